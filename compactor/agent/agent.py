@@ -44,7 +44,7 @@ from compactor.agent.plan import (
 from compactor.agent.staged_holder import StagedHolder, has_room
 from compactor.agent.status import SHARED, AgentCounters, AgentStatus, add_upload
 from compactor.agent.uploads import Uploader
-from compactor.brokers.metadata_topic.leaders import ClusterLeaders, LogEnd
+from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopics, LogEnd
 from compactor.config.settings import Settings
 from compactor.errors import CompactorError, StoreError, UsageError
 from compactor.model.ids import TopicPartition
@@ -74,6 +74,9 @@ class LeaderQueries(Protocol):
     def ends(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
         """Return each leader's answer about the end of its log, or the error that prevented the answer."""
 
+    def topic_ids(self, names: Sequence[str]) -> ClusterTopics:
+        """Return the ids that these topics have now. May be called from several threads."""
+
     def retention_ms(self, topic: str) -> int | None:
         """Return the topic's ``retention.ms``, -1 if unlimited, or None if this user may not read it."""
 
@@ -99,7 +102,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
     def __init__(self, opened: Tier, brokers: LeaderQueries, *, tell: EventLogger = AGENT_JOURNAL) -> None:
         super().__init__(opened, tell)
         self._brokers = brokers
-        self._uploads = Uploader(self._opened, self.stop)
+        self._uploads = Uploader(self._opened, self.stop, self._brokers.topic_ids)
         self._watches: dict[TopicPartition, UploadWatch] = {}
         self._staged = StagedHolder()
         self._retentions: dict[str, int | None] = {}
@@ -116,7 +119,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
 
     def _use_settings(self, settings: Settings) -> None:
         self._opened = replace(self._opened, settings=settings)
-        self._uploads = Uploader(self._opened, self.stop)
+        self._uploads = Uploader(self._opened, self.stop, self._brokers.topic_ids)
 
     def _scan_interval_s(self) -> float:
         return self._opened.settings.agent.interval_ms / 1000
@@ -274,6 +277,8 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         self._set_problem("broker", "")
         for name, watch in self._watches.items():
             self._watches[name] = with_leadership(watch, told.leaders.get(name) == identity.broker_id)
+        with suppress(StoreError):  # asked again the next time; it matters only for a topic that is created again
+            self._uploads.confirm_topics({watch.name.topic: watch.seen.topic_id for watch in self._watches.values() if watch.leads})
 
     def _record_broker_failure(self, reason: str, now_ms: int) -> None:
         """Report that the cluster did not answer usefully, and delay the next question."""

@@ -15,11 +15,12 @@ import numpy as np
 
 from checkpoint.files import parse_leader_epoch_checkpoint
 from compactor.agent.plan import SealedFile, SeenDirectory, is_listing_current
-from compactor.errors import UsageError
+from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.records.indexes import TIME_ENTRY
 from compactor.transfer.import_root import METADATA_LOG
 from compactor.transfer.log_directory import log_path
+from compactor.transfer.log_identity import read_topic_id
 from compactor.transfer.staged_files import staged_before
 
 META = "meta.properties"
@@ -118,7 +119,12 @@ def scan_partition_directory(name: TopicPartition, path: Path, mtime_ms: int, no
     except OSError:
         staged = []  # the directory has changed, and is listed again
     sealed = [SealedFile(base, end, bases[base].st_size, bases[base].st_mtime_ns // 1_000_000) for base, end in pairwise(ordered)]
-    return SeenDirectory(name, str(path), mtime_ms, now_ms, tuple(sealed), ordered[-1] if ordered else -1, staged=tuple(staged))
+    active_base = ordered[-1] if ordered else -1
+    try:
+        topic_id = read_topic_id(path)
+    except (BadData, OSError):
+        topic_id = ""  # an import says what is wrong with it
+    return SeenDirectory(name, str(path), mtime_ms, now_ms, tuple(sealed), active_base, staged=tuple(staged), topic_id=topic_id)
 
 
 def largest_timestamp_ms(partition_dir: Path, base: int) -> int:

@@ -83,6 +83,7 @@ class SeenDirectory:
     mtime_ms: the directory's modification time. looked_ms: when it was listed. sealed: all segments but the newest, ascending.
     active_base: base offset of the newest segment, -1 if there is none. problem: why the directory could not be listed, or an empty string.
     staged: files below the first segment that are staged for deletion, ascending.
+    topic_id: topic id in ``partition.metadata``; empty if there is none that can be read.
     """
 
     name: TopicPartition
@@ -93,6 +94,7 @@ class SeenDirectory:
     active_base: int = -1
     problem: str = ""
     staged: tuple[StagedFile, ...] = ()
+    topic_id: str = ""
 
     @property
     def first_base(self) -> int:
@@ -216,7 +218,9 @@ def upload_lag(watch: UploadWatch) -> UploadLag:
 
 
 def with_listing(watch: UploadWatch | None, seen: SeenDirectory) -> UploadWatch:
-    """Return the watch with a new listing of the directory."""
+    """Return the watch with a new listing of the directory. Nothing that is known holds for a topic that was created again."""
+    if watch is not None and watch.seen.topic_id != seen.topic_id and watch.seen.topic_id and seen.topic_id:
+        return UploadWatch(seen, leads=watch.leads)
     return UploadWatch(seen) if watch is None else replace(watch, seen=seen)
 
 
@@ -273,13 +277,20 @@ def with_log_end(watch: UploadWatch, end: LogEnd, now_ms: int, answered_ms: int 
 def is_upload_due(watch: UploadWatch, now_ms: int, *, accept_truncation: bool = False) -> bool:
     """Return whether an upload may begin: a segment lies entirely below the high watermark, or the tier's end is not known yet.
 
+    So it is for a log of another topic id, because the cluster may say by now that the topic was created again.
+
     :param accept_truncation: whether a log that ends before the tier's end is due as well, because the tier is then truncated.
     """
     if not watch.leads or watch.end is None or now_ms < watch.retry_at_ms or watch.seen.active_base < 0:
         return False
     if watch.has_undecided_files:
         return False  # what follows it is not taken before it, and no gap is accepted in its place
-    if watch.position is None or watch.anew or (watch.trouble is UploadFailure.BEHIND and accept_truncation):
+    if (
+        watch.position is None
+        or watch.anew
+        or watch.trouble is UploadFailure.IDENTITY
+        or (watch.trouble is UploadFailure.BEHIND and accept_truncation)
+    ):
         return True
     return bool(watch.pending) and watch.pending[0].end <= watch.end.high_watermark
 

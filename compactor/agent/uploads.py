@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from compactor.service.stopping import InterruptibleStore, Stopped, StopRequest
 from compactor.transfer.cleaned import CLEANED
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions, ImportReport, ImportResources
+from compactor.transfer.incarnations import AskTopicIds, OpeningRule, confirm_topics
 from compactor.transfer.log_identity import PARTITION_METADATA
 from compactor.transfer.staged_files import HeldFiles
 
@@ -32,9 +34,10 @@ class Uploader:
     All threads share the access to the tier and its catalog log. One large import runs at a time, so that the disk budget suffices.
     """
 
-    def __init__(self, opened: Tier, stop: StopRequest) -> None:
+    def __init__(self, opened: Tier, stop: StopRequest, ask: AskTopicIds) -> None:
         self._opened = opened
         self._stop = stop
+        self._ask = ask
         self._one_at_a_time = threading.Lock()
         self._large = threading.Lock()
         self._output_updater = _OutputUpdater(opened, stop) if opened.settings.tier.pinterest.target else None
@@ -59,6 +62,11 @@ class Uploader:
             position = state.end_offset + 1 if state is not None and state.has_segments else None
             reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
             return UploadOutcome(position, trouble=classify_failure(error, watch.seen, state), reason=reason)
+
+    def confirm_topics(self, topic_ids: Mapping[str, str]) -> None:
+        """Record of uploaded topics which cluster has them. Raises StoreError."""
+        with self._one_at_a_time:
+            confirm_topics(self._opened.catalog, topic_ids, self._ask)
 
     def _import_new_segments(self, watch: UploadWatch, held: HeldFiles | None) -> UploadOutcome:
         """Import what is new, if this replica knows the leader's epoch. Raises CompactorError."""
@@ -85,6 +93,7 @@ class Uploader:
             may_be_empty=True,
             held=held,
             staged_problem=leadership_problem(watch.leadership),
+            opening=OpeningRule(ask=self._ask),
         )
         report = self._run_import(watch, options)
         position = report.end_offset + 1
@@ -95,7 +104,7 @@ class Uploader:
     def _run_import(self, watch: UploadWatch, options: ImportOptions) -> ImportReport:
         """Import the directory into the tier under these options."""
         opened, name = self._opened, watch.name
-        hint = opened.changes.change_hint(name)
+        hint = opened.changes.change_hint(opened.current(name))
 
         def note_change(log: PartitionLog) -> None:
             with self._one_at_a_time:
@@ -109,7 +118,7 @@ class Uploader:
     def _tier_state(self, name: TopicPartition) -> PartitionState | None:
         """Return the partition's state in the tier, or None if it cannot be read."""
         try:
-            return self._opened.open(name).refresh()
+            return self._opened.open(self._opened.current(name)).refresh()
         except CompactorError:
             return None
 
@@ -135,7 +144,7 @@ class _OutputUpdater:
         if not outcome.position:
             return outcome
         try:
-            report = write_generation(self._opened, self._target, name, self._write_options)
+            report = write_generation(self._opened, self._target, self._opened.current(name), self._write_options)
         except Stopped:
             raise
         except Exception as error:  # noqa: BLE001 - as for the upload: it is an outcome, and what was uploaded stays

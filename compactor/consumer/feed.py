@@ -27,6 +27,7 @@ TURN_BYTES = 64 << 20
 class Turn:
     """State of reading one partition of a tier.
 
+    place: the incarnation that is read.
     offset: next offset to read.
     read: what was read before the partition was started.
     view_offsets: offsets of last records, to which reading is restricted below ``view_end``; None for all offsets.
@@ -35,6 +36,7 @@ class Turn:
     """
 
     name: TopicPartition
+    place: TopicPartition
     offset: int
     read: ReadHistory
     view_offsets: Int64s | None = None
@@ -110,16 +112,17 @@ class TierFeed:
         with self._condition:
             return bool(self._turns or self._queue)
 
-    def start_reading(self, name: TopicPartition, read: ReadHistory, *, skip_view: bool = False) -> None:
+    def start_reading(self, name: TopicPartition, place: TopicPartition, read: ReadHistory, *, skip_view: bool = False) -> None:
         """Start to read a partition. Items of an earlier start are dropped.
 
+        :param place: the incarnation to read.
         :param read: what was read of it before; reading starts at its end.
         :param skip_view: read every record, even if ``latest_only`` is set.
         """
         self.stop_reading(name)
         if self._latest_only and not self._hash_key:
             self._hash_key = self._tier.identity.reading_key()
-        turn = Turn(name, read.end, read, view_end=read.end if skip_view or not self._latest_only else -1)
+        turn = Turn(name, place, read.end, read, view_end=read.end if skip_view or not self._latest_only else -1)
         with self._condition:
             self._turns[name] = turn
             self._due_turns.append(turn)
@@ -181,7 +184,7 @@ class TierFeed:
 
     def _read_turn(self, turn: Turn) -> Item | None:
         """Read for one turn. Return the partition's last item, or None if it was stopped or is due again."""
-        state = self._tier.open(turn.name).refresh()
+        state = self._tier.open(turn.place).refresh()
         start, end = self._tier.first_readable_offset(state), state.end_offset + 1
         log = log_identity(self._tier, state)
         read_until = turn.offset if turn.view_offsets is None else turn.view_end
@@ -193,7 +196,7 @@ class TierFeed:
         if turn.offset >= bound or turn.offset < start:
             return Ended(turn.name, turn.offset, start, end, log)
         if turn.view_end < 0:
-            view = latest(self._tier, turn.name, first=turn.offset, last=bound - 1, committed=self._committed, hash_key=self._hash_key)
+            view = latest(self._tier, turn.place, first=turn.offset, last=bound - 1, committed=self._committed, hash_key=self._hash_key)
             turn.view_offsets = view.offsets()
             turn.view_end = bound
         if turn.view_offsets is not None and turn.offset < turn.view_end:
@@ -202,7 +205,7 @@ class TierFeed:
             turn.view_offsets = None
         limit = self._tier.cleaner_for(turn.name.topic).max_decompressed_batch_bytes
         segments = tuple(segment for segment in state.live if segment.end_offset >= turn.offset)
-        extent = ReadRange(turn.name, turn.offset, bound - 1, segments, log)
+        extent = ReadRange(turn.place, turn.offset, bound - 1, segments, log)
         read = 0
         for selection in Reader(self._tier, extent, ReadOptions(self._committed, limit, ahead=self._idle_threads())).selections():
             mine = selection if turn.view_offsets is None else keep_offsets(selection, turn.view_offsets)

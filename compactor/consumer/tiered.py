@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -63,6 +63,7 @@ class ConsumerOptions:
     refresh_s: seconds after which a partition that could not be read is retried.
     offset_reset: where to begin if an offset is below all others, if none was given, or if the topic was created again; with ``error``, an
         error message is returned instead.
+    topic_ids: topic name -> id of the topic to read, if it is not the latest one of this name. It is read from the tier alone.
     """
 
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
@@ -71,6 +72,7 @@ class ConsumerOptions:
     queue_bytes: int = 64 << 20
     refresh_s: float = 1.0
     offset_reset: Literal["earliest", "latest", "error"] = "earliest"
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def committed(self) -> bool:
@@ -153,6 +155,7 @@ class TieredConsumer:
         self._block: tuple[TopicPartition, Iterator[TierMessage]] | None = None
         self._pending: deque[Any] = deque()
         self._lost: list[tuple[TopicPartition, int | None]] = []
+        self._chosen: dict[TopicPartition, TopicPartition] = {}
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -216,7 +219,7 @@ class TieredConsumer:
         found = []
         for place in places:
             name = TopicPartition.of(place.topic, place.partition)
-            offset = offset_by_time(self._tier, name, place.offset)
+            offset = offset_by_time(self._tier, self._place(name), place.offset)
             if offset is None and self._broker is not None:
                 offset = self._broker.offset_at(name, place.offset)
             found.append(Place(*name, OFFSET_END if offset is None else offset))
@@ -228,7 +231,7 @@ class TieredConsumer:
 
     def latest(self, place: PlaceLike) -> LastValues:
         """Return the last values of a partition's keys, as the tier holds them now. Assign their ``next_place`` to continue from there."""
-        return latest(self._tier, TopicPartition.of(place.topic, place.partition), committed=self._options.committed)
+        return latest(self._tier, self._place(TopicPartition.of(place.topic, place.partition)), committed=self._options.committed)
 
     # ---- messages ----------------------------------------------------------------------------------------------------------
 
@@ -331,10 +334,12 @@ class TieredConsumer:
 
     def _resume_rested(self, now: float) -> None:
         """Read partitions from the tier again whose waiting time is over."""
-        for at in self._assigned.values():
-            if at.source == "resting" and at.wake_s <= now:
-                at.source = "tier"
-                self._feed.start_reading(at.name, at.read, skip_view=at.is_view_done)
+        due = [at for at in self._assigned.values() if at.source == "resting" and at.wake_s <= now]
+        if due and self._tier.kind.has_complete_log:
+            self._tier.catalog.refresh()  # the topic may have been created again
+        for at in due:
+            at.source = "tier"
+            self._feed.start_reading(at.name, self._place(at.name), at.read, skip_view=at.is_view_done)
 
     def _continue_after_tier(self, at: _Assigned, item: Ended) -> None:
         """Decide where to continue, because the tier has no more records at the position."""
@@ -352,7 +357,7 @@ class TieredConsumer:
 
     def _hand_over(self, at: _Assigned) -> None:
         """Continue at the broker, if there is one and its topic is the same."""
-        if self._broker is None:
+        if self._broker is None or at.name.topic in self._options.topic_ids:
             return
         topic_id = self._broker.topic_id(at.name)
         if is_other_topic(at.topic_id, topic_id) and not self._reset_topic(at, "the broker", topic_id, self._broker.log_bounds(at.name)):
@@ -393,6 +398,13 @@ class TieredConsumer:
             at.go_to(position_history(bounds.start if reset == "earliest" else bounds.end, None, topic_id))
         return reset != "error"
 
+    def _place(self, name: TopicPartition) -> TopicPartition:
+        """Return the incarnation of a partition that is read: the latest one that is known, or that of the chosen topic id."""
+        topic_id = self._options.topic_ids.get(name.topic, "")
+        if topic_id and name not in self._chosen:
+            self._chosen[name] = self._tier.partition_of_topic(name, topic_id)
+        return self._chosen.get(name) or self._tier.current(name)
+
     def _broker_has(self, at: _Assigned) -> bool:
         if self._broker is None:
             return False
@@ -407,7 +419,7 @@ class TieredConsumer:
             at.note_log(item.log)
             at.position = item.start if self._options.offset_reset == "earliest" else item.end
             at.source = "tier"
-            self._feed.start_reading(at.name, at.read, skip_view=self._options.view == "all")
+            self._feed.start_reading(at.name, self._place(at.name), at.read, skip_view=self._options.view == "all")
 
     def _handle_lost(self) -> None:
         """Handle partitions that the broker stopped reading, after all their messages were returned."""
@@ -433,7 +445,7 @@ class TieredConsumer:
             self._report_truncation(at, ReadHistory(at.topic_id, at.read.below_offset(agreed).epochs + later, agreed))
         elif at.position < bounds.start:
             at.broker_start, at.source = bounds.start, "tier"
-            self._feed.start_reading(at.name, at.read, skip_view=True)
+            self._feed.start_reading(at.name, self._place(at.name), at.read, skip_view=True)
         elif at.position > bounds.end:
             self._report_out_of_range(at, f"the broker's log ends at {bounds.end}: was it truncated?")
         else:
@@ -450,7 +462,7 @@ class TieredConsumer:
 
     def _bounds(self, name: TopicPartition) -> LogBounds:
         """Return the bounds of tier and broker together."""
-        state = self._tier.open(name).refresh()
+        state = self._tier.open(self._place(name)).refresh()
         mine = LogBounds(self._tier.first_readable_offset(state), state.end_offset + 1)
         if self._broker is None:
             return mine

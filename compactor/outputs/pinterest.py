@@ -87,16 +87,16 @@ class GenerationTarget:
 
     def generation_log(self, name: TopicPartition) -> GenerationLog:
         """Return the log of a partition's generations."""
-        return GenerationLog(self.store, self.keys, name)
+        return GenerationLog(self.store, self.keys, name.first)
 
     def generation_folder(self, generation: str, name: TopicPartition) -> str:
         """Return the folder of a partition's objects in a generation."""
-        return f"{generation}/{self.keys.partition_folder(name)}"
+        return f"{generation}/{self.keys.partition_folder(name.first)}"
 
     def pointer_content(self, name: TopicPartition, generation: Generation) -> bytes:
         """Return the content of the object that directs readers to this generation."""
         bucket, prefix = bucket_and_prefix(self.url)
-        return format_pointer(prefix, bucket, self.keys, name, generation)
+        return format_pointer(prefix, bucket, self.keys, name.first, generation)
 
 
 def configured_target(tier: Tier) -> GenerationTarget:
@@ -155,9 +155,13 @@ def update_generation(
 ) -> tuple[GenerationReport, Generations]:
     """Bring a partition's current generation up to its published view, and return the report and the partition's generations.
 
+    A superseded incarnation has none: a generation is of the latest one.
+
     Raises as ``write_generation``.
     """
     log = target.generation_log(name)
+    if name != tier.current(name):  # the name means another topic by now, whose generation this one would replace
+        return GenerationReport(*name, "empty", slot=tier.open(name).refresh().slot), log.read_generations()
     for attempt in range(PUBLISH_ATTEMPTS):
         try:
             # In this order: a view that is older than the generation is then that of a log that was begun anew, and no stale one.

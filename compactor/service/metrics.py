@@ -52,14 +52,15 @@ def make_counter(name: str, help_text: str, value: float) -> Metric:
 
 
 def partition_gauges(described: Mapping[str, str], values: Iterable[tuple[TopicPartition, Sequence[float]]]) -> list[GaugeMetricFamily]:
-    """Return gauges with one time series per partition.
+    """Return gauges with one time series per partition, of its latest incarnation.
 
     :param described: name of each gauge -> its help text.
     :param values: for each partition one value per gauge, in the order of ``described``.
     """
     labels = ["topic", "partition"]
     families = [GaugeMetricFamily(f"{OWN}_{name}", text, labels=labels) for name, text in described.items()]
-    for partition, row in values:
+    latest = {name.first: row for name, row in sorted(values, key=lambda value: value[0].incarnation)}
+    for partition, row in latest.items():
         for family, value in zip(families, row, strict=True):
             family.add_metric([partition.topic, str(partition.partition)], value)
     return families

@@ -171,7 +171,7 @@ class KafkaTieredStream(DataSourceStreamReader):
 
         def read_to(tier: Tier, name: TopicPartition) -> ReadHistory:
             """Return the end offset of one partition with its leader epoch and topic id."""
-            state = tier.open(name).refresh()
+            state = tier.open(tier.current(name)).refresh()
             return log_identity(tier, state).history_below(_end_offset(tier, self._request, state))
 
         ends = {str(name): log for name, log in _map_partitions(self._request, read_to)}
@@ -205,7 +205,9 @@ class KafkaTieredStream(DataSourceStreamReader):
             """Return how the log of a partition differs from the stream's history, or None if it matches."""
             if str(name) not in known:
                 return None
-            return find_mismatch(position_history(offsets[str(name)], *known[str(name)]), log_identity(tier, tier.open(name).refresh()))
+            return find_mismatch(
+                position_history(offsets[str(name)], *known[str(name)]), log_identity(tier, tier.open(tier.current(name)).refresh())
+            )
 
         for name, found in _map_partitions(self._request, mismatch_of) if known else ():
             if found is not None:
@@ -295,7 +297,7 @@ def plan_splits(tier: Tier, request: ReadRequest) -> list[InputPartition]:
 
 def _requested_partitions(tier: Tier, request: ReadRequest) -> list[TopicPartition]:
     """Return the partitions of the tier that the request chooses."""
-    return request.select_partitions(tier.partitions(), tier.ports.layout.url)
+    return request.select_partitions(tier.current_partitions(), tier.ports.layout.url)
 
 
 def _map_partitions(
@@ -325,7 +327,7 @@ def _pack_splits(parts: Iterable[ReadPart], split_bytes: int) -> Iterator[Split]
 
 def _plan_partition(tier: Tier, request: ReadRequest, name: TopicPartition) -> list[ReadPart]:
     """Return the parts of one partition. If a segment is replaced during planning, the state is read again and planning restarts."""
-    return read_again_if_missing(name, lambda: _partition_parts(tier, request, name, tier.open(name).refresh()), MAX_RETRIES)
+    return read_again_if_missing(name, lambda: _partition_parts(tier, request, name, tier.open(tier.current(name)).refresh()), MAX_RETRIES)
 
 
 def _end_offset(tier: Tier, request: ReadRequest, state: PartitionState) -> int:
@@ -340,10 +342,10 @@ def _partition_parts(tier: Tier, request: ReadRequest, name: TopicPartition, sta
     first = max(request.starting.get(name, request.starting_offset), log_start)
     end = min(request.ending.get(name, request.ending_offset), _end_offset(tier, request, state))
     if request.starting_ms is not None:
-        found = find_offset_by_time(tier, name, state.live, request.starting_ms, limit, log_start)
+        found = find_offset_by_time(tier, state.name, state.live, request.starting_ms, limit, log_start)
         first = end if found is None else max(first, found)
     if request.ending_ms is not None:
-        found = find_offset_by_time(tier, name, state.live, request.ending_ms, limit, log_start)
+        found = find_offset_by_time(tier, state.name, state.live, request.ending_ms, limit, log_start)
         end = end if found is None else min(end, found)
     log = log_identity(tier, state)
     segments = [segment for segment in state.live if segment.end_offset >= first and segment.start_offset < end]
@@ -351,12 +353,12 @@ def _partition_parts(tier: Tier, request: ReadRequest, name: TopicPartition, sta
         return []
     topic_id = tier.metadata.topic_id(name)
     if request.latest:
-        extent, size = ReadRange(name, first, end - 1, tuple(segments), log), sum(segment.size_bytes for segment in segments)
+        extent, size = ReadRange(state.name, first, end - 1, tuple(segments), log), sum(segment.size_bytes for segment in segments)
         each = _latest_views(request, name, extent)
         return [ReadPart(extent, ReadOptions(request.committed, limit, latest), topic_id, size) for latest in each]
     options = ReadOptions(request.committed, limit)
     cuts = [(max(a, first), min(b, end - 1), of) for a, b, of in _cut_segments(segments, request.split_bytes)]
-    return [ReadPart(ReadRange(name, a, b, of, log), options, topic_id, _estimate_bytes(a, b, of)) for a, b, of in cuts if a <= b]
+    return [ReadPart(ReadRange(state.name, a, b, of, log), options, topic_id, _estimate_bytes(a, b, of)) for a, b, of in cuts if a <= b]
 
 
 def _estimate_bytes(first: int, last: int, segments: Sequence[RemoteLogSegmentMetadata]) -> int:

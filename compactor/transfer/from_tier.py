@@ -25,6 +25,7 @@ from compactor.transfer.export import download_segment_files
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions, ImportProgress, ImportReport, ImportResources
 from compactor.transfer.import_root import PartitionImport, import_partitions, topic_filter
+from compactor.transfer.incarnations import find_incarnation
 from compactor.transfer.log_directory import log_path
 from compactor.transfer.seam import find_divergence
 
@@ -40,7 +41,7 @@ def partitions_to_import(source: Tier, topics: str | None) -> list[TopicPartitio
     :param topics: a regular expression for whole topic names; None for all. Raises UsageError if it is invalid.
     """
     wanted = topic_filter(topics)
-    return [name for name in source.partitions() if wanted(name)]
+    return [name for name in source.current_partitions() if wanted(name)]
 
 
 def import_tier(
@@ -104,6 +105,7 @@ class _PartitionTransfer:
     def _transfer_once(self, folder: Path) -> None:
         folder.mkdir()
         theirs = self._source.open(self._name).refresh()
+        place = self._find_incarnation(theirs)
         ends = [segment.end_offset for segment in theirs.live]
         end = ends[-1] + 1 if ends else 0
         # Segments of brokers may overlap: each is read from the end of the one before it.
@@ -113,7 +115,7 @@ class _PartitionTransfer:
         options = replace(self._options, lineage=theirs.lineage, rewritten=clean, topic_id=theirs.topic_id, log_start=start)
         segments, checked = list(theirs.live), False
         while True:
-            mine = self._target.open(self._name).refresh_and_check_gaps()
+            mine = self._target.open(place).refresh_and_check_gaps()
             diverged = find_divergence(mine, theirs.lineage, end)
             # Up to this offset the target keeps its data; segments after it are new.
             kept = mine.end_offset if diverged is None else min(mine.end_offset, diverged.offset - 1)
@@ -128,16 +130,23 @@ class _PartitionTransfer:
             if not fetched:
                 return
             options = replace(options, fetched_from=seam)
-            report = import_directory(self._target, folder, self._name, self._policy, ImportProgress(), options, self._company)
+            report = import_directory(self._target, folder, place, self._policy, ImportProgress(), options, self._company)
             self._reports.append(report)
             if fetched == len(segments):
                 return
-            if self._target.open(self._name).refresh_and_check_gaps().end_offset <= kept:
+            if self._target.open(place).refresh_and_check_gaps().end_offset <= kept:
                 raise BadData(
                     f"segment {segments[fetched - 1].id} adds nothing after offset {kept}",
                     segment=self._log_key(segments[fetched - 1]),
                     hint="See `verify` of the other tier",
                 )
+
+    def _find_incarnation(self, theirs: PartitionState) -> TopicPartition:
+        """Return the target's incarnation of the partition to which the other tier's log belongs. Raises BadData."""
+        mine = self._target.open(self._target.current(self._name)).refresh_and_check_gaps()
+        same = {batch.digest for batch in theirs.tail}.intersection(batch.digest for batch in mine.tail)
+        where = self._source.ports.layout.url
+        return find_incarnation(self._target, mine, theirs.topic_id, where, self._options.opening, lambda: len(same))
 
     def _download_segments(self, segments: Sequence[RemoteLogSegmentMetadata], kept: int, folder: Path) -> int:
         """Download segments into the folder, as far as there is space, and return how many: those at the seam and the ones after them.
@@ -172,7 +181,7 @@ class _PartitionTransfer:
 
     def _sum_reports(self) -> ImportReport:
         if not self._reports:
-            end = self._target.open(self._name).refresh_and_check_gaps().end_offset
+            end = self._target.open(self._target.current(self._name)).refresh_and_check_gaps().end_offset
             return ImportReport(0, 0, end + 1, end)
         added = [report for report in self._reports if report.segments]
         notes = tuple(note for report in self._reports for note in report.notes)

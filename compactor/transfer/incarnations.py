@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from compactor.access.tier import Tier
+from compactor.brokers.metadata_topic.leaders import ClusterTopics
 from compactor.control.importing import open_incarnation
 from compactor.control.incarnations import (
     TopicVerdict,
@@ -28,15 +29,6 @@ from compactor.control.records import TopicRecreated, TopicsConfirmed
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition, incarnation
-
-
-@dataclass(frozen=True)
-class ClusterTopics:
-    """A cluster's id, and the topic ids that it has now, by topic name. Topics that it did not describe are left out."""
-
-    cluster_id: str
-    topic_ids: Mapping[str, str]
-
 
 AskTopicIds = Callable[[Sequence[str]], ClusterTopics]
 """Asks a cluster for the ids of topics by name. Raises StoreError."""

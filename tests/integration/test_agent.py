@@ -213,6 +213,37 @@ def test_a_topic_that_was_made_anew_under_its_old_name(scene: SideScene) -> None
     assert scene.tier.held() == held
 
 
+def test_agent_opens_a_new_incarnation_only_if_the_recorded_cluster_has_the_new_topic(scene: SideScene) -> None:
+    first, second = "Zmlyc3QtdG9waWMtaWQhIQ", "c2Vjb25kLXRvcGljLWlkIQ"
+    scene.replica.topic_id = scene.cluster.topic_ids_of["orders"] = first
+    scene.replica.write()
+    assert stands(settle(scene.agent())) == (8, None)
+    held = scene.tier.held()
+    assert scene.tier.opened().catalog.refresh().topic_clusters == {first: scene.cluster.cluster_id}
+    scene.replica.truncate(0)
+    scene.replica.topic_id = second
+    story = PartitionStory(scene.cluster)
+    story.log.time = 99_000
+    story.lead(1)
+    story.write(scene.replica, 6)
+    agent = scene.agent()
+    assert stands(settle(agent)) == (8, UploadFailure.IDENTITY), "the cluster still has the first topic"
+    scene.cluster.topic_ids_of["orders"], ours = second, scene.cluster.cluster_id
+    scene.cluster.cluster_id = "another"
+    scene.tier.hurry()
+    settle(agent)
+    assert scene.tier.opened().catalog.refresh().superseded == {}
+    scene.cluster.cluster_id = ours
+    scene.tier.hurry(70_000)
+    assert stands(settle(agent)) == (4, None)
+    assert scene.tier.held() == story.written[:4]
+    assert scene.tier.held("orders-0~1") == held
+    tier = scene.tier.opened()
+    assert tier.catalog.refresh().superseded == {"orders": {first: second}}
+    state = tier.open(tier.current(ORDERS)).refresh()
+    assert (state.name.incarnation, state.topic_id, state.end_offset) == (2, second, 3)
+
+
 def test_retention_that_has_overtaken_the_upload(scene: SideScene) -> None:
     agent = scene.agent()
     assert stands(settle(agent)) == (8, None)

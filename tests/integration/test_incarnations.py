@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from compactor.consumer import OFFSET_BEGINNING, ConsumerOptions, Place, open_consumer
 from compactor.control.state import CatalogState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition, incarnation
@@ -138,6 +139,21 @@ def test_a_topic_that_was_restored_with_the_same_records_is_adopted_first(cli: T
     cli.do("topics", "adopt", "orders", "--topic-id", OTHER)
     assert bring(cli, tmp_path / "again", "a", 4, OTHER).code == 0
     assert keys(cli) == ["a0", "a1", "a2", "a3"]
+
+
+def test_a_consumer_goes_on_with_the_new_topic_and_reads_the_former_one_by_its_id(cli: TierCli, tmp_path: Path) -> None:
+    bring(cli, tmp_path / "old", "a", 3, ID)
+    with open_consumer(str(cli.config), options=ConsumerOptions(refresh_s=0.01)) as consumer:
+        consumer.assign([Place("orders", 0, OFFSET_BEGINNING)])
+        assert [message.key() for message in consumer.consume(3, 60)] == [b"a0", b"a1", b"a2"]
+        bring(cli, tmp_path / "new", "b", 2, OTHER, "--new-incarnation")
+        first, *rest = [message for _ in range(3) for message in consumer.consume(1, 60)]
+        assert first.error() is not None
+        assert [(message.key(), message.topic_id()) for message in rest] == [(b"b0", OTHER), (b"b1", OTHER)]
+    with open_consumer(str(cli.config), options=ConsumerOptions(topic_ids={"orders": ID})) as consumer:
+        consumer.assign([Place("orders", 0, OFFSET_BEGINNING)])
+        assert [message.key() for message in consumer.consume(3, 60)] == [b"a0", b"a1", b"a2"]
+        assert consumer.get_watermark_offsets(Place("orders", 0)) == (0, 3)
 
 
 def test_upkeep_covers_all_incarnations(recreated: TierCli, tmp_path: Path) -> None:

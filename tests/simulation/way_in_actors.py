@@ -21,6 +21,7 @@ from compactor.agent.log_directories import scan_log_directory
 from compactor.agent.plan import UploadFailure, UploadWatch, after_upload, is_upload_due, with_leadership, with_listing, with_log_end
 from compactor.agent.staged_holder import StagedHolder
 from compactor.agent.uploads import Uploader
+from compactor.brokers.metadata_topic.leaders import ClusterTopics
 from compactor.config.settings import Settings
 from compactor.consumer import tiered
 from compactor.consumer.feed import Failed, TierFeed
@@ -246,7 +247,8 @@ class WayIn:
             rng = self.world.rng
             rules = {"accept_truncation": rng.random() < 0.7, "allow_gaps": rng.random() < 0.4}
             agent = tier.settings.agent.model_copy(update=rules)
-            uploads = Uploader(replace(tier, settings=tier.settings.model_copy(update={"agent": agent})), StopRequest(threading.Event()))
+            opened, silent = replace(tier, settings=tier.settings.model_copy(update={"agent": agent})), ClusterTopics("", {})
+            uploads = Uploader(opened, StopRequest(threading.Event()), lambda names: silent)
             known: list[UploadWatch | None] = [None]
             holder = StagedHolder()
             self.holders.append(holder)

@@ -12,7 +12,7 @@ from compactor.access.tier import Tier
 from compactor.agent.agent import Agent
 from compactor.agent.plan import UploadFailure, UploadWatch
 from compactor.bootstrap import open_tier
-from compactor.brokers.metadata_topic.leaders import ClusterLeaders, LogEnd
+from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopics, LogEnd
 from compactor.config.settings import load_settings
 from compactor.errors import StoreError, Unavailable
 from compactor.model.ids import TopicPartition
@@ -134,6 +134,7 @@ class SideCluster:
     ends_of: dict[TopicPartition, LogEnd] = field(default_factory=dict)
     retentions: dict[str, int] = field(default_factory=dict)
     delete_delays: dict[str, int] = field(default_factory=dict)
+    topic_ids_of: dict[str, str] = field(default_factory=dict)
     down: bool = False
     cluster_id: str = CLUSTER
     asked: int = 0
@@ -149,6 +150,12 @@ class SideCluster:
         if self.down:
             raise Unavailable("no broker answers")
         return {name: self.ends_of.get(name) or Unavailable(f"nobody leads {name}") for name in names}
+
+    def topic_ids(self, names: Sequence[str]) -> ClusterTopics:
+        self.asked += 1
+        if self.down:
+            raise Unavailable("no broker answers")
+        return ClusterTopics(self.cluster_id, {name: self.topic_ids_of[name] for name in names if name in self.topic_ids_of})
 
     def retention_ms(self, topic: str) -> int | None:
         return self.retentions.get(topic)
@@ -230,7 +237,7 @@ class SideTier:
     def hurry(self, milliseconds: int = 700_000) -> None:
         self.hurried_ms += milliseconds
 
-    def held(self, name: TopicPartition = ORDERS) -> list[bytes]:
+    def held(self, name: TopicPartition | str = ORDERS) -> list[bytes]:
         """The batches of a partition, as a reader finds them."""
         out = self.folder / "out"
         shutil.rmtree(out, ignore_errors=True)

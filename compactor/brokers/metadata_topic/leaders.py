@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compactor.brokers.metadata_topic.admin import KafkaAdmin
+from compactor.brokers.metadata_topic.codec import uuid_text
+from compactor.brokers.metadata_topic.confluent_topic import uuid_to_bytes
 from compactor.brokers.metadata_topic.connection import AdminSession, KafkaConnection, kafka_error, load_confluent_kafka
-from compactor.errors import StoreError
+from compactor.errors import Refused, StoreError
 from compactor.model.ids import TopicPartition
 
 
@@ -31,8 +33,16 @@ class LogEnd:
     high_watermark: int
 
 
+@dataclass(frozen=True)
+class ClusterTopics:
+    """A cluster's id, and the topic ids that it has now, by topic name. Topics that it did not describe are left out."""
+
+    cluster_id: str
+    topic_ids: Mapping[str, str]
+
+
 class KafkaLeaders:
-    """Client for leader and end offset requests. Connects on first use; for one thread."""
+    """Client for leader, end offset and topic id requests. Connects on first use."""
 
     def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
@@ -48,6 +58,22 @@ class KafkaLeaders:
             if partition.leader >= 0
         }
         return ClusterLeaders(told.cluster_id or "", leaders)
+
+    def topic_ids(self, names: Sequence[str]) -> ClusterTopics:
+        """Return the ids of these topics, without those that do not exist or may not be described. Raises Unavailable or Refused."""
+        admin, timeout = self._admin.client, self._connection.timeout_s
+        cluster = self._admin.request("describe the cluster", lambda: {"": admin.describe_cluster(request_timeout=timeout)})[""]
+        return ClusterTopics(cluster.cluster_id or "", self._topic_ids(names))
+
+    def _topic_ids(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the ids of topics, in one request, or one request per topic if the cluster refuses the joint one."""
+        admin, timeout = self._admin.client, self._connection.timeout_s
+        wanted = load_confluent_kafka().TopicCollection(list(names))
+        try:
+            found = self._admin.request(f"describe {', '.join(names)}", lambda: admin.describe_topics(wanted, request_timeout=timeout))
+        except Refused:
+            return {name: topic_id for one in names for name, topic_id in self._topic_ids([one]).items()} if len(names) > 1 else {}
+        return {name: uuid_text(uuid_to_bytes(topic.topic_id)) for name, topic in found.items()}
 
     def retention_ms(self, topic: str) -> int | None:
         """Return the topic's ``retention.ms``, -1 if unlimited, or None if this user may not read it. Raises StoreError."""

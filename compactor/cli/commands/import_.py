@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,12 @@ from compactor.cli.output import Output, Table, format_size
 from compactor.errors import UsageError
 
 if TYPE_CHECKING:
+    from compactor.access.tier import Tier
+    from compactor.config.settings import Settings
     from compactor.model.ids import TopicPartition
     from compactor.transfer.import_options import ImportOptions
     from compactor.transfer.import_root import PartitionImport
+    from compactor.transfer.incarnations import AskTopicIds
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -69,7 +72,7 @@ def run_import(args: argparse.Namespace, out: Output) -> int:
         gaps=args.allow_gaps,
         accept_truncation=args.accept_truncation,
         accept_loss=args.accept_loss,
-        opening=OpeningRule(by_hand=args.new_incarnation),
+        opening=OpeningRule(_ask_brokers(frame.load_command_settings(args)), by_hand=args.new_incarnation),
     )
     if args.from_tier is not None:
         return _import_tier(args, out, options)
@@ -94,6 +97,24 @@ def run_import(args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
+def _ask_brokers(settings: Settings) -> AskTopicIds | None:
+    """Return the request for topic ids to the configured brokers; None if there are none."""
+    from compactor.bootstrap import kafka_connection
+    from compactor.brokers.metadata_topic.leaders import KafkaLeaders
+
+    return KafkaLeaders(kafka_connection(settings)).topic_ids if settings.kafka.bootstrap_servers.strip() else None
+
+
+def _confirm_topics(opened: Tier, directories: Iterable[tuple[TopicPartition, Path]], options: ImportOptions) -> None:
+    """Record which cluster has the topics of imported directories, if brokers are configured."""
+    from compactor.transfer.incarnations import confirm_topics
+    from compactor.transfer.log_identity import read_topic_id
+
+    if options.opening.ask is not None:
+        opened.catalog.refresh()
+        confirm_topics(opened.catalog, {name.topic: read_topic_id(path) for name, path in directories}, options.opening.ask)
+
+
 def _import_directory(args: argparse.Namespace, out: Output, options: ImportOptions) -> None:
     """Import one partition's directory and print the result."""
     from compactor.transfer.import_ import import_directory
@@ -107,6 +128,7 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
     with out.progress("importing", unit="bytes") as bar:
         progress = ImportProgress(lambda step, size: bar.begin_step(f"{step} {name}", size), bar.advance)
         report = import_directory(opened, args.log_dir, name, policy, progress, options)
+    _confirm_topics(opened, [(name, args.log_dir)], options)
     for note in report.notes:
         out.note(f"note: {note}")
     if not report.segments:
@@ -146,7 +168,13 @@ def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) 
     if not directories:
         out.note(f"warning: no topic in {args.log_dir} matches {args.topics!r} as a whole")
     opened = tiers.open_configured_tier(args)
-    return _import_and_report(out, len(directories), lambda tell: import_root(opened, directories, options, on_partition=tell))
+
+    def take(tell: Callable[[PartitionImport], None]) -> list[PartitionImport]:
+        done = import_root(opened, directories, options, on_partition=tell)
+        _confirm_topics(opened, [pair for pair, entry in zip(directories, done, strict=True) if entry.error is None], options)
+        return done
+
+    return _import_and_report(out, len(directories), take)
 
 
 def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) -> int:
