@@ -129,9 +129,9 @@ def _moved(path: Path, target: BinaryIO, most: int) -> int:
     """Bytes written of one segment, whole chunks until there are ``most``."""
     source = open_source(0, path, int(path.stem), None, 0, -1, 1 << 30)
     table, bodies, slots, done = source.table, ByteBuffer(), ByteBuffer(), 0
-    for first, last in source.ranges():
+    for first, last in source.batch_ranges():
         some = slice(first, last)
-        for chunk in source.chunks(first, last, np.ones(last - first, np.bool_), 1 << 30, bodies):
+        for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), 1 << 30, bodies):
             written = min(max(most - done, 0), int(table.size[some].sum()))
             if not written:
                 continue
@@ -140,7 +140,7 @@ def _moved(path: Path, target: BinaryIO, most: int) -> int:
                 size = chunk.body_end - chunk.body_start
                 size = size[: max(1, len(size) * written // int(table.size[some].sum()))]
                 bound = compressed_bound(size)
-                slots.room(int(bound.sum()))
+                slots.reserve(int(bound.sum()))
                 slot = np.cumsum(bound) - bound
                 deflate_into(chunk.buf, table.codec[some][: len(size)], chunk.body_start[: len(size)], size, slots.array, slot, bound)
                 packed = read_only(slots.array)

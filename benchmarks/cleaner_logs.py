@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from compactor.records.batches import HEADER
-from compactor.records.build import NO_PRODUCER, Producer, Row, batch, marker, seal
+from compactor.records.build import NO_PRODUCER, Producer, Row, add_batch_header, encode_batch, encode_marker
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress
 
 CODECS = {"none": NONE, "lz4": LZ4, "snappy": SNAPPY, "zstd": ZSTD, "gzip": GZIP}
@@ -97,7 +97,7 @@ def _plain(profile: Profile, records: int, first_dirty: int) -> Iterator[tuple[i
         if profile.codec:
             data = compress(profile.codec, data)
         time = NOW_MS - records + base
-        yield base + count, seal(base, count - 1, 0, profile.codec, time, time + count - 1, NO_PRODUCER, count, data)
+        yield base + count, add_batch_header(base, count - 1, 0, profile.codec, time, time + count - 1, NO_PRODUCER, count, data)
 
 
 def _pool(profile: Profile) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -108,7 +108,7 @@ def _pool(profile: Profile) -> list[tuple[np.ndarray, np.ndarray]]:
     found = []
     for _ in range(max(1, _POOL_BYTES // (profile.per_batch * (profile.value + 30)))):
         rows = [Row(n, n, key, _value(dice, words, profile.value)) for n in range(profile.per_batch)]
-        body = np.frombuffer(batch(rows)[HEADER:], np.uint8).copy()
+        body = np.frombuffer(encode_batch(rows)[HEADER:], np.uint8).copy()
         hashes = np.flatnonzero(body == ord("#")).reshape(profile.per_batch, _DIGITS)
         found.append((body, hashes))
     return found
@@ -135,7 +135,7 @@ def _cdc(records: int) -> Iterator[tuple[int, bytes]]:
         who = dice.randrange(5)
         if left[who] == 1:
             left[who] = 0
-            yield offset + 1, marker(offset, time, who, 0, commit=dice.random() > 0.1)
+            yield offset + 1, encode_marker(offset, time, who, 0, commit=dice.random() > 0.1)
             offset += 1
             continue
         left[who] = left[who] - 1 if left[who] else dice.randrange(2, 8)
@@ -144,5 +144,5 @@ def _cdc(records: int) -> Iterator[tuple[int, bytes]]:
             key = dice.randrange(keys // 10) if dice.random() < 0.75 else dice.randrange(keys)
             rows.append(Row(at, time, b"customer-%010d" % key, None if dice.random() < 0.1 else dice.choice(values)))
         offset += len(rows)
-        yield offset, batch(rows, codec=LZ4, producer=Producer(who, 0, sequences[who], True))
+        yield offset, encode_batch(rows, codec=LZ4, producer=Producer(who, 0, sequences[who], True))
         sequences[who] += len(rows)

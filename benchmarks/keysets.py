@@ -90,7 +90,7 @@ def partitioned(rows: int, keys: int, clock: Clock) -> tuple[int, int]:
         for begin, hashes in rows_of(rows, keys):
             ordinals = np.arange(begin, begin + len(hashes), dtype=np.uint32)
             with clock:
-                engine.add(hashes, ordinals)
+                engine.add_dirty(hashes, ordinals)
         with clock:
             bitmap = engine.find_survivors(rows)
         return int(np.bitwise_count(bitmap).sum()), engine.peak_bytes

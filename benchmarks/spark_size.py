@@ -99,7 +99,15 @@ def indexed(items: Sequence[Any]) -> IndexedBundle:
         rows = item.metadata.records
         found.append(
             IndexedSegment(
-                item.metadata.id, rows // 500, np.empty(0, np.int64), BatchTable.empty(0), np.empty(0, TXN_ENTRY), False, behind, rows, rows
+                item.metadata.id,
+                rows // 500,
+                np.empty(0, np.int64),
+                BatchTable.allocate(0),
+                np.empty(0, TXN_ENTRY),
+                False,
+                behind,
+                rows,
+                rows,
             )
         )
         behind += -(-rows // 8) * 8

@@ -44,7 +44,7 @@ _MOST_BYTES: Final = 1 << 32
 _SLOTS: Final = 16
 """Bits of the bitmap that is asked first, for each key."""
 
-Pieces = npt.NDArray[np.uint32]
+HashPrefixes = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +63,7 @@ class KeyDirectory:
     coordinator_epoch: npt.NDArray[np.int32] = field(repr=False)
     flags: Bytes = field(repr=False)
     keys: npt.NDArray[np.int32] = field(repr=False)
-    pieces: Pieces = field(repr=False)
+    pieces: HashPrefixes = field(repr=False)
     _begin: npt.NDArray[np.int64] = field(init=False, repr=False)
     """Where each batch's pieces begin, and the end of the last one's."""
 
@@ -73,7 +73,7 @@ class KeyDirectory:
     def __len__(self) -> int:
         return len(self.headers)
 
-    def holding(self, wanted: Pieces) -> Flags:
+    def batches_with_keys(self, wanted: HashPrefixes) -> Flags:
         """Return a flag per batch: whether it may hold one of these keys.
 
         False positives occur for one in 2^32 pairs of keys; there are no false negatives.
@@ -86,7 +86,7 @@ class KeyDirectory:
             _mark_batches_with(self.pieces, self.keys, wanted, np.zeros(1 << (bits - 3), np.uint8), bits, found)
         return found
 
-    def part(self, first: int, last: int) -> KeyDirectory:
+    def select_batches(self, first: int, last: int) -> KeyDirectory:
         """Return the directory of the batches [first, last)."""
         some, own = slice(first, last), self.pieces[self._begin[first] : self._begin[last]]
         return KeyDirectory(
@@ -94,13 +94,13 @@ class KeyDirectory:
         )
 
 
-def hash_prefixes(hashes: Hashes) -> Pieces:
+def hash_prefixes(hashes: Hashes) -> HashPrefixes:
     """Return the 32-bit part of each key hash that a key directory stores. Positions in a Bloom filter depend on more bits than these."""
-    pieces: Pieces = (hashes[:, 1] >> np.uint64(32)).astype(np.uint32)
+    pieces: HashPrefixes = (hashes[:, 1] >> np.uint64(32)).astype(np.uint32)
     return pieces
 
 
-def distinct_hash_prefixes(keys: Iterable[Hashes]) -> Pieces:
+def distinct_hash_prefixes(keys: Iterable[Hashes]) -> HashPrefixes:
     """Return the distinct 32-bit parts of many key hashes, ascending."""
     some = [np.unique(hash_prefixes(hashes)) for hashes in keys]
     return np.unique(np.concatenate(some)) if some else np.empty(0, np.uint32)
@@ -151,7 +151,7 @@ def decode_directory(data: bytes, segment_id: str, hash_key: bytes) -> KeyDirect
     return directory
 
 
-def size_of(batches: int, records: int) -> int:
+def estimate_directory_bytes(batches: int, records: int) -> int:
     """Return the approximate size in bytes of a serialized key directory. Compression shrinks headers to a third or less."""
     return 25 * batches + 4 * records
 
@@ -174,7 +174,9 @@ def _parse_body(body: memoryview) -> KeyDirectory:
 
 
 @kernel
-def _mark_batches_with(pieces: Pieces, keys: npt.NDArray[np.int32], wanted: Pieces, bitmap: Bytes, bits: int, found: Flags) -> None:
+def _mark_batches_with(
+    pieces: HashPrefixes, keys: npt.NDArray[np.int32], wanted: HashPrefixes, bitmap: Bytes, bits: int, found: Flags
+) -> None:
     """Set ``found`` for each batch that has one of the ``wanted`` hash parts.
 
     wanted: ascending.

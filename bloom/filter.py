@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from pybloom_live import BloomFilter
 
-from bloom.siphash import tag_of
+from bloom.siphash import key_tag
 from compactor.kernels.common import Hashes
 from compactor.kernels.jit import kernel, leaf
 from compactor.kernels.memory import multiply_high
@@ -56,18 +56,18 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         h0, h1 = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")
         return (position_in_slice(h0, h1, number, self.bits_per_slice) for number in range(self.num_slices))
 
-    def add_all(self, hashes: Hashes) -> None:
+    def add_hashes(self, hashes: Hashes) -> None:
         """Add key hashes of shape (n, 2) and count them. Raises IndexError if they exceed the capacity, before any bit is set."""
         if self.count > self.capacity:
             raise IndexError("BloomFilter is at capacity")
         fresh = np.zeros(len(hashes), dtype=np.bool_)
-        _add_to_filter(self._bits(), self.num_slices, self.bits_per_slice, hashes, fresh)
+        _add_to_filter(self._bit_array(), self.num_slices, self.bits_per_slice, hashes, fresh)
         self.count += int(np.count_nonzero(fresh))
 
-    def contains_all(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+    def contains_hashes(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """Return a flag per key hash of shape (n, 2): whether the filter may contain the key."""
         answer = np.zeros(len(hashes), dtype=np.bool_)
-        _find_candidates(self._bits(), self.num_slices, self.bits_per_slice, hashes, np.arange(len(hashes)), answer)
+        _find_candidates(self._bit_array(), self.num_slices, self.bits_per_slice, hashes, np.arange(len(hashes)), answer)
         return answer
 
     def copy(self) -> KeyFilter:
@@ -81,7 +81,7 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         self.__dict__.update(state)
         self.make_hashes = self._positions
 
-    def _bits(self) -> Bits:
+    def _bit_array(self) -> Bits:
         return np.frombuffer(self.bitarray, dtype=np.uint8)
 
 
@@ -90,7 +90,7 @@ def _bit_position(h0: np.uint64, h1: np.uint64, slice_number: int, bits_per_slic
     """Return the position of a key's bit, counted from the first slice. It is unsigned, because indexes that may be negative cost an extra
     test in kernels.
     """
-    x = h1 + np.uint64(slice_number + 1) * (np.uint64(tag_of(h0)) * np.uint64(GOLDEN) | np.uint64(1))
+    x = h1 + np.uint64(slice_number + 1) * (np.uint64(key_tag(h0)) * np.uint64(GOLDEN) | np.uint64(1))
     x = (x ^ (x >> np.uint64(30))) * np.uint64(MIX_1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(MIX_2)
     x ^= x >> np.uint64(31)

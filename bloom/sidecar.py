@@ -104,7 +104,7 @@ class RecordsDue:
     earliest_tombstone_horizon_ms: int = NEVER_MS
     keyless_records: int = 0
 
-    def reason(self, now_ms: int) -> str:
+    def reason_to_read(self, now_ms: int) -> str:
         """Return why the segment must be read at this time, or an empty string."""
         if self.tombstones_without_horizon:
             return f"{self.tombstones_without_horizon} tombstones have no delete horizon yet"
@@ -158,14 +158,14 @@ class KeyCollector:
         self._sketch = empty_sketch()
         self._rows = 0
 
-    def add(self, hashes: Hashes) -> None:
+    def add_hashes(self, hashes: Hashes) -> None:
         """Add key hashes of shape (n, 2). Raises IndexError if there are more than the filter was designed for."""
         add_to_sketch(self._sketch, hashes)
         self._rows += len(hashes)
         if self._filter is not None:
             self._filter.add_all(hashes)
 
-    def sidecar(self, segment_id: str, records: int, due: RecordsDue, runs: RunTable, markers: RunTable) -> Sidecar:
+    def build_sidecar(self, segment_id: str, records: int, due: RecordsDue, runs: RunTable, markers: RunTable) -> Sidecar:
         """Return the sidecar of the segment.
 
         :param records: number of records in the segment. If it has keys and none was added, keys were not hashed, and each key counts as

@@ -48,15 +48,15 @@ def parse_leader_epoch_checkpoint(text: str, where: str = "leader-epoch-checkpoi
 
 def format_leader_epoch_checkpoint(lineage: Sequence[EpochEntry]) -> str:
     """Return the text of a ``leader-epoch-checkpoint`` for a lineage, as Kafka writes it."""
-    return _format([f"{entry.epoch} {entry.start_offset}" for entry in lineage])
+    return _format_lines([f"{entry.epoch} {entry.start_offset}" for entry in lineage])
 
 
 def format_offset_checkpoint(offsets: Mapping[TopicPartitionName, int]) -> str:
     """Return the text of an offset checkpoint by (topic, partition), such as ``log-start-offset-checkpoint``, as Kafka writes it."""
-    return _format([f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items())])
+    return _format_lines([f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items())])
 
 
-def _format(lines: Sequence[str]) -> str:
+def _format_lines(lines: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in (CURRENT_VERSION, len(lines), *lines))
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import google_crc32c
 
 from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_directory
-from compactor.records.build import NO_PRODUCER, Producer, Row, batch, marker
+from compactor.records.build import NO_PRODUCER, Producer, Row, encode_batch, encode_marker
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress
 from tests.compare import describe
 from tests.plain_format import Batch, read_batches, segment_paths
@@ -115,7 +115,7 @@ class LogBuilder:
             self.sequences[pid, epoch] = first + last - base + 1
             producer = Producer(pid, epoch, first, txn)
         self.raw(
-            batch(
+            encode_batch(
                 rows,
                 codec=codec,
                 producer=producer,
@@ -134,7 +134,7 @@ class LogBuilder:
         if epoch is not None:
             self.epochs[pid] = epoch
         offset, self.time = self.next_offset, self.time + 1
-        made = marker(
+        made = encode_marker(
             offset, self.time, pid, self.epochs.setdefault(pid, 0), commit=commit, leader_epoch=self.leader_epoch, delete_horizon=horizon
         )
         self.raw(made, offset)

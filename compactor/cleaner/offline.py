@@ -17,17 +17,17 @@ from compactor.cleaner.gate.result_sums import ResultSums
 from compactor.cleaner.keys.key_set import BoundedOffsetMap, KeySet
 from compactor.cleaner.keys.survivors import KeyScan, Survivors, scan_backwards, scan_bounded
 from compactor.cleaner.passes.chunks import FinishedChunks
-from compactor.cleaner.passes.grouping import group
+from compactor.cleaner.passes.grouping import group_segments
 from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.rewrite import CleanedSegment, OpenMember, RewritePass
 from compactor.cleaner.passes.source import SourceSegment, open_source
-from compactor.cleaner.passes.transactions import fold
+from compactor.cleaner.passes.transactions import fold_transactions
 from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
 from compactor.errors import BadData, OutOfBudget, UsageError
 from compactor.model.policy import MAX32
 from compactor.records.balance import BalanceKey
 from compactor.records.batches import UNKNOWN_OFFSET, BatchTable, Bytes, map_file
-from compactor.records.indexes import build, read_txn_index
+from compactor.records.indexes import build_indexes, read_txn_index
 from compactor.records.producers import ProducerStates, parse_snapshot
 
 _LOG_NAME: Final = re.compile(r"(\d{20})\.log")
@@ -124,7 +124,7 @@ def open_round(log_dir: Path, request: CleanRequest, workers: WorkerThreads | No
     log_start = sources[0].base
     end = max(sources[-1].end, request.first_uncleanable_offset or 0)
     sources[-1].end = end  # the last segment covers what is said to be the log's end, as in Kafka
-    upper = _aligned(sources, end if request.first_uncleanable_offset is None else request.first_uncleanable_offset)
+    upper = _align_to_segment(sources, end if request.first_uncleanable_offset is None else request.first_uncleanable_offset)
     first_dirty = log_start if request.first_dirty_offset is None else request.first_dirty_offset
     if first_dirty > max(upper, log_start) or first_dirty < 0:
         raise UsageError(
@@ -152,27 +152,28 @@ def _clean_log(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Cal
     with WorkerThreads(request.threads) as workers:
         opened = open_round(log_dir, request, workers)
         sources, first_dirty, upper, rules = opened.sources, opened.first_dirty, opened.upper, opened.rules
-        verdicts = fold(sources)
+        verdicts = fold_transactions(sources)
         gate = None if bounded else _open_gate(request, opened, rules)
         key_scan = KeyScan(sources, verdicts, first_dirty, upper, request.hash_key, limit, finished, None if bounded else rules, gate)
         if gate is not None:
             for source in reversed([source for source in sources if source.base >= upper]):
                 gate.read_markers(source)
-        survivors = _pass_one(key_scan, request.map_entries, workers)
+        survivors = _find_survivors(key_scan, request.map_entries, workers)
         if gate is not None:
             gate.settle_transactions(sources)
         next_dirty = survivors.latest_offset + 1 if first_dirty < upper else 0
         rules = replace(rules, latest_offset=next_dirty - 1)
         on_phase("rewrite")
         rewriting = RewritePass(survivors, rules, request.index_interval_bytes, limit, finished, gate)
-        inputs = group([s for s in sources if s.base < next_dirty], request.segment_bytes, request.segment_index_bytes, upper)
+        inputs = group_segments([s for s in sources if s.base < next_dirty], request.segment_bytes, request.segment_index_bytes, upper)
         cleaned = [
-            rewriting.rewrite(members[0].base, [OpenMember(s, verdicts[s.ordinal]) for s in members], folder, workers) for members in inputs
+            rewriting.rewrite_group(members[0].base, [OpenMember(s, verdicts[s.ordinal]) for s in members], folder, workers)
+            for members in inputs
         ]
     if bounded:
         gate = _open_gate(request, opened, rules)
         if gate is not None:
-            gate.read_log(sources)
+            gate.read_dirty_range(sources)
     if gate is not None:
         _check_groups(gate, inputs, cleaned, limit, rules.balance_key)
     on_phase("done")
@@ -193,15 +194,15 @@ def _open_gate(request: CleanRequest, opened: OfflineRound, rules: RoundRules) -
     if not request.gate_budget_bytes:
         return None
     terms = GateTerms(rules, opened.first_dirty, request.hash_key, request.max_decompressed_batch_bytes)
-    rows = sum(source.most_records for source in opened.sources if terms.is_dirty(source))
+    rows = sum(source.max_records for source in opened.sources if terms.is_dirty(source))
     return Gate(terms, KeyTable(request.gate_budget_bytes, rows))
 
 
-def _pass_one(key_scan: KeyScan, map_entries: int | None, workers: WorkerThreads) -> Survivors:
+def _find_survivors(key_scan: KeyScan, map_entries: int | None, workers: WorkerThreads) -> Survivors:
     """Find the survivors of the dirty range; with Kafka's bounded offset map if ``map_entries`` is given."""
     if map_entries is not None:
         return scan_bounded(key_scan, BoundedOffsetMap(map_entries, rows=map_entries), workers)
-    most = sum(source.most_records for source, _ in key_scan.dirty_segments())
+    most = sum(source.max_records for source, _ in key_scan.dirty_segments())
     return scan_backwards(key_scan, KeySet((most + 1024) * _KEY_BYTES, expected_keys=min(most // 4, 1 << 20)), workers)
 
 
@@ -228,10 +229,10 @@ def open_directory(
     log_dir: Path, index_interval_bytes: int, inflate_limit: int, workers: WorkerThreads | None = None
 ) -> list[SourceSegment]:
     """Open all segments of a Kafka log directory, ascending. Raises UsageError, BadData."""
-    return open_segments(log_dir, bases_in(log_dir), None, index_interval_bytes, inflate_limit, workers=workers)
+    return open_segments(log_dir, list_base_offsets(log_dir), None, index_interval_bytes, inflate_limit, workers=workers)
 
 
-def bases_in(log_dir: Path, *, live: bool = False) -> list[int]:
+def list_base_offsets(log_dir: Path, *, live: bool = False) -> list[int]:
     """Return the base offsets of the segments in a log directory, ascending. ``live``: a broker is writing there. Raises UsageError,
     BadData.
     """
@@ -321,11 +322,11 @@ def _index_sizes(path: Path, source: SourceSegment, interval: int) -> tuple[int,
     if index.exists():
         return index.stat().st_size // 8 * 8, timeindex.stat().st_size // 12 * 12 if timeindex.exists() else 0
     table = source.table
-    built = build(source.base, table.size, table.last_offset, table.max_timestamp, interval)
+    built = build_indexes(source.base, table.size, table.last_offset, table.max_timestamp, interval)
     return len(built[0]), len(built[1])
 
 
-def _aligned(sources: list[SourceSegment], offset: int) -> int:
+def _align_to_segment(sources: list[SourceSegment], offset: int) -> int:
     """Return an offset moved down to the base offset of its segment (LogCleanerManager.calculateCleanableBytes)."""
     if offset >= sources[-1].end:
         return offset

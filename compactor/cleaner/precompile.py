@@ -14,7 +14,7 @@ from pathlib import Path
 
 from compactor.cleaner.offline import CleanRequest, clean_directory
 from compactor.kernels.jit import COMPLETE, cache_folder
-from compactor.records.build import Producer, Row, batch, marker
+from compactor.records.build import Producer, Row, encode_batch, encode_marker
 from compactor.records.codecs import LZ4
 
 
@@ -55,21 +55,21 @@ def _clean_small_log() -> None:
     with tempfile.TemporaryDirectory(prefix="compactor-") as scratch:
         log_dir = Path(scratch) / "log"
         log_dir.mkdir()
-        (log_dir / f"{0:020d}.log").write_bytes(b"".join(_batches()))
+        (log_dir / f"{0:020d}.log").write_bytes(b"".join(_small_log_batches()))
         # With memory for all keys of the gate, and for a part of them.
         for number, (first_dirty, budget) in enumerate([(3, 1 << 20), (3, 1 << 12)]):
             request = CleanRequest(now_ms=1, first_dirty_offset=first_dirty, gate_budget_bytes=budget)
             clean_directory(log_dir, Path(scratch) / f"out{number}", request)
 
 
-def _batches() -> list[bytes]:
+def _small_log_batches() -> list[bytes]:
     found = []
     for offset, codec in ((2, 0), (5, LZ4), (8, 0)):
         headers = ((b"\xff", b"not UTF-8"),)
         rows = [Row(offset, 1, b"key", b"value", headers), Row(offset + 1, 1, b"key", None), Row(offset + 2, 2, b"another", b"", headers)]
-        found.append(batch(rows, codec=codec))
-    found.append(batch([Row(11, 1, b"key", b"value")], producer=Producer(1, 0, 0, True)))
-    found.append(marker(12, 1, 1, 0, commit=False))
+        found.append(encode_batch(rows, codec=codec))
+    found.append(encode_batch([Row(11, 1, b"key", b"value")], producer=Producer(1, 0, 0, True)))
+    found.append(encode_marker(12, 1, 1, 0, commit=False))
     # More keys than the smallest table holds.
-    found.append(batch([Row(offset, 1, str(offset).encode(), b"") for offset in range(13, 413)]))
+    found.append(encode_batch([Row(offset, 1, str(offset).encode(), b"") for offset in range(13, 413)]))
     return found

@@ -85,7 +85,7 @@ class _Block:
     begins: npt.NDArray[np.int64]
     crcs: tuple[int, ...]
 
-    def count(self, number: int) -> int:
+    def row_count(self, number: int) -> int:
         """Return the number of rows in a range."""
         return int(self.begins[number + 1] - self.begins[number])
 
@@ -134,12 +134,12 @@ class RowSpool:
             if self._fill == len(self._buffer):
                 self.flush()
 
-    def count(self, section: int, number: int) -> int:
+    def count_rows(self, section: int, number: int) -> int:
         """Return the number of rows in a range; the first range of the spool is number 0."""
         self.flush()
-        return sum(block.count(number) for block in self._blocks.get(section, ()))
+        return sum(block.row_count(number) for block in self._blocks.get(section, ()))
 
-    def read(self, section: int, number: int) -> Iterator[SpoolRows]:
+    def read_range(self, section: int, number: int) -> Iterator[SpoolRows]:
         """Yield the rows of a range in the order in which they were added. An array is valid until the next one is requested.
 
         Raises StoreError if a checksum does not match.
@@ -147,8 +147,8 @@ class RowSpool:
         self.flush()
         self._sorted = None
         for block in self._blocks.get(section, ()):
-            if block.count(number):
-                yield self._rows_at(block, number, number + 1)
+            if block.row_count(number):
+                yield self._read_rows(block, number, number + 1)
 
     def read_section(self, section: int) -> Iterator[SpoolRows]:
         """Yield all rows of a section, block by block. An array is valid until the next one is requested. Raises StoreError if a checksum
@@ -156,15 +156,15 @@ class RowSpool:
         """
         self.flush()
         for block in self._blocks.get(section, ()):
-            yield self._rows_at(block, 0, self.ranges.count)
+            yield self._read_rows(block, 0, self.ranges.count)
 
     def flush(self) -> None:
         """Write the rows that are still in memory as a block."""
         if not self._fill:
             return
         out = self._sorted if self._sorted is not None else np.empty_like(self._buffer)
-        begins = scatter(self._buffer, self._fill, self.ranges.total, self.ranges.first, self.ranges.count, out)
-        data, places = as_bytes(out[: self._fill]), (begins * self._row_bytes).tolist()
+        begins = sort_by_range(self._buffer, self._fill, self.ranges.total, self.ranges.first, self.ranges.count, out)
+        data, places = view_as_bytes(out[: self._fill]), (begins * self._row_bytes).tolist()
         crcs = tuple(crc32c(data[begin:end]) for begin, end in pairwise(places))
         self._blocks.setdefault(self._section, []).append(_Block(self.size, begins, crcs))
         self._write(data)
@@ -199,11 +199,11 @@ class RowSpool:
             raise OutOfBudget(f"no space is left for {self._content} in {self._path}", hint=hint) from error
         self.size += len(data)
 
-    def _rows_at(self, block: _Block, first: int, last: int) -> SpoolRows:
+    def _read_rows(self, block: _Block, first: int, last: int) -> SpoolRows:
         """Read the ranges [first, last) of a block into the buffer, in which no row may be waiting."""
         begin, end = int(block.begins[first]), int(block.begins[last])
         rows = self._buffer[: end - begin]
-        data, done = as_bytes(rows), 0
+        data, done = view_as_bytes(rows), 0
         while done < len(data):
             size = os.preadv(self._descriptor, [data[done:]], block.position + begin * self._row_bytes + done)
             if size == 0:
@@ -218,7 +218,7 @@ class RowSpool:
         return rows
 
 
-def as_bytes(rows: SpoolRows) -> memoryview:
+def view_as_bytes(rows: SpoolRows) -> memoryview:
     """Return the bytes of rows without a copy."""
     return rows.reshape(-1).view(np.uint8).data
 
@@ -227,7 +227,7 @@ def as_bytes(rows: SpoolRows) -> memoryview:
 
 
 @leaf
-def range_of(word: np.uint64, ranges: int) -> int:
+def hash_range_of(word: np.uint64, ranges: int) -> int:
     """Return the hash range of a row. It is computed from the lower half of the row's first word, because hash tables take their cells from
     the upper half.
     """
@@ -248,7 +248,7 @@ def _copy_rows(rows: SpoolRows, start: int, ranges: int, first: int, count: int,
     """
     row = start
     while row < len(rows) and fill < len(buffer):
-        if first <= range_of(np.uint64(rows[row, 0]), ranges) < first + count:
+        if first <= hash_range_of(np.uint64(rows[row, 0]), ranges) < first + count:
             _copy_row(rows, row, buffer, fill)
             fill += 1
         row += 1
@@ -256,16 +256,16 @@ def _copy_rows(rows: SpoolRows, start: int, ranges: int, first: int, count: int,
 
 
 @kernel
-def scatter(rows: SpoolRows, fill: int, ranges: int, first: int, count: int, out: SpoolRows) -> npt.NDArray[np.int64]:
+def sort_by_range(rows: SpoolRows, fill: int, ranges: int, first: int, count: int, out: SpoolRows) -> npt.NDArray[np.int64]:
     """Sort the first ``fill`` rows by range, keeping their order within a range. Return the first row of each range, and ``fill``."""
     begins = np.zeros(count + 1, dtype=np.int64)
     for row in range(fill):
-        begins[range_of(np.uint64(rows[row, 0]), ranges) - first + 1] += 1
+        begins[hash_range_of(np.uint64(rows[row, 0]), ranges) - first + 1] += 1
     for number in range(count):
         begins[number + 1] += begins[number]
     place = begins[:-1].copy()
     for row in range(fill):
-        number = range_of(np.uint64(rows[row, 0]), ranges) - first
+        number = hash_range_of(np.uint64(rows[row, 0]), ranges) - first
         _copy_row(rows, row, out, place[number])
         place[number] += 1
     return begins

@@ -22,11 +22,12 @@ class WitnessRows:
 
 
 class Witness(Protocol):
-    """A second reader of a round's segments, implemented by the gate. ``read_chunk`` and ``expect_chunk`` run in worker threads, the others
-    in order.
+    """A second reader of a round's segments, implemented by the gate.
+
+    ``read_chunk`` and ``add_expected_chunk`` run in worker threads, the other methods in the order of the log.
     """
 
-    def begin(self, source: SourceSegment) -> None:
+    def begin_segment(self, source: SourceSegment) -> None:
         """Start a segment; its chunks follow."""
 
     def read_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> WitnessRows:
@@ -35,5 +36,5 @@ class Witness(Protocol):
     def add_chunk(self, source: SourceSegment, found: WitnessRows) -> None:
         """Accept the result of ``read_chunk``."""
 
-    def expect_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> None:
+    def add_expected_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> None:
         """Read a chunk of pass 2, with the batches of which some records may be removed."""

@@ -20,7 +20,7 @@ class Selection:
     """Selected rows of one parsed chunk.
 
     picked: numbers of the selected rows, ascending.
-    first_row: number of each batch's first row, as ``parse`` returns it.
+    first_row: number of each batch's first row, as ``parse_records`` returns it.
     """
 
     table: BatchTable
@@ -121,7 +121,7 @@ def _count_headers(
 def _find_headers(
     buf: Bytes, value_start: Int64s, value_length: Int32s, end: Int64s, picked: Int64s, begins: Int32s, places: Int64s
 ) -> None:
-    """Fill ``places`` with rows of key start, key length, value start and value length. ``parse`` has checked the headers."""
+    """Fill ``places`` with rows of key start, key length, value start and value length. ``parse_records`` has checked the headers."""
     for i in range(picked.size):
         if begins[i] == begins[i + 1]:
             continue

@@ -19,11 +19,11 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from bloom.siphash import key_halves, siphash128, tag_of
+from bloom.siphash import key_halves, key_tag, siphash128
 from compactor.access.tier import Tier
 from compactor.cleaner.keys.disk_map import SEEN, DiskOffsetMap
 from compactor.cleaner.keys.key_set import KeySet
-from compactor.cleaner.row_spool import range_of
+from compactor.cleaner.row_spool import hash_range_of
 from compactor.constants import MAX_OFFSET
 from compactor.consumer.gather import Selection
 from compactor.consumer.history import LogIdentity, changed_offset, log_identity
@@ -38,7 +38,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, BatchTable, Bytes, Int64s
 from compactor.records.codecs import ByteBuffer
-from compactor.records.rows import Int32s, RowBuffers, parse
+from compactor.records.rows import Int32s, RowBuffers, parse_records
 from compactor.round.mirroring import complete_metadata
 from compactor.tier.layouts.pinterest.listing import ListedTier, OpenTransactions
 
@@ -256,13 +256,13 @@ class _Scratch:
     def selections(self, piece: Piece, mine: Flags, limit: int, *, backwards: bool = False) -> Iterator[Selection]:
         """Yield the parsed chunks of a piece that hold any of the flagged batches, with all their rows selected."""
         source = piece.source
-        ranges = source.ranges()
+        ranges = source.batch_ranges()
         for first, last in reversed(ranges) if backwards else ranges:
             if not mine[first:last].any():
                 continue
             with piece.located():
-                for chunk in source.chunks(first, last, mine[first:last], limit, self._bodies, backwards=backwards):
-                    rows, first_row = parse(source.table, chunk, self._rows, source.name)
+                for chunk in source.read_chunks(first, last, mine[first:last], limit, self._bodies, backwards=backwards):
+                    rows, first_row = parse_records(source.table, chunk, self._rows, source.name)
                     yield Selection(source.table, chunk, rows, first_row, np.arange(len(rows)))
 
 
@@ -356,7 +356,7 @@ class Reader:
             with DiskOffsetMap(path, room, map_budget_bytes=budget, expected_rows=spill.records) as buckets:
                 for selection, last in self._all_backwards():
                     hashes, picked = _hash_keys(selection, extent.first, last, latest, halves)
-                    buckets.add(hashes, (extent.last - selection.rows.offset[picked]).astype(np.uint32))
+                    buckets.add_dirty(hashes, (extent.last - selection.rows.offset[picked]).astype(np.uint32))
                 bitmap = buckets.find_survivors(extent.last - extent.first + 1)
         for selection in Reader(self._tier, extent, replace(self._wanted, latest=None)).selections():
             rows, picked = selection.rows, selection.picked
@@ -504,7 +504,7 @@ def _hash_backwards(
     for row in range(offset.size - 1, -1, -1):
         if key_length[row] >= 0 and first <= offset[row] <= last:
             h0, h1 = siphash128(buf, key_start[row], key_length[row], k0, k1)
-            if ranges == 1 or range_of(np.uint64(tag_of(h0)), ranges) == wanted:
+            if ranges == 1 or hash_range_of(np.uint64(key_tag(h0)), ranges) == wanted:
                 hashes[count, 0], hashes[count, 1], picked[count] = h0, h1, row
                 count += 1
     return count

@@ -42,29 +42,29 @@ class BalanceKey:
         self.halves = key_halves(hashlib.sha256(b"balance" + hash_key).digest()[:16])
 
 
-def no_sums() -> Sums:
+def zero_sums() -> Sums:
     """Return sums of zero, one row for each account."""
     return np.zeros((len(ACCOUNTS), 3), np.uint64)
 
 
-def as_sum(row: Sums) -> DigestSum:
+def to_digest_sum(row: Sums) -> DigestSum:
     """Convert a row of an array of sums to a Sum."""
     return DigestSum.of(int(row[0]), int(row[1]), int(row[2]))
 
 
 @measure_stage(WorkStage.GATE, lambda buf, _: len(buf))
-def content_sum(buf: Bytes, key: BalanceKey) -> DigestSum:
+def sum_of_segment(buf: Bytes, key: BalanceKey) -> DigestSum:
     """Return the sum of all batches in a segment, computed from their headers. The bytes must be valid batches."""
     out = np.zeros(3, np.uint64)
-    _walk(buf, *key.halves, out)
-    return as_sum(out)
+    _add_segment(buf, *key.halves, out)
+    return to_digest_sum(out)
 
 
 def sum_of_headers(headers: Bytes, key: BalanceKey) -> DigestSum:
     """Return the sum of v2 batches, computed from their headers of shape (batches, HEADER)."""
     out = np.zeros(3, np.uint64)
     _add_headers(read_only(np.ascontiguousarray(headers).reshape(-1)), *key.halves, out)
-    return as_sum(out)
+    return to_digest_sum(out)
 
 
 @measure_stage(WorkStage.GATE)
@@ -91,12 +91,12 @@ def chunk_sums(
     :param keep, superseded: flags per row: whether the record stays, and whether a later record has its key.
     :param aborted: flags per batch: data of an aborted transaction.
     """
-    sums = no_sums()
+    sums = zero_sums()
     if np.all(after == COPY):
         return sums
     some = slice(chunk.first, chunk.last)
     opened = (before == FILTER) & (after != COPY)
-    _account(
+    _add_to_accounts(
         raw, chunk.buf, table.position[some], table.magic[some], table.control[some], opened, after, aborted, first_row, rows.offset,
         rows.key_start, rows.value_start, rows.key_length, rows.value_length, keep, superseded, *key.halves, sums,
     )  # fmt: skip
@@ -104,13 +104,13 @@ def chunk_sums(
 
 
 @leaf
-def _stirred(state: np.uint64) -> np.uint64:
+def _mix_digest(state: np.uint64) -> np.uint64:
     """Return the state of a digest after one mixing step."""
     return (state ^ (state >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
 
 
 @leaf
-def _finished(state: np.uint64) -> np.uint64:
+def _finish_digest(state: np.uint64) -> np.uint64:
     """Return the final value of a digest state: the last step of MurmurHash3, in which each bit changes half of the others."""
     state = (state ^ (state >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     state = (state ^ (state >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
@@ -126,17 +126,17 @@ def add_batch(raw: Bytes, position: int, magic: int, k0: np.uint64, k1: np.uint6
     :param out: number of batches, and the two halves of the sum of their digests.
     """
     end = position + (HEADER if magic == 2 else _LEGACY_HEADER)
-    state = _stirred(k0 ^ load_u64(raw, end - 8))
+    state = _mix_digest(k0 ^ load_u64(raw, end - 8))
     for at in range(position, end - 8, 8):
-        state = _stirred(state + load_u64(raw, at))
-    one = _finished(state)
+        state = _mix_digest(state + load_u64(raw, at))
+    one = _finish_digest(state)
     out[0] += np.uint64(1)
     out[1] += one
-    out[2] += second_half(one, k1)
+    out[2] += digest_second_half(one, k1)
 
 
 @leaf
-def _edges(buf: Bytes, start: int, length: int) -> np.uint64:
+def _digest_edges(buf: Bytes, start: int, length: int) -> np.uint64:
     """Return a digest of a key or value from its length (-1 for null) and its first and last eight bytes."""
     edges = np.uint64(length) * np.uint64(0x9E3779B97F4A7C15)
     if length >= 8:
@@ -156,13 +156,13 @@ def record_digest(
 
     The timestamp is not included, because rewriting v0 and v1 batches as v2 changes its encoding; the gate checks timestamps.
     """
-    state = k0 + _edges(buf, key_start, key_length)
-    state = _stirred(state) + _edges(buf, value_start, value_length)
-    return _finished(_stirred(state) + np.uint64(offset))
+    state = k0 + _digest_edges(buf, key_start, key_length)
+    state = _mix_digest(state) + _digest_edges(buf, value_start, value_length)
+    return _finish_digest(_mix_digest(state) + np.uint64(offset))
 
 
 @leaf
-def second_half(digest: np.uint64, k1: np.uint64) -> np.uint64:
+def digest_second_half(digest: np.uint64, k1: np.uint64) -> np.uint64:
     """Return the second half of a record's or batch's digest. It cannot be derived from sums of first halves. ``k1`` is the second half of
     the balance key.
     """
@@ -178,7 +178,7 @@ def _add_headers(raw: Bytes, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
 
 
 @kernel
-def _walk(buf: Bytes, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
+def _add_segment(buf: Bytes, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
     """Add all batches of a segment to a row of sums."""
     at = 0
     while at + _LEGACY_HEADER <= buf.size:
@@ -191,7 +191,7 @@ def _walk(buf: Bytes, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
 
 
 @kernel
-def _account(
+def _add_to_accounts(
     raw: Bytes,
     buf: Bytes,
     position: Int64s,
@@ -228,7 +228,7 @@ def _account(
         add_batch(raw, position[batch], magic[batch], k0, k1, sums[OPENED])
         for row in range(first_row[batch], first_row[batch + 1]):
             one = record_digest(buf, offset[row], key_start[row], key_length[row], value_start[row], value_length[row], k0)
-            two = second_half(one, k1)
+            two = digest_second_half(one, k1)
             records += np.uint64(1)
             first += one
             second += two

@@ -90,7 +90,7 @@ class BatchTable:
         return len(self.position)
 
     @staticmethod
-    def empty(rows: int) -> BatchTable:
+    def allocate(rows: int) -> BatchTable:
         """Return a table with room for ``rows`` batches, not initialized."""
         return BatchTable(**{f.name: np.empty(rows, _DTYPES.get(f.name, np.int64)) for f in fields(BatchTable)})
 
@@ -146,9 +146,9 @@ def scan_batches(buf: Bytes, segment: str, previous_last: int = -1) -> BatchTabl
     """
     count, position = _count_batches(buf)
     if position < len(buf):
-        _refuse(buf, position, _framing_problem(buf, position), segment)
-    table = BatchTable.empty(count)
-    problem, position = _fill(
+        _raise_invalid_header(buf, position, _framing_problem(buf, position), segment)
+    table = BatchTable.allocate(count)
+    problem, position = _parse_headers(
         buf,
         previous_last,
         table.position,
@@ -168,7 +168,7 @@ def scan_batches(buf: Bytes, segment: str, previous_last: int = -1) -> BatchTabl
         table.coordinator_epoch,
     )
     if problem:
-        _refuse(buf, position, problem, segment)
+        _raise_invalid_header(buf, position, problem, segment)
     return table
 
 
@@ -182,14 +182,14 @@ def check_crcs(buf: Bytes, table: BatchTable, first: int, last: int, segment: st
     position, size, magic = table.position[first:last], table.size[first:last], table.magic[first:last]
     wrong = _first_wrong_crc(buf, position, size, magic)
     if wrong >= 0:
-        _refuse_crc(buf, int(position[wrong]), segment)
+        _raise_crc_mismatch(buf, int(position[wrong]), segment)
     view = memoryview(buf)
     for at, length in zip(position[magic < 2].tolist(), size[magic < 2].tolist(), strict=True):
         if zlib.crc32(view[at + 16 : at + length]) != int.from_bytes(view[at + 12 : at + 16], "big"):
-            _refuse_crc(buf, at, segment)
+            _raise_crc_mismatch(buf, at, segment)
 
 
-def _refuse_crc(buf: Bytes, position: int, segment: str) -> None:
+def _raise_crc_mismatch(buf: Bytes, position: int, segment: str) -> None:
     """Raise BadData for a batch whose CRC does not match."""
     offset = int.from_bytes(buf[position : position + 8].tobytes(), "big", signed=True)
     raise BadData(
@@ -201,7 +201,7 @@ def _refuse_crc(buf: Bytes, position: int, segment: str) -> None:
     )
 
 
-def _refuse(buf: Bytes, position: int, problem: int, segment: str) -> None:
+def _raise_invalid_header(buf: Bytes, position: int, problem: int, segment: str) -> None:
     """Raise BadData for a batch with an invalid header. ``problem`` is an index of _PROBLEMS."""
     offset = int.from_bytes(buf[position : position + 8].tobytes(), "big", signed=True) if position + 8 <= len(buf) else -1
     cause = _PROBLEMS[problem]
@@ -287,7 +287,7 @@ def _control_kind(buf: Bytes, position: int, end: int, count: int) -> tuple[int,
 
 
 @kernel
-def _fill(
+def _parse_headers(
     buf: Bytes,
     previous_last: int,
     position_: Int64s,
@@ -391,7 +391,7 @@ _HEADER_FIELDS: Final[np.dtype[np.void]] = np.dtype(
 )
 
 
-def table_of(headers: Bytes, control: npt.NDArray[np.int8], coordinator_epoch: npt.NDArray[np.int32]) -> BatchTable:
+def table_from_headers(headers: Bytes, control: npt.NDArray[np.int8], coordinator_epoch: npt.NDArray[np.int32]) -> BatchTable:
     """Return the BatchTable of consecutive v2 batches from their headers alone, as ``scan_batches`` would return it.
 
     :param headers: shape (batches, 61).
@@ -419,7 +419,7 @@ def table_of(headers: Bytes, control: npt.NDArray[np.int8], coordinator_epoch: n
     )
 
 
-def part_of(table: BatchTable, rows: Int64s) -> BatchTable:
+def select_batches(table: BatchTable, rows: Int64s) -> BatchTable:
     """Return the BatchTable that a file of only these batches would have. ``rows``: numbers of the batches, ascending."""
     columns = {name: getattr(table, name)[rows] for name in BatchTable.__slots__}
     columns["position"] = np.cumsum(columns["size"]) - columns["size"]

@@ -53,7 +53,7 @@ class Producer(NamedTuple):
 NO_PRODUCER = Producer()
 
 
-def batch(
+def encode_batch(
     rows: Sequence[Row],
     *,
     codec: int = NONE,
@@ -84,7 +84,7 @@ def batch(
         max_timestamp = append_time
     elif max_timestamp is None:
         max_timestamp = max((row.timestamp for row in rows), default=NO_TIMESTAMP)
-    body = b"".join(_record(row, base, base_timestamp) for row in rows)
+    body = b"".join(_encode_record(row, base, base_timestamp) for row in rows)
     if codec != NONE and rows:
         body = compress(codec, body)
     attributes = (
@@ -93,10 +93,10 @@ def batch(
         | (TRANSACTIONAL_BIT if producer.transactional else 0)
         | (HORIZON_BIT if delete_horizon is not None else 0)
     )
-    return seal(base, last - base, leader_epoch, attributes, base_timestamp, max_timestamp, producer, len(rows), body)
+    return add_batch_header(base, last - base, leader_epoch, attributes, base_timestamp, max_timestamp, producer, len(rows), body)
 
 
-def marker(
+def encode_marker(
     offset: int,
     timestamp: int,
     producer_id: int,
@@ -115,10 +115,12 @@ def marker(
     attributes |= LOG_APPEND_TIME_BIT if append_time else 0
     attributes |= HORIZON_BIT if delete_horizon is not None else 0
     producer = Producer(producer_id, producer_epoch, NO_SEQUENCE, True)
-    return seal(offset, 0, leader_epoch, attributes, base_timestamp, timestamp, producer, 1, _record(row, offset, base_timestamp))
+    return add_batch_header(
+        offset, 0, leader_epoch, attributes, base_timestamp, timestamp, producer, 1, _encode_record(row, offset, base_timestamp)
+    )
 
 
-def seal(
+def add_batch_header(
     base_offset: int,
     last_offset_delta: int,
     leader_epoch: int,
@@ -139,7 +141,7 @@ def seal(
     return _TO_CRC.pack(base_offset, _HEADER_BYTES_AFTER_LENGTH + len(body), leader_epoch, 2, crc) + after + body
 
 
-def varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """Encode a signed number as Kafka's varint or varlong: zigzag, then seven bits per byte, lowest first (Kafka: ByteUtils)."""
     zigzag = (value << 1) ^ (value >> 63)
     if zigzag < 0x80:
@@ -153,33 +155,33 @@ def varint(value: int) -> bytes:
 
 
 _ONE_BYTE = tuple(bytes([n]) for n in range(128))
-_NULL = varint(-1)
+_NULL = encode_varint(-1)
 
 
-def _record(row: Row, base_offset: int, base_timestamp: int) -> bytes:
+def _encode_record(row: Row, base_offset: int, base_timestamp: int) -> bytes:
     """Encode one record of a v2 batch."""
     offset, timestamp, key, value, headers, attributes = row
     parts = [
         _ONE_BYTE[attributes],
-        varint(timestamp - base_timestamp),
-        varint(offset - base_offset),
-        *_sized(key),
-        *_sized(value),
-        varint(len(headers)),
+        encode_varint(timestamp - base_timestamp),
+        encode_varint(offset - base_offset),
+        *_encode_field(key),
+        *_encode_field(value),
+        encode_varint(len(headers)),
     ]
     if headers:
-        parts.extend(_headers(headers))
+        parts.extend(_encode_headers(headers))
     content = b"".join(parts)
-    return varint(len(content)) + content
+    return encode_varint(len(content)) + content
 
 
-def _sized(data: bytes | None) -> tuple[bytes, bytes]:
+def _encode_field(data: bytes | None) -> tuple[bytes, bytes]:
     """Return the varint length and the bytes of a field; null has the length -1."""
-    return (_NULL, b"") if data is None else (varint(len(data)), data)
+    return (_NULL, b"") if data is None else (encode_varint(len(data)), data)
 
 
-def _headers(headers: Sequence[tuple[str | bytes, bytes | None]]) -> Iterable[bytes]:
+def _encode_headers(headers: Sequence[tuple[str | bytes, bytes | None]]) -> Iterable[bytes]:
     """Yield the encoded parts of a record's headers."""
     for name, value in headers:
-        yield from _sized(name.encode() if isinstance(name, str) else name)
-        yield from _sized(value)
+        yield from _encode_field(name.encode() if isinstance(name, str) else name)
+        yield from _encode_field(value)

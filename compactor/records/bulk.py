@@ -42,7 +42,7 @@ class BatchUnreadable(Exception):
         self.batch = batch
 
 
-def _address(name: str) -> int:
+def _lz4_function_address(name: str) -> int:
     """Return the address of a function of the library in the lz4 package, or 0 if the package does not export it."""
     try:
         return ctypes.cast(getattr(ctypes.CDLL(lz4.block._block.__file__), name), ctypes.c_void_p).value or 0
@@ -50,17 +50,17 @@ def _address(name: str) -> int:
         return 0
 
 
-class Library:
+class Lz4Library:
     """Addresses of the C functions of the lz4 package; all are 0 unless all are exported. ``lz4.block.compress`` calls the same functions,
     so results are equal (I7).
     """
 
     def __init__(self, names: Sequence[str] = ("LZ4_decompress_safe", "LZ4_resetStream", "LZ4_compress_fast_continue")) -> None:
-        found = [_address(name) for name in names]
+        found = [_lz4_function_address(name) for name in names]
         self.decompress, self.reset, self.compress = found if all(found) and ctypes.sizeof(ctypes.c_void_p) == 8 else (0, 0, 0)
 
 
-library = Library()
+lz4_library = Lz4Library()
 
 
 def inflate_into(
@@ -87,10 +87,12 @@ def inflate_into(
     view = buf.data
     batch = 0
     while batch < len(wanted):
-        if library.decompress and codec[batch] == LZ4:
-            batch, out.size = _unlz4(library.decompress, buf, codec, start, end, wanted, batch, out.array, out.size, limit, most, ends)
+        if lz4_library.decompress and codec[batch] == LZ4:
+            batch, out.size = _decompress_lz4(
+                lz4_library.decompress, buf, codec, start, end, wanted, batch, out.array, out.size, limit, most, ends
+            )
         elif codec[batch] == SNAPPY:
-            batch, out.size = snappy.inflate(buf, codec, start, end, wanted, batch, out.array, out.size, limit, most, ends)
+            batch, out.size = snappy.decompress_bodies(buf, codec, start, end, wanted, batch, out.array, out.size, limit, most, ends)
         if batch < len(wanted) and out.size <= most:
             if wanted[batch]:
                 try:
@@ -116,8 +118,8 @@ def deflate_into(plain: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: 
         for some in (codec == kind for kind in kinds):
             packed[some] = deflate_into(plain, codec[some], start[some], size[some], out, slot[some], bound[some])
         return packed
-    if library.compress and len(size) and np.all(codec == LZ4):
-        _lz4(library.reset, library.compress, np.empty(_STREAM_BYTES, np.uint8), plain, start, size, out, slot, packed)
+    if lz4_library.compress and len(size) and np.all(codec == LZ4):
+        _compress_lz4(lz4_library.reset, lz4_library.compress, np.empty(_STREAM_BYTES, np.uint8), plain, start, size, out, slot, packed)
         return packed
     source, target = memoryview(plain), memoryview(out)
     if codecs.ZSTD_IN_BULK and len(size) and np.all(codec == ZSTD) and size.min() > 0:
@@ -132,20 +134,20 @@ def deflate_into(plain: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: 
 
 
 @leaf
-def _word(buf: Bytes, at: int) -> int:
+def _read_word(buf: Bytes, at: int) -> int:
     """Read a little-endian 32-bit number."""
     return np.int64(buf[at]) | np.int64(buf[at + 1]) << 8 | np.int64(buf[at + 2]) << 16 | np.int64(buf[at + 3]) << 24
 
 
 @leaf
-def _put_word(buf: Bytes, at: int, word: int) -> None:
+def _write_word(buf: Bytes, at: int, word: int) -> None:
     """Write a little-endian 32-bit number."""
     for i in range(4):
         buf[at + i] = (word >> 8 * i) & 255
 
 
 @leaf
-def _unlz4_frame(function: int, buf: Bytes, begin: int, end: int, out: Bytes, to: int, limit: int) -> int:
+def _decompress_lz4_frame(function: int, buf: Bytes, begin: int, end: int, out: Bytes, to: int, limit: int) -> int:
     """Decompress an lz4 frame into ``out`` from position ``to`` on. Return the position where its content ends, or -1 if the frame has
     optional fields, is corrupt, or does not fit.
 
@@ -161,7 +163,7 @@ def _unlz4_frame(function: int, buf: Bytes, begin: int, end: int, out: Bytes, to
             block = _PLAIN_BLOCK[i]
     most = to + limit
     while at + 4 <= end:
-        word = _word(buf, at)
+        word = _read_word(buf, at)
         size = word & (_STORED - 1)
         at += 4
         if word == 0 and block > 0:
@@ -181,7 +183,7 @@ def _unlz4_frame(function: int, buf: Bytes, begin: int, end: int, out: Bytes, to
 
 
 @kernel
-def _unlz4(
+def _decompress_lz4(
     function: int, buf: Bytes, codec: Codecs, start: Int64s, end: Int64s, wanted: npt.NDArray[np.bool_], batch: int, out: Bytes,
     to: int, limit: int, most: int, ends: Int64s,
 ) -> tuple[int, int]:  # fmt: skip
@@ -194,7 +196,7 @@ def _unlz4(
         if wanted[batch]:
             after = np.int64(-1)
             if codec[batch] == LZ4:
-                after = _unlz4_frame(function, buf, start[batch], end[batch], out, to, limit)
+                after = _decompress_lz4_frame(function, buf, start[batch], end[batch], out, to, limit)
             if after < 0:
                 break
             to = after
@@ -204,7 +206,7 @@ def _unlz4(
 
 
 @kernel
-def _lz4(
+def _compress_lz4(
     reset: int, function: int, stream: Bytes, plain: Bytes, start: Int64s, size: Int64s, out: Bytes, slot: Int64s, packed: Int64s
 ) -> None:
     """Compress bodies with lz4, in independent blocks, and store their sizes in ``packed``. ``reset`` and ``function``: addresses of
@@ -224,10 +226,10 @@ def _lz4(
             got = call_c(function, address_of(stream, 0), source, target, length, room, 1)
             if got <= 0 or got >= length:
                 copy_bytes(out, at + 4, plain, start[body] + begin, length)
-                _put_word(out, at, length | _STORED)
+                _write_word(out, at, length | _STORED)
                 got = length
             else:
-                _put_word(out, at, got)
+                _write_word(out, at, got)
             at += 4 + got
-        _put_word(out, at, 0)
+        _write_word(out, at, 0)
         packed[body] = at + 4 - slot[body]

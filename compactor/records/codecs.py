@@ -76,7 +76,7 @@ class ByteBuffer:
         """Remove the content; the memory is kept."""
         self.size = 0
 
-    def room(self, nbytes: int) -> memoryview:
+    def reserve(self, nbytes: int) -> memoryview:
         """Return a view of at least ``nbytes`` bytes after the content. Bytes written there belong to the content once ``size`` is
         increased. The view is invalid after the next call.
         """
@@ -91,15 +91,15 @@ class ByteBuffer:
 
     def append(self, data: Buffer) -> None:
         """Append bytes to the content."""
-        self.room(len(data))[:] = data
+        self.reserve(len(data))[:] = data
         self.size += len(data)
 
-    def written(self) -> memoryview:
+    def content(self) -> memoryview:
         """Return a view of the content."""
         return self._view[: self.size]
 
 
-class _Local(threading.local):
+class _CompressionContexts(threading.local):
     """Compression contexts of one thread. Creating one costs more than a small batch, and threads cannot share them."""
 
     def __init__(self) -> None:
@@ -108,10 +108,10 @@ class _Local(threading.local):
         self.lz4_decompressor = lz4.frame.LZ4FrameDecompressor()
 
 
-_local = _Local()
+_contexts = _CompressionContexts()
 
 
-def fingerprint() -> str:
+def library_versions() -> str:
     """Return the versions of the libraries on which the bytes of a recompressed batch depend (I7: equal plans give equal bytes)."""
     return f"gzip={zlib_ng.ZLIBNG_VERSION} lz4={lz4.library_version_string()} snappy={cramjam.__version__} zstd={zstandard.__version__}"
 
@@ -137,14 +137,14 @@ def compress_into(codec: int, data: memoryview, out: memoryview) -> int:
     if codec == LZ4:
         return _compress_lz4(data, out)
     if codec == ZSTD:
-        return _put(_local.zstd_compressor.compress(data), out)
+        return _copy_to_start(_contexts.zstd_compressor.compress(data), out)
     if codec == SNAPPY:
         return _compress_xerial(data, out)
     if codec == GZIP:
         # wbits 31 writes mtime 0: the same input gives the same bytes (I7).
-        return _put(zlib_ng.compress(data, level=6, wbits=31), out)
+        return _copy_to_start(zlib_ng.compress(data, level=6, wbits=31), out)
     if codec == NONE:
-        return _put(data, out)
+        return _copy_to_start(data, out)
     raise CodecError(f"unknown compression codec {codec}")
 
 
@@ -156,11 +156,11 @@ def zstd_in_bulk(data: memoryview, bodies: bytes) -> Sequence[Any]:
 
     :param bodies: for each body, its position in ``data`` and its size, which must not be 0, as 64-bit numbers.
     """
-    made: Any = _local.zstd_compressor.multi_compress_to_buffer(zstandard.BufferWithSegments(data, bodies))
+    made: Any = _contexts.zstd_compressor.multi_compress_to_buffer(zstandard.BufferWithSegments(data, bodies))
     return list(made)
 
 
-def _put(data: Buffer, out: memoryview) -> int:
+def _copy_to_start(data: Buffer, out: memoryview) -> int:
     """Copy ``data`` to the beginning of ``out`` and return its size."""
     out[: len(data)] = data
     return len(data)
@@ -206,13 +206,13 @@ def decompress_into(codec: int, data: memoryview, out: ByteBuffer, limit: int, m
     """
     try:
         if codec == LZ4:
-            _unlz4(data, out, limit, magic)
+            _decompress_lz4(data, out, limit, magic)
         elif codec == ZSTD:
-            _unzstd(data, out, limit)
+            _decompress_zstd(data, out, limit)
         elif codec == SNAPPY:
-            _unsnappy(data, out, limit)
+            _decompress_snappy(data, out, limit)
         elif codec == GZIP:
-            _gunzip(data, out, limit)
+            _decompress_gzip(data, out, limit)
         elif codec == NONE:
             out.append(data)
         else:
@@ -223,12 +223,12 @@ def decompress_into(codec: int, data: memoryview, out: ByteBuffer, limit: int, m
         raise CodecError(f"{CODEC_NAMES[codec]} data cannot be read: {error}") from None
 
 
-def _too_large(codec: int, limit: int) -> CodecError:
+def _too_large_error(codec: int, limit: int) -> CodecError:
     """Return the error for a body that decompresses to more than ``limit`` bytes."""
     return CodecError(f"{CODEC_NAMES[codec]} data inflates beyond {limit} bytes (max_decompressed_batch_bytes)")
 
 
-def _gunzip(data: memoryview, out: ByteBuffer, limit: int) -> None:
+def _decompress_gzip(data: memoryview, out: ByteBuffer, limit: int) -> None:
     size = 0
     rest: Buffer = data
     while True:
@@ -236,7 +236,7 @@ def _gunzip(data: memoryview, out: ByteBuffer, limit: int) -> None:
         part = member.decompress(rest, limit - size + 1)
         size += len(part)
         if size > limit:
-            raise _too_large(GZIP, limit)
+            raise _too_large_error(GZIP, limit)
         if not member.eof:
             raise CodecError("gzip data ends early")
         out.append(part)
@@ -246,11 +246,11 @@ def _gunzip(data: memoryview, out: ByteBuffer, limit: int) -> None:
             return
 
 
-def _unsnappy(data: memoryview, out: ByteBuffer, limit: int) -> None:
+def _decompress_snappy(data: memoryview, out: ByteBuffer, limit: int) -> None:
     if bytes(data[:8]) != _XERIAL_MAGIC:
         if len(data) == 0:
             raise CodecError("snappy data is empty")
-        _unsnappy_block(data, out, limit, limit)
+        _decompress_snappy_block(data, out, limit, limit)
         return
     left = limit
     position = len(XERIAL_HEADER)
@@ -265,25 +265,25 @@ def _unsnappy(data: memoryview, out: ByteBuffer, limit: int) -> None:
         block = data[position : position + length]
         if length == 0 or len(block) != length:
             raise CodecError("snappy frame ends early")
-        left -= _unsnappy_block(block, out, left, limit)
+        left -= _decompress_snappy_block(block, out, left, limit)
         position += length
 
 
-def _unsnappy_block(block: memoryview, out: ByteBuffer, left: int, limit: int) -> int:
+def _decompress_snappy_block(block: memoryview, out: ByteBuffer, left: int, limit: int) -> int:
     """Decompress a raw snappy block and return its size. Raises CodecError if that exceeds ``left`` bytes; ``limit`` is for the message."""
     size: int = cramjam.snappy.decompress_raw_len(block)
     if size > left:
-        raise _too_large(SNAPPY, limit)
-    if cramjam.snappy.decompress_raw_into(block, out.room(size)) != size:
+        raise _too_large_error(SNAPPY, limit)
+    if cramjam.snappy.decompress_raw_into(block, out.reserve(size)) != size:
         raise CodecError("snappy block is shorter than it says")
     out.size += size
     return size
 
 
-def _unlz4(data: memoryview, out: ByteBuffer, limit: int, magic: int) -> None:
+def _decompress_lz4(data: memoryview, out: ByteBuffer, limit: int, magic: int) -> None:
     block_size = LZ4_PLAIN.get(bytes(data[:LZ4_HEADER_BYTES]))
     if block_size is None:
-        out.append(_unlz4_any(data, limit, magic))
+        out.append(_decompress_unusual_lz4(data, limit, magic))
         return
     most = out.size + limit
     begin, end = LZ4_HEADER_BYTES + 4, len(data)
@@ -299,14 +299,14 @@ def _unlz4(data: memoryview, out: ByteBuffer, limit: int, magic: int) -> None:
         if word & LZ4_STORED:
             out.append(data[begin:stop])
         else:
-            out.size += cramjam.lz4.decompress_block_into(data[begin:stop], out.room(block_size))
+            out.size += cramjam.lz4.decompress_block_into(data[begin:stop], out.reserve(block_size))
         if out.size > most:
-            raise _too_large(LZ4, limit)
+            raise _too_large_error(LZ4, limit)
         begin = stop + 4
     raise CodecError("lz4 frame ends early")
 
 
-def _unlz4_any(data: memoryview, limit: int, magic: int) -> bytes:
+def _decompress_unusual_lz4(data: memoryview, limit: int, magic: int) -> bytes:
     """Decompress an lz4 frame of a less common kind: with checksums, with content size, or with the header checksum of
     message format v0.
     """
@@ -316,21 +316,21 @@ def _unlz4_any(data: memoryview, limit: int, magic: int) -> bytes:
         raise CodecError("lz4 frame has linked blocks, which Kafka does not read")
     source = data
     if magic == 0:
-        source = _with_right_header_checksum(data)
-    decoder = _local.lz4_decompressor
+        source = _fix_header_checksum(data)
+    decoder = _contexts.lz4_decompressor
     decoder.reset()
     if len(data) * _LZ4_RATIO <= limit:
         out: bytes = decoder.decompress(source)
     else:
         out = decoder.decompress(source, limit + 1)
         if len(out) > limit:
-            raise _too_large(LZ4, limit)
+            raise _too_large_error(LZ4, limit)
     if not decoder.eof:
         raise CodecError("lz4 frame ends early")
     return out
 
 
-def _with_right_header_checksum(data: memoryview) -> memoryview:
+def _fix_header_checksum(data: memoryview) -> memoryview:
     """Return the lz4 frame with a valid header checksum. In message format v0 clients computed it over the frame's magic number, too
     (KAFKA-3160).
     """
@@ -340,40 +340,40 @@ def _with_right_header_checksum(data: memoryview) -> memoryview:
     return memoryview(patched)
 
 
-def _unzstd(data: memoryview, out: ByteBuffer, limit: int) -> None:
+def _decompress_zstd(data: memoryview, out: ByteBuffer, limit: int) -> None:
     # What clients write is one frame of unknown content size: where it is not too large, one call reads it.
     if len(data) > 8 and not data[4] & 0xE0 and _zstd_frame_end(data, 0) == len(data):
         most = min(limit, max(_ZSTD_RATIO * len(data), 1 << 16))
         try:
-            out.append(_local.zstd_decompressor.decompress(data, max_output_size=most))
+            out.append(_contexts.zstd_decompressor.decompress(data, max_output_size=most))
         except zstandard.ZstdError:
             pass  # who reads it in pieces says what is wrong, or that there is more
         else:
             return
-    _unzstd_any(data, out, limit)
+    _decompress_unusual_zstd(data, out, limit)
 
 
-def _unzstd_any(data: memoryview, out: ByteBuffer, limit: int) -> None:
+def _decompress_unusual_zstd(data: memoryview, out: ByteBuffer, limit: int) -> None:
     # Frames without a content size need the streaming reader; it also reads several frames, as Java does.
-    reader = _local.zstd_decompressor.stream_reader(data, read_across_frames=True)
+    reader = _contexts.zstd_decompressor.stream_reader(data, read_across_frames=True)
     left = limit
     guess = max(4 * len(data), 1 << 16)
     while True:
-        room = out.room(min(left + 1, guess))
+        room = out.reserve(min(left + 1, guess))
         size = reader.readinto(room)
         out.size += size
         left -= size
         if left < 0:
-            raise _too_large(ZSTD, limit)
+            raise _too_large_error(ZSTD, limit)
         if size < len(room):
             break
         guess *= 2
     # The reader takes the end of its input for the end of the frame.
-    if not _whole_zstd_frames(data):
+    if not _are_complete_zstd_frames(data):
         raise CodecError("zstd data ends early")
 
 
-def _whole_zstd_frames(data: memoryview) -> bool:
+def _are_complete_zstd_frames(data: memoryview) -> bool:
     """Return whether the bytes are complete zstd frames, with nothing after the last one."""
     at = 0
     while 0 <= at < len(data):

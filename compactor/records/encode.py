@@ -68,7 +68,7 @@ class OutputBuffer:
 
 
 @measure_stage(WorkStage.ENCODE, lambda raw, table, chunk, *_: chunk.body_bytes)
-def encode(
+def encode_chunk(
     raw: Bytes,
     table: BatchTable,
     chunk: Chunk,
@@ -83,7 +83,7 @@ def encode(
     """Encode the batches of a chunk as ``action`` says. The result is in ``output`` and valid until the next call.
 
     :param raw: the segment's bytes, from which unchanged batches are copied.
-    :param first_row: number of each batch's first row, as ``parse`` returns it.
+    :param first_row: number of each batch's first row, as ``parse_records`` returns it.
     :param keep: a flag per row: whether the record stays. Only used for REWRITE.
     :param action: DROP, COPY, REWRITE or EMPTY per batch.
     :param horizon: delete horizon in milliseconds of each rewritten batch, or NO_HORIZON.
@@ -100,16 +100,16 @@ def encode(
     if not compressed:
         bound += int(table.size[some][action == COPY].sum())
     if np.any(rows.flags & TAIL_LOOSE):
-        loose = np.flatnonzero(_loose_rows(rows.flags, first_row, action, keep))
+        loose = np.flatnonzero(_rows_to_reencode(rows.flags, first_row, action, keep))
         if len(loose):
-            buf, rows = _with_strict_tails(buf, rows, loose)
+            buf, rows = _reencode_tails(buf, rows, loose)
             bound += len(buf)
-    output.plain.room(bound)
+    output.plain.reserve(bound)
     start = np.empty(len(action), np.int64)
     size = np.empty(len(action), np.int64)
     last_offset = table.last_offset[some].copy()
     max_timestamp = table.max_timestamp[some].copy()
-    problem, batch = _encode(
+    problem, batch = _encode_batches(
         raw,
         buf,
         table.position[some],
@@ -154,21 +154,23 @@ def encode(
         )
     kept = action != DROP
     if compressed:
-        written = _packed(raw, table, chunk, action, start, size, output)
+        written = _compress_bodies(raw, table, chunk, action, start, size, output)
     else:
         written = memoryview(output.plain.array)[: int(size.sum())]
-        _seal(output.plain.array, read_only(output.plain.array), action, size)
+        _write_lengths_and_crcs(output.plain.array, read_only(output.plain.array), action, size)
     return Encoded(written, size[kept], last_offset[kept], max_timestamp[kept], action[kept] != COPY)
 
 
-def _packed(raw: Bytes, table: BatchTable, chunk: Chunk, action: Actions, start: Int64s, size: Int64s, output: OutputBuffer) -> memoryview:
-    """Compress the bodies that ``_encode`` wrote, and return all batches in order. ``size`` is changed to the compressed sizes."""
+def _compress_bodies(
+    raw: Bytes, table: BatchTable, chunk: Chunk, action: Actions, start: Int64s, size: Int64s, output: OutputBuffer
+) -> memoryview:
+    """Compress the bodies that ``_encode_batches`` wrote, and return all batches in order. ``size`` is changed to the compressed sizes."""
     some = slice(chunk.first, chunk.last)
     body = np.where(action == REWRITE, size - HEADER, 0)
     bound = codecs.compressed_bound(body)
     slot = np.cumsum(bound) - bound  # where each compressed body begins; its room is what it may need
-    output.slots.room(int(bound.sum()))
-    output.packed.room(int(bound.sum()) + HEADER * len(action) + int(table.size[some][action == COPY].sum()))
+    output.slots.reserve(int(bound.sum()))
+    output.packed.reserve(int(bound.sum()) + HEADER * len(action) + int(table.size[some][action == COPY].sum()))
     rewritten = np.flatnonzero(action == REWRITE)
     codec = table.attributes[some][rewritten] & np.int16(CODEC_MASK)
     size[rewritten] = HEADER + deflate_into(
@@ -176,7 +178,7 @@ def _packed(raw: Bytes, table: BatchTable, chunk: Chunk, action: Actions, start:
         bound[rewritten],
     )  # fmt: skip
     _assemble(raw, table.position[some], output.plain.array, start, output.slots.array, slot, action, size, output.packed.array)
-    _seal(output.packed.array, read_only(output.packed.array), action, size)
+    _write_lengths_and_crcs(output.packed.array, read_only(output.packed.array), action, size)
     return memoryview(output.packed.array)[: int(size.sum())]
 
 
@@ -190,7 +192,7 @@ def empty_batch(base_offset: int, last_offset: int, leader_epoch: int, max_times
 
 
 @kernel
-def _loose_rows(flags: npt.NDArray[np.uint8], first_row: Int64s, action: Actions, keep: Flags) -> Flags:
+def _rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: Int64s, action: Actions, keep: Flags) -> Flags:
     """Return a flag per row: whether the record stays and its tail must be re-encoded, because Kafka would encode it differently."""
     loose = np.zeros(keep.size, np.bool_)
     for batch in range(action.size):
@@ -200,7 +202,7 @@ def _loose_rows(flags: npt.NDArray[np.uint8], first_row: Int64s, action: Actions
     return loose
 
 
-def _with_strict_tails(buf: Bytes, rows: Rows, loose: Int64s) -> tuple[Bytes, Rows]:
+def _reencode_tails(buf: Bytes, rows: Rows, loose: Int64s) -> tuple[Bytes, Rows]:
     """Return a small byte array and rows in which the tails of the rows ``loose`` are encoded as Kafka encodes them."""
     low, high = int(rows.start[0]), int(rows.end[-1])
     parts = [buf[low:high].tobytes()]
@@ -218,7 +220,7 @@ def _with_strict_tails(buf: Bytes, rows: Rows, loose: Int64s) -> tuple[Bytes, Ro
     )
     at = high - low
     for row in loose.tolist():
-        tail = _strict_tail(buf[int(rows.tail[row]) : int(rows.end[row])])
+        tail = _reencode_tail(buf[int(rows.tail[row]) : int(rows.end[row])])
         parts.append(tail)
         moved.tail[row] = at
         at += len(tail)
@@ -226,7 +228,7 @@ def _with_strict_tails(buf: Bytes, rows: Rows, loose: Int64s) -> tuple[Bytes, Ro
     return read_only(np.frombuffer(b"".join(parts), np.uint8)), moved
 
 
-def _strict_tail(tail: Bytes) -> bytes:
+def _reencode_tail(tail: Bytes) -> bytes:
     """Re-encode key, value and headers of a record: with shortest varints, and header names as Java decodes and encodes them."""
     out = bytearray()
     at = 0
@@ -243,20 +245,20 @@ def _strict_tail(tail: Bytes) -> bytes:
         at += max(length, 0)
         if name:
             data = as_java_utf8(data)
-        out.extend(_varint(len(data) if length >= 0 else -1) + data)
+        out.extend(_encode_varint(len(data) if length >= 0 else -1) + data)
 
     with np.errstate(over="ignore"):
         text(False)
         text(False)
         headers = number()
-        out.extend(_varint(headers))
+        out.extend(_encode_varint(headers))
         for _ in range(headers):
             text(True)
             text(False)
     return bytes(out)
 
 
-def _varint(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     """Return the shortest zigzag varint of ``value``."""
     buf = np.empty(10, np.uint8)
     return buf[: write_varint(buf, 0, np.int64(value))].tobytes()
@@ -280,7 +282,7 @@ def as_java_utf8(name: bytes) -> bytes:
 
 
 @kernel
-def _seal(out: Bytes, same: Bytes, action: Actions, size: Int64s) -> None:
+def _write_lengths_and_crcs(out: Bytes, same: Bytes, action: Actions, size: Int64s) -> None:
     """Write length and CRC into all batches of ``out`` that are not copies.
 
     :param same: a read-only view of ``out``, because the CRC kernel is compiled for read-only arrays.
@@ -314,7 +316,7 @@ def _assemble(
 
 
 @leaf
-def _header(
+def _write_header(
     out: Bytes,
     at: int,
     base: int,
@@ -343,7 +345,7 @@ def _header(
 
 
 @leaf
-def _legacy_tail(buf: Bytes, out: Bytes, at: int, key_start: int, key_length: int, value_start: int, value_length: int) -> int:
+def _write_legacy_tail(buf: Bytes, out: Bytes, at: int, key_start: int, key_length: int, value_start: int, value_length: int) -> int:
     """Write key, value and an empty header list of a v0/v1 record in format v2 at position ``at``. Return the position after it."""
     at = write_varint(out, at, key_length)
     if key_length > 0:
@@ -358,7 +360,7 @@ def _legacy_tail(buf: Bytes, out: Bytes, at: int, key_start: int, key_length: in
 
 
 @leaf
-def _refusal(type_bits: int, pid: int, epoch: int, sequence: int) -> int:
+def _builder_problem(type_bits: int, pid: int, epoch: int, sequence: int) -> int:
     """Return the number of the problem for which Kafka's builder would refuse such a batch (MemoryRecordsBuilder.validateProducerState), or
     0.
     """
@@ -372,7 +374,7 @@ def _refusal(type_bits: int, pid: int, epoch: int, sequence: int) -> int:
 
 
 @leaf
-def _staying(keep: Flags, timestamp: Int64s, begin: int, stop: int) -> tuple[int, int, int, int, int]:
+def _summarize_kept_rows(keep: Flags, timestamp: Int64s, begin: int, stop: int) -> tuple[int, int, int, int, int]:
     """Return (first row, last row, number of rows, lowest timestamp, highest timestamp or -1) of the rows in [begin, stop) that stay."""
     first = np.int64(-1)
     last = np.int64(-1)
@@ -442,7 +444,9 @@ def _write_rows(
         write = write_varint(out, write + 1, stamp)
         write = write_varint(out, write, delta)
         if flags[row] & LEGACY:
-            write = _legacy_tail(buf, out, write, key_start[row], np.int64(key_length[row]), value_start[row], np.int64(value_length[row]))
+            write = _write_legacy_tail(
+                buf, out, write, key_start[row], np.int64(key_length[row]), value_start[row], np.int64(value_length[row])
+            )
         else:
             copy_bytes(out, write, buf, tail[row], tail_size)
             write += tail_size
@@ -451,7 +455,7 @@ def _write_rows(
 
 
 @kernel
-def _encode(
+def _encode_batches(
     raw: Bytes,
     buf: Bytes,
     position: Int64s,
@@ -486,7 +490,9 @@ def _encode(
     out_size: Int64s,
 ) -> tuple[int, int]:
     """Encode all batches of a chunk into ``out``. Return the number of a problem (an index of _PROBLEMS, 0 for none) and the batch that has
-    it. ``last_offset``, ``max_timestamp``, ``out_start`` and ``out_size`` are set. ``compressed``: ``_packed`` will compress the bodies.
+    it. ``last_offset``, ``max_timestamp``, ``out_start`` and ``out_size`` are set.
+
+    :param compressed: whether ``_compress_bodies`` will compress the bodies.
     """
     at = np.int64(0)
     for batch in range(action.size):
@@ -505,18 +511,18 @@ def _encode(
         epoch = np.int64(producer_epoch[batch])
         sequence = np.int64(base_sequence[batch])
         if action[batch] == EMPTY:
-            _header(
+            _write_header(
                 out, at, base_offset[batch], np.int64(leader_epoch[batch]), type_bits, last_offset[batch],
                 np.int64(-1), max_timestamp[batch], pid, epoch, sequence, 0,
             )  # fmt: skip
             out_size[batch] = HEADER
             at += HEADER
             continue
-        problem = _refusal(type_bits, pid, epoch, sequence)
+        problem = _builder_problem(type_bits, pid, epoch, sequence)
         if problem:
             return problem, batch
         # What stays decides base and maximum timestamp; of legacy batches the offsets as well.
-        first, last, count, lowest, highest = _staying(keep, timestamp, first_row[batch], first_row[batch + 1])
+        first, last, count, lowest, highest = _summarize_kept_rows(keep, timestamp, first_row[batch], first_row[batch + 1])
         if lowest < -1:
             return 1, batch
         dated = horizon[batch] != NO_HORIZON
@@ -534,7 +540,7 @@ def _encode(
             buf, out, at + HEADER, first, last, base, base_timestamp, whole, offset, timestamp, start, tail, end, key_start, value_start,
             key_length, value_length, flags, keep,
         )  # fmt: skip
-        _header(
+        _write_header(
             out, at, base, np.int64(leader_epoch[batch]), bits, last_offset[batch],
             base_timestamp, max_timestamp[batch], pid, epoch, sequence, count,
         )  # fmt: skip

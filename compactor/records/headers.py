@@ -35,7 +35,7 @@ _LEFT: Final = 1
 _STATE: Final = 2
 
 
-def headers_of(buf: Bytes, position: Int64s) -> HeaderBytes:
+def copy_headers(buf: Bytes, position: Int64s) -> HeaderBytes:
     """Return a copy of the v2 batch headers at these byte positions, shape (batches, 61). Raises IndexError if one is
     not within ``buf``.
     """
@@ -49,7 +49,7 @@ def headers_of(buf: Bytes, position: Int64s) -> HeaderBytes:
 
 def digest_of_headers(headers: HeaderBytes) -> str:
     """Return the SHA-256 of batch headers in hexadecimal. It covers the payloads only if the batches' CRCs were verified, as in
-    ``checked_digest``.
+    ``verified_header_digest``.
     """
     digest = hashlib.sha256(_PREFIX)
     digest.update(np.ascontiguousarray(headers).reshape(-1).data)
@@ -78,7 +78,7 @@ class DigestInPieces:
             return
         buf = read_only(np.frombuffer(data, np.uint8))
         out = np.empty((len(buf) // HEADER_BYTES + 1) * HEADER_BYTES, np.uint8)
-        done = _walk(self._between, self._header, buf, out)
+        done = _collect_headers(self._between, self._header, buf, out)
         self._is_sound = done >= 0
         if self._is_sound:
             self._digest.update(out[: done * HEADER_BYTES].data)
@@ -88,7 +88,7 @@ class DigestInPieces:
         return self._digest.hexdigest() if self._is_sound and not self._between[_HAVE] else ""
 
 
-def checked_digest(path: Path) -> str:
+def verified_header_digest(path: Path) -> str:
     """Return ``digest_of_headers`` of a file after verifying the CRC of every batch.
 
     The result is empty if a CRC does not match, if the file holds anything but v2 batches, or if it ends within a batch.
@@ -111,7 +111,7 @@ def _crc_of_batches(headers: Bytes, powers: CrcTable) -> int:
 
 
 @kernel
-def _walk(between: Int64s, header: Bytes, buf: Bytes, out: Bytes) -> int:
+def _collect_headers(between: Int64s, header: Bytes, buf: Bytes, out: Bytes) -> int:
     """Write the headers of the batches that end in ``buf`` to ``out`` and return their number, or -1 if a batch is not v2 or its CRC does
     not match.
 

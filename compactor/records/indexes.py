@@ -21,7 +21,7 @@ TXN_ENTRY: Final = np.dtype(
 TxnEntries = npt.NDArray[Any]
 
 
-def build(base: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, interval: int) -> tuple[bytes, bytes]:
+def build_indexes(base: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, interval: int) -> tuple[bytes, bytes]:
     """Return the bytes of a segment's offset index and time index.
 
     The offset index has one entry for each batch that begins more than ``interval`` bytes after the batch of the entry before; the time
@@ -32,7 +32,7 @@ def build(base: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, i
     :param size, last_offset, max_timestamp: columns of its batches.
     :param interval: distance of entries in bytes.
     """
-    offsets, positions, times, time_offsets, n, m = _entries(base, size, last_offset, max_timestamp, interval)
+    offsets, positions, times, time_offsets, n, m = _index_entries(base, size, last_offset, max_timestamp, interval)
     index = np.empty(n, OFFSET_ENTRY)
     index["offset"], index["position"] = offsets[:n], positions[:n]
     timeindex = np.empty(m, TIME_ENTRY)
@@ -41,7 +41,7 @@ def build(base: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, i
 
 
 @kernel
-def _entries(
+def _index_entries(
     base: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, interval: int
 ) -> tuple[Int64s, Int64s, Int64s, Int64s, int, int]:
     """Return the columns of both indexes (offset, position, timestamp, offset) and the number of entries of each."""

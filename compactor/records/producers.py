@@ -54,7 +54,7 @@ class ProducerStates:
         opened = opened[opened >= 0]
         return int(opened.min()) if len(opened) else None
 
-    def is_of(self, offset: int, replayed: ProducerStates) -> bool:
+    def can_be_state_at(self, offset: int, replayed: ProducerStates) -> bool:
         """Return whether this can be the state at ``offset`` of a log whose remaining batches up to there give the state ``replayed``.
 
         Producers that are only in this state are accepted, because their batches may have been removed by cleaning. A batch in the log that
@@ -67,7 +67,7 @@ class ProducerStates:
         behind = (known["last_offset"] >= 0) & (known["last_offset"] < told["last_offset"])
         return not np.any(behind & (known["epoch"] == told["epoch"]))
 
-    def rewound(self, end_offset: int, known: ProducerStates | None = None) -> ProducerStates:
+    def rewind_to(self, end_offset: int, known: ProducerStates | None = None) -> ProducerStates:
         """Return the state at the earlier offset ``end_offset`` (inclusive), as far as it is known: ``known``, and producers that have
         written nothing since.
         """

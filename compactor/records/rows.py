@@ -78,7 +78,7 @@ class RowBuffers:
     def __init__(self) -> None:
         self._arrays = _allocate(1 << 14)
 
-    def take(self, count: int) -> Rows:
+    def rows_for(self, count: int) -> Rows:
         """Return uninitialized rows for ``count`` records, valid until the next call."""
         if count > len(self._arrays[0]):
             self._arrays = _allocate(max(count, 2 * len(self._arrays[0])))
@@ -111,7 +111,7 @@ class Chunk:
 
 
 @measure_stage(WorkStage.PARSE, lambda table, chunk, *_: chunk.body_bytes)
-def parse(table: BatchTable, chunk: Chunk, buffers: RowBuffers, segment: str) -> tuple[Rows, Int64s]:
+def parse_records(table: BatchTable, chunk: Chunk, buffers: RowBuffers, segment: str) -> tuple[Rows, Int64s]:
     """Parse the records of a chunk. Return its rows, and the number of each batch's first row (one more entry than batches).
 
     The rows are in ``buffers`` and valid until the next call. Raises BadData, naming the batch; ``segment`` is the segment's name for
@@ -124,16 +124,16 @@ def parse(table: BatchTable, chunk: Chunk, buffers: RowBuffers, segment: str) ->
         # A record takes seven bytes at least: what claims more is refused before memory is set aside for it.
         too_many = np.flatnonzero(counts * 7 > chunk.body_end - chunk.body_start)
         if len(too_many):
-            raise _bad(table, chunk.first + int(too_many[0]), 1, segment)
+            raise _parse_error(table, chunk.first + int(too_many[0]), 1, segment)
     elif int(table.codec[chunk.first]):
         counts, problem, batch = _count_entries(chunk.buf, chunk.body_start, chunk.body_end, chunk.wanted)
         if problem:
-            raise _bad(table, chunk.first + batch, problem, segment)
+            raise _parse_error(table, chunk.first + batch, problem, segment)
     else:
         counts = chunk.wanted.astype(np.int64)
     first_row = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=first_row[1:])
-    rows = buffers.take(int(first_row[-1]))
+    rows = buffers.rows_for(int(first_row[-1]))
     fill = _parse_v2 if magic == 2 else _parse_legacy
     problem, batch = fill(
         chunk.buf,
@@ -158,11 +158,11 @@ def parse(table: BatchTable, chunk: Chunk, buffers: RowBuffers, segment: str) ->
         rows.flags,
     )
     if problem:
-        raise _bad(table, chunk.first + batch, problem, segment)
+        raise _parse_error(table, chunk.first + batch, problem, segment)
     return rows, first_row
 
 
-def _bad(table: BatchTable, batch: int, problem: int, segment: str) -> BadData:
+def _parse_error(table: BatchTable, batch: int, problem: int, segment: str) -> BadData:
     """Return the error for a batch that cannot be parsed. ``problem`` is an index of _PROBLEMS."""
     return BadData(
         _PROBLEMS[problem],
@@ -173,7 +173,7 @@ def _bad(table: BatchTable, batch: int, problem: int, segment: str) -> BadData:
     )
 
 
-def plain_chunk(buf: Bytes, table: BatchTable, first: int, last: int, wanted: npt.NDArray[np.bool_]) -> Chunk:
+def uncompressed_chunk(buf: Bytes, table: BatchTable, first: int, last: int, wanted: npt.NDArray[np.bool_]) -> Chunk:
     """Return a chunk of uncompressed batches without copying their bytes."""
     position = table.position[first:last]
     start = position + HEADER if table.magic[first] == 2 else position
@@ -184,7 +184,7 @@ def plain_chunk(buf: Bytes, table: BatchTable, first: int, last: int, wanted: np
 
 
 @leaf
-def _padded(buf: Bytes, start: int, end: int) -> bool:
+def _is_overlong_varint(buf: Bytes, start: int, end: int) -> bool:
     """Return whether the varint at ``start`` is longer than necessary."""
     return end - start > 1 and (buf[end - 1] == 0 or (end - start == 10 and buf[end - 1] > 1))
 
@@ -198,7 +198,7 @@ def _skip_headers(buf: Bytes, at: int, end: int) -> tuple[int, int, int]:
         return 3, at, 0
     if count < 0 or count > end - at:
         return 4, at, 0
-    flags = TAIL_LOOSE if _padded(buf, before, at) else 0
+    flags = TAIL_LOOSE if _is_overlong_varint(buf, before, at) else 0
     if count > 0:
         flags |= HAS_HEADERS
     for _ in range(count):
@@ -210,7 +210,7 @@ def _skip_headers(buf: Bytes, at: int, end: int) -> tuple[int, int, int]:
             return 4, at, flags
         if length > end - at:
             return 1, at, flags
-        if _padded(buf, before, at):
+        if _is_overlong_varint(buf, before, at):
             flags |= TAIL_LOOSE
         for i in range(at, at + length):
             if buf[i] >= 128:
@@ -222,14 +222,14 @@ def _skip_headers(buf: Bytes, at: int, end: int) -> tuple[int, int, int]:
             return 3, at, flags
         if length > end - at:
             return 1, at, flags
-        if length < -1 or _padded(buf, before, at):
+        if length < -1 or _is_overlong_varint(buf, before, at):
             flags |= TAIL_LOOSE
         at += max(length, 0)
     return 0, at, flags
 
 
 @leaf
-def _field(buf: Bytes, at: int, stop: int) -> tuple[int, int, int, int]:
+def _read_field(buf: Bytes, at: int, stop: int) -> tuple[int, int, int, int]:
     """Return (problem, length, position of the bytes, flags) of a key or value. Any negative length means null and becomes -1."""
     before = at
     length, at = read_varint(buf, at, stop)
@@ -237,7 +237,7 @@ def _field(buf: Bytes, at: int, stop: int) -> tuple[int, int, int, int]:
         return 3, length, at, 0
     if length > stop - at:
         return 1, length, at, 0
-    loose = TAIL_LOOSE if length < -1 or _padded(buf, before, at) else 0
+    loose = TAIL_LOOSE if length < -1 or _is_overlong_varint(buf, before, at) else 0
     return 0, max(length, np.int64(-1)), at, loose
 
 
@@ -281,20 +281,20 @@ def _parse_v2(
             # Records of one log are about equally long: the head of the one after next is where this guess says.
             prefetch_read(buf, stop + 2 * (stop - start[row]))
             loose = np.int64(0)
-            if _padded(buf, start[row], at) or length == 0 or buf[at] != 0:
+            if _is_overlong_varint(buf, start[row], at) or length == 0 or buf[at] != 0:
                 loose = HEAD_LOOSE
             before = at + 1
             delta, at = read_varint(buf, before, stop)
             if at < 0:
                 return 3, batch
-            if _padded(buf, before, at):
+            if _is_overlong_varint(buf, before, at):
                 loose |= HEAD_LOOSE
             timestamp[row] = max_timestamp[batch] if appended else base_timestamp[batch] + delta
             before = at
             delta, at = read_varint(buf, before, stop)
             if at < 0:
                 return 3, batch
-            if _padded(buf, before, at):
+            if _is_overlong_varint(buf, before, at):
                 loose |= HEAD_LOOSE
             offset[row] = base_offset[batch] + delta
             if offset[row] < base_offset[batch] or offset[row] > last_offset[batch]:
@@ -303,13 +303,13 @@ def _parse_v2(
                 return 6, batch
             previous = offset[row]
             tail[row] = at
-            problem, length, at, more = _field(buf, at, stop)
+            problem, length, at, more = _read_field(buf, at, stop)
             if problem:
                 return problem, batch
             loose |= more
             key_start[row] = at
             key_length[row] = length
-            problem, length, at, more = _field(buf, at + max(length, 0), stop)
+            problem, length, at, more = _read_field(buf, at + max(length, 0), stop)
             if problem:
                 return problem, batch
             loose |= more

@@ -24,7 +24,7 @@ _MAGIC: Final = np.uint64(int.from_bytes(codecs.XERIAL_HEADER[:8], "little"))
 
 
 @leaf
-def _inflate_block(buf: Bytes, at: int, end: int, out: Bytes, to: int, most: int) -> int:
+def _decompress_block(buf: Bytes, at: int, end: int, out: Bytes, to: int, most: int) -> int:
     """Return where the block's content ends in ``out``, or -1 if it is corrupt or unusual, exceeds ``most``, or does not fit."""
     size = shift = 0
     byte = 128
@@ -85,32 +85,32 @@ def _inflate_block(buf: Bytes, at: int, end: int, out: Bytes, to: int, most: int
 
 
 @leaf
-def _inflate_body(buf: Bytes, at: int, end: int, out: Bytes, to: int, limit: int) -> int:
+def _decompress_body(buf: Bytes, at: int, end: int, out: Bytes, to: int, limit: int) -> int:
     """Return where the body's content ends in ``out``, or -1 if ``codecs`` must read it."""
     most = to + limit
     if end - at < 8 or end + _WIDE > buf.size:
         return -1
     if load_u64(buf, at) != _MAGIC:
-        return _inflate_block(buf, at, end, out, to, most)
+        return _decompress_block(buf, at, end, out, to, most)
     at += _HEADER.size
     while to >= 0 and at + 4 <= end:
         size = np.int64(load_i32(buf, at))
         at += 4
         # A size as large as the magic's first word says that another stream begins: for others, too.
-        to = _inflate_block(buf, at, at + size, out, to, most) if 0 < size <= end - at else np.int64(-1)
+        to = _decompress_block(buf, at, at + size, out, to, most) if 0 < size <= end - at else np.int64(-1)
         at += size
     return to if at == end else -1
 
 
 @kernel
-def inflate(
+def decompress_bodies(
     buf: Bytes, codec: npt.NDArray[np.int16], start: Int64s, end: Int64s, wanted: npt.NDArray[np.bool_], batch: int, out: Bytes, to: int,
     limit: int, most: int, ends: Int64s,
 ) -> tuple[int, int]:  # fmt: skip
     """Return the first batch from ``batch`` on that ``codecs`` must read, and the end of the content of ``out``."""
     while batch < wanted.size and to <= most:
         if wanted[batch]:
-            after = _inflate_body(buf, start[batch], end[batch], out, to, limit) if codec[batch] == codecs.SNAPPY else np.int64(-1)
+            after = _decompress_body(buf, start[batch], end[batch], out, to, limit) if codec[batch] == codecs.SNAPPY else np.int64(-1)
             if after < 0:
                 break
             to = after

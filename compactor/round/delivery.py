@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compactor.cleaner.passes.describe import content_of, first_due_ms, first_due_ms_of
+from compactor.cleaner.passes.describe import describe_content, first_due_ms_by_counts, read_first_due_ms
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.model.balance import DigestSum
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.batches import BatchTable
-from compactor.records.headers import digest_of_headers, headers_of
+from compactor.records.headers import copy_headers, digest_of_headers
 from compactor.round.partial.rewrite import ComposedSegment
 from compactor.storage.port import ComposeSource
 from compactor.tier.contents import file_sha256
@@ -48,7 +48,7 @@ class FinishedSegment:
         :param digests: whether to record the digest of the batch headers, too (``SegmentLayout.keeps_digests``).
         """
         log = describe_log(output) if digests else describe_file(contents["log"])
-        return FinishedSegment(output.table, log, contents, first_due_ms(output, limit))
+        return FinishedSegment(output.table, log, contents, read_first_due_ms(output, limit))
 
     @staticmethod
     def from_pieces(made: ComposedSegment, pieces: Sequence[ComposeSource], contents: Mapping[str, Path | bytes]) -> FinishedSegment:
@@ -56,7 +56,7 @@ class FinishedSegment:
 
         :param contents: file or bytes of each kind except the log.
         """
-        size, due = int(made.table.size.sum()), first_due_ms_of(made.table, made.due)
+        size, due = int(made.table.size.sum()), first_due_ms_by_counts(made.table, made.due)
         log = SegmentFile(size=size, batches=digest_of_headers(made.directory.headers))
         return FinishedSegment(made.table, log, contents, due, pieces)
 
@@ -81,7 +81,7 @@ def upload_segment(
     :raises CannotCopy: if the store cannot compose the log from pieces.
     """
     layout, publisher = where
-    about = content_of(made.table)
+    about = describe_content(made.table)
     metadata = RemoteLogSegmentMetadata(
         id=task.new_segment_id,
         start_offset=task.start_offset,
@@ -119,5 +119,5 @@ def describe_log(source: SourceSegment) -> SegmentFile:
     :param source: a log whose CRCs are known to be valid.
     """
     sha256 = hashlib.sha256(source.buf.data).hexdigest()
-    batches = digest_of_headers(headers_of(source.buf, source.table.position)) if (source.table.magic == 2).all() else ""
+    batches = digest_of_headers(copy_headers(source.buf, source.table.position)) if (source.table.magic == 2).all() else ""
     return SegmentFile(size=source.size, sha256=sha256, batches=batches)

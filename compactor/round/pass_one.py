@@ -259,7 +259,7 @@ def _attempt_in_memory(job: _PassOneJob, expected: int, rows: int) -> PassOneRes
     try:
         _scan_dirty(scan)
         _fold_transactions(scan)
-        looks = _decide_by_sidecars(job, _bound_on_disk_keys(job, rows) if survivors.on_disk else survivors.keys)
+        looks = _decide_by_sidecars(job, _bound_on_disk_keys(job, rows) if survivors.is_on_disk else survivors.keys)
         answers = _ask_filters(scan, looks, _FilterAnswers())
         answers = _choose_segment_parts(scan, looks, answers)
         survivors.finish_part()
@@ -372,7 +372,7 @@ def _scan_dirty(scan: _ScanAttempt) -> None:
                 opened.verdicts[ordinal] = Verdicts(aborted, aborted, np.zeros(len(aborted), np.bool_), np.empty(0, TXN_ENTRY))
             # Only the outcomes of markers are known yet, so chunks that contain markers are not cleaned ahead.
             ahead = not np.any((source.table.control != NOT_CONTROL) & (source.table.codec > 0))
-            survivors.scan(source, survivors.key_scan.batches_to_map(source), job.settings.workers, ahead=ahead)
+            survivors.scan_dirty_segment(source, survivors.key_scan.batches_to_map(source), job.settings.workers, ahead=ahead)
 
 
 def _fold_transactions(scan: _ScanAttempt) -> None:
@@ -415,7 +415,7 @@ def _reason_due_by_fold(job: _PassOneJob, ordinal: int) -> str:
 
 def _ask_filters(scan: _ScanAttempt, looks: Mapping[int, SidecarDecision], before: _FilterAnswers) -> _FilterAnswers:
     """Ask filters about the keys of this part. With keys on disk, also read the segments that may have one of them."""
-    job, survivors, on_disk = scan.job, scan.survivors, scan.survivors.on_disk
+    job, survivors, on_disk = scan.job, scan.survivors, scan.survivors.is_on_disk
     asked = [n for n, look in looks.items() if look.askable and not look.may and (on_disk or not look.must)]
     met = _match_filters(scan, asked)
     if on_disk:
@@ -424,7 +424,7 @@ def _ask_filters(scan: _ScanAttempt, looks: Mapping[int, SidecarDecision], befor
         for ordinal in (*below, *straddling):
             with job.opened.map_segment(ordinal, scan.space.grant) as source:
                 job.settings.check()
-                survivors.scan_below(source, survivors.key_scan.batches_below(source), job.settings.workers)
+                survivors.scan_clean_segment(source, survivors.key_scan.batches_below(source), job.settings.workers)
     return replace(
         before,
         asked=before.asked | {n for n in asked if not looks[n].must},
@@ -439,7 +439,7 @@ def _choose_segment_parts(scan: _ScanAttempt, looks: dict[int, SidecarDecision],
     segment still has keys that are gone, and would match them round after round.
     """
     job, survivors, inquiry = scan.job, scan.survivors, scan.job.inquiry
-    if inquiry.sidecars is None or inquiry.in_part == frozenset() or survivors.on_disk:
+    if inquiry.sidecars is None or inquiry.in_part == frozenset() or survivors.is_on_disk:
         return answers
     copies, opened = job.reading.staging.layout.range_copies, job.opened
 
@@ -496,7 +496,7 @@ def _build_pass_one_result(scan: _ScanAttempt, looks: Mapping[int, SidecarDecisi
         job.opened,
         survivors,
         scan.finished,
-        engine="partitioned" if survivors.spilled else "memory",
+        engine="partitioned" if survivors.has_spilled else "memory",
         passes=passes,
         clean=clean_verdicts(
             {live[n].id: look for n, look in looks.items()},
@@ -519,7 +519,7 @@ def bound_remaining_bytes(found: PassOneResult, state: PartitionState) -> dict[s
     left = {}
     for ordinal, segment in enumerate(state.live):
         source = found.sources[ordinal]
-        counts = found.survivors.counts(source) if found.opened.is_segment_open(ordinal) else None
+        counts = found.survivors.survivor_counts(source) if found.opened.is_segment_open(ordinal) else None
         if counts is None or len(counts.kept) != len(source.table):
             continue
         data = source.table.control == NOT_CONTROL

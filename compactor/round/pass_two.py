@@ -40,7 +40,7 @@ from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.balance import BalanceKey
-from compactor.records.indexes import build
+from compactor.records.indexes import build_indexes
 from compactor.records.producers import ENTRY, ProducerStates, format_snapshot, parse_snapshot
 from compactor.round.delivery import FinishedSegment, describe_file, upload_segment
 from compactor.round.partial.plan import inherited_sidecar, is_key_directory_worthwhile, new_log_pieces
@@ -64,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 def executor_fingerprint() -> str:
     """Return the versions that decide the bytes of a round besides its plan. An executor with another fingerprint refuses the plan (I7)."""
-    return f"tiered-compactor={__version__} {codecs.fingerprint()}"
+    return f"tiered-compactor={__version__} {codecs.library_versions()}"
 
 
 @dataclass(frozen=True)
@@ -315,7 +315,7 @@ class PlanExecution:
         rewriting = RewritePass(answers.survivors, self._rules, interval, self._limit, answers.finished, answers.witness)
         grant.take(len(FILE_KINDS) * BLOCK)  # the last block of each file is partly unused
         part = self._part_of_group(members)
-        cleaned = rewriting.rewrite(
+        cleaned = rewriting.rewrite_group(
             task.start_offset,
             [partial(answers.open_segment, ordinal, grant) for ordinal in members],
             folder,
@@ -404,7 +404,7 @@ class PlanExecution:
         self, written: RewrittenGroup, part: SegmentPart, output: SourceSegment, joined: ComposedSegment
     ) -> FinishedSegment:
         task, table, source = written.task, joined.table, self._live[written.members[0]]
-        index, timeindex = build(
+        index, timeindex = build_indexes(
             task.start_offset, table.size, table.last_offset, table.max_timestamp, self._plan.policy.index_interval_bytes
         )
         log_key = self._worker.layout.object_name(self._partition, source, "log")
@@ -429,7 +429,7 @@ class PlanExecution:
             known = ProducerStates.none()
             if before is not None and "snapshot" in before.files:
                 known = parse_snapshot(self._reading.read_small_file(before, "snapshot"), self._reading.object_key(before, "snapshot"))
-            states = copied.rewound(end, known.rewound(last.start_offset - 1).replay(self._answers.sources[ordinal].table))
+            states = copied.rewind_to(end, known.rewind_to(last.start_offset - 1).replay(self._answers.sources[ordinal].table))
             found["snapshot"] = format_snapshot(states)
         if last.is_cut and "leader-epoch-checkpoint" in found:
             where = self._reading.object_key(last, "leader-epoch-checkpoint")
@@ -459,9 +459,9 @@ class PlanExecution:
         builder = SidecarBuilder(output, design, worker.hash_key, sketch=design is not None, directory=directory)
         with WorkerThreads(1) as workers:
             scan_into(builder, output, self._limit, workers)
-        worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(builder.sidecar(metadata.id))
+        worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(builder.build_sidecar(metadata.id))
         if directory:
-            worker.stats.sidecar_bytes_written += worker.sidecars.add_directory(builder.directory(metadata.id))
+            worker.stats.sidecar_bytes_written += worker.sidecars.add_directory(builder.build_directory(metadata.id))
 
     def _store_composed_sidecar(
         self, metadata: RemoteLogSegmentMetadata, source: RemoteLogSegmentMetadata, joined: ComposedSegment

@@ -11,7 +11,7 @@ from itertools import accumulate, groupby, pairwise
 from typing import Generic, NamedTuple, TypeVar
 
 from checkpoint.lineage import merge_segment_lineages
-from compactor.cleaner.passes.grouping import group
+from compactor.cleaner.passes.grouping import group_segments
 from compactor.config.settings import Cleaner
 from compactor.control.state import PartitionState
 from compactor.control.summary import PartitionFacts, SegmentFacts
@@ -261,7 +261,7 @@ class _GroupingRules:
         """Return groups of neighbouring segments, the last one ending before the offset ``end``."""
         cleaner = self.cleaner
         members = [GroupCandidate(segment, self.left.get(segment.id)) for segment in segments]
-        return group(members, cleaner.segment_bytes, cleaner.segment_index_bytes, end, self._may_join)
+        return group_segments(members, cleaner.segment_bytes, cleaner.segment_index_bytes, end, self._may_join)
 
     def _may_join(self, members: list[GroupCandidate], other: GroupCandidate) -> bool:
         """Return whether a segment may join a group.

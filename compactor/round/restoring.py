@@ -28,10 +28,10 @@ from compactor.local.staging import group_room
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.policy import MAX32
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.balance import BalanceKey, content_sum
+from compactor.records.balance import BalanceKey, sum_of_segment
 from compactor.records.batches import check_crcs
 from compactor.records.encode import empty_batch
-from compactor.records.indexes import TXN_ENTRY, build
+from compactor.records.indexes import TXN_ENTRY, build_indexes
 from compactor.round.compaction import disk_budget_bytes
 from compactor.round.delivery import FinishedSegment, upload_segment
 from compactor.round.pass_two import executor_fingerprint
@@ -186,7 +186,9 @@ class RestoreRound:
         name, made, limit = reading.partition, group.made, reading.inflate_limit
         output = open_source(0, log, task.start_offset, task.end_offset + 1, task.mtime_ms, -1, limit)
         table = output.table
-        index, timeindex = build(task.start_offset, table.size, table.last_offset, table.max_timestamp, plan.policy.index_interval_bytes)
+        index, timeindex = build_indexes(
+            task.start_offset, table.size, table.last_offset, table.max_timestamp, plan.policy.index_interval_bytes
+        )
         contents: dict[str, Path | bytes] = {"log": log, "index": index, "timeindex": timeindex}
         if entries:
             contents["txnindex"] = entries
@@ -199,7 +201,7 @@ class RestoreRound:
             task,
             FinishedSegment.from_local_files(output, contents, limit, digests=self.ports.layout.keeps_digests),
             open_txn_offset=made.open_txn_offset,
-            content=content_sum(output.buf, BalanceKey(self.hash_key)),
+            content=sum_of_segment(output.buf, BalanceKey(self.hash_key)),
             negative_timestamps=negative_timestamps(output, limit),
         )
         if problem:

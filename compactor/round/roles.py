@@ -11,7 +11,7 @@ import numpy as np
 from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.sidecar_builder import NO_BYTES, stand_in_source, verdicts_from_stand_in
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Verdicts, fold
+from compactor.cleaner.passes.transactions import Verdicts, fold_transactions
 from compactor.errors import BadData
 from compactor.local.budget import Grant, blocks
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -144,14 +144,14 @@ class SourceTable:
 
     def fold_transactions(self) -> None:
         """Compute the verdict on every batch, in place, because others hold the lists."""
-        self.verdicts[:] = fold(self.sources)
+        self.verdicts[:] = fold_transactions(self.sources)
         self.folded = True
 
 
 def _stand_in_source(reading: StagedSegmentReader, roles: SegmentRoles, ordinal: int) -> SourceSegment:
     segment, sidecar = roles.live[ordinal], roles.sidecar_head(ordinal).sidecar
     place = (ordinal, reading.log_key(ordinal), segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
-    return stand_in_source(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.empty(0))
+    return stand_in_source(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate(0))
 
 
 def _empty_verdicts() -> Verdicts:

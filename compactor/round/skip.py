@@ -170,7 +170,7 @@ def decide_by_sidecar(head: SidecarHead, due: str, *, keys: int, record: FilterR
     sidecar = head.sidecar
     if sidecar is None:
         return SidecarDecision(None, must=due or head.problem)
-    must = due or sidecar.due.reason(now_ms)
+    must = due or sidecar.due.reason_to_read(now_ms)
     askable = sidecar.made_for is not None and sidecar.useless_rate(keys) <= WORTH_ASKING
     if must or keys == 0 or sidecar.distinct_keys == 0:
         return SidecarDecision(sidecar, must, "" if must else "it has no key" if keys else "nothing is due in it", askable and keys > 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from compactor.cleaner.passes.sidecar_builder import NO_BYTES
-from compactor.cleaner.passes.source import SourceSegment, cut_after, open_source
+from compactor.cleaner.passes.source import SourceSegment, cut_after_offset, open_source
 from compactor.config.settings import Cleaner
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
@@ -135,7 +135,7 @@ class StagedSegmentReader:
                 txn_entries=self.read_txn_index(metadata) if txn_index else None,
             )  # fmt: skip
             source.name = self.log_key(ordinal)
-            source = cut_after(source, metadata.end_offset) if metadata.is_cut else source
+            source = cut_after_offset(source, metadata.end_offset) if metadata.is_cut else source
             try:
                 yield source
             finally:

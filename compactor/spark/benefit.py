@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.sidecar_builder import stand_in_source
-from compactor.cleaner.passes.transactions import fold
+from compactor.cleaner.passes.transactions import fold_transactions
 from compactor.config.settings import Cleaner
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -69,9 +69,9 @@ def has_delete_horizon_work(
         for place, (segment, sidecar) in enumerate(segments)
     ]
     cleaned_ids = {segment.id for segment in assessment.covered_segments}
-    for source, verdicts, (segment, sidecar) in zip(sources, fold(sources), segments, strict=True):
+    for source, verdicts, (segment, sidecar) in zip(sources, fold_transactions(sources), segments, strict=True):
         if segment.id in cleaned_ids and (
-            sidecar.due.reason(now_ms) or reason_markers_are_due(source.table, verdicts.aborted, verdicts.discardable, now_ms)
+            sidecar.due.reason_to_read(now_ms) or reason_markers_are_due(source.table, verdicts.aborted, verdicts.discardable, now_ms)
         ):
             return True
     return False

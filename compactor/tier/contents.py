@@ -199,9 +199,9 @@ def read_recorded(layout: SegmentLayout, name: TopicPartition, segment: RemoteLo
 def _describe_download(transferred: int, path: Path, file: SegmentFile) -> Download:
     found = SegmentFile(size=path.stat().st_size, sha256=file_sha256(path) if file.sha256 else "")
     if file.batches and not file.sha256:
-        from compactor.records.headers import checked_digest  # loads the compiler, which few commands need
+        from compactor.records.headers import verified_header_digest  # loads the compiler, which few commands need
 
-        found = SegmentFile(size=found.size, batches=checked_digest(path))
+        found = SegmentFile(size=found.size, batches=verified_header_digest(path))
     return Download(found, transferred)
 
 

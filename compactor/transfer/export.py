@@ -15,7 +15,7 @@ import numpy as np
 from checkpoint.files import format_leader_epoch_checkpoint, format_offset_checkpoint, parse_cleaner_offset_checkpoint
 from checkpoint.lineage import EpochEntry, merge_segment_lineages, truncate_lineage
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.describe import lineage_of
+from compactor.cleaner.passes.describe import lineage_from_tables
 from compactor.control.logs import read_again_if_missing
 from compactor.control.state import PartitionState
 from compactor.errors import OutOfBudget, UsageError
@@ -157,7 +157,7 @@ def _write_epoch_checkpoint(opened: Tier, state: PartitionState, folder: Path) -
         )
     else:  # a listed tier has the epochs only in the batches
         paths = [folder / f"{segment.start_offset:020d}.log" for segment in state.live]
-        entries = lineage_of([scan_batches(map_file(path), path.name) for path in paths])
+        entries = lineage_from_tables([scan_batches(map_file(path), path.name) for path in paths])
     # As in Kafka (LeaderEpochFileCache.truncateFromStart), the lineage begins at the log start.
     begun = [entry for entry in entries if entry.start_offset <= state.log_start][-1:]
     entries = (*(EpochEntry(entry.epoch, state.log_start) for entry in begun), *(e for e in entries if e.start_offset > state.log_start))

@@ -17,10 +17,16 @@ import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint, parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry, Lineage, restore_removed_epochs
-from compactor.cleaner.passes.describe import content_of, epochs_within, first_due_ms, first_due_ms_of, lineage_of
+from compactor.cleaner.passes.describe import (
+    describe_content,
+    epochs_within,
+    first_due_ms_by_counts,
+    lineage_from_tables,
+    read_first_due_ms,
+)
 from compactor.cleaner.passes.sidecar_builder import ChunkSummary, SidecarBuilder
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import fold, txn_index_mismatch
+from compactor.cleaner.passes.transactions import fold_transactions, txn_index_mismatch
 from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
 from compactor.constants import NO_TIMESTAMP
 from compactor.control.records import TailBatch
@@ -28,11 +34,11 @@ from compactor.errors import BadData, UsageError
 from compactor.local.budget import BLOCK, blocks
 from compactor.model.policy import MAX32, CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.records.balance import BalanceKey, content_sum
+from compactor.records.balance import BalanceKey, sum_of_segment
 from compactor.records.batches import HEADER, HORIZON, BatchTable
-from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, TxnEntries, build, index_mismatch, timeindex_mismatch
+from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, TxnEntries, build_indexes, index_mismatch, timeindex_mismatch
 from compactor.records.producers import ProducerStates, format_snapshot, parse_snapshot
-from compactor.records.rows import parse
+from compactor.records.rows import parse_records
 from compactor.tier.contents import file_sha256
 
 CHECKPOINT = "leader-epoch-checkpoint"
@@ -166,20 +172,20 @@ def _check_piece(piece: LogPiece, checks: CheckSettings, workers: WorkerThreads)
     def read(buffers: ThreadBuffers, job: tuple[int, int]) -> tuple[int, int, list[ChunkSummary]]:
         first, last = job
         found, seen = 0, []
-        for chunk in source.chunks(first, last, np.ones(last - first, np.bool_), checks.limit, buffers.bodies):
-            rows, first_row = parse(table, chunk, buffers.rows, source.name)
+        for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), checks.limit, buffers.bodies):
+            rows, first_row = parse_records(table, chunk, buffers.rows, source.name)
             found += int(np.count_nonzero(rows.timestamp < NO_TIMESTAMP))
             if builder is not None:
-                seen.append(builder.summarize(chunk, rows, first_row))
+                seen.append(builder.summarize_chunk(chunk, rows, first_row))
         return int(table.position[last - 1] + table.size[last - 1]), found, seen
 
     try:
-        for until, found, looks in workers.run(read, source.ranges()):
+        for until, found, looks in workers.run(read, source.batch_ranges()):
             sha256.update(source.buf.data[done:until])  # while the bytes are in the processor's cache
             negative += found
             if builder is not None:
                 for seen in looks:
-                    builder.add(seen)
+                    builder.add_summary(seen)
             checks.on_bytes(until - done)
             done = until
     except BadData as error:
@@ -253,7 +259,9 @@ def form_segments(log_dir: Path, pieces: Sequence[CheckedPiece], before: Produce
     sources = [checked.piece.source for checked in pieces]
     states = _producer_states_at(log_dir, sources[0].base, before)
     # Verdicts have the order of the sources.
-    verdicts = fold([replace(source, ordinal=place) for place, source in enumerate(sources)], _open_transaction_offsets(states))
+    verdicts = fold_transactions(
+        [replace(source, ordinal=place) for place, source in enumerate(sources)], _open_transaction_offsets(states)
+    )
     found: list[FutureSegment] = []
     start = sources[0].base
     for checked, source, verdict in zip(pieces, sources, verdicts, strict=True):
@@ -306,7 +314,7 @@ def _producer_states_at(log_dir: Path, offset: int, replayed: ProducerStates) ->
         given = parse_snapshot(path.read_bytes(), path.name)
     except BadData:
         return replayed  # as Kafka does
-    return given if given.is_of(offset, replayed) else replayed
+    return given if given.can_be_state_at(offset, replayed) else replayed
 
 
 def _open_transaction_offsets(states: ProducerStates) -> dict[int, int]:
@@ -337,7 +345,7 @@ def read_epoch_checkpoint(log_dir: Path) -> Lineage:
 
 def lineage_from_batches(sources: Sequence[SourceSegment]) -> Lineage:
     """Return the leader epochs that the batches have, counted from the start of the first segment."""
-    told = lineage_of([source.table for source in sources])
+    told = lineage_from_tables([source.table for source in sources])
     return (EpochEntry(told[0].epoch, sources[0].base), *told[1:]) if told else ()
 
 
@@ -391,7 +399,7 @@ def prepare_upload(
     epochs = format_leader_epoch_checkpoint(tuple(entry for entry in lineage if entry.start_offset <= member.end))
     beside["leader-epoch-checkpoint"] = _write_file(folder / "epochs", epochs.encode())
     files = {kind: SegmentFile(size=path.stat().st_size, sha256=file_sha256(path)) for kind, path in beside.items()}
-    content, builder = content_of(source.table), member.checked.builder
+    content, builder = describe_content(source.table), member.checked.builder
     undecided = member.states.first_open_offset()
     metadata = RemoteLogSegmentMetadata(
         id=new_id,
@@ -403,10 +411,12 @@ def prepare_upload(
         leader_epochs=epochs_within(lineage, member.start, member.end),
         files={"log": SegmentFile(size=source.size, sha256=member.checked.sha256), **files},
         first_timestamp_ms=content.first_timestamp_ms,
-        due_ms=first_due_ms_of(source.table, builder.due) if builder else first_due_ms(source, policy.max_decompressed_batch_bytes),
+        due_ms=first_due_ms_by_counts(source.table, builder.due)
+        if builder
+        else read_first_due_ms(source, policy.max_decompressed_batch_bytes),
         open_txn_offset=-1 if undecided is None else undecided,
         records=content.records,
-        content=content_sum(source.buf, key),
+        content=sum_of_segment(source.buf, key),
         negative_timestamps=member.checked.negative_timestamps,
     )
     return metadata, {"log": log, **beside}
@@ -443,7 +453,7 @@ def disk_bytes_needed(member: FutureSegment, index_interval_bytes: int) -> int:
 
 def _prepare_indexes(member: FutureSegment, policy: CleanerPolicy, folder: Path) -> dict[str, Path]:
     table = member.source.table
-    made = build(member.start, table.size, table.last_offset, table.max_timestamp, policy.index_interval_bytes)
+    made = build_indexes(member.start, table.size, table.last_offset, table.max_timestamp, policy.index_interval_bytes)
     paths = {}
     for kind, data, misfit_of in (("index", made[0], index_mismatch), ("timeindex", made[1], timeindex_mismatch)):
         given = member.piece.path.with_suffix(f".{kind}")

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from checkpoint.lineage import Lineage, first_disowned_offset
-from compactor.cleaner.offline import bases_in, open_segments
+from compactor.cleaner.offline import list_base_offsets, open_segments
 from compactor.cleaner.passes.source import SourceSegment, cut_source
 from compactor.control.fold import TAIL
 from compactor.control.state import PartitionState
@@ -23,7 +23,7 @@ from compactor.errors import BadData
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.records.batches import NOT_CONTROL, Bytes, map_file, read_only
-from compactor.records.rows import RowBuffers, parse
+from compactor.records.rows import RowBuffers, parse_records
 from compactor.transfer.log_directory import CHECKPOINT, LogPiece, log_path, staged_path, tail_batch
 from compactor.transfer.staged import LiveLog, StagedFile, TierEnd, choose_staged
 from compactor.transfer.staged_files import HeldFile, HeldFiles, first_live_epoch, staged_before
@@ -90,7 +90,7 @@ def list_log_segments(log_dir: Path, *, live: bool) -> SegmentListing:
     :param live: leave out the newest segment, which a broker still writes.
     :raises UsageError: if it is not a log directory. Raises BadData for impossible names.
     """
-    bases = bases_in(log_dir, live=live)
+    bases = list_base_offsets(log_dir, live=live)
     return SegmentListing(log_dir, tuple(bases[:-1]), bases[-1]) if live and bases else SegmentListing(log_dir, tuple(bases))
 
 
@@ -410,11 +410,11 @@ def _read_records(source: SourceSegment, start: int, end: int, limit: int, batch
     wanted = np.zeros(len(table), np.bool_)
     wanted[chosen] = True
     records: dict[int, _Record] = {}
-    for first, last in source.ranges():
+    for first, last in source.batch_ranges():
         if not wanted[first:last].any():
             continue
-        for chunk in source.chunks(first, last, wanted[first:last], limit, None):
-            rows, _ = parse(table, chunk, buffers, source.name)
+        for chunk in source.read_chunks(first, last, wanted[first:last], limit, None):
+            rows, _ = parse_records(table, chunk, buffers, source.name)
             for row in np.flatnonzero((rows.offset >= start) & (rows.offset <= end)).tolist():
                 key, value = (
                     chunk.buf[int(begin) : int(begin) + int(size)].tobytes() if size >= 0 else None

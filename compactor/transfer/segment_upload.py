@@ -72,7 +72,7 @@ class SegmentUpload:
     def _build_sidecar(self, registered: str, hash_key: bytes) -> Sidecar:
         builder = self.member.checked.builder
         if builder is not None and builder.hash_key == hash_key:
-            return builder.sidecar(registered)
+            return builder.build_sidecar(registered)
         # Another process has created the tier meanwhile, so the builder hashed the keys with another hash key.
         with WorkerThreads(self.how.threads) as workers:
             return build_sidecar(

@@ -97,7 +97,7 @@ def _sidecar_json(sidecar: Sidecar, size: int, probes: int, now_ms: int) -> dict
         "rate_per_key": made_for.rate if made_for else None,
         "made_for_keys": made_for.probes if made_for else None,
         "useless_rate": sidecar.useless_rate(probes),
-        "due": due.reason(now_ms),
+        "due": due.reason_to_read(now_ms),
         "tombstones": due.tombstones,
         "next_horizon_ms": due.earliest_tombstone_horizon_ms if due.earliest_tombstone_horizon_ms != NEVER_MS else None,
         "producer_runs": len(sidecar.producer_runs),
@@ -137,13 +137,13 @@ def rebuild_sidecars(
                         )
                         builder = SidecarBuilder(source, design, opened.identity.hash_key(), sketch=True, directory=directory)
                         scan_into(builder, source, reading.inflate_limit, workers)
-                        keys = builder.directory(segment.id) if directory else None
+                        keys = builder.build_directory(segment.id) if directory else None
                 except NotFound:
                     if segment.id in opened.open(name).refresh().live_by_id():
                         raise
                     continue  # replaced and retired meanwhile
                 reading.staging.forget([reading.log_request(ordinal)])
-                size += sidecars.save_sidecar(builder.sidecar(segment.id), keys)
+                size += sidecars.save_sidecar(builder.build_sidecar(segment.id), keys)
                 written.append(segment.id)
                 on_segment(segment.size_bytes)
         return SidecarRebuildReport(tuple(written), len(state.live) - len(wanted), reading.staging.bytes_fetched, size)

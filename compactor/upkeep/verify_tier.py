@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.describe import content_of, negative_timestamps
+from compactor.cleaner.passes.describe import describe_content, negative_timestamps
 from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
@@ -16,7 +16,7 @@ from compactor.errors import BadData, NotFound, Refused
 from compactor.local.spool import process_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.balance import BalanceKey, content_sum
+from compactor.records.balance import BalanceKey, sum_of_segment
 from compactor.tier.contents import download_recorded
 from compactor.upkeep.retire import GraceClock, survey_retirable
 from compactor.upkeep.segment_check import SegmentProblem, check_companion_files, check_disk_budget
@@ -113,7 +113,7 @@ class _SegmentVerifier(NamedTuple):
                 0, paths["log"], segment.start_offset, segment.end_offset + 1, segment.mtime_ms, previous_last, self.inflate_limit
             )
             source.name = self._object_key("log")
-            source.verify(0, len(source.table))
+            source.verify_crcs(0, len(source.table))
             negative = negative_timestamps(source, self.inflate_limit)
         except BadData as error:
             return [*found, self._segment_problem("log", "log", error.cause)], segment.end_offset
@@ -160,7 +160,7 @@ class _SegmentVerifier(NamedTuple):
 
 def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> str:
     """Return how a log differs from the metadata that readers use without opening it. The fold has checked ids, offsets and epochs."""
-    latest = content_of(source.table).max_timestamp_ms
+    latest = describe_content(source.table).max_timestamp_ms
     if segment.size_bytes != source.size:
         return f"its metadata says {segment.size_bytes} bytes, it has {source.size}"
     if segment.max_timestamp_ms != latest:
@@ -172,7 +172,7 @@ def _content_sum_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegme
     """Return how a log's batches differ from the sum recorded when it was written, or an empty string."""
     if key is None or segment.content is None:
         return ""
-    held = content_sum(source.buf, key)
+    held = sum_of_segment(source.buf, key)
     return "" if held == segment.content else f"it holds {held} batches, and {segment.content} were recorded when it was written"
 
 

@@ -20,7 +20,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from compactor.records import codecs
 from compactor.records.batches import ABORT, COMMIT, HORIZON, LOG_APPEND, NOT_CONTROL
-from compactor.records.rows import LEGACY, Chunk, RowBuffers, Rows, parse
+from compactor.records.rows import LEGACY, Chunk, RowBuffers, Rows, parse_records
 
 SHOWN_BYTES = 60
 """Bytes of a key or value after which it is cut."""
@@ -91,7 +91,9 @@ def dump_segment(opened: Tier, name: TopicPartition, segment_id: str, inflate_li
         raise UsageError(f"{name} has {len(matching)} segments whose id begins with {segment_id!r}", hint=f"See `segments list {name}`")
     (segment,) = matching
     with read_segments(opened, name, [segment], "dump") as reading, reading.open_segment(0, txn_index=False) as source:
-        batches = [batch for first, last in source.ranges() for batch in _dump_batches(source, first, last, inflate_limit, whole=whole)]
+        batches = [
+            batch for first, last in source.batch_ranges() for batch in _dump_batches(source, first, last, inflate_limit, whole=whole)
+        ]
     return {"id": segment.id, "start_offset": segment.start_offset, "end_offset": segment.end_offset, "batches": batches}
 
 
@@ -99,8 +101,8 @@ def _dump_batches(source: SourceSegment, first: int, last: int, limit: int, *, w
     """Return the batches from ``first`` up to ``last``, exclusive, with their records."""
     found = []
     buffers = RowBuffers()
-    for chunk in source.chunks(first, last, np.ones(last - first, np.bool_), limit, None):
-        rows, first_row = parse(source.table, chunk, buffers, source.name)
+    for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), limit, None):
+        rows, first_row = parse_records(source.table, chunk, buffers, source.name)
         mine = [range(int(begin), int(end)) for begin, end in pairwise(first_row)]
         found += [_dump_batch(source, chunk, batch, rows, some, whole=whole) for batch, some in enumerate(mine, chunk.first)]
     return found
@@ -145,7 +147,7 @@ def _dump_batch(source: SourceSegment, chunk: Chunk, batch: int, rows: Rows, min
 
 
 def _dump_headers(chunk: Chunk, rows: Rows, row: int) -> Iterator[dict[str, str | None]]:
-    """Yield a record's headers, which ``parse`` has validated. Records of magic 0 and 1 have none."""
+    """Yield a record's headers, which ``parse_records`` has validated. Records of magic 0 and 1 have none."""
     if int(rows.flags[row]) & LEGACY:
         return
     end = int(rows.end[row])

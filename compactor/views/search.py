@@ -14,7 +14,7 @@ from compactor.cleaner.passes.source import SourceSegment
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import ABORT, COMMIT, HORIZON, NOT_CONTROL
-from compactor.records.rows import Chunk, RowBuffers, Rows, parse
+from compactor.records.rows import Chunk, RowBuffers, Rows, parse_records
 
 _OUTCOMES = {ABORT: "abort", COMMIT: "commit"}
 
@@ -96,11 +96,11 @@ class Searcher:
             at = int(np.searchsorted(table.last_offset, offset))
             wanted[at : at + 1] = True
         buffers = RowBuffers()
-        for first, last in source.ranges():
+        for first, last in source.batch_ranges():
             if not wanted[first:last].any():
                 continue
-            for chunk in source.chunks(first, last, wanted[first:last], self._limit, None):
-                rows, first_row = parse(table, chunk, buffers, source.name)
+            for chunk in source.read_chunks(first, last, wanted[first:last], self._limit, None):
+                rows, first_row = parse_records(table, chunk, buffers, source.name)
                 batch_of = np.repeat(np.arange(chunk.first, chunk.last), np.diff(first_row))
                 for row in np.flatnonzero(_rows_with_keys(chunk, rows, keys) | (rows.offset == offset)).tolist():
                     batch = int(batch_of[row])

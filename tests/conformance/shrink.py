@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from compactor.records.build import Producer, Row, batch
+from compactor.records.build import Producer, Row, encode_batch
 from tests.compare import describe, show
 from tests.plain_format import Batch, Unreadable, read_batches, segment_paths
 
@@ -132,7 +132,7 @@ def _simpler(raw: bytes) -> Iterator[bytes]:
 
 
 def _again(each: Batch, rows: list[Row]) -> bytes:
-    return batch(
+    return encode_batch(
         rows,
         producer=Producer(each.producer_id, each.producer_epoch, each.base_sequence, each.transactional),
         leader_epoch=each.leader_epoch,

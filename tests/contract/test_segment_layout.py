@@ -20,8 +20,8 @@ from compactor.config.settings import AivenSettings, Settings, TierSettings
 from compactor.errors import BadData, CannotCopy, NotFound, Unavailable
 from compactor.model.ids import TopicPartition, segment_id
 from compactor.model.segment import FILE_KINDS, EpochEntry, RemoteLogSegmentMetadata, SegmentFile
-from compactor.records.build import NO_PRODUCER, seal
-from compactor.records.headers import checked_digest
+from compactor.records.build import NO_PRODUCER, add_batch_header
+from compactor.records.headers import verified_header_digest
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ComposeSource, CopiedRange, FileRange, ObjectStore
@@ -471,12 +471,12 @@ def log_of(*texts: bytes) -> bytes:
     """A batch for each; that of b"o..." is large enough to be copied."""
     sizes = [5 << 20 if text.startswith(b"o") else 3000 for text in texts]
     bodies = [(text * size)[:size] for text, size in zip(texts, sizes, strict=True)]
-    return b"".join(seal(offset, 0, 0, 0, 0, 0, NO_PRODUCER, 1, body) for offset, body in enumerate(bodies))
+    return b"".join(add_batch_header(offset, 0, 0, 0, 0, 0, NO_PRODUCER, 1, body) for offset, body in enumerate(bodies))
 
 
 def digest_of(scratch: Path, log: bytes) -> str:
     (scratch / "digested").write_bytes(log)
-    return checked_digest(scratch / "digested")
+    return verified_header_digest(scratch / "digested")
 
 
 def flipped(data: bytes) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bloom.siphash import tag_of
+from bloom.siphash import key_tag
 from compactor.cleaner import row_spool
 from compactor.cleaner.keys import disk_map
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, passes_needed
@@ -50,7 +50,7 @@ def hashes_of(keys: npt.NDArray[np.int64]) -> Hashes:
 
 def kept_of(*chunks: Hashes) -> list[tuple[int, int]]:
     """What of hashes is looked at, sorted."""
-    return sorted((int(tag_of(h0)), int(h1)) for chunk in chunks for h0, h1 in chunk)
+    return sorted((int(key_tag(h0)), int(h1)) for chunk in chunks for h0, h1 in chunk)
 
 
 def in_memory(dirty: Hashes, clean: Hashes) -> list[bool]:
@@ -68,8 +68,8 @@ def on_disk(dirty: Hashes, clean: Hashes, calls: int, budget: Budget, **settings
         path = Path(directory) / "with a space"
         with DiskOffsetMap(path, budget, **settings) as engine:
             for part in np.array_split(np.arange(len(dirty)), calls):
-                engine.add(dirty[part], part.astype(np.uint32))
-            mine = engine.in_part(dirty)
+                engine.add_dirty(dirty[part], part.astype(np.uint32))
+            mine = engine.flags_in_part(dirty)
             assert kept_of(*engine.dirty_keys()) == kept_of(dirty[mine])
             for part in np.array_split(np.arange(len(clean)), calls):
                 engine.add_clean(clean[part], (part + len(dirty)).astype(np.uint32))
@@ -125,8 +125,8 @@ def test_the_change_over_in_mid_pass() -> None:
         DiskOffsetMap(Path(directory) / "b", Budget(), map_budget_bytes=100_000, expected_rows=50_000) as engine,
     ):
         for some in key_set.key_chunks():
-            engine.add_known(some)
-        engine.add(dirty[done:], np.arange(done, len(dirty), dtype=np.uint32))
+            engine.add_answered_keys(some)
+        engine.add_dirty(dirty[done:], np.arange(done, len(dirty), dtype=np.uint32))
         first |= np.unpackbits(engine.find_survivors(len(dirty)))[: len(dirty)].astype(np.bool_)
         assert engine.entries == len(np.unique(dirty, axis=0))
     assert first.tolist() == in_memory(dirty, dirty[:0])
@@ -140,7 +140,7 @@ def test_the_disk_share_is_asked_before_every_byte() -> None:
         path = Path(directory) / "b"
         engine = DiskOffsetMap(path, budget, map_budget_bytes=MEGABYTE, expected_rows=5_000)
         with pytest.raises(OutOfBudget, match="used up"), engine:
-            engine.add(dirty, np.arange(5_000, dtype=np.uint32))
+            engine.add_dirty(dirty, np.arange(5_000, dtype=np.uint32))
         assert not path.exists()
     assert budget.peak == 4_000 * KEY_ROW_BYTES
     assert budget.used == 0
@@ -161,8 +161,8 @@ def test_ordinals_outside_the_bitmap_and_wrong_parts_are_refused() -> None:
         path = Path(directory) / "b"
         with DiskOffsetMap(path, Budget(), map_budget_bytes=MEGABYTE, expected_rows=1) as engine:
             with pytest.raises(ValueError, match="at most"):
-                engine.add(one, np.array([disk_map.SEEN], dtype=np.uint32))
-            engine.add(one, np.array([8], dtype=np.uint32))
+                engine.add_dirty(one, np.array([disk_map.SEEN], dtype=np.uint32))
+            engine.add_dirty(one, np.array([8], dtype=np.uint32))
             with pytest.raises(ValueError, match="ordinal 8"):
                 engine.find_survivors(8)
             assert engine.find_survivors(9).tolist() == [0, 128]
@@ -187,7 +187,7 @@ def test_a_disk_that_is_full_is_an_error_that_says_what_to_do(number: int, tmp_p
 
     budget = Budget()
     with DiskOffsetMap(tmp_path / "b", budget, map_budget_bytes=MEGABYTE, expected_rows=1) as engine:
-        engine.add(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
+        engine.add_dirty(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
         monkeypatch.setattr("compactor.cleaner.row_spool.os.pwrite", full)
         with pytest.raises(OutOfBudget, match="no space is left for the keys of the offset map in .*/b") as error:
             engine.find_survivors(100)
@@ -200,7 +200,7 @@ def test_a_file_that_somebody_cut_is_an_error_not_an_answer() -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "b"
         with DiskOffsetMap(path, Budget(), map_budget_bytes=MEGABYTE, expected_rows=1) as engine:
-            engine.add(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
+            engine.add_dirty(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
             engine._spool.flush()
             path.write_bytes(path.read_bytes()[:50])
             with pytest.raises(OSError, match="shorter"):

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compactor.cleaner.passes.transactions import Verdicts, fold
+from compactor.cleaner.passes.transactions import Verdicts, fold_transactions
 from compactor.records import batches as kafka
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
@@ -28,7 +28,7 @@ segments = st.lists(st.lists(batch, max_size=14), min_size=1, max_size=5)
 
 
 def table_of(rows: list[tuple[int, int, int, int, bool]], offset: int) -> tuple[BatchTable, int]:
-    table = BatchTable.empty(len(rows))
+    table = BatchTable.allocate(len(rows))
     for i, (wanted, producer, epoch, width, horizon) in enumerate(rows):
         kind = wanted if producer >= 0 else PLAIN
         marker = kind in (ABORT, COMMIT, EMPTIED)
@@ -66,7 +66,7 @@ def test_stand_ins_give_the_verdicts_of_their_segments(log: list[list[tuple[int,
         table, offset = table_of(rows, offset)
         tables.append(table)
     stand_ins = [stand_in_table(*runs_and_markers(table)) if skip else table for table, skip in zip(tables, skipped, strict=False)]
-    expected, got = fold([source(t) for t in tables]), fold([source(t) for t in stand_ins])
+    expected, got = fold_transactions([source(t) for t in tables]), fold_transactions([source(t) for t in stand_ins])
     states, other_states = ProducerStates.none(), ProducerStates.none()
     for table, stand_in, verdict, other in zip(tables, stand_ins, expected, got, strict=True):
         assert marker_verdicts(stand_in, other) == marker_verdicts(table, verdict)
@@ -91,7 +91,7 @@ def test_a_segment_is_due_exactly_when_its_batches_say_so(log: list[list[tuple[i
         tables.append(table)
     stand_ins = [stand_in_table(*runs_and_markers(table)) for table in tables]
     for table, verdict, stand_in, other in zip(
-        tables, fold([source(t) for t in tables]), stand_ins, fold([source(t) for t in stand_ins]), strict=True
+        tables, fold_transactions([source(t) for t in tables]), stand_ins, fold_transactions([source(t) for t in stand_ins]), strict=True
     ):
         wanted = False
         for i in range(len(table)):

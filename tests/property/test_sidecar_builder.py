@@ -14,7 +14,7 @@ from bloom.siphash import hash_keys, key_halves
 from bloom.sizing import size_filter
 from compactor.cleaner.offline import open_directory
 from compactor.cleaner.passes.sidecar_builder import build_sidecar, stand_in_source, verdicts_from_stand_in
-from compactor.cleaner.passes.transactions import fold
+from compactor.cleaner.passes.transactions import fold_transactions
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.constants import NEVER_MS
 from compactor.records.batches import NOT_CONTROL
@@ -31,13 +31,13 @@ ID = "AAECAwQFBgcICQoLDA0ODw"
 def test_verdicts_are_the_same_whoever_is_stood_in_for(log: LogBuilder, hidden: set[int]) -> None:
     with tempfile.TemporaryDirectory() as scratch, WorkerThreads(1) as workers:
         sources = open_directory(log.write(Path(scratch) / "log"), 4096, LIMIT)
-        whole = fold(sources)
+        whole = fold_transactions(sources)
         mixed = list(sources)
         for source in sources:
             if source.ordinal in hidden:
                 sidecar = build_sidecar(ID, source, None, KEY, LIMIT, workers, sketch=False)
                 mixed[source.ordinal] = stand_in_source(source.ordinal, source.name, source.base, source.end, source.mtime_ms, sidecar)
-        for source, mine, verdicts, truth in zip(sources, mixed, fold(mixed), whole, strict=True):
+        for source, mine, verdicts, truth in zip(sources, mixed, fold_transactions(mixed), whole, strict=True):
             found = verdicts_from_stand_in(source, mine, verdicts) if mine is not source else verdicts
             # An event has no batches that were emptied before: of those nothing is left to be removed.
             data = (source.table.control == NOT_CONTROL) & (source.table.producer_id >= 0)

@@ -20,7 +20,7 @@ from compactor.cleaner.passes.chunks import FinishedChunks
 from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.rewrite import OpenMember, RewritePass
 from compactor.cleaner.passes.source import cut_source, open_source
-from compactor.cleaner.passes.transactions import fold
+from compactor.cleaner.passes.transactions import fold_transactions
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.errors import BadData
 from compactor.records.producers import ProducerStates
@@ -51,7 +51,14 @@ class Log:
         self.disk = NoLimit()
         self.rounds = 0
         self.one = KeyScan(
-            self.sources, fold(self.sources), first_dirty, self.sources[-1].end, bytes(range(16)), LIMIT, FinishedChunks(0), self.rules()
+            self.sources,
+            fold_transactions(self.sources),
+            first_dirty,
+            self.sources[-1].end,
+            bytes(range(16)),
+            LIMIT,
+            FinishedChunks(0),
+            self.rules(),
         )
 
     def rules(self) -> RoundRules:
@@ -73,10 +80,10 @@ class Log:
         try:
             for _ in range(parts):
                 for source, wanted in reversed(self.one.dirty_segments()):
-                    found.scan(source, wanted, self.workers)
+                    found.scan_dirty_segment(source, wanted, self.workers)
                 for source in self.sources:
                     if source.base < self.first_dirty and source.ordinal not in skip:
-                        found.scan_below(source, self.one.batches_below(source), self.workers)
+                        found.scan_clean_segment(source, self.one.batches_below(source), self.workers)
                 found.finish_part()
         finally:
             found.close()
@@ -92,7 +99,7 @@ class Log:
             folder.mkdir()
             rewriting = RewritePass(survivors, self.rules(), 4096, LIMIT, FinishedChunks(0))
             member = OpenMember(source, self.one.verdicts[source.ordinal])
-            cleaned = rewriting.rewrite(source.base, [member], folder, self.workers)
+            cleaned = rewriting.rewrite_group(source.base, [member], folder, self.workers)
             written.append(cleaned.paths["log"].read_bytes())
         return written
 
@@ -131,10 +138,10 @@ def test_all_engines_make_the_same_bytes(made: tuple[LogBuilder, int], parts: in
             assert on_disk.keys == memory.keys
             tiny = log.spilling(KeySet((16 + key_set.ROOM) * key_set.ENTRY_BYTES))
             assert log.output(tiny) == want
-            assert tiny.spilled == (memory.keys > 12), "0.8 of 16"
+            assert tiny.has_spilled == (memory.keys > 12), "0.8 of 16"
             roomy = log.spilling(KeySet(1 << 20))
             assert log.output(roomy) == want
-            assert not roomy.spilled
+            assert not roomy.has_spilled
 
 
 def test_what_nobody_had_a_reason_to_look_up_is_not_superseded(tmp_path: Path) -> None:
@@ -159,7 +166,7 @@ def test_the_keys_that_filters_are_asked_about(tmp_path: Path) -> None:
 
     def asked(found: SpillingSurvivors) -> set[tuple[int, int]]:
         for source, wanted in reversed(log.one.dirty_segments()):
-            found.scan(source, wanted, log.workers)
+            found.scan_dirty_segment(source, wanted, log.workers)
         keys = {(int(h0) & 0xFFFFFFFF, int(h1)) for chunk in found.dirty_keys() for h0, h1 in chunk}
         found.close()
         return keys
@@ -199,11 +206,11 @@ def test_a_filler_behind_a_source_without_a_batch_is_of_the_epoch_at_the_end(tmp
     log.write(tmp_path / "log")
     opened = Log(tmp_path, 0, 1)
     cut = cut_source(opened.sources[1], 0, 0, 1, 2)
-    verdicts = fold([opened.sources[0], cut])
+    verdicts = fold_transactions([opened.sources[0], cut])
     out = tmp_path / "out"
     out.mkdir()
     rewriting = RewritePass(opened.in_memory(), opened.rules(), 4096, LIMIT, FinishedChunks(0))
     members = [OpenMember(source, verdict) for source, verdict in zip((opened.sources[0], cut), verdicts, strict=True)]
-    cleaned = rewriting.rewrite(0, members, out, opened.workers, end_offset=5, end_epoch=7)
+    cleaned = rewriting.rewrite_group(0, members, out, opened.workers, end_offset=5, end_epoch=7)
     table = open_source(0, cleaned.paths["log"], 0, 6, 0, -1, LIMIT).table
     assert (table.last_offset.tolist(), table.leader_epoch.tolist()[-1]) == ([0, 5], 7)

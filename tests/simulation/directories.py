@@ -19,7 +19,7 @@ from compactor.brokers.metadata_topic.codec import TopicIdPartition
 from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.model.ids import segment_id
 from compactor.records.build import Row as BuiltRow
-from compactor.records.build import batch
+from compactor.records.build import encode_batch
 from tests.simulation.symbolic import NAME, Row
 from tests.support.replicas import Record, Replica, Replicas
 
@@ -349,7 +349,7 @@ class Directories(Replicas):
         if number not in self.raw:
             written = self.known[number]
             value = None if written.value is None else written.value.encode()
-            self.raw[number] = batch([BuiltRow(offset, number, written.key.encode(), value)], leader_epoch=epoch)
+            self.raw[number] = encode_batch([BuiltRow(offset, number, written.key.encode(), value)], leader_epoch=epoch)
         return self.raw[number]
 
     def close(self) -> None:

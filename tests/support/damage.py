@@ -15,10 +15,10 @@ import pytest
 from compactor.cleaner.gate.gate import Gate, GateFailed, GateReport, GateTerms
 from compactor.cleaner.gate.key_table import KeyTable
 from compactor.cleaner.offline import CleanRequest, OfflineRound, clean_directory, open_round
-from compactor.cleaner.passes.grouping import group
+from compactor.cleaner.passes.grouping import group_segments
 from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.records.build import Producer, Row, batch, seal
+from compactor.records.build import Producer, Row, add_batch_header, encode_batch
 from compactor.records.codecs import compress
 from compactor.round import pass_two as worker
 from tests.builders import read
@@ -39,7 +39,7 @@ class _AtPoint(GateTerms):
     fixed_point: int = 0
 
     @property
-    def point(self) -> int:
+    def checked_hash_point(self) -> int:
         return self.fixed_point
 
 
@@ -67,9 +67,9 @@ class Round:
         if point is not None:
             terms = _AtPoint(rules, opened.first_dirty, GATE_KEY, 1 << 24, fixed_point=point)
         gate = Gate(terms, KeyTable(budget_bytes, 10_000))
-        gate.read_log(opened.sources)
+        gate.read_dirty_range(opened.sources)
         inputs = [source for source in opened.sources if source.base < self.next_dirty_offset]
-        return gate, group(inputs, self.request.segment_bytes, self.request.segment_index_bytes, opened.upper)
+        return gate, group_segments(inputs, self.request.segment_bytes, self.request.segment_index_bytes, opened.upper)
 
     def judged(self, *, end_offset: int | None = None, budget_bytes: int = AMPLE, point: int | None = None) -> list[GateReport]:
         """Raises GateFailed. ``end_offset``: where the one cleaned segment must end."""
@@ -129,10 +129,10 @@ def encoded(each: Batch) -> bytes:
     rows = [Row(r.offset, r.timestamp, r.key, r.value, r.headers) for r in each.records]
     body = b""
     if rows:
-        plain = batch(rows, base_offset=each.base_offset, last_offset=each.last_offset, delete_horizon=each.base_timestamp)
+        plain = encode_batch(rows, base_offset=each.base_offset, last_offset=each.last_offset, delete_horizon=each.base_timestamp)
         body = compress(each.codec, plain[61:]) if each.codec else plain[61:]
     producer = Producer(each.producer_id, each.producer_epoch, each.base_sequence)
-    return seal(
+    return add_batch_header(
         each.base_offset, each.last_offset - each.base_offset, each.leader_epoch, each.attributes, each.base_timestamp,
         each.max_timestamp, producer, each.count, body,
     )  # fmt: skip
@@ -159,8 +159,8 @@ def misbehave(monkeypatch: pytest.MonkeyPatch, damage: Damage) -> None:
     """What the cleaner wrote is changed on disk before anybody looks at it; CRCs and indexes fit."""
 
     class Wrong(RewritePass):
-        def rewrite(self, *arguments: Any, **options: Any) -> CleanedSegment:
-            cleaned = super().rewrite(*arguments, **options)
+        def rewrite_group(self, *arguments: Any, **options: Any) -> CleanedSegment:
+            cleaned = super().rewrite_group(*arguments, **options)
             batches = damage(list(read_batches(cleaned.paths["log"].read_bytes())))
             data = b"".join(encoded(each) for each in batches)
             cleaned.paths["log"].write_bytes(data)

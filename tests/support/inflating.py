@@ -9,4 +9,4 @@ def decompress(codec: int, data: memoryview, limit: int, magic: int = 2) -> byte
     """Raises CodecError, also if the output would exceed ``limit`` bytes."""
     out = ByteBuffer(0)
     decompress_into(codec, data, out, limit, magic)
-    return bytes(out.written())
+    return bytes(out.content())

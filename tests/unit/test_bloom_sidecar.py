@@ -43,8 +43,8 @@ def made(hashes: Hashes, *, segment_bytes: int = GIGABYTE, probes: int = 10_000,
     due = RecordsDue(tombstones=5, earliest_tombstone_horizon_ms=1_700_000_000_000, keyless_records=0 if len(hashes) else 1)
     portrait = KeyCollector(size_filter(len(np.unique(hashes, axis=0)), probes, segment_bytes))
     for part in np.array_split(hashes, 3):
-        portrait.add(part)
-    return portrait.sidecar(SEGMENT, len(hashes) + 1, due, run_table, marker_table)
+        portrait.add_hashes(part)
+    return portrait.build_sidecar(SEGMENT, len(hashes) + 1, due, run_table, marker_table)
 
 
 def refused(data: bytes, segment_id: str = SEGMENT, key: bytes = KEY) -> UnusableReason:
@@ -183,8 +183,8 @@ def test_a_reason_can_be_told_to_people_and_sent_between_processes() -> None:
     ],
 )
 def test_what_is_due_in_spite_of_the_filter(due: RecordsDue, now: int, word: str) -> None:
-    assert word in due.reason(now)
-    assert bool(due.reason(now)) == bool(word)
+    assert word in due.reason_to_read(now)
+    assert bool(due.reason_to_read(now)) == bool(word)
 
 
 def test_sidecars_are_frozen() -> None:
@@ -194,11 +194,11 @@ def test_sidecars_are_frozen() -> None:
 
 def test_keys_that_were_not_looked_at_count_as_many() -> None:
     tables = np.zeros(0, dtype=BATCH_RUNS), np.zeros(0, dtype=MARKERS)
-    unseen = KeyCollector(None).sidecar(SEGMENT, 1_000, RecordsDue(keyless_records=100), *tables)
+    unseen = KeyCollector(None).build_sidecar(SEGMENT, 1_000, RecordsDue(keyless_records=100), *tables)
     assert unseen.distinct_keys == 900
     assert unseen.filter is None
     seen = made(random_hashes(3_000))
     assert estimate_distinct_keys_of_all([unseen, seen, seen]) == pytest.approx(3_900, rel=0.08)
     assert estimate_distinct_keys_of_all([]) == 0
-    empty = KeyCollector(None).sidecar(SEGMENT, 7, RecordsDue(keyless_records=7), *tables)
+    empty = KeyCollector(None).build_sidecar(SEGMENT, 7, RecordsDue(keyless_records=7), *tables)
     assert empty.distinct_keys == 0

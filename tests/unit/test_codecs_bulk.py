@@ -21,8 +21,8 @@ ENDLESS = 1 << 62
 @pytest.fixture(params=["library", "without"], autouse=True)
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "without":
-        monkeypatch.setattr(bulk, "library", bulk.Library(["LZ4_of_nobody"] * 3))
-    assert (bulk.library.compress == 0) == (request.param == "without")
+        monkeypatch.setattr(bulk, "library", bulk.Lz4Library(["LZ4_of_nobody"] * 3))
+    assert (bulk.lz4_library.compress == 0) == (request.param == "without")
 
 
 def bodies() -> list[bytes]:
@@ -43,7 +43,7 @@ def inflated(
         np.array(wanted), out, limit, most, np.full(count, magic, np.int8),
     )  # fmt: skip
     assert out.size == ends[-1]
-    return [bytes(out.written()[begin:stop]) for begin, stop in zip([0, *ends.tolist()], ends.tolist(), strict=False)]
+    return [bytes(out.content()[begin:stop]) for begin, stop in zip([0, *ends.tolist()], ends.tolist(), strict=False)]
 
 
 @pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4, ZSTD])

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from compactor.cleaner.gate.batch_checks import transaction_outcomes
 from compactor.cleaner.gate.gate import GateFailed, GateTerms
-from compactor.cleaner.gate.key_table import ABSENT_KEY, DUE, KeyTable, marks_of, no_sums, rows_of
+from compactor.cleaner.gate.key_table import ABSENT_KEY, DUE, KeyTable, pack_table_rows, record_marks, zero_gate_sums
 from compactor.cleaner.offline import CleanRequest, clean_directory, open_directory, open_round
-from compactor.cleaner.passes.transactions import fold
+from compactor.cleaner.passes.transactions import fold_transactions
 from compactor.errors import BadData, CompactorError, OutOfBudget
 from compactor.records.batches import NOT_CONTROL
 from tests.builders import GZIP, LogBuilder, entry, wrapper
@@ -64,7 +64,7 @@ def test_ranges_of_the_gate_together_have_every_key_once(many: Round, budget: in
 
 def test_gate_checks_another_range_when_the_first_dirty_offset_moves_and_the_same_one_until_then(many: Round) -> None:
     terms = [GateTerms(open_round(many.log_dir, many.request).rules, offset, bytes(16), 1) for offset in range(0, 64_000, 1_000)]
-    assert len({terms_.point >> 61 for terms_ in terms}) == 8, "each eighth of the hash comes up"
+    assert len({terms_.checked_hash_point >> 61 for terms_ in terms}) == 8, "each eighth of the hash comes up"
     assert many.gate(TINY)[0].coverage == many.gate(TINY)[0].coverage
     reports = [many.judged(budget_bytes=TINY) for _ in range(2)]
     assert reports[0] == reports[1]
@@ -129,7 +129,7 @@ def test_a_table_that_the_cleaner_read_wrong_is_refused(many: Round, field: str)
     source.table = replace(source.table, **{field: column})
     gate._crcs.clear()
     with pytest.raises(GateFailed, match=f"the cleaner read {field}"):
-        gate.begin(source)
+        gate.begin_segment(source)
 
 
 def test_bad_data_is_not_the_gates_business(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_it_tells_the_outcomes_of_transactions_as_the_cleaner_does(tmp_path: Pat
     log.end(1, commit=False)
     log.put("e=1", pid=1, txn=True)
     sources = open_directory(log.write(tmp_path / "log"), 4096, 1 << 20)
-    for source, outcomes, verdicts in zip(sources, transaction_outcomes(sources, opened), fold(sources, opened), strict=True):
+    for source, outcomes, verdicts in zip(sources, transaction_outcomes(sources, opened), fold_transactions(sources, opened), strict=True):
         assert outcomes.aborted.tolist() == verdicts.aborted.tolist()
         markers = source.table.control != NOT_CONTROL
         assert outcomes.idle[markers].tolist() == verdicts.discardable[markers].tolist()
@@ -220,7 +220,7 @@ def hashes_of(keys: list[int]) -> np.ndarray[tuple[int, int], np.dtype[np.uint64
 
 def rows(some: list[Put]) -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
     digests = np.array([digest | int(DUE) * due for _, _, digest, due in some], np.uint64)
-    return rows_of(hashes_of([put[0] for put in some]), np.array([put[1] for put in some], np.int64), digests)
+    return pack_table_rows(hashes_of([put[0] for put in some]), np.array([put[1] for put in some], np.int64), digests)
 
 
 def sums(left: list[Put]) -> list[list[int]]:
@@ -229,7 +229,7 @@ def sums(left: list[Put]) -> list[list[int]]:
     for _, offset, digest, _ in left:
         segment = sum(offset >= base for base in SEGMENTS[1:])
         found[segment][0] += 1
-        found[segment][1] += int(marks_of(np.array([offset]), np.array([digest], np.uint64))[0])
+        found[segment][1] += int(record_marks(np.array([offset]), np.array([digest], np.uint64))[0])
     return [[count, total % 2**64] for count, total in found]
 
 
@@ -249,21 +249,21 @@ def test_key_table_has_the_last_record_of_each_key_of_its_range(
     model: dict[int, Put] = {}
     for put in chain.from_iterable(puts):
         model[put[0]] = max(model.get(put[0], put), put, key=lambda each: each[1])
-    table, bounds, found = KeyTable(budget_bytes, 60), np.array(SEGMENTS, np.int64), no_sums(len(SEGMENTS) - 1)
+    table, bounds, found = KeyTable(budget_bytes, 60), np.array(SEGMENTS, np.int64), zero_gate_sums(len(SEGMENTS) - 1)
     for some in puts:
         left = rows(some)
-        while (done := table.put(left)) < len(left):
+        while (done := table.put_rows(left)) < len(left):
             table.shrink_range(point)
             left = left[done:]
-    held = dict(enumerate(table.in_range(hashes_of(list(range(61)))).tolist()))
+    held = dict(enumerate(table.flags_in_range(hashes_of(list(range(61)))).tolist()))
     assert all(held.values()) == (table.ranges == 1)
     for some in outside:
-        table.sum_left_outside(rows([(key, offset, digest, False) for key, offset, digest, _ in some]), bounds, found)
-    table.sum_left(bounds, found)
+        table.add_expected_sums_outside(rows([(key, offset, digest, False) for key, offset, digest, _ in some]), bounds, found)
+    table.add_expected_sums(bounds, found)
     kept = [put for put in model.values() if not put[3]] + [put for put in chain.from_iterable(outside) if put[0] not in model]
     assert found.tolist() == sums([put for put in kept if held[put[0]]])
     latest = [model[key][1] if key in model and held[key] else ABSENT_KEY for key in range(61)]
-    assert table.latest(hashes_of(list(range(61)))).tolist() == latest
+    assert table.latest_offsets(hashes_of(list(range(61)))).tolist() == latest
     assert table.keys == sum(held[key] for key in model)
 
 
@@ -271,14 +271,14 @@ def test_key_table_has_the_last_record_of_each_key_of_its_range(
 def test_a_range_that_was_made_smaller_is_the_range_that_was_asked_for_at_once(puts: list[list[Put]], point: int) -> None:
     table = KeyTable(1 << 16, 60)
     everything = rows(list(chain.from_iterable(puts)))
-    assert table.put(everything) == len(everything)
+    assert table.put_rows(everything) == len(everything)
     for _ in range(3):
         table.shrink_range(point)
     at_once = KeyTable(1 << 16, 60)
-    at_once.clear(60, 8, point * 8 >> 64)
-    assert at_once.put(everything) == len(everything)
+    at_once.reset_to_range(60, 8, point * 8 >> 64)
+    assert at_once.put_rows(everything) == len(everything)
     keys = hashes_of(list(range(61)))
-    assert (table.keys, table.latest(keys).tolist()) == (at_once.keys, at_once.latest(keys).tolist())
+    assert (table.keys, table.latest_offsets(keys).tolist()) == (at_once.keys, at_once.latest_offsets(keys).tolist())
 
 
 def test_more_keys_of_one_hash_than_the_memory_holds_are_refused() -> None:
@@ -286,7 +286,7 @@ def test_more_keys_of_one_hash_than_the_memory_holds_are_refused() -> None:
     table = KeyTable(1, 0)
     same = np.array([[1 << 40, number, number << 32] for number in range(100)], np.uint64)
     for _ in range(62):
-        assert table.put(same) < len(same)
+        assert table.put_rows(same) < len(same)
         table.shrink_range(256)
     with pytest.raises(OutOfBudget, match="share one hash"):
         table.shrink_range(256)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from compactor.kernels.crc import combine_crc32c, crc_after_zero_bytes, zero_bytes_tables
 from compactor.records import headers
 from compactor.records.batches import read_only, scan_batches
-from compactor.records.build import NO_PRODUCER, seal
-from compactor.records.headers import HEADER_BYTES, DigestInPieces, checked_digest, digest_of_headers, headers_of, range_crc32c
+from compactor.records.build import NO_PRODUCER, add_batch_header
+from compactor.records.headers import HEADER_BYTES, DigestInPieces, copy_headers, digest_of_headers, range_crc32c, verified_header_digest
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, entry, wrapper
 from tests.plain_format import Batch, read_batches
 
@@ -36,7 +36,7 @@ def log_of(seed: int = 1, batches: int = 40) -> bytes:
             log.end(7, commit=dice.random() < 0.5)
         else:
             offset = log.next_offset
-            log.raw(seal(offset, 4, 0, 0, -1, -1, NO_PRODUCER, 0, b""), offset + 4)
+            log.raw(add_batch_header(offset, 4, 0, 0, -1, -1, NO_PRODUCER, 0, b""), offset + 4)
     return b"".join(log.segments[0][1])
 
 
@@ -46,7 +46,7 @@ def plain_digest(batches: list[Batch]) -> str:
 
 def headers_in(data: bytes) -> headers.HeaderBytes:
     buf = read_only(np.frombuffer(data, np.uint8))
-    return headers_of(buf, scan_batches(buf, "log").position)
+    return copy_headers(buf, scan_batches(buf, "log").position)
 
 
 def digest_of(data: bytes) -> str:
@@ -63,7 +63,7 @@ class TestDigest:
         expected = plain_digest(list(read_batches(data)))
         assert digest_of_headers(headers_in(data)) == expected
         assert digest_of(data) == expected
-        assert checked_digest(tmp_path / "log") == expected
+        assert verified_header_digest(tmp_path / "log") == expected
 
     def test_a_range_s_headers(self) -> None:
         data = log_of()
@@ -73,14 +73,14 @@ class TestDigest:
 
     def test_of_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "log").touch()
-        nothing = headers_of(read_only(np.empty(0, np.uint8)), np.empty(0, np.int64))
+        nothing = copy_headers(read_only(np.empty(0, np.uint8)), np.empty(0, np.int64))
         assert nothing.shape == (0, HEADER_BYTES)
-        assert checked_digest(tmp_path / "log") == digest_of_headers(nothing) == plain_digest([])
+        assert verified_header_digest(tmp_path / "log") == digest_of_headers(nothing) == plain_digest([])
 
     @pytest.mark.parametrize("size", [0, 60, 100])
     def test_a_header_outside_is_a_bug(self, size: int) -> None:
         with pytest.raises(IndexError):
-            headers_of(read_only(np.zeros(size, np.uint8)), np.array([size - 60]))
+            copy_headers(read_only(np.zeros(size, np.uint8)), np.array([size - 60]))
 
     @given(st.lists(st.integers(0, 40_000), max_size=12), st.integers(0, 3))
     def test_pieces_may_end_anywhere(self, cuts: list[int], seed: int) -> None:
@@ -103,7 +103,7 @@ class TestDigest:
         data = log_of()
         (tmp_path / "log").write_bytes(data)
         monkeypatch.setattr(headers, "SCAN_BYTES", 100)
-        assert checked_digest(tmp_path / "log") == plain_digest(list(read_batches(data)))
+        assert verified_header_digest(tmp_path / "log") == plain_digest(list(read_batches(data)))
 
 
 class TestDamage:
@@ -144,7 +144,7 @@ class TestDamage:
         for size in range(len(data) + 1):
             assert bool(digest_of(data[:size])) == (size in ends), size
         (tmp_path / "log").write_bytes(data[:-1])
-        assert checked_digest(tmp_path / "log") == ""
+        assert verified_header_digest(tmp_path / "log") == ""
 
     @pytest.mark.parametrize("magic", [0, 1])
     @pytest.mark.parametrize("packed", [False, True])
@@ -154,7 +154,7 @@ class TestDamage:
         old = wrapper(magic, 0, [old], GZIP) if packed else old
         new = log_of(1, 3)
         (tmp_path / "log").write_bytes({"alone": old, "first": old + new, "last": new + old}[place])
-        assert checked_digest(tmp_path / "log") == ""
+        assert verified_header_digest(tmp_path / "log") == ""
 
     @pytest.mark.parametrize("length", [-(2**31), -1, 0, 48])
     def test_a_batch_that_claims_less_than_its_header(self, length: int) -> None:

@@ -13,7 +13,7 @@ import zstandard
 
 from compactor.cleaner.offline import CleanRequest, clean_directory
 from compactor.errors import BadData
-from compactor.records.build import NO_PRODUCER, Producer, Row, batch, marker, seal, varint
+from compactor.records.build import NO_PRODUCER, Producer, Row, add_batch_header, encode_batch, encode_marker, encode_varint
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, Life, LogBuilder, entry, live, read, snapshot, txn_index, wrapper
 from tests.plain_format import fix_crc
 from tests.plain_log import transaction_index
@@ -58,7 +58,7 @@ def test_golden_horizon(tmp_path: Path) -> None:
 
 def test_golden_marker_horizon(tmp_path: Path) -> None:
     log = LogBuilder(next_offset=1)
-    log.raw(marker(1, 1000, 5, 0, commit=True), 1)
+    log.raw(encode_marker(1, 1000, 5, 0, commit=True), 1)
     assert log.segments[0][1][0] == unhex(COMMIT_IN)
     life = Life(tmp_path, log)
     life.round(now=1000, delete_retention_ms=100)
@@ -234,7 +234,7 @@ def test_record_and_batch_attributes_survive_only_a_copy(tmp_path: Path) -> None
     log = LogBuilder()
     raws = []
     for base, keys in ((0, b"ab"), (2, b"ac"), (4, b"de")):
-        plain = batch([Row(base + n, 1, keys[n : n + 1], b"1", (), 5 + n) for n in range(2)])
+        plain = encode_batch([Row(base + n, 1, keys[n : n + 1], b"1", (), 5 + n) for n in range(2)])
         raws.append(fix_crc(plain[:21] + b"\x7f\x80" + plain[23:]))
         log.raw(raws[-1], base + 1)
     log.put("a=2")
@@ -300,7 +300,7 @@ def test_sequence_zero_without_a_producer_is_kept(tmp_path: Path) -> None:
     """Some clients write producer id -1 with sequence 0; the cleaner does not mind."""
     log = LogBuilder()
     rows = [Row(0, 1, b"a", b"1"), Row(1, 1, b"b", b"1")]
-    log.raw(batch(rows, producer=NO_PRODUCER._replace(sequence=0)), 1)
+    log.raw(encode_batch(rows, producer=NO_PRODUCER._replace(sequence=0)), 1)
     log.put("a=2")
     life = Life(tmp_path, log)
     life.round()
@@ -357,8 +357,9 @@ def test_other_control_records_are_kept_for_ever(tmp_path: Path) -> None:
     log = LogBuilder()
     for kind in (2, 3, 4, 5, 6, 77):
         offset = log.next_offset
-        body = bytes([0]) + varint(0) + varint(0) + varint(4) + struct.pack(">hh", 0, kind) + varint(1) + b"\x00" + varint(0)
-        log.raw(seal(offset, 0, 0, 0x20, 1, 1, Producer(-1, -1, -1), 1, varint(len(body)) + body), offset)
+        fields = (encode_varint(4), struct.pack(">hh", 0, kind), encode_varint(1), b"\x00")
+        body = b"".join([b"\x00", encode_varint(0), encode_varint(0), *fields, encode_varint(0)])
+        log.raw(add_batch_header(offset, 0, 0, 0x20, 1, 1, Producer(-1, -1, -1), 1, encode_varint(len(body)) + body), offset)
     log.put("a=1")
     life = Life(tmp_path, log)
     before = cleaned_bytes(life)
@@ -371,7 +372,7 @@ def test_header_without_records_goes_when_it_is_not_the_last(tmp_path: Path) -> 
     """What an earlier round kept for the log's end is dropped when the end has moved on."""
     log = LogBuilder()
     log.put("a=1")
-    log.raw(batch([], base_offset=1, last_offset=4, leader_epoch=0), 4)
+    log.raw(encode_batch([], base_offset=1, last_offset=4, leader_epoch=0), 4)
     life = Life(tmp_path, log)
     life.round()
     assert life.shape() == ["0-0", "(1-4)"]
@@ -553,10 +554,10 @@ def framed(codec: int, data: bytes) -> list[bytes]:
 def test_every_framing_is_read(tmp_path: Path, codec: int) -> None:
     """6.5 o: raw and framed snappy, lz4 with every option, zstd with and without size, several members and frames."""
     rows = [Row(number, 1, b"key%d" % number, b"value" * number) for number in range(8)]
-    body = batch(rows)[61:]
+    body = encode_batch(rows)[61:]
     for number, data in enumerate(framed(codec, body)):
         log = LogBuilder()
-        log.raw(seal(0, 7, 0, codec, 1, 1, NO_PRODUCER, 8, data), 7)
+        log.raw(add_batch_header(0, 7, 0, codec, 1, 1, NO_PRODUCER, 8, data), 7)
         log.put("key3=new")
         folder = log.write(tmp_path / f"log-{number}")
         clean_directory(folder, tmp_path / f"out-{number}", CleanRequest(now_ms=1))

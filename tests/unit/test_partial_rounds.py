@@ -19,9 +19,9 @@ from compactor.constants import NEVER_MS
 from compactor.model.balance import Balance, DigestSum
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.balance import BalanceKey, sum_of_headers
-from compactor.records.batches import HORIZON, BatchTable, part_of
+from compactor.records.batches import HORIZON, BatchTable, select_batches
 from compactor.records.encode import COPY
-from compactor.records.headers import digest_of_headers, headers_of
+from compactor.records.headers import copy_headers, digest_of_headers
 from compactor.round.partial.plan import BatchRange, PartialRewritePlan, batches_that_may_change, combined_due, reason_to_read_whole
 from compactor.round.partial.rewrite import KeyDirectoryCache, NeedsWholeSegment, SegmentPart, balance_with_copied_batches
 from compactor.storage.port import RangeCopies
@@ -48,7 +48,7 @@ def source(tmp_path: Path) -> SourceSegment:
 def directory(source: SourceSegment) -> KeyDirectory:
     return KeyDirectory(
         segment_id="s" * 22,
-        headers=headers_of(source.buf, source.table.position),
+        headers=copy_headers(source.buf, source.table.position),
         control=source.table.control,
         coordinator_epoch=source.table.coordinator_epoch,
         flags=np.zeros(BATCHES, np.uint8),
@@ -66,7 +66,7 @@ def part_with(source: SourceSegment, directory: KeyDirectory) -> SegmentPart:
     """The segment with batches 1 and 3 read."""
     position, size = source.table.position[READ], source.table.size[READ]
     buf = np.concatenate([source.buf[at : at + length] for at, length in zip(position, size, strict=True)])
-    read = replace(source, buf=buf, table=part_of(source.table, READ))
+    read = replace(source, buf=buf, table=select_batches(source.table, READ))
     nobody = cast("Verdicts", None)
     return SegmentPart(splice_of(source.table, directory), source, nobody, READ, read, nobody)
 

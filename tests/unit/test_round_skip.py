@@ -26,8 +26,8 @@ from compactor.tier.sidecars import NO_SIDECAR, SidecarHead
 
 def sidecar(keys: int, *, made_for: FilterDesign | None = None, due: RecordsDue = RecordsDue(), seed: int = 1) -> Sidecar:  # noqa: B008
     portrait = KeyCollector(made_for)
-    portrait.add(np.random.default_rng(seed).integers(0, 2**64, (keys, 2), np.uint64))
-    return portrait.sidecar("id", keys, due, np.zeros(0, BATCH_RUNS), np.zeros(0, MARKERS))
+    portrait.add_hashes(np.random.default_rng(seed).integers(0, 2**64, (keys, 2), np.uint64))
+    return portrait.build_sidecar("id", keys, due, np.zeros(0, BATCH_RUNS), np.zeros(0, MARKERS))
 
 
 def look(head: SidecarHead, *, keys: int = 100, due: str = "", record: FilterRecord | None = None) -> Any:

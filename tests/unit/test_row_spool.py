@@ -65,8 +65,8 @@ def test_rows_come_back_by_range_in_the_order_in_which_they_were_added(
                 for section in (0, 1):
                     total = 0
                     for number in range(count):
-                        read = [tuple(row) for rows in spool.read(section, number) for row in rows.tolist()]
-                        assert spool.count(section, number) == len(read)
+                        read = [tuple(row) for rows in spool.read_range(section, number) for row in rows.tolist()]
+                        assert spool.count_rows(section, number) == len(read)
                         found[section] += read
                         total += len(read)
                     assert sum(len(rows) for rows in spool.read_section(section)) == total
@@ -93,7 +93,7 @@ def test_a_row_that_the_disk_has_changed_is_an_error_and_not_an_answer(tmp_path:
         data[-1] ^= 1
         path.write_bytes(data)
         with pytest.raises(StoreError, match="the rows in .*/rows have changed on the disk"):
-            list(chain.from_iterable(spool.read(0, number) for number in range(4)))
+            list(chain.from_iterable(spool.read_range(0, number) for number in range(4)))
         with pytest.raises(StoreError, match="have changed"):
             list(spool.read_section(0))
 

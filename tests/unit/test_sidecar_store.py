@@ -19,8 +19,8 @@ KEY = bytes(range(16))
 
 def made(segment_id: str, keys: int = 50) -> Sidecar:
     portrait = KeyCollector(size_filter(keys, 1_000, 100_000))
-    portrait.add(np.random.default_rng(1).integers(0, 2**64, (keys, 2), np.uint64))
-    return portrait.sidecar(segment_id, keys, RecordsDue(), np.zeros(0, BATCH_RUNS), np.zeros(0, MARKERS))
+    portrait.add_hashes(np.random.default_rng(1).integers(0, 2**64, (keys, 2), np.uint64))
+    return portrait.build_sidecar(segment_id, keys, RecordsDue(), np.zeros(0, BATCH_RUNS), np.zeros(0, MARKERS))
 
 
 class Kept:

@@ -41,7 +41,7 @@ def read_by_kernel(frames: Sequence[bytes], limit: int = 1 << 20) -> tuple[int, 
     ends = np.zeros(len(frames), np.int64)
     buf = read_only(np.frombuffer(b"".join(frames) + bytes(64), np.uint8))
     codec, wanted = np.full(len(frames), SNAPPY, np.int16), np.ones(len(frames), np.bool_)
-    count, filled = snappy.inflate(buf, codec, end - size, end, wanted, 0, out, 0, limit, 1 << 62, ends)
+    count, filled = snappy.decompress_bodies(buf, codec, end - size, end, wanted, 0, out, 0, limit, 1 << 62, ends)
     return count, out[:filled].tobytes()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from compactor.cleaner.passes.source import PACKED_CHUNK, SourceSegment, open_source
-from compactor.records.build import Producer, Row, batch, marker
+from compactor.records.build import Producer, Row, encode_batch, encode_marker
 from compactor.records.codecs import LZ4, NONE
 
 
@@ -19,28 +19,28 @@ def opened(folder: Path, batches: Sequence[bytes]) -> SourceSegment:
 
 
 def data(offset: int, codec: int, value: bytes = b"value") -> bytes:
-    return batch([Row(offset, 1, b"key", value)], codec=codec, producer=Producer(1, 0, offset, True))
+    return encode_batch([Row(offset, 1, b"key", value)], codec=codec, producer=Producer(1, 0, offset, True))
 
 
 def end(offset: int) -> bytes:
-    return marker(offset, 1, 1, 0, commit=True)
+    return encode_marker(offset, 1, 1, 0, commit=True)
 
 
 def test_markers_between_compressed_batches_cut_nothing(tmp_path: Path) -> None:
     source = opened(tmp_path, [data(offset, LZ4) if offset % 3 else end(offset) for offset in range(1, 100)])
-    assert source.ranges() == [(0, 99)]
-    (chunk,) = source.chunks(0, 99, np.ones(99, np.bool_), 1 << 20)
+    assert source.batch_ranges() == [(0, 99)]
+    (chunk,) = source.read_chunks(0, 99, np.ones(99, np.bool_), 1 << 20)
     for number, (start, stop) in enumerate(zip(chunk.body_start.tolist(), chunk.body_end.tolist(), strict=True)):
         assert stop - start == len((data(number + 1, NONE) if (number + 1) % 3 else end(number + 1))[61:])
 
 
 def test_data_that_nobody_compressed_does(tmp_path: Path) -> None:
     source = opened(tmp_path, [end(0), data(1, LZ4), end(2), data(3, NONE), end(4), data(5, LZ4)])
-    assert source.ranges() == [(0, 1), (1, 3), (3, 5), (5, 6)]
+    assert source.batch_ranges() == [(0, 1), (1, 3), (3, 5), (5, 6)]
 
 
 def test_where_markers_are_few_they_stand_alone(tmp_path: Path) -> None:
     """Chunks without markers are cleaned while they are inflated for the first time."""
     large = np.random.default_rng(1).bytes(PACKED_CHUNK)
     source = opened(tmp_path, [data(0, LZ4, large), end(1), data(2, LZ4, large)])
-    assert source.ranges() == [(0, 1), (1, 2), (2, 3)]
+    assert source.batch_ranges() == [(0, 1), (1, 2), (2, 3)]

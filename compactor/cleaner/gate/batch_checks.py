@@ -49,7 +49,7 @@ _UNCHANGED_FIELDS = {
 }  # fmt: skip
 
 
-def headers_of(table: BatchTable, some: slice = slice(None)) -> HeaderFields:
+def headers_from_table(table: BatchTable, some: slice = slice(None)) -> HeaderFields:
     """Convert a segment's batch table to the gate's headers, without CRCs. Such headers must be compared with the segment's bytes, too
     (``table_mismatch``).
     """
@@ -99,7 +99,7 @@ class SourceBatches:
         columns = [getattr(table, FROM_TABLE[field]) for table in self._tables]
         return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
-    def take(self, batches: Int64s) -> HeaderFields:
+    def headers_at(self, batches: Int64s) -> HeaderFields:
         """Return the headers of the batches with these numbers."""
         headers = np.empty((len(col.FIELDS), len(batches)), np.int64)
         for field in col.FIELDS:
@@ -123,7 +123,7 @@ class BatchTransactions:
     idle: Flags
     began: Int64s
 
-    def at(self, rows: Int64s) -> BatchTransactions:
+    def select_rows(self, rows: Int64s) -> BatchTransactions:
         """Return the outcomes of the batches with these numbers."""
         return BatchTransactions(self.aborted[rows], self.idle[rows], self.began[rows])
 
@@ -137,28 +137,28 @@ def transaction_outcomes(sources: Sequence[SourceSegment], opened: Mapping[int, 
     lengths = np.cumsum([0, *(len(table) for table in tables)])
     part = [(table.control != NOT_CONTROL) | ((table.attributes & np.int16(TRANSACTIONAL)) != 0) for table in tables]
     chosen = [np.flatnonzero(flags) for flags in part]
-    producer = _concatenated([table.producer_id[some] for table, some in zip(tables, chosen, strict=True)])
+    producer = _concatenate_columns([table.producer_id[some] for table, some in zip(tables, chosen, strict=True)])
     ids = np.unique(np.concatenate((producer, np.array(list(opened), np.int64))))
     pending_since = np.array([opened.get(each, -1) for each in ids.tolist()], np.int64)
-    aborted, idle, began = resolve(
-        _concatenated([table.control[some] for table, some in zip(tables, chosen, strict=True)]),
+    aborted, idle, began = resolve_transactions(
+        _concatenate_columns([table.control[some] for table, some in zip(tables, chosen, strict=True)]),
         np.searchsorted(ids, producer),
-        _concatenated([table.base_offset[some] for table, some in zip(tables, chosen, strict=True)]),
+        _concatenate_columns([table.base_offset[some] for table, some in zip(tables, chosen, strict=True)]),
         pending_since,
     )
-    where = _concatenated([some + begin for some, begin in zip(chosen, lengths.tolist(), strict=False)])
+    where = _concatenate_columns([some + begin for some, begin in zip(chosen, lengths.tolist(), strict=False)])
     whole = BatchTransactions(np.zeros(lengths[-1], np.bool_), np.zeros(lengths[-1], np.bool_), np.full(lengths[-1], -1, np.int64))
     whole.aborted[where], whole.idle[where], whole.began[where] = aborted, idle, began
     return [BatchTransactions(whole.aborted[a:b], whole.idle[a:b], whole.began[a:b]) for a, b in pairwise(lengths.tolist())]
 
 
-def _concatenated(columns: list[npt.NDArray[np.generic]]) -> Int64s:
+def _concatenate_columns(columns: list[npt.NDArray[np.generic]]) -> Int64s:
     """Join the columns of several segments to one."""
     return np.concatenate([column.astype(np.int64) for column in columns]) if columns else np.empty(0, np.int64)
 
 
 @kernel
-def resolve(kind: Int64s, producer: Int64s, base: Int64s, pending_since: Int64s) -> tuple[Flags, Flags, Int64s]:
+def resolve_transactions(kind: Int64s, producer: Int64s, base: Int64s, pending_since: Int64s) -> tuple[Flags, Flags, Int64s]:
     """Return (aborted, idle, began) for each batch, as in BatchTransactions, from the columns of all batches of a log.
 
     The data batches of a producer since its last marker form a chain; the next marker of the producer decides about the whole chain.
@@ -193,7 +193,7 @@ def resolve(kind: Int64s, producer: Int64s, base: Int64s, pending_since: Int64s)
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ComparedGroup:
     """A group's source batches, its output batches without the filler, and for each output batch the number of its source batch
     (``origin``).
     """
@@ -206,7 +206,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class BatchPairs:
     """Batches of one source segment that are left in the output: their numbers in the source (``origin``) and their
     headers in the output.
     """
@@ -216,17 +216,17 @@ class Pairs:
     output: HeaderFields
 
     @staticmethod
-    def of(group: Group, source: SourceSegment, begin: int, chosen: Flags) -> Pairs:
+    def from_group(group: ComparedGroup, source: SourceSegment, begin: int, chosen: Flags) -> BatchPairs:
         """Select the batches of one source segment from a group.
 
         :param begin: number of the source's first batch in the group.
         :param chosen: a flag per source batch of the group.
         """
         mine = np.flatnonzero((group.origin >= begin) & (group.origin < begin + len(source.table)) & chosen[group.origin])
-        return Pairs(source, group.origin[mine] - begin, group.output[:, mine])
+        return BatchPairs(source, group.origin[mine] - begin, group.output[:, mine])
 
 
-def verbatim(of: HeaderFields, out: HeaderFields) -> Flags:
+def find_unchanged_batches(of: HeaderFields, out: HeaderFields) -> Flags:
     """Return which output batches equal their source batch byte for byte: same size and same checksum, which was verified."""
     same = [of[c] == out[c] for c in (col.SIZE, col.STORED_CRC, col.MAGIC, col.BASE, col.LEADER_EPOCH)]
     return np.logical_and.reduce(same)
@@ -246,7 +246,7 @@ def counts_from_zero(table: BatchTable) -> bool:
     return len(table) > 0 and int(table.magic[0]) < 2 and int(table.codec[0]) > 0 and int(table.last_offset[0]) == 0
 
 
-def pair(source: SourceBatches, output: HeaderFields, first_reaches: int) -> tuple[Int64s, BatchProblem | None]:
+def match_batches(source: SourceBatches, output: HeaderFields, first_reaches: int) -> tuple[Int64s, BatchProblem | None]:
     """Match output batches with source batches. Return the number of each one's source batch, and the first problem or None.
 
     Batches are never merged, split or reordered.
@@ -271,7 +271,7 @@ def pair(source: SourceBatches, output: HeaderFields, first_reaches: int) -> tup
     return origin, None
 
 
-def must_stay(headers: SourceBatches, rules: RoundRules) -> Flags:
+def batches_that_must_stay(headers: SourceBatches, rules: RoundRules) -> Flags:
     """Return which batches keep their header if all their records are removed: the last batch of each live producer, and the batch that
     ends at the high watermark.
     """
@@ -287,18 +287,18 @@ def must_stay(headers: SourceBatches, rules: RoundRules) -> Flags:
     return stays & (headers[col.MAGIC] == 2)
 
 
-def marker_gone(headers: SourceBatches, outcomes: BatchTransactions, now_ms: int) -> Flags:
+def markers_that_may_go(headers: SourceBatches, outcomes: BatchTransactions, now_ms: int) -> Flags:
     """Return which control batches may lose their record: those that are empty already, and idle ones whose delete horizon has passed."""
     due = outcomes.idle & (headers[col.ATTRIBUTES] & HORIZON != 0) & (headers[col.BASE_TIMESTAMP] <= now_ms)
     return (headers[col.CONTROL_KIND] == EMPTIED) | ((headers[col.CONTROL_KIND] != NOT_CONTROL) & due)
 
 
-def header_problems(group: Group, paths: Mapping[str, Path]) -> Iterator[BatchProblem]:
+def header_problems(group: ComparedGroup, paths: Mapping[str, Path]) -> Iterator[BatchProblem]:
     """Yield the problems of a cleaned group that batch headers alone show. ``paths``: files of the cleaned segment by kind."""
-    of, out, rules = group.source.take(group.origin), group.output, group.rules
+    of, out, rules = group.source.headers_at(group.origin), group.output, group.rules
     aborted, idle = group.outcomes.aborted[group.origin], group.outcomes.idle[group.origin]
     v2, empty = of[col.MAGIC] == 2, out[col.COUNT] == 0
-    stays, gone = must_stay(group.source, rules), marker_gone(group.source, group.outcomes, rules.now_ms)
+    stays, gone = batches_that_must_stay(group.source, rules), markers_that_may_go(group.source, group.outcomes, rules.now_ms)
     yield from _first_problem(out, "not of message format 2", out[col.MAGIC] != 2)
     elsewhere = (out[col.BASE] != of[col.BASE]) | (out[col.LAST] != of[col.LAST])
     yield from _first_problem(out, "other offsets than its source batch", v2 & elsewhere)
@@ -316,7 +316,7 @@ def header_problems(group: Group, paths: Mapping[str, Path]) -> Iterator[BatchPr
     yield from _first_problem(
         out,
         "a marker without data that did not just get its horizon",
-        to_be_dated(of, idle, gone[group.origin]) & ~_is_dated(of, out, rules),
+        markers_due_for_horizon(of, idle, gone[group.origin]) & ~_has_new_horizon(of, out, rules),
     )
     lost = np.ones(len(group.source), np.bool_)
     lost[group.origin] = False
@@ -327,23 +327,23 @@ def header_problems(group: Group, paths: Mapping[str, Path]) -> Iterator[BatchPr
     yield from _txn_index_problems(of, idle, group.outcomes.began[group.origin], paths)
 
 
-def copy_problems(group: Group) -> Iterator[BatchProblem]:
+def copy_problems(group: ComparedGroup) -> Iterator[BatchProblem]:
     """Yield the batches of a group that must equal their source batch byte for byte and do not."""
-    of, out = group.source.take(group.origin), group.output
-    copied, idle = verbatim(of, out), group.outcomes.idle[group.origin]
-    gone = marker_gone(group.source, group.outcomes, group.rules.now_ms)[group.origin]
+    of, out = group.source.headers_at(group.origin), group.output
+    copied, idle = find_unchanged_batches(of, out), group.outcomes.idle[group.origin]
+    gone = markers_that_may_go(group.source, group.outcomes, group.rules.now_ms)[group.origin]
     known = CODEC_MASK | LOG_APPEND | TRANSACTIONAL | CONTROL | HORIZON
     yield from _first_problem(out, "unknown attributes", ~copied & (out[col.ATTRIBUTES] & ~known != 0))
     control = of[col.CONTROL_KIND] != NOT_CONTROL
-    yield from _first_problem(out, "a control batch was changed", control & ~gone & ~to_be_dated(of, idle, gone) & ~copied)
+    yield from _first_problem(out, "a control batch was changed", control & ~gone & ~markers_due_for_horizon(of, idle, gone) & ~copied)
 
 
-def to_be_dated(of: HeaderFields, idle: Flags, gone: Flags) -> Flags:
+def markers_due_for_horizon(of: HeaderFields, idle: Flags, gone: Flags) -> Flags:
     """Return which transaction markers get their delete horizon in this round: those whose transaction has no data left."""
     return idle & ~gone & (of[col.ATTRIBUTES] & HORIZON == 0)
 
 
-def _is_dated(of: HeaderFields, out: HeaderFields, rules: RoundRules) -> Flags:
+def _has_new_horizon(of: HeaderFields, out: HeaderFields, rules: RoundRules) -> Flags:
     """Return which batches got this round's delete horizon and kept their record."""
     dated = (out[col.ATTRIBUTES] & HORIZON != 0) & (out[col.BASE_TIMESTAMP] == rules.delete_horizon_ms)
     return dated & (out[col.COUNT] == of[col.COUNT])
@@ -356,7 +356,7 @@ def record_dependent_problems(of: HeaderFields, out: HeaderFields, records: Reco
     begin, end = records.first_row[:-1], records.first_row[1:] - 1
     flags = np.bitwise_or.reduceat(records.flags, begin)
     tombstones = flags & col.NULL_VALUE != 0
-    copied = verbatim(of, out)
+    copied = find_unchanged_batches(of, out)
     yield from _first_problem(out, "record attributes, which Kafka does not write", ~copied & (flags & col.ODD_ATTRIBUTES != 0))
     had, has = of[col.ATTRIBUTES] & HORIZON != 0, out[col.ATTRIBUTES] & HORIZON != 0
     yield from _first_problem(out, "a delete horizon is missing, or has no reason", has != (had | tombstones))

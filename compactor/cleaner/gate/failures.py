@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from compactor.cleaner.gate.key_table import marks_of
+from compactor.cleaner.gate.key_table import record_marks
 from compactor.cleaner.gate.parser import KEYLESS, Records
 from compactor.errors import CompactorError
 from compactor.kernels.common import Flags
@@ -45,13 +45,13 @@ class SumMismatch:
     found: int
     excess: int
 
-    def failure(self) -> GateFailed:
+    def to_error(self) -> GateFailed:
         """Return the error to raise if no single record explains the difference."""
         what = LOST if self.found < self.expected else "records are left that must not be"
         return GateFailed(f"{what}, and not only one: {self.expected} must be left of it, {self.found} are", segment=self.segment)
 
 
-def source_rows(segment: str, source: Records, written: Records) -> Int64s:
+def find_source_rows(segment: str, source: Records, written: Records) -> Int64s:
     """Return the rows of the source from which the written records come. Raises GateFailed for a record that the source does not have."""
     at = np.minimum(np.searchsorted(source.offset, written.offset), len(source.offset) - 1)
     invented = source.offset[at] != written.offset
@@ -63,7 +63,7 @@ def source_rows(segment: str, source: Records, written: Records) -> Int64s:
     return at
 
 
-def compare_by_keys(segment: str, source: Records, there: Flags, latest: Int64s, must_go: Flags, checked: Flags) -> None:
+def explain_by_keys(segment: str, source: Records, there: Flags, latest: Int64s, must_go: Flags, checked: Flags) -> None:
     """Raise GateFailed for the first record that is missing from the output, or that is there although a later record has its key.
 
     :param there: a flag per source record: it is in the output.
@@ -76,12 +76,12 @@ def compare_by_keys(segment: str, source: Records, there: Flags, latest: Int64s,
         raise record_failure(f"superseded by the record at offset {latest[row]}" if there[row] else LOST, segment, source, invalid)
 
 
-def compare_by_sums(segment: str, source: Records, there: Flags, mismatch: SumMismatch) -> None:
+def explain_by_sums(segment: str, source: Records, there: Flags, mismatch: SumMismatch) -> None:
     """Raise GateFailed if a single missing or surplus record explains the mismatch of the sums; such a record is recognised by its mark.
 
     :param there: a flag per source record: it is in the output.
     """
-    marks, keyed = marks_of(source.offset, source.digest), source.flags & KEYLESS == 0
+    marks, keyed = record_marks(source.offset, source.digest), source.flags & KEYLESS == 0
     for cause, invalid in (
         (LOST, ~there & keyed & (marks == np.uint64(-mismatch.excess % 2**64))),
         ("superseded by a later record of its key", there & (marks == np.uint64(mismatch.excess))),
@@ -93,4 +93,4 @@ def compare_by_sums(segment: str, source: Records, there: Flags, mismatch: SumMi
 def record_failure(cause: str, segment: str, records: Records, invalid: Flags) -> GateFailed:
     """Return the error that names the first of the invalid records."""
     row = int(np.flatnonzero(invalid)[0])
-    return GateFailed(cause, segment=segment, offset=int(records.offset[row]), key=records.key(row))
+    return GateFailed(cause, segment=segment, offset=int(records.offset[row]), key=records.key_of_row(row))

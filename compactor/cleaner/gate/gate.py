@@ -1,7 +1,7 @@
 """The gate: a second, simpler implementation compares what went into a group with what came out, before it is uploaded.
 
     Gate(terms, table)          once per round
-    read_markers, begin, ...    pass 1, from the end of the log: the last committed record of every key (``Witness``)
+    read_markers, read_chunk, ... pass 1, from the end of the log: the last committed record of every key (``Witness``)
     settle_transactions(...)    the transactions, computed once more from the beginning of the log: both must agree
     check_group(...)            each group: GateReport, or GateFailed with key, offset and segment
 
@@ -32,41 +32,41 @@ import numpy.typing as npt
 from bloom.siphash import key_halves
 from compactor.cleaner.gate import parser as col
 from compactor.cleaner.gate.batch_checks import (
+    BatchPairs,
     BatchTransactions,
-    Group,
-    Pairs,
+    ComparedGroup,
     SourceBatches,
+    batches_that_must_stay,
     copy_problems,
     counts_from_zero,
     header_problems,
-    headers_of,
+    headers_from_table,
     index_problems,
     is_filler,
-    marker_gone,
-    must_stay,
-    pair,
+    markers_due_for_horizon,
+    markers_that_may_go,
+    match_batches,
     record_dependent_problems,
-    resolve,
+    resolve_transactions,
     table_mismatch,
-    to_be_dated,
     transaction_outcomes,
 )
-from compactor.cleaner.gate.failures import EXPIRED, SumMismatch, compare_by_keys, compare_by_sums, record_failure, source_rows
+from compactor.cleaner.gate.failures import EXPIRED, SumMismatch, explain_by_keys, explain_by_sums, find_source_rows, record_failure
 from compactor.cleaner.gate.failures import GateFailed as GateFailed
-from compactor.cleaner.gate.key_table import DUE, GateSums, KeyTable, Words, no_sums, rows_of
+from compactor.cleaner.gate.key_table import DUE, GateSums, KeyTable, Words, pack_table_rows, zero_gate_sums
 from compactor.cleaner.gate.parser import (
     KEYLESS,
     NULL_VALUE,
     HeaderFields,
+    InflatedTooLarge,
     RecordReader,
     Records,
-    TooMuch,
-    Unreadable,
-    chunks_of,
+    UnreadableBatches,
     first_crc_mismatch,
     header_blocks,
     read_headers,
-    sums_of,
+    split_into_chunks,
+    sum_marks_by_batch,
 )
 from compactor.cleaner.gate.result_sums import ResultSums
 from compactor.cleaner.passes.retention import RoundRules
@@ -90,7 +90,6 @@ from compactor.records.batches import (
 from compactor.records.rows import Chunk
 
 Mapped = Callable[[SourceSegment], AbstractContextManager[None]]
-
 
 _STRIDE: Final = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio: multiples of it, modulo 2^64, are spread evenly."""
@@ -135,12 +134,12 @@ class GateTerms:
     opened: Mapping[int, int] = field(default_factory=dict)
 
     @property
-    def halves(self) -> tuple[int, int]:
+    def hash_key_halves(self) -> tuple[int, int]:
         """Return the gate's own hash key as two numbers. Keys that collide in the cleaner's map do not collide under it."""
         return key_halves(hashlib.sha256(b"gate" + self.hash_key).digest()[:16])
 
     @property
-    def point(self) -> int:
+    def checked_hash_point(self) -> int:
         """Return the position in the gate's 64-bit hash range around which keys are checked if not all of them fit in memory."""
         return self.first_dirty * _STRIDE % 2**64
 
@@ -152,7 +151,7 @@ class GateTerms:
 class Gate:
     """One round's gate: a ``Witness`` of both passes, then asked about each group.
 
-    Used by one thread at a time, except ``read_chunk`` and ``expect_chunk``.
+    Used by one thread at a time, except ``read_chunk`` and ``add_expected_chunk``.
     """
 
     def __init__(
@@ -182,7 +181,7 @@ class Gate:
         self._batches_read: Counter[int] = Counter()
         self._crcs: dict[int, npt.NDArray[np.uint32]] = {}
         self._outside: dict[int, _OutsideSums] = {}
-        self._key = (*terms.halves, terms.inflate_limit)
+        self._key = (*terms.hash_key_halves, terms.inflate_limit)
         self._reader = RecordReader(*self._key)
         self._output_reader = RecordReader(*self._key)
 
@@ -200,7 +199,7 @@ class Gate:
     def read_markers(self, source: SourceSegment) -> None:
         """Record the outcomes of transactions in a segment after the dirty range. Segments are passed newest first."""
         if not self._settled:
-            self._aborted_before_known(source.table)
+            self._find_aborted_batches(source.table)
 
     def settle_transactions(self, sources: Sequence[SourceSegment]) -> None:
         """Compute the outcome of all transactions from the beginning of the log. Called again when more segments are known.
@@ -225,9 +224,9 @@ class Gate:
         was settled before.
         """
         whole = self._whole.setdefault(source.ordinal, self._outcomes_of[source.ordinal])
-        self._outcomes_of[source.ordinal] = whole.at(rows)
+        self._outcomes_of[source.ordinal] = whole.select_rows(rows)
 
-    def _aborted_before_known(self, table: BatchTable) -> Flags:
+    def _find_aborted_batches(self, table: BatchTable) -> Flags:
         """Return which batches are data of aborted transactions. Segments are passed in descending order, from the end of the log."""
         flags = np.zeros(len(table), np.bool_)
         some = np.flatnonzero((table.control != NOT_CONTROL) | ((table.attributes & np.int16(TRANSACTIONAL)) != 0))
@@ -237,7 +236,7 @@ class Gate:
         base = np.concatenate((table.base_offset[some].astype(np.int64), np.zeros(len(known), np.int64)))
         ids, places = np.unique(producer, return_inverse=True)
         # As if the next marker of each producer stood right behind the segment.
-        flags[some] = resolve(kind, places.astype(np.int64), base, np.full(len(ids), -1, np.int64))[0][: len(some)]
+        flags[some] = resolve_transactions(kind, places.astype(np.int64), base, np.full(len(ids), -1, np.int64))[0][: len(some)]
         markers = some[(table.control[some] == ABORT) | (table.control[some] == COMMIT)]
         for at in markers[::-1].tolist():
             self._outcomes[int(table.producer_id[at])] = int(table.control[at])
@@ -245,24 +244,25 @@ class Gate:
 
     # ---- what must be left
 
-    def read_log(self, sources: Sequence[SourceSegment]) -> None:
+    def read_dirty_range(self, sources: Sequence[SourceSegment]) -> None:
         """Read the dirty range of a log from its files, if pass 1 does not pass its decompressed chunks to the gate. Raises GateFailed."""
         for source in reversed(sources):
             if self._terms.is_dirty(source):
-                self.read(source)
+                self.read_segment(source)
             elif source.base > self._rules.latest_offset:
                 self.read_markers(source)
         self.settle_transactions(sources)
 
     @measure_stage(WorkStage.GATE, lambda self, source: source.size)
-    def read(self, source: SourceSegment) -> None:
+    def read_segment(self, source: SourceSegment) -> None:
         """Read the keys of a dirty segment from its bytes. Raises GateFailed if the cleaner's batch table does not match the bytes."""
-        self.begin(source)
-        headers = headers_of(source.table)
-        for some, records in self._parse_batches(self._reader, source.buf, headers, self._batches_for(source, below=False), source.name):
+        self.begin_segment(source)
+        headers = headers_from_table(source.table)
+        wanted = self._batches_with_records(source, below=False)
+        for some, records in self._parse_batches(self._reader, source.buf, headers, wanted, source.name):
             self.add_chunk(source, self._table_rows(records, headers[:, some], source, below=False))
 
-    def _batches_for(self, source: SourceSegment, below: bool) -> Flags:
+    def _batches_with_records(self, source: SourceSegment, below: bool) -> Flags:
         """Return which batches may hold records of the dirty range, or, with ``below``, records outside it."""
         table = source.table
         data = (table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted
@@ -275,10 +275,10 @@ class Gate:
         return data & outside
 
     @measure_stage(WorkStage.GATE)
-    def begin(self, source: SourceSegment) -> None:
+    def begin_segment(self, source: SourceSegment) -> None:
         """Read the batch headers of a segment and compare them with the cleaner's batch table. Raises GateFailed."""
         if not self._settled and source.ordinal not in self._outcomes_of:
-            none, aborted = np.zeros(len(source.table), np.bool_), self._aborted_before_known(source.table)
+            none, aborted = np.zeros(len(source.table), np.bool_), self._find_aborted_batches(source.table)
             self._outcomes_of[source.ordinal] = BatchTransactions(aborted, none, np.full(len(none), -1, np.int64))
             self._dirty[source.ordinal] = source
         if source.ordinal in self._crcs:
@@ -292,19 +292,19 @@ class Gate:
                     raise GateFailed(problem[0], segment=source.name, offset=problem[1])
                 crcs[read : read + headers.shape[1]] = headers[col.STORED_CRC]
                 read += headers.shape[1]
-        except Unreadable as unreadable:
+        except UnreadableBatches as unreadable:
             raise GateFailed(f"the gate cannot read it: {unreadable}", segment=source.name) from None
         if read != len(table):
             raise GateFailed(f"the cleaner saw {len(table)} batches, there are {read}", segment=source.name)
         self._crcs[source.ordinal] = crcs
-        self._outside[source.ordinal] = _OutsideSums(~self._batches_for(source, below=True), no_sums(len(table)))
+        self._outside[source.ordinal] = _OutsideSums(~self._batches_with_records(source, below=True), zero_gate_sums(len(table)))
 
     @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk, below=False: chunk.body_bytes)
     def read_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk, *, below: bool = False) -> WitnessRows:
         """Return key table rows of a chunk that pass 1 has decompressed: of records in the dirty range, or, with ``below``, outside it."""
         some = slice(chunk.first, chunk.last)
         data = (source.table.control[some] == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted[some]
-        mine = self._batches_for(source, below)[some]
+        mine = self._batches_with_records(source, below)[some]
         if np.any(chunk.wanted & ~data) or np.any(mine & ~chunk.wanted):
             offset = int(source.table.last_offset[chunk.first])
             raise GateFailed("gate and cleaner do not agree which batches were aborted", segment=source.name, offset=offset)
@@ -314,19 +314,19 @@ class Gate:
     @measure_stage(WorkStage.GATE)
     def add_chunk(self, source: SourceSegment, found: WitnessRows) -> None:
         """Add rows to the key table. If the table is full, a smaller range of keys is checked from then on. Raises OutOfBudget."""
-        done = self._table.put(found.rows)
+        done = self._table.put_rows(found.rows)
         while done < len(found.rows):
-            self._table.shrink_range(self._terms.point)
-            done += self._table.put(found.rows[done:])
+            self._table.shrink_range(self._terms.checked_hash_point)
+            done += self._table.put_rows(found.rows[done:])
         self._batches_read[source.ordinal] += found.batches
 
     @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk: chunk.body_bytes)
-    def expect_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> None:
+    def add_expected_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> None:
         """Compute which records outside the dirty range must be left of a chunk that pass 2 has decompressed."""
         if source.ordinal in self._left:
             return
         some = slice(chunk.first, chunk.last)
-        mine = chunk.wanted & self._batches_for(source, below=True)[some]
+        mine = chunk.wanted & self._batches_with_records(source, below=True)[some]
         if mine.any():
             headers, records = self._parse_chunk(buffers, source, chunk, mine)
             self._add_outside_sums(source, chunk.first + np.flatnonzero(mine), headers, records)
@@ -335,11 +335,11 @@ class Gate:
         """Parse the records of the batches flagged in ``mine``, in a worker thread."""
         if buffers.second_reader is None:
             buffers.second_reader = RecordReader(*self._key)
-        headers = headers_of(source.table, slice(chunk.first, chunk.last))[:, mine]
+        headers = headers_from_table(source.table, slice(chunk.first, chunk.last))[:, mine]
         body = np.stack((chunk.body_start[mine], chunk.body_end[mine]))
         try:
             return headers, buffers.second_reader.parse(chunk.buf, headers, body)
-        except Unreadable as problem:
+        except UnreadableBatches as problem:
             raise GateFailed(f"unreadable: {problem}", segment=source.name) from None
 
     def _parse_batches(
@@ -348,21 +348,21 @@ class Gate:
         """Yield the records of the wanted batches in chunks, each valid until the next one is requested, with the
         numbers of their batches.
         """
-        waiting = list(chunks_of(headers, wanted))[::-1]
+        waiting = list(split_into_chunks(headers, wanted))[::-1]
         while waiting:
             some = waiting.pop()
             try:
-                records = reader.read(buf, headers[:, some])
-            except TooMuch:
+                records = reader.read_batches(buf, headers[:, some])
+            except InflatedTooLarge:
                 waiting += np.array_split(some, 2)[::-1]
                 continue
-            except Unreadable as problem:
+            except UnreadableBatches as problem:
                 raise GateFailed(f"unreadable: {problem}", segment=segment) from None
             yield some, records
 
     def _parse_batch(self, source: SourceSegment, batch: int) -> tuple[HeaderFields, Records]:
         """Return headers and records of one batch of a source."""
-        headers = headers_of(source.table, slice(batch, batch + 1))
+        headers = headers_from_table(source.table, slice(batch, batch + 1))
         _, records = next(self._parse_batches(self._reader, source.buf, headers, np.ones(1, np.bool_), source.name))
         return headers, records
 
@@ -375,8 +375,8 @@ class Gate:
         elif due.any():
             digests = np.where(due, digests | DUE, digests)
         if picked.all():
-            return WitnessRows(headers.shape[1], rows_of(records.hashes, records.offset, digests))
-        return WitnessRows(headers.shape[1], rows_of(records.hashes[picked], records.offset[picked], digests[picked]))
+            return WitnessRows(headers.shape[1], pack_table_rows(records.hashes, records.offset, digests))
+        return WitnessRows(headers.shape[1], pack_table_rows(records.hashes[picked], records.offset[picked], digests[picked]))
 
     def _due_tombstones(self, records: Records, headers: HeaderFields, source: SourceSegment) -> Flags:
         """Return which records are tombstones that this round removes."""
@@ -390,42 +390,44 @@ class Gate:
 
     def _add_outside_sums(self, source: SourceSegment, batches: Int64s, headers: HeaderFields, records: Records) -> None:
         """Add the records of some batches that lie outside the dirty range and must be left to the sums of their segment."""
-        told, outside = self._outside[source.ordinal], self._must_go(records, headers, source, self._table.latest(records.hashes))
-        stays = ~outside & ((records.offset < self._first_dirty) | (records.offset > self._rules.latest_offset))
-        told.sums[batches] = sums_of(records, stays & self._is_checked(records))
+        told, latest = self._outside[source.ordinal], self._table.latest_offsets(records.hashes)
+        stays = ~self._records_that_must_go(records, headers, source, latest) & (
+            (records.offset < self._first_dirty) | (records.offset > self._rules.latest_offset)
+        )
+        told.sums[batches] = sum_marks_by_batch(records, stays & self._is_checked(records))
         told.known[batches] = True
 
     def _is_checked(self, records: Records) -> Flags:
         """Return which records are compared: those whose keys are looked up, and those after the mapped range, which always stay."""
         if self._table.ranges == 1:
             return np.ones(len(records.offset), np.bool_)
-        return self._table.in_range(records.hashes) | (records.offset > self._rules.latest_offset)
+        return self._table.flags_in_range(records.hashes) | (records.offset > self._rules.latest_offset)
 
-    def _must_go(self, records: Records, headers: HeaderFields, source: SourceSegment, latest: Int64s) -> Flags:
-        """Return which records must not be left. ``latest``: last offset of each key in the dirty range, or ABSENT."""
+    def _records_that_must_go(self, records: Records, headers: HeaderFields, source: SourceSegment, latest: Int64s) -> Flags:
+        """Return which records must not be left. ``latest``: last offset of each key in the dirty range, or ABSENT_KEY."""
         gone = (latest > records.offset) | (records.flags & KEYLESS != 0) | self._due_tombstones(records, headers, source)
         return gone & (records.offset <= self._rules.latest_offset)
 
-    def _must_be_left(self, source: SourceSegment, mapped: Mapped) -> Words:
+    def _expected_sums(self, source: SourceSegment, mapped: Mapped) -> Words:
         """Return the number of records that must be left of a segment, and the sum of their marks."""
         if source.ordinal in self._left:
             return self._left[source.ordinal]
         told = self._outside[source.ordinal]
         if not told.known.all():
-            headers = headers_of(source.table)
+            headers = headers_from_table(source.table)
             with mapped(source):
                 for some, records in self._parse_batches(self._reader, source.buf, headers, ~told.known, source.name):
                     self._add_outside_sums(source, some, headers[:, some], records)
         below = told.sums.sum(axis=0, dtype=np.uint64)
-        return below + self._of_dirty[source.ordinal] if source.ordinal in self._of_dirty else below
+        return below + self._dirty_sums[source.ordinal] if source.ordinal in self._dirty_sums else below
 
     @cached_property
-    def _of_dirty(self) -> dict[int, Words]:
+    def _dirty_sums(self) -> dict[int, Words]:
         """Return number and sum of marks of the records that must be left of each dirty segment, once the dirty range was read."""
         dirty = [self._dirty[ordinal] for ordinal in sorted(self._dirty)]
-        sums = no_sums(len(dirty))
+        sums = zero_gate_sums(len(dirty))
         if dirty:
-            self._table.sum_left(np.array([*(source.base for source in dirty), dirty[-1].end], np.int64), sums)
+            self._table.add_expected_sums(np.array([*(source.base for source in dirty), dirty[-1].end], np.int64), sums)
         return {source.ordinal: sums[number] for number, source in enumerate(dirty)}
 
     # ---- one group
@@ -449,28 +451,29 @@ class Gate:
         :raises GateFailed: if a record or batch is missing, surplus or different.
         """
         for source in self._dirty.values():
-            if not self._settled or self._batches_read[source.ordinal] != np.count_nonzero(self._batches_for(source, below=False)):
+            if not self._settled or self._batches_read[source.ordinal] != np.count_nonzero(self._batches_with_records(source, below=False)):
                 raise CompactorError("the gate was asked before it had read the dirty range", hint="This is a bug; please report it")
-        name, self._output_reader.shown_to = sources[0].name, tally.add if tally else None
+        name, self._output_reader.on_records = sources[0].name, tally.add_records if tally else None
         output = map_file(paths["log"])
         headers = self._read_output(output, sources[0].base, end_offset, name)
         if tally:
-            tally.begin(output, headers)
+            tally.set_segment(output, headers)
         for cause in index_problems(headers, sources[0].base, paths):
             raise GateFailed(cause, segment=name)
-        group = self._pair_batches(sources, headers, end_offset, self._end_of_first_batch(sources[0], mapped), name)
+        group = self._match_group(sources, headers, end_offset, self._end_of_first_batch(sources[0], mapped), name)
         for cause, offset in header_problems(group, paths):
             raise GateFailed(cause, segment=name, offset=offset)
         data = group.source[col.CONTROL_KIND] == NOT_CONTROL
-        dated = to_be_dated(group.source, group.outcomes.idle, marker_gone(group.source, group.outcomes, self._rules.now_ms))
+        may_go = markers_that_may_go(group.source, group.outcomes, self._rules.now_ms)
+        dated = markers_due_for_horizon(group.source, group.outcomes.idle, may_go)
         begin = records = 0
         for source in sources:
             if source.ordinal not in self._crcs:
                 with mapped(source):
-                    self.begin(source)
+                    self.begin_segment(source)
             group.source.crc[begin : begin + len(source.table)] = self._crcs[source.ordinal]
-            self._compare_markers(Pairs.of(group, source, begin, dated), output, mapped)
-            records += self._compare_records(Pairs.of(group, source, begin, data), output, mapped)
+            self._compare_markers(BatchPairs.from_group(group, source, begin, dated), output, mapped)
+            records += self._compare_records(BatchPairs.from_group(group, source, begin, data), output, mapped)
             begin += len(source.table)
         for cause, offset in copy_problems(group):
             raise GateFailed(cause, segment=name, offset=offset)
@@ -480,7 +483,7 @@ class Gate:
         """Return the batch headers of the cleaned segment after checking framing, checksums, order of offsets and the end offset."""
         try:
             headers = read_headers(output)
-        except Unreadable as problem:
+        except UnreadableBatches as problem:
             raise GateFailed(f"unreadable: {problem}", segment=name) from None
         wrong = first_crc_mismatch(output, headers)
         if wrong >= 0:
@@ -501,44 +504,44 @@ class Gate:
         with mapped(source):
             return int(self._parse_batch(source, 0)[1].offset[-1])
 
-    def _pair_batches(self, sources: Sequence[SourceSegment], output: HeaderFields, end_offset: int | None, reach: int, name: str) -> Group:
+    def _pair_batches(
+        self, sources: Sequence[SourceSegment], output: HeaderFields, end: int | None, reach: int, name: str
+    ) -> ComparedGroup:
         """Match output batches with source batches; leave out a filler that takes the place of a removed last batch."""
         source = SourceBatches([s.table for s in sources])
         parts = [self._outcomes_of[s.ordinal] for s in sources]
         outcomes = BatchTransactions(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("aborted", "idle", "began")))
         filler = False
-        if end_offset is not None and is_filler(output[:, -1], end_offset):
+        if end is not None and is_filler(output[:, -1], end):
             # The header of a batch that must stay can look just like one.
-            filler = not np.any(must_stay(source, self._rules) & (source[col.LAST] == end_offset))
+            filler = not np.any(batches_that_must_stay(source, self._rules) & (source[col.LAST] == end))
             if filler and len(source) and output[col.LEADER_EPOCH, -1] != source[col.LEADER_EPOCH][-1]:
-                raise GateFailed("a filler of another leader epoch than the last source batch", segment=name, offset=end_offset)
+                raise GateFailed("a filler of another leader epoch than the last source batch", segment=name, offset=end)
         output = output[:, : output.shape[1] - int(filler)]
-        origin, problem = pair(source, output, reach)
+        origin, problem = match_batches(source, output, reach)
         if problem:
             raise GateFailed(problem[0], segment=name, offset=problem[1])
-        return Group(source, outcomes, output, origin, self._rules)
+        return ComparedGroup(source, outcomes, output, origin, self._rules)
 
-    def _compare_records(self, pairs: Pairs, output: Bytes, mapped: Mapped) -> int:
+    def _compare_records(self, pairs: BatchPairs, output: Bytes, mapped: Mapped) -> int:
         """Check that exactly the records that must be left of a segment are in the output. Return the number of records compared."""
         found = np.zeros(2, np.uint64)
         for _, records in self._parse_output(pairs, output):
-            found += sums_of(records, self._is_checked(records)).sum(axis=0, dtype=np.uint64)
-        left = self._must_be_left(pairs.source, mapped)
+            found += sum_marks_by_batch(records, self._is_checked(records)).sum(axis=0, dtype=np.uint64)
+        left = self._expected_sums(pairs.source, mapped)
         if np.any(found != left):
             with mapped(pairs.source):
-                self._explain(
-                    pairs, output, SumMismatch(pairs.source.name, int(left[0]), int(found[0]), (int(found[1]) - int(left[1])) % 2**64)
-                )
+                excess = (int(found[1]) - int(left[1])) % 2**64
+                self._raise_explanation(pairs, output, SumMismatch(pairs.source.name, int(left[0]), int(found[0]), excess))
         return int(found[0])
 
-    def _compare_markers(self, pairs: Pairs, output: Bytes, mapped: Mapped) -> None:
+    def _compare_markers(self, pairs: BatchPairs, output: Bytes, mapped: Mapped) -> None:
         """Check that transaction markers that got their delete horizon in this round have the same record under a new header."""
         if not len(pairs.origin):
             return
         with mapped(pairs.source):
-            was, _ = self._batch_sums(
-                self._reader, pairs.source.buf, SourceBatches([pairs.source.table]).take(pairs.origin), pairs.source.name
-            )
+            headers = SourceBatches([pairs.source.table]).headers_at(pairs.origin)
+            was, _ = self._batch_sums(self._reader, pairs.source.buf, headers, pairs.source.name)
         became, highest = self._batch_sums(self._output_reader, output, pairs.output, pairs.source.name)
         was[2] = 0  # what is written anew has none
         wrong = np.any(was != became, axis=0) | (pairs.output[col.MAX_TIMESTAMP] != highest)
@@ -550,19 +553,19 @@ class Gate:
         """Return (count, sum of marks, whether attributes are set) of each batch's records, and each batch's highest timestamp."""
         sums, highest = np.zeros((3, headers.shape[1]), np.uint64), np.zeros(headers.shape[1], np.int64)
         for some, records in self._parse_batches(reader, buf, headers, headers[col.COUNT] > 0, segment):
-            sums[:2, some] = sums_of(records, np.ones(len(records.offset), np.bool_)).T
+            sums[:2, some] = sum_marks_by_batch(records, np.ones(len(records.offset), np.bool_)).T
             sums[2, some] = np.bitwise_or.reduceat(records.flags & col.ODD_ATTRIBUTES, records.first_row[:-1])
             highest[some] = np.maximum.reduceat(records.timestamp, records.first_row[:-1])
         return sums, highest
 
     # ---- output
 
-    def _parse_output(self, pairs: Pairs, output: Bytes) -> Iterator[tuple[Int64s, Records]]:
+    def _parse_output(self, pairs: BatchPairs, output: Bytes) -> Iterator[tuple[Int64s, Records]]:
         """Yield the records of output batches in chunks, with their source batches, after checking the records against the headers."""
         name, sources = pairs.source.name, SourceBatches([pairs.source.table])
         sources.crc = self._crcs[pairs.source.ordinal]
         for some, records in self._parse_batches(self._output_reader, output, pairs.output, pairs.output[col.COUNT] > 0, name):
-            out, of = pairs.output[:, some], sources.take(pairs.origin[some])
+            out, of = pairs.output[:, some], sources.headers_at(pairs.origin[some])
             begin, end = records.first_row[:-1], records.first_row[1:] - 1
             for cause, offset in record_dependent_problems(of, out, records, self._rules):
                 raise GateFailed(cause, segment=name, offset=offset)
@@ -580,21 +583,20 @@ class Gate:
 
     # ---- what to say
 
-    def _explain(self, pairs: Pairs, output: Bytes, mismatch: SumMismatch) -> NoReturn:
+    def _raise_explanation(self, pairs: BatchPairs, output: Bytes, mismatch: SumMismatch) -> NoReturn:
         """Find the record that explains a mismatch of sums and raise GateFailed for it. Segment and output are parsed again."""
         source, name = pairs.source, pairs.source.name
-        headers = headers_of(source.table)
+        headers = headers_from_table(source.table)
         data = (source.table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted
         filled = pairs.output[col.COUNT] > 0
         for some, records in self._parse_batches(self._reader, source.buf, headers, data, name):
             there = np.zeros(len(records.offset), np.bool_)
             for _, written in self._parse_batches(self._output_reader, output, pairs.output, filled & np.isin(pairs.origin, some), name):
-                there[source_rows(name, records, written)] = True
+                there[find_source_rows(name, records, written)] = True
             if source.ordinal in self._left:
-                compare_by_sums(name, records, there, mismatch)
+                explain_by_sums(name, records, there, mismatch)
             else:
-                latest = self._table.latest(records.hashes)
-                compare_by_keys(
-                    name, records, there, latest, self._must_go(records, headers[:, some], source, latest), self._is_checked(records)
-                )
-        raise mismatch.failure()
+                latest = self._table.latest_offsets(records.hashes)
+                must_go = self._records_that_must_go(records, headers[:, some], source, latest)
+                explain_by_keys(name, records, there, latest, must_go, self._is_checked(records))
+        raise mismatch.to_error()

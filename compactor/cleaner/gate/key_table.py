@@ -6,7 +6,7 @@ the key's hash (0 marks an empty cell), the record's offset, and 30 more bits of
 A table holds the keys of one range of the hash: of all keys while they fit its memory, else of a range that fits (``shrink_range``).
 
 What must be left of a segment is described by a count and a sum: how many records, and the sum of a pseudo-random word for each record
-(``mark``). Sums need no order, so that ranges of the keys can be checked one after the other, or on different machines.
+(``record_mark``). Sums need no order, so that ranges of the keys can be checked one after the other, or on different machines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compactor.cleaner.row_spool import range_of
+from compactor.cleaner.row_spool import hash_range_of
 from compactor.errors import OutOfBudget
 from compactor.kernels.jit import kernel, leaf
 from compactor.kernels.memory import multiply_high, prefetch
@@ -69,7 +69,7 @@ class KeyTable:
         """Return the number of ranges into which the hash is divided; the table holds the keys of one of them."""
         return int(self._state[RANGES])
 
-    def clear(self, rows: int, ranges: int, number: int) -> None:
+    def reset_to_range(self, rows: int, ranges: int, number: int) -> None:
         """Remove all keys, and hold the keys of range ``number`` of ``ranges`` from now on, for at most ``rows`` records."""
         cells = self._cells_for(rows)
         if WORDS * cells > len(self._cells):
@@ -78,7 +78,7 @@ class KeyTable:
             self._cells[: WORDS * cells] = 0
         self._reset(cells, ranges, number)
 
-    def put(self, rows: GateRows) -> int:
+    def put_rows(self, rows: GateRows) -> int:
         """Add records in any order; of each key the one with the highest offset is kept. Rows of other ranges are ignored.
 
         Return the number of rows, or the first row for which there is no space.
@@ -96,29 +96,29 @@ class KeyTable:
         self._state[RANGES], self._state[RANGE] = ranges, (point * ranges) >> 64
         _drop_other_ranges(self._cells, self._state)
 
-    def in_range(self, hashes: Words) -> npt.NDArray[np.bool_]:
+    def flags_in_range(self, hashes: Words) -> npt.NDArray[np.bool_]:
         """Return a flag per key: whether it belongs to the range that the table holds."""
         out = np.empty(len(hashes), np.bool_)
-        _fill_in_range(self._state, hashes, out)
+        _flag_rows_in_range(self._state, hashes, out)
         return out
 
-    def latest(self, hashes: Words) -> Int64s:
+    def latest_offsets(self, hashes: Words) -> Int64s:
         """Return the last offset of each key, or ABSENT where the table does not hold the key."""
         out = np.empty(len(hashes), np.int64)
-        _fill_latest(self._cells, self._state, hashes, out)
+        _find_latest_offsets(self._cells, self._state, hashes, out)
         return out
 
-    def sum_left(self, bounds: Int64s, sums: GateSums) -> None:
+    def add_expected_sums(self, bounds: Int64s, sums: GateSums) -> None:
         """Add the records that must be left of the dirty range to ``sums``, by segment. Segment i has the offsets [bounds[i], bounds[i +
         1]).
         """
-        _sum_left(self._cells, int(self._state[CAPACITY]), bounds, sums)
+        _add_expected_sums(self._cells, int(self._state[CAPACITY]), bounds, sums)
 
-    def sum_left_outside(self, rows: GateRows, bounds: Int64s, sums: GateSums) -> None:
+    def add_expected_sums_outside(self, rows: GateRows, bounds: Int64s, sums: GateSums) -> None:
         """Add those records outside the dirty range to ``sums``, by segment, whose key the dirty range does not have. Segment i has the
         offsets [bounds[i], bounds[i + 1]).
         """
-        _sum_left_outside(self._cells, self._state, rows, bounds, sums)
+        _add_expected_sums_outside(self._cells, self._state, rows, bounds, sums)
 
     def _cells_for(self, rows: int) -> int:
         return max(8, min(self._most, int(rows / _LOAD) + 64))
@@ -127,22 +127,22 @@ class KeyTable:
         self._state[:] = 0, cells, int(cells * _LOAD), ranges, number
 
 
-def rows_of(hashes: Words, offsets: Int64s, digests: Words) -> GateRows:
+def pack_table_rows(hashes: Words, offsets: Int64s, digests: Words) -> GateRows:
     """Return table rows of records. ``hashes``: shape (n, 2); ``digests`` may include DUE."""
     rows = np.empty((len(offsets), WORDS), np.uint64)
     _pack_rows(hashes, offsets, digests, rows)
     return rows
 
 
-def marks_of(offsets: Int64s, digests: Words) -> Words:
+def record_marks(offsets: Int64s, digests: Words) -> Words:
     """Return the mark of each record."""
     out = np.empty(len(offsets), np.uint64)
-    _fill_marks(offsets, digests, out)
+    _compute_marks(offsets, digests, out)
     return out
 
 
 @leaf
-def mark(offset: np.uint64, digest: np.uint64) -> np.uint64:
+def record_mark(offset: np.uint64, digest: np.uint64) -> np.uint64:
     """Return 64 pseudo-random bits for a record and its offset. A sum of marks identifies a set of records."""
     word = offset * np.uint64(0x9E3779B97F4A7C15) + (digest & np.uint64(2**32 - 1)) * np.uint64(0xD6E8FEB86659FD93)
     word = (word ^ (word >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -151,7 +151,7 @@ def mark(offset: np.uint64, digest: np.uint64) -> np.uint64:
 
 
 @leaf
-def segment_of(offset: np.uint64, bounds: Int64s) -> int:
+def find_segment(offset: np.uint64, bounds: Int64s) -> int:
     """Return the number of the segment with this offset: the last i with ``bounds[i] <= offset``."""
     low, high = 0, len(bounds) - 1
     while low + 1 < high:
@@ -187,9 +187,9 @@ def _find_cell(cells: Words, capacity: int, tag: np.uint64, extra: np.uint64) ->
 
 
 @leaf
-def _is_held(state: Int64s, tag: np.uint64) -> bool:
+def _is_in_range(state: Int64s, tag: np.uint64) -> bool:
     """Return whether a key belongs to the range that the table holds."""
-    return state[RANGES] == 1 or range_of(tag, state[RANGES]) == state[RANGE]
+    return state[RANGES] == 1 or hash_range_of(tag, state[RANGES]) == state[RANGE]
 
 
 @leaf
@@ -210,15 +210,15 @@ def _pack_rows(hashes: Words, offsets: Int64s, digests: Words, rows: GateRows) -
 
 
 @kernel
-def _fill_marks(offsets: Int64s, digests: Words, out: Words) -> None:
+def _compute_marks(offsets: Int64s, digests: Words, out: Words) -> None:
     for row in range(len(offsets)):
-        out[row] = mark(np.uint64(offsets[row]), digests[row])
+        out[row] = record_mark(np.uint64(offsets[row]), digests[row])
 
 
 @kernel
-def _fill_in_range(state: Int64s, hashes: Words, out: npt.NDArray[np.bool_]) -> None:
+def _flag_rows_in_range(state: Int64s, hashes: Words, out: npt.NDArray[np.bool_]) -> None:
     for row in range(len(hashes)):
-        out[row] = _is_held(state, _nonzero_tag(hashes[row, 0]))
+        out[row] = _is_in_range(state, _nonzero_tag(hashes[row, 0]))
 
 
 @kernel
@@ -238,7 +238,7 @@ def _drop_other_ranges(cells: Words, state: Int64s) -> None:
         if tag == 0:
             continue
         cells[WORDS * cell] = 0
-        if _is_held(state, tag):
+        if _is_in_range(state, tag):
             cell = ~_find_cell(cells, capacity, tag, rest & _KEY_BITS)
             cells[WORDS * cell], cells[WORDS * cell + 1], cells[WORDS * cell + 2] = tag, offset, rest
             state[ENTRIES] += 1
@@ -249,7 +249,7 @@ def _put_rows(cells: Words, state: Int64s, rows: GateRows) -> int:
     capacity = state[CAPACITY]
     for row in range(len(rows)):
         _prefetch(cells, state[CAPACITY], rows, row)
-        if not _is_held(state, rows[row, 0]):
+        if not _is_in_range(state, rows[row, 0]):
             continue
         cell = _find_cell(cells, capacity, rows[row, 0], rows[row, 2] & _KEY_BITS)
         if cell < 0:
@@ -265,35 +265,35 @@ def _put_rows(cells: Words, state: Int64s, rows: GateRows) -> int:
 
 
 @kernel
-def _fill_latest(cells: Words, state: Int64s, hashes: Words, out: Int64s) -> None:
+def _find_latest_offsets(cells: Words, state: Int64s, hashes: Words, out: Int64s) -> None:
     for row in range(len(hashes)):
         _prefetch(cells, state[CAPACITY], hashes, row)
         tag = _nonzero_tag(hashes[row, 0])
-        cell = _find_cell(cells, state[CAPACITY], tag, _key_bits(hashes[row, 1])) if _is_held(state, tag) else -1
+        cell = _find_cell(cells, state[CAPACITY], tag, _key_bits(hashes[row, 1])) if _is_in_range(state, tag) else -1
         out[row] = np.int64(cells[WORDS * cell + 1]) if cell >= 0 else ABSENT_KEY
 
 
 @kernel
-def _sum_left(cells: Words, capacity: int, bounds: Int64s, sums: GateSums) -> None:
+def _add_expected_sums(cells: Words, capacity: int, bounds: Int64s, sums: GateSums) -> None:
     for cell in range(capacity):
         if cells[WORDS * cell] != 0 and cells[WORDS * cell + 2] & DUE == 0:
-            segment = segment_of(cells[WORDS * cell + 1], bounds)
+            segment = find_segment(cells[WORDS * cell + 1], bounds)
             sums[segment, 0] += np.uint64(1)
-            sums[segment, 1] += mark(cells[WORDS * cell + 1], cells[WORDS * cell + 2])
+            sums[segment, 1] += record_mark(cells[WORDS * cell + 1], cells[WORDS * cell + 2])
 
 
 @kernel
-def _sum_left_outside(cells: Words, state: Int64s, rows: GateRows, bounds: Int64s, sums: GateSums) -> None:
+def _add_expected_sums_outside(cells: Words, state: Int64s, rows: GateRows, bounds: Int64s, sums: GateSums) -> None:
     for row in range(len(rows)):
         _prefetch(cells, state[CAPACITY], rows, row)
-        if not _is_held(state, rows[row, 0]):
+        if not _is_in_range(state, rows[row, 0]):
             continue
         if _find_cell(cells, state[CAPACITY], rows[row, 0], rows[row, 2] & _KEY_BITS) < 0:
-            segment = segment_of(rows[row, 1], bounds)
+            segment = find_segment(rows[row, 1], bounds)
             sums[segment, 0] += np.uint64(1)
-            sums[segment, 1] += mark(rows[row, 1], rows[row, 2])
+            sums[segment, 1] += record_mark(rows[row, 1], rows[row, 2])
 
 
-def no_sums(segments: int) -> GateSums:
+def zero_gate_sums(segments: int) -> GateSums:
     """Return sums of zero for some segments."""
     return np.zeros((segments, 2), np.uint64)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.siphash import siphash128
-from compactor.cleaner.gate.key_table import mark
+from compactor.cleaner.gate.key_table import record_mark
 from compactor.constants import MAX_OFFSET
 from compactor.kernels.crc import START, crc32c, extend, extend_word
 from compactor.kernels.jit import kernel, leaf
@@ -53,11 +53,11 @@ ODD_NAMES: Final = 4  # a header name that is not ASCII: Java may write other by
 ODD_ATTRIBUTES: Final = 8  # unused bits, which only a copy keeps
 
 
-class Unreadable(Exception):
+class UnreadableBatches(Exception):
     """Raised for bytes that are not valid batches or records. The message contains the reason and the position."""
 
 
-class TooMuch(Exception):
+class InflatedTooLarge(Exception):
     """Raised if several batches together inflate to more bytes than may be held at once. The caller retries with half of them."""
 
 
@@ -80,7 +80,7 @@ class Records:
     key_length: Int64s
     buf: Bytes
 
-    def key(self, row: int) -> bytes | None:
+    def key_of_row(self, row: int) -> bytes | None:
         """Return the key of a record, or None for a record without a key."""
         start, length = int(self.key_start[row]), int(self.key_length[row])
         return None if length < 0 else self.buf[start : start + length].tobytes()
@@ -101,9 +101,9 @@ def header_blocks(buf: Bytes) -> Iterator[HeaderFields]:
     while at < len(buf):
         count, at, fine = _parse_headers(buf, at, headers)
         if not fine:
-            raise Unreadable(f"position {at}: a header that makes no sense")
+            raise UnreadableBatches(f"position {at}: a header that makes no sense")
         if not count:
-            raise Unreadable(f"position {at}: {len(buf) - at} bytes that are no whole batch")
+            raise UnreadableBatches(f"position {at}: {len(buf) - at} bytes that are no whole batch")
         yield headers[:, :count]
 
 
@@ -118,7 +118,7 @@ def first_crc_mismatch(buf: Bytes, headers: HeaderFields) -> int:
 
 
 @leaf
-def _big_endian(buf: Bytes, at: int, size: int) -> int:
+def _read_big_endian(buf: Bytes, at: int, size: int) -> int:
     """Return a signed big-endian number of ``size`` bytes."""
     value = np.int64(np.int8(buf[at]))
     for i in range(at + 1, at + size):
@@ -127,7 +127,7 @@ def _big_endian(buf: Bytes, at: int, size: int) -> int:
 
 
 @leaf
-def varint(buf: Bytes, at: int, end: int) -> tuple[int, int]:
+def parse_varint(buf: Bytes, at: int, end: int) -> tuple[int, int]:
     """Read a varint. Return its value and the next position, which is beyond ``end`` if the number does not end before it."""
     if at < end and buf[at] < 128:
         low = np.int64(buf[at])
@@ -152,24 +152,24 @@ def _parse_headers(buf: Bytes, at: int, headers: HeaderFields) -> tuple[int, int
     count = 0
     row = np.empty(len(headers), np.int64)
     while count < headers.shape[1] and at + 26 <= buf.size:
-        size = 12 + _big_endian(buf, at + 8, 4)
+        size = 12 + _read_big_endian(buf, at + 8, 4)
         magic = np.int64(buf[at + 16])
         if magic > 2 or size < (61 if magic == 2 else 26) or at + size > buf.size:
             break
         row[POSITION], row[SIZE], row[MAGIC] = at, size, magic
         row[CONTROL_KIND], row[COORDINATOR_EPOCH] = NOT_CONTROL, -1
-        row[BASE] = _big_endian(buf, at, 8)
+        row[BASE] = _read_big_endian(buf, at, 8)
         if magic == 2:
-            row[LEADER_EPOCH] = _big_endian(buf, at + 12, 4)
-            row[STORED_CRC] = _big_endian(buf, at + 17, 4) & 0xFFFFFFFF
-            row[ATTRIBUTES] = _big_endian(buf, at + 21, 2)
-            row[LAST] = row[BASE] + _big_endian(buf, at + 23, 4)
-            row[BASE_TIMESTAMP] = _big_endian(buf, at + 27, 8)
-            row[MAX_TIMESTAMP] = _big_endian(buf, at + 35, 8)
-            row[PRODUCER_ID] = _big_endian(buf, at + 43, 8)
-            row[PRODUCER_EPOCH] = _big_endian(buf, at + 51, 2)
-            row[BASE_SEQUENCE] = _big_endian(buf, at + 53, 4)
-            row[COUNT] = _big_endian(buf, at + 57, 4)
+            row[LEADER_EPOCH] = _read_big_endian(buf, at + 12, 4)
+            row[STORED_CRC] = _read_big_endian(buf, at + 17, 4) & 0xFFFFFFFF
+            row[ATTRIBUTES] = _read_big_endian(buf, at + 21, 2)
+            row[LAST] = row[BASE] + _read_big_endian(buf, at + 23, 4)
+            row[BASE_TIMESTAMP] = _read_big_endian(buf, at + 27, 8)
+            row[MAX_TIMESTAMP] = _read_big_endian(buf, at + 35, 8)
+            row[PRODUCER_ID] = _read_big_endian(buf, at + 43, 8)
+            row[PRODUCER_EPOCH] = _read_big_endian(buf, at + 51, 2)
+            row[BASE_SEQUENCE] = _read_big_endian(buf, at + 53, 4)
+            row[COUNT] = _read_big_endian(buf, at + 57, 4)
             if row[ATTRIBUTES] & CONTROL:
                 row[CONTROL_KIND], row[COORDINATOR_EPOCH] = _control_kind(buf, row)
             if row[BASE] < 0 or row[LAST] < row[BASE] or row[COUNT] < 0:
@@ -177,11 +177,11 @@ def _parse_headers(buf: Bytes, at: int, headers: HeaderFields) -> tuple[int, int
         else:
             codec = np.int64(buf[at + 17]) & CODEC_MASK
             row[ATTRIBUTES] = codec | (np.int64(buf[at + 17]) & LOG_APPEND if magic == 1 else 0)
-            row[STORED_CRC] = _big_endian(buf, at + 12, 4) & 0xFFFFFFFF
+            row[STORED_CRC] = _read_big_endian(buf, at + 12, 4) & 0xFFFFFFFF
             row[LAST] = row[BASE]
             row[BASE] = -1 if codec else row[BASE]
             row[COUNT] = 0 if codec else 1
-            row[BASE_TIMESTAMP] = row[MAX_TIMESTAMP] = _big_endian(buf, at + 18, 8) if magic == 1 else -1
+            row[BASE_TIMESTAMP] = row[MAX_TIMESTAMP] = _read_big_endian(buf, at + 18, 8) if magic == 1 else -1
             row[LEADER_EPOCH], row[PRODUCER_ID], row[PRODUCER_EPOCH], row[BASE_SEQUENCE] = -1, -1, -1, -1
         for field in range(row.size):
             headers[field, count] = row[field]
@@ -198,17 +198,17 @@ def _control_kind(buf: Bytes, row: Int64s) -> tuple[int, int]:
     if row[COUNT] == 0:
         return EMPTIED, -1
     end = row[POSITION] + row[SIZE]
-    _, at = varint(buf, row[POSITION] + 61, end)
-    _, at = varint(buf, at + 1, end)
-    _, at = varint(buf, at, end)
-    length, at = varint(buf, at, end)
+    _, at = parse_varint(buf, row[POSITION] + 61, end)
+    _, at = parse_varint(buf, at + 1, end)
+    _, at = parse_varint(buf, at, end)
+    length, at = parse_varint(buf, at, end)
     if length < 4 or length > end - at:
         return MALFORMED, -1
-    kind = _big_endian(buf, at + 2, 2)
+    kind = _read_big_endian(buf, at + 2, 2)
     if kind not in (ABORT, COMMIT):
         return OTHER, -1
-    length, at = varint(buf, at + length, end)
-    return kind, _big_endian(buf, at + 2, 4) if length >= 6 and at + 6 <= end else -1
+    length, at = parse_varint(buf, at + length, end)
+    return kind, _read_big_endian(buf, at + 2, 4) if length >= 6 and at + 6 <= end else -1
 
 
 @kernel
@@ -227,14 +227,14 @@ class RecordReader:
     """Parser of the records of a few batches at a time. Results are valid until the next call."""
 
     def __init__(self, k0: np.uint64, k1: np.uint64, inflate_limit: int) -> None:
-        self.shown_to: Callable[[HeaderFields, Records], None] | None = None
-        """Who sees what ``read`` gives."""
+        self.on_records: Callable[[HeaderFields, Records], None] | None = None
+        """Function that receives the headers and records of every ``read_batches``; None for none."""
         self._key = (k0, k1)
         self._limit = inflate_limit
         self._bodies = codecs.ByteBuffer()
-        self._columns = _columns(1 << 14)
+        self._columns = _allocate_columns(1 << 14)
 
-    def read(self, buf: Bytes, headers: HeaderFields) -> Records:
+    def read_batches(self, buf: Bytes, headers: HeaderFields) -> Records:
         """Parse the records of these batches of one segment. Raises Unreadable; TooMuch if several batches together inflate to too many
         bytes.
         """
@@ -246,28 +246,28 @@ class RecordReader:
             self._inflate(buf, headers, body)
             buf = self._bodies.array[: self._bodies.size]
             buf.flags.writeable = False
-        records = self.parse(buf, headers, body)
-        if self.shown_to is not None:
-            self.shown_to(headers, records)
+        records = self.parse_bodies(buf, headers, body)
+        if self.on_records is not None:
+            self.on_records(headers, records)
         return records
 
-    def parse(self, buf: Bytes, headers: HeaderFields, body: Int64s) -> Records:
+    def parse_bodies(self, buf: Bytes, headers: HeaderFields, body: Int64s) -> Records:
         """Parse the records of batches whose inflated bodies lie at ``buf[body[0, i] : body[1, i]]``. Raises Unreadable."""
         headers = np.ascontiguousarray(headers)
         counts = _record_counts(buf, headers, body)
         if np.any(counts * 7 > body[1] - body[0]):
-            raise Unreadable("a batch that claims more records than its bytes can hold")
+            raise UnreadableBatches("a batch that claims more records than its bytes can hold")
         first_row = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
         rows = int(first_row[-1])
         if rows > len(self._columns[0]):
-            self._columns = _columns(max(rows, 2 * len(self._columns[0])))
+            self._columns = _allocate_columns(max(rows, 2 * len(self._columns[0])))
         offset, timestamp, hashes, digest, flags, key_start, key_length = (column[:rows] for column in self._columns)
         batch = _parse_records(
             buf, headers, body, first_row, *self._key, offset, timestamp, hashes, digest, flags, key_start, key_length
         )  # fmt: skip
         records = Records(first_row, offset, timestamp, hashes, digest, flags, key_start, key_length, buf)
         if batch >= 0:
-            raise Unreadable(f"offset {headers[LAST, batch]}: records that cannot be read")
+            raise UnreadableBatches(f"offset {headers[LAST, batch]}: records that cannot be read")
         for row in np.flatnonzero(records.flags & ODD_NAMES).tolist():
             records.digest[row] = _digest_of_odd_names(records, row)
         return records
@@ -285,14 +285,14 @@ class RecordReader:
                 _MOST_BYTES if len(position) > 1 else MAX_OFFSET, magic,
             )  # fmt: skip
         except BatchUnreadable as error:
-            raise Unreadable(f"position {position[error.batch]}: {error}") from None
+            raise UnreadableBatches(f"position {position[error.batch]}: {error}") from None
         if len(position) > 1 and self._bodies.size > _MOST_BYTES:
-            raise TooMuch
+            raise InflatedTooLarge
         body[0] = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
         body[1] = ends
 
 
-def chunks_of(headers: HeaderFields, wanted: npt.NDArray[np.bool_]) -> Iterator[Int64s]:
+def split_into_chunks(headers: HeaderFields, wanted: npt.NDArray[np.bool_]) -> Iterator[Int64s]:
     """Yield the numbers of the wanted batches in chunks of bounded size, each either all compressed or all uncompressed."""
     batches = np.flatnonzero(wanted)
     if not len(batches):
@@ -303,7 +303,7 @@ def chunks_of(headers: HeaderFields, wanted: npt.NDArray[np.bool_]) -> Iterator[
     yield from np.split(batches, cuts)
 
 
-def _columns(rows: int) -> tuple[Any, ...]:
+def _allocate_columns(rows: int) -> tuple[Any, ...]:
     """Return empty columns for ``rows`` records."""
     return (
         np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty((rows, 2), np.uint64), np.empty(rows, np.uint64),
@@ -320,7 +320,7 @@ def _record_counts(buf: Bytes, headers: HeaderFields, body: Int64s) -> Int64s:
             counts[batch] = 0
             at = body[0, batch]
             while at + 12 <= body[1, batch]:
-                size = 12 + _big_endian(buf, at + 8, 4)
+                size = 12 + _read_big_endian(buf, at + 8, 4)
                 if size < 26 or at + size > body[1, batch]:
                     break
                 counts[batch] += 1
@@ -329,7 +329,7 @@ def _record_counts(buf: Bytes, headers: HeaderFields, body: Int64s) -> Int64s:
 
 
 @leaf
-def _add_part(state: np.uint64, buf: Bytes, start: int, length: int) -> np.uint64:
+def _extend_digest(state: np.uint64, buf: Bytes, start: int, length: int) -> np.uint64:
     """Return the digest after one more part of a record: its length (-1 for null) and its bytes."""
     state = extend_word(state, np.uint64(length))
     return extend(state, buf, start, start + length) if length > 0 else state
@@ -351,61 +351,63 @@ def _parse_records(
             flags[row] = 0
             if magic == 2:
                 start = at
-                length, at = varint(buf, at, limit)
+                length, at = parse_varint(buf, at, limit)
                 if at > limit or length < 1 or length > limit - at:
                     return batch
                 stop = at + length
                 prefetch_read(buf, stop + 2 * (stop - start))
                 if buf[at] != 0:
                     flags[row] = ODD_ATTRIBUTES
-                delta, at = varint(buf, at + 1, stop)
+                delta, at = parse_varint(buf, at + 1, stop)
                 timestamp[row] = headers[MAX_TIMESTAMP, batch] if appended else headers[BASE_TIMESTAMP, batch] + delta
-                delta, at = varint(buf, at, stop)
+                delta, at = parse_varint(buf, at, stop)
                 offset[row] = headers[BASE, batch] + delta
-                klen, kstart = varint(buf, at, stop)
+                klen, kstart = parse_varint(buf, at, stop)
                 if klen > stop - kstart:
                     return batch
-                vlen, vstart = varint(buf, kstart + max(klen, 0), stop)
+                vlen, vstart = parse_varint(buf, kstart + max(klen, 0), stop)
                 if vlen > stop - vstart:
                     return batch
-                names, at = varint(buf, vstart + max(vlen, 0), stop)
+                names, at = parse_varint(buf, vstart + max(vlen, 0), stop)
                 if at > stop or names < 0 or names > stop - at:
                     return batch
             else:
                 # offset:8 size:4 crc:4 magic:1 attributes:1 [timestamp:8] keyLength:4 key valueLength:4 value
-                stop = at + 12 + _big_endian(buf, at + 8, 4)
+                stop = at + 12 + _read_big_endian(buf, at + 8, 4)
                 inner = np.int64(buf[at + 16])
                 if inner > 1 or stop - at < 26 + 8 * inner:
                     return batch
-                offset[row] = _big_endian(buf, at, 8)
-                timestamp[row] = headers[MAX_TIMESTAMP, batch] if appended else _big_endian(buf, at + 18, 8) if inner == 1 else np.int64(-1)
+                offset[row] = _read_big_endian(buf, at, 8)
+                timestamp[row] = (
+                    headers[MAX_TIMESTAMP, batch] if appended else _read_big_endian(buf, at + 18, 8) if inner == 1 else np.int64(-1)
+                )
                 kstart = at + 22 + 8 * inner
-                klen = _big_endian(buf, kstart - 4, 4)
+                klen = _read_big_endian(buf, kstart - 4, 4)
                 vstart = kstart + max(klen, 0) + 4
                 if vstart > stop:
                     return batch
-                vlen = _big_endian(buf, vstart - 4, 4)
+                vlen = _read_big_endian(buf, vstart - 4, 4)
                 if vstart + max(vlen, 0) > stop:
                     return batch
                 names = np.int64(0)
                 at = stop
             key_start[row], key_length[row] = kstart, max(klen, -1)
             state = extend_word(START, np.uint64(timestamp[row]))
-            state = _add_part(state, buf, kstart, max(klen, -1))
-            state = _add_part(state, buf, vstart, max(vlen, -1))
+            state = _extend_digest(state, buf, kstart, max(klen, -1))
+            state = _extend_digest(state, buf, vstart, max(vlen, -1))
             state = extend_word(state, np.uint64(names))
             for _ in range(names):
-                length, start = varint(buf, at, stop)
+                length, start = parse_varint(buf, at, stop)
                 if start > stop or length < 0 or length > stop - start:
                     return batch
                 for i in range(start, start + length):
                     if buf[i] > 127:
                         flags[row] |= ODD_NAMES
-                state = _add_part(state, buf, start, length)
-                length, at = varint(buf, start + length, stop)
+                state = _extend_digest(state, buf, start, length)
+                length, at = parse_varint(buf, start + length, stop)
                 if at > stop or length > stop - at:
                     return batch
-                state = _add_part(state, buf, at, max(length, -1))
+                state = _extend_digest(state, buf, at, max(length, -1))
                 at += max(length, 0)
             if at != stop:
                 return batch
@@ -434,30 +436,30 @@ def _digest_of_odd_names(records: Records, row: int) -> int:
     end = len(buf)
 
     def number(at: int) -> tuple[int, int]:
-        value, after = varint(buf, at, end)
+        value, after = parse_varint(buf, at, end)
         return int(value), int(after)
 
-    parts = [int(records.timestamp[row]).to_bytes(8, "little", signed=True), *_digest_part(records.key(row))]
+    parts = [int(records.timestamp[row]).to_bytes(8, "little", signed=True), *_digest_bytes(records.key_of_row(row))]
     with np.errstate(over="ignore"):
         length, at = number(key_end)
-        parts += _digest_part(None if length < 0 else buf[at : at + length].tobytes())
+        parts += _digest_bytes(None if length < 0 else buf[at : at + length].tobytes())
         names, at = number(at + max(length, 0))
         parts.append(names.to_bytes(8, "little", signed=True))
         for _ in range(names):
             length, at = number(at)
-            parts += _digest_part(as_java_utf8(buf[at : at + length].tobytes()))
+            parts += _digest_bytes(as_java_utf8(buf[at : at + length].tobytes()))
             length, at = number(at + length)
-            parts += _digest_part(None if length < 0 else buf[at : at + length].tobytes())
+            parts += _digest_bytes(None if length < 0 else buf[at : at + length].tobytes())
             at += max(length, 0)
     return checksums.crc32c(b"".join(parts)) ^ int(START)
 
 
-def _digest_part(data: bytes | None) -> tuple[bytes, bytes]:
+def _digest_bytes(data: bytes | None) -> tuple[bytes, bytes]:
     """Return the bytes that enter the digest for a part of a record."""
     return (-1 if data is None else len(data)).to_bytes(8, "little", signed=True), data or b""
 
 
-def sums_of(records: Records, counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
+def sum_marks_by_batch(records: Records, counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
     """Return per batch the number of counted records and the sum of their marks, shape (batches, 2). ``counted``: a flag per record."""
     sums = np.zeros((len(records.first_row) - 1, 2), np.uint64)
     _sum_marks(records.first_row, records.offset, records.digest, counted, sums)
@@ -472,4 +474,4 @@ def _sum_marks(
         for row in range(first_row[batch], first_row[batch + 1]):
             if counted[row]:
                 sums[batch, 0] += np.uint64(1)
-                sums[batch, 1] += mark(np.uint64(offset[row]), digest[row])
+                sums[batch, 1] += record_mark(np.uint64(offset[row]), digest[row])

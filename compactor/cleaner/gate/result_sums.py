@@ -9,14 +9,14 @@ from compactor.cleaner.gate.parser import (
     MAGIC,
     POSITION,
     HeaderFields,
+    InflatedTooLarge,
     RecordReader,
     Records,
-    TooMuch,
-    Unreadable,
-    chunks_of,
+    UnreadableBatches,
     first_crc_mismatch,
+    parse_varint,
     read_headers,
-    varint,
+    split_into_chunks,
 )
 from compactor.cleaner.passes.rewrite import CleanedSegment
 from compactor.errors import BadData
@@ -32,9 +32,9 @@ from compactor.records.balance import (
     BalanceKey,
     Sums,
     add_batch,
-    as_sum,
+    digest_second_half,
     record_digest,
-    second_half,
+    to_digest_sum,
 )
 from compactor.records.batches import Bytes, Int64s, map_file
 
@@ -52,16 +52,16 @@ class ResultSums:
         self._anew = self._wanted = cleaned.anew
         self._records = np.zeros(3, np.uint64)
 
-    def begin(self, buf: Bytes, headers: HeaderFields) -> None:
+    def set_segment(self, buf: Bytes, headers: HeaderFields) -> None:
         """Set the segment's bytes and the headers of all its batches, whose checksums were verified."""
         if headers.shape[1] != len(self._anew):
             self._anew = np.zeros(headers.shape[1], np.bool_)  # nobody knows which is which, and nothing will add up
         self._begun = buf, headers
         self._wanted = self._anew & (headers[COUNT] > 0)
 
-    def add(self, headers: HeaderFields, records: Records) -> None:
+    def add_records(self, headers: HeaderFields, records: Records) -> None:
         """Add the records of some batches of the segment. Batches that were added before are ignored."""
-        batches = np.searchsorted(self._headers()[1][POSITION], headers[POSITION])
+        batches = np.searchsorted(self._segment_headers()[1][POSITION], headers[POSITION])
         _add_records(
             batches, self._wanted, records.buf, records.first_row, records.offset, records.key_start,
             records.key_length, *self._key.halves, self._records,
@@ -70,51 +70,51 @@ class ResultSums:
     @measure_stage(WorkStage.GATE)
     def balance(self) -> Balance:
         """Parse what is missing and return the balance of the segment. Called once. Raises BadData if the segment cannot be parsed."""
-        buf, headers = self._headers()
-        self._read_rest(buf, headers)
+        buf, headers = self._segment_headers()
+        self._parse_remaining(buf, headers)
         self._begun = None  # whoever still knows this tally must not keep the file's room on the disk
         cleaned, sums = self._cleaned, self._cleaned.sums
         left, result = np.zeros(3, np.uint64), np.zeros(3, np.uint64)
         _add_batches(buf, headers[POSITION], headers[MAGIC], self._anew, *self._key.halves, left, result)
         return Balance(
             sources=cleaned.sources,
-            left=as_sum(left),
-            opened=as_sum(sums[OPENED]),
-            dropped={reason: as_sum(sums[row]) for reason, row in BATCHES_DROPPED.items() if sums[row, 0]},
-            result=as_sum(result),
-            records=as_sum(sums[RECORDS]),
-            written=as_sum(self._records),
-            records_dropped={reason: as_sum(sums[row]) for reason, row in RECORDS_DROPPED.items() if sums[row, 0]},
+            left=to_digest_sum(left),
+            opened=to_digest_sum(sums[OPENED]),
+            dropped={reason: to_digest_sum(sums[row]) for reason, row in BATCHES_DROPPED.items() if sums[row, 0]},
+            result=to_digest_sum(result),
+            records=to_digest_sum(sums[RECORDS]),
+            written=to_digest_sum(self._records),
+            records_dropped={reason: to_digest_sum(sums[row]) for reason, row in RECORDS_DROPPED.items() if sums[row, 0]},
         )
 
-    def _headers(self) -> tuple[Bytes, HeaderFields]:
+    def _segment_headers(self) -> tuple[Bytes, HeaderFields]:
         """Return the segment's bytes and headers, and read them if the gate has not."""
         if self._begun is None:
             buf = map_file(self._cleaned.paths["log"])
             try:
                 headers = read_headers(buf)
-            except Unreadable as problem:
+            except UnreadableBatches as problem:
                 raise self._data_error(f"cannot be read: {problem}") from None
             if first_crc_mismatch(buf, headers) >= 0:
                 raise self._data_error("has a batch with a wrong CRC")
-            self.begin(buf, headers)
+            self.set_segment(buf, headers)
             return buf, headers
         return self._begun
 
-    def _read_rest(self, buf: Bytes, headers: HeaderFields) -> None:
+    def _parse_remaining(self, buf: Bytes, headers: HeaderFields) -> None:
         """Parse the records that the gate has not parsed. Without a gate, these are all records."""
-        waiting = list(chunks_of(headers, self._wanted))[::-1]
+        waiting = list(split_into_chunks(headers, self._wanted))[::-1]
         if not waiting:
             return
         reader = RecordReader(np.uint64(0), np.uint64(0), self._limit)
-        reader.shown_to = self.add
+        reader.on_records = self.add_records
         while waiting:
             some = waiting.pop()
             try:
-                reader.read(buf, headers[:, some])
-            except TooMuch:
+                reader.read_batches(buf, headers[:, some])
+            except InflatedTooLarge:
                 waiting += np.array_split(some, 2)[::-1]
-            except Unreadable as problem:
+            except UnreadableBatches as problem:
                 raise self._data_error(f"cannot be read: {problem}") from None
 
     def _data_error(self, what: str) -> BadData:
@@ -141,11 +141,11 @@ def _add_records(
             continue
         wanted[batches[i]] = False
         for row in range(first_row[i], first_row[i + 1]):
-            value_length, value_start = varint(buf, key_start[row] + max(key_length[row], 0), buf.size)
+            value_length, value_start = parse_varint(buf, key_start[row] + max(key_length[row], 0), buf.size)
             one = record_digest(buf, offset[row], key_start[row], key_length[row], value_start, max(value_length, -1), k0)
             out[0] += np.uint64(1)
             out[1] += one
-            out[2] += second_half(one, k1)
+            out[2] += digest_second_half(one, k1)
 
 
 @kernel

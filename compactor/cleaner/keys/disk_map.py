@@ -20,9 +20,9 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from bloom.siphash import tag_of
+from bloom.siphash import key_tag
 from compactor.cleaner.keys.key_set import AHEAD, CAPACITY, HashTable, KeySet, State, holds_key, home_of, put_key
-from compactor.cleaner.row_spool import DiskReservation, HashRanges, RowSpool, range_of
+from compactor.cleaner.row_spool import DiskReservation, HashRanges, RowSpool, hash_range_of
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import KEY_BYTES, Flags, Hashes
 from compactor.kernels.jit import kernel, leaf
@@ -52,7 +52,7 @@ def passes_needed(rows: int, disk_share_bytes: int) -> int:
     return max(1, -(-rows * KEY_ROW_BYTES * 11 // (max(1, disk_share_bytes) * 10)))
 
 
-def keys_of(rows: KeyRows) -> Hashes:
+def key_hashes_of_rows(rows: KeyRows) -> Hashes:
     """Return the key hashes of rows, as far as rows contain them; key sets and Bloom filters use no other bits."""
     words = rows.astype(np.uint64)
     return np.column_stack([words[:, 0], words[:, 1] | (words[:, 2] << np.uint64(32))])
@@ -82,42 +82,42 @@ class DiskOffsetMap:
         self._guess = 0
         self._most = -1
         self.entries = 0
-        """Keys, known after ``finish``."""
+        """Number of keys, known after ``find_survivors``."""
         self.peak_bytes = 0
-        """The largest set that ``finish`` needed."""
+        """Memory in bytes of the largest key set that ``find_survivors`` needed."""
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
-    def add(self, hashes: Hashes, ordinals: Ordinals) -> None:
+    def add_dirty(self, hashes: Hashes, ordinals: Ordinals) -> None:
         """Add rows of the dirty range, newest first over all calls; hashes of shape (n, 2), ordinals below SEEN.
 
         Raises OutOfBudget if the disk share, or the disk, is used up.
         """
-        self._add_rows(DIRTY, hashes, self._checked(ordinals))
+        self._add_rows(DIRTY, hashes, self._check_ordinals(ordinals))
 
-    def add_known(self, hashes: Hashes) -> None:
-        """Add keys of a full KeySet, whose newest records were answered already. Must be called before ``add``."""
+    def add_answered_keys(self, hashes: Hashes) -> None:
+        """Add keys of a full KeySet, whose newest records were answered already. Must be called before ``add_dirty``."""
         self._add_rows(DIRTY, hashes, np.full(len(hashes), SEEN, dtype=np.uint32))
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
     def add_clean(self, hashes: Hashes, ordinals: Ordinals) -> None:
-        """Add rows of offsets below the dirty range, in any order. They survive if no row of ``add`` or ``add_known`` has their key."""
-        self._add_rows(CLEAN, hashes, self._checked(ordinals))
+        """Add rows of offsets below the dirty range, in any order. They survive unless a dirty row has their key."""
+        self._add_rows(CLEAN, hashes, self._check_ordinals(ordinals))
 
     @property
     def disk_bytes(self) -> int:
         """Return the number of bytes written so far."""
         return self._spool.size
 
-    def in_part(self, hashes: Hashes) -> Flags:
+    def flags_in_part(self, hashes: Hashes) -> Flags:
         """Return which of these rows belong to this part of the keys."""
         answer = np.empty(len(hashes), dtype=np.bool_)
-        _fill_in_part(hashes, self._ranges.total, self._ranges.first, self._ranges.count, answer)
+        _flag_rows_in_part(hashes, self._ranges.total, self._ranges.first, self._ranges.count, answer)
         return answer
 
     def dirty_keys(self) -> Iterator[Hashes]:
         """Yield the keys of the dirty range so far in chunks, including repeated ones. Bloom filters are asked about them."""
         for rows in self._spool.read_section(DIRTY):
-            yield keys_of(rows)
+            yield key_hashes_of_rows(rows)
 
     @measure_stage(WorkStage.MAP)
     def find_survivors(self, ordinals: int) -> Bitmap:
@@ -141,7 +141,7 @@ class DiskOffsetMap:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _checked(self, ordinals: Ordinals) -> Ordinals:
+    def _check_ordinals(self, ordinals: Ordinals) -> Ordinals:
         """Return the ordinals after checking that they lie within the bitmap, because kernels do not check that."""
         most = int(np.max(ordinals)) if len(ordinals) else -1
         if most >= SEEN:
@@ -160,20 +160,20 @@ class DiskOffsetMap:
             raise OutOfBudget("more keys than the map budget holds share one tag: the key hashes are not uniform")
         keys = KeySet(self._map_budget_bytes, expected_keys=self._guess)
         done = 0
-        for rows in self._spool.read(DIRTY, bucket):
-            taken = survive_if_first(keys.table, keys.state, rows, 0, ranges, wanted, bitmap)
+        for rows in self._spool.read_range(DIRTY, bucket):
+            taken = mark_first_of_each_key(keys.table, keys.state, rows, 0, ranges, wanted, bitmap)
             while taken < len(rows) and keys.grow():
-                taken = survive_if_first(keys.table, keys.state, rows, taken, ranges, wanted, bitmap)
+                taken = mark_first_of_each_key(keys.table, keys.state, rows, taken, ranges, wanted, bitmap)
             done += taken
             if taken < len(rows):
                 # The bits set so far are valid; the smaller ranges set them once more.
                 del keys
-                pieces = max(2, -(-self._spool.count(DIRTY, bucket) // max(1, done)))
+                pieces = max(2, -(-self._spool.count_rows(DIRTY, bucket) // max(1, done)))
                 for piece in range(pieces):
                     self._find_in_range(bucket, ranges * pieces, wanted * pieces + piece, bitmap)
                 return
-        for rows in self._spool.read(CLEAN, bucket):
-            survive_if_absent(keys.table, keys.state, rows, ranges, wanted, bitmap)
+        for rows in self._spool.read_range(CLEAN, bucket):
+            mark_absent_keys(keys.table, keys.state, rows, ranges, wanted, bitmap)
         self.entries += keys.entries
         self.peak_bytes = max(self.peak_bytes, keys.peak_bytes)
         self._guess = keys.entries + keys.entries // 20
@@ -183,7 +183,7 @@ class DiskOffsetMap:
 
 
 @leaf
-def second_half(rows: KeyRows, row: int) -> np.uint64:
+def hash_second_half(rows: KeyRows, row: int) -> np.uint64:
     """Return the second half of the key hash of a row."""
     return np.uint64(rows[row, 1]) | (np.uint64(rows[row, 2]) << np.uint64(32))
 
@@ -191,20 +191,20 @@ def second_half(rows: KeyRows, row: int) -> np.uint64:
 @kernel
 def _pack_rows(hashes: Hashes, ordinals: Ordinals, rows: KeyRows) -> None:
     for row in range(len(hashes)):
-        rows[row, 0] = tag_of(hashes[row, 0])
+        rows[row, 0] = key_tag(hashes[row, 0])
         rows[row, 1] = np.uint32(hashes[row, 1] & np.uint64(0xFFFFFFFF))
         rows[row, 2] = np.uint32(hashes[row, 1] >> np.uint64(32))
         rows[row, 3] = ordinals[row]
 
 
 @kernel
-def _fill_in_part(hashes: Hashes, ranges: int, first: int, count: int, answer: Flags) -> None:
+def _flag_rows_in_part(hashes: Hashes, ranges: int, first: int, count: int, answer: Flags) -> None:
     for row in range(len(hashes)):
-        answer[row] = first <= range_of(np.uint64(tag_of(hashes[row, 0])), ranges) < first + count
+        answer[row] = first <= hash_range_of(np.uint64(key_tag(hashes[row, 0])), ranges) < first + count
 
 
 @kernel
-def survive_if_first(table: HashTable, state: State, rows: KeyRows, start: int, ranges: int, wanted: int, bitmap: Bitmap) -> int:
+def mark_first_of_each_key(table: HashTable, state: State, rows: KeyRows, start: int, ranges: int, wanted: int, bitmap: Bitmap) -> int:
     """Set the bit of the first row of each key. Rows come newest first.
 
     Return the number of rows, or the first row for which the key set has no space. Only rows whose tag lies in range ``wanted`` of
@@ -212,9 +212,9 @@ def survive_if_first(table: HashTable, state: State, rows: KeyRows, start: int, 
     """
     for row in range(start, len(rows)):
         if row + AHEAD < len(rows):
-            prefetch(table, 3 * home_of(second_half(rows, row + AHEAD), state[CAPACITY]))
-        if range_of(np.uint64(rows[row, 0]), ranges) == wanted:
-            answer = put_key(table, state, np.uint64(rows[row, 0]), second_half(rows, row))
+            prefetch(table, 3 * home_of(hash_second_half(rows, row + AHEAD), state[CAPACITY]))
+        if hash_range_of(np.uint64(rows[row, 0]), ranges) == wanted:
+            answer = put_key(table, state, np.uint64(rows[row, 0]), hash_second_half(rows, row))
             if answer < 0:
                 return row
             if answer == 1 and rows[row, 3] != SEEN:
@@ -223,12 +223,12 @@ def survive_if_first(table: HashTable, state: State, rows: KeyRows, start: int, 
 
 
 @kernel
-def survive_if_absent(table: HashTable, state: State, rows: KeyRows, ranges: int, wanted: int, bitmap: Bitmap) -> None:
+def mark_absent_keys(table: HashTable, state: State, rows: KeyRows, ranges: int, wanted: int, bitmap: Bitmap) -> None:
     """Set the bits of the rows whose key is not in the set. Only rows whose tag lies in range ``wanted`` of ``ranges`` count."""
     for row in range(len(rows)):
         if row + AHEAD < len(rows):
-            prefetch(table, 3 * home_of(second_half(rows, row + AHEAD), state[CAPACITY]))
-        if range_of(np.uint64(rows[row, 0]), ranges) == wanted and not holds_key(
-            table, state, np.uint64(rows[row, 0]), second_half(rows, row)
+            prefetch(table, 3 * home_of(hash_second_half(rows, row + AHEAD), state[CAPACITY]))
+        if hash_range_of(np.uint64(rows[row, 0]), ranges) == wanted and not holds_key(
+            table, state, np.uint64(rows[row, 0]), hash_second_half(rows, row)
         ):
             bitmap[rows[row, 3] >> 3] |= np.uint8(128 >> (rows[row, 3] & 7))

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from bloom.siphash import tag_of
+from bloom.siphash import key_tag
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import Hashes
 from compactor.kernels.jit import kernel, leaf
@@ -68,7 +68,7 @@ def find_cell(table: HashTable, capacity: int, tag: np.uint32, h1: np.uint64) ->
 @leaf
 def put_key(table: HashTable, state: State, h0: np.uint64, h1: np.uint64) -> int:
     """Add a key to a set. Return 1 if it was absent, 0 if it was there, -1 if it was absent and there is no space."""
-    tag = tag_of(h0)
+    tag = key_tag(h0)
     cell = find_cell(table, state[CAPACITY], tag, h1)
     if cell >= 0:
         return 0
@@ -85,11 +85,11 @@ def put_key(table: HashTable, state: State, h0: np.uint64, h1: np.uint64) -> int
 @leaf
 def holds_key(table: HashTable, state: State, h0: np.uint64, h1: np.uint64) -> bool:
     """Return whether the set holds a key."""
-    return find_cell(table, state[CAPACITY], tag_of(h0), h1) >= 0
+    return find_cell(table, state[CAPACITY], key_tag(h0), h1) >= 0
 
 
 @kernel
-def put_all(table: HashTable, state: State, hashes: Hashes, start: int, first_seen: npt.NDArray[np.bool_]) -> int:
+def put_keys(table: HashTable, state: State, hashes: Hashes, start: int, first_seen: npt.NDArray[np.bool_]) -> int:
     """Add keys in order, from row ``start`` on, and set ``first_seen`` where the key was absent. Return the number of rows, or the first
     row for which there is no space.
     """
@@ -106,7 +106,7 @@ def put_all(table: HashTable, state: State, hashes: Hashes, start: int, first_se
 
 
 @kernel
-def holds_all(table: HashTable, state: State, hashes: Hashes, out: npt.NDArray[np.bool_]) -> None:
+def find_held_keys(table: HashTable, state: State, hashes: Hashes, out: npt.NDArray[np.bool_]) -> None:
     """Set ``out[row]`` to whether the set holds the row's key."""
     rows = len(hashes)
     for row in range(rows):
@@ -189,14 +189,14 @@ class KeySet:
         Return n, or the first row for which the budget has no space; the rows before it are inserted.
         """
         while True:
-            start = put_all(self.table, self.state, hashes, start, first_seen)
+            start = put_keys(self.table, self.state, hashes, start, first_seen)
             if start == len(hashes) or not self.grow():
                 return start
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def contains(self, hashes: Hashes, out: npt.NDArray[np.bool_]) -> None:
         """Set ``out[row]`` to True where the key is in the set."""
-        holds_all(self.table, self.state, hashes, out)
+        find_held_keys(self.table, self.state, hashes, out)
 
     def grow(self) -> bool:
         """Make space for more keys. Return False if the budget is used up. ``table`` stays the same array."""
@@ -227,7 +227,7 @@ ABSENT = -1
 
 
 @leaf
-def find_bounded(table: Hashes, cells: int, h0: np.uint64, h1: np.uint64) -> int:
+def find_bounded_cell(table: Hashes, cells: int, h0: np.uint64, h1: np.uint64) -> int:
     """Return the cell that holds the key, or the bitwise complement of the empty cell where it would be stored. ``h0`` is not 0."""
     cell = home_of(h1, cells)
     while True:
@@ -240,7 +240,7 @@ def find_bounded(table: Hashes, cells: int, h0: np.uint64, h1: np.uint64) -> int
 
 
 @leaf
-def nonzero(h0: np.uint64) -> np.uint64:
+def replace_zero_hash(h0: np.uint64) -> np.uint64:
     """Return a half of a key hash, with 0 replaced by another value, because 0 marks an empty cell."""
     return h0 if h0 != 0 else np.uint64(1)
 
@@ -255,8 +255,8 @@ def put_until_full(table: Hashes, state: State, hashes: Hashes, offsets: npt.NDA
     for row in range(len(hashes)):
         if state[ENTRIES] >= state[LIMIT]:
             return row
-        h0 = nonzero(hashes[row, 0])
-        cell = find_bounded(table, cells, h0, hashes[row, 1])
+        h0 = replace_zero_hash(hashes[row, 0])
+        cell = find_bounded_cell(table, cells, h0, hashes[row, 1])
         if cell < 0:
             cell = ~cell
             table[3 * cell] = h0
@@ -267,14 +267,14 @@ def put_until_full(table: Hashes, state: State, hashes: Hashes, offsets: npt.NDA
 
 
 @kernel
-def latest(table: Hashes, state: State, hashes: Hashes, out: npt.NDArray[np.int64]) -> None:
+def find_latest_offsets(table: Hashes, state: State, hashes: Hashes, out: npt.NDArray[np.int64]) -> None:
     """Set ``out[row]`` to the last offset put for the row's key, or ABSENT."""
     cells = state[CELLS]
     rows = len(hashes)
     for row in range(rows):
         if row + AHEAD < rows:
             prefetch(table, 3 * home_of(hashes[row + AHEAD, 1], cells))
-        cell = find_bounded(table, cells, nonzero(hashes[row, 0]), hashes[row, 1])
+        cell = find_bounded_cell(table, cells, replace_zero_hash(hashes[row, 0]), hashes[row, 1])
         out[row] = np.int64(table[3 * cell + 2]) if cell >= 0 else ABSENT
 
 
@@ -310,6 +310,6 @@ class BoundedOffsetMap:
         return put_until_full(self.table, self.state, hashes, offsets)
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
-    def latest(self, hashes: Hashes, out: npt.NDArray[np.int64]) -> None:
+    def find_latest_offsets(self, hashes: Hashes, out: npt.NDArray[np.int64]) -> None:
         """Set ``out[row]`` to the last offset put for the key, or ABSENT."""
-        latest(self.table, self.state, hashes, out)
+        find_latest_offsets(self.table, self.state, hashes, out)

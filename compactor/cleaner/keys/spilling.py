@@ -69,23 +69,23 @@ class SpillingSurvivors(BackwardSurvivors):
         return self._scan
 
     @property
-    def on_disk(self) -> bool:
+    def is_on_disk(self) -> bool:
         """Return whether rows of this part are on disk. If so, rows below the dirty range must be looked up in pass 1."""
         return self._map is not None
 
     @property
-    def spilled(self) -> bool:
+    def has_spilled(self) -> bool:
         """Return whether the disk was needed."""
         return self._map is not None or self._entries > 0
 
-    def scan(self, source: SourceSegment, wanted: Flags, workers: WorkerThreads, *, ahead: bool = True) -> None:
+    def scan_dirty_segment(self, source: SourceSegment, wanted: Flags, workers: WorkerThreads, *, ahead: bool = True) -> None:
         before = self._bits.pop(source.ordinal, None)
         self._places[source.ordinal] = self._next
-        super().scan(source, wanted, workers, ahead=ahead)
+        super().scan_dirty_segment(source, wanted, workers, ahead=ahead)
         if before is not None:  # an earlier part of the keys has begun these bits, in the same places
             self._bits[source.ordinal] = before
 
-    def _first_seen(self, hashed: HashedChunk) -> tuple[Flags, bool]:
+    def _mark_first_seen(self, hashed: HashedChunk) -> tuple[Flags, bool]:
         rows = int(hashed.first_row[-1])
         place = self._reserve_ordinals(rows)
         survives = np.zeros(rows, np.bool_)
@@ -97,14 +97,14 @@ class SpillingSurvivors(BackwardSurvivors):
             if done == len(hashed.hashes):
                 return survives, True
             self._move_to_disk()
-        self._open_map.add(hashed.hashes[done:], (place + hashed.picked[done:]).astype(np.uint32))
+        self._open_map.add_dirty(hashed.hashes[done:], (place + hashed.picked[done:]).astype(np.uint32))
         return survives, False
 
     def dirty_keys(self) -> Iterator[Hashes]:
         """Return the keys of the dirty range that belong to this part, including repeated ones."""
         return self._set.key_chunks() if self._map is None else self._map.dirty_keys()
 
-    def scan_below(self, source: SourceSegment, wanted: Flags, workers: WorkerThreads) -> None:
+    def scan_clean_segment(self, source: SourceSegment, wanted: Flags, workers: WorkerThreads) -> None:
         """Read the rows of a segment below the dirty range; nothing to do while the set has all keys. Raises BadData, OutOfBudget.
 
         :param wanted: batches that may have such rows.
@@ -120,16 +120,16 @@ class SpillingSurvivors(BackwardSurvivors):
             first, last = job
             return key_scan.hash_chunks(buffers, source, first, last, wanted[first:last], backwards=False, below=True)
 
-        for pieces in workers.run(read, [(first, last) for first, last in source.ranges() if wanted[first:last].any()]):
+        for pieces in workers.run(read, [(first, last) for first, last in source.batch_ranges() if wanted[first:last].any()]):
             for piece in pieces:
                 rows = int(piece.first_row[-1])
                 place = self._reserve_ordinals(rows)
                 self._open_map.add_clean(piece.hashes, (place + piece.picked).astype(np.uint32))
-                bits.add(piece, np.ones(rows, np.bool_), key_scan.first_dirty, source, final=False)
+                bits.add_chunk(piece, np.ones(rows, np.bool_), key_scan.first_dirty, source, final=False)
                 mine = np.zeros(rows, np.bool_)
-                mine[piece.picked[self._open_map.in_part(piece.hashes)]] = True
+                mine[piece.picked[self._open_map.flags_in_part(piece.hashes)]] = True
                 added.append(np.packbits(mine))
-        bits.close()
+        bits.finish()
         self._clean.setdefault(source.ordinal, bits)
         self._clean_places[source.ordinal] = (begins, np.concatenate(added) if added else np.empty(0, np.uint8))
 
@@ -163,11 +163,11 @@ class SpillingSurvivors(BackwardSurvivors):
         self._entries, self._peak = self.keys, self.peak_bytes
         self._set = KeySet(MIN_MAP_BYTES)
 
-    def _superseded_below(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
-        if not self.spilled:
-            found = super()._superseded_below(source, chunk, rows, first_row, below)
+    def _find_superseded_below(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
+        if not self.has_spilled:
+            found = super()._find_superseded_below(source, chunk, rows, first_row, below)
         elif source.ordinal in self._clean:
-            found = self._clean[source.ordinal].superseded(chunk, first_row)[below]
+            found = self._clean[source.ordinal].find_superseded(chunk, first_row)[below]
         else:
             return np.zeros(len(below), np.bool_)  # nobody had a reason to look them up: its filter met no key
         if found.any():
@@ -195,6 +195,6 @@ class SpillingSurvivors(BackwardSurvivors):
         """Move the keys of the full set to a disk map."""
         self._map = self._open(0, 1)
         for keys in self._set.key_chunks():
-            self._map.add_known(keys)
+            self._map.add_answered_keys(keys)
         self._peak = self._set.peak_bytes
         self._set = KeySet(MIN_MAP_BYTES)

@@ -27,7 +27,7 @@ from compactor.kernels.jit import kernel
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
 from compactor.records.encode import FILTER
-from compactor.records.rows import Chunk, Int32s, Rows, parse
+from compactor.records.rows import Chunk, Int32s, Rows, parse_records
 
 _END = 2**63 - 1
 
@@ -59,10 +59,10 @@ class Survivors(Protocol):
     def peak_bytes(self) -> int:
         """Return the memory of the map at its largest, in bytes."""
 
-    def counts(self, source: SourceSegment) -> SurvivorCounts | None:
+    def survivor_counts(self, source: SourceSegment) -> SurvivorCounts | None:
         """Return the number of survivors per batch as far as known without reading records, or None."""
 
-    def superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
+    def find_superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
         """Return a flag per row of a chunk: whether the mapped range has a later record of its key."""
 
 
@@ -110,13 +110,13 @@ class KeyScan:
         """
         low, high = (-1, self.first_dirty) if below else (self.first_dirty, _END)
         found = []
-        for chunk in source.chunks(first, last, wanted, self.inflate_limit, buffers.bodies, backwards=backwards):
-            rows, first_row = parse(source.table, chunk, buffers.rows, source.name)
+        for chunk in source.read_chunks(first, last, wanted, self.inflate_limit, buffers.bodies, backwards=backwards):
+            rows, first_row = parse_records(source.table, chunk, buffers.rows, source.name)
             hashes, picked = _hash_chunk(buffers, chunk, rows, low, high, self.hash_key, backwards)
             shown = self.witness is not None and backwards and not below
             looked = self.witness.read_chunk(buffers, source, chunk) if self.witness is not None and shown else None
             piece = HashedChunk(chunk, first_row, hashes, picked, rows.offset, rows.value_length, rows, looked)
-            found.append(piece if chunk.last - chunk.first == last - first else piece.detached())
+            found.append(piece if chunk.last - chunk.first == last - first else piece.copy_arrays())
         return found
 
 
@@ -138,7 +138,7 @@ class HashedChunk:
     rows: Rows | None
     looked: WitnessRows | None
 
-    def detached(self) -> HashedChunk:
+    def copy_arrays(self) -> HashedChunk:
         """Return a copy that stays valid when the thread's buffers are reused."""
         hashes, picked, offset, value_length = self.hashes.copy(), self.picked.copy(), self.offset.copy(), self.value_length.copy()
         return HashedChunk(self.chunk, self.first_row, hashes, picked, offset, value_length, None, self.looked)
@@ -154,10 +154,10 @@ class SurvivorBits:
         self._parts: list[npt.NDArray[np.uint8]] = []
         self._size = 0
         self.packed: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
-        """Complete after ``close``."""
+        """The bits of all chunks, complete after ``finish``."""
 
     @measure_stage(WorkStage.DECIDE)
-    def add(self, hashed: HashedChunk, survives: Flags, first_dirty: int, source: SourceSegment, *, final: bool) -> None:
+    def add_chunk(self, hashed: HashedChunk, survives: Flags, first_dirty: int, source: SourceSegment, *, final: bool) -> None:
         """Add the flags of a chunk's rows. ``final``: the flags will not change, so that the survivors of whole batches can be counted."""
         chunk, first_row = hashed.chunk, hashed.first_row
         some = slice(chunk.first, chunk.last)
@@ -168,14 +168,14 @@ class SurvivorBits:
         self._parts.append(np.packbits(survives))
         self._size += len(self._parts[-1])
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """Join the bits of all chunks."""
         if self._parts:
             self.packed = np.concatenate(self._parts)
         self._parts = []
 
     @measure_stage(WorkStage.DECIDE)
-    def superseded(self, chunk: Chunk, first_row: Int64s) -> Flags:
+    def find_superseded(self, chunk: Chunk, first_row: Int64s) -> Flags:
         """Return a flag per row of the chunk: whether a later record has its key."""
         out = np.zeros(int(first_row[-1]), np.bool_)
         _unpack_superseded(self.packed, self.begin[chunk.first : chunk.last], first_row, out)
@@ -183,7 +183,7 @@ class SurvivorBits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scanned:
+class _SegmentScan:
     """State of the scan of one segment. ``decisions`` is None if none of its chunks may be cleaned at once."""
 
     source: SourceSegment
@@ -193,7 +193,7 @@ class _Scanned:
 
 @dataclass(frozen=True, slots=True)
 class _ScanJob:
-    scanned: _Scanned
+    scanned: _SegmentScan
     first: int
     last: int
     wanted: Flags
@@ -219,62 +219,62 @@ class BackwardSurvivors:
     def peak_bytes(self) -> int:
         return self._set.peak_bytes
 
-    def scan(self, source: SourceSegment, wanted: Flags, workers: WorkerThreads, *, ahead: bool = True) -> None:
+    def scan_dirty_segment(self, source: SourceSegment, wanted: Flags, workers: WorkerThreads, *, ahead: bool = True) -> None:
         """Read one dirty segment; segments come in descending order. Raises BadData; OutOfBudget if the set is full.
 
         :param ahead: compressed chunks may be cleaned at once, because the verdicts on their batches are known.
         """
-        self.scan_all([(source, wanted)], workers, ahead=ahead)
+        self.scan_dirty_segments([(source, wanted)], workers, ahead=ahead)
 
-    def scan_all(self, segments: Iterable[tuple[SourceSegment, Flags]], workers: WorkerThreads, *, ahead: bool = True) -> None:
+    def scan_dirty_segments(self, segments: Iterable[tuple[SourceSegment, Flags]], workers: WorkerThreads, *, ahead: bool = True) -> None:
         """Read several dirty segments in descending order. Workers begin the next segment while the last chunks of one
         are being processed.
         """
         key_scan = self._scan
-        begun: list[_Scanned] = []
+        begun: list[_SegmentScan] = []
 
         def jobs() -> Iterator[_ScanJob]:
             for source, wanted in segments:
                 begun.append(self._begin_segment(source, ahead))
-                for first, last in reversed(source.ranges()):
+                for first, last in reversed(source.batch_ranges()):
                     if wanted[first:last].any():
                         yield _ScanJob(begun[-1], first, last, wanted[first:last])
 
-        def prepare(buffers: ThreadBuffers, job: _ScanJob) -> tuple[_Scanned, list[HashedChunk]]:
+        def prepare(buffers: ThreadBuffers, job: _ScanJob) -> tuple[_SegmentScan, list[HashedChunk]]:
             return job.scanned, key_scan.hash_chunks(buffers, job.scanned.source, job.first, job.last, job.wanted, backwards=True)
 
-        def decide(prepared: tuple[_Scanned, list[HashedChunk]]) -> tuple[_Scanned, HashedChunk, Flags] | None:
+        def decide(prepared: tuple[_SegmentScan, list[HashedChunk]]) -> tuple[_SegmentScan, HashedChunk, Flags] | None:
             scanned, pieces = prepared
-            marked = [(piece, *self._first_seen(piece)) for piece in pieces]
+            marked = [(piece, *self._mark_first_seen(piece)) for piece in pieces]
             for piece in pieces:
                 if key_scan.witness is not None and piece.looked is not None:
                     key_scan.witness.add_chunk(scanned.source, piece.looked)
             for piece, survives, final in marked:
-                scanned.bits.add(piece, survives, key_scan.first_dirty, scanned.source, final=final)
+                scanned.bits.add_chunk(piece, survives, key_scan.first_dirty, scanned.source, final=final)
             return (scanned, *marked[0][:2]) if len(marked) == 1 and marked[0][2] else None
 
-        for _ in workers.run_in_steps(prepare, decide, self._clean_ahead, jobs()):
+        for _ in workers.run_in_steps(prepare, decide, self._clean_decided_chunk, jobs()):
             pass
         for scanned in begun:
-            scanned.bits.close()
+            scanned.bits.finish()
 
-    def _begin_segment(self, source: SourceSegment, ahead: bool) -> _Scanned:
+    def _begin_segment(self, source: SourceSegment, ahead: bool) -> _SegmentScan:
         """Prepare the scan of a segment: an empty bitmap, and the decisions on its batches if chunks may be cleaned at once."""
         key_scan = self._scan
         if key_scan.witness is not None:
-            key_scan.witness.begin(source)
+            key_scan.witness.begin_segment(source)
         bits = self._bits.setdefault(source.ordinal, SurvivorBits(len(source.table)))
         decisions = (
             decide_batches(source.table, key_scan.verdicts[source.ordinal], key_scan.rules, source.name)
             if key_scan.rules and ahead
             else None
         )
-        return _Scanned(source, bits, decisions)
+        return _SegmentScan(source, bits, decisions)
 
-    def _clean_ahead(self, buffers: ThreadBuffers, decided: tuple[_Scanned, HashedChunk, Flags] | None) -> None:
+    def _clean_decided_chunk(self, buffers: ThreadBuffers, decided: tuple[_SegmentScan, HashedChunk, Flags] | None) -> None:
         """Clean a compressed chunk at once if its survivors and the decisions on its batches are known."""
         key_scan = self._scan
-        if decided is None or key_scan.rules is None or decided[0].decisions is None or not key_scan.finished.has_room:
+        if decided is None or key_scan.rules is None or decided[0].decisions is None or not key_scan.finished.has_space:
             return
         scanned, piece, survives = decided
         source, decisions, chunk, rows = scanned.source, decided[0].decisions, piece.chunk, piece.rows
@@ -285,10 +285,10 @@ class BackwardSurvivors:
             return
         if rows.offset.min(initial=key_scan.end) < key_scan.first_dirty:
             return  # older records are looked up when all keys are known
-        clean = clean_chunk(buffers, source, chunk, rows, piece.first_row, ~survives, decisions.part(some), key_scan.rules)
-        key_scan.finished.keep(source, chunk, clean)
+        clean = clean_chunk(buffers, source, chunk, rows, piece.first_row, ~survives, decisions.select_batches(some), key_scan.rules)
+        key_scan.finished.store_chunk(source, chunk, clean)
 
-    def _first_seen(self, hashed: HashedChunk) -> tuple[Flags, bool]:
+    def _mark_first_seen(self, hashed: HashedChunk) -> tuple[Flags, bool]:
         """Return a flag per row of the chunk, set for the first record seen of its key, and whether the flags are final."""
         seen = np.empty(len(hashed.hashes), np.bool_)
         if self._set.insert_if_absent(hashed.hashes, seen) < len(seen):
@@ -300,20 +300,20 @@ class BackwardSurvivors:
         survives[hashed.picked] = seen
         return survives, True
 
-    def counts(self, source: SourceSegment) -> SurvivorCounts | None:
+    def survivor_counts(self, source: SourceSegment) -> SurvivorCounts | None:
         bits = self._bits.get(source.ordinal)
         return None if bits is None else SurvivorCounts(bits.kept, bits.tombstones)
 
-    def superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
+    def find_superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
         bits = self._bits.get(source.ordinal)
-        superseded = bits.superseded(chunk, first_row) if bits is not None else np.zeros(len(rows), np.bool_)
+        superseded = bits.find_superseded(chunk, first_row) if bits is not None else np.zeros(len(rows), np.bool_)
         if source.base < self._scan.first_dirty:
             below = _rows_below(rows.offset, rows.key_length, self._scan.first_dirty)
             if len(below):
-                superseded[below] = self._superseded_below(source, chunk, rows, first_row, below)
+                superseded[below] = self._find_superseded_below(source, chunk, rows, first_row, below)
         return superseded
 
-    def _superseded_below(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
+    def _find_superseded_below(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
         """Return for rows below the dirty range whether the dirty range has their key."""
         found = np.empty(len(below), np.bool_)
         self._set.contains(_hash_picked_rows(chunk, rows, below, self._scan.hash_key), found)
@@ -323,7 +323,7 @@ class BackwardSurvivors:
 def scan_backwards(key_scan: KeyScan, keys: KeySet, workers: WorkerThreads) -> BackwardSurvivors:
     """Read the dirty range from its end to its beginning. Raises BadData; OutOfBudget if the key set is full."""
     found = BackwardSurvivors(key_scan, keys)
-    found.scan_all(reversed(key_scan.dirty_segments()), workers)
+    found.scan_dirty_segments(reversed(key_scan.dirty_segments()), workers)
     return found
 
 
@@ -343,18 +343,18 @@ class BoundedSurvivors:
     def peak_bytes(self) -> int:
         return self._table.peak_bytes
 
-    def counts(self, source: SourceSegment) -> SurvivorCounts | None:
+    def survivor_counts(self, source: SourceSegment) -> SurvivorCounts | None:
         return None
 
-    def superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
+    def find_superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
         keyed = np.flatnonzero((rows.key_length >= 0) & (rows.offset <= self.latest_offset))
         latest = np.empty(len(keyed), np.int64)
-        self._table.latest(_hash_picked_rows(chunk, rows, keyed, self._scan.hash_key), latest)
+        self._table.find_latest_offsets(_hash_picked_rows(chunk, rows, keyed, self._scan.hash_key), latest)
         superseded = np.zeros(len(rows), np.bool_)
         superseded[keyed] = rows.offset[keyed] < latest
         return superseded
 
-    def fill(self, source: SourceSegment, hashed: HashedChunk) -> bool:
+    def add_chunk(self, source: SourceSegment, hashed: HashedChunk) -> bool:
         """Add the rows of a chunk to the map. Return False if the map was full when another record with a key came."""
         offsets = hashed.offset[hashed.picked]
         taken = self._table.put_until_full(hashed.hashes, offsets)
@@ -375,7 +375,7 @@ class BoundedSurvivors:
         if last_offset >= self._scan.first_dirty:
             self.latest_offset = last_offset
 
-    def finish(self, source: SourceSegment) -> None:
+    def end_segment(self, source: SourceSegment) -> None:
         """Move the end of the mapped range to the next segment's base: gaps between offsets are skipped (KAFKA-8764)."""
         self._move_end(min(source.end, self._scan.end) - 1)
 
@@ -385,12 +385,12 @@ def scan_bounded(key_scan: KeyScan, table: BoundedOffsetMap, workers: WorkerThre
     found = BoundedSurvivors(key_scan, table)
     for source, wanted in key_scan.dirty_segments():
         # Chunks without a record that may enter count as read too, so they are not left out.
-        jobs = [(source, first, last, wanted[first:last]) for first, last in source.ranges()]
+        jobs = [(source, first, last, wanted[first:last]) for first, last in source.batch_ranges()]
         for pieces in workers.run(lambda buffers, job: key_scan.hash_chunks(buffers, *job, backwards=False), jobs):
             for piece in pieces:
-                if not found.fill(source, piece):
+                if not found.add_chunk(source, piece):
                     return found
-        found.finish(source)
+        found.end_segment(source)
     return found
 
 
@@ -399,7 +399,7 @@ def _hash_chunk(
     buffers: ThreadBuffers, chunk: Chunk, rows: Rows, low: int, high: int, key: bytes, backwards: bool
 ) -> tuple[Hashes, Int64s]:
     """Return the hashes of keyed rows with offsets [low, high), and the numbers of these rows."""
-    hashes, picked = buffers.hashes.take(_count_keyed(rows.offset, rows.key_length, low, high))
+    hashes, picked = buffers.hashes.buffers_for_rows(_count_keyed(rows.offset, rows.key_length, low, high))
     _hash_keyed(chunk.buf, rows.offset, rows.key_start, rows.key_length, low, high, *key_halves(key), backwards, hashes, picked)
     return hashes, picked
 

@@ -20,7 +20,7 @@ from compactor.kernels.common import Flags
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records.balance import Sums, chunk_sums
 from compactor.records.batches import NOT_CONTROL, Int64s
-from compactor.records.encode import COPY, Encoded, encode
+from compactor.records.encode import COPY, Encoded, encode_chunk
 from compactor.records.rows import Chunk, Rows
 
 
@@ -33,7 +33,7 @@ class CleanChunk:
     records_kept: int
     sums: Sums | None = None
 
-    def moved(self, data: memoryview) -> CleanChunk:
+    def copy_into(self, data: memoryview) -> CleanChunk:
         """Return the chunk with its bytes copied into ``data``, so that the thread's buffers can be reused."""
         old = self.encoded
         if len(data):  # numpy lets other threads run meanwhile: memory that was never touched is slow
@@ -41,9 +41,9 @@ class CleanChunk:
         moved = Encoded(data, old.size, old.last_offset, old.max_timestamp, old.anew)
         return CleanChunk(moved, self.records_read, self.records_kept, self.sums)
 
-    def detached(self) -> CleanChunk:
+    def copy_bytes(self) -> CleanChunk:
         """Return the chunk with a copy of its bytes."""
-        return self.moved(memoryview(bytearray(len(self.encoded.data))))
+        return self.copy_into(memoryview(bytearray(len(self.encoded.data))))
 
 
 def clean_chunk(
@@ -68,7 +68,7 @@ def clean_chunk(
     copied = decisions.action == COPY
     action = decisions.action.copy()
     keep, horizon = filter_rows(source.table, chunk, rows, first_row, superseded, action, decisions.retain_empty, rules, source.mtime_ms)
-    encoded = encode(source.buf, source.table, chunk, rows, first_row, keep, action, horizon, buffers.output, source.name)
+    encoded = encode_chunk(source.buf, source.table, chunk, rows, first_row, keep, action, horizon, buffers.output, source.name)
     counts = np.maximum(source.table.count[chunk.first : chunk.last].astype(np.int64), np.diff(first_row))
     sums = None
     if rules.balance_key is not None:
@@ -148,12 +148,12 @@ class FinishedChunks:
         self._chunks: dict[tuple[int, int], CleanChunk] = {}
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """Return whether the budget has bytes left."""
         return self._left > 0
 
     @measure_stage(WorkStage.KEEP, lambda self, source, chunk, clean: len(clean.encoded.data))
-    def keep(self, source: SourceSegment, chunk: Chunk, clean: CleanChunk) -> None:
+    def store_chunk(self, source: SourceSegment, chunk: Chunk, clean: CleanChunk) -> None:
         """Store a copy of a cleaned chunk if the budget allows it."""
         size = len(clean.encoded.data)
         with self._dealing:
@@ -163,7 +163,7 @@ class FinishedChunks:
             if size > len(self._block):
                 self._block = np.empty(max(size, self._BLOCK), np.uint8).data
             mine, self._block = self._block[:size], self._block[size:]
-        self._chunks[source.ordinal, chunk.first] = clean.moved(mine)
+        self._chunks[source.ordinal, chunk.first] = clean.copy_into(mine)
 
     def clear(self) -> None:
         """Drop all chunks, and store none from now on."""
@@ -171,6 +171,6 @@ class FinishedChunks:
         self._block = memoryview(bytearray())
         self._chunks.clear()
 
-    def take(self, source: SourceSegment, first: int) -> CleanChunk | None:
+    def pop_chunk(self, source: SourceSegment, first: int) -> CleanChunk | None:
         """Remove and return the chunk that begins at batch ``first``, or return None."""
         return self._chunks.pop((source.ordinal, first), None)

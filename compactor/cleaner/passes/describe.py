@@ -12,7 +12,7 @@ from checkpoint.lineage import EpochEntry
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.constants import NEVER_MS, NO_TIMESTAMP
 from compactor.records.batches import HORIZON, NOT_CONTROL, BatchTable
-from compactor.records.rows import RowBuffers, parse
+from compactor.records.rows import RowBuffers, parse_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Content:
     records: int
 
 
-def content_of(table: BatchTable) -> Content:
+def describe_content(table: BatchTable) -> Content:
     """Return timestamps and number of records of a segment."""
     data = table.max_timestamp[(table.control == NOT_CONTROL) & ((table.count > 0) | (table.magic < 2))]
     return Content(
@@ -38,7 +38,7 @@ def content_of(table: BatchTable) -> Content:
     )
 
 
-def first_due_ms(source: SourceSegment, inflate_limit: int) -> int:
+def read_first_due_ms(source: SourceSegment, inflate_limit: int) -> int:
     """Return the earliest time at which a delete horizon of a marker or tombstone passes, in milliseconds, or -1. Reads the records of
     batches with a horizon.
     """
@@ -46,12 +46,12 @@ def first_due_ms(source: SourceSegment, inflate_limit: int) -> int:
     due = _first_marker_ms(table)
     maybe = _has_horizon(table) & (table.control == NOT_CONTROL) & (table.base_timestamp < due)
     buffers = RowBuffers()
-    for first, last in source.ranges():
+    for first, last in source.batch_ranges():
         wanted = maybe[first:last]
         if not wanted.any():
             continue
-        for chunk in source.chunks(first, last, wanted, inflate_limit, None):
-            rows, first_row = parse(table, chunk, buffers, source.name)
+        for chunk in source.read_chunks(first, last, wanted, inflate_limit, None):
+            rows, first_row = parse_records(table, chunk, buffers, source.name)
             tombstones = np.flatnonzero(rows.value_length < 0)
             if len(tombstones):
                 batches = np.unique(np.searchsorted(first_row, tombstones, side="right") - 1) + chunk.first
@@ -59,7 +59,7 @@ def first_due_ms(source: SourceSegment, inflate_limit: int) -> int:
     return due if due != NEVER_MS else NO_TIMESTAMP
 
 
-def first_due_ms_of(table: BatchTable, seen: RecordsDue) -> int:
+def first_due_ms_by_counts(table: BatchTable, seen: RecordsDue) -> int:
     """Return the earliest time at which a delete horizon passes, in milliseconds, or -1, using the tombstones that were counted for a
     sidecar.
     """
@@ -80,8 +80,8 @@ def last_record_offset(source: SourceSegment, inflate_limit: int) -> int:
     """Return the offset of the last record, including control records, or -1. A batch may end after its last record. Raises BadData."""
     table, buffers = source.table, RowBuffers()
     for batch in np.flatnonzero((table.count > 0) | (table.magic < 2))[::-1].tolist():
-        for chunk in source.chunks(batch, batch + 1, np.ones(1, np.bool_), inflate_limit):
-            rows, _ = parse(table, chunk, buffers, source.name)
+        for chunk in source.read_chunks(batch, batch + 1, np.ones(1, np.bool_), inflate_limit):
+            rows, _ = parse_records(table, chunk, buffers, source.name)
             if len(rows):
                 return int(rows.offset.max())
     return -1
@@ -92,14 +92,14 @@ def negative_timestamps(source: SourceSegment, inflate_limit: int) -> int:
     one.
     """
     buffers, found = RowBuffers(), 0
-    for first, last in source.ranges():
-        for chunk in source.chunks(first, last, np.ones(last - first, np.bool_), inflate_limit, None):
-            rows, _ = parse(source.table, chunk, buffers, source.name)
+    for first, last in source.batch_ranges():
+        for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), inflate_limit, None):
+            rows, _ = parse_records(source.table, chunk, buffers, source.name)
             found += int(np.count_nonzero(rows.timestamp < NO_TIMESTAMP))
     return found
 
 
-def lineage_of(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:
+def lineage_from_tables(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:
     """Return the leader epochs of the batches, each with its first offset. v0/v1 batches have none and count as epoch 0."""
     found: list[EpochEntry] = []
     for table in tables:

@@ -24,17 +24,17 @@ class Groupable(Protocol):
 S = TypeVar("S", bound=Groupable)
 
 
-def _join_any(current: list[S], segment: S) -> bool:
+def _always_join(current: list[S], segment: S) -> bool:
     """Return True: every segment may join a group."""
     return True
 
 
-def group(
+def group_segments(
     segments: Sequence[S],
     segment_bytes: int,
     segment_index_bytes: int,
     first_uncleanable: int,
-    joins: Callable[[list[S], S], bool] = _join_any,
+    joins: Callable[[list[S], S], bool] = _always_join,
 ) -> list[list[S]]:
     """Return groups of neighbouring segments, greedily and in order.
 

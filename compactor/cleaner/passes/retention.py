@@ -60,7 +60,7 @@ class BatchDecisions:
     retain_empty: Flags
     discarded: Flags
 
-    def part(self, some: slice) -> BatchDecisions:
+    def select_batches(self, some: slice) -> BatchDecisions:
         """Return the decisions on some of the batches."""
         return BatchDecisions(self.action[some], self.retain_empty[some], self.discarded[some])
 

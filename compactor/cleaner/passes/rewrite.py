@@ -23,11 +23,11 @@ from compactor.errors import BadData
 from compactor.kernels.common import Flags
 from compactor.model.balance import DigestSum
 from compactor.profiling import WorkStage, measure_stage
-from compactor.records.balance import Sums, content_sum, no_sums
+from compactor.records.balance import Sums, sum_of_segment, zero_sums
 from compactor.records.batches import HEADER, HORIZON, NOT_CONTROL, BatchTable, Int64s
 from compactor.records.encode import COPY, DROP, EMPTY, FILTER, MAX_SEGMENT, Encoded, empty_batch
-from compactor.records.indexes import build
-from compactor.records.rows import Chunk, parse
+from compactor.records.indexes import build_indexes
+from compactor.records.rows import Chunk, parse_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class _Progress:
     records_read: int = 0
     records_kept: int = 0
     sources: DigestSum = field(default_factory=DigestSum)
-    sums: Sums = field(default_factory=no_sums)
+    sums: Sums = field(default_factory=zero_sums)
     leader_epoch: int = -1
     end_epoch: int = -1
     mtime_ms: int = 0
     txnindex: bytes = b""
 
-    def add(self, encoded: Encoded) -> None:
+    def add_encoded(self, encoded: Encoded) -> None:
         self.anew.append(encoded.anew)
         self.sizes.append(encoded.size)
         self.last_offsets.append(encoded.last_offset)
@@ -112,7 +112,7 @@ class RewritePass:
     finished: FinishedChunks
     witness: Witness | None = None
 
-    def rewrite(
+    def rewrite_group(
         self,
         base: int,
         group: Sequence[GroupMember],
@@ -144,7 +144,7 @@ class RewritePass:
 
             # Whatever happens, no buffers is at work any more when a source loses its bytes.
             with (
-                closing(self._ranges(group, done)) as ranges,
+                closing(self._iterate_ranges(group, done)) as ranges,
                 closing(workers.run_in_steps(self._clean_range, append, lambda buffers, _: None, ranges)) as written,
             ):
                 for _ in written:
@@ -154,7 +154,7 @@ class RewritePass:
         sizes, lasts, maxima = (
             np.concatenate(c) if c else np.empty(0, np.int64) for c in (done.sizes, done.last_offsets, done.max_timestamps)
         )
-        index, timeindex = build(base, sizes, lasts, maxima, self.index_interval_bytes)
+        index, timeindex = build_indexes(base, sizes, lasts, maxima, self.index_interval_bytes)
         paths = {"log": log}
         for kind, data in (("index", index), ("timeindex", timeindex), ("txnindex", done.txnindex)):
             if data or kind != "txnindex":
@@ -168,23 +168,23 @@ class RewritePass:
             np.concatenate(done.anew), done.sources, done.sums,
         )  # fmt: skip
 
-    def _ranges(self, group: Sequence[GroupMember], done: _Progress) -> Generator[_Range | Barrier, None, None]:
+    def _iterate_ranges(self, group: Sequence[GroupMember], done: _Progress) -> Generator[_Range | Barrier, None, None]:
         """Yield every range of every source in order. A source is left when all its ranges were written."""
         for member in group:
             with member() as (source, verdicts):
                 if self.witness is not None:
-                    self.witness.begin(source)
+                    self.witness.begin_segment(source)
                 decisions = decide_batches(source.table, verdicts, self.rules, source.name)
-                counts = self.survivors.counts(source)
+                counts = self.survivors.survivor_counts(source)
                 if counts is not None:
                     _apply_known_counts(source.table, decisions, counts, self.rules.now_ms)
                 if self.rules.balance_key is not None:
-                    done.sources = done.sources.plus(content_sum(source.buf, self.rules.balance_key))
+                    done.sources = done.sources.plus(sum_of_segment(source.buf, self.rules.balance_key))
                 done.leader_epoch = int(source.table.leader_epoch[-1]) if len(source.table) else done.end_epoch
                 done.mtime_ms = source.mtime_ms
                 done.txnindex += verdicts.txn_entries.tobytes()
-                for first, last in source.ranges():
-                    yield _Range(source, first, last, decisions.part(slice(first, last)))
+                for first, last in source.batch_ranges():
+                    yield _Range(source, first, last, decisions.select_batches(slice(first, last)))
                 if not isinstance(member, OpenMember):
                     yield BARRIER
 
@@ -196,29 +196,31 @@ class RewritePass:
     ) -> list[CleanChunk]:
         """Return the cleaned chunks of one range of batches: taken from pass 1, made from the batch headers alone, or read now."""
         action = decisions.action
-        finished = self.finished.take(source, first)
+        finished = self.finished.pop_chunk(source, first)
         if finished is not None:
             return [finished]
         # Markers are copied, but Kafka reads them all the same, and refuses one that does not parse.
         wanted = (action == FILTER) | ((action == COPY) & (source.table.control[first:last] != NOT_CONTROL))
         if not wanted.any():
-            source.verify(first, last)
+            source.verify_crcs(first, last)
             nowhere = np.zeros(last - first, np.int64)
             chunk = Chunk(first, last, source.buf[:0], nowhere, nowhere, wanted)
             none = np.empty(0, np.bool_)
             return [
-                clean_chunk(buffers, source, chunk, buffers.rows.take(0), np.zeros(last - first + 1, np.int64), none, decisions, self.rules)
+                clean_chunk(
+                    buffers, source, chunk, buffers.rows.rows_for(0), np.zeros(last - first + 1, np.int64), none, decisions, self.rules
+                )
             ]
         found = []
-        for chunk in source.chunks(first, last, wanted, self.inflate_limit, buffers.bodies):
+        for chunk in source.read_chunks(first, last, wanted, self.inflate_limit, buffers.bodies):
             some = slice(chunk.first - first, chunk.last - first)
-            rows, first_row = parse(source.table, chunk, buffers.rows, source.name)
+            rows, first_row = parse_records(source.table, chunk, buffers.rows, source.name)
             if self.witness is not None:
-                self.witness.expect_chunk(buffers, source, chunk)
-            superseded = self.survivors.superseded(source, chunk, rows, first_row)
-            clean = clean_chunk(buffers, source, chunk, rows, first_row, superseded, decisions.part(some), self.rules)
+                self.witness.add_expected_chunk(buffers, source, chunk)
+            superseded = self.survivors.find_superseded(source, chunk, rows, first_row)
+            clean = clean_chunk(buffers, source, chunk, rows, first_row, superseded, decisions.select_batches(some), self.rules)
             # The buffers is used again for the next chunk of this range.
-            found.append(clean if chunk.last == last else clean.detached())
+            found.append(clean if chunk.last == last else clean.copy_bytes())
         return found
 
 
@@ -232,7 +234,7 @@ def _append_chunk(file: BinaryIO, piece: CleanChunk, source: SourceSegment, done
         )
     disk.take(len(piece.encoded.data))
     _write_all(file, piece.encoded.data)
-    done.add(piece.encoded)
+    done.add_encoded(piece.encoded)
     done.records_read += piece.records_read
     done.records_kept += piece.records_kept
     if piece.sums is not None:
@@ -248,7 +250,7 @@ def _append_filler(file: BinaryIO, done: _Progress, base: int, end_offset: int, 
     disk.take(len(filler))
     _write_all(file, memoryview(filler))
     size, last_offset, max_timestamp = (np.array([number], np.int64) for number in (HEADER, end_offset, -1))
-    done.add(Encoded(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
+    done.add_encoded(Encoded(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
 
 
 def _apply_known_counts(table: BatchTable, decisions: BatchDecisions, counts: SurvivorCounts, now_ms: int) -> None:

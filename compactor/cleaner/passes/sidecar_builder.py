@@ -16,13 +16,13 @@ from bloom.sidecar import KeyCollector, RecordsDue, Sidecar
 from bloom.siphash import hash_keys, key_halves
 from bloom.sizing import FilterDesign
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Verdicts, with_given_entries
+from compactor.cleaner.passes.transactions import Verdicts, prefer_given_entries
 from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
 from compactor.constants import NEVER_MS
 from compactor.records.batches import HORIZON, NOT_CONTROL, BatchTable, Int64s, read_only
-from compactor.records.headers import headers_of
+from compactor.records.headers import copy_headers
 from compactor.records.producer_runs import runs_and_markers, stand_in_table
-from compactor.records.rows import Chunk, Rows, parse
+from compactor.records.rows import Chunk, Rows, parse_records
 
 NO_BYTES = read_only(np.empty(0, np.uint8))
 
@@ -57,7 +57,7 @@ class SidecarBuilder:
 
         :param design: parameters of the Bloom filter, for at least as many keys as the segment has records; None for no filter.
         :param sketch: whether distinct keys are counted. Without filter, sketch and directory no key is hashed.
-        :param directory: whether ``directory`` will be called; all batches must be of v2 then.
+        :param directory: whether ``build_directory`` will be called; all batches must be of v2 then.
         """
         self._source = source
         self._table = source.table
@@ -69,7 +69,7 @@ class SidecarBuilder:
         self._halves = key_halves(hash_key)
         self.due = RecordsDue()
 
-    def summarize(self, chunk: Chunk, rows: Rows, first_row: Int64s) -> ChunkSummary:
+    def summarize_chunk(self, chunk: Chunk, rows: Rows, first_row: Int64s) -> ChunkSummary:
         """Summarize a chunk while its rows are valid, leaving out control records. May be called in any thread."""
         table = self._table
         keyed = rows.key_length >= 0
@@ -101,9 +101,9 @@ class SidecarBuilder:
         buried = _count_by_batch(keyed & (rows.value_length < 0), first_row) > 0
         return keys.astype(np.int32), (keyless * np.uint8(HAS_KEYLESS_RECORD) | buried * np.uint8(TOMBSTONE)).astype(np.uint8)
 
-    def add(self, summary: ChunkSummary) -> None:
+    def add_summary(self, summary: ChunkSummary) -> None:
         """Add the summary of a chunk. Must be called by one thread at a time."""
-        self._portrait.add(summary.hashes)
+        self._portrait.add_hashes(summary.hashes)
         if self._summaries is not None:
             self._summaries.append(summary)
         self.due = RecordsDue(
@@ -113,12 +113,12 @@ class SidecarBuilder:
             self.due.keyless_records + summary.keyless,
         )
 
-    def sidecar(self, segment_id: str) -> Sidecar:
+    def build_sidecar(self, segment_id: str) -> Sidecar:
         """Return the sidecar. Called after all batches with records were added."""
         runs, markers = runs_and_markers(self._table)
-        return self._portrait.sidecar(segment_id, int(self._table.count[self._data].sum()), self.due, runs, markers)
+        return self._portrait.build_sidecar(segment_id, int(self._table.count[self._data].sum()), self.due, runs, markers)
 
-    def directory(self, segment_id: str) -> KeyDirectory:
+    def build_directory(self, segment_id: str) -> KeyDirectory:
         """Return the key directory. Called after all batches with records were added; the segment's bytes must still be available."""
         table, summary = self._table, sorted(self._summaries or (), key=lambda one: one.first)
         keys, flags = np.zeros(len(table), np.int32), np.zeros(len(table), np.uint8)
@@ -127,7 +127,7 @@ class SidecarBuilder:
             flags[one.first : one.first + len(one.flags)] = one.flags
         pieces = [hash_prefixes(one.hashes) for one in summary]
         return KeyDirectory(
-            segment_id, headers_of(self._source.buf, table.position), table.control, table.coordinator_epoch, flags, keys,
+            segment_id, copy_headers(self._source.buf, table.position), table.control, table.coordinator_epoch, flags, keys,
             np.concatenate(pieces) if pieces else np.empty(0, np.uint32),
         )  # fmt: skip
 
@@ -156,7 +156,7 @@ def build_sidecar(
 
     :raises BadData: the segment cannot be read.
     """
-    return scan_into(SidecarBuilder(source, design, hash_key, sketch=sketch), source, inflate_limit, workers).sidecar(segment_id)
+    return scan_into(SidecarBuilder(source, design, hash_key, sketch=sketch), source, inflate_limit, workers).build_sidecar(segment_id)
 
 
 def scan_into(builder: SidecarBuilder, source: SourceSegment, inflate_limit: int, workers: WorkerThreads) -> SidecarBuilder:
@@ -165,12 +165,12 @@ def scan_into(builder: SidecarBuilder, source: SourceSegment, inflate_limit: int
 
     def summarize(buffers: ThreadBuffers, job: tuple[int, int]) -> list[ChunkSummary]:
         first, last = job
-        chunks = source.chunks(first, last, wanted[first:last], inflate_limit, buffers.bodies)
-        return [builder.summarize(chunk, *parse(source.table, chunk, buffers.rows, source.name)) for chunk in chunks]
+        chunks = source.read_chunks(first, last, wanted[first:last], inflate_limit, buffers.bodies)
+        return [builder.summarize_chunk(chunk, *parse_records(source.table, chunk, buffers.rows, source.name)) for chunk in chunks]
 
-    for found in workers.run(summarize, [(first, last) for first, last in source.ranges() if wanted[first:last].any()]):
+    for found in workers.run(summarize, [(first, last) for first, last in source.batch_ranges() if wanted[first:last].any()]):
         for summary in found:
-            builder.add(summary)
+            builder.add_summary(summary)
     return builder
 
 
@@ -201,4 +201,4 @@ def verdicts_from_stand_in(source: SourceSegment, stand_in: SourceSegment, verdi
     for name in ("aborted", "discardable", "indexed"):
         flags[name] = np.zeros(len(source.table), np.bool_)
         flags[name][known] = getattr(verdicts, name)[event]
-    return replace(verdicts, **flags, txn_entries=with_given_entries(verdicts.txn_entries.copy(), source.txn_entries))
+    return replace(verdicts, **flags, txn_entries=prefer_given_entries(verdicts.txn_entries.copy(), source.txn_entries))

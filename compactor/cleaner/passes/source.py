@@ -28,7 +28,7 @@ from compactor.records.batches import (
 )
 from compactor.records.bulk import BatchUnreadable, inflate_into
 from compactor.records.indexes import TXN_ENTRY, TxnEntries
-from compactor.records.rows import Chunk, RowBuffers, parse, plain_chunk
+from compactor.records.rows import Chunk, RowBuffers, parse_records, uncompressed_chunk
 
 PLAIN_CHUNK: Final = 1 << 22
 """Bytes of uncompressed batches handled at once: small enough to stay in the processor's cache, large enough to hide Python."""
@@ -69,7 +69,7 @@ class SourceSegment:
     def size(self) -> int:
         return len(self.buf)
 
-    def ranges(self) -> list[tuple[int, int]]:
+    def batch_ranges(self) -> list[tuple[int, int]]:
         """Return ranges of batches of one kind (magic, compressed or not) and bounded size, in file order.
 
         Markers, which are never compressed, join the compressed batches around them if they would otherwise cut these into many small
@@ -102,7 +102,7 @@ class SourceSegment:
         return found
 
     @property
-    def most_records(self) -> int:
+    def max_records(self) -> int:
         """Return an upper bound of the number of records.
 
         Wrappers do not state how many messages they hold, and a header may claim more than its bytes can hold. Codecs seldom shrink more
@@ -111,13 +111,13 @@ class SourceSegment:
         table = self.table
         return int(np.where(table.count > 0, np.minimum(table.count, 2 * table.size), table.size).sum())
 
-    def verify(self, first: int, last: int) -> None:
+    def verify_crcs(self, first: int, last: int) -> None:
         """Verify the CRCs of batches [first, last) unless that was done before. Raises BadData."""
         if not self.verified[first:last].all():
             check_crcs(self.buf, self.table, first, last, self.name)
             self.verified[first:last] = True
 
-    def chunks(
+    def read_chunks(
         self, first: int, last: int, wanted: Flags, limit: int, bodies: codecs.ByteBuffer | None = None, *, backwards: bool = False
     ) -> Iterator[Chunk]:
         """Yield the batches [first, last) of one range as chunks, with the bodies of the wanted batches.
@@ -127,9 +127,9 @@ class SourceSegment:
         :param bodies: buffer for inflated bodies; a chunk is valid until the next one is asked for.
         :raises BadData: a CRC does not match, or a body cannot be inflated or exceeds ``limit``.
         """
-        self.verify(first, last)
+        self.verify_crcs(first, last)
         if not self.table.codec[first:last].any():
-            yield plain_chunk(self.buf, self.table, first, last, wanted)
+            yield uncompressed_chunk(self.buf, self.table, first, last, wanted)
             return
         if bodies is None:
             bodies = codecs.ByteBuffer()
@@ -140,7 +140,7 @@ class SourceSegment:
             return
         middle = (first + last) // 2
         for one, two in [(middle, last), (first, middle)] if backwards else [(first, middle), (middle, last)]:
-            yield from self.chunks(one, two, wanted[one - first : two - first], limit, bodies, backwards=backwards)
+            yield from self.read_chunks(one, two, wanted[one - first : two - first], limit, bodies, backwards=backwards)
 
     @measure_stage(WorkStage.INFLATE, lambda self, first, last, wanted, limit, bodies: bodies.size)
     def _inflate(self, first: int, last: int, wanted: Flags, limit: int, bodies: codecs.ByteBuffer) -> Int64s | None:
@@ -228,7 +228,7 @@ def cut_source(source: SourceSegment, first: int, last: int, base: int, end: int
     )  # fmt: skip
 
 
-def cut_after(source: SourceSegment, end_offset: int) -> SourceSegment:
+def cut_after_offset(source: SourceSegment, end_offset: int) -> SourceSegment:
     """Return a segment without the batches after ``end_offset``, which must be before its last offset.
 
     A header without records that ends after it is left out. Raises BadData if a batch with records crosses it.
@@ -251,8 +251,8 @@ def read_compressed_markers(source: SourceSegment, limit: int) -> None:
     table = source.table
     for batch in np.flatnonzero(table.control == PACKED).tolist():
         wanted = np.ones(1, np.bool_)
-        for chunk in source.chunks(batch, batch + 1, wanted, limit):
-            rows, _ = parse(table, chunk, RowBuffers(), source.name)
+        for chunk in source.read_chunks(batch, batch + 1, wanted, limit):
+            rows, _ = parse_records(table, chunk, RowBuffers(), source.name)
             key = chunk.buf[rows.key_start[0] : rows.key_start[0] + max(rows.key_length[0], 0)].tobytes() if len(rows) else b""
             value = chunk.buf[rows.value_start[0] : rows.value_start[0] + max(rows.value_length[0], 0)].tobytes() if len(rows) else b""
             kind = int.from_bytes(key[2:4], "big")

@@ -38,7 +38,7 @@ class Verdicts:
     txn_entries: TxnEntries
 
 
-def fold(sources: list[SourceSegment], opened: Mapping[int, int] | None = None) -> list[Verdicts]:
+def fold_transactions(sources: list[SourceSegment], opened: Mapping[int, int] | None = None) -> list[Verdicts]:
     """Return the transaction verdicts on all batches of a log, from its first segment on. Segments after the round's range are only read
     for outcomes.
 
@@ -50,15 +50,15 @@ def fold(sources: list[SourceSegment], opened: Mapping[int, int] | None = None) 
     transactional = [(table.attributes & np.int16(TRANSACTIONAL)) != 0 for table in tables]
     involved = [np.flatnonzero((table.control != NOT_CONTROL) | flags) for table, flags in zip(tables, transactional, strict=True)]
     picked = list(zip(tables, involved, strict=True))
-    pid = _concatenated([table.producer_id[some] for table, some in picked], np.int64)
+    pid = _concatenate_columns([table.producer_id[some] for table, some in picked], np.int64)
     ids = np.union1d(pid, np.array(list(before), np.int64))
     open_since = np.array([before.get(each, -1) for each in ids.tolist()], np.int64)
-    control = _concatenated([table.control[some] for table, some in picked], np.int8)
-    in_transaction = _concatenated([flags[some] for flags, some in zip(transactional, involved, strict=True)], np.bool_)
+    control = _concatenate_columns([table.control[some] for table, some in picked], np.int8)
+    in_transaction = _concatenate_columns([flags[some] for flags, some in zip(transactional, involved, strict=True)], np.bool_)
     producer = np.searchsorted(ids, pid)
     outcome = np.full(len(ids), UNDECIDED, np.int64)
     aborted = fold_outcomes(control, in_transaction, producer, outcome) == ABORT
-    discardable, indexed, first_offset, stable = _fold(
+    discardable, indexed, first_offset, stable = _fold_batches(
         control,
         in_transaction,
         aborted,
@@ -66,8 +66,8 @@ def fold(sources: list[SourceSegment], opened: Mapping[int, int] | None = None) 
         outcome,
         open_since,
         np.argsort(open_since)[np.count_nonzero(open_since < 0) :],
-        _concatenated([table.base_offset[some] for table, some in picked], np.int64),
-        _concatenated([table.last_offset[some] for table, some in picked], np.int64),
+        _concatenate_columns([table.base_offset[some] for table, some in picked], np.int64),
+        _concatenate_columns([table.last_offset[some] for table, some in picked], np.int64),
     )
     verdicts = []
     at = 0
@@ -81,7 +81,7 @@ def fold(sources: list[SourceSegment], opened: Mapping[int, int] | None = None) 
     return verdicts
 
 
-def _concatenated(columns: list[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:
+def _concatenate_columns(columns: list[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:
     return np.concatenate(columns) if columns else np.empty(0, dtype)
 
 
@@ -101,10 +101,10 @@ def _txn_entries(source: SourceSegment, markers: Int64s, first_offset: Int64s, s
     entries["first_offset"] = first_offset
     entries["last_offset"] = source.table.last_offset[markers]
     entries["last_stable_offset"] = stable
-    return with_given_entries(entries, source.txn_entries)
+    return prefer_given_entries(entries, source.txn_entries)
 
 
-def with_given_entries(entries: TxnEntries, given: TxnEntries) -> TxnEntries:
+def prefer_given_entries(entries: TxnEntries, given: TxnEntries) -> TxnEntries:
     """Replace entries of a transaction index, in place, by the segment's own entries where it has them."""
     given = given[np.argsort(given["last_offset"], kind="stable")]
     if len(given):
@@ -134,7 +134,7 @@ def txn_index_mismatch(given: TxnEntries, source: SourceSegment) -> str:
         return "an entry names no abort marker of this segment"
     if np.any(stable > last + 1):
         return "an entry's last stable offset lies behind its marker"
-    (told,) = fold([replace(source, ordinal=0, txn_entries=given[:0])])
+    (told,) = fold_transactions([replace(source, ordinal=0, txn_entries=given[:0])])
     begun = table.base_offset.copy()
     begun[told.indexed] = told.txn_entries["first_offset"]
     if np.any(first > begun[marker]) or np.any(first <= _previous_marker(table)[marker]):
@@ -153,7 +153,7 @@ def _previous_marker(table: BatchTable) -> Int64s:
 
 
 @kernel
-def _fold(
+def _fold_batches(
     control: npt.NDArray[np.int8],
     transactional: Flags,
     aborted: Flags,

@@ -32,7 +32,7 @@ class HashBuffers:
         self._hashes = np.empty((1 << 14, 2), np.uint64)
         self._rows = np.empty(1 << 14, np.int64)
 
-    def take(self, count: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+    def buffers_for_rows(self, count: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
         """Return buffers for ``count`` rows, valid until the next call."""
         if count > len(self._rows):
             count_new = max(count, 2 * len(self._rows))
@@ -65,7 +65,7 @@ class _JobQueue(Generic[J]):
         self._jobs = iter(jobs)
         self._draining = False
 
-    def next(self, *, idle: bool) -> J | None:
+    def next_job(self, *, idle: bool) -> J | None:
         """Return the next job, or None if there is none, or none yet. ``idle``: whether all results so far were consumed."""
         if self._draining and not idle:
             return None
@@ -101,7 +101,7 @@ class _OrderedDecisions(Generic[A, D, R]):
         self._deciding = False
         self.stopped = False
 
-    def hand_in(self, number: int, job: _PreparedJob[A, R]) -> list[tuple[_PreparedJob[A, R], D]]:
+    def add_prepared(self, number: int, job: _PreparedJob[A, R]) -> list[tuple[_PreparedJob[A, R], D]]:
         """Add a prepared job; return the jobs that this thread has decided, in order: none if an earlier job is missing."""
         with self._lock:
             self._waiting[number] = job
@@ -114,10 +114,10 @@ class _OrderedDecisions(Generic[A, D, R]):
                 decided.append((waiting, self._decide(waiting.prepared)))  # type: ignore[arg-type]
             except BaseException as error:  # noqa: BLE001 - whoever waits for the result raises it
                 waiting.result.set_exception(error)
-                self.stop()
+                self.cancel_undecided()
         return decided
 
-    def stop(self) -> None:
+    def cancel_undecided(self) -> None:
         """Cancel all jobs that are not decided yet."""
         with self._lock:
             self.stopped = True
@@ -157,7 +157,7 @@ class WorkerThreads:
         running: deque[tuple[ThreadBuffers, Future[R]]] = deque()
         try:
             while True:
-                while not self._free.empty() and (job := queue.next(idle=not running)) is not None:
+                while not self._free.empty() and (job := queue.next_job(idle=not running)) is not None:
                     buffers = self._free.get()
                     running.append((buffers, self._pool.submit(work, buffers, job)))
                 if not running:
@@ -192,7 +192,7 @@ class WorkerThreads:
             except BaseException as error:  # noqa: BLE001 - whoever waits for the result raises it
                 result.set_exception(error)
                 return
-            decided = order.hand_in(number, _PreparedJob(buffers, prepared, result))
+            decided = order.add_prepared(number, _PreparedJob(buffers, prepared, result))
             for waiting, what in decided[:-1]:
                 pool.submit(end, waiting, what)
             for waiting, what in decided[-1:]:
@@ -206,7 +206,7 @@ class WorkerThreads:
 
         try:
             while True:
-                while not self._free.empty() and (job := queue.next(idle=not running)) is not None:
+                while not self._free.empty() and (job := queue.next_job(idle=not running)) is not None:
                     buffers, result = self._free.get(), Future[R]()
                     result.set_running_or_notify_cancel()
                     running.append((buffers, result))
@@ -216,7 +216,7 @@ class WorkerThreads:
                 yield running[0][1].result()
                 self._free.put(running.popleft()[0])
         finally:
-            order.stop()
+            order.cancel_undecided()
             self._release_buffers(running)
 
     def _run_inline(self, work: Callable[[ThreadBuffers, J], R], jobs: Iterable[J | Barrier]) -> Generator[R, None, None]:

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from bloom.directory import HAS_KEYLESS_RECORD, TOMBSTONE, KeyDirectory, concatenate_directories, size_of
+from bloom.directory import HAS_KEYLESS_RECORD, TOMBSTONE, KeyDirectory, concatenate_directories, estimate_directory_bytes
 from bloom.sidecar import RecordsDue, Sidecar
 from compactor.cleaner.passes.retention import BatchDecisions
 from compactor.constants import NEVER_MS
@@ -100,7 +100,7 @@ def is_key_directory_worthwhile(segment: RemoteLogSegmentMetadata, batches: int,
     size = segment.size_bytes
     if copies is None or size < LEAST_COPIES * shortest_copy_bytes(copies) or not segment.file("log").batches:
         return False
-    return MOST_SHARE * size_of(batches, segment.records) <= size
+    return MOST_SHARE * estimate_directory_bytes(batches, segment.records) <= size
 
 
 def shortest_copy_bytes(copies: RangeCopies) -> int:
@@ -213,7 +213,7 @@ def merge_key_directory(splice: PartialRewritePlan, segment_id: str, cleaned: Ba
     return concatenate_directories(
         segment_id,
         [
-            source.part(stretch.first, stretch.last) if stretch.is_copied else fresh.part(first, last)
+            source.select_batches(stretch.first, stretch.last) if stretch.is_copied else fresh.select_batches(first, last)
             for stretch, (first, last) in zip(splice.stretches, _rewritten_batches(splice, cleaned), strict=True)
         ],
     )

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from bloom.directory import KeyDirectory, Pieces
+from bloom.directory import HashPrefixes, KeyDirectory
 from bloom.sidecar import RecordsDue
 from compactor.cleaner.passes.retention import RoundRules, decide_batches
 from compactor.cleaner.passes.sidecar_builder import NO_BYTES, SidecarBuilder, scan_into, verdicts_from_stand_in
@@ -26,9 +26,9 @@ from compactor.kernels.common import Flags
 from compactor.model.balance import Balance, DigestSum
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.balance import BalanceKey, sum_of_headers
-from compactor.records.batches import BatchTable, Int64s, part_of, table_of
+from compactor.records.batches import BatchTable, Int64s, select_batches, table_from_headers
 from compactor.records.encode import MAX_SEGMENT
-from compactor.records.headers import digest_of_headers, headers_of
+from compactor.records.headers import copy_headers, digest_of_headers
 from compactor.round.partial.plan import PartialRewritePlan, batches_that_may_change, combined_due, divide_into_ranges, merge_key_directory
 from compactor.round.sources import StagedSegmentReader
 from compactor.tier.sidecars import Sidecars
@@ -62,10 +62,10 @@ class SegmentPart:
         source = self.source
         length = int(source.table.size.sum())
         wanted = self.splice.directory().headers[self.rows]
-        if len(source.buf) != length or not np.array_equal(headers_of(source.buf, source.table.position), wanted):
+        if len(source.buf) != length or not np.array_equal(copy_headers(source.buf, source.table.position), wanted):
             raise NeedsWholeSegment(f"{source.name}: its batches are not what its key directory says")
         try:
-            source.verify(0, len(source.table))
+            source.verify_crcs(0, len(source.table))
         except BadData as wrong:
             raise NeedsWholeSegment(str(wrong)) from None
 
@@ -131,7 +131,7 @@ class PartSearch:
 
     reading: StagedSegmentReader
     rules: RoundRules
-    pieces: Pieces
+    pieces: HashPrefixes
     directories: KeyDirectoryCache
 
     def find_part(self, directory: KeyDirectory, stood_in: SourceSegment, verdicts: Verdicts) -> PartSearchResult:
@@ -140,7 +140,7 @@ class PartSearch:
         :param stood_in: the segment's stand-in.
         :param verdicts: verdicts on the batches of the stand-in.
         """
-        holding = directory.holding(self.pieces)
+        holding = directory.batches_with_keys(self.pieces)
         return PartSearchResult(self._build_part(directory, holding, stood_in, verdicts), meets_none=not holding.any())
 
     def _build_part(self, directory: KeyDirectory, holding: Flags, stood_in: SourceSegment, verdicts: Verdicts) -> SegmentPart | None:
@@ -148,7 +148,7 @@ class PartSearch:
         copies = layout.range_copies
         if copies is None:
             return None
-        table = table_of(directory.headers, directory.control, directory.coordinator_epoch)
+        table = table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
         whole = replace(stood_in, table=table, buf=NO_BYTES)
         of_all = verdicts_from_stand_in(whole, stood_in, verdicts)
         if of_all.indexed.any() or len(of_all.txn_entries):
@@ -167,7 +167,7 @@ class PartSearch:
         splice = PartialRewritePlan(partial(self.directories.load, segment), table, stretches, version)
         rows = splice.rows_read
         flags = (of_all.aborted[rows], of_all.discardable[rows], of_all.indexed[rows])
-        source = replace(whole, table=part_of(table, rows))
+        source = replace(whole, table=select_batches(table, rows))
         return SegmentPart(splice, whole, of_all, rows, source, Verdicts(*flags, of_all.txn_entries))
 
 
@@ -194,8 +194,8 @@ def describe_composed_segment(
     builder = SidecarBuilder(output, None, hash_key, sketch=False, directory=True)
     with WorkerThreads(1) as workers:
         scan_into(builder, output, inflate_limit, workers)
-    directory = merge_key_directory(splice, segment_id, output.table, builder.directory(segment_id))
-    table = table_of(directory.headers, directory.control, directory.coordinator_epoch)
+    directory = merge_key_directory(splice, segment_id, output.table, builder.build_directory(segment_id))
+    table = table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
     if int(table.size.sum()) > MAX_SEGMENT or np.any(table.base_offset[1:] <= table.last_offset[:-1]):
         raise NeedsWholeSegment(f"{output.name}: what it would be put together from does not fit")
     return ComposedSegment(directory, table, combined_due(splice, builder.due))

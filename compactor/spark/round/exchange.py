@@ -27,12 +27,12 @@ from typing import Any, BinaryIO, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.siphash import siphash128, tag_of
-from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, keys_of
+from bloom.siphash import key_tag, siphash128
+from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, key_hashes_of_rows
 from compactor.cleaner.keys.survivors import SurvivorCounts
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts
-from compactor.cleaner.row_spool import RowSpool, as_bytes
+from compactor.cleaner.row_spool import RowSpool, view_as_bytes
 from compactor.control.records import ScratchObject
 from compactor.errors import AlreadyExists, BadData, NotFound, StoreError
 from compactor.kernels.common import Flags, Hashes
@@ -87,7 +87,7 @@ class KeyBundle:
     def dirty_keys(self, store: ObjectStore) -> Iterator[Hashes]:
         """Yield the key hashes of all dirty rows in blocks, including repeated ones."""
         for begin in range(0, self.dirty_rows, BLOCK_ROWS):
-            yield keys_of(self.read_rows(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
+            yield key_hashes_of_rows(self.read_rows(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
 
     def tail(self, store: ObjectStore) -> Arrays:
         """Read what pass 1 stored about the segments (compactor.spark.round.bundles)."""
@@ -123,9 +123,9 @@ def write_spooled_rows(spool: RowSpool, file: BinaryIO) -> tuple[Int64s, npt.NDA
         for number in range(ranges):
             begins[number, section] = first
             crc = 0
-            for rows in spool.read(section, number):
-                file.write(as_bytes(rows))
-                crc = zlib.crc32(as_bytes(rows), crc)
+            for rows in spool.read_range(section, number):
+                file.write(view_as_bytes(rows))
+                crc = zlib.crc32(view_as_bytes(rows), crc)
                 first += len(rows)
             crcs[number, section] = crc
         begins[ranges, section] = first
@@ -182,12 +182,12 @@ class StoredSurvivors:
         begin[~wanted] = -1
         self._segments[source.ordinal] = (arrays["bitmap"], begin, SurvivorCounts(kept, arrays["tombstones"].astype(np.bool_)))
 
-    def counts(self, source: SourceSegment) -> SurvivorCounts | None:
+    def survivor_counts(self, source: SourceSegment) -> SurvivorCounts | None:
         """Return the number of surviving records of each batch, or None if nothing in the segment is superseded."""
         stored = self._segments.get(source.ordinal)
         return stored[2] if stored else None
 
-    def superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
+    def find_superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
         """Return for each row of a chunk whether a newer record has its key."""
         out = np.zeros(len(rows), np.bool_)
         stored = self._segments.get(source.ordinal)
@@ -330,7 +330,7 @@ def _pack_key_rows(
         for row in range(first_row[batch + 1] - 1, first_row[batch] - 1, -1):
             if key_length[row] >= 0 and low <= offset[row] < end:
                 h0, h1 = siphash128(buf, key_start[row], key_length[row], k0, k1)
-                out[count, 0] = tag_of(h0)
+                out[count, 0] = key_tag(h0)
                 out[count, 1] = np.uint32(h1 & np.uint64(0xFFFFFFFF))
                 out[count, 2] = np.uint32(h1 >> np.uint64(32))
                 out[count, 3] = np.uint32(begin[batch] + first_row[batch + 1] - 1 - row)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compactor.cleaner.gate.key_table import MAX_GATE_RANGES, GateRows, GateSums, KeyTable, no_sums
+from compactor.cleaner.gate.key_table import MAX_GATE_RANGES, GateRows, GateSums, KeyTable, zero_gate_sums
 from compactor.control.records import ScratchObject
 from compactor.errors import OutOfBudget
 from compactor.spark.cluster.executor import SharedSettings, TaskCost, open_task_tier, record_peak_memory
@@ -43,7 +43,7 @@ def sum_gate_ranges(shared: SharedSettings, ranges: range, gate_input: GateInput
 
 def write_expected_sums(shared: SharedSettings, gate_input: GateInput, answers: Iterable[bytes], cost: TaskCost) -> ScratchObject:
     """Add up the sums of all range tasks and write them as one scratch object."""
-    sums, keys = no_sums(len(gate_input.bounds) - 1), 0
+    sums, keys = zero_gate_sums(len(gate_input.bounds) - 1), 0
     for answer in answers:
         sums += np.frombuffer(answer[:-8], np.uint64).reshape(-1, 2)
         keys += int.from_bytes(answer[-8:], "little")
@@ -87,7 +87,7 @@ def sum_ranges(
     :param all_ranges: number of ranges that the hash is divided into.
     :param bounds: first offset of each segment, and the end of the last one.
     """
-    by_place, sums, keys, table = dict(enumerate(bundles)), no_sums(len(bounds) - 1), 0, KeyTable(budget_bytes, 0)
+    by_place, sums, keys, table = dict(enumerate(bundles)), zero_gate_sums(len(bounds) - 1), 0, KeyTable(budget_bytes, 0)
     for number, found in read_ranges(store, by_place, ranges):
         keys += sum_range(StoredGateRange(by_place, found), table, all_ranges, number, bounds, sums)
     return sums, keys
@@ -102,14 +102,14 @@ def sum_range(gate_range: StoredGateRange, table: KeyTable, ranges: int, number:
     if ranges > MAX_GATE_RANGES:
         raise OutOfBudget("more keys than the gate's memory holds share one hash", hint="Raise map_budget_bytes")
     done = 0
-    table.clear(gate_range.count_rows(DIRTY), ranges, number)
+    table.reset_to_range(gate_range.count_rows(DIRTY), ranges, number)
     for rows in gate_range.read_section(DIRTY):
-        taken = table.put(rows)
+        taken = table.put_rows(rows)
         done += taken
         if taken < len(rows):
             parts = max(2, -(-gate_range.count_rows(DIRTY) // max(1, done)))
             return sum(sum_range(gate_range, table, ranges * parts, number * parts + part, bounds, sums) for part in range(parts))
-    table.sum_left(bounds, sums)
+    table.add_expected_sums(bounds, sums)
     for rows in gate_range.read_section(OUTSIDE):
-        table.sum_left_outside(rows, bounds, sums)
+        table.add_expected_sums_outside(rows, bounds, sums)
     return table.keys

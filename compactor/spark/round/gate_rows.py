@@ -178,7 +178,7 @@ def create_scan_gate(plan: CompactionPlan, hash_key: bytes, source: SourceSegmen
     :param hash_key: key of the cleaner's hash.
     """
     gate = Gate(_gate_terms(plan, hash_key), KeyTable(0, 0), {source.ordinal: outcomes})
-    gate.begin(source)
+    gate.begin_segment(source)
     return gate
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from bloom.siphash import key_halves
 from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.key_table import GATE_ROW_BYTES, WORDS
-from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, survive_if_absent, survive_if_first
+from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, mark_absent_keys, mark_first_of_each_key
 from compactor.cleaner.keys.key_set import KeySet
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts
@@ -30,7 +30,7 @@ from compactor.errors import CompactorError, OutOfBudget
 from compactor.kernels.common import Flags
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import NOT_CONTROL, BatchTable
-from compactor.records.rows import parse
+from compactor.records.rows import parse_records
 from compactor.round.sources import StagedSegmentReader
 from compactor.spark.cluster.executor import SharedSettings, TaskCost, open_sidecars, open_task_tier, record_peak_memory, task_staging
 from compactor.spark.round.bundles import (
@@ -245,11 +245,11 @@ def _sort_rows(
     limit = plan.policy.max_decompressed_batch_bytes
     tombstones = np.zeros(len(table), np.bool_)
     counts = np.where(selected_batches, table.count.astype(np.int64), 0)
-    for first, last in reversed(source.ranges()):
+    for first, last in reversed(source.batch_ranges()):
         if not selected_batches[first:last].any():
             continue
-        for chunk in source.chunks(first, last, selected_batches[first:last], limit, buffers.bodies, backwards=True):
-            rows, first_row = parse(table, chunk, buffers.rows, source.name)
+        for chunk in source.read_chunks(first, last, selected_batches[first:last], limit, buffers.bodies, backwards=True):
+            rows, first_row = parse_records(table, chunk, buffers.rows, source.name)
             some = slice(chunk.first, chunk.last)
             counts[some] = np.diff(first_row)
             begin = next_ordinal + last_row_ordinals(counts[some])
@@ -354,9 +354,9 @@ def _find_range_survivors(
         full = False
         for place, rows in rows_of.read_dirty(exchange.dirty):
             by_row, kept = _number_rows(rows)
-            taken = survive_if_first(keys.table, keys.state, by_row, 0, ranges, wanted, kept)
+            taken = mark_first_of_each_key(keys.table, keys.state, by_row, 0, ranges, wanted, kept)
             while taken < len(rows) and keys.grow():
-                taken = survive_if_first(keys.table, keys.state, by_row, taken, ranges, wanted, kept)
+                taken = mark_first_of_each_key(keys.table, keys.state, by_row, taken, ranges, wanted, kept)
             if taken < len(rows):
                 full = True
                 break
@@ -369,7 +369,7 @@ def _find_range_survivors(
             continue
         for place, rows in rows_of.read_section(clean, 1):
             by_row, kept = _number_rows(rows)
-            survive_if_absent(keys.table, keys.state, by_row, ranges, wanted, kept)
+            mark_absent_keys(keys.table, keys.state, by_row, ranges, wanted, kept)
             if kept.any():
                 yield place, encode_survivors(rows, kept)
         cost.map_entries += keys.entries
@@ -434,6 +434,6 @@ def load_kernels() -> None:
     """Compile the kernels for finding survivors, or load them from the cache."""
     keys, kept = KeySet(1 << 16, expected_keys=0), np.zeros(1, np.uint8)
     rows = np.frombuffer(bytes(16), np.uint32).reshape(-1, 4)
-    survive_if_first(keys.table, keys.state, rows, 0, 1, 0, kept)
-    survive_if_absent(keys.table, keys.state, rows, 1, 0, kept)
+    mark_first_of_each_key(keys.table, keys.state, rows, 0, 1, 0, kept)
+    mark_absent_keys(keys.table, keys.state, rows, 1, 0, kept)
     decode_gaps(np.frombuffer(encode_survivors(rows, kept), np.uint8), kept)

@@ -20,7 +20,7 @@ from compactor.cleaner.gate.key_table import GATE_ROW_BYTES
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES
 from compactor.cleaner.passes.sidecar_builder import NO_BYTES, stand_in_source
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Verdicts, fold
+from compactor.cleaner.passes.transactions import Verdicts, fold_transactions
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.spark.cluster.round_jobs import RoundJobs
 from compactor.spark.round.bundles import IndexedBundle, IndexedSegment, ordinal_ranges, plan_bundles
@@ -152,7 +152,7 @@ class SegmentIndex:
     def _fold_transactions(self) -> None:
         """Fold the transactions of all segments, once for the cleaner and once for the gate."""
         sources = list(self._source_segments())
-        both = zip(sources, fold(sources), transaction_outcomes(sources, {}), strict=True)
+        both = zip(sources, fold_transactions(sources), transaction_outcomes(sources, {}), strict=True)
         self.folded = {source.name: (source, verdicts, outcomes) for source, verdicts, outcomes in both}
 
     def _source_segments(self) -> Iterator[SourceSegment]:

@@ -17,7 +17,7 @@ from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.cache import segment_lineage
 from compactor.brokers.metadata_topic.chain import broker_view, offset_gaps
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
-from compactor.cleaner.passes.describe import content_of
+from compactor.cleaner.passes.describe import describe_content
 from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.cleaner.passes.transactions import txn_index_mismatch
 from compactor.control.mirror import segment_from_broker
@@ -263,7 +263,7 @@ class _SegmentChecker:
         try:
             source = open_source(0, paths["log"], record.start_offset, record.end_offset + 1, segment.mtime_ms, -1, limit)
             source.name = layout.object_name(self.name, segment, "log")
-            source.verify(0, len(source.table))
+            source.verify_crcs(0, len(source.table))
         except BadData as error:
             self.open.clear()  # its transactions are not known
             return [
@@ -332,7 +332,7 @@ def _log_problems(record: RemoteLogSegmentMetadataRecord, source: SourceSegment)
         return
     # Brokers count the timestamps of markers, too; this program does not (docs/broker-protocol.md, R7).
     ours = record.broker_id == COMPACTOR_BROKER_ID
-    latest = content_of(table).max_timestamp_ms if ours else int(table.max_timestamp.max())
+    latest = describe_content(table).max_timestamp_ms if ours else int(table.max_timestamp.max())
     if source.size != record.size_bytes:
         yield "size", f"it has {source.size} bytes, metadata says {record.size_bytes}"
     if int(table.last_offset[-1]) != record.end_offset:
