@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 
 from compactor.cleaner.keys.disk_map import mark_first_of_each_key
-from compactor.cleaner.row_spool import sort_by_range
 from compactor.cleaner.keys.key_set import KeySet
+from compactor.cleaner.row_spool import sort_by_range
 from compactor.config.settings import Settings
 from compactor.config.store_sections import S3
 from compactor.spark.round.bundles import OrdinalRange

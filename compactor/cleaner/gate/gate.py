@@ -504,9 +504,7 @@ class Gate:
         with mapped(source):
             return int(self._parse_batch(source, 0)[1].offset[-1])
 
-    def _pair_batches(
-        self, sources: Sequence[SourceSegment], output: HeaderFields, end: int | None, reach: int, name: str
-    ) -> ComparedGroup:
+    def _match_group(self, sources: Sequence[SourceSegment], output: HeaderFields, end: int | None, reach: int, name: str) -> ComparedGroup:
         """Match output batches with source batches; leave out a filler that takes the place of a removed last batch."""
         source = SourceBatches([s.table for s in sources])
         parts = [self._outcomes_of[s.ordinal] for s in sources]
