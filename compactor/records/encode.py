@@ -489,10 +489,9 @@ def _encode_batches(
     out_start: Int64s,
     out_size: Int64s,
 ) -> tuple[int, int]:
-    """Encode all batches of a chunk into ``out``. Return the number of a problem (an index of _PROBLEMS, 0 for none) and the batch that has
-    it. ``last_offset``, ``max_timestamp``, ``out_start`` and ``out_size`` are set.
+    """Encode all batches of a chunk into ``out``, uncompressed, and set ``last_offset``, ``max_timestamp``, ``out_start`` and ``out_size``.
 
-    :param compressed: whether ``_compress_bodies`` will compress the bodies.
+    Return the number of a problem (an index of _PROBLEMS, 0 for none) and its batch. ``compressed``: the bodies will be compressed.
     """
     at = np.int64(0)
     for batch in range(action.size):
