@@ -68,6 +68,7 @@ def examples(folder: Path) -> Iterator[Example]:
     yield does("topics", "orders-9", code=2)
     yield does("import", folder / "orders-0")
     yield does("topics")
+    yield does("status")
     yield does("config", "check")
     yield does("config", "show")
     yield does("plan")

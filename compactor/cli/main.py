@@ -34,6 +34,7 @@ COMMANDS = (
     Command("export", "write the current view of a partition as a Kafka log directory", "compactor.cli.commands.export"),
     Command("topics", "list the partitions that the tier holds", "compactor.cli.commands.topics"),
     Command("cat", "print the records of a partition, one per line", "compactor.cli.commands.cat"),
+    Command("status", "show how the tier is doing, and which partitions need help", "compactor.cli.commands.status"),
     Command("plan", "show what a round would do, and what it would cost", "compactor.cli.commands.plan"),
     Command("run", "run one round on each partition that is due", "compactor.cli.commands.run"),
     Command("recompact", "compact whole partitions from the log's start, as a Spark job", "compactor.cli.commands.recompact"),
@@ -111,7 +112,8 @@ def _run_command(arguments: list[str]) -> int:
         if os.environ.get(DEBUG) == "1":
             raise
         told = as_compactor_error(error)
-        out.note(f"error: {told}", logging.ERROR)
+        is_stamped = out.lines.stamped or out.lines.as_json  # such a line has its level
+        out.note(str(told) if is_stamped else f"error: {told}", logging.ERROR)
         out.print_error_document(told)
         return told.exit_code
     finally:

@@ -34,7 +34,7 @@ _AMOUNT = re.compile(r"-?[\d.,]+ ?(B|[KMGTP]iB|s|min|h|d|%)?( .*)?")
 """Text of a size, a duration or a percentage. Such cells are aligned to the right, like numbers."""
 _GREEN, _YELLOW, _RED = "32", "33", "31"
 _WORD_COLOURS = {
-    **dict.fromkeys(("cleaned", "published", "imported", "live", "done", "well", "written", "current"), _GREEN),
+    **dict.fromkeys(("cleaned", "published", "imported", "live", "clean", "written", "current"), _GREEN),
     **dict.fromkeys(("paused", "waiting", "leased", "warning", "attention", "resumed", "reverted", "due", "running"), _YELLOW),
     **dict.fromkeys(("error", "failed", "fenced", "quarantined", "refused", "down"), _RED),
 }

@@ -101,11 +101,12 @@ def _tier_metrics(status: DaemonStatus) -> Iterator[Metric]:
     seen = [schedule.status for schedule in status.schedules if schedule.status is not None]
     yield make_gauge("partitions", "Partitions of the tier", len(status.schedules))
     yield make_gauge("segments", "Live segments", sum(one.segments for one in seen))
-    yield make_gauge("partitions_due", "Partitions for which a round is due", sum(one.due for one in seen))
+    due = [schedule.due_status for schedule in status.schedules if schedule.due_status is not None]
+    yield make_gauge("partitions_due", "Partitions for which a round is due, without paused and failing ones", len(due))
     yield make_gauge(
         "due_bytes",
-        "Dirty bytes of partitions for which a round is due",
-        sum(one.dirty_bytes for one in seen if one.due),
+        "Dirty bytes of partitions for which a round is due, without paused and failing ones",
+        sum(one.dirty_bytes for one in due),
     )
     yield make_gauge("total_live_bytes", "Bytes of live segments of all partitions", sum(one.bytes for one in seen))
     yield make_gauge(

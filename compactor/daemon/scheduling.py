@@ -191,6 +191,7 @@ class PartitionSchedule:
     exclusive: whether the next round needs the budgets for itself.
     failures: failed jobs in a row for reasons of this process (store, budgets); problem: the latest reason.
     poll_failures and unreadable: the same for polls. failing_since_ms: since when either holds; 0 if neither.
+    quarantined_since_ms: time of the first failure since the partition was last clean, as far as this process saw it; 0 if not quarantined.
     repeats: rounds in a row that found nothing new to clean and left the partition due; next_repeat_ms: when the next such round may begin.
     swept_slot: slot up to which objects of undone rounds were swept.
     output: None if no output is configured.
@@ -210,6 +211,7 @@ class PartitionSchedule:
     poll_failures: int = 0
     unreadable: str = ""
     failing_since_ms: int = 0
+    quarantined_since_ms: int = 0
     repeats: int = 0
     next_repeat_ms: int = 0
     suspended: str = ""
@@ -223,6 +225,11 @@ class PartitionSchedule:
     def blocked_reason(self) -> str:
         """The reason why rounds of this partition fail or are forbidden, or an empty string."""
         return self.suspended or self.unreadable or self.problem or (self.status.quarantine if self.status else "")
+
+    @property
+    def due_status(self) -> PartitionStatus | None:
+        """The status if a round is due and may begin; None if nothing is due, or the partition is paused, suspended or failing."""
+        return self.status if self.status and self.status.due and not self.paused and not self.blocked_reason else None
 
 
 @dataclass(frozen=True)
@@ -335,6 +342,7 @@ def after_poll(
         poll_failures=0,
         unreadable="",
         failing_since_ms=schedule.failing_since_ms if schedule.problem else 0,
+        quarantined_since_ms=_quarantined_since_ms(schedule, status),
         repeats=0 if grown else schedule.repeats,
         next_repeat_ms=0 if grown else schedule.next_repeat_ms,
         swept_slot=status.undone_slot if before is None else schedule.swept_slot,
@@ -390,6 +398,7 @@ def after_job(schedule: PartitionSchedule, job: Job, outcome: JobOutcome, now_ms
     changed = replace(
         schedule,
         status=status,
+        quarantined_since_ms=_quarantined_since_ms(schedule, status),
         exclusive=False,
         requested=schedule.requested and job.action is not DaemonAction.ROUND,
         next_poll_ms=now_ms if outcome.partition is None else schedule.next_poll_ms,
@@ -545,4 +554,9 @@ def failing_since_ms(schedule: PartitionSchedule) -> int:
     """Return since when rounds of this partition fail, in milliseconds; 0 if unknown."""
     if schedule.unreadable or schedule.problem:
         return schedule.failing_since_ms
-    return schedule.status.quarantine_ms if schedule.status else 0
+    return _quarantined_since_ms(schedule, schedule.status)
+
+
+def _quarantined_since_ms(schedule: PartitionSchedule, status: PartitionStatus | None) -> int:
+    """Return since when a partition with this status is quarantined: a retry that failed again changes nothing. 0 if it is not."""
+    return (schedule.quarantined_since_ms or status.quarantine_ms) if status is not None and status.quarantine else 0

@@ -7,11 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from compactor.access.tier import Tier
+from compactor.control.pauses import pause_reason
 from compactor.control.summary import SegmentSummary
 from compactor.daemon.jobs import JobResult
+from compactor.daemon.partition_cache import PartitionCache
 from compactor.daemon.partition_history import PartitionHistory
 from compactor.daemon.progress import JobProgress, RunningJob
-from compactor.daemon.scheduling import DaemonAction, Job, PartitionSchedule
+from compactor.daemon.scheduling import (
+    DaemonAction,
+    Job,
+    PartitionSchedule,
+    after_failed_poll,
+    after_poll,
+    new_schedule,
+    with_requests,
+)
+from compactor.errors import CompactorError
 from compactor.model.ids import TopicPartition
 from compactor.round.compaction import RoundReport
 from compactor.service.journal import EventLogger
@@ -141,6 +153,42 @@ class PartitionDetails:
     segments: tuple[SegmentSummary, ...]
     history: PartitionHistory | None
     running_job: RunningJob | None
+
+
+def inspect_tier(opened: Tier, on_partition: Callable[[], None] = lambda: None) -> DaemonStatus:
+    """Return the status of a tier as a daemon that has just started would see it. Reads every control log and writes nothing.
+
+    :raises StoreError: if the tier cannot be reached.
+    """
+    names = opened.current_partitions()
+    cache, schedules = PartitionCache(opened), []
+    for name, log in zip(names, opened.read_logs(names, on_partition), strict=True):
+        now_ms = opened.ports.clock_ms()
+        schedule = with_requests(new_schedule(name, 0, now_ms), pause_reason(opened.catalog.state, name), 0, now_ms)
+        if isinstance(log, CompactorError):
+            schedules.append(after_failed_poll(schedule, str(log), now_ms))
+        else:
+            schedules.append(after_poll(schedule, cache.update_from_log(log, 0, now_ms), now_ms, 0.0))
+    now_ms = opened.ports.clock_ms()
+    return DaemonStatus(
+        holder=opened.ports.holder,
+        tier=opened.ports.layout.url,
+        now_ms=now_ms,
+        started_ms=now_ms,
+        scans=1,
+        scan_ms=now_ms,
+        interval_ms=opened.settings.daemon.interval_ms,
+        ready=True,
+        stopping=False,
+        problem="",
+        usage=opened.counters.usage(),
+        schedules=tuple(schedules),
+        running_jobs=(),
+        totals=JobTotals(),
+        disk_used=0,
+        disk_peak=0,
+        disk_total=0,
+    )
 
 
 class JobMonitor:

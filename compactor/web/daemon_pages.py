@@ -157,11 +157,7 @@ class DaemonPages:
 def _daemon_totals(status: DaemonStatus, failing_partitions: int) -> DaemonTotals:
     """Return the totals of the first page. bad: number of failing partitions."""
     statuses = [schedule.status for schedule in status.schedules if schedule.status is not None]
-    due = [
-        schedule.status
-        for schedule in status.schedules
-        if schedule.status is not None and schedule.status.due and not schedule.blocked_reason
-    ]
+    due = [schedule.due_status for schedule in status.schedules if schedule.due_status is not None]
     moments = [partition.retire_at_ms for partition in statuses if partition.retire_at_ms < NEVER_MS]
     yesterday_ms = status.now_ms - DAY_MS
     return DaemonTotals(

@@ -28,6 +28,7 @@ from compactor.daemon.scheduling import (
     after_job,
     after_poll,
     choose_jobs,
+    failing_since_ms,
     needs_poll,
     new_schedule,
     next_action,
@@ -324,3 +325,19 @@ def test_where_no_round_may_begin_open_ones_are_finished_and_the_rest_goes_on() 
     old = replace(due, name=C, status=replace(seen, name=C), retire_at_ms=NOW)
     assert choose_jobs([due, begun, old], {}, 3, NOW, rounds=False) == [Job(B, DaemonAction.ROUND), Job(C, DaemonAction.RETIRE)]
     assert [job.action for job in choose_jobs([due, begun, old], {}, 3, NOW)] == [DaemonAction.ROUND] * 3
+
+
+def test_a_partition_is_quarantined_since_its_first_failure_although_it_was_retried() -> None:
+    first = after_poll(new_schedule(A, 0, NOW), PartitionStatus(A, 7, due=True, quarantine="bad", quarantine_ms=NOW), NOW, 0.0)
+    retried = after_poll(first, PartitionStatus(A, 7, due=True, quarantine="bad", quarantine_ms=NOW + 300_000), NOW + 300_000, 0.0)
+    assert failing_since_ms(retried) == NOW
+    healed = after_poll(retried, PartitionStatus(A, 7), NOW + 400_000, 0.0)
+    again = after_poll(healed, PartitionStatus(A, 7, quarantine="bad", quarantine_ms=NOW + 500_000), NOW + 500_000, 0.0)
+    assert failing_since_ms(again) == NOW + 500_000
+
+
+def test_a_paused_or_failing_partition_does_not_count_as_due() -> None:
+    due = after_poll(new_schedule(A, 0, NOW), PartitionStatus(A, 7, due=True), NOW, 0.0)
+    assert due.due_status is not None
+    held = (replace(due, paused="p"), replace(due, suspended="s"), replace(due, problem="no disk"), replace(due, unreadable="no store"))
+    assert [one for one in held if one.due_status is not None] == []

@@ -1,0 +1,84 @@
+"""Command ``status``: the verdict of the daemon's first page, made from the tier alone; a daemon need not run."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+from compactor.cli import frame, tiers
+from compactor.cli.output import Output, Table, format_size
+from compactor.errors import BadData
+from compactor.views.words import count_noun, format_ago, format_until
+
+if TYPE_CHECKING:
+    from compactor.web.documents import DaemonTotals, PartitionRow, StatusDocument
+
+WATCH_SECONDS = 5
+SHOWN_PARTITIONS = 15
+"""Largest number of partitions in the table, so that it fits one screen. JSON has all of them."""
+CLEAR_SCREEN = "\x1b[H\x1b[2J"
+STATES = {"waiting": "in grace", "quiet": "clean", "unseen": "unknown"}
+"""States whose words for people differ from those in JSON."""
+
+
+def add_arguments(parser: frame.Parser) -> None:
+    help_text = f"show it again every {WATCH_SECONDS} s, until Ctrl-C"
+    parser.set_command(show_status, frame.argument("--watch", action="store_true", help=help_text))
+
+
+def show_status(args: argparse.Namespace, out: Output) -> int:
+    from compactor.daemon.status import inspect_tier
+    from compactor.web.daemon_pages import DaemonPages
+    from compactor.web.listing import MOST_PER_PAGE, ListQuery
+
+    opened = tiers.open_read_only(args)
+    while True:
+        with out.progress("reading the tier") as progress:
+            found = inspect_tier(opened, progress.advance)
+        pages = DaemonPages(lambda: found, lambda name: None, getattr(args, "config", ""))  # noqa: B023, called at once
+        document = pages.status_page_document(ListQuery(per_page=max(MOST_PER_PAGE, len(found.schedules))))
+        if args.watch and out.mode == "table":
+            out.write_chunks([CLEAR_SCREEN.encode()])
+        out.print_result(
+            document.model_dump(mode="json", exclude={"schema_version"}), _partitions_table(document), summary=_totals_lines(document)
+        )
+        if not args.watch:
+            return 0 if document.verdict.level == "ok" else BadData.exit_code
+        time.sleep(WATCH_SECONDS)
+
+
+def _partitions_table(document: StatusDocument[DaemonTotals, PartitionRow]) -> Table:
+    """Return the first partitions of the list, those that need help first, under the verdict."""
+    first_command = {each.partition: each.commands[0] for each in document.needs_attention if each.commands}
+    since = {each.partition: each.since_ms for each in document.needs_attention}
+    rows = []
+    for row in document.partitions.rows[:SHOWN_PARTITIONS]:
+        at_ms, failing_ms = row.next.at_ms, since.get(row.partition)
+        needs_help = row.condition == "attention"
+        rows.append(
+            (
+                row.partition,
+                STATES.get(row.condition, row.condition),
+                format_size(row.bytes),
+                format_size(row.dirty_bytes) if row.dirty_bytes else "",
+                format_size(row.waiting_bytes) if row.waiting_bytes else "",
+                "" if at_ms is None or row.next.action == "poll" else f"{row.next.action} {format_until(at_ms, document.now_ms)}",
+                (f"since {format_ago(failing_ms, document.now_ms)}: " if failing_ms else "") + row.reason if needs_help else "",
+                first_command.get(row.partition, ""),
+            )
+        )
+    columns = ("partition", "state", "size", "dirty", "in grace", "next", "reason", "begin with")
+    return Table(document.verdict.text, columns, rows, minor=("next", "in grace"), below=2)
+
+
+def _totals_lines(document: StatusDocument[DaemonTotals, PartitionRow]) -> str:
+    """Return the totals of the tier in a few lines."""
+    totals, hidden = document.totals, document.partitions.matching - SHOWN_PARTITIONS
+    lines = [f"and {count_noun(hidden, 'more partition')}; --output json has all"] if hidden > 0 else []
+    dirty, saved = format_size(totals.dirty_bytes), format_size(totals.waiting_bytes)
+    stored = f"{format_size(totals.stored_bytes)} stored in {count_noun(totals.segments, 'segment')}"
+    lines.append(f"{count_noun(totals.partitions, 'partition')}, {totals.due_partitions} due; {stored}, {dirty} dirty")
+    until = f", the first of it {format_until(totals.waiting_due_ms, document.now_ms)}" if totals.waiting_due_ms is not None else ""
+    lines.append(f"{saved} saved, not deleted yet{until}; {format_size(totals.reclaimed_24h_bytes)} reclaimed in 24 h")
+    return "\n".join(lines)
