@@ -164,6 +164,11 @@ class KafkaSettings(Section):
     )
     properties: dict[str, str | bool | int | float] = {}
 
+    @property
+    def names_brokers(self) -> bool:
+        """Return whether the configuration itself names brokers, and not only the default does."""
+        return "bootstrap_servers" in self.model_fields_set and bool(self.bootstrap_servers.strip())
+
 
 class Cleaner(Section):
     """[cleaner]: how partitions are cleaned. Names and defaults are those of Kafka's topic and broker settings if Kafka has such a

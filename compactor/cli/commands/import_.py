@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from compactor.cli import frame, tiers
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
-from compactor.errors import UsageError
+from compactor.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from compactor.access.tier import Tier
@@ -98,21 +98,24 @@ def run_import(args: argparse.Namespace, out: Output) -> int:
 
 
 def _ask_brokers(settings: Settings) -> AskTopicIds | None:
-    """Return the request for topic ids to the configured brokers; None if there are none."""
+    """Return the request for topic ids to the configured brokers; None if the configuration names none."""
     from compactor.bootstrap import kafka_connection
     from compactor.brokers.metadata_topic.leaders import KafkaLeaders
 
-    return KafkaLeaders(kafka_connection(settings)).topic_ids if settings.kafka.bootstrap_servers.strip() else None
+    return KafkaLeaders(kafka_connection(settings)).topic_ids if settings.kafka.names_brokers else None
 
 
-def _confirm_topics(opened: Tier, directories: Iterable[tuple[TopicPartition, Path]], options: ImportOptions) -> None:
-    """Record which cluster has the topics of imported directories, if brokers are configured."""
+def _confirm_topics(opened: Tier, directories: Iterable[tuple[TopicPartition, Path]], options: ImportOptions, out: Output) -> None:
+    """Record which cluster has the topics of imported directories, if brokers are configured. Brokers that do not answer are reported."""
     from compactor.transfer.incarnations import confirm_topics
     from compactor.transfer.log_identity import read_topic_id
 
     if options.opening.ask is not None:
         opened.catalog.refresh()
-        confirm_topics(opened.catalog, {name.topic: read_topic_id(path) for name, path in directories}, options.opening.ask)
+        try:
+            confirm_topics(opened.catalog, {name.topic: read_topic_id(path) for name, path in directories}, options.opening.ask)
+        except StoreError as error:
+            out.note(f"note: which cluster has these topics is not recorded: {error.message}")
 
 
 def _import_directory(args: argparse.Namespace, out: Output, options: ImportOptions) -> None:
@@ -128,7 +131,7 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
     with out.progress("importing", unit="bytes") as bar:
         progress = ImportProgress(lambda step, size: bar.begin_step(f"{step} {name}", size), bar.advance)
         report = import_directory(opened, args.log_dir, name, policy, progress, options)
-    _confirm_topics(opened, [(name, args.log_dir)], options)
+    _confirm_topics(opened, [(name, args.log_dir)], options, out)
     for note in report.notes:
         out.note(f"note: {note}")
     if not report.segments:
@@ -171,7 +174,7 @@ def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) 
 
     def take(tell: Callable[[PartitionImport], None]) -> list[PartitionImport]:
         done = import_root(opened, directories, options, on_partition=tell)
-        _confirm_topics(opened, [pair for pair, entry in zip(directories, done, strict=True) if entry.error is None], options)
+        _confirm_topics(opened, [pair for pair, entry in zip(directories, done, strict=True) if entry.error is None], options, out)
         return done
 
     return _import_and_report(out, len(directories), take)
