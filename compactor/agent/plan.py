@@ -285,12 +285,9 @@ def is_upload_due(watch: UploadWatch, now_ms: int, *, accept_truncation: bool = 
         return False
     if watch.has_undecided_files:
         return False  # what follows it is not taken before it, and no gap is accepted in its place
-    if (
-        watch.position is None
-        or watch.anew
-        or watch.trouble is UploadFailure.IDENTITY
-        or (watch.trouble is UploadFailure.BEHIND and accept_truncation)
-    ):
+    if watch.position is None or watch.anew or watch.trouble is UploadFailure.IDENTITY:
+        return True
+    if watch.trouble is UploadFailure.BEHIND and accept_truncation:
         return True
     return bool(watch.pending) and watch.pending[0].end <= watch.end.high_watermark
 
