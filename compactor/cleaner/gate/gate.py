@@ -338,7 +338,7 @@ class Gate:
         headers = headers_from_table(source.table, slice(chunk.first, chunk.last))[:, mine]
         body = np.stack((chunk.body_start[mine], chunk.body_end[mine]))
         try:
-            return headers, buffers.second_reader.parse(chunk.buf, headers, body)
+            return headers, buffers.second_reader.parse_bodies(chunk.buf, headers, body)
         except UnreadableBatches as problem:
             raise GateFailed(f"unreadable: {problem}", segment=source.name) from None
 
