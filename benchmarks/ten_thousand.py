@@ -22,7 +22,7 @@ from compactor.control.records import RetireInspection
 from compactor.daemon.daemon import Daemon
 from compactor.model.ids import TopicPartition
 from compactor.storage.counting import Usage
-from compactor.upkeep.retire import FULL_LOOKS, partitions_to_inspect, retire_partition
+from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, partitions_to_inspect, retire_partition
 from tests.support.idle_tier import HOUR, INTERVAL, Idle
 
 WRITERS = 1_000
@@ -41,7 +41,7 @@ def retire_once(tier: Tier) -> int:
         if len(looks) == 100:
             record_inspections(tier.catalog, looks)
             looks.clear()
-    if looks and len(every) > FULL_LOOKS:
+    if looks and len(every) > MAX_UNHINTED_INSPECTIONS:
         record_inspections(tier.catalog, looks)
     return len(names)
 

@@ -204,11 +204,11 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
             running, log_dir = name in self._running, Path(watch.seen.path)
             found = replace(watch, held=self._staged.known(name, watch.seen.staged, running=running))
             if found.seen.staged or found.held or watch.held:
-                room = True
+                space = True
                 with suppress(OSError):
-                    room = not found.held or has_room(log_dir)
-                held = self._staged.hold(name, log_dir, found.staged, running=running, room=room)
-                for file in self._staged.report("no room", set(found.held) - set(held) if not room else ()):
+                    space = not found.held or has_room(log_dir)
+                held = self._staged.hold(name, log_dir, found.staged, running=running, space=space)
+                for file in self._staged.report("no room", set(found.held) - set(held) if not space else ()):
                     why = "the broker has deleted it, and its disk is almost full"
                     what = f"{staged_path(Path(), file.base)} is not held open any longer: {why}"
                     self._log(what, level=logging.WARNING, partition=str(name))
@@ -265,18 +265,18 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         if now_ms < self._broker_retry_ms or (not pending and not self._broker_failures and now_ms < self._asked_ms + CHECK_MS):
             return
         try:
-            told = self._brokers.leaders()
+            reported = self._brokers.leaders()
         except CompactorError as error:
             self._record_broker_failure(str(error), now_ms)
             return
-        if told.cluster_id != identity.cluster_id:
-            what = f"the brokers are those of cluster {told.cluster_id}, and the log directories belong to {_describe_broker(identity)}"
+        if reported.cluster_id != identity.cluster_id:
+            what = f"the brokers are those of cluster {reported.cluster_id}, and the log directories belong to {_describe_broker(identity)}"
             self._record_broker_failure(f"{what}. Correct kafka.bootstrap_servers or agent.log_dirs", now_ms)
             return
         self._asked_ms, self._broker_failures, self._broker_retry_ms = now_ms, 0, 0
         self._set_problem("broker", "")
         for name, watch in self._watches.items():
-            self._watches[name] = with_leadership(watch, told.leaders.get(name) == identity.broker_id)
+            self._watches[name] = with_leadership(watch, reported.leaders.get(name) == identity.broker_id)
         with suppress(StoreError):  # asked again the next time; it matters only for a topic that is created again
             self._uploads.confirm_topics({watch.name.topic: watch.seen.topic_id for watch in self._watches.values() if watch.leads})
 
@@ -292,13 +292,13 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         if not names or self._problems.get("broker"):
             return
         try:
-            told = self._brokers.ends(names)
+            reported = self._brokers.ends(names)
         except CompactorError as error:
             self._record_broker_failure(str(error), now_ms)
             return
         answered_ms = self._opened.ports.clock_ms()
         for name in names:
-            end = told.get(name)
+            end = reported.get(name)
             if isinstance(end, LogEnd):
                 before = self._watches[name]
                 after = with_log_end(before, end, now_ms, answered_ms)

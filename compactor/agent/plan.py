@@ -89,7 +89,7 @@ class SeenDirectory:
     name: TopicPartition
     path: str
     mtime_ms: int
-    looked_ms: int
+    scanned_ms: int
     sealed: tuple[SealedFile, ...] = ()
     active_base: int = -1
     problem: str = ""
@@ -107,7 +107,7 @@ def is_listing_current(seen: SeenDirectory | None, mtime_ms: int) -> bool:
 
     :param mtime_ms: the directory's modification time now.
     """
-    return seen is not None and not seen.problem and seen.mtime_ms == mtime_ms and mtime_ms + TICK_MS < seen.looked_ms
+    return seen is not None and not seen.problem and seen.mtime_ms == mtime_ms and mtime_ms + TICK_MS < seen.scanned_ms
 
 
 @dataclass(frozen=True)

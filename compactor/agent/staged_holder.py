@@ -51,12 +51,12 @@ class StagedHolder:
         return tuple(each.file for each in files.files)
 
     def hold(
-        self, name: TopicPartition, log_dir: Path, wanted: Sequence[StagedFile], *, running: bool, room: bool = True
+        self, name: TopicPartition, log_dir: Path, wanted: Sequence[StagedFile], *, running: bool, space: bool = True
     ) -> tuple[StagedFile, ...]:
         """Open the files that are wanted, close all others and those that were refused and are deleted by now, and return what is held.
 
         :param running: as above.
-        :param room: whether the disk has room for files that its broker has deleted; if not, these are closed.
+        :param space: whether the disk has room for files that its broker has deleted; if not, these are closed.
         """
         if name not in self._held and not wanted:
             return ()
@@ -64,7 +64,9 @@ class StagedHolder:
         files.hold(wanted)
         if not running:
             inodes = {file.inode for file in wanted}
-            files.keep(lambda each: each.file.inode in inodes and not (each.is_unlinked and (not room or each.file.base in files.refusals)))
+            files.keep(
+                lambda each: each.file.inode in inodes and not (each.is_unlinked and (not space or each.file.base in files.refusals))
+            )
             if not files.files:
                 del self._held[name]
         return tuple(each.file for each in files.files)

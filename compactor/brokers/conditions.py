@@ -88,8 +88,8 @@ class BrokerConditions:
         known = self._topic_ids.get(topic, facts.topic_id)
         self._topic_ids[topic] = facts.topic_id
         if known != facts.topic_id:
-            said = f"topic {topic} was deleted and made anew: it was {uuid_text(known)} and is {uuid_text(facts.topic_id)}"
-            raise Refused(said, hint="Run again: the new topic is another one")
+            message = f"topic {topic} was deleted and made anew: it was {uuid_text(known)} and is {uuid_text(facts.topic_id)}"
+            raise Refused(message, hint="Run again: the new topic is another one")
         problem = topic_settings_problem(topic, {setting: found.value for setting, found in facts.settings.items()})
         if problem:
             raise Refused(problem, hint="Set it with kafka-configs --alter, or take the topic out of topics under [kafka]")

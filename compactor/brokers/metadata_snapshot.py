@@ -127,8 +127,8 @@ def latest_metadata_snapshot(store: ObjectStore) -> MetadataSnapshot:
     except (zlib.error, ValidationError) as error:
         raise BadData("it is no metadata snapshot, or it is damaged", segment=where, hint="Run `topics snapshot` again") from error
     if snapshot.format != STATE_FORMAT:
-        said = f"it is of format {snapshot.format}, this program knows {STATE_FORMAT}"
-        raise BadData(said, segment=where, hint="Run `topics snapshot` again, with this version")
+        message = f"it is of format {snapshot.format}, this program knows {STATE_FORMAT}"
+        raise BadData(message, segment=where, hint="Run `topics snapshot` again, with this version")
     return snapshot
 
 

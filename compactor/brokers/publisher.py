@@ -97,8 +97,8 @@ class KafkaPublisher:
                 raise _refused_error(name, why)
             self._append_records(where, cache, [record])
         elif known is None or known.state is not _S.COPY_SEGMENT_STARTED or _immutable_fields(known) != _immutable_fields(record):
-            said = "was cut off" if known is None or known.state in _DELETED_STATES else "was introduced with other figures"
-            raise _refused_error(name, f"segment {segment.id} {said}")
+            message = "was cut off" if known is None or known.state in _DELETED_STATES else "was introduced with other figures"
+            raise _refused_error(name, f"segment {segment.id} {message}")
 
     def publish_replacements(
         self,
@@ -323,8 +323,8 @@ class KafkaPublisher:
         progress = self._followed.catch_up(READ_BACK_TIMEOUT_S)
         number = self._followed.metadata_partition_number(where.topic_id, where.partition)
         if progress.unread.get(number, 0) > 0:
-            said = f"partition {number} of {self._topic.name} is not read to its end within {READ_BACK_TIMEOUT_S:g} s"
-            raise Unavailable(said, hint="Run again to go on")
+            message = f"partition {number} of {self._topic.name} is not read to its end within {READ_BACK_TIMEOUT_S:g} s"
+            raise Unavailable(message, hint="Run again to go on")
         found = self._followed.folded_partition(where.topic_id, where.partition)
         return where, found.cache if found is not None else RemoteLogMetadataCache(where)
 

@@ -226,10 +226,10 @@ class LiveBrokerMetadata:
     def folded_partition(self, name: TopicPartition) -> FoldedPartition:
         with self._lock:
             self._refresh_if_unread()
-            standing = self._versions.get(name)
-            if standing is None:
+            status = self._versions.get(name)
+            if status is None:
                 raise _unknown_partition_error(name)
-            found = self.followed.folded_partition(standing.topic_id, name.partition)
+            found = self.followed.folded_partition(status.topic_id, name.partition)
         if found is None:
             raise _unknown_partition_error(name)
         return found
@@ -266,14 +266,14 @@ class LiveBrokerMetadata:
                 raise Unavailable(f"{self.where} is not read to its end within {CATCH_UP_TIMEOUT_S:g} s", hint="Try again")
         leaderless = self.followed.leaderless
         for number in sorted(leaderless - self._leaderless):
-            said = "partition %d of %s cannot be read, as no broker leads it: what it tells of is held up, the rest goes on"
-            _log.warning(said, number, self.where)
+            message = "partition %d of %s cannot be read, as no broker leads it: what it tells of is held up, the rest goes on"
+            _log.warning(message, number, self.where)
         self._leaderless = leaderless
         for number, reached in self.followed.fold_positions().items():
             if reached.missing and number not in self._reported_losses:
                 self._reported_losses.add(number)
-                said = "%s has lost what was before offset %d of its partition %d: segments may be missing"
-                _log.warning(said, self.where, reached.missing, number)
+                message = "%s has lost what was before offset %d of its partition %d: segments may be missing"
+                _log.warning(message, self.where, reached.missing, number)
 
 
 def _unknown_partition_error(name: TopicPartition) -> UsageError:

@@ -206,8 +206,8 @@ def parse_time_ms(text: str) -> int:
         found = datetime.fromisoformat(text)
         return max(0, int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000))
     except (ValueError, OverflowError):
-        said = f"{text!r} is no time: milliseconds since 1970, 2026-01-31T12:00:00Z, now, '2h ago', 'in 3d'"
-        raise argparse.ArgumentTypeError(said) from None
+        detail = f"{text!r} is no time: milliseconds since 1970, 2026-01-31T12:00:00Z, now, '2h ago', 'in 3d'"
+        raise argparse.ArgumentTypeError(detail) from None
 
 
 def load_command_settings(args: argparse.Namespace) -> Settings:

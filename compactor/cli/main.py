@@ -111,11 +111,11 @@ def _run_command(arguments: list[str]) -> int:
     except Exception as error:
         if os.environ.get(DEBUG) == "1":
             raise
-        told = as_compactor_error(error)
+        reported = as_compactor_error(error)
         is_stamped = out.lines.stamped or out.lines.as_json  # such a line has its level
-        out.note(str(told) if is_stamped else f"error: {told}", logging.ERROR)
-        out.print_error_document(told)
-        return told.exit_code
+        out.note(str(reported) if is_stamped else f"error: {reported}", logging.ERROR)
+        out.print_error_document(reported)
+        return reported.exit_code
     finally:
         remarks.close()
         out.close()

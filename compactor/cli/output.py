@@ -104,8 +104,8 @@ class Output:
         JSON output.
         """
         if self.mode == "json" and not self._told:
-            told = {"kind": type(error).__name__, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-            self.print_result({"error": told})
+            reported = {"kind": type(error).__name__, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+            self.print_result({"error": reported})
 
     def write_chunks(self, parts: Iterable[bytes]) -> None:
         """Write bytes to stdout as they come, instead of a result."""

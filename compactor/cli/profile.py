@@ -42,8 +42,8 @@ class CommandProfile:
     def costs_document(self) -> list[dict[str, object]] | None:
         """Return the costs for JSON output; None without ``--profile``, empty if there was no work."""
         rows = self._costs.items()
-        told = [{"stage": name, "cpu": round(cost.cpu, 6), "seconds": round(cost.wall, 6), "bytes": cost.bytes} for name, cost in rows]
-        return told if self._asked else None
+        reported = [{"stage": name, "cpu": round(cost.cpu, 6), "seconds": round(cost.wall, 6), "bytes": cost.bytes} for name, cost in rows]
+        return reported if self._asked else None
 
     def cost_tables(self) -> list[Table]:
         """Return a table of the stages that took part; none without ``--profile``."""

@@ -302,8 +302,8 @@ class Settings(Value):
         """
         pattern = self.pattern_for(topic)
         cleaner = self.cleaner if pattern is None else self.topics[pattern]
-        said = {ours: (chosen or {})[theirs] for theirs, ours in TOPIC_POLICY.items() if theirs in (chosen or {})}
-        own = {key: value for key, value in said.items() if pattern is None or key not in self.overridden_keys(pattern)}
+        message = {ours: (chosen or {})[theirs] for theirs, ours in TOPIC_POLICY.items() if theirs in (chosen or {})}
+        own = {key: value for key, value in message.items() if pattern is None or key not in self.overridden_keys(pattern)}
         if not own:
             return cleaner
         try:

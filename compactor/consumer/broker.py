@@ -151,16 +151,16 @@ class ConfluentBroker:
             if error is None:
                 found.messages.append(message)
                 continue
-            told = kafka_error(error, self._connection.bootstrap_servers, f"{message.topic()}-{message.partition()}")
-            if isinstance(told, NotFound):
+            reported = kafka_error(error, self._connection.bootstrap_servers, f"{message.topic()}-{message.partition()}")
+            if isinstance(reported, NotFound):
                 name = TopicPartition(message.topic(), message.partition())
                 cut = _TRUNCATION_TEXT.search(error.str())
                 if name in self._names and cut:
                     found.truncated[name] = int(cut[1])
                 elif name in self._names:
                     found.out_of_range.append(name)
-            elif isinstance(told, Refused) and error.name() not in _IGNORED_ERRORS:
-                raise told
+            elif isinstance(reported, Refused) and error.name() not in _IGNORED_ERRORS:
+                raise reported
         self.stop_reading([*found.out_of_range, *found.truncated])
         refusal = self._listener.tls_or_login_error(self._connection.bootstrap_servers, "reading")
         if refusal is not None and not found.messages:

@@ -350,10 +350,10 @@ class Reader:
     def _last_records_by_disk(self, latest: LastRecordsOnly, spill: DiskSpill) -> Iterator[Selection]:
         """Yield the last record of each key in two passes: find the offsets of last records on disk, then read these records."""
         extent, halves = self._extent, key_halves(latest.hash_key or self._tier.identity.reading_key())
-        room = _SpillBudget(spill.disk_bytes)
+        space = _SpillBudget(spill.disk_bytes)
         with tempfile.TemporaryDirectory(prefix="tiered-compactor-", dir=self._folder) as folder:
             path, budget = Path(folder, "keys"), latest.map_budget_bytes
-            with DiskOffsetMap(path, room, map_budget_bytes=budget, expected_rows=spill.records) as buckets:
+            with DiskOffsetMap(path, space, map_budget_bytes=budget, expected_rows=spill.records) as buckets:
                 for selection, last in self._all_backwards():
                     hashes, picked = _hash_keys(selection, extent.first, last, latest, halves)
                     buckets.add_dirty(hashes, (extent.last - selection.rows.offset[picked]).astype(np.uint32))

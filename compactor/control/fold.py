@@ -176,8 +176,8 @@ def _apply_segments_tiered(state: PartitionState, record: Record[Any], body: r.S
     end = body.segments[-1].end_offset
     entry = entry.model_copy(update={"ids": tuple(name for name in entry.ids if name not in tiered), "tiered_end": end})
     changes = _update_import(state, record, entry) | {"live": state.live + body.segments}
-    told = lineage.extend_lineage(state.lineage, lineage.merge_segment_lineages([segment.leader_epochs for segment in body.segments]))
-    newer = lineage.restore_removed_epochs(state.lineage, body.lineage) if body.lineage else told
+    reported = lineage.extend_lineage(state.lineage, lineage.merge_segment_lineages([segment.leader_epochs for segment in body.segments]))
+    newer = lineage.restore_removed_epochs(state.lineage, body.lineage) if body.lineage else reported
     changes |= {"tail": (*state.tail, *body.tail)[-TAIL:] if body.tail else (), "deleted_slot": 0}
     changes |= {"topic_id": state.topic_id or body.topic_id, "adopted_seam": -1}
     changes |= {} if state.has_segments or state.topic_id else {"opened_slot": record.slot}
@@ -217,9 +217,9 @@ def _apply_tail_truncated(state: PartitionState, record: Record[Any], body: r.Ta
     )
     live = kept + body.new_segments
     known = lineage.truncate_lineage(state.lineage, body.offset)
-    told = lineage.merge_segment_lineages([segment.leader_epochs for segment in body.segments])
+    reported = lineage.merge_segment_lineages([segment.leader_epochs for segment in body.segments])
     if body.epoch is not None:
-        told = (lineage.EpochEntry(body.epoch, body.offset),)
+        reported = (lineage.EpochEntry(body.epoch, body.offset),)
     tail = tuple(batch for batch in state.tail if batch.last_offset < body.offset)
     if body.new_segments:
         entry = state.registrations[body.cut_id]
@@ -229,7 +229,7 @@ def _apply_tail_truncated(state: PartitionState, record: Record[Any], body: r.Ta
     return changes | {
         "live": live,
         "waiting": (*changes["waiting"], group),
-        "lineage": lineage.restore_removed_epochs(known, body.lineage) if body.lineage else lineage.extend_lineage(known, told),
+        "lineage": lineage.restore_removed_epochs(known, body.lineage) if body.lineage else lineage.extend_lineage(known, reported),
         "lineage_end": live[-1].end_offset + 1 if live else body.offset,
         "tail": (*tail, *body.tail)[-TAIL:],
         "adopted_seam": -1,
@@ -527,12 +527,12 @@ def _apply_round_undone(state: PartitionState, record: Record[Any], body: r.Roun
 
 def _apply_run_ended(state: PartitionState, record: Record[Any], body: r.RunEnded) -> Changes:
     """Add outcome and figures of a run to the history. A quarantined run increases the partition's count of failures."""
-    told = {"status": body.status, "reason": body.reason, "segment": body.segment, "stats": body.stats}
-    runs = _update_run(state, body.run_id, **told)
+    reported = {"status": body.status, "reason": body.reason, "segment": body.segment, "stats": body.stats}
+    runs = _update_run(state, body.run_id, **reported)
     if state.run(body.run_id) is None:  # it failed before there was a plan
         holder = state.leader.holder if state.leader else ""
         run = Run(run_id=body.run_id, leader_epoch=body.leader_epoch, holder=holder, slot=record.slot, started_ms=record.at_ms)
-        runs = (*runs, run.model_copy(update=told | {"ended_ms": record.at_ms}))[-HISTORY:]
+        runs = (*runs, run.model_copy(update=reported | {"ended_ms": record.at_ms}))[-HISTORY:]
     if body.status != "quarantined":
         return {"runs": runs}
     failures = state.quarantine.failures + 1 if state.quarantine else 1

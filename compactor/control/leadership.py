@@ -45,12 +45,12 @@ class LeaderProgress:
     progress.
 
     steps: steps of work so far.
-    heard: steps at the last heartbeat.
+    beaten_steps: steps at the last heartbeat.
     silent_beats: heartbeats in a row without a step between them.
     """
 
     steps: int = 0
-    heard: int = 0
+    beaten_steps: int = 0
     silent_beats: int = 0
     beaten: bool = False
     """Whether a heartbeat object may exist. A short round writes none."""
@@ -59,8 +59,8 @@ class LeaderProgress:
         """Return whether to send this heartbeat: False after more than ``most`` heartbeats without a step of work. Called once per
         heartbeat.
         """
-        self.silent_beats = 0 if self.steps != self.heard else self.silent_beats + 1
-        self.heard = self.steps
+        self.silent_beats = 0 if self.steps != self.beaten_steps else self.silent_beats + 1
+        self.beaten_steps = self.steps
         return self.silent_beats <= most
 
 

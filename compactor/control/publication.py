@@ -106,7 +106,9 @@ class RunOutcome:
     stats: dict[str, int | float | str]
 
 
-def publish_round(leadership: Leadership, intent: Intent, told: RunOutcome, on_begun: Callable[[], None] = lambda: None) -> PartitionState:
+def publish_round(
+    leadership: Leadership, intent: Intent, reported: RunOutcome, on_begun: Callable[[], None] = lambda: None
+) -> PartitionState:
     """Switch readers, then append the one record with all replacements of the round, its new cleaner offsets and its run history.
 
     :param told: status and figures for the run history.
@@ -126,16 +128,18 @@ def publish_round(leadership: Leadership, intent: Intent, told: RunOutcome, on_b
 
     def record(cut_off: Collection[str]) -> None:
         """Append *round published* without the replacements that were cut off."""
-        leadership.append(_published_record(leadership, intent, replacements, cut_off, told), lambda state: was_published(state, run_id))
+        leadership.append(
+            _published_record(leadership, intent, replacements, cut_off, reported), lambda state: was_published(state, run_id)
+        )
 
-    leadership.check_append(_published_record(leadership, intent, replacements, (), told))
+    leadership.check_append(_published_record(leadership, intent, replacements, (), reported))
     way = {"backwards": bool(intent.plan.restores), "resumed": intent.begun_slot > 0}
     leadership.ports.publisher.publish_replacements(leadership.state.name, replacements, begun, record, **way)
     return leadership.state
 
 
 def _published_record(
-    leadership: Leadership, intent: Intent, replacements: Sequence[Replacement], cut_off: Collection[str], told: RunOutcome
+    leadership: Leadership, intent: Intent, replacements: Sequence[Replacement], cut_off: Collection[str], reported: RunOutcome
 ) -> RoundPublished:
     """Return the *round published* record of an intent. ``cut_off``: ids of new segments that are not published."""
     state, ports = leadership.state, leadership.ports
@@ -151,8 +155,8 @@ def _published_record(
         undo_window_ms=ports.retention.undo_window_ms if ports.retention else None,
         balance=round_balance(intent, kept),
         content=content_after_round(state, kept),
-        status=told.status,
-        stats=told.stats,
+        status=reported.status,
+        stats=reported.stats,
     )
 
 

@@ -91,8 +91,8 @@ def _partition_metrics(status: DaemonStatus) -> Iterator[Metric]:
         "dirty_bytes": "Bytes of dirty segments, for the same partitions",
         "live_bytes": "Bytes of live segments, for the same partitions",
     }
-    sights = [schedule.status for schedule in shown if schedule.status is not None]
-    yield from partition_gauges(described, ((s.name, (s.first_dirty_offset, s.end_offset, s.dirty_bytes, s.bytes)) for s in sights))
+    statuses = [schedule.status for schedule in shown if schedule.status is not None]
+    yield from partition_gauges(described, ((s.name, (s.first_dirty_offset, s.end_offset, s.dirty_bytes, s.bytes)) for s in statuses))
     yield make_gauge("partitions_labelled", "Partitions that have time series of their own", len(shown))
 
 

@@ -24,7 +24,7 @@ T = TypeVar("T")
 BLOCK: Final = 4096
 """Unit in which file systems and tmpfs allocate space, in bytes."""
 
-LOOK_S: Final = 1.0
+RETRY_S: Final = 1.0
 """Interval, in seconds, at which a waiting thread checks whether it should stop waiting and whether a full disk has space again."""
 
 PATIENCE_S: Final = 60.0
@@ -77,9 +77,9 @@ class Budget:
         self._kept: OrderedDict[Kept, None] = OrderedDict()
         self._queue: deque[object] = deque()
 
-    def grant(
+    def reserve(
         self, account: Account, size: int, what: str, keeping: Sequence[Kept] = (), check: Callable[[], None] = lambda: None
-    ) -> Grant:
+    ) -> SpaceReservation:
         """Reserve disk space, waiting until it is free. Requests are served in the order of arrival.
 
         :param account: usage of the round that asks.
@@ -98,7 +98,7 @@ class Budget:
             self._queue.append(ticket)
             try:
                 while self._queue[0] is not ticket or not self._make_room(size, keeping):
-                    self.changed.wait(LOOK_S)
+                    self.changed.wait(RETRY_S)
                     check()
                 self._pin(keeping)
                 return self._granted(account, size)
@@ -106,7 +106,7 @@ class Budget:
                 self._queue.remove(ticket)
                 self.changed.notify_all()
 
-    def spare(self, account: Account, size: int) -> Grant | None:
+    def spare(self, account: Account, size: int) -> SpaceReservation | None:
         """Reserve bytes for prefetching if they are free and nobody waits for them; otherwise return None. No cached file is deleted."""
         with self.changed:
             return None if self._queue or self.used + size > self.total else self._granted(account, size)
@@ -137,11 +137,11 @@ class Budget:
             self._count(account, size)
             return self._keep(account, size, drop)
 
-    def settle(self, grant: Grant, drop: Callable[[], None]) -> Kept:
+    def settle(self, reservation: SpaceReservation, drop: Callable[[], None]) -> Kept:
         """Turn a reservation into a cached file of the same size. ``drop`` removes the file."""
         with self.changed:
-            kept = self._keep(grant.account, grant.size, drop)
-            grant.size = grant.taken = 0
+            kept = self._keep(reservation.account, reservation.size, drop)
+            reservation.size = reservation.taken = 0
             self.changed.notify_all()
             return kept
 
@@ -169,9 +169,9 @@ class Budget:
         self._kept[kept] = None
         return kept
 
-    def _granted(self, account: Account, size: int) -> Grant:
+    def _granted(self, account: Account, size: int) -> SpaceReservation:
         self._count(account, size)
-        return Grant(self, account, size)
+        return SpaceReservation(self, account, size)
 
     def _count(self, account: Account, size: int) -> None:
         self.used += size
@@ -207,7 +207,7 @@ class Budget:
         return len(there)
 
 
-class Grant:
+class SpaceReservation:
     """Reservation of disk space for one piece of work. Used as a context manager, in one thread."""
 
     def __init__(self, budget: Budget, account: Account, size: int) -> None:
@@ -234,9 +234,9 @@ class Grant:
         """Count ``size`` bytes as unused, after their file was deleted or cached."""
         self.taken -= size
 
-    def handed_over(self) -> Grant:
+    def handed_over(self) -> SpaceReservation:
         """Move the used bytes to a new reservation, which is returned, and release the rest. This reservation is empty afterwards."""
-        other = Grant(self._budget, self.account, self.taken)
+        other = SpaceReservation(self._budget, self.account, self.taken)
         other.taken = self.taken
         self._budget.give(self.account, self.size - self.taken)
         self.size = self.taken = 0
@@ -263,7 +263,7 @@ def is_full(error: BaseException) -> bool:
     return True
 
 
-def patiently(work: Callable[[], T], budget: Budget, sleep: Callable[[float], None], on_pause: Callable[[], None]) -> T:
+def retry_until_space(work: Callable[[], T], budget: Budget, sleep: Callable[[float], None], on_pause: Callable[[], None]) -> T:
     """Call ``work`` and return its result. While the file system is full, delete all cached files, wait, and call ``work`` again.
 
     ``work`` must remove what it has written before it raises.
@@ -287,5 +287,5 @@ def patiently(work: Callable[[], T], budget: Budget, sleep: Callable[[float], No
                 ) from error
         budget.forget()
         on_pause()
-        sleep(LOOK_S)
-        waited += LOOK_S
+        sleep(RETRY_S)
+        waited += RETRY_S

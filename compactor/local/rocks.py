@@ -121,7 +121,7 @@ class Rocks:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._begin_writing()
         except Exception as error:  # noqa: BLE001
-            if any(said in str(error) for said in _LOCKED) or not os.access(self._folder, os.W_OK | os.X_OK):
+            if any(message in str(error) for message in _LOCKED) or not os.access(self._folder, os.W_OK | os.X_OK):
                 self._begin_reading()
                 return
             _log.warning("local state in %s is thrown away: %s", self._folder, _line(error))
@@ -153,9 +153,9 @@ class Rocks:
         self._cleanup.callback(_close, db, writer=False)
 
 
-def _line(said: object) -> str:
+def _line(message: object) -> str:
     """Return a message on one line; RocksDB's may have several."""
-    return " ".join(str(said).split())
+    return " ".join(str(message).split())
 
 
 def _options(open_files: int) -> Options:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from compactor.errors import BadData, OutOfBudget
-from compactor.local.budget import BLOCK, Account, Grant, Kept, blocks, patiently
+from compactor.local.budget import BLOCK, Account, Kept, SpaceReservation, blocks, retry_until_space
 from compactor.local.budget import Budget as Budget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
@@ -67,7 +67,7 @@ class Wanted:
         return self.file.size if self.ranges is None else sum(length for _, length in self.ranges)
 
     @property
-    def room(self) -> int:
+    def space(self) -> int:
         """Return the bytes of disk that the file occupies."""
         return blocks(self.size)
 
@@ -110,11 +110,11 @@ class Staging:
         folder.mkdir(parents=True)
 
     @contextmanager
-    def opened(self, wanted: Wanted, grant: Grant | None = None) -> Iterator[Path]:
+    def opened(self, wanted: Wanted, reservation: SpaceReservation | None = None) -> Iterator[Path]:
         """Provide a file as a local path for the duration of a ``with`` block, checked against its recorded size and digest. Afterwards it
         stays cached until its bytes are needed.
 
-        :param grant: the reservation to use. Without one the call waits for its own; the thread must not hold another one then.
+        :param reservation: the reservation to use. Without one the call waits for its own; the thread must not hold another one then.
         :raises OutOfBudget: also Overrun, if the reservation is too small.
         :raises StoreError: if the object cannot be fetched.
         :raises BadData: if the object differs from what was recorded.
@@ -130,46 +130,46 @@ class Staging:
                 self.budget.unpin(found[1])
             return
         path = self.folder / f"{next(self._numbers)}"
-        if grant is None:
-            with self.budget.grant(self.account, wanted.room, self.where(wanted)) as own:
+        if reservation is None:
+            with self.budget.reserve(self.account, wanted.space, self.where(wanted)) as own:
                 self._bring(wanted, path)
                 try:
                     yield path
                 finally:
                     self._keep(wanted.what, path, self.budget.settle(own, lambda: path.unlink(missing_ok=True)))
             return
-        grant.take(wanted.room)
+        reservation.take(wanted.space)
         try:
             self._bring(wanted, path)
             yield path
         finally:
-            kept = self.budget.keep(self.account, wanted.room, lambda: path.unlink(missing_ok=True)) if path.exists() else None
+            kept = self.budget.keep(self.account, wanted.space, lambda: path.unlink(missing_ok=True)) if path.exists() else None
             if kept is None:
                 path.unlink(missing_ok=True)
             else:
                 self._keep(wanted.what, path, kept)
-            grant.give(wanted.room)
+            reservation.give(wanted.space)
 
     def fetch_ahead(self, wanted: Wanted) -> None:
         """Prefetch a file in the background if the disk budget has unused bytes. Errors are ignored here and occur again in ``opened``."""
         if wanted.what in self._coming or not self.missing([wanted]):
             return
-        own = self.budget.spare(self.account, wanted.room)
+        own = self.budget.spare(self.account, wanted.space)
         if own is None:
             return
         with self._lock:
             self._coming[wanted.what] = self._ahead.submit(self._fetch_ahead, wanted, own)
 
     @contextmanager
-    def room(self, size: int, what: str, inputs: Sequence[Wanted] = ()) -> Iterator[Grant]:
+    def reserve_space(self, size: int, what: str, inputs: Sequence[Wanted] = ()) -> Iterator[SpaceReservation]:
         """Provide a reservation of ``size`` bytes for the duration of a ``with`` block, and pin those ``inputs`` that are cached. Waits
         until the bytes are free.
         """
         here = [self._kept[wanted.what][1] for wanted in inputs if wanted.what in self._kept]
-        with self.budget.grant(self.account, size, what, here) as grant:
+        with self.budget.reserve(self.account, size, what, here) as reservation:
             pinned = [kept for kept in here if not kept.dropped]
             try:
-                yield grant
+                yield reservation
             finally:
                 for kept in pinned:
                     self.budget.unpin(kept)
@@ -189,11 +189,11 @@ class Staging:
         finally:
             self.budget.give(self.account, size)
 
-    def patiently(self, work: Callable[[], T]) -> T:
+    def retry_until_space(self, work: Callable[[], T]) -> T:
         """Call ``work`` and return its result; while files of other programs fill the disk, wait and call it again. ``work`` must clean up
         before it raises.
         """
-        return patiently(work, self.budget, self._sleep, self._on_pause)
+        return retry_until_space(work, self.budget, self._sleep, self._on_pause)
 
     @property
     def peak_bytes(self) -> int:
@@ -227,7 +227,7 @@ class Staging:
     def _keep(self, key: FileOf, path: Path, kept: Kept) -> None:
         self._kept[key] = (path, kept)
 
-    def _fetch_ahead(self, wanted: Wanted, own: Grant) -> None:
+    def _fetch_ahead(self, wanted: Wanted, own: SpaceReservation) -> None:
         """Fetch a file in the prefetch thread, under the reservation ``own``, and cache it."""
         path = self.folder / f"{next(self._numbers)}"
         with own:
@@ -242,7 +242,7 @@ class Staging:
 
     def _bring(self, wanted: Wanted, path: Path) -> None:
         """Fetch a file to ``path``, waiting while the disk is full."""
-        self.patiently(lambda: self._once(wanted, path))
+        self.retry_until_space(lambda: self._once(wanted, path))
 
     @measure_stage(WorkStage.FETCH, lambda self, wanted, path: wanted.size)
     def _once(self, wanted: Wanted, path: Path) -> None:

@@ -282,7 +282,7 @@ class _GenerationWriter:
         ends = [part.last + 1 for part in before if part.base >= 0]
         base = ends[-1] if ends else self.state.start_offset
         latest = before[-1].timestamp_ms if before else 0
-        said_ms = self.target.clock_ms()
+        stated_ms = self.target.clock_ms()
         for ordinal in range(len(self.state.live) - len(segments), len(self.state.live)):
             segment = self.state.live[ordinal]
             latest = max(latest, segment.max_timestamp_ms)
@@ -292,8 +292,8 @@ class _GenerationWriter:
             found.append(part)
             base = part.last + 1 if part.base >= 0 else base
             self.options.on_bytes(segment.size_bytes)
-            if not before and self.target.clock_ms() - said_ms > SAY_MS:
-                said_ms = self.target.clock_ms()
+            if not before and self.target.clock_ms() - stated_ms > SAY_MS:
+                stated_ms = self.target.clock_ms()
                 self.target.store.put(self.log.begun_key(generation), self.tier.ports.holder.encode())
         return found
 
@@ -349,8 +349,8 @@ def direct_readers(target: GenerationTarget, log: GenerationLog) -> Generations:
             changed |= _put_if_changed(target.store, log.pointer_key, target.pointer_content(log.name, current))
         else:
             changed = _delete_if_exists(target.store, log.pointer_key)
-        if current.began not in known.told_ms:
-            create_object(target.store, log.told_key(current.began), b"")
+        if current.began not in known.recorded_ms:
+            create_object(target.store, log.announcement_key(current.began), b"")
         delete_keys(target.store, [log.step_key(number) for number in known.deletable_steps()])
         if not changed:
             return known

@@ -145,14 +145,14 @@ class Generations:
 
     earlier: those before the current one that are not deleted yet, oldest first. begun: announced generations.
     numbers: numbers of the steps that are left, ascending.
-    told_ms: first step of a generation -> when readers were directed to it, in milliseconds of the store's clock.
+    stated_ms: first step of a generation -> when readers were directed to it, in milliseconds of the store's clock.
     """
 
     current: Generation | None = None
     earlier: tuple[SupersededGeneration, ...] = ()
     begun: tuple[AnnouncedGeneration, ...] = ()
     numbers: tuple[int, ...] = ()
-    told_ms: Mapping[int, int] = field(default_factory=dict)
+    recorded_ms: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def next_number(self) -> int:
@@ -206,7 +206,7 @@ class GenerationLog:
         """Return the key of a step."""
         return f"{self.folder}{number:020d}.json"
 
-    def told_key(self, number: int) -> str:
+    def announcement_key(self, number: int) -> str:
         """Return the key of the marker that readers were directed to the generation that this step began."""
         return f"{self.folder}{number:020d}.told"
 
@@ -231,14 +231,14 @@ class GenerationLog:
     def _read_once(self) -> Generations:
         numbers: list[int] = []
         begun: list[AnnouncedGeneration] = []
-        told: dict[int, int] = {}
+        reported: dict[int, int] = {}
         for info in self._store.list(self.folder):
             file = info.key.removeprefix(self.folder)
             if match := _STEP.fullmatch(file):
                 if match[2] == "json":
                     numbers.append(int(match[1]))
                 else:
-                    told[int(match[1])] = info.modified_ms
+                    reported[int(match[1])] = info.modified_ms
             elif match := _BEGUN.fullmatch(file):
                 begun.append(AnnouncedGeneration(match[1], int(match[2]), info.modified_ms))
         if not numbers:
@@ -254,7 +254,7 @@ class GenerationLog:
         )
         left = set(numbers)  # those that were deleted have no steps any more
         earlier = tuple(one for one in whole.earlier if one.began in left)
-        return Generations(current, earlier, tuple(begun), tuple(numbers), told)
+        return Generations(current, earlier, tuple(begun), tuple(numbers), reported)
 
     def _read_recent_steps(self, numbers: Sequence[int]) -> tuple[list[GenerationStep], StepHistory]:
         """Return the last steps, ascending, and what the first of them says about all steps before it. Raises BadData if a step is

@@ -153,8 +153,8 @@ def _delete_expired_generations(
     now = (target.clock_ms if dry_run else store.clock_ms)()
     found: list[RetiredGeneration] = []
     for generation in known.earlier:
-        told = [ms for number, ms in known.told_ms.items() if number >= generation.ended]  # of the next one, or of one after it
-        due_ms = min(told) + target.keep_ms if told else NEVER_MS
+        reported = [ms for number, ms in known.recorded_ms.items() if number >= generation.ended]  # of the next one, or of one after it
+        due_ms = min(reported) + target.keep_ms if reported else NEVER_MS
         # The oldest first: what is left of the steps begins with a generation.
         if any(not one.deleted for one in found):
             due_ms = max(due_ms, found[-1].due_ms)
@@ -162,7 +162,7 @@ def _delete_expired_generations(
         if found[-1].deleted and not dry_run:
             numbers = [number for number in reversed(known.numbers) if generation.began <= number < generation.ended]
             # From the newest to the oldest, so that what is left of them begins a generation.
-            delete_keys(store, [key for number in numbers for key in (log.step_key(number), log.told_key(number))])
+            delete_keys(store, [key for number in numbers for key in (log.step_key(number), log.announcement_key(number))])
     for begun in known.begun:
         if begun.generation in known.recorded_names:
             gone = True

@@ -63,9 +63,9 @@ class ProducerStates:
         if np.any(self.entries["last_offset"] >= offset) or np.any(self.entries["txn_first_offset"] >= offset):
             return False
         _, mine, its = np.intersect1d(self.entries["producer_id"], replayed.entries["producer_id"], return_indices=True)
-        known, told = self.entries[mine], replayed.entries[its]
-        behind = (known["last_offset"] >= 0) & (known["last_offset"] < told["last_offset"])
-        return not np.any(behind & (known["epoch"] == told["epoch"]))
+        known, reported = self.entries[mine], replayed.entries[its]
+        behind = (known["last_offset"] >= 0) & (known["last_offset"] < reported["last_offset"])
+        return not np.any(behind & (known["epoch"] == reported["epoch"]))
 
     def rewind_to(self, end_offset: int, known: ProducerStates | None = None) -> ProducerStates:
         """Return the state at the earlier offset ``end_offset`` (inclusive), as far as it is known: ``known``, and producers that have

@@ -264,8 +264,8 @@ class Round:
         wait = self._context.ports.publisher.reserve_metadata_records(name, records, per_hour)
         if wait is not None:
             alone = ", for an hour that has none: it is larger than that" if wait.records > per_hour else ""
-            said = f"metadata_records_per_hour is {per_hour}: a round of about {wait.records} records has to wait{alone}"
-            raise Postponed(said, wait.until_ms)
+            detail = f"metadata_records_per_hour is {per_hour}: a round of about {wait.records} records has to wait{alone}"
+            raise Postponed(detail, wait.until_ms)
 
     def run_tasks(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: GatheredRound | None

@@ -98,8 +98,8 @@ def upload_segment(
         content=content,
         negative_timestamps=negative_timestamps,
     )
-    told = layout.custom_metadata(name, metadata, made.contents)
-    metadata = metadata.model_copy(update={"custom_metadata": told}) if told else metadata
+    reported = layout.custom_metadata(name, metadata, made.contents)
+    metadata = metadata.model_copy(update={"custom_metadata": reported}) if reported else metadata
     publisher.announce_segment(name, metadata)
     if made.pieces:
         return metadata, layout.compose_segment(name, metadata, made.pieces, made.contents)

@@ -65,7 +65,9 @@ def mirror_broker_segments(leadership: Leadership) -> PartitionState:
         raise BadData(f"what brokers read is no whole log: {refused}", segment=str(name)) from refused
 
 
-def check_newest_lineage(layout: SegmentLayout, name: TopicPartition, newest: RemoteLogSegmentMetadata, told: Sequence[EpochEntry]) -> None:
+def check_newest_lineage(
+    layout: SegmentLayout, name: TopicPartition, newest: RemoteLogSegmentMetadata, reported: Sequence[EpochEntry]
+) -> None:
     """Raise BadData if the newest segment's leader-epoch-checkpoint contradicts the lineage that the segments' metadata gives.
 
     If an unclean election discarded tiered data and no segment reaches beyond the end of the older epoch, metadata alone does not show
@@ -79,9 +81,9 @@ def check_newest_lineage(layout: SegmentLayout, name: TopicPartition, newest: Re
         return
     where, end = layout.object_name(name, newest, kind), newest.end_offset + 1
     known = parse_leader_epoch_checkpoint(read_recorded(layout, name, newest, kind).decode(errors="replace"), where)
-    parted = first_divergent_offset(told, end, known, end)
+    parted = first_divergent_offset(reported, end, known, end)
     if parted is not None:
-        epochs = f"{epoch_at(known, parted)}, the segments' metadata to {epoch_at(told, parted)}"
+        epochs = f"{epoch_at(known, parted)}, the segments' metadata to {epoch_at(reported, parted)}"
         raise BadData(
             f"the newest segment's lineage gives offset {parted} to leader epoch {epochs}",
             segment=where,
@@ -99,8 +101,8 @@ def complete_metadata(layout: SegmentLayout, name: TopicPartition, segment: Remo
         head = layout.read_file(name, segment, "log", 0, _BATCH_HEADER)
         entries = parse_snapshot(read_recorded(layout, name, segment, "snapshot"), layout.object_name(name, segment, "snapshot")).entries
     except (NotFound, KeyError) as error:
-        said = error.message if isinstance(error, NotFound) else "it has no producer snapshot"
-        raise BadData(said, segment=layout.object_name(name, segment, "log"), hint="Run `verify`; restore the object") from error
+        detail = error.message if isinstance(error, NotFound) else "it has no producer snapshot"
+        raise BadData(detail, segment=layout.object_name(name, segment, "log"), hint="Run `verify`; restore the object") from error
     undecided = entries["txn_first_offset"][entries["txn_first_offset"] >= 0]
     update = {"open_txn_offset": int(undecided.min()) if len(undecided) else -1, "first_timestamp_ms": _max_timestamp(head)}
     return segment.model_copy(update=update)

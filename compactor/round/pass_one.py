@@ -36,7 +36,7 @@ from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.control.state import PartitionState
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import KEY_BYTES, Hashes
-from compactor.local.budget import Grant, Overrun, blocks
+from compactor.local.budget import Overrun, SpaceReservation, blocks
 from compactor.records.batches import ABORT, NOT_CONTROL
 from compactor.records.indexes import TXN_ENTRY
 from compactor.records.producer_runs import reason_markers_are_due
@@ -131,10 +131,10 @@ class PassOneResult:
         return self.gate
 
     @contextmanager
-    def open_segment(self, ordinal: int, grant: Grant | None) -> Iterator[tuple[SourceSegment, Verdicts]]:
+    def open_segment(self, ordinal: int, reservation: SpaceReservation | None) -> Iterator[tuple[SourceSegment, Verdicts]]:
         """Open a segment: yield its bytes and the verdicts on its batches. Raises BadData, StoreError, OutOfBudget, NeedsWholeSegment."""
         known, part = self.opened.is_segment_open(ordinal), self.part_of_segment(ordinal)
-        with self.opened.map_segment(ordinal, grant) as source:
+        with self.opened.map_segment(ordinal, reservation) as source:
             if not known and self.gate is not None:
                 self.gate.settle_transactions(self.sources)
             if part is not None and self.gate is not None:
@@ -175,9 +175,9 @@ class _SidecarCost:
 
 @dataclass
 class _DiskSpace:
-    """Reserved bytes of local disk; ``grant`` is None while none are needed."""
+    """Reserved bytes of local disk; ``reservation`` is None while none are needed."""
 
-    grant: Grant | None = None
+    reservation: SpaceReservation | None = None
 
 
 @dataclass(frozen=True)
@@ -250,8 +250,8 @@ def _attempt_in_memory(job: _PassOneJob, expected: int, rows: int) -> PassOneRes
                 hint='Raise map_budget_bytes, or set map_engine = "auto"',
             )
         # From here on this thread holds disk space, so it must not wait for more (two waiting threads could deadlock).
-        space.grant = Grant(staging.budget, staging.account, 0)
-        return DiskOffsetMap(staging.folder / "disk_map", space.grant, map_budget_bytes=settings.map_budget_bytes, expected_rows=rows)
+        space.reservation = SpaceReservation(staging.budget, staging.account, 0)
+        return DiskOffsetMap(staging.folder / "disk_map", space.reservation, map_budget_bytes=settings.map_budget_bytes, expected_rows=rows)
 
     budget = settings.map_budget_bytes - (0 if settings.engine == "memory" else spare)
     survivors = SpillingSurvivors(_create_key_scan(job, finished, gate), KeySet(budget, expected_keys=expected), spill)
@@ -265,8 +265,8 @@ def _attempt_in_memory(job: _PassOneJob, expected: int, rows: int) -> PassOneRes
         survivors.finish_part()
     finally:
         survivors.close()
-        if space.grant is not None:
-            space.grant.release()
+        if space.reservation is not None:
+            space.reservation.release()
     return _build_pass_one_result(scan, looks, answers, 1)
 
 
@@ -277,13 +277,13 @@ def _attempt_on_disk(job: _PassOneJob, rows: int, parts: int) -> PassOneResult:
     map_budget = settings.map_budget_bytes - gate_share
     size = min(job.roles.largest_segment_bytes + blocks(rows * KEY_ROW_BYTES * 11 // (10 * parts)), staging.budget.total)
     finished = FinishedChunks(0)
-    with staging.room(size, f"the offset map of {job.reading.partition}") as grant:
-        space = _DiskSpace(grant)
+    with staging.reserve_space(size, f"the offset map of {job.reading.partition}") as reservation:
+        space = _DiskSpace(reservation)
         gate = _create_gate(job, gate_share, rows)
 
         def open_disk_map(part: int, parts: int) -> DiskOffsetMap:
             path = staging.folder / "disk_map"
-            return DiskOffsetMap(path, grant, map_budget_bytes=map_budget, expected_rows=rows, part=part, parts=parts)
+            return DiskOffsetMap(path, reservation, map_budget_bytes=map_budget, expected_rows=rows, part=part, parts=parts)
 
         survivors = SpillingSurvivors(_create_key_scan(job, finished, gate), None, open_disk_map, parts)
         scan = _ScanAttempt(job, survivors, gate, finished, space)
@@ -356,14 +356,14 @@ def _scan_dirty(scan: _ScanAttempt) -> None:
     outcomes: dict[int, int] = {}
     for ordinal in reversed(job.roles.behind):
         if job.roles.sidecar_head(ordinal).sidecar is None:
-            opened.read_headers(ordinal, scan.space.grant)
+            opened.read_headers(ordinal, scan.space.reservation)
         outcomes_backwards(opened.sources[ordinal].table, outcomes)
         if survivors.key_scan.witness is not None and scan.gate is not None:
             scan.gate.read_markers(opened.sources[ordinal])
     coming = list(job.roles.dirty)
     while coming:
         ordinal = coming.pop()
-        with opened.map_segment(ordinal, scan.space.grant) as source:
+        with opened.map_segment(ordinal, scan.space.reservation) as source:
             if coming:
                 job.reading.staging.fetch_ahead(job.reading.log_request(coming[-1]))
             job.settings.check()
@@ -381,7 +381,7 @@ def _fold_transactions(scan: _ScanAttempt) -> None:
     if not job.opened.folded:
         for ordinal in job.roles.clean:
             if job.roles.sidecar_head(ordinal).sidecar is None:
-                job.opened.read_headers(ordinal, scan.space.grant)
+                job.opened.read_headers(ordinal, scan.space.reservation)
                 job.settings.check()
         job.opened.fold_transactions()
     if scan.gate is not None:
@@ -422,7 +422,7 @@ def _ask_filters(scan: _ScanAttempt, looks: Mapping[int, SidecarDecision], befor
         straddling = [n for n in job.roles.dirty if job.roles.live[n].start_offset < job.extent.first_dirty]
         below = [n for n, look in looks.items() if n in met or (look.must and not look.askable)]
         for ordinal in (*below, *straddling):
-            with job.opened.map_segment(ordinal, scan.space.grant) as source:
+            with job.opened.map_segment(ordinal, scan.space.reservation) as source:
                 job.settings.check()
                 survivors.scan_clean_segment(source, survivors.key_scan.batches_below(source), job.settings.workers)
     return replace(

@@ -32,7 +32,7 @@ from compactor.cleaner.passes.transactions import Verdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.cleaner.witness import Witness
 from compactor.errors import CannotCopy, CopyDiffers
-from compactor.local.budget import BLOCK, Grant, Overrun
+from compactor.local.budget import BLOCK, Overrun, SpaceReservation
 from compactor.local.staging import Staging, group_room
 from compactor.model.balance import Balance
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
@@ -204,7 +204,7 @@ class RewrittenGroup:
     members: tuple[int, ...]
     cleaned: CleanedSegment
     folder: Path
-    grant: Grant
+    reservation: SpaceReservation
     balance: Balance
     part: SegmentPart | None = None
 
@@ -237,7 +237,7 @@ class PassOneAnswers(Protocol):
     def sources(self) -> Sequence[SourceSegment]:
         """Sources by ordinal. Those that were opened by ``open_segment`` have their batch headers."""
 
-    def open_segment(self, ordinal: int, grant: Grant | None) -> AbstractContextManager[tuple[SourceSegment, Verdicts]]:
+    def open_segment(self, ordinal: int, reservation: SpaceReservation | None) -> AbstractContextManager[tuple[SourceSegment, Verdicts]]:
         """Open a segment: yield its bytes and the verdicts on its batches. Raises BadData, StoreError, OutOfBudget.
 
         If ``part_of_segment`` returns a part, only that part is opened, and NeedsWholeSegment is raised if it turns out not to be enough.
@@ -282,12 +282,12 @@ class PlanExecution:
         interval = self._plan.policy.index_interval_bytes
 
         def within(size: int) -> RewrittenGroup:
-            with staging.room(size, what, inputs) as grant:
+            with staging.reserve_space(size, what, inputs) as reservation:
                 for coming in following:
                     self._prefetch_sources(coming)
                 folder = staging.folder / f"group-{task.group}"
                 try:
-                    return self._rewrite_reserved(task, members, grant, folder)
+                    return self._rewrite_reserved(task, members, reservation, folder)
                 except BaseException:
                     shutil.rmtree(folder, ignore_errors=True)
                     raise
@@ -303,39 +303,41 @@ class PlanExecution:
                 return within(staging.budget.total)
 
         try:
-            return staging.patiently(attempt)
+            return staging.retry_until_space(attempt)
         finally:
             staging.forget(inputs)
             self._update_stats()
 
-    def _rewrite_reserved(self, task: CompactionTask, members: tuple[int, ...], grant: Grant, folder: Path) -> RewrittenGroup:
+    def _rewrite_reserved(
+        self, task: CompactionTask, members: tuple[int, ...], reservation: SpaceReservation, folder: Path
+    ) -> RewrittenGroup:
         folder.mkdir()
         interval = self._plan.policy.index_interval_bytes
         answers = self._answers
         rewriting = RewritePass(answers.survivors, self._rules, interval, self._limit, answers.finished, answers.witness)
-        grant.take(len(FILE_KINDS) * BLOCK)  # the last block of each file is partly unused
+        reservation.take(len(FILE_KINDS) * BLOCK)  # the last block of each file is partly unused
         part = self._part_of_group(members)
         cleaned = rewriting.rewrite_group(
             task.start_offset,
-            [partial(answers.open_segment, ordinal, grant) for ordinal in members],
+            [partial(answers.open_segment, ordinal, reservation) for ordinal in members],
             folder,
             self._lanes,
             end_offset=task.end_offset,
             end_epoch=task.leader_epochs[-1].epoch if task.leader_epochs else -1,
-            disk=grant,
+            disk=reservation,
         )
         tally = ResultSums(cleaned, self._key, self._limit)
         if answers.gate is not None:
             sources = [part.source] if part else [answers.sources[ordinal] for ordinal in members]
-            mapped = partial(self._reading.map_segment, grant=grant)
+            mapped = partial(self._reading.map_segment, reservation=reservation)
             report = answers.gate.check_group(sources, cleaned.paths, end_offset=task.end_offset, mapped=mapped, tally=tally)
             self._worker.stats.gate_keys = report.keys
             self._worker.stats.gate_coverage = report.coverage
         balance = tally.balance()
         if part:
             balance = balance_with_copied_batches(part, balance, self._live[part.source.ordinal].content, self._key)
-        grant.take(self._worker.layout.upload_space_bytes(cleaned.size))
-        return RewrittenGroup(task, members, cleaned, folder, grant.handed_over(), balance, part)
+        reservation.take(self._worker.layout.upload_space_bytes(cleaned.size))
+        return RewrittenGroup(task, members, cleaned, folder, reservation.handed_over(), balance, part)
 
     def _part_of_group(self, members: Sequence[int]) -> SegmentPart | None:
         return self._answers.part_of_segment(members[0]) if len(members) == 1 else None
@@ -346,14 +348,14 @@ class PlanExecution:
         Raises StoreError, NeedsWholeSegment.
         """
         try:
-            return self._worker.staging.patiently(lambda: self._upload_with_sidecar(written))
+            return self._worker.staging.retry_until_space(lambda: self._upload_with_sidecar(written))
         finally:
             self.release_group(written)
 
     def release_group(self, written: RewrittenGroup) -> None:
         """Delete the files of a group that was uploaded or never will be, and release its disk space."""
         shutil.rmtree(written.folder, ignore_errors=True)
-        written.grant.release()
+        written.reservation.release()
         self._update_stats()
 
     @measure_stage(WorkStage.UPLOAD, lambda self, written: written.cleaned.size)

@@ -23,7 +23,7 @@ from compactor.control.ports import Ports
 from compactor.control.stages import Stage
 from compactor.control.state import PartitionState, Waiting
 from compactor.errors import UsageError
-from compactor.local.budget import Budget, Grant
+from compactor.local.budget import Budget, SpaceReservation
 from compactor.local.staging import group_room
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.policy import MAX32
@@ -171,10 +171,10 @@ class RestoreRound:
         inputs = [reading.log_request(ordinal) for ordinal in ordinals]
         need = group_room(group.sources, plan.policy.index_interval_bytes)
         log = staging.folder / f"group-{task.group}.log"
-        with staging.room(need, f"group {task.group} of {reading.partition}", inputs) as grant:
+        with staging.reserve_space(need, f"group {task.group} of {reading.partition}", inputs) as reservation:
             try:
-                entries = _concatenate_segments(reading, ordinals, task, log, grant)
-                grant.take(self.ports.layout.upload_space_bytes(log.stat().st_size))
+                entries = _concatenate_segments(reading, ordinals, task, log, reservation)
+                reservation.take(self.ports.layout.upload_space_bytes(log.stat().st_size))
                 return self._upload_copy(plan, task, group, log, entries, reading)
             finally:
                 log.unlink(missing_ok=True)
@@ -217,15 +217,17 @@ class RestoreRound:
         )
 
 
-def _concatenate_segments(reading: StagedSegmentReader, ordinals: Sequence[int], task: CompactionTask, log: Path, grant: Grant) -> bytes:
+def _concatenate_segments(
+    reading: StagedSegmentReader, ordinals: Sequence[int], task: CompactionTask, log: Path, reservation: SpaceReservation
+) -> bytes:
     """Concatenate the segments' batches into ``log``, up to the group's end; return their transaction index entries."""
     aborted = [np.empty(0, TXN_ENTRY)]
     last = -1
     with log.open("xb") as file:
         for ordinal in ordinals:
-            with reading.open_segment(ordinal, grant) as source:
+            with reading.open_segment(ordinal, reservation) as source:
                 check_crcs(source.buf, source.table, 0, len(source.table), source.name)
-                grant.take(len(source.buf))
+                reservation.take(len(source.buf))
                 file.write(source.buf.data)
                 aborted.append(source.txn_entries)
                 last = int(source.table.last_offset[-1]) if len(source.table) else last

@@ -13,7 +13,7 @@ from compactor.cleaner.passes.sidecar_builder import NO_BYTES, stand_in_source, 
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts, fold_transactions
 from compactor.errors import BadData
-from compactor.local.budget import Grant, blocks
+from compactor.local.budget import SpaceReservation, blocks
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
@@ -99,7 +99,7 @@ class SourceTable:
         self._opened: set[int] = set()
 
     @contextmanager
-    def map_segment(self, ordinal: int, grant: Grant | None) -> Iterator[SourceSegment]:
+    def map_segment(self, ordinal: int, reservation: SpaceReservation | None) -> Iterator[SourceSegment]:
         """Open a segment: yield its headers, with its bytes while the block runs, and verdicts if they are folded.
 
         Of a segment that is read in part, only that part is opened. Raises BadData, StoreError, OutOfBudget, NeedsWholeSegment.
@@ -108,17 +108,17 @@ class SourceTable:
         if part is not None:
             with ExitStack() as stack:
                 try:
-                    stack.enter_context(self.reading.map_segment(part.source, grant))
+                    stack.enter_context(self.reading.map_segment(part.source, reservation))
                 except BadData as wrong:
                     raise NeedsWholeSegment(str(wrong)) from None
                 part.require_matching_batches()
                 yield part.source
             return
         if ordinal in self._opened:
-            with self.reading.map_segment(self.sources[ordinal], grant):
+            with self.reading.map_segment(self.sources[ordinal], reservation):
                 yield self.sources[ordinal]
             return
-        with self.reading.open_segment(ordinal, grant) as source:
+        with self.reading.open_segment(ordinal, reservation) as source:
             if self.folded:
                 self.verdicts[ordinal] = verdicts_from_stand_in(source, self.sources[ordinal], self.verdicts[ordinal])
             self.sources[ordinal] = source
@@ -136,10 +136,10 @@ class SourceTable:
         """Return whether the segment's batch headers are known."""
         return ordinal in self._opened
 
-    def read_headers(self, ordinal: int, grant: Grant | None) -> None:
+    def read_headers(self, ordinal: int, reservation: SpaceReservation | None) -> None:
         """Read the segment's batch headers, unless they are known."""
         if ordinal not in self._opened:
-            with self.map_segment(ordinal, grant):
+            with self.map_segment(ordinal, reservation):
                 pass
 
     def fold_transactions(self) -> None:

@@ -16,7 +16,7 @@ from compactor.config.settings import Cleaner
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
-from compactor.local.budget import Budget, Grant
+from compactor.local.budget import Budget, SpaceReservation
 from compactor.local.spool import process_folder
 from compactor.local.staging import Staging, Wanted
 from compactor.model.ids import TopicPartition
@@ -122,14 +122,14 @@ class StagedSegmentReader:
         self.ranges: dict[int, tuple[tuple[int, int], ...]] = {}
 
     @contextmanager
-    def open_segment(self, ordinal: int, grant: Grant | None = None, *, txn_index: bool = True) -> Iterator[SourceSegment]:
+    def open_segment(self, ordinal: int, reservation: SpaceReservation | None = None, *, txn_index: bool = True) -> Iterator[SourceSegment]:
         """Open a segment: yield its batch headers, with its bytes while the block runs. Raises BadData, StoreError, OutOfBudget.
 
-        :param grant: the disk reservation to use; None for a new one.
+        :param reservation: the disk reservation to use; None for a new one.
         :param txn_index: False if the caller does not need aborted transactions, so that the index is not fetched.
         """
         metadata = self.live[ordinal]
-        with self.staging.opened(self.log_request(ordinal), grant) as path:
+        with self.staging.opened(self.log_request(ordinal), reservation) as path:
             source = open_source(
                 ordinal, path, metadata.start_offset, metadata.copied_end + 1, metadata.mtime_ms, -1, self.inflate_limit,
                 txn_entries=self.read_txn_index(metadata) if txn_index else None,
@@ -142,9 +142,9 @@ class StagedSegmentReader:
                 source.buf = NO_BYTES
 
     @contextmanager
-    def map_segment(self, source: SourceSegment, grant: Grant | None = None) -> Iterator[None]:
+    def map_segment(self, source: SourceSegment, reservation: SpaceReservation | None = None) -> Iterator[None]:
         """Map the bytes of a source that was opened before, while the block runs."""
-        with self.staging.opened(self.log_request(source.ordinal), grant) as path:
+        with self.staging.opened(self.log_request(source.ordinal), reservation) as path:
             table, buf = source.table, map_file(path)
             # No balance accounts for bytes after the end up to which the segment is read.
             is_cut = self.live[source.ordinal].is_cut

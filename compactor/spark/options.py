@@ -190,18 +190,18 @@ def _unknown_option_hint(name: str, known_options: Mapping[str, str]) -> str:
 
 def _parse_topics(text: Mapping[str, str]) -> dict[str, Any]:
     """Return the ReadRequest fields for the one option that chooses topics. Raises UsageError if none or several of them are given."""
-    said = [name for name in TOPIC_OPTIONS if text.get(name)]
-    if not said:
+    message = [name for name in TOPIC_OPTIONS if text.get(name)]
+    if not message:
         raise UsageError("kafka-tiered needs the option topic", hint="Or subscribe, subscribePattern, assign, as in Spark's Kafka source")
-    if len(said) > 1:
-        raise UsageError(f"kafka-tiered: {said[0]} and {said[1]} both say which topics are read", hint="Give one of them")
-    value = text[said[0]]
-    if said[0] == "subscribePattern":
+    if len(message) > 1:
+        raise UsageError(f"kafka-tiered: {message[0]} and {message[1]} both say which topics are read", hint="Give one of them")
+    value = text[message[0]]
+    if message[0] == "subscribePattern":
         try:
             return {"pattern": re.compile(value).pattern}
         except re.error as error:
             raise UsageError(f"kafka-tiered: subscribePattern = {value!r} is no regular expression: {error}") from None
-    if said[0] == "assign":
+    if message[0] == "assign":
         if text.get("partitions"):
             raise UsageError("kafka-tiered: assign says the partitions already", hint="Leave out partitions")
         return {

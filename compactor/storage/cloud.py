@@ -54,21 +54,21 @@ class Hints:
     endpoint: str
 
 
-def status_error(status: int, said: str, hints: Hints, *, of_object: bool) -> CompactorError:
+def status_error(status: int, message: str, hints: Hints, *, of_object: bool) -> CompactorError:
     """Return the port's error for an HTTP status. of_object: whether an object was asked for, not the bucket."""
     if status == HTTPStatus.NOT_FOUND:
-        return NotFound(said) if of_object else Refused(f"{said}: it does not exist", hint=hints.bucket)
+        return NotFound(message) if of_object else Refused(f"{message}: it does not exist", hint=hints.bucket)
     if status == HTTPStatus.PRECONDITION_FAILED:
-        return PreconditionFailed(said)
+        return PreconditionFailed(message)
     if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-        return OutOfRange(said)
+        return OutOfRange(message)
     if status == HTTPStatus.UNAUTHORIZED:
-        return Refused(f"{said}: the credentials are refused", hint=hints.credentials)
+        return Refused(f"{message}: the credentials are refused", hint=hints.credentials)
     if status == HTTPStatus.FORBIDDEN:
-        return Refused(f"{said}: access denied", hint=hints.permission)
+        return Refused(f"{message}: access denied", hint=hints.permission)
     if status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS) or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return Unavailable(said, hint=_BUSY)
-    return Refused(said, hint="Run config check")
+        return Unavailable(message, hint=_BUSY)
+    return Refused(message, hint="Run config check")
 
 
 def connection_error(error: Exception, what: str, hints: Hints, *, answered: bool) -> CompactorError:

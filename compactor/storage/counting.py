@@ -87,7 +87,7 @@ class Counters:
             self._watcher(size)
 
     @contextmanager
-    def watched(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
+    def report_transfers(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
         """Call ``on_bytes`` with the size of every transfer while the block runs, from any thread. For progress reports."""
         self._watcher = on_bytes
         try:

@@ -98,13 +98,13 @@ def conditional_puts(store: ObjectStore, prefix: str, threads: int = PROBE_THREA
         finally:
             store.delete([key])
         if len(winners) != 1 or content != winners[0]:
-            said = f"of {threads} writers that created one object at once {len(winners)} were told that they won"
+            detail = f"of {threads} writers that created one object at once {len(winners)} were told that they won"
             if len(winners) == 1:
-                said = "one of the writers that created an object at once was told that it won, and the object is another's"
+                detail = "one of the writers that created an object at once was told that it won, and the object is another's"
             return [
                 StoreFinding.error(
                     "conditional-puts",
-                    f"{store.url}: {said}",
+                    f"{store.url}: {detail}",
                     "Two compactors would publish over each other. Use a store with atomic conditional puts (If-None-Match)",
                 )
             ]

@@ -20,7 +20,7 @@ _NO_BUCKET = "Create it, or check [tier] url, [s3] endpoint_url and region"
 _KMS = "The bucket encrypts with a KMS key: grant kms:Decrypt and kms:GenerateDataKey on it, and check that it is enabled"
 _BUSY = "The store asks for patience; lower [limits] max_requests_per_s if it happens often"
 _AGAIN = "Try again; what was begun is finished or undone by the next run"
-_NOBODY = f"Is the store running, and is [s3] endpoint_url right? {_AGAIN}"
+_UNREACHABLE = f"Is the store running, and is [s3] endpoint_url right? {_AGAIN}"
 _REQUESTER = (
     "The bucket makes the requester pay, which this service does not accept on your behalf: use the owner's credentials or switch it off"
 )
@@ -131,7 +131,7 @@ def translated(error: Exception, verb: str, where: str, *, met: bool = False) ->
     if isinstance(error, boto.ParamValidationError | boto.InvalidRegionError | boto.EndpointProviderError | ValueError):
         return UsageError(f"{what}: {error}".rstrip("."), hint="Check [tier] url and [s3]")
     unreached = isinstance(error, boto.EndpointConnectionError) and not met
-    return Unavailable(f"{what}: {error}".rstrip("."), hint=_NOBODY if unreached else _AGAIN)
+    return Unavailable(f"{what}: {error}".rstrip("."), hint=_UNREACHABLE if unreached else _AGAIN)
 
 
 def refuses_copies(error: BaseException) -> bool:
@@ -163,23 +163,23 @@ def answered(details: Mapping[str, Any], what: str, response: Mapping[str, Any] 
     response = response or {}
     meta: Mapping[str, Any] = response.get("ResponseMetadata", {})
     code, message, status = str(details.get("Code", "")), str(details.get("Message", "")), int(meta.get("HTTPStatusCode", 0))
-    said = f"{what}: the store answered {code or status}" + (f" ({message.rstrip('.')})" if message and message != code else "")
+    detail = f"{what}: the store answered {code or status}" + (f" ({message.rstrip('.')})" if message and message != code else "")
     if kind := _INTERNAL.get(code) or _INTERNAL.get(str(status)):
-        return kind(said)
+        return kind(detail)
     if code in ("NoSuchKey", "404", "NoSuchVersion"):
         return NotFound(f"{what}: no such object")
     if code in _TRANSIENT:
-        return Unavailable(said, hint=_BUSY if status == 503 else _AGAIN)
+        return Unavailable(detail, hint=_BUSY if status == 503 else _AGAIN)
     if "requester pays" in message.lower() or "requesterpays" in (code + message).lower():
-        return Refused(said, hint=_REQUESTER)
+        return Refused(detail, hint=_REQUESTER)
     if code.startswith("KMS.") or (status in (400, 403) and "kms" in message.lower()):
-        return Refused(f"{said}: the encryption key refuses", hint=_KMS)
+        return Refused(f"{detail}: the encryption key refuses", hint=_KMS)
     if code in _REFUSALS:
         meaning, hint = _REFUSALS[code]
-        return Refused(f"{said}: {meaning}{_specifics(code, response, details)}", hint=hint)
+        return Refused(f"{detail}: {meaning}{_specifics(code, response, details)}", hint=hint)
     if status >= 500 or status in (408, 429):
-        return Unavailable(said, hint=_AGAIN)
-    return Refused(said, hint="Run config check" if code else "Check [s3] endpoint_url: what answers there does not speak S3")
+        return Unavailable(detail, hint=_AGAIN)
+    return Refused(detail, hint="Run config check" if code else "Check [s3] endpoint_url: what answers there does not speak S3")
 
 
 def _specifics(code: str, response: Mapping[str, Any], details: Mapping[str, Any]) -> str:

@@ -60,16 +60,16 @@ def unlike(pieces: Sequence[ComposeSource], parts: Sequence[UploadPart], checksu
 
     :param checksums: CRC-32C of each part as the store tells it (base64 of four bytes), empty where it does not.
     """
-    copied = iter([(part, told) for part, told in zip(parts, checksums, strict=True) if isinstance(part, CopiedRange)])
+    copied = iter([(part, reported) for part, reported in zip(parts, checksums, strict=True) if isinstance(part, CopiedRange)])
     for piece in pieces:
         if not isinstance(piece, CopiedRange):
             continue
         left, crc, is_known = piece.length, 0, True
         while left:
-            part, told = next(copied)
+            part, reported = next(copied)
             left -= part.length
-            is_known = is_known and bool(told)
-            crc = _after(crc, int.from_bytes(base64.b64decode(told), "big"), part.length) if is_known else 0
+            is_known = is_known and bool(reported)
+            crc = _after(crc, int.from_bytes(base64.b64decode(reported), "big"), part.length) if is_known else 0
         if is_known and piece.length and piece.crc32c not in (None, crc):
             return piece
     return None

@@ -170,8 +170,8 @@ class MultipartUpload:
             ).get("CopyPartResult", {})
             if not answer.get("ETag"):  # a copy that fails late says so in a body below 200, which may be cut off
                 raise Unavailable(f"cannot copy to {self._requests.where(self._key)}: the store's answer is incomplete")
-            told = {checksum: answer[checksum]} if answer.get(checksum) else {}
-            return {"PartNumber": number, "ETag": answer["ETag"], **told}
+            reported = {checksum: answer[checksum]} if answer.get(checksum) else {}
+            return {"PartNumber": number, "ETag": answer["ETag"], **reported}
 
         try:
             return self._requests.retry(attempt)

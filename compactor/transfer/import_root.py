@@ -114,13 +114,13 @@ class CatalogChangeBatcher:
 
     def record_change(self, name: TopicPartition, slot: int) -> None:
         """Record that a partition's log has reached a slot; return when this is written. Raises the error of the append, if it fails."""
-        told: Future[None] = Future()
+        reported: Future[None] = Future()
         with self._changed:
-            self._waiting.append((name, slot, told))
+            self._waiting.append((name, slot, reported))
         with self._writing:
-            if not told.done():
+            if not reported.done():
                 self._write_pending()
-        told.result()
+        reported.result()
 
     def _write_pending(self) -> None:
         with self._changed:
@@ -128,11 +128,11 @@ class CatalogChangeBatcher:
         try:
             self._say({name: slot for name, slot, _ in waiting})
         except BaseException as error:  # noqa: BLE001 - raised again in every thread whose change it was
-            for _, _, told in waiting:
-                told.set_exception(error)
+            for _, _, reported in waiting:
+                reported.set_exception(error)
         else:
-            for _, _, told in waiting:
-                told.set_result(None)
+            for _, _, reported in waiting:
+                reported.set_result(None)
 
 
 def import_partitions(

@@ -322,14 +322,14 @@ def _open_transaction_offsets(states: ProducerStates) -> dict[int, int]:
     return {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in opened}
 
 
-def _merge_txn_entries(told: TxnEntries, given: TxnEntries) -> TxnEntries:
+def _merge_txn_entries(reported: TxnEntries, given: TxnEntries) -> TxnEntries:
     """Merge two lists of aborted transactions: those that control records show, and those of the transaction index.
 
     Brokers lose some of the first kind; of some of the second kind the data is gone already.
     """
-    known = set(zip(told["producer_id"].tolist(), told["last_offset"].tolist(), strict=True))
+    known = set(zip(reported["producer_id"].tolist(), reported["last_offset"].tolist(), strict=True))
     other = [pair not in known for pair in zip(given["producer_id"].tolist(), given["last_offset"].tolist(), strict=True)]
-    both = np.concatenate((told, given[np.array(other, np.bool_)])).astype(TXN_ENTRY)  # concatenate changes the byte order
+    both = np.concatenate((reported, given[np.array(other, np.bool_)])).astype(TXN_ENTRY)  # concatenate changes the byte order
     return both[np.argsort(both["last_offset"].astype(np.int64), kind="stable")]
 
 
@@ -345,8 +345,8 @@ def read_epoch_checkpoint(log_dir: Path) -> Lineage:
 
 def lineage_from_batches(sources: Sequence[SourceSegment]) -> Lineage:
     """Return the leader epochs that the batches have, counted from the start of the first segment."""
-    told = lineage_from_tables([source.table for source in sources])
-    return (EpochEntry(told[0].epoch, sources[0].base), *told[1:]) if told else ()
+    reported = lineage_from_tables([source.table for source in sources])
+    return (EpochEntry(reported[0].epoch, sources[0].base), *reported[1:]) if reported else ()
 
 
 def with_staged_epochs(given: Lineage, sources: Sequence[SourceSegment]) -> Lineage:
@@ -371,9 +371,9 @@ def check_lineage_matches_batches(path: Path, given: Lineage, sources: Sequence[
         wrong = np.flatnonzero((table.leader_epoch >= 0) & (place >= 0) & (epochs[place] != table.leader_epoch))
         if len(wrong):
             batch = int(wrong[0])
-            offset, told, written = int(table.base_offset[batch]), int(epochs[place[batch]]), int(table.leader_epoch[batch])
+            offset, reported, written = int(table.base_offset[batch]), int(epochs[place[batch]]), int(table.leader_epoch[batch])
             raise BadData(
-                f"it gives offset {offset} to leader epoch {told}, and the batch there was written in epoch {written}",
+                f"it gives offset {offset} to leader epoch {reported}, and the batch there was written in epoch {written}",
                 segment=str(path),
                 hint="Restore the file that belongs to this log, or delete it: the epochs are then taken from the batches",
             )
@@ -455,19 +455,19 @@ def _prepare_indexes(member: FutureSegment, policy: CleanerPolicy, folder: Path)
     table = member.source.table
     made = build_indexes(member.start, table.size, table.last_offset, table.max_timestamp, policy.index_interval_bytes)
     paths = {}
-    for kind, data, misfit_of in (("index", made[0], index_mismatch), ("timeindex", made[1], timeindex_mismatch)):
+    for kind, data, mismatch_of in (("index", made[0], index_mismatch), ("timeindex", made[1], timeindex_mismatch)):
         given = member.piece.path.with_suffix(f".{kind}")
         usable = (
-            member.piece.is_whole_file and member.start == member.source.base and _index_matches_log(given, misfit_of, member.start, table)
+            member.piece.is_whole_file and member.start == member.source.base and _index_matches_log(given, mismatch_of, member.start, table)
         )
         # The index is copied, because a broker that deletes the segment deletes it, too.
         paths[kind] = _write_file(folder / kind, given.read_bytes() if usable else data)
     return paths
 
 
-def _index_matches_log(given: Path, misfit_of: Callable[[bytes, int, BatchTable], str], start: int, table: BatchTable) -> bool:
+def _index_matches_log(given: Path, mismatch_of: Callable[[bytes, int, BatchTable], str], start: int, table: BatchTable) -> bool:
     try:
-        return not misfit_of(given.read_bytes(), start, table)
+        return not mismatch_of(given.read_bytes(), start, table)
     except FileNotFoundError:
         return False
 

@@ -160,8 +160,8 @@ def retire_as_leader(
     found = survey_retirable(ports, log, retention, clock)  # the LIST comes before the fold
     leadership.require(log.state)
     left: list[SegmentRef] = [*dict.fromkeys(SegmentName(item.segment_id, item.start_offset) for item in found.orphans)]
-    told = {segment.id for segment in found.strays}
-    left = [segment for segment in left if segment.id not in told] + list(found.strays)
+    reported = {segment.id for segment in found.strays}
+    left = [segment for segment in left if segment.id not in reported] + list(found.strays)
     ordering.require_deletable(log.state, log.incarnation, leadership.epoch, [segment.id for segment in left])
     ports.layout.delete_segments(log.state.name, left)
     ports.publisher.record_deletion(log.state.name, left)
@@ -182,13 +182,13 @@ def survey_retirable(ports: Ports, log: PartitionLog, retention: Retention, cloc
     due, waiting = _split_by_grace(ports, log, retention, clock)
     known = ordering.protected_ids(state).union(segment.id for segment in state.retiring)
     unknown = [item for item in listed if item.segment_id and item.segment_id not in known]
-    told = ports.publisher.find_strays(state.name, known)
-    cut_off = [one for one in told or () if one.cut_off_ms >= 0]
+    reported = ports.publisher.find_strays(state.name, known)
+    cut_off = [one for one in reported or () if one.cut_off_ms >= 0]
     strays = tuple(one for one in cut_off if clock.now_ms(ports.control) >= one.cut_off_ms + retention.grace_ms)
-    if told is None:
+    if reported is None:
         orphans = _sweepable_objects(ports, state, retention, clock, unknown)
     else:  # brokers write there, too: objects that no compactor announced belong to brokers
-        unknown = [item for item in unknown if item.segment_id in {one.id for one in told}]
+        unknown = [item for item in unknown if item.segment_id in {one.id for one in reported}]
         orphans = tuple(item for item in unknown if item.segment_id in {one.id for one in strays})
     open_run = f"{scratch_prefix(log)}{state.intent.plan.run_id}/" if state.intent else None
     left = [info.key for info in scratch if open_run is None or not info.key.startswith(open_run)]
@@ -211,8 +211,8 @@ def survey_retirable(ports: Ports, log: PartitionLog, retention: Retention, cloc
         young=young,
         strangers=tuple(item.key for item in listed if not item.segment_id),
         scratch=tuple(left),
-        open_intent=state.intent is not None or len(cut_off) < len(told or ()),
-        next_ms=_next_due_ms(ports, log, retention, clock, young) if told is None else 0,
+        open_intent=state.intent is not None or len(cut_off) < len(reported or ()),
+        next_ms=_next_due_ms(ports, log, retention, clock, young) if reported is None else 0,
     )
 
 
@@ -333,7 +333,7 @@ def _retire_report(
     return RetireReport(keys(deleted), tuple(item.key for item in found.orphans), keys(found.waiting), size, found.next_ms)
 
 
-FULL_LOOKS = 64
+MAX_UNHINTED_INSPECTIONS = 64
 """Partitions inspected per hour although no hint asks for it. In a tier with at most this many partitions, all are inspected every time."""
 
 
@@ -345,7 +345,7 @@ def partitions_to_inspect(
     :param now_ms: the store's clock, as in the recorded inspections.
     :param key_of: returns the name of a partition's log in the tier-wide state.
     """
-    if len(names) <= FULL_LOOKS:
+    if len(names) <= MAX_UNHINTED_INSPECTIONS:
         return list(names)
     chosen: set[TopicPartition] = set()
     idle: list[tuple[int, TopicPartition]] = []
@@ -357,7 +357,7 @@ def partitions_to_inspect(
             idle.append((look.at_ms, name))
     # Inspections that hints asked for count for that hour, too, but they do not delay partitions that have waited a whole cycle.
     lately = sum(now_ms - HOUR_MS < at_ms <= now_ms for at_ms, _ in idle)
-    overdue = sum(at_ms <= now_ms - HOUR_MS * len(names) // FULL_LOOKS for at_ms, _ in idle)
+    overdue = sum(at_ms <= now_ms - HOUR_MS * len(names) // MAX_UNHINTED_INSPECTIONS for at_ms, _ in idle)
     idle.sort()
-    chosen.update(name for _, name in idle[: max(FULL_LOOKS - lately, min(FULL_LOOKS, overdue))])
+    chosen.update(name for _, name in idle[: max(MAX_UNHINTED_INSPECTIONS - lately, min(MAX_UNHINTED_INSPECTIONS, overdue))])
     return [name for name in names if name in chosen]

@@ -40,8 +40,8 @@ def check_disk_budget(opened: Tier, name: TopicPartition, segment: RemoteLogSegm
     needed = sum(blocks(file.size) for file in segment.files.values())
     budget = disk_budget_bytes(opened.cleaner_for(name.topic), opened.state_dir)
     if needed > budget:
-        said = f"segment {segment.id} takes {needed} bytes of local disk, and the disk budget is {budget}"
-        raise OutOfBudget(said, hint=f"Set disk_budget_bytes to at least {needed}{otherwise}")
+        message = f"segment {segment.id} takes {needed} bytes of local disk, and the disk budget is {budget}"
+        raise OutOfBudget(message, hint=f"Set disk_budget_bytes to at least {needed}{otherwise}")
 
 
 def check_companion_files(

@@ -61,8 +61,8 @@ def prices_for(url: str, file: Path | None = None) -> PriceTable:
     wrong = [name for name in numbers if not isinstance(given.get(name), (int, float)) or given[name] < 0]
     strange = given.keys() - {"as_of", "of", *numbers}
     if wrong or strange or not given.get("as_of"):
-        said = (
+        message = (
             f"{', '.join(wrong)} must be numbers" if wrong else f"unknown: {', '.join(sorted(strange))}" if strange else "as_of is missing"
         )
-        raise UsageError(f"{file} is not a valid price table: {said}", hint=f"It has as_of, of, {', '.join(numbers)}")
+        raise UsageError(f"{file} is not a valid price table: {message}", hint=f"It has as_of, of, {', '.join(numbers)}")
     return PriceTable(str(given["as_of"]), str(given.get("of", file.name)), **{name: float(given[name]) for name in numbers})

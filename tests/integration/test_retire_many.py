@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compactor.upkeep.retire import FULL_LOOKS
+from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
 
-PARTITIONS = FULL_LOOKS + 4
+PARTITIONS = MAX_UNHINTED_INSPECTIONS + 4
 
 
 def test_what_is_idle_is_left_alone_until_something_is_written(tmp_path: Path) -> None:

@@ -258,13 +258,13 @@ class WayIn:
                 seen = next(scan_log_directory(disk.folder.parent, (NAME.topic,), {}, tier.ports.clock_ms()), None)
                 if seen is None:
                     return
-                leader, end, incarnation, heard_ms = self.heard
+                leader, end, incarnation, counted_ms = self.heard
                 if incarnation != self.brokers.incarnation:
                     return
                 held = holder.known(NAME, seen.staged, running=False)
                 now = tier.ports.clock_ms()
                 watch = with_log_end(
-                    replace(with_leadership(with_listing(known[0], seen), leader == broker), retry_at_ms=0, held=held), end, heard_ms
+                    replace(with_leadership(with_listing(known[0], seen), leader == broker), retry_at_ms=0, held=held), end, counted_ms
                 )
                 watch = known[0] = replace(watch, held=holder.hold(NAME, disk.folder, watch.staged, running=False))
                 ends = disk.start == self.mine.oracle.state.end_offset + 1

@@ -174,7 +174,7 @@ def test_deleted_files_are_closed_while_the_disk_has_no_room(tmp_path: Path) -> 
     holder.hold(ORDERS, folder, files, running=False)
     (folder / f"{20:020}.log.deleted").unlink()
     assert holder.hold(ORDERS, folder, files, running=False) == tuple(files)
-    assert holder.hold(ORDERS, folder, files, running=False, room=False) == (files[1],)
+    assert holder.hold(ORDERS, folder, files, running=False, space=False) == (files[1],)
     holder.forget(ORDERS)
 
 

@@ -126,7 +126,7 @@ def test_a_directory_is_listed_again_when_it_changed_or_may_have() -> None:
     assert is_listing_current(SEEN, SEEN.mtime_ms)
     assert not is_listing_current(SEEN, SEEN.mtime_ms + 1)
     assert not is_listing_current(None, SEEN.mtime_ms)
-    assert not is_listing_current(replace(SEEN, looked_ms=SEEN.mtime_ms + TICK_MS), SEEN.mtime_ms)
+    assert not is_listing_current(replace(SEEN, scanned_ms=SEEN.mtime_ms + TICK_MS), SEEN.mtime_ms)
     assert not is_listing_current(replace(SEEN, problem="it cannot be read"), SEEN.mtime_ms)
     assert with_listing(WATCH, SEEN) == WATCH
 
@@ -140,7 +140,7 @@ def test_log_directories_are_read_by_names(tmp_path: Path) -> None:
     (seen,) = scan_log_directory(tmp_path, ["orders|__cluster.*"], {}, NOW)
     assert (seen.name, seen.active_base) == (ORDERS, 7)
     assert [(file.base, file.end, file.size) for file in seen.sealed] == [(3, 7, 2)]
-    settled = replace(seen, looked_ms=seen.mtime_ms + TICK_MS + 1)
+    settled = replace(seen, scanned_ms=seen.mtime_ms + TICK_MS + 1)
     (again,) = scan_log_directory(tmp_path, ["orders"], {ORDERS: settled}, NOW)
     assert again is settled
     assert scan_partition_directory(ORDERS, tmp_path / "gone", 0, NOW).active_base == -1

@@ -23,11 +23,11 @@ from compactor.control.records import (
 from compactor.control.state import CatalogState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.retire import FULL_LOOKS, partitions_to_inspect
+from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, partitions_to_inspect
 from tests.support.idle_tier import Idle
 
 NOW = 1_770_000_000_000
-NAMES = [TopicPartition("t", number) for number in range(3 * FULL_LOOKS)]
+NAMES = [TopicPartition("t", number) for number in range(3 * MAX_UNHINTED_INSPECTIONS)]
 
 
 def folded(*bodies: Any) -> CatalogState:
@@ -47,13 +47,13 @@ class TestWhere:
 
     def test_a_few_are_looked_at_every_time(self) -> None:
         state = folded(PartitionsInspected(looks=looked(at_ms=NOW)))
-        assert partitions_to_inspect(state, NAMES[:FULL_LOOKS], NOW) == NAMES[:FULL_LOOKS]
+        assert partitions_to_inspect(state, NAMES[:MAX_UNHINTED_INSPECTIONS], NOW) == NAMES[:MAX_UNHINTED_INSPECTIONS]
 
     def test_of_many_idle_ones_some_an_hour_the_oldest_first(self) -> None:
         oldest = {str(name): RetireInspection(5, NEVER_MS, NOW - 9 * HOUR_MS) for name in NAMES[7:20]}
         state = folded(PartitionsInspected(looks=looked() | oldest))
         found = partitions_to_inspect(state, NAMES, NOW)
-        assert len(found) == FULL_LOOKS
+        assert len(found) == MAX_UNHINTED_INSPECTIONS
         assert set(NAMES[7:20]) <= set(found)
         again = folded(
             PartitionsInspected(looks=looked()),
@@ -61,7 +61,7 @@ class TestWhere:
         )
         assert partitions_to_inspect(again, NAMES, NOW + 1) == []
         later = set(partitions_to_inspect(again, NAMES, NOW + HOUR_MS))
-        assert len(later) == FULL_LOOKS
+        assert len(later) == MAX_UNHINTED_INSPECTIONS
         assert not later & set(found)
 
     def test_all_have_had_their_turn_after_as_many_hours_as_it_takes(self) -> None:
@@ -77,9 +77,9 @@ class TestWhere:
         assert seen == set(NAMES)
 
     def test_looks_that_hints_asked_for_do_not_put_off_the_others_for_ever(self) -> None:
-        busy = {str(name): RetireInspection(5, NEVER_MS, NOW) for name in NAMES[:FULL_LOOKS]}
+        busy = {str(name): RetireInspection(5, NEVER_MS, NOW) for name in NAMES[:MAX_UNHINTED_INSPECTIONS]}
         state = folded(PartitionsInspected(looks=looked(at_ms=NOW - 9 * HOUR_MS) | busy))
-        assert partitions_to_inspect(state, NAMES, NOW) == NAMES[FULL_LOOKS : 2 * FULL_LOOKS]
+        assert partitions_to_inspect(state, NAMES, NOW) == NAMES[MAX_UNHINTED_INSPECTIONS : 2 * MAX_UNHINTED_INSPECTIONS]
 
     def test_what_is_due_by_its_time(self) -> None:
         due = {

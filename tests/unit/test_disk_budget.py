@@ -17,7 +17,7 @@ import pytest
 
 from compactor.errors import OutOfBudget
 from compactor.local import budget as disk
-from compactor.local.budget import BLOCK, Account, Budget, Grant, Overrun, blocks, is_full, patiently
+from compactor.local.budget import BLOCK, Account, Budget, Overrun, SpaceReservation, blocks, is_full, retry_until_space
 from compactor.local.spool import process_folder
 
 
@@ -31,13 +31,13 @@ class TestGrants:
 
     def test_more_than_the_whole_budget_is_refused_with_the_figure(self) -> None:
         with pytest.raises(OutOfBudget, match="group 3 needs 101 bytes of local disk.* at least 101"):
-            Budget(100).grant(Account(), 101, "group 3")
+            Budget(100).reserve(Account(), 101, "group 3")
 
     def test_waits_until_somebody_gives_back(self) -> None:
         budget, mine = Budget(100), Account()
-        first = budget.grant(mine, 60, "a")
-        got: list[Grant] = []
-        waiter = threading.Thread(target=lambda: got.append(budget.grant(Account(), 50, "b")))
+        first = budget.reserve(mine, 60, "a")
+        got: list[SpaceReservation] = []
+        waiter = threading.Thread(target=lambda: got.append(budget.reserve(Account(), 50, "b")))
         waiter.start()
         waiter.join(0.2)
         assert not got
@@ -48,12 +48,12 @@ class TestGrants:
 
     def test_first_come_first_served_so_that_a_large_one_is_not_passed_by_small_ones(self) -> None:
         budget = Budget(100)
-        held = budget.grant(Account(), 50, "held")
+        held = budget.reserve(Account(), 50, "held")
         order: list[str] = []
 
         def wait_for(size: int, name: str) -> threading.Thread:
             def run() -> None:
-                with budget.grant(Account(), size, name):
+                with budget.reserve(Account(), size, name):
                     order.append(name)
 
             thread = threading.Thread(target=run)
@@ -73,18 +73,18 @@ class TestGrants:
 
     def test_a_wait_can_be_ended(self) -> None:
         budget = Budget(100)
-        budget.grant(Account(), 100, "held")
+        budget.reserve(Account(), 100, "held")
 
         def stop() -> None:
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            budget.grant(Account(), 1, "late", check=stop)
+            budget.reserve(Account(), 1, "late", check=stop)
         assert not budget._queue
 
     def test_more_than_foreseen_is_taken_from_what_is_free_or_overruns(self) -> None:
         budget = Budget(100)
-        with budget.grant(Account(), 40, "a") as grant:
+        with budget.reserve(Account(), 40, "a") as grant:
             grant.take(70)
             assert budget.used == 70
             with pytest.raises(Overrun, match="at least 110"):
@@ -93,7 +93,7 @@ class TestGrants:
 
     def test_what_is_handed_over_is_what_was_taken(self) -> None:
         budget = Budget(100)
-        with budget.grant(Account(), 90, "a") as grant:
+        with budget.reserve(Account(), 90, "a") as grant:
             grant.take(30)
             other = grant.handed_over()
             assert budget.used == 30
@@ -113,7 +113,7 @@ class TestKeeping:
         assert kept["a"] is not None
         assert budget.pin(kept["a"])
         budget.unpin(kept["a"])
-        budget.grant(Account(), 40, "x")
+        budget.reserve(Account(), 40, "x")
         assert gone == ["b"]
         assert kept["b"] is not None
         assert not budget.pin(kept["b"])
@@ -123,10 +123,10 @@ class TestKeeping:
         kept = budget.keep(Account(), 60, lambda: gone.append(1))
         assert kept is not None
         assert budget.pin(kept)
-        with budget.grant(Account(), 40, "x") as grant, pytest.raises(Overrun):
+        with budget.reserve(Account(), 40, "x") as grant, pytest.raises(Overrun):
             grant.take(41)
         threading.Timer(0.2, budget.unpin, (kept,)).start()
-        budget.grant(Account(), 50, "y")
+        budget.reserve(Account(), 50, "y")
         assert gone == [1]
 
     def test_files_that_are_wanted_go_last(self) -> None:
@@ -134,7 +134,7 @@ class TestKeeping:
         wanted = budget.keep(Account(), 30, lambda: gone.append("wanted"))
         budget.keep(Account(), 30, lambda: gone.append("other"))
         assert wanted is not None
-        with budget.grant(Account(), 60, "x", (wanted,)):
+        with budget.reserve(Account(), 60, "x", (wanted,)):
             assert gone == ["other"]
             assert wanted.pins == 1
             budget.unpin(wanted)
@@ -156,7 +156,7 @@ class TestKeeping:
             account = Account()
             for _ in range(300):
                 size = rng.randrange(1, 20) * BLOCK
-                with budget.grant(account, size, "x") as grant:
+                with budget.reserve(account, size, "x") as grant:
                     change(size)
                     if rng.random() < 0.5:
                         change(-size)
@@ -204,7 +204,7 @@ class TestFullDisk:
                 raise problem
             return 7
 
-        assert patiently(work, budget, lambda seconds: events.append("slept"), lambda: events.append("paused")) == 7
+        assert retry_until_space(work, budget, lambda seconds: events.append("slept"), lambda: events.append("paused")) == 7
         assert events == ["dropped", "paused", "slept", "paused", "slept"]
 
     def test_gives_up_after_a_while_with_what_to_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ class TestFullDisk:
             raise OSError(errno.ENOSPC, "full")
 
         with pytest.raises(OutOfBudget, match=r"full, and was so for 3 seconds.*what is done is not done twice"):
-            patiently(work, Budget(100), slept.append, nothing)
+            retry_until_space(work, Budget(100), slept.append, nothing)
         assert sum(slept) == 3
 
     def test_other_errors_are_no_reason_to_wait(self) -> None:
@@ -223,7 +223,7 @@ class TestFullDisk:
             raise OSError(errno.EACCES, "no")
 
         with pytest.raises(PermissionError):
-            patiently(work, Budget(100), lambda _: pytest.fail("slept"), nothing)
+            retry_until_space(work, Budget(100), lambda _: pytest.fail("slept"), nothing)
 
 
 class TestSpool:

@@ -263,5 +263,5 @@ def _broker_version(settings: Mapping[str, Setting]) -> str:
     """Return the version from a broker's settings, like 3.9 for "3.9-IV0". A pinned protocol version is a lower bound."""
     if not settings:
         return ""
-    said = settings.get(_VERSION_SETTING)
-    return said.value.split("-")[0] if said is not None and said.value else "4"
+    message = settings.get(_VERSION_SETTING)
+    return message.value.split("-")[0] if message is not None and message.value else "4"

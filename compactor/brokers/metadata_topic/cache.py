@@ -206,8 +206,8 @@ class RemoteLogMetadataCache:
             self.epochs.setdefault(epoch, LeaderEpochState()).copy_started(record.segment_id)
         self.segments[record.segment_id] = record
         if record.segment_id in self.finished:
-            said = "a segment whose deletion was finished is introduced again"
-            return Finding(FindingKind.REVIVED, self.partition, record.segment_id, offset, said)
+            message = "a segment whose deletion was finished is introduced again"
+            return Finding(FindingKind.REVIVED, self.partition, record.segment_id, offset, message)
         return None
 
     def _update_segment(self, update: RemoteLogSegmentMetadataUpdateRecord, offset: int, topic: str) -> Finding | None:
@@ -215,8 +215,8 @@ class RemoteLogMetadataCache:
         existing = self.segments.get(update.segment_id)
         if existing is None:
             what = "is finished" if update.segment_id in self.finished else "was never introduced"
-            said = f"{update.state} of a segment that {what}"
-            return Finding(FindingKind.UNKNOWN_SEGMENT, self.partition, update.segment_id, offset, said)
+            message = f"{update.state} of a segment that {what}"
+            return Finding(FindingKind.UNKNOWN_SEGMENT, self.partition, update.segment_id, offset, message)
         if update.state is not existing.state and update.state not in TRANSITIONS[existing.state]:
             return self._dropped_transition_finding(existing.state, update.state, update.segment_id, offset)
         if update.state is SegmentState.COPY_SEGMENT_STARTED:
@@ -244,8 +244,8 @@ class RemoteLogMetadataCache:
 
     def _dropped_transition_finding(self, before: SegmentState, after: SegmentState, raw_id: bytes, offset: int) -> Finding:
         """Return the finding for an invalid state transition."""
-        said = f"{before} cannot become {after}; brokers drop the record with an ERROR line"
-        return Finding(FindingKind.DROPPED_TRANSITION, self.partition, raw_id, offset, said)
+        message = f"{before} cannot become {after}; brokers drop the record with an ERROR line"
+        return Finding(FindingKind.DROPPED_TRANSITION, self.partition, raw_id, offset, message)
 
     def _remember_finished_id(self, raw_id: bytes) -> None:
         """Remember the id of a deleted segment; only the newest MAX_FINISHED_IDS are remembered."""

@@ -147,8 +147,8 @@ class ConfluentMetadataTopic:
             return int(message.offset())
         if error.fatal():
             self._abandon_producer()
-        heard = self._listener.last if error.name() == "_MSG_TIMED_OUT" else None
-        found = kafka_error(heard or error, self._connection.bootstrap_servers, what)
+        received = self._listener.last if error.name() == "_MSG_TIMED_OUT" else None
+        found = kafka_error(received or error, self._connection.bootstrap_servers, what)
         if isinstance(found, Unavailable):
             raise Unavailable(found.message, hint="The record may stand; read the topic to know")
         raise found
@@ -182,9 +182,9 @@ class ConfluentMetadataTopic:
                     offset = int(future.result(max(0.0, deadline - time.monotonic())).offset)
                     answers[where.partition] += [offset] if offset >= 0 else []  # librdkafka's own number where nobody has answered
                 except kafka.KafkaException as raised:
-                    said = kafka_error(raised.args[0], self._connection.bootstrap_servers, self._topic)
-                    if not isinstance(said, Unavailable):
-                        raise said from None
+                    detail = kafka_error(raised.args[0], self._connection.bootstrap_servers, self._topic)
+                    if not isinstance(detail, Unavailable):
+                        raise detail from None
                 except TimeoutError:
                     pass
         return {number: Bounds(*both) for number, both in answers.items() if len(both) == 2}

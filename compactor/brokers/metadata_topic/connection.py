@@ -64,8 +64,8 @@ class KafkaConnection:
     @property
     def delivery_timeout_ms(self) -> int:
         """Return for how many milliseconds a producer retries a record. Afterwards the record cannot arrive any more."""
-        said = self.properties.get("delivery.timeout.ms") or self.properties.get("message.timeout.ms")
-        return int(said) if said and said.isdigit() and int(said) > 0 else int(self.timeout_s * 1000)
+        detail = self.properties.get("delivery.timeout.ms") or self.properties.get("message.timeout.ms")
+        return int(detail) if detail and detail.isdigit() and int(detail) > 0 else int(self.timeout_s * 1000)
 
     def settings(self, listener: ClientErrors, **ours: object) -> dict[str, Any]:
         """Return the configuration of a confluent-kafka client. ``ours``: further properties, with underscores instead of dots."""
@@ -250,11 +250,11 @@ def kafka_error(error: KafkaError, servers: str, what: str) -> StoreError:
     :param servers: for the message.
     :param what: the request, for the message.
     """
-    name, said = error.name(), error.str()
+    name, detail = error.name(), error.str()
     if name in _TLS_ERRORS:
-        return Refused(f"TLS with {servers} fails: {said}", hint="Look at security.protocol and the ssl.* properties")
+        return Refused(f"TLS with {servers} fails: {detail}", hint="Look at security.protocol and the ssl.* properties")
     if name in _LOGIN_ERRORS:
-        return Refused(f"{servers} refuses the login: {said}", hint="Look at sasl.mechanism, sasl.username and sasl.password")
+        return Refused(f"{servers} refuses the login: {detail}", hint="Look at sasl.mechanism, sasl.username and sasl.password")
     if name in _AUTHORIZATION_ERRORS:
         return Refused(f"{what}: not authorized ({name})", hint="Grant the user of this program what is missing with kafka-acls --add")
     if name in _NO_TOPIC_ERRORS:
@@ -262,12 +262,12 @@ def kafka_error(error: KafkaError, servers: str, what: str) -> StoreError:
             f"{what}: there is no such topic or partition", hint="Brokers create the metadata topic when they tier for the first time"
         )
     if name in _NO_OFFSET_ERRORS:
-        return NotFound(f"{what}: the offset is not there any more ({said})")
+        return NotFound(f"{what}: the offset is not there any more ({detail})")
     if name in _NETWORK_ERRORS:
-        return Unavailable(f"{what}: no broker answers at {servers} ({said})", hint="Is it running, and is security.protocol right?")
+        return Unavailable(f"{what}: no broker answers at {servers} ({detail})", hint="Is it running, and is security.protocol right?")
     if name in _RETRIABLE_ERRORS or error.retriable():
-        return Unavailable(f"{what}: {said} ({name})", hint="Try again")
-    return Refused(f"{what}: {said} ({name})")
+        return Unavailable(f"{what}: {detail} ({name})", hint="Try again")
+    return Refused(f"{what}: {detail} ({name})")
 
 
 def _final_error(error: KafkaError, connection: KafkaConnection, listener: ClientErrors, what: str) -> StoreError:
@@ -275,16 +275,16 @@ def _final_error(error: KafkaError, connection: KafkaConnection, listener: Clien
     refusal = listener.tls_or_login_error(connection.bootstrap_servers, what)
     if refusal is not None:
         return refusal
-    if error.name() in (*_RETRIABLE_ERRORS, *_NETWORK_ERRORS) and (heard := listener.last) is not None:
-        return kafka_error(heard, connection.bootstrap_servers, what)
+    if error.name() in (*_RETRIABLE_ERRORS, *_NETWORK_ERRORS) and (received := listener.last) is not None:
+        return kafka_error(received, connection.bootstrap_servers, what)
     return kafka_error(error, connection.bootstrap_servers, what)
 
 
 def no_answer_error(connection: KafkaConnection, listener: ClientErrors, what: str) -> StoreError:
     """Return the error for a request without an answer: the one that the client reported, else a timeout."""
-    heard = listener.last
-    if heard is not None:
-        return kafka_error(heard, connection.bootstrap_servers, what)
+    received = listener.last
+    if received is not None:
+        return kafka_error(received, connection.bootstrap_servers, what)
     return Unavailable(f"{what}: no answer from {connection.bootstrap_servers} within {connection.timeout_s:g} s", hint="Try again")
 
 

@@ -159,8 +159,8 @@ class FoldedMetadataTopic:
         with self._lock:
             number = self.metadata_partition_number(topic_id, partition)
             if number in self._leaderless:
-                said = f"partition {number} of {self._topic.name} cannot be read: no broker leads it"
-                raise Unavailable(said, hint="Only what it tells of is held up. Bring a broker back that has a replica of it")
+                message = f"partition {number} of {self._topic.name} cannot be read: no broker leads it"
+                raise Unavailable(message, hint="Only what it tells of is held up. Bring a broker back that has a replica of it")
             if self._reached[number].stopped:
                 reached = self._reached[number]
                 raise BadData(reached.stopped, segment=f"{self._topic.name}-{number}", offset=reached.position)
@@ -299,8 +299,8 @@ class FoldedMetadataTopic:
                 stopped, position, at = error.cause, error.offset, 0
         done = [record for record in records if record.offset < position]
         stamps = [stamp for offset, stamp in ours if offset < position]
-        said = count_records(reached.compactor_records, stamps, self._clock_ms()) if stamps else reached.compactor_records
-        last = FoldPosition(position, reached.last, reached.digest, reached.missing, stopped, said)
+        message = count_records(reached.compactor_records, stamps, self._clock_ms()) if stamps else reached.compactor_records
+        last = FoldPosition(position, reached.last, reached.digest, reached.missing, stopped, message)
         if done:
             last = replace(last, last=done[-1].offset, digest=_value_digest(done[-1]))
         if last != reached:
@@ -342,8 +342,8 @@ class FoldedMetadataTopic:
         """Decode a record. Raises BadData if it is corrupt, has a key, or is in the wrong metadata partition."""
         topic = f"{self._topic.name}-{record.partition}"
         if record.key is not None:
-            said = "the record has a key: a compacted metadata topic (KIP-1266) is not understood"
-            raise BadData(said, segment=topic, offset=record.offset)
+            message = "the record has a key: a compacted metadata topic (KIP-1266) is not understood"
+            raise BadData(message, segment=topic, offset=record.offset)
         decoded = decode_record(record.value, offset=record.offset, topic=topic)
         name = decoded.partition
         if (right := metadata_partition(name.topic_id, name.partition, self._partitions)) != record.partition:

@@ -50,14 +50,14 @@ class KafkaLeaders:
 
     def leaders(self) -> ClusterLeaders:
         """Return the leaders of all partitions, in one request. Raises Unavailable or Refused."""
-        told = self._admin.list_cluster("ask who leads")
+        reported = self._admin.list_cluster("ask who leads")
         leaders = {
             TopicPartition(topic.topic, number): partition.leader
-            for topic in told.topics.values()
+            for topic in reported.topics.values()
             for number, partition in topic.partitions.items()
             if partition.leader >= 0
         }
-        return ClusterLeaders(told.cluster_id or "", leaders)
+        return ClusterLeaders(reported.cluster_id or "", leaders)
 
     def topic_ids(self, names: Sequence[str]) -> ClusterTopics:
         """Return the ids of these topics, without those that do not exist or may not be described. Raises Unavailable or Refused."""

@@ -140,18 +140,20 @@ class PersistedStates:
         """Return the fold position of each metadata partition. All are at the start if the stored ones belong to another topic or
         format.
         """
-        said = json.dumps([packed.STATE_FORMAT, PERSISTED_FORMAT, identity.cluster_id, identity.topic_id, identity.partitions]).encode()
+        message = json.dumps([packed.STATE_FORMAT, PERSISTED_FORMAT, identity.cluster_id, identity.topic_id, identity.partitions]).encode()
         keys = [_TOPIC_KEY, *map(_position_key, range(identity.partitions))]
         self._writable = self._store.writable
         values = [self._memory.get(key, data) for key, data in zip(keys, self._store.get(keys), strict=True)]
-        self._reached = _parse_positions(values[1:]) if values[0] == said else {}
+        self._reached = _parse_positions(values[1:]) if values[0] == message else {}
         if len(self._reached) != identity.partitions:
             if values[0] is not None:
                 self._store.throw_away("it is of another metadata topic, or of another version of this program")
             self._memory.clear()
             self._reached = dict.fromkeys(range(identity.partitions), FoldPosition())
             self._writable = self._store.writable
-            self._write_values({_TOPIC_KEY: said, **{_position_key(number): reached.encode() for number, reached in self._reached.items()}})
+            self._write_values(
+                {_TOPIC_KEY: message, **{_position_key(number): reached.encode() for number, reached in self._reached.items()}}
+            )
         self._stored = self._store.get([_TOPIC_KEY])[0]
         return dict(self._reached)
 
@@ -169,7 +171,7 @@ class PersistedStates:
         at, *values = self._read_values(keys)
         if at != self._reached[metadata_partition].encode():
             raise StateLost(f"metadata partition {metadata_partition}")
-        return [_decode_partition(name, said, data) for name, said, data in zip(names, values[::2], values[1::2], strict=True)]
+        return [_decode_partition(name, message, data) for name, message, data in zip(names, values[::2], values[1::2], strict=True)]
 
     def save(self, partitions: Mapping[TopicIdPartition, FoldedPartition]) -> None:
         """Save the states of user partitions."""
@@ -234,12 +236,12 @@ def _encode_summary(folded: FoldedPartition) -> bytes:
     return json.dumps([topic, folded.finished, folded.other, folded.finished_bytes, folded.finding_count, folded.cache.applied]).encode()
 
 
-def _decode_partition(name: TopicIdPartition, said: bytes | None, data: bytes | None) -> FoldedPartition | None:
+def _decode_partition(name: TopicIdPartition, message: bytes | None, data: bytes | None) -> FoldedPartition | None:
     """Decode a user partition, or return None if nothing is stored. Raises StateLost if it is corrupt."""
-    if said is None or data is None:
+    if message is None or data is None:
         return None
     try:
-        topic, finished, other, size, count, _ = json.loads(said)
+        topic, finished, other, size, count, _ = json.loads(message)
         cache, findings = packed.unpack_fold(data, name._replace(topic=topic))
     except (ValueError, struct.error, TypeError) as error:
         raise StateLost(f"{name}: {error}") from error

@@ -83,9 +83,9 @@ def _transition_problem(cache: RemoteLogMetadataCache, record: MetadataRecord) -
 def _lookup_problem(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> str:
     """Return how the record violates R3b, R4 or R8, or an empty string: no readable offset may become unreadable, not even briefly."""
     after = TrialFold(cache)
-    said = after.apply(record)
-    if said:
-        return f"R1: {said}"
+    message = after.apply(record)
+    if message:
+        return f"R1: {message}"
     lost = _first_lost_offset(lookup_chain(cache, lineage), lookup_chain(after.cache, lineage))
     if lost is not None:
         rule = "R3b" if isinstance(record, RemoteLogSegmentMetadataUpdateRecord) and record.state is _S.DELETE_SEGMENT_STARTED else "R4"
@@ -230,13 +230,11 @@ def replacement_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEn
         return f"R4: segment {segment.id} does not begin and end where what readers find between its offsets does"
     if covered[-1] is links[-1]:
         return f"R8: segment {segment.id} would replace the newest one, {links[-1].segment.id}"
-    told = merge_segment_lineages([_epochs_read(link) for link in covered])
-    if tuple(segment.leader_epochs) != told:
+    reported = merge_segment_lineages([_epochs_read(link) for link in covered])
+    if tuple(segment.leader_epochs) != reported:
         return f"R4: segment {segment.id} has other leader epochs than its sources"
-    if told[-1].start_offset > covered[0].last:
-        return (
-            f"ascending: leader epoch {told[-1].epoch} begins behind the first source of segment {segment.id}: it would be switched first"
-        )
+    if reported[-1].start_offset > covered[0].last:
+        return f"ascending: leader epoch {reported[-1].epoch} begins behind the first source of segment {segment.id}"
     between = (one for one in cache.segments.values() if segment.start_offset <= one.start_offset and one.end_offset <= segment.end_offset)
     known = [*(link.segment for link in covered), *between]  # those that were replaced, too: they may come back
     if segment.max_timestamp_ms > max(one.max_timestamp_ms for one in known):
@@ -261,9 +259,9 @@ def source_deletion_refusal(
     rest = [_update_record(segment, _S.COPY_SEGMENT_FINISHED)]
     rest += [_update_record(trial.segments[raw_id], _S.DELETE_SEGMENT_STARTED) for raw_id in sources if raw_id in trial.segments]
     for record in rest:
-        said = after.apply(record)
-        if said:
-            return f"R1: {said}"
+        message = after.apply(record)
+        if message:
+            return f"R1: {message}"
     lost = _first_lost_offset(lookup_chain(cache, lineage), lookup_chain(trial, lineage))
     return "" if lost is None else f"R4: offset {lost} would have no segment"
 
@@ -329,8 +327,8 @@ def hides_offsets(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], 
     first.
     """
     after = TrialFold(cache)
-    said = after.apply(_update_record(segment, _S.DELETE_SEGMENT_STARTED))
-    return not said and _first_lost_offset(lookup_chain(after.cache, lineage), lookup_chain(cache, lineage)) is not None
+    message = after.apply(_update_record(segment, _S.DELETE_SEGMENT_STARTED))
+    return not message and _first_lost_offset(lookup_chain(after.cache, lineage), lookup_chain(cache, lineage)) is not None
 
 
 def hidden_segments(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], end_offset: int) -> list[RemoteLogSegmentMetadataRecord]:

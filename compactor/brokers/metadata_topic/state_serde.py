@@ -63,9 +63,9 @@ def pack_fold(cache: RemoteLogMetadataCache, findings: list[Finding]) -> bytes:
     """Encode a user partition's segments and findings."""
     segments = cache.segments
     held = segments.packed() if isinstance(segments, PackedSegments) else {raw: pack_segment(one) for raw, one in segments.items()}
-    told = json.dumps([[one.kind, one.segment_id.hex(), one.offset, one.detail] for one in findings]).encode()
+    reported = json.dumps([[one.kind, one.segment_id.hex(), one.offset, one.detail] for one in findings]).encode()
     deletion = _DELETE_STATES.index(cache.deletion)
-    parts = [_HEAD.pack(cache.applied, deletion, len(cache.epochs), len(held), len(cache.finished), len(told))]
+    parts = [_HEAD.pack(cache.applied, deletion, len(cache.epochs), len(held), len(cache.finished), len(reported))]
     for epoch, state in cache.epochs.items():
         highest = state.highest
         parts.append(_EPOCH.pack(epoch, highest is not None, highest or 0, len(state.starts), len(state.unreferenced)))
@@ -73,7 +73,7 @@ def pack_fold(cache: RemoteLogMetadataCache, findings: list[Finding]) -> bytes:
         parts.extend(state.unreferenced)
     parts.extend(_SEGMENT_ENTRY.pack(raw_id, len(data)) for raw_id, data in held.items())
     parts.extend(cache.finished)
-    parts.append(told)
+    parts.append(reported)
     parts.extend(held.values())
     return b"".join(parts)
 
@@ -81,7 +81,7 @@ def pack_fold(cache: RemoteLogMetadataCache, findings: list[Finding]) -> bytes:
 def unpack_fold(data: bytes, partition: TopicIdPartition) -> tuple[RemoteLogMetadataCache, list[Finding]]:
     """Decode what pack_fold encoded. Raises ValueError or struct.error if the bytes are corrupt."""
     cache = RemoteLogMetadataCache(partition, PackedSegments())
-    cache.applied, deletion, epochs, segments, finished, told_length = _HEAD.unpack_from(data)
+    cache.applied, deletion, epochs, segments, finished, reported_length = _HEAD.unpack_from(data)
     cache.deletion = _DELETE_STATES[deletion]
     at = _HEAD.size
     for _ in range(epochs):
@@ -99,8 +99,8 @@ def unpack_fold(data: bytes, partition: TopicIdPartition) -> tuple[RemoteLogMeta
     at += segments * _SEGMENT_ENTRY.size
     cache.finished = dict.fromkeys(_read_ids(data, at, finished))
     at += finished * 16
-    told = json.loads(data[at : at + told_length])
-    at += told_length
+    reported = json.loads(data[at : at + reported_length])
+    at += reported_length
     held = cache.segments
     if isinstance(held, PackedSegments):
         for raw_id, length in listed:
@@ -108,7 +108,7 @@ def unpack_fold(data: bytes, partition: TopicIdPartition) -> tuple[RemoteLogMeta
             at += length
     if at != len(data):
         raise ValueError(f"{len(data)} bytes, {at} expected")
-    return cache, [Finding(FindingKind(kind), partition, bytes.fromhex(raw), offset, said) for kind, raw, offset, said in told]
+    return cache, [Finding(FindingKind(kind), partition, bytes.fromhex(raw), offset, message) for kind, raw, offset, message in reported]
 
 
 def _read_ids(data: bytes, at: int, count: int) -> list[bytes]:

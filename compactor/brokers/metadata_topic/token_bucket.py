@@ -55,12 +55,12 @@ class Reservation:
 
     round: number of records until the deletion of the replaced segments begins.
     deletions: number of records that report their deletion, of this round and of earlier ones.
-    heard_ms: time of the last request. An hour later the reservation ends, because another process may have taken over the round.
+    counted_ms: time of the last request. An hour later the reservation ends, because another process may have taken over the round.
     """
 
     round: int
     deletions: int
-    heard_ms: int
+    counted_ms: int
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class MetadataTokenBucket:
         :param per_hour: the cap.
         :return: the new bucket, and None if the round is admitted.
         """
-        reserved = {of: one for of, one in self.reserved.items() if now_ms < one.heard_ms + _HOUR_MS}
+        reserved = {of: one for of, one in self.reserved.items() if now_ms < one.counted_ms + _HOUR_MS}
         waiting = {of: one for of, one in self.waiting.items() if now_ms < one.again_ms + MAX_WAITING_MS}
         mine = reserved.get(name, Reservation(0, 0, now_ms))
         wanted = max(records, waiting[name].records) if name in waiting else records
@@ -103,7 +103,7 @@ class MetadataTokenBucket:
         is_next = first == name or mine.round > 0
         if is_next and (not total or total + wanted <= per_hour):
             waiting.pop(name, None)
-            return MetadataTokenBucket(reserved | {name: replace(mine, round=wanted, heard_ms=now_ms)}, waiting), None
+            return MetadataTokenBucket(reserved | {name: replace(mine, round=wanted, counted_ms=now_ms)}, waiting), None
         until = _time_when_admissible(used, wanted, per_hour) if is_next else waiting[first].again_ms
         waiting[name] = WaitingRound(wanted, max(until, now_ms + MINUTE_MS))
         return MetadataTokenBucket(reserved, waiting)._without_round(name), Wait(waiting[name].again_ms, wanted)

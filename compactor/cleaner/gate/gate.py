@@ -390,12 +390,12 @@ class Gate:
 
     def _add_outside_sums(self, source: SourceSegment, batches: Int64s, headers: HeaderFields, records: Records) -> None:
         """Add the records of some batches that lie outside the dirty range and must be left to the sums of their segment."""
-        told, latest = self._outside[source.ordinal], self._table.latest_offsets(records.hashes)
+        reported, latest = self._outside[source.ordinal], self._table.latest_offsets(records.hashes)
         stays = ~self._records_that_must_go(records, headers, source, latest) & (
             (records.offset < self._first_dirty) | (records.offset > self._rules.latest_offset)
         )
-        told.sums[batches] = sum_marks_by_batch(records, stays & self._is_checked(records))
-        told.known[batches] = True
+        reported.sums[batches] = sum_marks_by_batch(records, stays & self._is_checked(records))
+        reported.known[batches] = True
 
     def _is_checked(self, records: Records) -> Flags:
         """Return which records are compared: those whose keys are looked up, and those after the mapped range, which always stay."""
@@ -412,13 +412,13 @@ class Gate:
         """Return the number of records that must be left of a segment, and the sum of their marks."""
         if source.ordinal in self._left:
             return self._left[source.ordinal]
-        told = self._outside[source.ordinal]
-        if not told.known.all():
+        reported = self._outside[source.ordinal]
+        if not reported.known.all():
             headers = headers_from_table(source.table)
             with mapped(source):
-                for some, records in self._parse_batches(self._reader, source.buf, headers, ~told.known, source.name):
+                for some, records in self._parse_batches(self._reader, source.buf, headers, ~reported.known, source.name):
                     self._add_outside_sums(source, some, headers[:, some], records)
-        below = told.sums.sum(axis=0, dtype=np.uint64)
+        below = reported.sums.sum(axis=0, dtype=np.uint64)
         return below + self._dirty_sums[source.ordinal] if source.ordinal in self._dirty_sums else below
 
     @cached_property

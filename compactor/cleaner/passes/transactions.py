@@ -134,9 +134,9 @@ def txn_index_mismatch(given: TxnEntries, source: SourceSegment) -> str:
         return "an entry names no abort marker of this segment"
     if np.any(stable > last + 1):
         return "an entry's last stable offset lies behind its marker"
-    (told,) = fold_transactions([replace(source, ordinal=0, txn_entries=given[:0])])
+    (reported,) = fold_transactions([replace(source, ordinal=0, txn_entries=given[:0])])
     begun = table.base_offset.copy()
-    begun[told.indexed] = told.txn_entries["first_offset"]
+    begun[reported.indexed] = reported.txn_entries["first_offset"]
     if np.any(first > begun[marker]) or np.any(first <= _previous_marker(table)[marker]):
         return "an entry does not cover its transaction, or covers another one"
     return ""

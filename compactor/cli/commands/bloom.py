@@ -41,14 +41,14 @@ def show_sidecars_command(args: argparse.Namespace, out: Output) -> None:
             promise = f"{made_for} keys at {about['rate_per_key']:.1g}" if made_for is not None else "none"
             rows.append((*place, about["keys"], format_size(about["bytes"]), about["bits_per_key"], promise, about["due"]))
     columns = ("id", "offsets", "size", "clean", "keys", "sidecar", "bits a key", "filter made for", "read anyway because")
-    told = [f"off: {document['reason']}"] if document["reason"] else []
+    reported = [f"off: {document['reason']}"] if document["reason"] else []
     if document["asked"]:
-        told.append(
+        reported.append(
             f"{document['asked']} filters asked, {document['skipped']} reads spared, {document['useless']} useless "
             f"({document['useless_rate']:.2%} of the segments without a dirty key; the target is {document['target_rate']:.2%})"
         )
     out.print_result(
-        document, Table("", columns, rows, minor=("filter made for", "bits a key", "sidecar", "keys"), below=1), summary="\n".join(told)
+        document, Table("", columns, rows, minor=("filter made for", "bits a key", "sidecar", "keys"), below=1), summary="\n".join(reported)
     )
 
 
@@ -69,7 +69,7 @@ def rebuild_sidecars_command(args: argparse.Namespace, out: Output) -> None:
         "bytes_read": made.bytes_read,
         "bytes_written": made.bytes_written,
     }
-    told = (
+    reported = (
         f"{len(made.written)} sidecars written ({format_size(made.bytes_written)}), {made.kept} kept; {format_size(made.bytes_read)} read"
     )
-    out.print_result(document, summary=told)
+    out.print_result(document, summary=reported)

@@ -149,17 +149,17 @@ def _partition_to_import(args: argparse.Namespace, out: Output) -> TopicPartitio
     from compactor.model.ids import TopicPartition
     from compactor.transfer.import_root import partition_of_directory
 
-    told = partition_of_directory(args.log_dir)
-    if told is None and (args.topic is None or args.partition is None):
+    reported = partition_of_directory(args.log_dir)
+    if reported is None and (args.topic is None or args.partition is None):
         raise UsageError(
             f"{args.log_dir} is neither a <topic>-<partition> directory nor one with such directories in it",
             hint="Name a broker's directory, such as /var/lib/kafka/orders-0 or /var/lib/kafka, or say --topic and --partition",
         )
-    topic = args.topic if told is None or args.topic is not None else told.topic
-    partition = args.partition if told is None or args.partition is not None else told.partition
+    topic = args.topic if reported is None or args.topic is not None else reported.topic
+    partition = args.partition if reported is None or args.partition is not None else reported.partition
     name = TopicPartition.of(topic, partition)
-    if told is not None and told != name:
-        out.note(f"warning: {args.log_dir} is named like partition {told}, and is imported as {name}")
+    if reported is not None and reported != name:
+        out.note(f"warning: {args.log_dir} is named like partition {reported}, and is imported as {name}")
     return name
 
 

@@ -110,7 +110,7 @@ def _with_sampled_saving(opened: Tier, found: Forecast, sample_bytes: int, out: 
     from compactor.model.ids import TopicPartition
 
     name = TopicPartition(found.topic, found.partition)
-    with out.progress(f"sampling {name}", unit="bytes") as progress, opened.counters.watched(progress.advance):
+    with out.progress(f"sampling {name}", unit="bytes") as progress, opened.counters.report_transfers(progress.advance):
         sample = sample_saving(opened, opened.open(name).refresh(), sample_bytes)
     return replace(
         found,

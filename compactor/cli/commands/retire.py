@@ -78,7 +78,7 @@ class _InspectionRecorder:
 def run_retire(args: argparse.Namespace, out: Output) -> int:
     from compactor.access.rounds import new_round
     from compactor.control.logs import collect_inbox
-    from compactor.upkeep.retire import FULL_LOOKS, GraceClock, partitions_to_inspect, retire_partition
+    from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, GraceClock, partitions_to_inspect, retire_partition
 
     clock = GraceClock(args.now, args.force_now)
     opened = tiers.open_configured_tier(args, writes="retire")
@@ -97,7 +97,7 @@ def run_retire(args: argparse.Namespace, out: Output) -> int:
     if usual and not args.all:
         collect_inbox(opened.catalog)
         names = partitions_to_inspect(opened.catalog.state, every, now_ms, opened.log_key)
-    noted = _InspectionRecorder(opened, usual and len(every) > FULL_LOOKS, now_ms)
+    noted = _InspectionRecorder(opened, usual and len(every) > MAX_UNHINTED_INSPECTIONS, now_ms)
     moments = [look.next_ms for look in opened.catalog.state.looks.values()]
     with out.progress("retiring", len(names), "partitions") as progress:
         for name in names:

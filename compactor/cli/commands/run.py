@@ -118,11 +118,11 @@ def _run_due_rounds(
             opened.engines(opened, name)  # a machine without Java lacks it for every partition
     rows = {}
     compile_kernels(out, load=args.profile)
-    with out.progress("cleaning", unit="bytes") as progress, opened.counters.watched(progress.advance), profile.record_costs():
+    with out.progress("cleaning", unit="bytes") as progress, opened.counters.report_transfers(progress.advance), profile.record_costs():
         for number, name in enumerate(names, start=1):
             begin, before = time.monotonic(), opened.counters.usage()
-            told = JobProgress(Job(name, DaemonAction.ROUND), None, now, ServiceLogger(logging.getLogger(__name__)))
-            stages = _StageDisplay(progress, f"{name} ({number} of {len(names)})", told)
+            reported = JobProgress(Job(name, DaemonAction.ROUND), None, now, ServiceLogger(logging.getLogger(__name__)))
+            stages = _StageDisplay(progress, f"{name} ({number} of {len(names)})", reported)
             try:
                 if name in held:
                     _note_lease_holder(opened, name, out)
@@ -148,10 +148,10 @@ def _pause_reasons(found: list[dict[str, object]]) -> str:
 class _StageDisplay:
     """Shows a round's progress: its stage, the bytes moved in it, and with ``-v`` a line for each step."""
 
-    def __init__(self, progress: Progress, label: str, told: JobProgress) -> None:
+    def __init__(self, progress: Progress, label: str, reported: JobProgress) -> None:
         self._progress = progress
         self._label = label
-        self._told = told
+        self._told = reported
         progress.begin_step(label)
 
     def __call__(self, stage: Stage, plan: CompactionPlan) -> None:

@@ -216,5 +216,5 @@ def snapshot_metadata(args: argparse.Namespace, out: Output) -> None:
         "partitions": sum(len(topic.partitions) for topic in snapshot.topics),
         "segments": snapshot.segments,
     }
-    told = f"{document['segments']} segments of {document['partitions']} partitions are kept in {document['snapshot']}"
-    out.print_result(document, summary=told)
+    reported = f"{document['segments']} segments of {document['partitions']} partitions are kept in {document['snapshot']}"
+    out.print_result(document, summary=reported)

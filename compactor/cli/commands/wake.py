@@ -27,6 +27,6 @@ def run_wake(args: argparse.Namespace, out: Output) -> None:
         if why := pause_reason(opened.catalog.state, name):
             out.note(f"note: {name} is {why}; it is taken up once that is over")
         request_round(opened.catalog, name, opened.ports.holder)
-    told = f"{names[0]} is" if len(names) == 1 else f"{len(names)} partitions are"
+    reported = f"{names[0]} is" if len(names) == 1 else f"{len(names)} partitions are"
     wait = f"within daemon.interval_ms ({format_duration(opened.settings.daemon.interval_ms)})"
-    out.print_result({"wanted": [str(name) for name in names]}, summary=f"{told} taken up by a daemon {wait}, if one runs")
+    out.print_result({"wanted": [str(name) for name in names]}, summary=f"{reported} taken up by a daemon {wait}, if one runs")

@@ -198,8 +198,8 @@ def _spark_errors() -> tuple[type[Exception], ...]:
 def first_error_line(error: BaseException) -> str:
     """Return the first meaningful line of a Spark error, without stack traces."""
     lines = [line.strip() for line in str(getattr(error, "desc", None) or error).splitlines() if line.strip()]
-    told = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", ":", "An error occurred while calling"))]
-    return (told or lines or [type(error).__name__])[0][:400]
+    reported = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", ":", "An error occurred while calling"))]
+    return (reported or lines or [type(error).__name__])[0][:400]
 
 
 def _local_dir(folder: Path, pid: int) -> Path:

@@ -25,12 +25,12 @@ def check_java() -> None:
         where = f"JAVA_HOME={home} has no bin/java" if home else "there is no java on the PATH"
         raise UsageError(f"Spark needs Java {OLDEST_JAVA} or newer, and {where}", hint=hint)
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr  # noqa: S603
+        message = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr  # noqa: S603
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{java} does not run: {error}", hint=hint) from error
-    found = _VERSION.search(said)
+    found = _VERSION.search(message)
     if not found:
-        lines = said.strip().splitlines() or ["nothing"]
+        lines = message.strip().splitlines() or ["nothing"]
         raise UsageError(f"`{java} -version` does not say which Java it is, but: {lines[0]}", hint=hint)
     if int(found[1]) < OLDEST_JAVA:
         raise UsageError(f"Spark needs Java {OLDEST_JAVA} or newer, and {java} is Java {found[1]}", hint=hint)

@@ -13,7 +13,7 @@ from compactor.cleaner.passes.transactions import Verdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.control.records import ScratchObject
 from compactor.control.state import PartitionState
-from compactor.local.budget import Grant
+from compactor.local.budget import SpaceReservation
 from compactor.model.plan import CompactionFailure, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.pass_two import PlanExecution
@@ -50,9 +50,9 @@ class StoredPassOne:
     witness: None = None
 
     @contextmanager
-    def open_segment(self, ordinal: int, grant: Grant | None) -> Iterator[tuple[SourceSegment, Verdicts]]:
+    def open_segment(self, ordinal: int, reservation: SpaceReservation | None) -> Iterator[tuple[SourceSegment, Verdicts]]:
         """Provide one source with its log mapped into memory, and its transaction verdicts."""
-        with self.reading.map_segment(self.sources[ordinal], grant):
+        with self.reading.map_segment(self.sources[ordinal], reservation):
             yield self.sources[ordinal], self.verdicts[ordinal]
 
     def part_of_segment(self, ordinal: int) -> None:

@@ -102,8 +102,8 @@ def check_metadata_topic_reading(opened: Tier) -> tuple[list[TopicPartition], li
     except CompactorError as error:
         return [], [CheckFinding("error", "metadata", opened.brokers.where, error.message, error.hint)]
     if opened.brokers.is_incomplete():
-        said = "records are missing: segments that they named cannot be seen"
-        return names, [CheckFinding("warning", "metadata", opened.brokers.where, said, "`orphans purge` refuses to work with it")]
+        explanation = "records are missing: segments that they named cannot be seen"
+        return names, [CheckFinding("warning", "metadata", opened.brokers.where, explanation, "`orphans purge` refuses to work with it")]
     return names, []
 
 
@@ -122,12 +122,12 @@ def check_metadata_record_budget(opened: Tier, names: Sequence[TopicPartition]) 
     if not tight:
         return []
     count, name = tight[0]
-    said = (
+    explanation = (
         f"it is {per_hour}, and a first round over {name} with its {count} segments says about {2 * (count + 1)} records: "
         f"it is begun in an hour that has none ({len(tight)} partitions are like that)"
     )
     hint = "Raise it, or leave it: later rounds are smaller"
-    return [CheckFinding("warning", "budget", "publish.metadata_records_per_hour", said, hint)]
+    return [CheckFinding("warning", "budget", "publish.metadata_records_per_hour", explanation, hint)]
 
 
 def _broker_findings(cluster: ClusterFacts) -> Iterator[CheckFinding]:
@@ -137,8 +137,8 @@ def _broker_findings(cluster: ClusterFacts) -> Iterator[CheckFinding]:
         if not broker.version:
             yield CheckFinding("note", "version", where, "its version is not told", "Allow DescribeConfigs on the cluster")
         elif not is_supported_version(broker.version):
-            said = f"it is of version {broker.version}: consumers hang where an offset was compacted away before 3.8"
-            yield CheckFinding("warning", "version", where, said, "Upgrade before compacting; reading works")
+            explanation = f"it is of version {broker.version}: consumers hang where an offset was compacted away before 3.8"
+            yield CheckFinding("warning", "version", where, explanation, "Upgrade before compacting; reading works")
     yield from _permission_findings(cluster.missing_rights)
 
 

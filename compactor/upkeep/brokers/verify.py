@@ -300,8 +300,8 @@ class _SegmentChecker:
             entries = parse_txn_index(data, "")
         except BadData as error:
             return error.cause
-        told = {(int(entry["producer_id"]), int(entry["last_offset"])) for entry in entries}
-        lacking = [one for one in expected if one not in told]
+        reported = {(int(entry["producer_id"]), int(entry["last_offset"])) for entry in entries}
+        lacking = [one for one in expected if one not in reported]
         if lacking:
             some = ", ".join(f"producer {producer} at offset {offset}" for producer, offset in lacking[:MAX_TRANSACTIONS_SHOWN])
             some += " ..." * (len(lacking) > MAX_TRANSACTIONS_SHOWN)
@@ -347,5 +347,8 @@ def _log_problems(record: RemoteLogSegmentMetadataRecord, source: SourceSegment)
     wrong = named[(place < 0) | (epochs[np.maximum(place, 0)] != table.leader_epoch[named])]
     if len(wrong):
         first = int(wrong[0])
-        said = epoch_at(lineage, int(table.base_offset[first]))
-        yield "epochs", f"the batch at {int(table.base_offset[first])} is of epoch {int(table.leader_epoch[first])}, metadata says {said}"
+        explanation = epoch_at(lineage, int(table.base_offset[first]))
+        yield (
+            "epochs",
+            f"the batch at {int(table.base_offset[first])} is of epoch {int(table.leader_epoch[first])}, metadata says {explanation}",
+        )

@@ -38,13 +38,13 @@ def parse_metadata(data: bytes, name: TopicPartition) -> tuple[SegmentTime, ...]
     """Return the rows, ascending. Raises BadData if consumers could not read the file or it belongs to another partition."""
     try:
         document: Any = json.loads(data)
-        told = TopicPartition(document["topicPartition"]["topic"], document["topicPartition"]["partition"])
+        reported = TopicPartition(document["topicPartition"]["topic"], document["topicPartition"]["partition"])
         rows = document["metadata"]["timeindex"]["entries"]
         entries = tuple(sorted(SegmentTime(_read_integer(row["timestamp"]), _read_integer(row["baseOffset"])) for row in rows))
     except (ValueError, KeyError, TypeError) as error:
         raise _invalid_file_error(name, METADATA_FILE, f"it is no partition's metadata: {type(error).__name__} {error}") from None
-    if told != name:
-        raise _invalid_file_error(name, METADATA_FILE, f"it is of {told}")
+    if reported != name:
+        raise _invalid_file_error(name, METADATA_FILE, f"it is of {reported}")
     return entries
 
 
