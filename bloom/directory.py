@@ -33,7 +33,7 @@ DIRECTORY_VERSION: Final = 1
 DIRECTORY_HEADER_BYTES: Final = 61
 """Of a batch of v2, which a directory is of."""
 HAS_KEYLESS_RECORD: Final = 1
-TOMBSTONE: Final = 2
+HAS_TOMBSTONE: Final = 2
 """Flags of a batch: what is in it."""
 
 _PURPOSE: Final = b"tc-directory"
@@ -53,7 +53,7 @@ class KeyDirectory:
 
     :param headers: batch headers, shape (batches, 61).
     :param control, coordinator_epoch: as in records.batches.BatchTable; headers do not contain them.
-    :param flags: the bits HAS_KEYLESS_RECORD and TOMBSTONE per batch.
+    :param flags: the bits HAS_KEYLESS_RECORD and HAS_TOMBSTONE per batch.
     :param keys: number of entries of ``pieces`` that belong to each batch, in batch order.
     """
 

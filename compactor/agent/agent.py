@@ -41,7 +41,7 @@ from compactor.agent.plan import (
     with_listing,
     with_log_end,
 )
-from compactor.agent.staged_holder import StagedHolder, has_room
+from compactor.agent.staged_holder import StagedHolder, has_space
 from compactor.agent.status import SHARED, AgentCounters, AgentStatus, add_upload
 from compactor.agent.uploads import Uploader
 from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopics, LogEnd
@@ -206,7 +206,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
             if found.seen.staged or found.held or watch.held:
                 space = True
                 with suppress(OSError):
-                    space = not found.held or has_room(log_dir)
+                    space = not found.held or has_space(log_dir)
                 held = self._staged.hold(name, log_dir, found.staged, running=running, space=space)
                 for file in self._staged.report("no room", set(found.held) - set(held) if not space else ()):
                     why = "the broker has deleted it, and its disk is almost full"

@@ -14,7 +14,7 @@ MIN_FREE_SHARE = 0.1
 """Share of a broker's disk that must be free while files are held which the broker has deleted, because they still take up space."""
 
 
-def has_room(log_dir: Path) -> bool:
+def has_space(log_dir: Path) -> bool:
     """Return whether the disk of a log directory has room for deleted files. Raises OSError."""
     usage = shutil.disk_usage(log_dir)
     return usage.free >= MIN_FREE_SHARE * usage.total

@@ -80,14 +80,14 @@ class Output:
         self._stdout = stdout or sys.stdout
         self._stderr = stderr or sys.stderr
         self._meter: Progress | None = None
-        self._told = False
+        self._reported = False
 
     def print_result(self, document: Mapping[str, object], *tables: Table | Tree, summary: str = "") -> None:
         """Print the command's result: the JSON document, or the tables and trees followed by the summary.
 
         If the reader of stdout is gone (``| head``), the rest is dropped without an error.
         """
-        self._told = True
+        self._reported = True
         try:
             if self.mode == "json":
                 self._stdout.write(_to_json({"schema_version": SCHEMA_VERSION, **document}) + "\n")
@@ -103,13 +103,13 @@ class Output:
         """Print the document of a command that failed before it had a result: ``error`` with kind, message, hint and exit_code. Only for
         JSON output.
         """
-        if self.mode == "json" and not self._told:
+        if self.mode == "json" and not self._reported:
             reported = {"kind": type(error).__name__, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
             self.print_result({"error": reported})
 
     def write_chunks(self, parts: Iterable[bytes]) -> None:
         """Write bytes to stdout as they come, instead of a result."""
-        self._told = True
+        self._reported = True
         raw = getattr(self._stdout, "buffer", None)
         try:
             for part in parts:

@@ -175,12 +175,12 @@ def read_partition_summaries(
     found = []
     with out.progress("looking", len(names), "partitions") as progress:
         looks = read_summaries(tier, names, check_marks=True, on_partition=progress.advance)
-    for look in looks:
-        if look.error is not None:
-            outcomes.record_failure(str(look.name), look.error)
-        if look.summary is not None:
+    for inspection in looks:
+        if inspection.error is not None:
+            outcomes.record_failure(str(inspection.name), inspection.error)
+        if inspection.summary is not None:
             outcomes.record_success()
-            found.append(look.summary)
+            found.append(inspection.summary)
     return found
 
 

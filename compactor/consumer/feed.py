@@ -99,8 +99,8 @@ class TierFeed:
         self._queue_bytes = queue_bytes
         self._hash_key = b""
         self._condition = threading.Condition()
-        self._turns: dict[TopicPartition, Turn] = {}
-        self._due_turns: deque[Turn] = deque()
+        self._reads: dict[TopicPartition, Turn] = {}
+        self._due_reads: deque[Turn] = deque()
         self._queue: deque[Item] = deque()
         self._queued_bytes = 0
         self._closed = False
@@ -110,7 +110,7 @@ class TierFeed:
     def is_busy(self) -> bool:
         """Return whether items are waiting or partitions are being read."""
         with self._condition:
-            return bool(self._turns or self._queue)
+            return bool(self._reads or self._queue)
 
     def start_reading(self, name: TopicPartition, place: TopicPartition, read: ReadHistory, *, skip_view: bool = False) -> None:
         """Start to read a partition. Items of an earlier start are dropped.
@@ -124,9 +124,9 @@ class TierFeed:
             self._hash_key = self._tier.identity.reading_key()
         turn = Turn(name, place, read.end, read, view_end=read.end if skip_view or not self._latest_only else -1)
         with self._condition:
-            self._turns[name] = turn
-            self._due_turns.append(turn)
-            if len(self._threads) < min(self._max_threads, len(self._turns)):
+            self._reads[name] = turn
+            self._due_reads.append(turn)
+            if len(self._threads) < min(self._max_threads, len(self._reads)):
                 thread = threading.Thread(target=self._run_thread, name=f"tier-feed-{len(self._threads)}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
@@ -135,7 +135,7 @@ class TierFeed:
     def stop_reading(self, name: TopicPartition) -> None:
         """Stop reading a partition and drop its items."""
         with self._condition:
-            self._turns.pop(name, None)
+            self._reads.pop(name, None)
             for item in [item for item in self._queue if item.name == name]:
                 self._queue.remove(item)
                 self._queued_bytes -= _size(item)
@@ -159,7 +159,7 @@ class TierFeed:
         """End the threads. Requests under way are waited for."""
         with self._condition:
             self._closed = True
-            self._turns.clear()
+            self._reads.clear()
             self._condition.notify_all()
         for thread in self._threads:
             thread.join()
@@ -167,11 +167,11 @@ class TierFeed:
     def _run_thread(self) -> None:
         while True:
             with self._condition:
-                while not self._due_turns and not self._closed:
+                while not self._due_reads and not self._closed:
                     self._condition.wait()
                 if self._closed:
                     return
-                turn = self._due_turns.popleft()
+                turn = self._due_reads.popleft()
             try:
                 item: Item | None = self._read_turn(turn)
             except LogChanged:
@@ -216,7 +216,7 @@ class TierFeed:
                 if not self._enqueue_item(turn, ReadBlock(turn.name, block, log)):
                     return None
             turn.offset = reached
-            if read >= TURN_BYTES and self._due_turns:
+            if read >= TURN_BYTES and self._due_reads:
                 self._requeue_turn(turn)
                 return None
         turn.offset = bound
@@ -228,23 +228,23 @@ class TierFeed:
     def _idle_threads(self) -> int:
         """Return how many idle threads can prefetch for each partition that is being read."""
         with self._condition:
-            return max(0, self._max_threads - len(self._turns)) // max(1, len(self._turns))
+            return max(0, self._max_threads - len(self._reads)) // max(1, len(self._reads))
 
     def _requeue_turn(self, turn: Turn) -> None:
         with self._condition:
-            self._due_turns.append(turn)
+            self._due_reads.append(turn)
             self._condition.notify()
 
     def _enqueue_item(self, turn: Turn, item: Item, *, last: bool = False) -> bool:
         """Add an item to the queue, after waiting for space. Return False if the partition was stopped."""
         size = _size(item)
         with self._condition:
-            while self._turns.get(turn.name) is turn and self._queued_bytes and self._queued_bytes + size > self._queue_bytes:
+            while self._reads.get(turn.name) is turn and self._queued_bytes and self._queued_bytes + size > self._queue_bytes:
                 self._condition.wait()
-            if self._turns.get(turn.name) is not turn:
+            if self._reads.get(turn.name) is not turn:
                 return False
             if last:
-                del self._turns[turn.name]
+                del self._reads[turn.name]
             self._queue.append(item)
             self._queued_bytes += size
             self._condition.notify_all()

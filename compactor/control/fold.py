@@ -66,7 +66,10 @@ def _catalog_changes(state: CatalogState, record: Record[Any], body: Any) -> Cha
         return {"reached": _raise_bounds(state.reached, body.slots)}
     if isinstance(body, r.PartitionsInspected):
         # A look that was overtaken says nothing of what came after it.
-        return {"looks": state.looks | {name: look for name, look in body.looks.items() if look.slot >= state.reached.get(name, 0)}}
+        return {
+            "looks": state.looks
+            | {name: inspection for name, inspection in body.looks.items() if inspection.slot >= state.reached.get(name, 0)}
+        }
     if isinstance(body, r.RoundsPaused):
         return {"paused": state.paused | {body.pattern: Pause(by=body.by, reason=body.reason, at_ms=record.at_ms)}}
     if isinstance(body, r.RoundsResumed):
@@ -87,7 +90,7 @@ def _hint_changes(state: CatalogState, record: Record[Any], slots: Mapping[str, 
     """
     changes: Changes = {"partitions": state.partitions | dict.fromkeys(slots, record.slot), "reached": _raise_bounds(state.reached, slots)}
     unsaid = {name for name, slot in slots.items() if not slot} & state.looks.keys()
-    return changes | {"looks": {name: look for name, look in state.looks.items() if name not in unsaid}} if unsaid else changes
+    return changes | {"looks": {name: inspection for name, inspection in state.looks.items() if name not in unsaid}} if unsaid else changes
 
 
 def _raise_bounds(known: dict[str, int], new: Mapping[str, int]) -> dict[str, int]:

@@ -187,7 +187,11 @@ def record_inspections(catalog: CatalogLog, looks: Mapping[str, RetireInspection
     left = dict(looks)
 
     def decide(state: CatalogState) -> PartitionsInspected | None:
-        new = {name: look for name, look in left.items() if state.looks.get(name) != look and look.slot >= state.reached.get(name, 0)}
+        new = {
+            name: inspection
+            for name, inspection in left.items()
+            if state.looks.get(name) != inspection and inspection.slot >= state.reached.get(name, 0)
+        }
         return PartitionsInspected(looks=new) if new else None
 
     try:

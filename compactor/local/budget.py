@@ -97,7 +97,7 @@ class Budget:
         with self.changed:
             self._queue.append(ticket)
             try:
-                while self._queue[0] is not ticket or not self._make_room(size, keeping):
+                while self._queue[0] is not ticket or not self._make_space(size, keeping):
                     self.changed.wait(RETRY_S)
                     check()
                 self._pin(keeping)
@@ -114,7 +114,7 @@ class Budget:
     def take(self, account: Account, size: int) -> bool:
         """Extend a reservation by ``size`` bytes without waiting. Return False if they are not free."""
         with self.changed:
-            if not self._make_room(size, ()):
+            if not self._make_space(size, ()):
                 return False
             self._count(account, size)
             return True
@@ -132,7 +132,7 @@ class Budget:
         :param drop: removes the file. It is called from any thread and must not wait for anything.
         """
         with self.changed:
-            if self._queue or not self._make_room(size, ()):
+            if self._queue or not self._make_space(size, ()):
                 return None
             self._count(account, size)
             return self._keep(account, size, drop)
@@ -179,7 +179,7 @@ class Budget:
         account.used += size
         account.peak = max(account.peak, account.used)
 
-    def _make_room(self, size: int, keeping: Sequence[Kept]) -> bool:
+    def _make_space(self, size: int, keeping: Sequence[Kept]) -> bool:
         """Delete unpinned files until ``size`` bytes are free; those in ``keeping`` go last. Return False, deleting nothing, if that would
         not be enough.
         """

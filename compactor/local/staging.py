@@ -326,7 +326,7 @@ def _copy(read: Callable[[int], bytes], path: Path, expected: SegmentFile) -> Se
     return digests.digested_file()
 
 
-def group_room(
+def group_space(
     sources: Sequence[RemoteLogSegmentMetadata],
     index_interval_bytes: int,
     to_fetch: Sequence[Wanted] | None = None,

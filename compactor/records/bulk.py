@@ -220,10 +220,10 @@ def _compress_lz4(
         for begin in range(0, size[body], _BLOCK):
             length = min(_BLOCK, size[body] - begin)
             # As much room as the library asks for, so that it never has to look whether there is some.
-            room = length + length // 255 + 16
+            space = length + length // 255 + 16
             call_c(reset, address_of(stream, 0))
             source, target = address_of(plain, start[body] + begin), address_of(out, at + 4)
-            got = call_c(function, address_of(stream, 0), source, target, length, room, 1)
+            got = call_c(function, address_of(stream, 0), source, target, length, space, 1)
             if got <= 0 or got >= length:
                 copy_bytes(out, at + 4, plain, start[body] + begin, length)
                 _write_word(out, at, length | _STORED)

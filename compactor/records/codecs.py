@@ -359,13 +359,13 @@ def _decompress_unusual_zstd(data: memoryview, out: ByteBuffer, limit: int) -> N
     left = limit
     guess = max(4 * len(data), 1 << 16)
     while True:
-        room = out.reserve(min(left + 1, guess))
-        size = reader.readinto(room)
+        reserve_bytes = out.reserve(min(left + 1, guess))
+        size = reader.readinto(reserve_bytes)
         out.size += size
         left -= size
         if left < 0:
             raise _too_large_error(ZSTD, limit)
-        if size < len(room):
+        if size < len(reserve_bytes):
             break
         guess *= 2
     # The reader takes the end of its input for the end of the frame.

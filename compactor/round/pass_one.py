@@ -259,15 +259,15 @@ def _attempt_in_memory(job: _PassOneJob, expected: int, rows: int) -> PassOneRes
     try:
         _scan_dirty(scan)
         _fold_transactions(scan)
-        looks = _decide_by_sidecars(job, _bound_on_disk_keys(job, rows) if survivors.is_on_disk else survivors.keys)
-        answers = _ask_filters(scan, looks, _FilterAnswers())
-        answers = _choose_segment_parts(scan, looks, answers)
+        decisions = _decide_by_sidecars(job, _bound_on_disk_keys(job, rows) if survivors.is_on_disk else survivors.keys)
+        answers = _ask_filters(scan, decisions, _FilterAnswers())
+        answers = _choose_segment_parts(scan, decisions, answers)
         survivors.finish_part()
     finally:
         survivors.close()
         if space.reservation is not None:
             space.reservation.release()
-    return _build_pass_one_result(scan, looks, answers, 1)
+    return _build_pass_one_result(scan, decisions, answers, 1)
 
 
 def _attempt_on_disk(job: _PassOneJob, rows: int, parts: int) -> PassOneResult:
@@ -287,18 +287,18 @@ def _attempt_on_disk(job: _PassOneJob, rows: int, parts: int) -> PassOneResult:
 
         survivors = SpillingSurvivors(_create_key_scan(job, finished, gate), None, open_disk_map, parts)
         scan = _ScanAttempt(job, survivors, gate, finished, space)
-        looks: Mapping[int, SidecarDecision] | None = None
+        decisions: Mapping[int, SidecarDecision] | None = None
         answers = _FilterAnswers()
         try:
             for _ in range(parts):
                 _scan_dirty(scan)
                 _fold_transactions(scan)
-                looks = looks if looks is not None else _decide_by_sidecars(job, _bound_on_disk_keys(job, rows))
-                answers = _ask_filters(scan, looks, answers)
+                decisions = decisions if decisions is not None else _decide_by_sidecars(job, _bound_on_disk_keys(job, rows))
+                answers = _ask_filters(scan, decisions, answers)
                 survivors.finish_part()
         finally:
             survivors.close()
-    return _build_pass_one_result(scan, looks or {}, answers, parts)
+    return _build_pass_one_result(scan, decisions or {}, answers, parts)
 
 
 def _bound_on_disk_keys(job: _PassOneJob, rows: int) -> int:
@@ -413,26 +413,26 @@ def _reason_due_by_fold(job: _PassOneJob, ordinal: int) -> str:
     return reason_markers_are_due(job.opened.sources[ordinal].table, verdicts.aborted, verdicts.discardable, job.extent.rules.now_ms)
 
 
-def _ask_filters(scan: _ScanAttempt, looks: Mapping[int, SidecarDecision], before: _FilterAnswers) -> _FilterAnswers:
+def _ask_filters(scan: _ScanAttempt, decisions: Mapping[int, SidecarDecision], before: _FilterAnswers) -> _FilterAnswers:
     """Ask filters about the keys of this part. With keys on disk, also read the segments that may have one of them."""
     job, survivors, on_disk = scan.job, scan.survivors, scan.survivors.is_on_disk
-    asked = [n for n, look in looks.items() if look.askable and not look.may and (on_disk or not look.must)]
+    asked = [n for n, decision in decisions.items() if decision.askable and not decision.may and (on_disk or not decision.must)]
     met = _match_filters(scan, asked)
     if on_disk:
         straddling = [n for n in job.roles.dirty if job.roles.live[n].start_offset < job.extent.first_dirty]
-        below = [n for n, look in looks.items() if n in met or (look.must and not look.askable)]
+        below = [n for n, decision in decisions.items() if n in met or (decision.must and not decision.askable)]
         for ordinal in (*below, *straddling):
             with job.opened.map_segment(ordinal, scan.space.reservation) as source:
                 job.settings.check()
                 survivors.scan_clean_segment(source, survivors.key_scan.batches_below(source), job.settings.workers)
     return replace(
         before,
-        asked=before.asked | {n for n in asked if not looks[n].must},
-        met={**before.met, **{n: why for n, why in met.items() if not looks[n].must}},
+        asked=before.asked | {n for n in asked if not decisions[n].must},
+        met={**before.met, **{n: why for n, why in met.items() if not decisions[n].must}},
     )
 
 
-def _choose_segment_parts(scan: _ScanAttempt, looks: dict[int, SidecarDecision], answers: _FilterAnswers) -> _FilterAnswers:
+def _choose_segment_parts(scan: _ScanAttempt, decisions: dict[int, SidecarDecision], answers: _FilterAnswers) -> _FilterAnswers:
     """Choose the clean segments of which a part is enough, by their key directories. Not done with keys on disk, which need all rows now.
 
     A segment in which nothing is due and whose directory has none of the keys is skipped whatever its filter says: the filter of a composed
@@ -443,9 +443,9 @@ def _choose_segment_parts(scan: _ScanAttempt, looks: dict[int, SidecarDecision],
         return answers
     copies, opened = job.reading.staging.layout.range_copies, job.opened
 
-    def may_be(ordinal: int, look: SidecarDecision) -> bool:
+    def may_be(ordinal: int, decision: SidecarDecision) -> bool:
         segment = job.roles.live[ordinal]
-        is_read = (look.must or ordinal in answers.met) and (inquiry.in_part is None or segment.id in inquiry.in_part)
+        is_read = (decision.must or ordinal in answers.met) and (inquiry.in_part is None or segment.id in inquiry.in_part)
         if not is_read or opened.is_segment_open(ordinal):
             return False
         why = reason_to_read_whole(segment, job.roles.sidecar_head(ordinal).sidecar, survivors.keys, copies)
@@ -453,7 +453,7 @@ def _choose_segment_parts(scan: _ScanAttempt, looks: dict[int, SidecarDecision],
             _log.debug("%s is read whole: %s", job.reading.log_key(ordinal), why)
         return not why
 
-    asked = [ordinal for ordinal, look in looks.items() if may_be(ordinal, look)]
+    asked = [ordinal for ordinal, decision in decisions.items() if may_be(ordinal, decision)]
     if not asked:
         return answers
     met = dict(answers.met)
@@ -464,9 +464,9 @@ def _choose_segment_parts(scan: _ScanAttempt, looks: dict[int, SidecarDecision],
         job.settings.check()
         if directory is None:
             continue
-        found, look = search.find_part(directory, opened.sources[ordinal], opened.verdicts[ordinal]), looks[ordinal]
-        if found.meets_none and (look.for_keys or not look.must):
-            looks[ordinal] = replace(look, must="", may=MEETS_NONE, for_keys=False)
+        found, decision = search.find_part(directory, opened.sources[ordinal], opened.verdicts[ordinal]), decisions[ordinal]
+        if found.meets_none and (decision.for_keys or not decision.must):
+            decisions[ordinal] = replace(decision, must="", may=MEETS_NONE, for_keys=False)
             met.pop(ordinal, None)
         elif found.part is not None:
             opened.restrict_to_part(ordinal, found.part)
@@ -488,7 +488,9 @@ def _match_filters(scan: _ScanAttempt, ordinals: Sequence[int]) -> dict[int, str
     return {n: met[live[n].id] for n in ordinals if live[n].id in met}
 
 
-def _build_pass_one_result(scan: _ScanAttempt, looks: Mapping[int, SidecarDecision], answers: _FilterAnswers, passes: int) -> PassOneResult:
+def _build_pass_one_result(
+    scan: _ScanAttempt, decisions: Mapping[int, SidecarDecision], answers: _FilterAnswers, passes: int
+) -> PassOneResult:
     job, live, survivors = scan.job, scan.job.roles.live, scan.survivors
     if scan.gate is not None:
         scan.gate.settle_transactions(job.opened.sources)  # more sources were opened since the fold
@@ -499,7 +501,7 @@ def _build_pass_one_result(scan: _ScanAttempt, looks: Mapping[int, SidecarDecisi
         engine="partitioned" if survivors.has_spilled else "memory",
         passes=passes,
         clean=clean_verdicts(
-            {live[n].id: look for n, look in looks.items()},
+            {live[n].id: decision for n, decision in decisions.items()},
             {live[n].id: why for n, why in answers.met.items()},
             {live[n].id: why for n in job.roles.clean if (why := _reason_due_by_fold(job, n))},
             asked=(live[n].id for n in answers.asked),

@@ -33,7 +33,7 @@ from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.cleaner.witness import Witness
 from compactor.errors import CannotCopy, CopyDiffers
 from compactor.local.budget import BLOCK, Overrun, SpaceReservation
-from compactor.local.staging import Staging, group_room
+from compactor.local.staging import Staging, group_space
 from compactor.model.balance import Balance
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata
@@ -256,7 +256,7 @@ class PlanExecution:
         self._worker = worker
         self._plan = plan
         self._live = reading.live
-        self._lanes = workers
+        self._threads = workers
         self._answers = answers
         self._partition = reading.partition
         self._limit = reading.inflate_limit
@@ -296,7 +296,7 @@ class PlanExecution:
             sources = [self._live[ordinal] for ordinal in members]
             part = self._part_of_group(members)
             most = int(part.source.table.size.sum()) if part else task.most_bytes
-            need = group_room(sources, interval, staging.missing(inputs), most_bytes=most)
+            need = group_space(sources, interval, staging.missing(inputs), most_bytes=most)
             try:
                 return within(min(need, staging.budget.total))
             except Overrun:
@@ -321,7 +321,7 @@ class PlanExecution:
             task.start_offset,
             [partial(answers.open_segment, ordinal, reservation) for ordinal in members],
             folder,
-            self._lanes,
+            self._threads,
             end_offset=task.end_offset,
             end_epoch=task.leader_epochs[-1].epoch if task.leader_epochs else -1,
             disk=reservation,

@@ -24,7 +24,7 @@ from compactor.control.stages import Stage
 from compactor.control.state import PartitionState, Waiting
 from compactor.errors import UsageError
 from compactor.local.budget import Budget, SpaceReservation
-from compactor.local.staging import group_room
+from compactor.local.staging import group_space
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.policy import MAX32
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -169,7 +169,7 @@ class RestoreRound:
         staging = reading.staging
         ordinals = [ordinal for ordinal, segment in enumerate(reading.live) if segment in group.sources]
         inputs = [reading.log_request(ordinal) for ordinal in ordinals]
-        need = group_room(group.sources, plan.policy.index_interval_bytes)
+        need = group_space(group.sources, plan.policy.index_interval_bytes)
         log = staging.folder / f"group-{task.group}.log"
         with staging.reserve_space(need, f"group {task.group} of {reading.partition}", inputs) as reservation:
             try:

@@ -205,7 +205,7 @@ class CleanVerdicts:
 
 
 def clean_verdicts(
-    looks: Mapping[str, SidecarDecision],
+    decisions: Mapping[str, SidecarDecision],
     met: Mapping[str, str],
     due: Mapping[str, str],
     *,
@@ -220,8 +220,8 @@ def clean_verdicts(
     :param met: why segments whose filter was asked must be read.
     :param keys: number of keys that the filters were asked about.
     """
-    read = {name: look.must or met[name] for name, look in looks.items() if look.must or name in met}
-    skip = {name: look.may or f"its filter meets none of {keys} keys" for name, look in looks.items() if name not in read}
+    read = {name: decision.must or met[name] for name, decision in decisions.items() if decision.must or name in met}
+    skip = {name: decision.may or f"its filter meets none of {keys} keys" for name, decision in decisions.items() if name not in read}
     return CleanVerdicts(read, skip, due, frozenset(asked), sidecar_bytes, frozenset(in_part))
 
 

@@ -379,18 +379,18 @@ def _answered(error: Any, what: str, key: str) -> CompactorError:
     """Return the port's error for an error answer."""
     code = str(getattr(error, "error_code", None) or (error.response.headers.get("x-ms-error-code", "") if error.response else "") or "")
     status = int(error.status_code)
-    said = f"{what}: the store answered {status}" + (f" ({code})" if code else "")
+    message = f"{what}: the store answered {status}" + (f" ({code})" if code else "")
     if code in _TAKEN:
-        return AlreadyExists(said)
+        return AlreadyExists(message)
     if code in ("InvalidBlockList", "InvalidBlobOrBlock"):
-        return PreconditionFailed(said)
+        return PreconditionFailed(message)
     if code == "AuthenticationFailed":
-        return Refused(f"{said}: the credentials are refused", hint=_HINTS.credentials)
+        return Refused(f"{message}: the credentials are refused", hint=_HINTS.credentials)
     if code.startswith("BlobImmutable"):
-        return Refused(f"{said}: a hold or a policy keeps it", hint="Use a container without holds and immutability policies")
+        return Refused(f"{message}: a hold or a policy keeps it", hint="Use a container without holds and immutability policies")
     if code == "ContainerBeingDeleted":
-        return Unavailable(said, hint=_HINTS.bucket)
-    return status_error(status, said, _HINTS, of_object=bool(key) and not code.startswith(("Container", "Resource")))
+        return Unavailable(message, hint=_HINTS.bucket)
+    return status_error(status, message, _HINTS, of_object=bool(key) and not code.startswith(("Container", "Resource")))
 
 
 def _first_line(error: Exception) -> str:

@@ -87,18 +87,18 @@ class _PartitionTransfer:
         self._options = replace(options, gaps=options.gaps or source.kind.describes_segments, older=False, may_be_empty=True)
         cleaner = target.settings.cleaner_for(name.topic)
         self._policy = cleaner.cleaner_policy()
-        self._room = disk_budget_bytes(cleaner, target.state_dir) // threads
+        self._segment_budget = disk_budget_bytes(cleaner, target.state_dir) // threads
         self._reports: list[ImportReport] = []
         self._firsts: dict[str, int] = {}
 
     def transfer_partition(self) -> ImportReport:
-        for look in range(MAX_TRANSFER_ATTEMPTS):
+        for attempt in range(MAX_TRANSFER_ATTEMPTS):
             try:
                 with tempfile.TemporaryDirectory(prefix="transfer-", dir=process_folder(self._target.state_dir)) as scratch:
                     self._transfer_once(Path(scratch) / str(self._name))
                 break
             except NotFound as error:
-                if look == MAX_TRANSFER_ATTEMPTS - 1:
+                if attempt == MAX_TRANSFER_ATTEMPTS - 1:
                     raise BadData(f"a segment of the other tier is missing: {error.message}", segment=str(self._name)) from error
         return self._sum_reports()
 
@@ -157,11 +157,11 @@ class _PartitionTransfer:
         total, count, new = 0, 0, 0
         for segment in segments:
             total += sum(file.size for file in segment.files.values())
-            if new and total > min(MOST_AT_ONCE, self._room // 2):
+            if new and total > min(MOST_AT_ONCE, self._segment_budget // 2):
                 break
-            if total > self._room:
+            if total > self._segment_budget:
                 raise OutOfBudget(
-                    f"segment {segment.id} and those at the seam take {total} bytes of local disk, and there are {self._room}",
+                    f"segment {segment.id} and those at the seam take {total} bytes of local disk, and there are {self._segment_budget}",
                     hint="Raise [cleaner] disk_budget_bytes, or lower [daemon] threads",
                 )
             first = self._firsts[segment.id]

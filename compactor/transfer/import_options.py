@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from checkpoint.lineage import Lineage
 from compactor.control.logs import PartitionLog
-from compactor.transfer.incarnations import NOBODY_SAYS, OpeningRule
+from compactor.transfer.incarnations import UNKNOWN_TOPIC_ID, OpeningRule
 from compactor.transfer.staged import StagedFile
 from compactor.transfer.staged_files import HeldFiles
 
@@ -50,7 +50,7 @@ class ImportOptions:
     log_start: int = 0
     held: HeldFiles | None = None
     staged_problem: Callable[[StagedFile], str] = lambda file: ""
-    opening: OpeningRule = NOBODY_SAYS
+    opening: OpeningRule = UNKNOWN_TOPIC_ID
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class OpeningRule:
     by_hand: bool = False
 
 
-NOBODY_SAYS = OpeningRule()
+UNKNOWN_TOPIC_ID = OpeningRule()
 """Neither a cluster nor a person says that a topic was created again: another topic id is refused."""
 
 
@@ -123,9 +123,9 @@ def _record_recreation(catalog: CatalogLog, state: PartitionState, topic_id: str
     cluster_id = ""
     if not rule.by_hand:
         answer = rule.ask([state.topic]) if rule.ask else ClusterTopics("", {})
-        said, cluster_id = answer.topic_ids.get(state.topic, ""), answer.cluster_id
-        if said != topic_id or not cluster_id:
-            raise other_topic_error(state, topic_id, where, f"the cluster has the topic id {said} now" if said else "")
+        reported_id, cluster_id = answer.topic_ids.get(state.topic, ""), answer.cluster_id
+        if reported_id != topic_id or not cluster_id:
+            raise other_topic_error(state, topic_id, where, f"the cluster has the topic id {reported_id} now" if reported_id else "")
     former_id = latest_topic_id(state.topic_id, catalog.state.superseded.get(state.topic, {}))
     body = TopicRecreated(topic=state.topic, superseded_id=former_id, topic_id=topic_id, cluster_id=cluster_id, by=holder)
 

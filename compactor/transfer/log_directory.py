@@ -458,7 +458,9 @@ def _prepare_indexes(member: FutureSegment, policy: CleanerPolicy, folder: Path)
     for kind, data, mismatch_of in (("index", made[0], index_mismatch), ("timeindex", made[1], timeindex_mismatch)):
         given = member.piece.path.with_suffix(f".{kind}")
         usable = (
-            member.piece.is_whole_file and member.start == member.source.base and _index_matches_log(given, mismatch_of, member.start, table)
+            member.piece.is_whole_file
+            and member.start == member.source.base
+            and _index_matches_log(given, mismatch_of, member.start, table)
         )
         # The index is copied, because a broker that deletes the segment deletes it, too.
         paths[kind] = _write_file(folder / kind, given.read_bytes() if usable else data)

@@ -350,11 +350,11 @@ def partitions_to_inspect(
     chosen: set[TopicPartition] = set()
     idle: list[tuple[int, TopicPartition]] = []
     for name in names:
-        look = state.looks.get(key_of(name))
-        if look is None or look.slot < state.reached.get(key_of(name), 0) or look.next_ms <= now_ms:
+        inspection = state.looks.get(key_of(name))
+        if inspection is None or inspection.slot < state.reached.get(key_of(name), 0) or inspection.next_ms <= now_ms:
             chosen.add(name)
         else:
-            idle.append((look.at_ms, name))
+            idle.append((inspection.at_ms, name))
     # Inspections that hints asked for count for that hour, too, but they do not delay partitions that have waited a whole cycle.
     lately = sum(now_ms - HOUR_MS < at_ms <= now_ms for at_ms, _ in idle)
     overdue = sum(at_ms <= now_ms - HOUR_MS * len(names) // MAX_UNHINTED_INSPECTIONS for at_ms, _ in idle)

@@ -273,10 +273,10 @@ def explain_offset(opened: Tier, name: TopicPartition, offset: int, now_ms: int,
     return _explain_state(opened, name, explain)
 
 
-def _explain_state(opened: Tier, name: TopicPartition, look: Callable[[PartitionState], Explanation]) -> Explanation:
+def _explain_state(opened: Tier, name: TopicPartition, explain_with: Callable[[PartitionState], Explanation]) -> Explanation:
     """Return the explanation of the partition's present state; compute it again if an object was deleted meanwhile."""
     log = opened.open(name)
-    return read_again_if_missing(name, lambda: look(log.refresh()))
+    return read_again_if_missing(name, lambda: explain_with(log.refresh()))
 
 
 def _explain_removed_offset(

@@ -220,10 +220,10 @@ def _segment_forecasts(
             return ("rewrite", late) if late else ("skip", "nothing is due")
         if known is None:
             return "rewrite", late or "clean, but its keys may be superseded"
-        look = decide_by_sidecar(known.heads.get(segment.id, _NO_HEAD), late, keys=keys, record=known.record, now_ms=now_ms)
-        if look.must:
-            return "rewrite", look.must
-        return ("skip", look.may) if look.may else ("filter", "clean, and its filter is asked for the keys of the dirty range")
+        decision = decide_by_sidecar(known.heads.get(segment.id, _NO_HEAD), late, keys=keys, record=known.record, now_ms=now_ms)
+        if decision.must:
+            return "rewrite", decision.must
+        return ("skip", decision.may) if decision.may else ("filter", "clean, and its filter is asked for the keys of the dirty range")
 
     return [SegmentForecast(s.id, s.start_offset, s.end_offset, s.size_bytes, *expected_action(s)) for s in summary.live]
 

@@ -17,11 +17,11 @@ from bloom.siphash import key_tag
 from compactor.cleaner import row_spool
 from compactor.cleaner.keys import disk_map
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, passes_needed
-from compactor.cleaner.keys.key_set import ENTRY_BYTES, ROOM, SMALLEST, KeySet
+from compactor.cleaner.keys.key_set import ENTRY_BYTES, SMALLEST, SPACE, KeySet
 from compactor.errors import OutOfBudget
 
 MEGABYTE = 1 << 20
-LEAST = (SMALLEST + ROOM) * ENTRY_BYTES
+LEAST = (SMALLEST + SPACE) * ENTRY_BYTES
 Hashes = npt.NDArray[np.uint64]
 
 

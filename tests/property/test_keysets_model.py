@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compactor.cleaner.keys.key_set import ABSENT, ENTRY_BYTES, ROOM, SMALLEST, BoundedOffsetMap, KeySet
+from compactor.cleaner.keys.key_set import ABSENT, ENTRY_BYTES, SMALLEST, SPACE, BoundedOffsetMap, KeySet
 
 # Few distinct values, at both ends and in the middle of the table, so that clusters meet, and tags that only differ after the empty marker.
 first_half = st.sampled_from([0, 1, 2, 2**32, 2**32 + 1, 2**63, 2**64 - 1])
@@ -45,14 +45,14 @@ def test_a_key_set_is_a_set(calls: list[tuple[str, list[tuple[int, int]]]]) -> N
 
 
 @settings(deadline=None, max_examples=50)
-@given(seed=st.integers(0, 1000), budget=st.integers((SMALLEST + ROOM) * ENTRY_BYTES, 40_000))
+@given(seed=st.integers(0, 1000), budget=st.integers((SMALLEST + SPACE) * ENTRY_BYTES, 40_000))
 def test_it_stays_inside_any_budget(seed: int, budget: int) -> None:
     hashes = np.random.default_rng(seed).integers(0, 2**64, size=(4_000, 2), dtype=np.uint64)
     key_set, answer = KeySet(budget), np.zeros(len(hashes), dtype=np.bool_)
     done = key_set.insert_if_absent(hashes, answer)
     assert key_set.table.nbytes <= budget
     assert key_set.peak_bytes <= budget
-    assert done == min(len(hashes), int((budget // ENTRY_BYTES - ROOM) * 0.8))
+    assert done == min(len(hashes), int((budget // ENTRY_BYTES - SPACE) * 0.8))
     assert answer.tolist() == [True] * done + [False] * (len(hashes) - done)
 
 

@@ -103,7 +103,7 @@ def test_same_view_with_and_without_filters(rounds: list[Any], legacy: bool, eng
             patch.setattr(index, "KeyTable", lambda budget_bytes, rows: KeyTable(24 * 20, rows))
         if engine == "changes over":
             patch.setattr(roles, "estimate_distinct_keys", lambda heads, records: 1)
-            patch.setattr(index, "MIN_MAP_BYTES", (16 + key_set.ROOM) * key_set.ENTRY_BYTES)
+            patch.setattr(index, "MIN_MAP_BYTES", (16 + key_set.SPACE) * key_set.ENTRY_BYTES)
             patch.setattr(key_set, "SMALLEST", 16)
         tiers = []
         for bloom in (True, False):

@@ -136,7 +136,7 @@ def test_all_engines_make_the_same_bytes(made: tuple[LogBuilder, int], parts: in
             on_disk = log.spilling(None, parts=parts)
             assert log.output(on_disk) == want
             assert on_disk.keys == memory.keys
-            tiny = log.spilling(KeySet((16 + key_set.ROOM) * key_set.ENTRY_BYTES))
+            tiny = log.spilling(KeySet((16 + key_set.SPACE) * key_set.ENTRY_BYTES))
             assert log.output(tiny) == want
             assert tiny.has_spilled == (memory.keys > 12), "0.8 of 16"
             roomy = log.spilling(KeySet(1 << 20))

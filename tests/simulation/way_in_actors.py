@@ -99,8 +99,8 @@ def in_one_thread(world: World) -> Iterator[None]:
     """No thread but the simulation's, and a consumer that reads when it is asked, by the world's clock."""
 
     def take(feed: TierFeed, timeout_s: float) -> Any:
-        while not feed._queue and feed._due_turns:
-            turn = feed._due_turns.popleft()
+        while not feed._queue and feed._due_reads:
+            turn = feed._due_reads.popleft()
             try:
                 item = feed._read_turn(turn)
             except LogChanged:

@@ -16,7 +16,7 @@ from tests.builders import GZIP, LZ4, SNAPPY, ZSTD, LogBuilder, entry
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
-ROOM = 256 << 20
+SPACE = 256 << 20
 LIMIT = 16 << 20
 
 MEASURE = """
@@ -72,6 +72,6 @@ def test_bomb_takes_no_room(tmp_path: Path, codec: int, legacy: bool) -> None:
     paths = [str(sound.write(tmp_path / "sound")), str(bad.write(tmp_path / "bad")), str(LIMIT)]
     done = subprocess.run([sys.executable, "-c", MEASURE, *paths], cwd=ROOT, capture_output=True, text=True, check=True)
     kilobytes, where, words = done.stdout.split(maxsplit=2)
-    assert int(kilobytes) << 10 < ROOM
+    assert int(kilobytes) << 10 < SPACE
     assert int(where) == position
     assert "max_decompressed_batch_bytes" in words

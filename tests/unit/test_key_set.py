@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from compactor.cleaner.keys import key_set
-from compactor.cleaner.keys.key_set import ENTRY_BYTES, ROOM, SMALLEST, BoundedOffsetMap, KeySet
+from compactor.cleaner.keys.key_set import ENTRY_BYTES, SMALLEST, SPACE, BoundedOffsetMap, KeySet
 from compactor.errors import OutOfBudget
 
 MEGABYTE = 1 << 20
@@ -79,7 +79,7 @@ def test_the_budget_ends_it_at_a_row_and_what_is_known_stays_answerable() -> Non
     done = key_set.insert_if_absent(hashes, answer)
     assert 0 < done < len(hashes)
     assert key_set.peak_bytes <= budget
-    assert key_set.entries == int((budget // ENTRY_BYTES - ROOM) * 0.8)
+    assert key_set.entries == int((budget // ENTRY_BYTES - SPACE) * 0.8)
     assert answer[:done].tolist() == expected_first_seen(hashes[:done])
     assert all(contained(key_set, hashes[:done]))
     assert not contained(key_set, hashes[done : done + 1])[0]
@@ -96,9 +96,9 @@ def test_start_skips_rows_that_are_done() -> None:
     assert answer.tolist() == [False] * 60 + [True] * 40
 
 
-@pytest.mark.parametrize("budget", [-1, 0, (SMALLEST + ROOM) * ENTRY_BYTES - 1])
+@pytest.mark.parametrize("budget", [-1, 0, (SMALLEST + SPACE) * ENTRY_BYTES - 1])
 def test_a_budget_that_is_too_small_says_what_it_takes(budget: int) -> None:
-    with pytest.raises(OutOfBudget, match=str((SMALLEST + ROOM) * ENTRY_BYTES)):
+    with pytest.raises(OutOfBudget, match=str((SMALLEST + SPACE) * ENTRY_BYTES)):
         KeySet(budget)
 
 
@@ -122,10 +122,10 @@ def test_hashes_that_all_want_one_home_cost_time_only(base: int) -> None:
     if base < LAST - 700:
         assert first_seen(key_set, hashes) == [True] * 2_000
         assert first_seen(key_set, hashes) == [False] * 2_000
-    else:  # behind the last home there is room for ROOM - 1 more; the set says that it is full, not something wrong
+    else:  # behind the last home there is room for SPACE - 1 more; the set says that it is full, not something wrong
         answer = np.zeros(2_000, dtype=np.bool_)
         done = key_set.insert_if_absent(hashes, answer)
-        assert done == ROOM
+        assert done == SPACE
         assert contained(key_set, hashes) == [True] * done + [False] * (2_000 - done)
 
 

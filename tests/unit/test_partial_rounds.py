@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from bloom.directory import TOMBSTONE, KeyDirectory
+from bloom.directory import HAS_TOMBSTONE, KeyDirectory
 from bloom.sidecar import RecordsDue, Sidecar
 from compactor.cleaner.passes.retention import BatchDecisions
 from compactor.cleaner.passes.source import SourceSegment, open_source
@@ -129,7 +129,7 @@ class TestWhichBatchesAreTouched:
         self, source: SourceSegment, directory: KeyDirectory, horizon_ms: int, is_touched: bool
     ) -> None:
         table = replace(source.table, base_timestamp=np.full(BATCHES, horizon_ms), attributes=np.full(BATCHES, HORIZON, np.int16))
-        flags = np.full(BATCHES, TOMBSTONE, np.uint8)
+        flags = np.full(BATCHES, HAS_TOMBSTONE, np.uint8)
         nothing = np.zeros(BATCHES, np.bool_)
         outcomes = BatchDecisions(np.full(BATCHES, COPY), nothing, nothing)
         found = batches_that_may_change(table, outcomes, replace(directory, flags=flags), nothing, NOW)
@@ -139,7 +139,7 @@ class TestWhichBatchesAreTouched:
 class TestDueTogether:
     def test_copied_tombstones_count_with_their_horizon(self, source: SourceSegment, directory: KeyDirectory) -> None:
         table = replace(source.table, base_timestamp=np.array([70, 10, 50, 20]))
-        marked = replace(directory, flags=np.full(BATCHES, TOMBSTONE, np.uint8))
+        marked = replace(directory, flags=np.full(BATCHES, HAS_TOMBSTONE, np.uint8))
         fresh = RecordsDue(3, 1, 90, 2)
         assert combined_due(splice_of(table, marked), fresh) == RecordsDue(5, 1, 50, 2)
         assert combined_due(splice_of(table, marked), replace(fresh, earliest_tombstone_horizon_ms=40)) == RecordsDue(5, 1, 40, 2)

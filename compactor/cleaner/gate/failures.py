@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from compactor.cleaner.gate.key_table import record_marks
-from compactor.cleaner.gate.parser import KEYLESS, Records
+from compactor.cleaner.gate.parser import KEYLESS_RECORD, Records
 from compactor.errors import CompactorError
 from compactor.kernels.common import Flags
 from compactor.records.batches import Int64s
@@ -81,7 +81,7 @@ def explain_by_sums(segment: str, source: Records, there: Flags, mismatch: SumMi
 
     :param there: a flag per source record: it is in the output.
     """
-    marks, keyed = record_marks(source.offset, source.digest), source.flags & KEYLESS == 0
+    marks, keyed = record_marks(source.offset, source.digest), source.flags & KEYLESS_RECORD == 0
     for cause, invalid in (
         (LOST, ~there & keyed & (marks == np.uint64(-mismatch.excess % 2**64))),
         ("superseded by a later record of its key", there & (marks == np.uint64(mismatch.excess))),

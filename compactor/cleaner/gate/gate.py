@@ -55,7 +55,7 @@ from compactor.cleaner.gate.failures import EXPIRED, SumMismatch, explain_by_key
 from compactor.cleaner.gate.failures import GateFailed as GateFailed
 from compactor.cleaner.gate.key_table import DUE, GateSums, KeyTable, Words, pack_table_rows, zero_gate_sums
 from compactor.cleaner.gate.parser import (
-    KEYLESS,
+    KEYLESS_RECORD,
     NULL_VALUE,
     HeaderFields,
     InflatedTooLarge,
@@ -368,7 +368,7 @@ class Gate:
 
     def _table_rows(self, records: Records, headers: HeaderFields, source: SourceSegment, below: bool) -> WitnessRows:
         """Return the table rows of records inside the dirty range, or, with ``below``, outside it."""
-        digests, due, keyed = records.digest, self._due_tombstones(records, headers, source), records.flags & KEYLESS == 0
+        digests, due, keyed = records.digest, self._due_tombstones(records, headers, source), records.flags & KEYLESS_RECORD == 0
         picked = keyed & ((records.offset < self._first_dirty) == below) & (records.offset <= self._rules.latest_offset)
         if below:
             picked &= ~due
@@ -405,7 +405,7 @@ class Gate:
 
     def _records_that_must_go(self, records: Records, headers: HeaderFields, source: SourceSegment, latest: Int64s) -> Flags:
         """Return which records must not be left. ``latest``: last offset of each key in the dirty range, or ABSENT_KEY."""
-        gone = (latest > records.offset) | (records.flags & KEYLESS != 0) | self._due_tombstones(records, headers, source)
+        gone = (latest > records.offset) | (records.flags & KEYLESS_RECORD != 0) | self._due_tombstones(records, headers, source)
         return gone & (records.offset <= self._rules.latest_offset)
 
     def _expected_sums(self, source: SourceSegment, mapped: Mapped) -> Words:
@@ -570,7 +570,7 @@ class Gate:
             inside = (records.offset[begin] >= out[col.BASE]) & (records.offset[end] <= out[col.LAST])
             if not inside.all() or np.any(np.diff(records.offset) <= 0):
                 raise GateFailed("records whose offsets do not ascend within their batches", segment=name, offset=int(out[col.BASE, 0]))
-            keyless = (records.flags & KEYLESS != 0) & (records.offset <= self._rules.latest_offset)
+            keyless = (records.flags & KEYLESS_RECORD != 0) & (records.offset <= self._rules.latest_offset)
             if keyless.any():
                 offset = int(records.offset[keyless][0])
                 raise GateFailed("a record without a key, which compaction removes", segment=name, offset=offset)

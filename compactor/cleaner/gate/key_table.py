@@ -36,7 +36,7 @@ _KEY_BITS: Final = np.uint64((2**30 - 1) << 32)
 GATE_KEY_BYTES: Final = 36
 """What a key takes in a table, with a little to spare."""
 
-ENTRIES, CAPACITY, LIMIT, RANGES, RANGE = range(5)
+TABLE_ENTRIES, TABLE_CAPACITY, TABLE_LIMIT, RANGES, RANGE = range(5)
 """Indexes into a table's ``state``: keys held, cells, most keys, number of ranges of the hash, number of the range that is held."""
 
 MAX_GATE_RANGES: Final = 2**62
@@ -62,7 +62,7 @@ class KeyTable:
     @property
     def keys(self) -> int:
         """Return the number of keys in the table."""
-        return int(self._state[ENTRIES])
+        return int(self._state[TABLE_ENTRIES])
 
     @property
     def ranges(self) -> int:
@@ -112,7 +112,7 @@ class KeyTable:
         """Add the records that must be left of the dirty range to ``sums``, by segment. Segment i has the offsets [bounds[i], bounds[i +
         1]).
         """
-        _add_expected_sums(self._cells, int(self._state[CAPACITY]), bounds, sums)
+        _add_expected_sums(self._cells, int(self._state[TABLE_CAPACITY]), bounds, sums)
 
     def add_expected_sums_outside(self, rows: GateRows, bounds: Int64s, sums: GateSums) -> None:
         """Add those records outside the dirty range to ``sums``, by segment, whose key the dirty range does not have. Segment i has the
@@ -228,10 +228,10 @@ def _drop_other_ranges(cells: Words, state: Int64s) -> None:
     Starts after an empty cell, which no search passes, and puts every key back into the first empty cell from its home on. That cell is at
     or before the one that it came from.
     """
-    capacity, empty = state[CAPACITY], 0
+    capacity, empty = state[TABLE_CAPACITY], 0
     while cells[WORDS * empty] != 0:
         empty += 1
-    state[ENTRIES] = 0
+    state[TABLE_ENTRIES] = 0
     for step in range(1, capacity):
         cell = empty + step if empty + step < capacity else empty + step - capacity
         tag, offset, rest = cells[WORDS * cell], cells[WORDS * cell + 1], cells[WORDS * cell + 2]
@@ -241,21 +241,21 @@ def _drop_other_ranges(cells: Words, state: Int64s) -> None:
         if _is_in_range(state, tag):
             cell = ~_find_cell(cells, capacity, tag, rest & _KEY_BITS)
             cells[WORDS * cell], cells[WORDS * cell + 1], cells[WORDS * cell + 2] = tag, offset, rest
-            state[ENTRIES] += 1
+            state[TABLE_ENTRIES] += 1
 
 
 @kernel
 def _put_rows(cells: Words, state: Int64s, rows: GateRows) -> int:
-    capacity = state[CAPACITY]
+    capacity = state[TABLE_CAPACITY]
     for row in range(len(rows)):
-        _prefetch(cells, state[CAPACITY], rows, row)
+        _prefetch(cells, state[TABLE_CAPACITY], rows, row)
         if not _is_in_range(state, rows[row, 0]):
             continue
         cell = _find_cell(cells, capacity, rows[row, 0], rows[row, 2] & _KEY_BITS)
         if cell < 0:
-            if state[ENTRIES] >= state[LIMIT]:
+            if state[TABLE_ENTRIES] >= state[TABLE_LIMIT]:
                 return row
-            state[ENTRIES] += 1
+            state[TABLE_ENTRIES] += 1
             cell = ~cell
         elif np.int64(cells[WORDS * cell + 1]) >= np.int64(rows[row, 1]):
             continue
@@ -267,9 +267,9 @@ def _put_rows(cells: Words, state: Int64s, rows: GateRows) -> int:
 @kernel
 def _find_latest_offsets(cells: Words, state: Int64s, hashes: Words, out: Int64s) -> None:
     for row in range(len(hashes)):
-        _prefetch(cells, state[CAPACITY], hashes, row)
+        _prefetch(cells, state[TABLE_CAPACITY], hashes, row)
         tag = _nonzero_tag(hashes[row, 0])
-        cell = _find_cell(cells, state[CAPACITY], tag, _key_bits(hashes[row, 1])) if _is_in_range(state, tag) else -1
+        cell = _find_cell(cells, state[TABLE_CAPACITY], tag, _key_bits(hashes[row, 1])) if _is_in_range(state, tag) else -1
         out[row] = np.int64(cells[WORDS * cell + 1]) if cell >= 0 else ABSENT_KEY
 
 
@@ -285,10 +285,10 @@ def _add_expected_sums(cells: Words, capacity: int, bounds: Int64s, sums: GateSu
 @kernel
 def _add_expected_sums_outside(cells: Words, state: Int64s, rows: GateRows, bounds: Int64s, sums: GateSums) -> None:
     for row in range(len(rows)):
-        _prefetch(cells, state[CAPACITY], rows, row)
+        _prefetch(cells, state[TABLE_CAPACITY], rows, row)
         if not _is_in_range(state, rows[row, 0]):
             continue
-        if _find_cell(cells, state[CAPACITY], rows[row, 0], rows[row, 2] & _KEY_BITS) < 0:
+        if _find_cell(cells, state[TABLE_CAPACITY], rows[row, 0], rows[row, 2] & _KEY_BITS) < 0:
             segment = find_segment(rows[row, 1], bounds)
             sums[segment, 0] += np.uint64(1)
             sums[segment, 1] += record_mark(rows[row, 1], rows[row, 2])

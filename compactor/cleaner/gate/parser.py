@@ -47,7 +47,7 @@ HeaderFields = npt.NDArray[np.int64]
 
 _MOST_BYTES: Final = 1 << 26
 _CHUNK: Final = 1 << 21
-KEYLESS: Final = 1
+KEYLESS_RECORD: Final = 1
 NULL_VALUE: Final = 2
 ODD_NAMES: Final = 4  # a header name that is not ASCII: Java may write other bytes for it
 ODD_ATTRIBUTES: Final = 8  # unused bits, which only a copy keeps
@@ -415,7 +415,7 @@ def _parse_records(
             if vlen < 0:
                 flags[row] |= NULL_VALUE
             if klen < 0:
-                flags[row] |= KEYLESS
+                flags[row] |= KEYLESS_RECORD
                 hashes[row, 0] = hashes[row, 1] = np.uint64(0)
             else:
                 hashes[row, 0], hashes[row, 1] = siphash128(buf, kstart, klen, k0, k1)

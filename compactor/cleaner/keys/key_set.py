@@ -32,11 +32,11 @@ MAX_LOAD = 0.8
 GROWTH = 1.31
 """Load after growing: 0.8 / 1.31 = 0.61, so 19.7 bytes a key; in all its life a key is moved three times, at about 10 ns."""
 
-ROOM = 64
+SPACE = 64
 """Cells behind the last home. The last one always stays empty, so that every search ends without a test for the end."""
 
 SMALLEST = 256
-MIN_MAP_BYTES = (SMALLEST + ROOM) * ENTRY_BYTES
+MIN_MAP_BYTES = (SMALLEST + SPACE) * ENTRY_BYTES
 AHEAD = 24
 """Rows between asking for a cache line and using it."""
 
@@ -132,7 +132,7 @@ def spread_to_capacity(table: HashTable, cells: int, capacity: int, scratch: Has
     of the longest cluster.
 
     An entry's new home is at or after its old one, hence after every entry that is still to be moved. No entry is further after the last
-    home than before, so ROOM is enough again.
+    home than before, so SPACE is enough again.
     """
     cell = cells - 1
     while cell >= 0:
@@ -162,11 +162,11 @@ class KeySet:
         :param expected_keys: initial size, so that the set need not grow up to there.
         :raises OutOfBudget: the budget is below LEAST_BYTES, or more than the system gives.
         """
-        self._most_homes = budget_bytes // ENTRY_BYTES - ROOM
+        self._most_homes = budget_bytes // ENTRY_BYTES - SPACE
         if self._most_homes < SMALLEST:
             raise OutOfBudget(f"a map budget of {budget_bytes} bytes is too small", hint=f"Give at least {MIN_MAP_BYTES} bytes")
         try:
-            self.table: HashTable = np.zeros(3 * (self._most_homes + ROOM), dtype=np.uint32)
+            self.table: HashTable = np.zeros(3 * (self._most_homes + SPACE), dtype=np.uint32)
         except MemoryError as error:
             raise OutOfBudget(f"this machine cannot give a map of {budget_bytes} bytes", hint="Lower map_budget_bytes") from error
         self.state: State = np.zeros(4, dtype=np.int64)
@@ -220,7 +220,7 @@ class KeySet:
         capacity = min(capacity, self._most_homes)
         self.state[CAPACITY] = capacity
         self.state[LIMIT] = int(capacity * MAX_LOAD)
-        self.state[CELLS] = capacity + ROOM
+        self.state[CELLS] = capacity + SPACE
 
 
 ABSENT = -1

@@ -114,8 +114,8 @@ class KeyScan:
             rows, first_row = parse_records(source.table, chunk, buffers.rows, source.name)
             hashes, picked = _hash_chunk(buffers, chunk, rows, low, high, self.hash_key, backwards)
             shown = self.witness is not None and backwards and not below
-            looked = self.witness.read_chunk(buffers, source, chunk) if self.witness is not None and shown else None
-            piece = HashedChunk(chunk, first_row, hashes, picked, rows.offset, rows.value_length, rows, looked)
+            witnessed = self.witness.read_chunk(buffers, source, chunk) if self.witness is not None and shown else None
+            piece = HashedChunk(chunk, first_row, hashes, picked, rows.offset, rows.value_length, rows, witnessed)
             found.append(piece if chunk.last - chunk.first == last - first else piece.copy_arrays())
         return found
 
@@ -136,12 +136,12 @@ class HashedChunk:
     offset: Int64s
     value_length: Int32s
     rows: Rows | None
-    looked: WitnessRows | None
+    witnessed: WitnessRows | None
 
     def copy_arrays(self) -> HashedChunk:
         """Return a copy that stays valid when the thread's buffers are reused."""
         hashes, picked, offset, value_length = self.hashes.copy(), self.picked.copy(), self.offset.copy(), self.value_length.copy()
-        return HashedChunk(self.chunk, self.first_row, hashes, picked, offset, value_length, None, self.looked)
+        return HashedChunk(self.chunk, self.first_row, hashes, picked, offset, value_length, None, self.witnessed)
 
 
 class SurvivorBits:
@@ -247,8 +247,8 @@ class BackwardSurvivors:
             scanned, pieces = prepared
             marked = [(piece, *self._mark_first_seen(piece)) for piece in pieces]
             for piece in pieces:
-                if key_scan.witness is not None and piece.looked is not None:
-                    key_scan.witness.add_chunk(scanned.source, piece.looked)
+                if key_scan.witness is not None and piece.witnessed is not None:
+                    key_scan.witness.add_chunk(scanned.source, piece.witnessed)
             for piece, survives, final in marked:
                 scanned.bits.add_chunk(piece, survives, key_scan.first_dirty, scanned.source, final=final)
             return (scanned, *marked[0][:2]) if len(marked) == 1 and marked[0][2] else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from bloom.directory import HAS_KEYLESS_RECORD, TOMBSTONE, KeyDirectory, hash_prefixes
+from bloom.directory import HAS_KEYLESS_RECORD, HAS_TOMBSTONE, KeyDirectory, hash_prefixes
 from bloom.sidecar import KeyCollector, RecordsDue, Sidecar
 from bloom.siphash import hash_keys, key_halves
 from bloom.sizing import FilterDesign
@@ -64,7 +64,7 @@ class SidecarBuilder:
         self._data = source.table.control == NOT_CONTROL
         self._hashing = sketch or directory or design is not None
         self._summaries: list[ChunkSummary] | None = [] if directory else None
-        self._portrait = KeyCollector(design)
+        self._sidecar = KeyCollector(design)
         self.hash_key = hash_key
         self._halves = key_halves(hash_key)
         self.due = RecordsDue()
@@ -99,11 +99,11 @@ class SidecarBuilder:
         keys = _count_by_batch(keyed, first_row)
         keyless = self._data[chunk.first : chunk.last] & (keys < np.diff(first_row))
         buried = _count_by_batch(keyed & (rows.value_length < 0), first_row) > 0
-        return keys.astype(np.int32), (keyless * np.uint8(HAS_KEYLESS_RECORD) | buried * np.uint8(TOMBSTONE)).astype(np.uint8)
+        return keys.astype(np.int32), (keyless * np.uint8(HAS_KEYLESS_RECORD) | buried * np.uint8(HAS_TOMBSTONE)).astype(np.uint8)
 
     def add_summary(self, summary: ChunkSummary) -> None:
         """Add the summary of a chunk. Must be called by one thread at a time."""
-        self._portrait.add_hashes(summary.hashes)
+        self._sidecar.add_hashes(summary.hashes)
         if self._summaries is not None:
             self._summaries.append(summary)
         self.due = RecordsDue(
@@ -116,7 +116,7 @@ class SidecarBuilder:
     def build_sidecar(self, segment_id: str) -> Sidecar:
         """Return the sidecar. Called after all batches with records were added."""
         runs, markers = runs_and_markers(self._table)
-        return self._portrait.build_sidecar(segment_id, int(self._table.count[self._data].sum()), self.due, runs, markers)
+        return self._sidecar.build_sidecar(segment_id, int(self._table.count[self._data].sum()), self.due, runs, markers)
 
     def build_directory(self, segment_id: str) -> KeyDirectory:
         """Return the key directory. Called after all batches with records were added; the segment's bytes must still be available."""

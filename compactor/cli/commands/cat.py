@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output
+from compactor.constants import MAX_OFFSET
 
 if TYPE_CHECKING:
     from compactor.consumer.messages import RecordBlock
-
-LAST = 2**63 - 1
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -23,7 +22,7 @@ def add_arguments(parser: frame.Parser) -> None:
         tiers.PARTITION_ARGUMENT,
         tiers.TOPIC_ID_ARGUMENT,
         frame.argument("--from", metavar="N", dest="first", type=frame.whole_number(), default=0, help="first offset"),
-        frame.argument("--to", metavar="N", dest="last", type=frame.whole_number(), default=LAST, help="last offset, inclusive"),
+        frame.argument("--to", metavar="N", dest="last", type=frame.whole_number(), default=MAX_OFFSET, help="last offset, inclusive"),
         frame.argument("--key", metavar="K", help="only records with this key: text, or base64:..."),
         frame.argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed"),
         frame.argument("--view", choices=("all", "latest"), default="all", help="latest: the last value of each key, deletes left out"),

@@ -78,15 +78,15 @@ def run_recompact(args: argparse.Namespace, out: Output) -> int:
 def _print_dry_run(found: Sequence[RecompactionCandidate], out: Output, outcomes: tiers.PartitionOutcomes) -> int:
     """Print what would be done with each partition."""
     rows, cells = [], []
-    for look in found:
-        if look.error is not None:
-            outcomes.record_failure(str(look.name), look.error)
+    for inspection in found:
+        if inspection.error is not None:
+            outcomes.record_failure(str(inspection.name), inspection.error)
             continue
         outcomes.record_success()
-        status = "left_alone" if look.skip_reason else "would_be_cleaned"
-        facts = {"status": status, "reason": look.skip_reason, "bytes": look.bytes}
-        rows.append({"topic": look.name.topic, "partition": look.name.partition, **facts})
-        cells.append((str(look.name), status, format_size(look.bytes), look.skip_reason))
+        status = "left_alone" if inspection.skip_reason else "would_be_cleaned"
+        facts = {"status": status, "reason": inspection.skip_reason, "bytes": inspection.bytes}
+        rows.append({"topic": inspection.name.topic, "partition": inspection.name.partition, **facts})
+        cells.append((str(inspection.name), status, format_size(inspection.bytes), inspection.skip_reason))
     todo = sum(row["status"] == "would_be_cleaned" for row in rows)
     table = Table("", ("partition", "status", "size", "why"), cells, below=1)
     out.print_result({"partitions": rows}, table, summary=f"{todo} of {len(found)} partitions would be cleaned; nothing was changed")

@@ -98,7 +98,7 @@ def run_retire(args: argparse.Namespace, out: Output) -> int:
         collect_inbox(opened.catalog)
         names = partitions_to_inspect(opened.catalog.state, every, now_ms, opened.log_key)
     noted = _InspectionRecorder(opened, usual and len(every) > MAX_UNHINTED_INSPECTIONS, now_ms)
-    moments = [look.next_ms for look in opened.catalog.state.looks.values()]
+    moments = [inspection.next_ms for inspection in opened.catalog.state.looks.values()]
     with out.progress("retiring", len(names), "partitions") as progress:
         for name in names:
             progress.advance()

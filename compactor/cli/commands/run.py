@@ -76,7 +76,7 @@ def _read_present_summaries(opened: Tier, names: Sequence[TopicPartition], out: 
 
     with out.progress("looking", len(names), "partitions") as progress:
         looks = read_summaries(opened, names, max_age_ms=0, on_partition=progress.advance)
-    return [look.summary for look in looks if look.summary is not None]
+    return [inspection.summary for inspection in looks if inspection.summary is not None]
 
 
 def _note_lease_holder(opened: Tier, name: TopicPartition, out: Output) -> None:
@@ -151,9 +151,9 @@ class _StageDisplay:
     def __init__(self, progress: Progress, label: str, reported: JobProgress) -> None:
         self._progress = progress
         self._label = label
-        self._told = reported
+        self._reported = reported
         progress.begin_step(label)
 
     def __call__(self, stage: Stage, plan: CompactionPlan) -> None:
         self._progress.begin_step(f"{self._label}: {stage.value}")
-        self._told.record_stage(stage, plan)
+        self._reported.record_stage(stage, plan)

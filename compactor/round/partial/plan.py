@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from bloom.directory import HAS_KEYLESS_RECORD, TOMBSTONE, KeyDirectory, concatenate_directories, estimate_directory_bytes
+from bloom.directory import HAS_KEYLESS_RECORD, HAS_TOMBSTONE, KeyDirectory, concatenate_directories, estimate_directory_bytes
 from bloom.sidecar import RecordsDue, Sidecar
 from compactor.cleaner.passes.retention import BatchDecisions
 from compactor.constants import NEVER_MS
@@ -136,7 +136,7 @@ def batches_that_may_change(table: BatchTable, decisions: BatchDecisions, direct
     The last batch always counts, because a filler may be needed after it (coverage, I1).
     """
     waiting = ((table.attributes & np.int16(HORIZON)) != 0) & (table.base_timestamp > now_ms)
-    due = ((directory.flags & HAS_KEYLESS_RECORD) != 0) | (((directory.flags & TOMBSTONE) != 0) & ~waiting)
+    due = ((directory.flags & HAS_KEYLESS_RECORD) != 0) | (((directory.flags & HAS_TOMBSTONE) != 0) & ~waiting)
     by_header = (decisions.action != FILTER) & (decisions.action != COPY)
     undated = (table.control != NOT_CONTROL) & (decisions.action == FILTER)
     # An empty batch that an earlier round retained is removed by the next round that reads it.
@@ -240,7 +240,7 @@ def combined_due(splice: PartialRewritePlan, fresh: RecordsDue) -> RecordsDue:
 
     :param fresh: what becomes due in the batches that the cleaner wrote.
     """
-    buried = splice.is_copied & ((splice.directory().flags & TOMBSTONE) != 0)
+    buried = splice.is_copied & ((splice.directory().flags & HAS_TOMBSTONE) != 0)
     return RecordsDue(
         fresh.tombstones + int(np.count_nonzero(buried)),
         fresh.tombstones_without_horizon,

@@ -113,12 +113,12 @@ def plan_bundles(
     if not len(sizes):
         return []
     ideal = min(MAX_BUNDLE_BYTES, -(-int(sizes.sum()) // (slots * BUNDLES_PER_SLOT)))
-    room = max(1, min(MAX_BUNDLE_RECORDS, (disk_bytes - 2 * int(sizes.max())) // (2 * row_bytes)))
+    space = max(1, min(MAX_BUNDLE_RECORDS, (disk_bytes - 2 * int(sizes.max())) // (2 * row_bytes)))
     runs: list[tuple[int, int]] = []
     begin, size, rows = 0, 0, 0
     for place in range(len(sizes)):
         # A segment goes to the run in which its middle lies.
-        if place > begin and (size + int(sizes[place]) // 2 >= ideal or rows + int(records[place]) > room):
+        if place > begin and (size + int(sizes[place]) // 2 >= ideal or rows + int(records[place]) > space):
             runs.append((begin, place))
             begin, size, rows = place, 0, 0
         size += int(sizes[place])

@@ -15,7 +15,7 @@ from compactor.control.records import ScratchObject
 from compactor.errors import OutOfBudget
 from compactor.spark.cluster.executor import SharedSettings, TaskCost, open_task_tier, record_peak_memory
 from compactor.spark.round.exchange import create_scratch_once, pack_arrays
-from compactor.spark.round.gate_rows import DIRTY, OUTSIDE, ExpectedSums, GateBundle, HashBounds
+from compactor.spark.round.gate_rows import DIRTY_ROWS, OUTSIDE, ExpectedSums, GateBundle, HashBounds
 from compactor.spark.round.range_rows import RangeRows, read_ranges
 from compactor.storage.port import ObjectStore
 
@@ -102,12 +102,12 @@ def sum_range(gate_range: StoredGateRange, table: KeyTable, ranges: int, number:
     if ranges > MAX_GATE_RANGES:
         raise OutOfBudget("more keys than the gate's memory holds share one hash", hint="Raise map_budget_bytes")
     done = 0
-    table.reset_to_range(gate_range.count_rows(DIRTY), ranges, number)
-    for rows in gate_range.read_section(DIRTY):
+    table.reset_to_range(gate_range.count_rows(DIRTY_ROWS), ranges, number)
+    for rows in gate_range.read_section(DIRTY_ROWS):
         taken = table.put_rows(rows)
         done += taken
         if taken < len(rows):
-            parts = max(2, -(-gate_range.count_rows(DIRTY) // max(1, done)))
+            parts = max(2, -(-gate_range.count_rows(DIRTY_ROWS) // max(1, done)))
             return sum(sum_range(gate_range, table, ranges * parts, number * parts + part, bounds, sums) for part in range(parts))
     table.add_expected_sums(bounds, sums)
     for rows in gate_range.read_section(OUTSIDE):

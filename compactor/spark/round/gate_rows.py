@@ -36,7 +36,7 @@ from compactor.spark.round.exchange import Arrays, read_scratch_bytes, write_spo
 from compactor.storage.port import ObjectStore
 
 DIRECTORY_ENTRY_BYTES: Final = 24
-DIRTY, OUTSIDE = range(2)
+DIRTY_ROWS, OUTSIDE = range(2)
 """Sections of a bundle: rows of the dirty range, and rows outside it that are looked up."""
 
 HashBounds = Int64s

@@ -59,7 +59,7 @@ from compactor.spark.round.exchange import (
 )
 from compactor.spark.round.gate_rows import (
     DIRECTORY_ENTRY_BYTES,
-    DIRTY,
+    DIRTY_ROWS,
     OUTSIDE,
     SparseOutcomes,
     create_scan_gate,
@@ -256,9 +256,9 @@ def _sort_rows(
             next_ordinal += len(rows)
             mark_tombstone_batches(first_row, rows.value_length, tombstones[some])
             if source.end > first_dirty:
-                key_rows.add(DIRTY, pack_key_rows(chunk, rows, first_row, begin, halves, first_dirty, MAX_OFFSET))
+                key_rows.add(DIRTY_ROWS, pack_key_rows(chunk, rows, first_row, begin, halves, first_dirty, MAX_OFFSET))
                 if gate is not None and gate_rows is not None:
-                    gate_rows.add(DIRTY, gate.read_chunk(buffers, source, chunk).rows)
+                    gate_rows.add(DIRTY_ROWS, gate.read_chunk(buffers, source, chunk).rows)
             if source.base < first_dirty:
                 key_rows.add(OUTSIDE, pack_key_rows(chunk, rows, first_row, begin, halves, 0, first_dirty))
                 if gate is not None and gate_rows is not None:

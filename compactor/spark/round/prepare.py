@@ -119,7 +119,7 @@ def _check_clean_segments(
         inspections[segment.id] = decide_by_sidecar(
             heads[segment.id], why or horizon_passed_reason(segment, now_ms), keys=keys, record=record, now_ms=now_ms
         )
-    asked = [name for name, look in inspections.items() if look.askable and not look.must and not look.may]
+    asked = [name for name, decision in inspections.items() if decision.askable and not decision.must and not decision.may]
     sizes = {segment.id: segment.size_bytes for segment in assessment.clean}
     bunches = pack_bins([sizes[name] for name in asked], jobs.cluster.slots)
     items = [FilterQuery(tuple(asked[n] for n in bunch), bundles) for bunch in bunches]

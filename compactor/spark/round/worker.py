@@ -26,7 +26,7 @@ from compactor.control.records import ScratchObject
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, OutOfBudget, StoreError
 from compactor.kernels.common import KEY_BYTES
-from compactor.local.staging import group_room
+from compactor.local.staging import group_space
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.engines import DraftAt
@@ -267,7 +267,7 @@ class _AnnouncedPlan:
         """Raise OutOfBudget if the share of the disk budget of one task is too small for a group. Called before any work begins."""
         by_id, share = {segment.id: segment for segment in self._live}, self._jobs.shared.disk_budget_bytes
         interval = self._plan.policy.index_interval_bytes
-        need = max(group_room([by_id[name] for name in task.sources], interval, most_bytes=task.most_bytes) for task in self._tasks)
+        need = max(group_space([by_id[name] for name in task.sources], interval, most_bytes=task.most_bytes) for task in self._tasks)
         if need > share:
             each = self._worker.cluster.slots_per_executor
             raise OutOfBudget(
