@@ -69,10 +69,11 @@ class Read:
 
 @dataclass(frozen=True)
 class Violation:
-    """kind: one of those that the module's docstring lists. text: which record, and what is known of it."""
+    """kind: one of those that the module's docstring lists. text: which record, and what is known of it. offset: the record's."""
 
     kind: str
     text: str
+    offset: int
 
 
 @dataclass
@@ -169,7 +170,7 @@ def judge_read(history: PartitionHistory, read: Read) -> list[Violation]:
     last = read.start - 1
     for each in read.found:
         if each.offset <= last:
-            violations.append(Violation("out of order", f"offset {each.offset} came after {last}"))
+            violations.append(Violation("out of order", f"offset {each.offset} came after {last}", each.offset))
         last = max(last, each.offset)
         found[each.offset] = each.record
         violations += _found_violations(history, read, each)
@@ -191,9 +192,10 @@ def _found_violations(history: PartitionHistory, read: Read, each: FoundRecord) 
         was = "nothing was acknowledged there" if known is None else f"{_short(known)} was acknowledged there"
         if any(each.record == record for _, record in history.disowned):
             was += "; an unclean election had discarded the record"
-        return [Violation("invented", f"offset {each.offset}: {_short(each.record)} was read, {was}")]
+        return [Violation("invented", f"offset {each.offset}: {_short(each.record)} was read, {was}", each.offset)]
     if read.is_committed and history.outcome_of(each.offset) is Outcome.ABORTED:
-        return [Violation("not committed", f"offset {each.offset}: {_short(each.record)} belongs to an aborted transaction")]
+        text = f"offset {each.offset}: {_short(each.record)} belongs to an aborted transaction"
+        return [Violation("not committed", text, each.offset)]
     return []
 
 
@@ -214,9 +216,10 @@ def _missing_violations(history: PartitionHistory, read: Read, offset: int, pres
             first = present.get(record.key, offset)
             if first < offset and not read.is_slow:
                 text = f"{record.key!r}: its tombstone at offset {offset} is gone, and its value at offset {first} is still read"
-                return [Violation("came back", text)]
+                return [Violation("came back", text, offset)]
             return []
-    return [Violation("lost", f"offset {offset}: {_short(record)} is missing, and nothing up to {read.cleaned_below} supersedes it")]
+    text = f"offset {offset}: {_short(record)} is missing, and nothing up to {read.cleaned_below} supersedes it"
+    return [Violation("lost", text, offset)]
 
 
 def _short(record: SentRecord) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ from typing import Any
 from tests.broker_soak.network import Link, Network
 from tests.support.deployment import Deployment, Running
 from tests.support.fault_proxy import FaultProxy
-from tests.support.kafka_broker import CONTROLLER, HOST, KafkaCluster, _format, free_ports
+from tests.support.kafka_broker import CONTROLLER, HOST, KafkaCluster, free_ports
 from tests.support.s3_server import Bucket
 
 BROKERS = 3
@@ -56,8 +55,7 @@ class SoakCluster(KafkaCluster):
     def replace(self, node: int) -> None:
         """Start a stopped broker with an empty disk, under its old id."""
         process = self.nodes[node]
-        shutil.rmtree(process.log_dir)
-        _format(self.jars, process.log_dir, node)
+        process.empty_disk()
         process.launch()
         process.wait_started(120)
 

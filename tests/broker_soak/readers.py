@@ -155,12 +155,15 @@ class Findings:
     """What all readers found. Thread-safe where it is only appended to.
 
     errors: passes that failed, by client and kind of error.
+    aborted: offsets of aborted records that read_committed consumers got, by partition. Brokers lose entries of transaction indexes, and
+    then they hand out such records, compacted or not (docs/broker-protocol.md, R11). A compacted segment has none of them.
     """
 
     passes: Counter[str] = field(default_factory=Counter)
     records: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     error_texts: dict[str, str] = field(default_factory=dict)
+    aborted: dict[str, set[int]] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     longest_pass_s: float = 0.0
 
@@ -192,7 +195,9 @@ def read_and_judge(reader: LogReader, written: WrittenPartition, findings: Findi
     findings.records[reader.name] += len(done.found)
     findings.passes["slower than tombstones are retained"] += is_slow
     findings.longest_pass_s = max(findings.longest_pass_s, seconds)
-    for one in wrong[:5]:
+    aborted = {one.offset for one in wrong if one.kind == "not committed"}
+    findings.aborted.setdefault(str(written), set()).update(aborted)
+    for one in [one for one in wrong if one.kind != "not committed"][:5]:
         findings.violations.append(f"{reader.name} of {written} [{done.start}, {done.end}): {one.kind}: {one.text}")
     return True
 
