@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from checkpoint.files import parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
+from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.records.producers import parse_snapshot
 from tests.broker.test_compaction import BrokerTierCli, assert_compacted, cli
-from tests.broker.test_elections import readable_segments
+from tests.broker.test_elections import leaves, readable_segments
 from tests.support.kafka_admin import ClusterAdmin, wait_until
 from tests.support.kafka_broker import KafkaCluster
 from tests.support.kafka_story import TopicStory
@@ -24,18 +26,23 @@ LOCAL_BYTES = 70_000
 """Some four segments, so that the segment before the leader's local log start is not the newest tiered one, and may be compacted."""
 
 
+Producers = list[tuple[object, ...]]
+"""Entries of a producer snapshot."""
+
+
 @dataclass(frozen=True)
 class Built:
     """What a replica has after it was built.
 
     local_start: the first offset of its local log.
     epochs: its leader-epoch-checkpoint.
-    producers: the snapshot at ``local_start`` that it took from remote storage.
+    producers: its snapshot at ``local_start``. Kafka fetches the snapshot from remote storage, and then deletes the file, because an empty
+        one with the same name was registered before (ProducerStateManager.truncateFullyAndReloadSnapshots): the list is empty.
     """
 
     local_start: int
     epochs: tuple[EpochEntry, ...]
-    producers: list[tuple[object, ...]]
+    producers: Producers
 
 
 def rebuild(cluster: KafkaCluster, node: int) -> Built:
@@ -59,15 +66,24 @@ def epochs_of(cluster: KafkaCluster, node: int) -> tuple[EpochEntry, ...]:
     return parse_leader_epoch_checkpoint(path.read_text())
 
 
-def snapshot_of(cluster: KafkaCluster, node: int, offset: int) -> list[tuple[object, ...]]:
-    path = cluster.nodes[node].log_dir / f"{TOPIC}-0" / f"{offset:020}.snapshot"
+def snapshot_of(cluster: KafkaCluster, node: int, offset: int) -> Producers:
+    return producers_in(cluster.nodes[node].log_dir / f"{TOPIC}-0" / f"{offset:020}.snapshot")
+
+
+def producers_in(path: Path) -> Producers:
     return [tuple(entry) for entry in parse_snapshot(path.read_bytes(), path.name).entries.tolist()]
 
 
-def is_compacted_before(cluster: KafkaCluster, offset: int) -> bool:
-    """Return whether the readable segment that ends just before ``offset`` is the compactor's."""
+def segment_before(cluster: KafkaCluster, offset: int) -> RemoteLogSegmentMetadataRecord:
+    """Return the readable segment that ends just before ``offset``: the one from which a replica is built that begins there."""
     [found] = [one for one in readable_segments(cluster, TOPIC) if one.end_offset == offset - 1]
-    return found.broker_id == COMPACTOR_BROKER_ID
+    return found
+
+
+def remote_snapshot(cluster: KafkaCluster, segment: RemoteLogSegmentMetadataRecord) -> Producers:
+    """Return the producer snapshot that the tier has of a segment, taken at the segment's end."""
+    [path] = cluster.tier.glob(f"{TOPIC}-0-*/*-{segment.id}.snapshot")
+    return producers_in(path)
 
 
 @pytest.mark.slow_broker
@@ -97,17 +113,17 @@ def test_a_replica_built_from_compacted_segments_equals_one_built_from_the_broke
         assert ours.process("retire")["deleted"]
         built = rebuild(cluster, 2)
         takes_newest = bool(settings)  # KIP-1023: the newest tiered segment, which stays the brokers' own (R8)
-        assert is_compacted_before(cluster, built.local_start) != takes_newest
+        source = segment_before(cluster, built.local_start)
+        assert (source.broker_id == COMPACTOR_BROKER_ID) != takes_newest
         assert built.epochs == plain.epochs == epochs_of(cluster, 1)
-        assert built.producers
-        assert built.producers == snapshot_of(cluster, 1, built.local_start)
-        assert plain.producers == snapshot_of(cluster, 1, plain.local_start)
+        assert built.producers == plain.producers
+        assert remote_snapshot(cluster, source) == snapshot_of(cluster, 1, built.local_start) != []
         with ClusterAdmin(cluster) as admin:
             story.admin = admin
             admin.move_leader(TOPIC, 0, 2)
             assert admin.offsets(TOPIC).earliest == log_start
-            assert_compacted(cluster, TOPIC, story.partitions[0], done["next_dirty_offset"])
+            assert_compacted(cluster, TOPIC, story.partitions[0], built.local_start)
             story.plain()  # producers go on with the sequence numbers that the built state has
             story.transactions()
-            wait_until(lambda: admin.offsets(TOPIC).latest_tiered == admin.active_base(TOPIC) - 1, "the new leader to tier")
+            leaves(admin, TOPIC)
         assert_compacted(cluster, TOPIC, story.partitions[0], done["next_dirty_offset"])

@@ -37,10 +37,10 @@ from typing import Any
 
 from kafka.errors import KafkaError
 
-from tests.broker_soak.cluster import Compactor, SoakCluster, compactors, put_down
+from tests.broker_soak.cluster import Compactor, SoakCluster, aiven_settings, compactors, put_down
 from tests.broker_soak.faults import Faults, heal
 from tests.broker_soak.network import Network
-from tests.broker_soak.readers import Findings, all_readers, pause, read_and_judge, read_until
+from tests.broker_soak.readers import TOLERATED, Findings, all_readers, pause, read_and_judge, read_until
 from tests.broker_soak.sabotage import SABOTAGE
 from tests.broker_soak.topics import SoakTopics
 from tests.broker_soak.traffic import joined
@@ -52,7 +52,8 @@ from tests.support.kafka_admin import ClusterAdmin, NotYet, wait_until
 from tests.support.kafka_broker import BrokerFailed, prepare
 from tests.support.kafka_jars import VERSIONS, BrokerUnavailable
 
-FLAVOURS = ("local",)
+LOCAL, AIVEN = "local", "aiven"
+AIVEN_NEWEST = "4.3.1"
 KNOWN_PROBLEMS = {"txnindex", "unread"}
 """What verify finds in tiers that nobody compacts: transaction indexes of replicas lack entries, elections leave unread segments."""
 ELECTION_ERRORS = {
@@ -83,7 +84,7 @@ class Phase:
     rounds: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    aborted_read: int = 0
+    tolerated: dict[str, int] = field(default_factory=dict)
     excused: int = 0
 
 
@@ -101,12 +102,16 @@ def play(arguments: argparse.Namespace, folder: Path, minutes: float, *, compact
         proxy = stack.enter_context(FaultProxy(server.endpoint, arguments.seed).running())
         network = Network()
         stack.callback(network.close)
-        cluster = stack.enter_context(SoakCluster(arguments.kafka, folder / "cluster", network, {}))
+        segments = server.make_bucket()
+        remote = aiven_settings(arguments.plugin, segments.behind(proxy.url)) if arguments.flavour == AIVEN else {}
+        cluster = stack.enter_context(SoakCluster(arguments.kafka, folder / "cluster", network, remote))
         dice = random.Random(arguments.seed)
         topics = SoakTopics(cluster, random.Random(dice.random()), retention_ms=arguments.retention_ms, happened=phase.happened)
         with ClusterAdmin(cluster) as admin:
             topics.create(admin)
         tier = {"layout": "kafka-local", "url": f"file://{cluster.tier.parent}"}
+        if arguments.flavour == AIVEN:
+            tier = {"layout": "aiven", "url": f"s3://{segments.name}"}
         sabotage = SABOTAGE[arguments.sabotage] if arguments.sabotage else ""
         daemons, beside = compactors(folder, cluster, topics.names(), bucket, proxy, tier, sabotage)
         put_down(stack, daemons)
@@ -188,8 +193,8 @@ def _finish(phase: Phase, topics: SoakTopics, faults: Faults, cluster: SoakClust
         for node in cluster.node_ids:
             cluster.restart(node)
         wait_until(faults.is_in_sync, "all replicas to be in sync after the restart", seconds=180)
-        before, phase.findings.aborted = phase.findings.aborted, {}
-        phase.aborted_read = sum(map(len, before.values()))
+        before, phase.findings.tolerated = phase.findings.tolerated, {}
+        phase.tolerated = {TOLERATED[kind]: sum(map(len, found.values())) for kind, found in before.items()}
         for reader in all_readers(cluster):
             for written in topics.partitions():
                 until = time.monotonic() + 180
@@ -212,16 +217,17 @@ def _finish(phase: Phase, topics: SoakTopics, faults: Faults, cluster: SoakClust
             phase.verify_problems[problem["kind"]] += 1
             if problem["severity"] == "error" and problem["kind"] not in KNOWN_PROBLEMS:
                 phase.findings.violations.append(f"verify --deep: {problem}")
-        phase.findings.violations += _aborted_in_compacted(phase, beside)
+        phase.findings.violations += _tolerated_in_compacted(phase, beside)
 
 
-def _aborted_in_compacted(phase: Phase, beside: Deployment) -> list[str]:
-    """Return the aborted records that read_committed consumers still got after everything had come to rest, from where rounds have been."""
+def _tolerated_in_compacted(phase: Phase, beside: Deployment) -> list[str]:
+    """Return what brokers may hand out from uncompacted segments only, and did from where rounds have been, after all had come to rest."""
     rows = beside.process("checkpoints", "list").document["partitions"]
     clean = {f"{row['topic']}-{row['partition']}": row["cleaner_offsets"][-1]["offset"] for row in rows if row["cleaner_offsets"]}
     return [
-        f"read_committed consumers got an aborted record of {name} at offset {offset}, and rounds have been up to {clean[name]}"
-        for name, offsets in phase.findings.aborted.items()
+        f"consumers got a record of {name} that was {TOLERATED[kind]}, at offset {offset}, and rounds have been up to {clean[name]}"
+        for kind, found in phase.findings.tolerated.items()
+        for name, offsets in found.items()
         for offset in sorted(offsets)
         if offset < clean.get(name, 0)
     ]
@@ -297,7 +303,7 @@ def record_of(arguments: argparse.Namespace, control: Phase | None, compacted: P
         "consumer_error_examples": dict(sorted(compacted.findings.error_texts.items())),
         "consumer_errors_control": dict(sorted(control.findings.errors.items())) if control else {},
         "verify_deep": dict(sorted(compacted.verify_problems.items())),
-        "aborted_records_read_from_uncompacted_segments": compacted.aborted_read,
+        "read_from_uncompacted_segments": compacted.tolerated,
         "excused_by_unclean_elections": compacted.excused,
         "violations": violations,
     }
@@ -318,8 +324,12 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.broker_soak", description=__doc__, formatter_class=shape)
     parser.add_argument("--minutes", type=float, default=60, help="of the run with daemons; the control run takes a third of it")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--flavour", choices=FLAVOURS, default="local", help="local: Kafka's LocalTieredStorage")
-    parser.add_argument("--kafka", choices=VERSIONS, default=VERSIONS[0])
+    flavour = "local: Kafka's LocalTieredStorage; aiven: Aiven's plug-in on an S3 server"
+    parser.add_argument("--flavour", choices=(LOCAL, AIVEN), default=LOCAL, help=flavour)
+    parser.add_argument("--plugin", type=Path, help="folder with the jars of a release of Aiven's plug-in, core and s3 (--flavour aiven)")
+    parser.add_argument(
+        "--kafka", default=VERSIONS[0], help=f"version of the brokers; Aiven's plug-in 1.0.0 starts with {AIVEN_NEWEST} at most"
+    )
     parser.add_argument("--retention-ms", type=int, default=0, help="adds a topic with this retention.ms")
     parser.add_argument("--no-control", action="store_true", help="without the control run, kinds of errors are shown and not judged")
     parser.add_argument("--only", nargs="*", default=[], metavar="FAULT", help="inject these kinds of faults only")
@@ -331,6 +341,9 @@ def options() -> argparse.ArgumentParser:
 
 def main() -> int:
     arguments = options().parse_args()
+    if arguments.flavour == AIVEN and not (arguments.plugin and list(arguments.plugin.glob("*.jar"))):
+        print("--flavour aiven needs --plugin: a folder with the plug-in's jars", file=sys.stderr)
+        return 2
     try:
         prepare(arguments.kafka)
     except BrokerUnavailable as error:
