@@ -36,7 +36,7 @@ class BrokerJars:
 
 
 def broker_jars(version: str) -> BrokerJars:
-    """Return the jars of one of VERSIONS, of another version of Kafka 4, or of TOOLS. Raises BrokerUnavailable."""
+    """Return the jars of one of VERSIONS, of a version between them, or of TOOLS. Raises BrokerUnavailable."""
     for tool, package in (("java", "Java 17"), ("mvn", "Maven 3.8")):
         if not shutil.which(tool):
             raise BrokerUnavailable(f"'{tool}' is not installed: tests with a real broker need {package} (Debian: apt install maven)")
@@ -74,12 +74,12 @@ def _resolve(version: str, pom: Path) -> str:
 
 
 def _version_goals(version: str) -> list[str]:
-    """Return what names the version to Maven. A Kafka 4 that has no profile of its own is like the newest one."""
+    """Return what names the version to Maven. Versions without a profile of their own are between those that have one."""
     if version == TOOLS:
         return []
     if version in VERSIONS:
         return ["-P", version]
-    return [f"-Dkafka.version={version}", f"-Dkafka.tools.api.version={version}", "-Dfixtures=test-fixtures"]
+    return [f"-Dkafka.version={version}", f"-Dkafka.tools.api.version={version}", "-Dfixtures=test"]
 
 
 def _maven(directory: str, *arguments: str) -> subprocess.CompletedProcess[str]:
