@@ -163,7 +163,7 @@ class KeyCollector:
         add_to_sketch(self._sketch, hashes)
         self._rows += len(hashes)
         if self._filter is not None:
-            self._filter.add_all(hashes)
+            self._filter.add_hashes(hashes)
 
     def build_sidecar(self, segment_id: str, records: int, due: RecordsDue, runs: RunTable, markers: RunTable) -> Sidecar:
         """Return the sidecar of the segment.

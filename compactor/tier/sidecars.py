@@ -134,7 +134,7 @@ class Sidecars:
                     size += len(whole.filter.bitarray) // 8
                 fetched += size
                 for some in keys() if filters else ():
-                    for name in [name for name, each in filters.items() if each.contains_all(some).any()]:
+                    for name in [name for name, each in filters.items() if each.contains_hashes(some).any()]:
                         met[name] = FILTER_MATCHES
                         del filters[name]
                     if not filters:

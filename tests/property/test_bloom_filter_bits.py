@@ -21,7 +21,7 @@ def test_bulk_is_one_by_one(batches: list[list[tuple[int, int]]], asked: list[tu
     single, bulk = KeyFilter(capacity, rate), KeyFilter(capacity, rate)
     for batch in batches:
         hashes = np.array(batch, dtype=np.uint64).reshape(-1, 2)
-        bulk.add_all(hashes)
+        bulk.add_hashes(hashes)
         for row in hashes:
             single.add(row.tobytes())
     body = io.BytesIO()
@@ -31,6 +31,6 @@ def test_bulk_is_one_by_one(batches: list[list[tuple[int, int]]], asked: list[tu
     assert bulk.count == single.count == loaded.count
     questions = np.array([*asked, *(row for batch in batches for row in batch)], dtype=np.uint64).reshape(-1, 2)
     answers = [row.tobytes() in single for row in questions]
-    assert bulk.contains_all(questions).tolist() == answers
-    assert loaded.contains_all(questions).tolist() == answers
+    assert bulk.contains_hashes(questions).tolist() == answers
+    assert loaded.contains_hashes(questions).tolist() == answers
     assert all(answers[len(asked) :])

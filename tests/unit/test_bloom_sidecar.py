@@ -67,8 +67,8 @@ def test_what_is_written_is_read() -> None:
     assert after.markers.tolist() == before.markers.tolist()
     assert after.sketch.tolist() == before.sketch.tolist()
     assert sidecars.encode_sidecar(after, KEY) == data
-    assert after.filter.contains_all(hashes[17:18]).any()
-    assert not after.filter.contains_all(random_hashes(10_000, seed=2)).any()
+    assert after.filter.contains_hashes(hashes[17:18]).any()
+    assert not after.filter.contains_hashes(random_hashes(10_000, seed=2)).any()
 
 
 def test_the_head_alone_says_everything_but_the_filter() -> None:

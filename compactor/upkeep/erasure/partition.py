@@ -270,7 +270,7 @@ class _KeySearch:
         if whole is None:
             return True
         return whole.filter is not None and bool(
-            whole.filter.contains_all(hash_keys_for_filters(self.question.keys, sidecars.hash_key)).any()
+            whole.filter.contains_hashes(hash_keys_for_filters(self.question.keys, sidecars.hash_key)).any()
         )
 
     def _note_data_at_brokers(self) -> None:
