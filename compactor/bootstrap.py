@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from compactor.control.logs import open_catalog
 from compactor.control.ports import Ports
 from compactor.local.cache import LocalState
 from compactor.local.rocks import Rocks
+from compactor.model.ids import TopicPartition
 from compactor.storage.condition_check import ConditionCheck
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
@@ -85,6 +86,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
         layout=kind.layout(settings, data, TopicIds(topics) if topics else metadata.topic_id),
         publisher=_publisher(settings, metadata),
         brokers=metadata.broker_view if isinstance(metadata, BrokerManagedMetadata) else None,
+        broker_log_start=_broker_log_start(settings, metadata),
         clock_ms=_clock_ms,
         sleep=time.sleep,
         random_bytes=secrets.token_bytes,
@@ -129,10 +131,22 @@ def _publisher(settings: Settings, metadata: TierMetadata) -> SegmentPublisher:
         metadata.brokers.followed,
         ConfluentMetadataTopic(connection),
         metadata.topic_id,
-        conditions=BrokerConditions(KafkaAdmin(connection)),
+        conditions=BrokerConditions(KafkaAdmin(connection), policy_of=lambda topic: settings.cleaner_for(topic).cleanup_policy),
         clock_ms=_clock_ms,
         late_ms=connection.delivery_timeout_ms,
     )
+
+
+def _broker_log_start(settings: Settings, metadata: TierMetadata) -> Callable[[TopicPartition], int] | None:
+    """Return a function that asks a partition's leader for its log start, or None if no broker can be asked. Makes no request."""
+    from compactor.brokers.view import LiveBrokerMetadata
+
+    if not isinstance(metadata, BrokerManagedMetadata) or not isinstance(metadata.brokers, LiveBrokerMetadata):
+        return None
+    from compactor.brokers.metadata_topic.admin import KafkaAdmin
+
+    admin = KafkaAdmin(kafka_connection(settings))
+    return lambda name: admin.log_start_offset(name.topic, name.partition)
 
 
 def open_broker_metadata(settings: Settings, control: ObjectStore) -> BrokerMetadata:

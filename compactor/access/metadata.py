@@ -57,6 +57,10 @@ class TierMetadata:
         """Return what is set on the topic itself, by Kafka's names, or None if the brokers have no such topic."""
         return {}
 
+    def retention_ms(self, topic: str) -> int | None:
+        """Return after how many milliseconds brokers expire segments of the topic (-1: never), or None if no broker expires any."""
+        return None
+
     def state_view(self, name: TopicPartition) -> StateView | None:
         """Return the view through which readers see a control log opened now, or None if they see the log as it is."""
         return None
@@ -92,6 +96,10 @@ class BrokerManagedMetadata(TierMetadata):
 
     def topic_settings(self, topic: str) -> Mapping[str, str] | None:
         return self.brokers.topic_status(topic).chosen if topic in self.brokers.topic_ids() else None
+
+    def retention_ms(self, topic: str) -> int | None:
+        value = self.brokers.topic_status(topic).settings.get("retention.ms") if topic in self.brokers.topic_ids() else None
+        return None if value is None else int(value)
 
     def broker_view(self, name: TopicPartition, within_s: float = 0.0) -> BrokerView:
         """Return what readers find of a partition, after reading the metadata topic if the last read is older than within_s seconds."""

@@ -277,7 +277,9 @@ class Tier:
 
     def cleaner_for(self, topic: str) -> Cleaner:
         """Return [cleaner] as it holds for a topic. What brokers have set on the topic takes precedence. Raises UsageError."""
-        return self.settings.cleaner_for(topic, self.metadata.topic_settings(topic) or {})
+        cleaner = self.settings.cleaner_for(topic, self.metadata.topic_settings(topic) or {})
+        expires_ms = self.metadata.retention_ms(topic) if cleaner.cleanup_policy != "compact" else None
+        return cleaner if expires_ms is None else cleaner.model_copy(update={"retention_ms": expires_ms})
 
     def with_stores(self, *, control: ObjectStore | None = None, data: ObjectStore | None = None) -> Tier:
         """Return the same tier over other stores, such as stores that refuse writes or can be interrupted."""

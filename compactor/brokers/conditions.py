@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from compactor.brokers.metadata_topic.admin import ClusterFacts, TopicFacts, metadata_topic_problem
@@ -20,11 +20,19 @@ CONDITIONS_MAX_AGE_S = 15.0
 OLDEST_BROKER_VERSION = (3, 8)
 """Before, consumers get no more records if the offsets at the end of a segment were removed (KAFKA-15388)."""
 _CLUSTER_KEY = ""
+RETENTION_SETTING = "retention.ms"
+EXPIRING_POLICY = "compact,delete"
 REQUIRED_TOPIC_SETTINGS: Mapping[str, tuple[str, str]] = {
     "remote.storage.enable": ("true", "nothing of the topic is tiered any more"),
     "cleanup.policy": ("delete", "brokers that compact or delete by themselves would work on the same segments"),
-    "retention.bytes": ("-1", "while a round publishes, brokers count segments twice and may delete too much of the log's beginning"),
-    "retention.ms": ("-1", "brokers delete what is older, compacted or not: the latest value of a key, too"),
+    "retention.bytes": (
+        "-1",
+        "brokers count replaced segments, too (3.9 until they are deleted), and would delete too much of the beginning",
+    ),
+    RETENTION_SETTING: (
+        "-1",
+        f'brokers delete what is older, the latest value of a key, too (if that is intended, set cleanup_policy = "{EXPIRING_POLICY}")',
+    ),
 }
 """Setting name -> (required value, why it is required)."""
 
@@ -48,11 +56,15 @@ class BrokerConditions:
     A topic that was deleted and created again is refused once, so that work on the previous incarnation ends. Later calls are about the
     new topic.
 
+    :param policy_of: returns cleanup_policy of this program's settings for a topic.
     :param fresh_s: how long a passed check stays valid, in seconds.
     """
 
-    def __init__(self, admin: AdminQueries, *, fresh_s: float = CONDITIONS_MAX_AGE_S) -> None:
+    def __init__(
+        self, admin: AdminQueries, *, policy_of: Callable[[str], str] = lambda topic: "compact", fresh_s: float = CONDITIONS_MAX_AGE_S
+    ) -> None:
         self._admin = admin
+        self._policy_of = policy_of
         self._fresh_s = fresh_s
         self._lock = threading.Lock()
         self._checked_at: dict[str, float] = {}
@@ -90,20 +102,28 @@ class BrokerConditions:
         if known != facts.topic_id:
             message = f"topic {topic} was deleted and made anew: it was {uuid_text(known)} and is {uuid_text(facts.topic_id)}"
             raise Refused(message, hint="Run again: the new topic is another one")
-        problem = topic_settings_problem(topic, {setting: found.value for setting, found in facts.settings.items()})
+        settings = {setting: found.value for setting, found in facts.settings.items()}
+        problem = topic_settings_problem(topic, settings, self._policy_of(topic))
         if problem:
             raise Refused(problem, hint="Set it with kafka-configs --alter, or take the topic out of topics under [kafka]")
 
 
-def topic_settings_problem(topic: str, settings: Mapping[str, str]) -> str:
-    """Return the first required setting that is missing or has another value, as a message, or an empty string."""
-    for setting, (wanted, why) in REQUIRED_TOPIC_SETTINGS.items():
-        found = settings.get(setting)
-        if found is None:
-            return f"{setting} of {topic} is unknown: it must be {wanted}"
-        if found != wanted:
-            return f"{setting} of {topic} is {found}, it must be {wanted}: {why}"
-    return ""
+def topic_settings_problem(topic: str, settings: Mapping[str, str], cleanup_policy: str) -> str:
+    """Return the first required setting that is missing or has another value, as a message, or an empty string.
+
+    :param cleanup_policy: of this program's settings for the topic. Under "compact,delete" retention.ms may be finite.
+    """
+    return next(filter(None, (setting_problem(topic, each, settings.get(each), cleanup_policy) for each in REQUIRED_TOPIC_SETTINGS)), "")
+
+
+def setting_problem(topic: str, setting: str, found: str | None, cleanup_policy: str) -> str:
+    """Return why the value of a required topic setting rules out compaction, as a message, or an empty string. None: it is unknown."""
+    wanted, why = REQUIRED_TOPIC_SETTINGS[setting]
+    if found is None:
+        return f"{setting} of {topic} is unknown: it must be {wanted}"
+    if found == wanted or (setting == RETENTION_SETTING and cleanup_policy == EXPIRING_POLICY):
+        return ""
+    return f"{setting} of {topic} is {found}, it must be {wanted}: {why}"
 
 
 def broker_version_problem(facts: ClusterFacts) -> str:

@@ -10,6 +10,7 @@ import base64
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from enum import Enum
 
 from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic import rules
@@ -36,6 +37,14 @@ from compactor.tier.ports import Announced, SegmentRef, Wait
 _S = SegmentState
 READ_BACK_TIMEOUT_S = 30.0
 _DELETED_STATES = (None, _S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED)
+
+
+class _Outcome(Enum):
+    """Outcome of switching one group. EXPIRED: all of its sources have expired, so that the groups behind it may be switched."""
+
+    SWITCHED = 1
+    CUT_OFF = 2
+    EXPIRED = 3
 
 
 class KafkaPublisher:
@@ -107,10 +116,14 @@ class KafkaPublisher:
         begun: Callable[[], None],
         record: Callable[[Collection[str]], None],
         *,
+        expired: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
         backwards: bool = False,
         resumed: bool = False,
     ) -> None:
         """Switch readers group by group, ascending by offset. A group whose sources the brokers have deleted is cut off.
+
+        If all sources of a group have expired at the front of the log, the group is withdrawn and those behind it go on: no value of it can
+        come back. If some of them have, the group is switched as if they were still there.
 
         Groups after a cut-off group are cut off, too, because its remaining sources may hold values whose tombstones later groups removed.
         With ``backwards`` (values come back) the order is descending, and the groups before a cut-off group are cut off.
@@ -124,12 +137,14 @@ class KafkaPublisher:
         begun()
         self._stop_unfinished_copies(name, ordered)
         cut: list[str] = []
+        gone: list[str] = []
         for new in ordered:
-            if not self._switch_group(name, new, give_up=bool(cut)):
-                cut.append(new.segment.id)
-        record(cut)
+            outcome = self._switch_group(name, new, expired, give_up=bool(cut))
+            if outcome is not _Outcome.SWITCHED:
+                (cut if outcome is _Outcome.CUT_OFF else gone).append(new.segment.id)
+        record([*cut, *gone])
         with self._appending:
-            left = sum(len(new.sources) for new in ordered if new.segment.id not in cut)
+            left = sum(len(new.sources) for new in ordered if new.segment.id not in {*cut, *gone})
             self._bucket = self._bucket.published(name, left, self._clock_ms())
 
     def restore_segments(
@@ -164,6 +179,11 @@ class KafkaPublisher:
         known = [cache.segments.get(uuid_bytes(segment.id)) for segment in segments]
         going = [one for one in known if one is not None and one.state is _S.DELETE_SEGMENT_STARTED]
         self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_FINISHED) for one in going])
+
+    def deleted_by_brokers(self, name: TopicPartition, wanted: Collection[str]) -> frozenset[str]:
+        """Return which of these segments brokers have begun to delete or have deleted, after reading the topic to its end."""
+        _, cache = self._read_fold(name)
+        return frozenset(one for one in wanted if _is_deleted_by_broker(cache, uuid_bytes(one)))
 
     def find_strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced] | None:
         """Return segments of compactors that the control log does not know and that readers do not use."""
@@ -240,20 +260,27 @@ class KafkaPublisher:
             if not rules.finish_refusal(cache, lineage_from_segments(cache), one, self._clock_ms()):
                 self._append_copy_finished(where, one)
 
-    def _switch_group(self, name: TopicPartition, new: Replacement, *, give_up: bool) -> bool:
-        """Append COPY_SEGMENT_FINISHED, verify the lookup, append DELETE_SEGMENT_STARTED for the sources. Returns False if the group is
-        cut off.
-        """
+    def _switch_group(
+        self, name: TopicPartition, new: Replacement, expired: Callable[[Collection[str]], Collection[str]], *, give_up: bool
+    ) -> _Outcome:
+        """Append COPY_SEGMENT_FINISHED, verify the lookup, append DELETE_SEGMENT_STARTED for the sources."""
         where, cache = self._read_fold(name)
         raw_id = uuid_bytes(new.segment.id)
         sources = [uuid_bytes(source) for source in new.sources]
         known = cache.segments.get(raw_id)
-        if known is None or known.state in _DELETED_STATES:
-            return False
-        if known.state is _S.COPY_SEGMENT_STARTED:
-            here = [cache.segments.get(source) for source in sources]
+        if known is None or known.state in _DELETED_STATES or known.state is _S.COPY_SEGMENT_STARTED:
+            missing = [one for one in new.sources if not _is_readable(cache, uuid_bytes(one))]
+            is_gone = known is None or known.state in _DELETED_STATES
+            # A group that was switched before has expired with its new segment; its sources were then deleted by this program.
+            asked = [*missing, new.segment.id] if is_gone and len(missing) == len(new.sources) else missing
+            explained = expired(asked) if asked else ()
+            if new.segment.id in explained or all(source in explained for source in new.sources):
+                return self._withdraw_expired_group(name, raw_id)
+            if known is None or is_gone:
+                return _Outcome.CUT_OFF
+            where, cache = self._read_fold(name)  # asking about expired segments took time
+            deleted = [one for one in new.sources if one not in explained and not _is_readable(cache, uuid_bytes(one))]
             also = [one.segment_id for one in rules.redundant_segments(cache, lineage_from_segments(cache), known)]
-            deleted = any(source is None or source.state not in rules.READABLE_STATES for source in here)
             if give_up or deleted or rules.source_deletion_refusal(cache, lineage_from_segments(cache), known, [*sources, *also]):
                 return self._cut_off_group(where, cache, known)
         if known.state is _S.COPY_SEGMENT_STARTED or not rules.is_effective(cache, known):
@@ -263,7 +290,7 @@ class KafkaPublisher:
             where, cache = self._read_fold(name)
             found = cache.segments.get(raw_id)
             if found is None or found.state in _DELETED_STATES:
-                return False
+                return _Outcome.CUT_OFF
             if not rules.is_effective(cache, found):
                 raise _refused_error(name, f"look: segment {new.segment.id} does not count after COPY_SEGMENT_FINISHED")
             known = found
@@ -273,12 +300,20 @@ class KafkaPublisher:
         left |= {one.segment_id: one for one in rules.redundant_segments(cache, lineage_from_segments(cache), known)}
         ascending = sorted((one for one in left.values() if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
         self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
-        return True
+        return _Outcome.SWITCHED
 
-    def _cut_off_group(self, where: TopicIdPartition, cache: RemoteLogMetadataCache, new: RemoteLogSegmentMetadataRecord) -> bool:
-        """Append DELETE_SEGMENT_STARTED for the new segment of a group, and return False: the brokers' own changes take precedence."""
+    def _cut_off_group(self, where: TopicIdPartition, cache: RemoteLogMetadataCache, new: RemoteLogSegmentMetadataRecord) -> _Outcome:
+        """Append DELETE_SEGMENT_STARTED for the new segment of a group: the brokers' own changes take precedence."""
         self._append_records(where, cache, [self._update_record(new, _S.DELETE_SEGMENT_STARTED)])
-        return False
+        return _Outcome.CUT_OFF
+
+    def _withdraw_expired_group(self, name: TopicPartition, raw_id: bytes) -> _Outcome:
+        """Append DELETE_SEGMENT_STARTED for the new segment of a group whose sources have all expired, if it was introduced."""
+        where, cache = self._read_fold(name)
+        known = cache.segments.get(raw_id)
+        if known is not None and known.state in rules.UNDELETED_STATES:
+            self._append_records(where, cache, [self._update_record(known, _S.DELETE_SEGMENT_STARTED)])
+        return _Outcome.EXPIRED
 
     def _append_copy_finished(self, where: TopicIdPartition, segment: RemoteLogSegmentMetadataRecord) -> None:
         """Append COPY_SEGMENT_FINISHED, after the ceiling markers that it needs."""
@@ -374,6 +409,20 @@ def _announced(segment: RemoteLogSegmentMetadataRecord) -> Announced:
     epochs = tuple(EpochEntry(epoch, start) for epoch, start in epoch_starts(segment))
     since = segment.event_timestamp_ms if segment.state is _S.DELETE_SEGMENT_STARTED else -1
     return Announced(segment.id, segment.start_offset, segment.end_offset, epochs, since)
+
+
+def _is_readable(cache: RemoteLogMetadataCache, raw_id: bytes) -> bool:
+    """Return whether a segment is in a state in which readers may find it."""
+    known = cache.segments.get(raw_id)
+    return known is not None and known.state in rules.READABLE_STATES
+
+
+def _is_deleted_by_broker(cache: RemoteLogMetadataCache, raw_id: bytes) -> bool:
+    """Return whether the deletion of a segment is finished, or was begun by a broker."""
+    known = cache.segments.get(raw_id)
+    if known is None:
+        return raw_id in cache.finished
+    return known.state is _S.DELETE_SEGMENT_STARTED and known.broker_id != COMPACTOR_BROKER_ID
 
 
 def _immutable_fields(segment: RemoteLogSegmentMetadataRecord) -> tuple[object, ...]:

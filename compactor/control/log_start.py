@@ -4,6 +4,8 @@ One record (*log start raised*) moves it. Segments that lie wholly below it leav
 leaves the view: the end of the log, its tail, its producers and its cleaner offsets are taken from it. A segment in which the log start
 lies stays as it is, and rounds treat all of its records alike, as Kafka's cleaner does.
 
+On a broker-managed tier the brokers raise the log start; what they have reported is recorded (*broker log start seen*).
+
 The functions from ``check_log_start_rises`` on are rows of the table in compactor/control/ordering.py.
 """
 
@@ -82,6 +84,22 @@ def check_cut_above_log_start(state: PartitionState, record: Record[Any]) -> str
     return truncation_problem(state, record.body.offset)
 
 
+def check_broker_log_start_rises(state: PartitionState, record: Record[Any]) -> str:
+    """Require an offset above the highest one recorded."""
+    known = state.broker_log_start
+    return "" if record.body.offset > known else f"brokers have reported the log start {known} already"
+
+
+def check_expired_groups(state: PartitionState, record: Record[Any]) -> str:
+    """Require expired groups that lie wholly below the log start of brokers and are not cut off."""
+    expired = set(record.body.expired)
+    if expired.intersection(record.body.cut_off):
+        return "a group is both cut off and expired"
+    tasks = state.intent.plan.tasks if state.intent else ()
+    above = [task.group for task in tasks if task.group in expired and task.end_offset >= state.broker_log_start]
+    return f"group {above[0]} does not lie below the log start {state.broker_log_start} of brokers" if above else ""
+
+
 def truncation_problem(state: PartitionState, offset: int) -> str:
     """Return why the log cannot be truncated at this offset because of a log start that was raised, or an empty string."""
     if state.log_start_offset is None or offset > state.log_start_offset:
@@ -93,3 +111,11 @@ def restoring_problem(state: PartitionState, group: Waiting) -> str:
     """Return which of a round's replaced segments lies wholly below the log start, so that it must not come back, or an empty string."""
     below = next((segment for segment in group.segments if segment.end_offset < (state.log_start_offset or 0)), None)
     return f"segment {below.id}, which it replaced, ends below the log start {state.log_start_offset}" if below else ""
+
+
+def built_on_problem(state: PartitionState, group: Waiting) -> str:
+    """Return why a round's new segments are not all live, or an empty string. Those that brokers have expired do not count."""
+    lost = set(group.replaced_by.values()) - {segment.id for segment in state.live}
+    if any(segment.end_offset >= state.broker_log_start for segment in group.segments if group.replaced_by[segment.id] in lost):
+        return f"something was built on run {group.run_id}"
+    return f"all of run {group.run_id} has expired" if lost == set(group.replaced_by.values()) else ""

@@ -273,7 +273,8 @@ def check_restored_round(state: PartitionState, record: Record[Any]) -> str:
     if problem:
         return problem
     group = next(group for group in state.waiting if group.run_id == plan.restores and not group.undone)
-    whole = set(group.replaced_by.values()) == set(plan.sources) and all(len(task.sources) == 1 for task in plan.tasks)
+    live = {segment.id for segment in state.live}
+    whole = live.intersection(group.replaced_by.values()) == set(plan.sources) and all(len(task.sources) == 1 for task in plan.tasks)
     return "" if whole else f"the plan takes back a part of run {plan.restores}"
 
 
@@ -330,8 +331,8 @@ def check_single_run(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_all_receipts(state: PartitionState, record: Record[Any]) -> str:
-    """Require a receipt for each group of the round."""
-    pending = state.intent.pending if state.intent else ()
+    """Require a receipt for each group of the round that does not lie wholly below the log start of brokers."""
+    pending = [task for task in state.intent.pending if task.end_offset >= state.broker_log_start] if state.intent else []
     return f"group {pending[0].group} has no receipt" if pending else ""
 
 
@@ -342,15 +343,18 @@ def check_publication_not_begun(state: PartitionState, record: Record[Any]) -> s
 
 
 def check_whole_round(state: PartitionState, record: Record[Any]) -> str:
-    """Require all outputs of the round, as receipted, ascending (I5), but those cut off after publication had begun."""
+    """Require all outputs of the round, as receipted, ascending (I5), but those cut off or expired after publication had begun."""
     intent = state.intent
     if intent is None:
         return ""
-    cut = set(record.body.cut_off)
+    cut = {*record.body.cut_off, *record.body.expired}
     if cut and (not intent.begun_slot or cut - {task.group for task in intent.plan.tasks}):
         return "groups are cut off of a publication that has not begun, or that has no such group"
     receipts = {receipt.group: receipt for receipt in intent.receipts}
-    expected = [(task.sources, receipts[task.group].segment) for task in intent.plan.tasks if task.group not in cut]
+    left = [task for task in intent.plan.tasks if task.group not in cut]
+    if any(task.group not in receipts for task in left):
+        return "a group without a receipt is neither cut off nor expired"
+    expected = [(task.sources, receipts[task.group].segment) for task in left]
     given = [(new.sources, new.segment) for new in record.body.replacements]
     return "" if given == expected else "the replacements are not what the receipts say"
 
@@ -420,10 +424,8 @@ def restorable_problem(state: PartitionState, run_id: str, leader_epoch: int) ->
         return f"retiring what run {run_id} replaced has begun"
     if leader_epoch <= group.leader_epoch:
         return f"epoch {leader_epoch} is not above the epoch that published run {run_id}"
-    live = {segment.id for segment in state.live}
-    if not live.issuperset(group.replaced_by.values()):
-        return f"something was built on run {run_id}"
-    return log_start.restoring_problem(state, group)
+    problem = log_start.built_on_problem(state, group)
+    return problem or log_start.restoring_problem(state, group)
 
 
 # --- the table ---------------------------------------------------------------------------------------------------------------
@@ -462,6 +464,7 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
     ),
     r.LineageRecorded: (check_lineage_ascends,),
     r.SegmentsMirrored: (check_writer_leads, check_open_round_untouched, check_mirrored_chain),
+    r.BrokerLogStartSeen: (check_writer_leads, log_start.check_broker_log_start_rises),
     r.ImportVoided: (check_writer_leads, check_import_open),
     r.PlanAnnounced: (
         check_writer_leads,
@@ -490,6 +493,7 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
         check_sources_live,
         check_all_receipts,
         check_whole_round,
+        log_start.check_expired_groups,
         check_coverage,
         check_new_vector,
     ),

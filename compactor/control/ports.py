@@ -54,6 +54,7 @@ class Ports:
     ownership: checks that the data root belongs to this tier; None for no check.
     retention: recorded with what this process publishes, so that no process deletes earlier; None to record nothing.
     brokers: returns what brokers' readers find of a partition now; None if the control log alone decides.
+    broker_log_start: asks a partition's leader for its log start offset. Raises Unavailable. None if brokers cannot be asked.
     """
 
     control: ObjectStore
@@ -69,6 +70,7 @@ class Ports:
     ownership: Owner | None = None
     retention: Retention | None = None
     brokers: Callable[[TopicPartition], BrokerView] | None = None
+    broker_log_start: Callable[[TopicPartition], int] | None = None
 
     def require_ownership(self, *, anew: bool = False) -> None:
         """Raise UsageError if the data root belongs to another tier (control.identity). Called before anything is written or swept.

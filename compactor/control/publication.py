@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from compactor.control import ordering
+from compactor.control.broker_expiry import ExpiredSources
 from compactor.control.leadership import Leadership
 from compactor.control.ports import Ports
 from compactor.control.records import (
@@ -111,14 +112,16 @@ def publish_round(
 ) -> PartitionState:
     """Switch readers, then append the one record with all replacements of the round, its new cleaner offsets and its run history.
 
-    :param told: status and figures for the run history.
+    :param reported: status and figures for the run history.
     :param on_begun: called once *publish begun* is in the log (broker-managed tiers only).
 
     Raises RequirementFailed if an ordering rule refuses the record, and Fenced.
     """
     run_id = intent.plan.run_id
     receipts = {receipt.group: receipt for receipt in intent.receipts}
-    replacements = [Replacement(sources=task.sources, segment=receipts[task.group].segment) for task in intent.plan.tasks]
+    expired = ExpiredSources(leadership)
+    done = [task for task in intent.plan.tasks if task.group in receipts]
+    replacements = [Replacement(sources=task.sources, segment=receipts[task.group].segment) for task in done]
 
     def begun() -> None:
         """Append *publish begun* and wait until messages of replaced leaders can no longer arrive."""
@@ -126,31 +129,49 @@ def publish_round(
         _wait_for_predecessors(leadership)
         on_begun()
 
-    def record(cut_off: Collection[str]) -> None:
-        """Append *round published* without the replacements that were cut off."""
-        leadership.append(
-            _published_record(leadership, intent, replacements, cut_off, reported), lambda state: was_published(state, run_id)
-        )
+    def record(unpublished: Collection[str]) -> None:
+        """Append *round published* without the replacements that were cut off or have expired."""
+        body = _published_record(leadership, intent, replacements, unpublished, expired, reported)
+        leadership.append(body, lambda state: was_published(state, run_id))
 
-    leadership.check_append(_published_record(leadership, intent, replacements, (), reported))
-    way = {"backwards": bool(intent.plan.restores), "resumed": intent.begun_slot > 0}
-    leadership.ports.publisher.publish_replacements(leadership.state.name, replacements, begun, record, **way)
+    if len(done) == len(intent.plan.tasks):  # a round with expired groups can be recorded only once its publication has begun
+        leadership.check_append(_published_record(leadership, intent, replacements, (), expired, reported))
+    leadership.ports.publisher.publish_replacements(
+        leadership.state.name,
+        replacements,
+        begun,
+        record,
+        expired=expired.find,
+        backwards=bool(intent.plan.restores),
+        resumed=intent.begun_slot > 0,
+    )
     return leadership.state
 
 
 def _published_record(
-    leadership: Leadership, intent: Intent, replacements: Sequence[Replacement], cut_off: Collection[str], reported: RunOutcome
+    leadership: Leadership,
+    intent: Intent,
+    replacements: Sequence[Replacement],
+    unpublished: Collection[str],
+    expired: ExpiredSources,
+    reported: RunOutcome,
 ) -> RoundPublished:
-    """Return the *round published* record of an intent. ``cut_off``: ids of new segments that are not published."""
+    """Return the *round published* record of an intent. ``unpublished``: ids of new segments that are not published."""
     state, ports = leadership.state, leadership.ports
-    kept = tuple(new for new in replacements if new.segment.id not in cut_off)
+    kept = tuple(new for new in replacements if new.segment.id not in unpublished)
+    published = {new.segment.id for new in kept}
+    left = [task for task in intent.plan.tasks if task.new_segment_id not in published]
+    # A group without a new segment was not rewritten because it had expired (control.ordering refuses anything else).
+    gone = tuple(task.group for task in left if expired.has_expired(task) or task.new_segment_id not in unpublished)
+    cut_off = tuple(task.group for task in left if task.group not in gone)
     return RoundPublished(
         leader_epoch=leadership.epoch,
         run_id=intent.plan.run_id,
         replacements=kept,
         vector_before=state.vector,
         vector=ordering.vector_after(state, intent.plan, leadership.epoch, cut_off=bool(cut_off)),
-        cut_off=tuple(task.group for task in intent.plan.tasks if task.new_segment_id in cut_off),
+        cut_off=cut_off,
+        expired=gone,
         grace_ms=ports.grace_ms,
         undo_window_ms=ports.retention.undo_window_ms if ports.retention else None,
         balance=round_balance(intent, kept),

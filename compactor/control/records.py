@@ -39,7 +39,7 @@ VERSION = 7
 * 4 had no topic ids, adoptions, log start or delivery timeouts, and its truncations named neither the new branch nor an accepted loss. A
     program that read a later truncation without its segments would end the log at the cut;
 * 5 could not raise the log start;
-* 6 had one incarnation per topic name.
+* 6 had one incarnation per topic name, no log start of brokers, and no groups that expired during their round.
 """
 
 
@@ -251,6 +251,14 @@ class SegmentsMirrored(Value):
     metadata_offset: int
 
 
+class BrokerLogStartSeen(Value):
+    """Record: brokers have reported this log start offset. Recorded before a missing segment is explained by it."""
+
+    type: Literal["broker_log_start_seen"] = "broker_log_start_seen"
+    leader_epoch: int
+    offset: int
+
+
 class ImportVoided(Value):
     """Record: the ids of this import that have not been tiered are unusable for ever."""
 
@@ -306,6 +314,8 @@ class RoundPublished(Value):
     """Record: all replacements of a round and its new cleaner offsets become effective together, all or nothing.
 
     cut_off: groups that are not among the replacements, because a broker had deleted what they replace. The cleaner offset then stays.
+    expired: groups that are not among the replacements, because brokers have deleted all of their sources from the front of the log. The
+        cleaner offset advances all the same.
     grace_ms, undo_window_ms: the publishing process's [publish] settings. Every process keeps the replaced segments at least this long.
         None in records of version 1.
     balance: sums of what all groups read and wrote; None if a receipt has none.
@@ -322,6 +332,7 @@ class RoundPublished(Value):
     grace_ms: int | None = None
     undo_window_ms: int | None = None
     cut_off: tuple[int, ...] = Field(default=(), exclude_if=lambda groups: not groups)
+    expired: tuple[int, ...] = Field(default=(), exclude_if=lambda groups: not groups)
     balance: Balance | None = Field(default=None, exclude_if=lambda value: value is None)
     content: DigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
     status: str = Field(default="", exclude_if=lambda value: not value)
@@ -385,6 +396,7 @@ PartitionBody = Annotated[
     | LogStartRaised
     | LineageRecorded
     | SegmentsMirrored
+    | BrokerLogStartSeen
     | ImportVoided
     | PlanAnnounced
     | ReceiptsAdded

@@ -221,6 +221,8 @@ class PartitionState(LogState):
     """First offset that readers may read, if retention or a person has raised it above the first segment; None if not."""
     log_start_slot: int = Field(default=0, exclude_if=lambda value: not value)
     """Slot of the record that last raised the log start; 0 for none. Programs that cannot raise it refuse a snapshot with this field."""
+    broker_log_start: int = Field(default=0, exclude_if=lambda value: not value)
+    """The highest log start offset that brokers have reported. Segments below it may still be live: a new leader may start lower."""
     voided: tuple[str, ...] = ()
     """The most recent ids that became unusable for ever. Objects under them may be deleted at once."""
     deleted_slot: int = 0

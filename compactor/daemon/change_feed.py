@@ -109,7 +109,8 @@ class BrokerChangeFeed:
                 now = brokers.topic_status(topic)
             except UsageError:
                 continue  # the topic was deleted a moment ago
-            if reason := cluster_problem or topic_settings_problem(topic, now.settings):
+            policy = opened.settings.cleaner_for(topic).cleanup_policy
+            if reason := cluster_problem or topic_settings_problem(topic, now.settings, policy):
                 suspended[topic] = reason
             if self._chosen.setdefault(topic, now.chosen) != now.chosen:
                 self._chosen[topic] = now.chosen

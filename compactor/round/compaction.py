@@ -45,6 +45,11 @@ from compactor.round.skip import (
 from compactor.round.sources import StagedSegmentReader, live_segment_reader, parse_end_snapshot, read_end_snapshot
 from compactor.tier.sidecars import Sidecars
 
+OPEN_ROUND_MAX_MS = 86_400_000
+"""An interrupted round that is older is undone instead of resumed, where brokers expire segments: those in COPY_SEGMENT_STARTED hold up
+the expiry of all segments behind them.
+"""
+
 OnStage = Callable[[Stage, CompactionPlan], None]
 AssessWith = Callable[[PartitionState, Cleaner, int], RoundAssessment[RemoteLogSegmentMetadata]]
 
@@ -207,7 +212,12 @@ class Round:
             return f"it takes run {plan.restores} back, which only `undo` goes on with"
         if plan.fingerprint != executor_fingerprint():
             return f"it was made by {plan.fingerprint}, this process is {executor_fingerprint()}"
-        return "" if plan.policy == self._cleaner.cleaner_policy() else "the settings have changed since it was made"
+        if plan.policy != self._cleaner.cleaner_policy():
+            return "the settings have changed since it was made"
+        is_held_up = self._context.ports.brokers is not None and self._cleaner.retention_ms >= 0
+        if is_held_up and self._now_ms - plan.now_ms > OPEN_ROUND_MAX_MS:
+            return "it has been open for too long: brokers expire nothing behind the segments that it has introduced"
+        return ""
 
     @contextmanager
     def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> Iterator[GatheredRound | None]:
@@ -427,7 +437,8 @@ def _build_report(result: RoundResult, stats: WorkStats) -> RoundReport:
     if plan is None or not result.receipts:
         return base
     filters = filter_record_of_run(stats.filters | {"filter_bytes_written": stats.sidecar_bytes_written})
-    cut = sum(receipt.segment.id not in state.published_by for receipt in result.receipts)
+    unpublished = sum(receipt.segment.id not in state.published_by for receipt in result.receipts)
+    cut = unpublished if state.first_dirty_offset < plan.next_dirty_offset else 0  # the others have expired
     stays = f"brokers had deleted what {cut} of {len(result.receipts)} groups replace: the cleaner offset stays, run again" if cut else ""
     return replace(
         base,
@@ -435,7 +446,7 @@ def _build_report(result: RoundResult, stats: WorkStats) -> RoundReport:
         next_dirty_offset=state.first_dirty_offset if cut else plan.next_dirty_offset,
         reason=base.reason or stays,
         segments_in=len(plan.sources) + len(plan.skipped),
-        segments_out=len(result.receipts) - cut,
+        segments_out=len(result.receipts) - unpublished,
         segments_skipped=len(plan.skipped),
         bytes_written=sum(r.bytes_written for r in result.receipts),
         saved_bytes=sum(r.bytes_read - r.bytes_written for r in result.receipts),

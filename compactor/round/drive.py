@@ -13,6 +13,7 @@ from typing import Final
 
 from compactor.cleaner.gate.gate import GateFailed
 from compactor.control import ordering, publication
+from compactor.control.broker_expiry import ExpiredSources, find_expired
 from compactor.control.deletion import raise_log_start
 from compactor.control.leadership import Leadership, RequirementFailed, hold_leadership
 from compactor.control.logs import PartitionLog, cut_if_due
@@ -20,7 +21,7 @@ from compactor.control.ports import Lease, Ports
 from compactor.control.records import RunEnded, ScratchObject
 from compactor.control.stages import Stage, StageTracker, stage_of
 from compactor.control.state import Intent, PartitionState
-from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget
+from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget, Refused
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round import mirroring
@@ -60,10 +61,12 @@ class _DriverSession:
 
     leadership: Leadership
     run_id: str
+    missing: ExpiredSources | None = None
+    """Segments that the worker must not read. None if pass 1 was done already, whose result numbers all live segments."""
 
     @property
     def state(self) -> PartitionState:
-        return self.leadership.state
+        return self.missing.without(self.leadership.state) if self.missing else self.leadership.state
 
     @property
     def stored_survivors(self) -> tuple[ScratchObject, ...]:
@@ -130,17 +133,22 @@ def _planned_round(leadership: Leadership, work: RoundWork[FactsT], undone: str)
     """Plan a round and go through with it, if one is due. No intent is open."""
     for _ in range(PLANS):
         with ExitStack() as gathering:
+            mirrored = False
             try:
                 mirroring.mirror_broker_segments(leadership)
+                mirrored = True
                 gathered = leadership.state.live
                 facts = gathering.enter_context(work.gather_facts(leadership.state, leadership.check))
                 plan = None if facts is None else work.make_plan(facts, leadership.epoch, leadership.ports.new_id)
                 if plan is not None:
                     work.admit_plan(plan)
-            except BadData as error:
-                return _record_quarantine(leadership, leadership.ports.new_id(), None, error.message, error.segment)
-            except NotFound as error:
-                return _record_quarantine(leadership, leadership.ports.new_id(), None, f"missing object: {error.message}", "")
+            except (BadData, NotFound) as error:
+                if mirrored and find_expired(leadership, [segment.id for segment in leadership.state.live]):
+                    undone = "brokers have expired segments since the facts were gathered"
+                    continue
+                message = error.message if isinstance(error, BadData) else f"missing object: {error.message}"
+                segment = error.segment if isinstance(error, BadData) else ""
+                return _record_quarantine(leadership, leadership.ports.new_id(), None, message, segment)
             except GateFailed as error:
                 return _record_quarantine(leadership, leadership.ports.new_id(), None, f"gate: {error.message}", "")
             except Postponed as wait:
@@ -157,7 +165,7 @@ def _planned_round(leadership: Leadership, work: RoundWork[FactsT], undone: str)
             if leadership.state.live[: len(gathered)] != gathered:
                 # Pass 1 identifies segments by their index in the log, which segments added before its beginning have changed.
                 undone = "segments were added before the log's beginning since the facts were gathered"
-                _undo_intent(leadership, steps, _require_intent(leadership.state), undone)
+                _undo_intent(leadership, steps, _require_intent(leadership), undone)
                 continue
             work.on_stage(Stage.ANNOUNCED, plan)
             return _finish_intent(leadership, work, facts, steps, undone)
@@ -177,7 +185,7 @@ def settle_open_intent(leadership: Leadership, work: RoundWork[FactsT] | None) -
     steps = StageTracker(stage_of(intent))
     if intent.begun_slot:
         return _publish_intent(leadership, work, None, steps, intent, "")
-    reason = ordering.resume_problem(leadership.state, intent) or mirroring.open_round_problem(leadership.ports, leadership.state)
+    reason = ordering.resume_problem(leadership.state, intent) or mirroring.open_round_problem(leadership, ExpiredSources(leadership))
     if not reason:
         reason = work.resume_problem(intent.plan) if work else "nobody resumed it"
     if reason or work is None:
@@ -202,31 +210,34 @@ def _finish_intent(leadership: Leadership, work: RoundWork[FactsT], facts: Facts
     :raises Fenced: if another compactor has taken the plan over, and may have added receipts to it.
     """
     leadership.require(leadership.state)
-    intent = _require_intent(leadership.state)
+    intent = _require_intent(leadership)
     plan = intent.plan
+    expired = ExpiredSources(leadership)
+    expired.refresh(intent)
     try:
-        failure = _run_pending_tasks(leadership, work, facts, intent) if intent.pending else None
-    except BadData as error:
-        failure = CompactionFailure(run_id=plan.run_id, group=-1, kind="bad data", message=error.message)
-        return _undo_and_quarantine(leadership, steps, failure, error.segment)
-    except NotFound as error:
-        failure = CompactionFailure(run_id=plan.run_id, group=-1, kind="missing object", message=error.message)
-        return _undo_and_quarantine(leadership, steps, failure, "")
+        failed = _run_pending_tasks(leadership, work, facts, expired)
     except (CompactorError, RequirementFailed):
         raise
     except Exception as bug:
         # Each attempt to resume the plan would fail in the same way, and nothing can be retired while the intent is open.
         _undo_intent(leadership, steps, intent, f"a bug: {type(bug).__name__}: {bug}")
         raise
-    if failure is not None:
-        return _undo_and_quarantine(leadership, steps, failure, "")
+    if failed is not None:
+        return _undo_and_quarantine(leadership, steps, *failed)
+    parted = expired.partly_expired(_require_intent(leadership).pending)
+    if parted is not None:
+        reason = f"brokers have expired a part of what group {parted.group} replaces"
+        return RoundResult("nothing_to_do", _undo_intent(leadership, steps, intent, reason), plan, undone=reason)
     if intent.pending:
         steps.advance(Stage.UPLOADED)
-        intent = _require_intent(leadership.state)
+        intent = _require_intent(leadership)
     problem = publication.balance_problem(leadership.state, intent)
     if problem:
         return _undo_and_quarantine(leadership, steps, CompactionFailure(run_id=plan.run_id, group=-1, kind="balance", message=problem), "")
-    problem = publication.stored_segments_problem(leadership.ports, leadership.state, [receipt.segment for receipt in intent.receipts])
+    problem = _stored_outputs_problem(leadership, intent, expired)
+    if problem and expired.find([receipt.segment.id for receipt in intent.receipts]):
+        reason = "brokers have expired a segment that the round wrote before all that it replaces"
+        return RoundResult("nothing_to_do", _undo_intent(leadership, steps, intent, reason), plan, undone=reason)
     if problem:
         failure = CompactionFailure(run_id=plan.run_id, group=-1, kind="verify", message=problem)
         return _undo_and_quarantine(leadership, steps, failure, "")
@@ -252,7 +263,7 @@ def _publish_intent(
         if work is not None:
             work.on_stage(Stage.PUBLISH_BEGUN, plan)
 
-    gone = mirroring.open_round_problem(leadership.ports, leadership.state) if not intent.begun_slot else ""
+    gone = mirroring.open_round_problem(leadership, ExpiredSources(leadership)) if not intent.begun_slot else ""
     if gone:
         return RoundResult("nothing_to_do", _undo_intent(leadership, steps, intent, gone), plan, undone=gone)
     status = "resumed" if facts is None else "cleaned"
@@ -270,18 +281,66 @@ def _publish_intent(
     return RoundResult(status, leadership.state, plan, intent.receipts, undone=undone)
 
 
-def _run_pending_tasks(leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, intent: Intent) -> CompactionFailure | None:
-    """Drive the worker through the pending tasks, recording each receipt as it comes; return the first failure, or None."""
-    for outcome in work.run_tasks(intent.plan, intent.pending, _DriverSession(leadership, intent.plan.run_id), facts):
+def _run_pending_tasks(
+    leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, expired: ExpiredSources
+) -> tuple[CompactionFailure, str] | None:
+    """Drive the worker through the pending tasks; return the first failure with the segment that it concerns, or None.
+
+    Tasks whose sources brokers have expired are left out, also if that happens meanwhile. It returns None as well if only a part of a
+    task's sources has expired.
+    """
+    while True:
+        intent = _require_intent(leadership)
+        if expired.partly_expired(intent.pending):
+            return None
+        known = frozenset(expired.ids)
+        run_id, failure, segment = intent.plan.run_id, None, ""
+        try:
+            failure = _try_pending_tasks(leadership, work, facts, intent, expired)
+        except BadData as error:
+            failure, segment = CompactionFailure(run_id=run_id, group=-1, kind="bad data", message=error.message), error.segment
+        except NotFound as error:
+            failure = CompactionFailure(run_id=run_id, group=-1, kind="missing object", message=error.message)
+        except Refused:
+            if not expired.refresh(intent):
+                raise
+            continue
+        if failure is None:
+            return None
+        if not expired.refresh(intent):
+            if facts is None or not known:
+                return failure, segment
+            facts = None  # pass 1 had to be repeated, and met a segment that has expired
+
+
+def _try_pending_tasks(
+    leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, intent: Intent, expired: ExpiredSources
+) -> CompactionFailure | None:
+    """Give the worker the pending tasks that have not expired, recording each receipt as it comes; return the first failure, or None."""
+    run_id = intent.plan.run_id
+    tasks = [task for task in intent.pending if not expired.has_expired(task)]
+    session = _DriverSession(leadership, run_id, expired if facts is None else None)
+    for outcome in work.run_tasks(intent.plan, tasks, session, facts) if tasks else ():
         if isinstance(outcome, CompactionFailure):
             return outcome
         publication.add_receipts(leadership, [outcome])
         work.on_stage(Stage.UPLOADED, intent.plan)
-    missing = _require_intent(leadership.state).pending
+    missing = [task for task in _require_intent(leadership).pending if not expired.has_expired(task)]
     if missing:
-        message = "the worker left this task undone"
-        return CompactionFailure(run_id=intent.plan.run_id, group=missing[0].group, kind="worker", message=message)
+        return CompactionFailure(run_id=run_id, group=missing[0].group, kind="worker", message="the worker left this task undone")
     return None
+
+
+def _stored_outputs_problem(leadership: Leadership, intent: Intent, expired: ExpiredSources) -> str:
+    """Return why an object of the round's new segments is not as recorded, or an empty string. Groups that have expired do not count."""
+
+    def problem() -> str:
+        tasks = {task.group: task for task in intent.plan.tasks}
+        outputs = [receipt.segment for receipt in intent.receipts if not expired.has_expired(tasks[receipt.group])]
+        return publication.stored_segments_problem(leadership.ports, leadership.state, outputs)
+
+    found = problem()
+    return problem() if found and expired.refresh(intent) else found
 
 
 def _undo_intent(leadership: Leadership, steps: StageTracker, intent: Intent, reason: str) -> PartitionState:
@@ -294,7 +353,7 @@ def _undo_intent(leadership: Leadership, steps: StageTracker, intent: Intent, re
 
 def _undo_and_quarantine(leadership: Leadership, steps: StageTracker, failure: CompactionFailure, segment: str) -> RoundResult:
     """Undo the open intent after a failure and quarantine the partition."""
-    intent = _require_intent(leadership.state)
+    intent = _require_intent(leadership)
     # The message of BadData already begins with its kind.
     reason = failure.message if failure.message.startswith(failure.kind) else f"{failure.kind}: {failure.message}"
     _undo_intent(leadership, steps, intent, reason)
@@ -317,8 +376,9 @@ def scratch_prefix(log: PartitionLog) -> str:
     return f"{log.prefix}/scratch/"
 
 
-def _require_intent(state: PartitionState) -> Intent:
-    """Return the open intent. Raises RequirementFailed if there is none."""
-    if state.intent is None:
+def _require_intent(leadership: Leadership) -> Intent:
+    """Return the open intent. Raises Fenced if another process has taken over, and RequirementFailed if there is none."""
+    leadership.require(leadership.state)
+    if leadership.state.intent is None:
         raise RequirementFailed("the intent is not open any more")
-    return state.intent
+    return leadership.state.intent

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Final
 
 from checkpoint.files import parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry, epoch_at, first_divergent_offset
+from compactor.brokers.metadata_topic.chain import BrokerView
+from compactor.control.broker_expiry import ExpiredSources, observe_log_start
 from compactor.control.leadership import Leadership, RequirementFailed
 from compactor.control.mirror import apply_broker_view, mirroring_record, segments_of_open_round
 from compactor.control.ports import Ports
@@ -33,14 +37,23 @@ def state_with_broker_segments(ports: Ports, state: PartitionState) -> Partition
     return state if ports.brokers is None else apply_broker_view(state, ports.brokers(state.name))
 
 
-def open_round_problem(ports: Ports, state: PartitionState) -> str:
-    """Return which segment of the open round brokers no longer serve as the round knew it, as a message; empty if the round can go on."""
-    if ports.brokers is None:
+def open_round_problem(leadership: Leadership, expired: ExpiredSources) -> str:
+    """Return which segment of the open round brokers no longer serve as the round knew it, as a message; empty if the round can go on.
+
+    Segments that brokers have expired do not prevent that, unless a group that is not rewritten yet has lost a part of its sources.
+    """
+    ports, state = leadership.ports, leadership.state
+    if ports.brokers is None or state.intent is None:
         return ""
     there = {(link.segment.id, link.last) for link in ports.brokers(state.name).links}
     ends = {segment.id: segment.end_offset for segment in state.live}
-    gone = next((name for name in segments_of_open_round(state) if (name, ends.get(name)) not in there), "")
-    return f"segment {gone} is not what brokers read any more" if gone else ""
+    missing = [name for name in segments_of_open_round(state) if (name, ends.get(name)) not in there]
+    explained = expired.find(missing)
+    gone = next((name for name in missing if name not in explained), "")
+    if gone:
+        return f"segment {gone} is not what brokers read any more"
+    parted = expired.partly_expired(state.intent.pending)
+    return f"brokers have expired a part of what group {parted.group} replaces" if parted else ""
 
 
 def mirror_broker_segments(leadership: Leadership) -> PartitionState:
@@ -51,18 +64,33 @@ def mirror_broker_segments(leadership: Leadership) -> PartitionState:
     ports = leadership.ports
     if ports.brokers is None:
         return leadership.state
-    view = ports.brokers(leadership.state.name)
+    name = leadership.state.name
+    view = _without_expired_front(leadership, ports.brokers(name))
     body = mirroring_record(leadership.state, view, leadership.epoch)
     if body is None:
         return leadership.state
-    name = leadership.state.name
-    added = tuple(segment if segment.files else complete_metadata(ports.layout, name, segment) for segment in body.added)
+    try:
+        added = tuple(segment if segment.files else complete_metadata(ports.layout, name, segment) for segment in body.added)
+    except BadData:
+        if _without_expired_front(leadership, ports.brokers(name)).links == view.links:
+            raise
+        return mirror_broker_segments(leadership)  # brokers have deleted a segment since the view was taken
     if added and added[-1].id == view.links[-1].segment.id:
         check_newest_lineage(ports.layout, name, added[-1], view.lineage)
     try:
         return leadership.append(body.model_copy(update={"added": added}), lambda state: mirroring_record(state, view) is None)
     except RequirementFailed as refused:
         raise BadData(f"what brokers read is no whole log: {refused}", segment=str(name)) from refused
+
+
+def _without_expired_front(leadership: Leadership, view: BrokerView) -> BrokerView:
+    """Return the view without what lies below a gap and below the log start of brokers: a late copy of what they have expired."""
+    after_gap = [number for number, (one, two) in enumerate(pairwise(view.links), start=1) if two.first > one.last + 1]
+    if not after_gap:
+        return view
+    start = observe_log_start(leadership)
+    front = max((number for number in after_gap if view.links[number - 1].last < start), default=0)
+    return replace(view, links=view.links[front:])
 
 
 def check_newest_lineage(

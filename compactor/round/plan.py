@@ -31,6 +31,9 @@ MOST_SOURCES = 2
 A segment of which no record is left may always join a group.
 """
 
+EXPIRY_MARGIN_MS = 3_600_000
+"""On broker-managed tiers: segments that expire within this time, or within twice the time of the last round, are rewritten one to one."""
+
 MERGED = "it is merged with its small neighbours"
 IDLE = "it is clean, and nothing is due in it"
 
@@ -195,7 +198,12 @@ def plan_round(facts: RoundFacts, leader_epoch: int, new_id: Callable[[], str]) 
     """
     state, found, clean, cleaner = facts.state, facts.assessment, facts.clean, facts.cleaner
     rules = (
-        _GroupingRules(cleaner, facts.left, _ordinals_beginning_epoch(found.covered_segments), large=True)
+        _GroupingRules(
+            cleaner,
+            facts.left,
+            _ordinals_beginning_epoch(found.covered_segments) | _ordinals_beginning_after_expiring(facts),
+            large=True,
+        )
         if state.mirrored
         else _GroupingRules(cleaner)
     )
@@ -241,6 +249,24 @@ def _ordinals_beginning_epoch(segments: Sequence[RemoteLogSegmentMetadata]) -> f
     """
     epochs = [{entry.epoch for entry in segment.leader_epochs} for segment in segments]
     return frozenset(number for number, (before, own) in enumerate(pairwise(epochs), start=1) if own - before)
+
+
+def _ordinals_beginning_after_expiring(facts: RoundFacts) -> frozenset[int]:
+    """Return the ordinals of segments that must not join the one before, because brokers expire that one soon.
+
+    A group would keep it until its last source expires, and a part of a group's sources would be gone before the group is published.
+    """
+    retention_ms, segments = facts.cleaner.retention_ms, facts.assessment.covered_segments
+    if retention_ms < 0:
+        return frozenset()
+    until_ms = facts.now_ms + max(EXPIRY_MARGIN_MS, 2 * _last_round_ms(facts.state)) - retention_ms
+    count = next((number for number, segment in enumerate(segments) if segment.max_timestamp_ms > until_ms), len(segments))
+    return frozenset(range(1, count + 1))
+
+
+def _last_round_ms(state: PartitionState) -> int:
+    """Return how long the last published round took, in milliseconds by its writers' clocks; 0 if there was none."""
+    return next((max(0, run.ended_ms - run.started_ms) for run in reversed(state.runs) if run.published_slot), 0)
 
 
 @dataclass(frozen=True)

@@ -147,10 +147,14 @@ def _refuse_retention(settings: Settings) -> None:
     """Raise UsageError if retention is configured for a tier whose segments this program does not expire."""
     cleaners = {"cleaner": settings.cleaner, **{f"topics.{json.dumps(pattern)}": one for pattern, one in settings.topics.items()}}
     for section, cleaner in cleaners.items():
-        for key in ("cleanup_policy", "retention_ms", "retention_bytes"):
+        for key in ("retention_ms", "retention_bytes"):
             if getattr(cleaner, key) != Cleaner.model_fields[key].default:
                 what = f"{settings.source_of(f'{section}.{key}')}: [{section}] {key} is set, and brokers expire the segments of this tier"
-                raise UsageError(what, hint="Remove it; on such a tier retention is not built yet, and the topic must keep everything")
+                raise UsageError(what, hint="Remove it, and set retention.ms of the topic in Kafka")
+        if cleaner.cleanup_policy == "delete":
+            source = settings.source_of(f"{section}.cleanup_policy")
+            what = f'{source}: [{section}] cleanup_policy is "delete", and brokers expire the segments of this tier'
+            raise UsageError(what, hint="Take the topic out of topics under [kafka]: there is nothing to compact in it")
 
 
 def owned_root_settings() -> str:

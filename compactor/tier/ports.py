@@ -192,6 +192,7 @@ class SegmentPublisher(Protocol):
         begun: Callable[[], None],
         record: Callable[[Collection[str]], None],
         *,
+        expired: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
         backwards: bool = False,
         resumed: bool = False,
     ) -> None:
@@ -199,7 +200,9 @@ class SegmentPublisher(Protocol):
 
         :param begun: appends *publish begun*. Called before the first step if switching takes several; from then on the round only goes
             forward.
-        :param record: appends *round published*. Receives the ids of new segments that were cut off because their sources had gone.
+        :param record: appends *round published*. Receives the ids of new segments that were not published because their sources had gone.
+        :param expired: returns which of these sources, by id, brokers have expired. The groups behind a group of which all sources have
+            expired are switched all the same.
         :param backwards: switch the last group first.
         :param resumed: *publish begun* is in the log already, so that no rule which applies before it may refuse.
         """
@@ -217,6 +220,9 @@ class SegmentPublisher(Protocol):
 
     def record_deletion(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Record that the objects of these segments are deleted (DELETE_SEGMENT_FINISHED)."""
+
+    def deleted_by_brokers(self, name: TopicPartition, wanted: Collection[str]) -> frozenset[str]:
+        """Return which of these segments, by id, brokers have begun to delete or have deleted, by the newest metadata."""
 
     def find_strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced] | None:
         """Return segments that a dead compactor published to readers and that the control log does not know.

@@ -39,6 +39,7 @@ class ObjectLogPublisher:
         begun: Callable[[], None],
         record: Callable[[Collection[str]], None],
         *,
+        expired: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
         backwards: bool = False,
         resumed: bool = False,
     ) -> None:
@@ -55,6 +56,9 @@ class ObjectLogPublisher:
 
     def record_deletion(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Do nothing: the control log's own record follows."""
+
+    def deleted_by_brokers(self, name: TopicPartition, wanted: Collection[str]) -> frozenset[str]:
+        return frozenset()
 
     def find_strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced] | None:
         return None

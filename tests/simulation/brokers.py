@@ -151,11 +151,9 @@ class SimReplicas(Replicas):
         trial = self.alone.copy()
         trial.apply(update, trial.applied + 1)
         before, after = (lookup_chain(cache, self.leader.lineage()) for cache in (self.alone, trial))
-        whole = (
-            not offset_gaps([link for link in after if link.last >= self.sim.start]) and after[-1].last >= before[-1].last
-            if before
-            else True
-        )
+        left = [link for link in after if link.last >= self.sim.start]
+        begins = not left or left[0].first <= self.sim.start or any(link.first > self.sim.start for link in before[:1])
+        whole = not offset_gaps(left) and begins and after[-1].last >= before[-1].last if before else True
         if whole and copy.start.segment_id in trial.segments:
             super().finish(copy)
 
@@ -169,13 +167,40 @@ class SimReplicas(Replicas):
         ends = [link.last + 1 for link in self.sim.links()[:-2]]
         if not ends:
             return
-        self.sim.start = max(self.sim.start, self.rng.choice(ends))
-        self.sim.world.note(f"records below {self.sim.start} are deleted")
+        self.sim.raise_start(self.rng.choice(ends))
         going = [one for one in self.cache.list_all() if one.end_offset < self.sim.start and one.state in rules.UNDELETED_STATES]
         for one in sorted(going, key=lambda one: one.start_offset):
             for state in (S.DELETE_SEGMENT_STARTED, S.DELETE_SEGMENT_FINISHED):
                 self.say(RemoteLogSegmentMetadataUpdateRecord(WHERE, one.segment_id, 1, 0, state))
                 self.sim.world.data.objects.pop(self.sim.key(one.segment_id, one.start_offset), None)
+
+    def expire(self, dice: random.Random) -> None:
+        """A part of what RemoteLogManager's expiration does: the log start rises, in memory, and what lies below is deleted one by one.
+
+        A new leader may start lower, and begins again: it deletes what its predecessor had only begun to delete.
+        """
+        sim, which = self.sim, dice.random()
+        if which < 0.35:
+            ends = [link.last + 1 for link in sim.links()[:-2] if link.last >= sim.low]
+            if ends:
+                sim.raise_start(dice.choice(ends[:2]))
+        elif which < 0.5:
+            sim.low = dice.choice((sim.lowest, sim.low))
+            sim.world.note(f"a new leader starts at {sim.low}")
+        else:
+            self.delete_expired(dice.randint(1, 4))
+
+    def delete_expired(self, most: int) -> None:
+        """Some of what lies below the leader's log start, in its order: what readers find first, where two segments begin together."""
+        found = {link.segment.segment_id for link in self.sim.links()}
+        going = [one for one in self.cache.list_all() if one.end_offset < self.sim.low]
+        for one in sorted(going, key=lambda one: (one.start_offset, one.segment_id not in found))[:most]:
+            if one.state is not S.DELETE_SEGMENT_STARTED:
+                self.say(RemoteLogSegmentMetadataUpdateRecord(WHERE, one.segment_id, 1, 0, S.DELETE_SEGMENT_STARTED))
+                if self.rng.random() < 0.3:
+                    return  # its leader is stopped here
+            self.sim.world.data.objects.pop(self.sim.key(one.segment_id, one.start_offset), None)
+            self.say(RemoteLogSegmentMetadataUpdateRecord(WHERE, one.segment_id, 1, 0, S.DELETE_SEGMENT_FINISHED))
 
     def delete_started(self) -> None:
         """A segment of a compactor whose COPY_SEGMENT_FINISHED they have not seen: brokers delete what they take for leftovers."""
@@ -202,7 +227,8 @@ class BrokersOracle(Oracle):
         super().check_step(before, record)
         body = getattr(record, "body", None)
         if isinstance(body, RoundPublished) and not body.cut_off:
-            below = [row[1] for row in self.sim.rows(self.state.live) if row[0] < clean_end_offset(self.state.vector)]
+            clean = range(self.sim.start, clean_end_offset(self.state.vector))
+            below = [row[1] for row in self.sim.rows(self.state.live) if row[0] in clean]
             if len(set(below)) != len(below):
                 self.world.violate("a key occurs twice below the cleaner offset")
 
@@ -216,8 +242,16 @@ class BrokersOracle(Oracle):
 class Simulated:
     """One partition: its replicas, the topic, and what readers must find after each of its records."""
 
-    def __init__(self, world: World) -> None:
+    """
+    start: highest log start that a leader ever had: every offset from it on must be found.
+    low: log start of the present leader, of which readers may begin. lowest: the first one that is not deleted everywhere.
+    expiring: decides what expires, and when; None if nothing does.
+    """
+
+    def __init__(self, world: World, *, expires: bool = False) -> None:
         self.world = world
+        self.expiring = random.Random(f"expiry of {world.rng.random()}") if expires else None
+        self.low = self.lowest = 0
         self.topic = MemoryTopicLog()
         self.cache = RemoteLogMetadataCache(WHERE)
         self.oracle = BrokersOracle(self)
@@ -231,6 +265,12 @@ class Simulated:
 
     def key(self, raw_id: bytes, start: int) -> str:
         return f"{NAME}/{start:020d}-{segment_id(raw_id)}.log"
+
+    def raise_start(self, offset: int) -> None:
+        """The leader's log start rises to this offset, if it is not there already. Its followers have not heard of it yet."""
+        self.lowest, self.low = self.low, max(self.low, offset)
+        self.start = max(self.start, self.low)
+        self.world.note(f"records below {self.low} are deleted")
 
     # --- the topic ---
 
@@ -281,8 +321,12 @@ class Simulated:
         return lookup_chain(self.cache, self.replicas.leader.lineage())
 
     def readers(self, when: str) -> None:
-        links = [link for link in self.links() if link.last >= self.start]
-        at, rows = self.start, []
+        links, begin = [link for link in self.links() if link.last >= self.start], self.start
+        for link in reversed([link for link in self.links() if self.low <= link.last < self.start]):
+            if link.last + 1 < begin or (links and links[0].first <= link.first):
+                break  # brokers answer OFFSET_OUT_OF_RANGE below
+            links, begin = [link, *links], max(link.first, self.low)
+        at, rows = begin, []
         for link in links:
             if link.first > at:
                 if not self.raced:
@@ -293,10 +337,10 @@ class Simulated:
             if held is None or self.key(link.segment.segment_id, link.segment.start_offset) not in self.world.data.objects:
                 self.world.violate(f"{when}: segment {link.segment.id} is read and has no object")
                 return
-            rows += [row for row in held if max(link.first, self.start) <= row[0] <= link.last]
+            rows += [row for row in held if max(link.first, begin) <= row[0] <= link.last]
         self.raced = False
-        history = PartitionHistory.of(map(sent, map(row_of, self.replicas.leader.log[self.start : at])))
-        for wrong in judge_read(history, Read(self.start, at, [FoundRecord(*sent(row)) for row in rows], cleaned_below=at)):
+        history = PartitionHistory.of(map(sent, map(row_of, self.replicas.leader.log[begin:at])))
+        for wrong in judge_read(history, Read(begin, at, [FoundRecord(*sent(row)) for row in rows], cleaned_below=at)):
             self.world.violate(f"{when}: {wrong.kind}: {wrong.text}")
         found = {link.segment.id for link in links}
         self.read_until |= dict.fromkeys(self.reading - found, self.world.now_ms)
@@ -328,11 +372,18 @@ class Simulated:
         publisher = KafkaPublisher(
             followed, SimTopic(self), lambda name: uuid_text(WHERE.topic_id), clock_ms=lambda: int(self.world.now_ms), late_ms=LATE_MS
         )
-        return replace(plain, layout=BrokersLayout(self.world.data), publisher=publisher, brokers=view, retention=KEPT)
+
+        def log_start(name: TopicPartition) -> int:
+            return self.world.call("list offsets", lambda: self.low, changes=False)
+
+        layout = BrokersLayout(self.world.data)
+        return replace(plain, layout=layout, publisher=publisher, brokers=view, broker_log_start=log_start, retention=KEPT)
 
     def broker_step(self) -> None:
         """Now and then, as long as the schedule lasts."""
         replicas, rng = self.replicas, self.replicas.rng
+        if self.expiring is not None and self.expiring.random() < 0.4:
+            replicas.expire(self.expiring)
         dice = rng.random()
         if dice < 0.1:
             replicas.elect()
@@ -388,6 +439,10 @@ class Simulated:
         replicas = self.replicas
         while replicas.copies:
             replicas.finish(replicas.copies.pop())
+        if self.expiring is not None:
+            self.raise_start(self.start)
+            while any(one.end_offset < self.low for one in self.cache.list_all()):
+                replicas.delete_expired(100)
         for _ in range(4):
             replicas.produce(3)
             replicas.tier(slow=False)
@@ -462,7 +517,7 @@ class Worker:
         name, by_id = session.state.name, session.state.live_by_id()
         latest: dict[str, int] = {}
         for source in plan.sources:
-            if by_id[source].end_offset >= plan.first_dirty_offset:
+            if source in by_id and by_id[source].end_offset >= plan.first_dirty_offset:
                 latest |= {key: offset for offset, key, _, _ in self._rows(name, by_id[source]) if offset >= plan.first_dirty_offset}
         for task in tasks:
             if self.fails():

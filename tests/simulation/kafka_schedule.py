@@ -12,8 +12,8 @@ from compactor.brokers import publisher as kafka
 from compactor.brokers.metadata_topic import rules
 from compactor.brokers.metadata_topic.codec import uuid_bytes
 from compactor.brokers.publisher import KafkaPublisher
-from compactor.control import mirror, publication
-from compactor.control.leadership import RequirementFailed
+from compactor.control import broker_expiry, mirror, publication
+from compactor.control.leadership import Leadership, RequirementFailed
 from compactor.errors import CompactorError
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
@@ -27,13 +27,16 @@ BUSY = Faults(crash=0.006, throttle=0.01, lost=0.03, delay=0, duplicate=0, stop=
 PROFILES = (BUSY, BUSY, NO_FAULTS, replace(NO_FAULTS, stop=0.08), replace(BUSY, crash=0.02))
 
 
-def run_kafka_schedule(seed: int, *, steps: int = STEPS, trace: bool = False) -> Outcome:
-    """Two compactors over replicas that go on tiering; then one that finishes. Deterministic in ``seed``."""
+def run_kafka_schedule(seed: int, *, steps: int = STEPS, trace: bool = False, expires: bool = False) -> Outcome:
+    """Two compactors over replicas that go on tiering; then one that finishes. Deterministic in ``seed``.
+
+    ``expires``: brokers expire segments from the front, and a new leader may start lower than the one before.
+    """
     world = World(seed)
     world.faults = world.rng.choice(PROFILES)
     if trace:
         world.trace = []
-    sim = Simulated(world)
+    sim = Simulated(world, expires=expires)
     with watched(world, sim.oracle):
         sim.replicas.produce(12)
         for _ in range(3):
@@ -70,13 +73,13 @@ def unasked(*patches: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 def sources_first() -> AbstractContextManager[Any]:
-    def switched(self: KafkaPublisher, name: TopicPartition, new: Replacement, *, give_up: bool) -> bool:
+    def switched(self: KafkaPublisher, name: TopicPartition, new: Replacement, expired: Any, *, give_up: bool) -> kafka._Outcome:
         where, cache = self._read_fold(name)
         left = [cache.segments[raw] for raw in map(uuid_bytes, new.sources) if raw in cache.segments]
         going = sorted((one for one in left if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
         self._append_records(where, cache, [self._update_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
         self._append_copy_finished(where, cache.segments[uuid_bytes(new.segment.id)])
-        return True
+        return kafka._Outcome.SWITCHED
 
     return unasked(patch.object(KafkaPublisher, "_switch_group", switched))
 
@@ -98,23 +101,22 @@ def never_begun() -> AbstractContextManager[Any]:
         replacements: Sequence[Replacement],
         begun: Callable[[], None],
         record: Callable[[Collection[str]], None],
-        *,
-        backwards: bool = False,
+        **way: Any,
     ) -> None:
-        plain(self, name, replacements, lambda: None, record, backwards=backwards)
+        plain(self, name, replacements, lambda: None, record, **way)
 
-    return patch.object(KafkaPublisher, "publish_replacements", publish)
+    return unasked(patch.object(KafkaPublisher, "publish_replacements", publish))
 
 
 def not_behind() -> AbstractContextManager[Any]:
     plain = KafkaPublisher._switch_group
-    return unasked(patch.object(KafkaPublisher, "_switch_group", lambda self, name, new, give_up: plain(self, name, new, give_up=False)))
+    return unasked(patch.object(KafkaPublisher, "_switch_group", lambda *group, give_up: plain(*group, give_up=False)))
 
 
 def no_look() -> AbstractContextManager[Any]:
     """The sources go whatever became of the segment that should stand for them."""
 
-    def switched(self: KafkaPublisher, name: TopicPartition, new: Replacement, *, give_up: bool) -> bool:
+    def switched(self: KafkaPublisher, name: TopicPartition, new: Replacement, expired: Any, *, give_up: bool) -> kafka._Outcome:
         where, cache = self._read_fold(name)
         known = cache.segments.get(uuid_bytes(new.segment.id))
         if known is not None and known.state is kafka._S.COPY_SEGMENT_STARTED:
@@ -122,9 +124,18 @@ def no_look() -> AbstractContextManager[Any]:
         left = [cache.segments[raw] for raw in map(uuid_bytes, new.sources) if raw in cache.segments]
         going = sorted((one for one in left if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
         self._append_records(where, cache, [self._update_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
-        return True
+        return kafka._Outcome.SWITCHED
 
     return unasked(patch.object(KafkaPublisher, "_switch_group", switched))
+
+
+def expired_without_log_start() -> AbstractContextManager[Any]:
+    """Whatever brokers have deleted counts as expired, although no log start is recorded that explains it."""
+
+    def found(leadership: Leadership, wanted: Collection[str]) -> frozenset[str]:
+        return leadership.ports.publisher.deleted_by_brokers(leadership.state.name, wanted)
+
+    return patch.object(broker_expiry, "find_expired", found)
 
 
 KAFKA_MUTATIONS: dict[str, Mutation] = {
@@ -146,12 +157,18 @@ KAFKA_MUTATIONS: dict[str, Mutation] = {
 }
 
 
-def kafka_bites(mutation: Mutation, seeds: range) -> Iterator[tuple[int, str]]:
+EXPIRY_MUTATIONS: dict[str, Mutation] = {
+    "expired without log start": expired_without_log_start,
+}
+"""Noticed where brokers expire segments."""
+
+
+def kafka_bites(mutation: Mutation, seeds: range, *, expires: bool = False) -> Iterator[tuple[int, str]]:
     """(seed, first violation) of each schedule that notices the missing rule."""
     for seed in seeds:
         try:
             with mutation():
-                violations = run_kafka_schedule(seed).violations
+                violations = run_kafka_schedule(seed, expires=expires).violations
         except (CompactorError, RequirementFailed, AssertionError, LookupError, ValueError, RuntimeError) as error:
             violations = (f"{type(error).__name__}: {error}",)
         if violations:

@@ -99,6 +99,10 @@ class TopicStory:
         """Waits until all but the active segments is in the tier. A last small batch closes no segment."""
         return {partition: self.admin.wait_tiered(self.topic, partition) for partition in self.partitions}
 
+    def later(self, milliseconds: int) -> None:
+        """The timestamps of what follows are so much later."""
+        self._clock += milliseconds
+
     def forget_writers(self) -> None:
         """Producers that knew what was discarded."""
         self._writers.clear()

@@ -104,14 +104,21 @@ class MemoryBrokers:
         brokers = LiveBrokerMetadata(followed, self.cluster, patterns or (".*",), "the metadata topic of tests")
 
         def conditions(name: TopicPartition) -> None:
-            if why := self.cluster.cluster_problem() or topic_settings_problem(name.topic, self.cluster.known[name.topic].settings):
+            policy = made.settings.cleaner_for(name.topic).cleanup_policy
+            if why := self.cluster.cluster_problem() or topic_settings_problem(name.topic, self.cluster.known[name.topic].settings, policy):
                 raise Refused(why)
 
         metadata = BrokerManagedMetadata(brokers)
         topic = appending or MemoryMetadataTopic(self.log)
         publisher = KafkaPublisher(followed, topic, metadata.topic_id, clock_ms=self.clock_ms, late_ms=0, conditions=conditions)
         layout = KafkaLocalLayout(made.ports.data, metadata.topic_id)
-        ports = replace(made.ports, publisher=publisher, brokers=metadata.broker_view, layout=layout)
+        ports = replace(
+            made.ports,
+            publisher=publisher,
+            brokers=metadata.broker_view,
+            broker_log_start=lambda name: self.cluster.known[name.topic].log_starts.get(name.partition, 0),
+            layout=layout,
+        )
         ports = replace(ports, clock_ms=self.clock_ms)
         tier = replace(made, ports=ports, metadata=metadata)
         tier.identity.create_catalog()

@@ -22,7 +22,15 @@ def settings(**changes: str | None) -> dict[str, str]:
 
 
 def test_a_topic_that_brokers_keep_whole_may_be_compacted() -> None:
-    assert topic_settings_problem("orders", settings()) == ""
+    assert topic_settings_problem("orders", settings(), "compact") == ""
+
+
+def test_a_topic_that_brokers_expire_may_be_compacted_where_our_policy_says_so() -> None:
+    finite = settings(retention_ms="604800000")
+    assert topic_settings_problem("orders", finite, "compact,delete") == ""
+    assert 'cleanup_policy = "compact,delete"' in topic_settings_problem("orders", finite, "compact")
+    assert topic_settings_problem("orders", settings(retention_ms=None), "compact,delete").startswith("retention.ms of orders is unknown")
+    assert topic_settings_problem("orders", settings(retention_bytes="1"), "compact,delete").startswith("retention.bytes of orders is 1")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +44,7 @@ def test_a_topic_that_brokers_keep_whole_may_be_compacted() -> None:
     ],
 )
 def test_others_are_refused_with_the_setting(setting: str, value: str | None, said: str) -> None:
-    assert topic_settings_problem("orders", settings(**{setting: value})).startswith(said)
+    assert topic_settings_problem("orders", settings(**{setting: value}), "compact").startswith(said)
 
 
 @pytest.mark.parametrize(("version", "refused"), [("3.7", True), ("3.8", False), ("3.9", False), ("4", False), ("", False), ("2.8", True)])

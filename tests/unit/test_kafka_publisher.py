@@ -359,3 +359,55 @@ def test_segments_that_later_leaders_shadow_go_with_the_group_that_covers_them()
     publisher.publish_replacements(NAME, [new], control.begun, control.record)
     assert world.states()[first.id] is S.DELETE_SEGMENT_STARTED
     assert world.served() == [(named(50), 0, 19), (newest.id, 20, 29)]
+
+
+@pytest.mark.parametrize("introduced_too", [False, True], ids=["before its rewrite is introduced", "afterwards"])
+def test_a_group_that_has_expired_is_withdrawn_and_those_behind_it_are_switched(introduced_too: bool) -> None:
+    world, live = tiered()
+    publisher, control = world.publisher(), Control()
+    round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
+    for new in round_ if introduced_too else round_[1:]:
+        publisher.announce_segment(NAME, new.segment)
+    gone = [one.id for one in live[:2]]
+    world.delete(*gone)
+    since = sum(1 for _ in world.steps())
+    publisher.publish_replacements(NAME, round_, control.begun, control.record, expired=lambda asked: [one for one in asked if one in gone])
+    assert told(world, since) == ["D 50"] * introduced_too + ["F 51", "D 2", "D 3"]
+    assert control.cut == [named(50)]
+    assert world.served() == [(named(51), 20, 39), (live[4].id, 40, 49)]
+
+
+def test_a_group_of_which_a_part_has_expired_is_switched_as_if_it_were_whole() -> None:
+    world, live = tiered()
+    publisher, control = world.publisher(), Control()
+    new = replacing(50, live[:3])
+    publisher.announce_segment(NAME, new.segment)
+    world.delete(live[0].id)
+    since = sum(1 for _ in world.steps())
+    publisher.publish_replacements(
+        NAME, [new], control.begun, control.record, expired=lambda asked: [one for one in asked if one == live[0].id]
+    )
+    assert told(world, since) == ["F 50", "D 1", "D 2"]
+    assert control.cut == []
+
+
+def test_a_group_that_was_switched_and_has_expired_since_cuts_off_none_behind_it() -> None:
+    world, live = tiered()
+    publisher, control = world.publisher(), Control()
+    round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
+    for new in round_:
+        publisher.announce_segment(NAME, new.segment)
+    publisher.publish_replacements(NAME, round_[:1], control.begun, lambda cut_off: None)
+    world.delete(named(50))
+    publisher.publish_replacements(NAME, round_, control.begun, control.record, expired={named(50)}.intersection, resumed=True)
+    assert control.cut == [named(50)]
+    assert world.served() == [(named(51), 20, 39), (live[4].id, 40, 49)]
+
+
+def test_only_deletions_by_brokers_are_told_as_theirs() -> None:
+    world, live = tiered()
+    publisher = world.publisher()
+    world.write(world.said(live[0].id, S.DELETE_SEGMENT_STARTED))
+    world.delete(live[1].id)
+    world.write(world.said(live[2].id, S.DELETE_SEGMENT_STARTED, COMPACTOR_BROKER_ID))
+    assert publisher.deleted_by_brokers(NAME, [one.id for one in live]) == {live[0].id, live[1].id}

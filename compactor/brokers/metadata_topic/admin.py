@@ -151,6 +151,16 @@ class KafkaAdmin:
         """
         return self.describe_topics([TOPIC], write=write)[TOPIC]
 
+    def log_start_offset(self, topic: str, partition: int) -> int:
+        """Ask the partition's leader for its log start offset. Raises Unavailable if no leader gives one."""
+        kafka = load_confluent_kafka()
+        wanted = kafka.TopicPartition(topic, partition)
+        found = self._list_offsets([wanted], kafka.admin.OffsetSpec.earliest(), kafka.IsolationLevel.READ_UNCOMMITTED)
+        offset = int(found[topic, partition].offset)
+        if offset < 0:
+            raise Unavailable(f"the leader of {topic}-{partition} gives no log start offset", hint="Run again to go on")
+        return offset
+
     def delete_records(self, topic: str, partition: int, offset: int) -> int:
         """Ask the partition's leader to delete the records below an offset (DeleteRecords), and return its new log start offset."""
         admin, timeout = self._session.client, self._timeout_s

@@ -204,7 +204,9 @@ def _check_brokers(settings: Settings) -> list[dict[str, str]]:
     names, problems = check_metadata_topic_reading(opened)
     found += problems
     if admin is not None:
-        found += check_topics(admin, sorted({name.topic for name in names}))
+        found += check_topics(
+            admin, sorted({name.topic for name in names}), lambda topic: opened.settings.cleaner_for(topic).cleanup_policy
+        )
     found += check_object_access(opened, names) if names else []
     found += check_metadata_record_budget(opened, names)
     return [finding._asdict() for finding in found]
@@ -259,7 +261,9 @@ def _topic_setting_rows(args: argparse.Namespace, topic: str) -> list[tuple[str,
     if chosen is None:
         raise UsageError(f"the tier has no topic {topic}", hint="`topics` lists what it holds")
     values = opened.cleaner_for(topic).model_dump(mode="json")
-    return [(f"cleaner.{key}", value, opened.settings.source_for(topic, key, chosen)) for key, value in values.items()]
+    expires = values["cleanup_policy"] != "compact" and opened.metadata.retention_ms(topic) is not None
+    theirs = {"retention_ms": f"topic {topic}"} if expires else {}
+    return [(f"cleaner.{key}", value, theirs.get(key) or opened.settings.source_for(topic, key, chosen)) for key, value in values.items()]
 
 
 def _hide_secrets(properties: dict[str, object]) -> dict[str, object]:

@@ -5,11 +5,11 @@ Read-only; nothing is written to the tier as a test. Each unsafe setting is repo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from compactor.access.tier import Tier
-from compactor.brokers.conditions import REQUIRED_TOPIC_SETTINGS, AdminQueries, is_supported_version
+from compactor.brokers.conditions import REQUIRED_TOPIC_SETTINGS, AdminQueries, is_supported_version, setting_problem
 from compactor.brokers.metadata_topic.admin import ClusterFacts, MissingRight, metadata_topic_problem
 from compactor.errors import BadData, CompactorError, StoreError
 from compactor.model.ids import TopicPartition
@@ -53,8 +53,10 @@ def check_cluster(admin: AdminQueries, servers: str, *, write: bool) -> list[Che
     return found
 
 
-def check_topics(admin: AdminQueries, names: Sequence[str]) -> list[CheckFinding]:
-    """Check the settings, permissions and leaders of these topics."""
+def check_topics(
+    admin: AdminQueries, names: Sequence[str], policy_of: Callable[[str], str] = lambda topic: "compact"
+) -> list[CheckFinding]:
+    """Check the settings, permissions and leaders of these topics. policy_of: returns cleanup_policy of our settings for a topic."""
     found: list[CheckFinding] = []
     for name in names:
         try:
@@ -65,7 +67,7 @@ def check_topics(admin: AdminQueries, names: Sequence[str]) -> list[CheckFinding
         found += _permission_findings(topic.missing_rights)
         for setting, (wanted, why) in REQUIRED_TOPIC_SETTINGS.items():
             value = topic.settings.get(setting)
-            if value is not None and value.value != wanted:
+            if value is not None and setting_problem(name, setting, value.value, policy_of(name)):
                 mend = f"kafka-configs --alter --topic {name} --add-config {setting}={wanted}"
                 severity = "error" if setting in _ERROR_SETTINGS else "warning"
                 found.append(CheckFinding(severity, "topic", name, f"{setting} is {value.value}, not {wanted}: {why}", mend))

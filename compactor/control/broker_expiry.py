@@ -1,0 +1,81 @@
+"""Segments that brokers expire while a round is open, on a broker-managed tier (docs/broker-expiry.md).
+
+A broker raises its log start in memory, and writes DELETE_SEGMENT_STARTED afterwards. Its successor may start lower again. A missing
+segment is therefore explained in this order: the metadata topic is read to its end, then the leader is asked for its log start, and the
+highest log start ever reported is recorded in the control log before anything is concluded from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from compactor.control.leadership import Leadership
+from compactor.control.records import BrokerLogStartSeen
+from compactor.control.state import Intent, PartitionState
+from compactor.model.plan import CompactionTask
+
+
+def find_expired(leadership: Leadership, wanted: Collection[str]) -> frozenset[str]:
+    """Return which segments, by id, brokers have deleted and lie wholly below the highest log start that brokers ever reported.
+
+    :param wanted: ids of live segments, or of the open round's new ones. Other ids are ignored.
+
+    Raises Unavailable if the partition's leader or the metadata topic cannot be reached, and Fenced.
+    """
+    ports, state = leadership.ports, leadership.state
+    tasks = state.intent.plan.tasks if state.intent else ()
+    ends = {segment.id: segment.end_offset for segment in state.live} | {task.new_segment_id: task.end_offset for task in tasks}
+    ends = {name: end for name, end in ends.items() if name in wanted}
+    deleted = ports.publisher.deleted_by_brokers(state.name, list(ends)) if ends else frozenset()
+    start = observe_log_start(leadership) if deleted else 0
+    return frozenset(name for name in deleted if ends[name] < start)
+
+
+def observe_log_start(leadership: Leadership) -> int:
+    """Ask the partition's leader for its log start, record it if it is the highest so far, and return the highest one recorded.
+
+    Raises Unavailable if no leader answers, and Fenced.
+    """
+    ports, state = leadership.ports, leadership.state
+    seen = ports.broker_log_start(state.name) if ports.broker_log_start is not None else 0
+    if seen > state.broker_log_start:
+        body = BrokerLogStartSeen(leader_epoch=leadership.epoch, offset=seen)
+        state = leadership.append(body, lambda state: state.broker_log_start >= seen)
+        leadership.require(state)  # it may be another leader that has recorded it
+    return state.broker_log_start
+
+
+@dataclass
+class ExpiredSources:
+    """The segments of one open round that brokers have expired, as far as was found out. They stay expired for ever.
+
+    ids: segment ids.
+    """
+
+    leadership: Leadership
+    ids: set[str] = field(default_factory=set)
+
+    def find(self, wanted: Iterable[str]) -> frozenset[str]:
+        """Return which of these segments have expired, by id. Only those that are not known to have expired are inquired about."""
+        names = frozenset(wanted)
+        self.ids |= find_expired(self.leadership, names - self.ids)
+        return names & self.ids
+
+    def refresh(self, intent: Intent) -> bool:
+        """Find out which sources of a round have expired by now, and return whether there are more than before."""
+        before = len(self.ids)
+        self.find(intent.plan.sources)
+        return len(self.ids) > before
+
+    def has_expired(self, task: CompactionTask) -> bool:
+        """Return whether all sources of a task have expired, or the new segment that had replaced them."""
+        return self.ids.issuperset(task.sources) or task.new_segment_id in self.ids
+
+    def partly_expired(self, tasks: Iterable[CompactionTask]) -> CompactionTask | None:
+        """Return the first task of which some sources have expired and others have not, or None."""
+        return next((task for task in tasks if self.ids.intersection(task.sources) and not self.has_expired(task)), None)
+
+    def without(self, state: PartitionState) -> PartitionState:
+        """Return the state without the expired segments, so that nobody tries to read them."""
+        return state.model_copy(update={"live": tuple(segment for segment in state.live if segment.id not in self.ids)})
