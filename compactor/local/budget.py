@@ -100,8 +100,8 @@ class Budget:
                 while self._queue[0] is not ticket or not self._make_space(size, keeping):
                     self.changed.wait(RETRY_S)
                     check()
-                self._pin(keeping)
-                return self._granted(account, size)
+                self._pin_existing(keeping)
+                return self._create_reservation(account, size)
             finally:
                 self._queue.remove(ticket)
                 self.changed.notify_all()
@@ -109,20 +109,20 @@ class Budget:
     def spare(self, account: Account, size: int) -> SpaceReservation | None:
         """Reserve bytes for prefetching if they are free and nobody waits for them; otherwise return None. No cached file is deleted."""
         with self.changed:
-            return None if self._queue or self.used + size > self.total else self._granted(account, size)
+            return None if self._queue or self.used + size > self.total else self._create_reservation(account, size)
 
     def take(self, account: Account, size: int) -> bool:
         """Extend a reservation by ``size`` bytes without waiting. Return False if they are not free."""
         with self.changed:
             if not self._make_space(size, ()):
                 return False
-            self._count(account, size)
+            self._count_bytes(account, size)
             return True
 
     def give(self, account: Account, size: int) -> None:
         """Return ``size`` reserved bytes to the budget."""
         with self.changed:
-            self._count(account, -size)
+            self._count_bytes(account, -size)
             self.changed.notify_all()
 
     def keep(self, account: Account, size: int, drop: Callable[[], None]) -> Kept | None:
@@ -134,13 +134,13 @@ class Budget:
         with self.changed:
             if self._queue or not self._make_space(size, ()):
                 return None
-            self._count(account, size)
-            return self._keep(account, size, drop)
+            self._count_bytes(account, size)
+            return self._add_cached_file(account, size, drop)
 
     def settle(self, reservation: SpaceReservation, drop: Callable[[], None]) -> Kept:
         """Turn a reservation into a cached file of the same size. ``drop`` removes the file."""
         with self.changed:
-            kept = self._keep(reservation.account, reservation.size, drop)
+            kept = self._add_cached_file(reservation.account, reservation.size, drop)
             reservation.size = reservation.taken = 0
             self.changed.notify_all()
             return kept
@@ -148,7 +148,7 @@ class Budget:
     def pin(self, kept: Kept) -> bool:
         """Pin a cached file, so that it is not deleted. Return False if it was deleted already."""
         with self.changed:
-            return bool(self._pin((kept,)))
+            return bool(self._pin_existing((kept,)))
 
     def unpin(self, kept: Kept) -> None:
         """Undo one ``pin`` of a cached file."""
@@ -161,19 +161,19 @@ class Budget:
         with self.changed:
             for kept in list(self._kept if some is None else some):
                 if kept.pins == 0:
-                    self._drop(kept)
+                    self._delete_cached_file(kept)
             self.changed.notify_all()
 
-    def _keep(self, account: Account, size: int, drop: Callable[[], None]) -> Kept:
+    def _add_cached_file(self, account: Account, size: int, drop: Callable[[], None]) -> Kept:
         kept = Kept(account, size, drop)
         self._kept[kept] = None
         return kept
 
-    def _granted(self, account: Account, size: int) -> SpaceReservation:
-        self._count(account, size)
+    def _create_reservation(self, account: Account, size: int) -> SpaceReservation:
+        self._count_bytes(account, size)
         return SpaceReservation(self, account, size)
 
-    def _count(self, account: Account, size: int) -> None:
+    def _count_bytes(self, account: Account, size: int) -> None:
         self.used += size
         self.peak = max(self.peak, self.used)
         account.used += size
@@ -189,17 +189,17 @@ class Budget:
         for kept in sorted(idle, key=lambda kept: kept in keeping):
             if self.used + size <= self.total:
                 break
-            self._drop(kept)
+            self._delete_cached_file(kept)
         return True
 
-    def _drop(self, kept: Kept) -> None:
+    def _delete_cached_file(self, kept: Kept) -> None:
         if not kept.dropped:
             kept.dropped = True
             del self._kept[kept]
             kept.drop()
-            self._count(kept.account, -kept.size)
+            self._count_bytes(kept.account, -kept.size)
 
-    def _pin(self, some: Sequence[Kept]) -> int:
+    def _pin_existing(self, some: Sequence[Kept]) -> int:
         there = [kept for kept in some if not kept.dropped]
         for kept in there:
             kept.pins += 1

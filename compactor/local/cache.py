@@ -91,17 +91,17 @@ class LocalState:
 
     def catalog(self) -> KeptCatalog | None:
         """Return the cached catalog, or None. It contains the tier id, so that it is read before ``bind`` is called."""
-        if self._meta() is None:
+        if self._read_description() is None:
             return None
-        kept = self._value(KeptCatalog, _CATALOG)
+        kept = self._read_value(KeptCatalog, _CATALOG)
         self._catalog_slot = kept.state.slot if kept else -1
         return kept
 
     def bind(self, tier_id: str, *, diverged: bool = False) -> None:
         """Bind the cache to a tier. Content of another tier, or of a diverged copy of this tier (``diverged``), is deleted."""
-        meta = self._meta()
+        meta = self._read_description()
         if meta is not None and (diverged or meta.tier_id != tier_id):
-            self._throw_away("it is about another tier, or about a later copy of this one")
+            self._discard_content("it is about another tier, or about a later copy of this one")
             meta = None
         self._tier_id = tier_id
         if meta is None:
@@ -124,13 +124,13 @@ class LocalState:
                 if about.slot == summary.slot:
                     found[key.decode()] = about, summary
         except (ValueError, struct.error):
-            self._throw_away(_UNREADABLE)
+            self._discard_content(_UNREADABLE)
             return {}
         return found
 
     def state(self, name: TopicPartition) -> tuple[PartitionState, StateMark] | None:
         """Return the cached state of a partition and the mark of its last record, or None. ControlLog.load continues from it."""
-        state, seen = self._value(PartitionState, _key(_STATE, name)), self._value(Seen, _key(_SEEN, name))
+        state, seen = self._read_value(PartitionState, _partition_key(_STATE, name)), self._read_value(Seen, _partition_key(_SEEN, name))
         return (state, seen.mark) if state is not None and seen is not None and state.slot == seen.slot else None
 
     def keep(self, state: PartitionState, mark: StateMark, hint: int, now_ms: int) -> None:
@@ -143,15 +143,15 @@ class LocalState:
         seen = Seen(slot=state.slot, hint=hint, checked_ms=now_ms, mark=mark)
         self._rocks.write(
             {
-                _key(_SEEN, state.name): seen.model_dump_json().encode(),
-                _key(_SUMMARY, state.name): pack_summary(summarize_state(state)),
-                _key(_STATE, state.name): state.model_dump_json().encode(),
+                _partition_key(_SEEN, state.name): seen.model_dump_json().encode(),
+                _partition_key(_SUMMARY, state.name): pack_summary(summarize_state(state)),
+                _partition_key(_STATE, state.name): state.model_dump_json().encode(),
             }
         )
 
     def checked(self, seen: Mapping[TopicPartition, Seen]) -> None:
         """Record that the store has nothing newer than the cache for these partitions."""
-        self._rocks.write({_key(_SEEN, name): value.model_dump_json().encode() for name, value in seen.items()})
+        self._rocks.write({_partition_key(_SEEN, name): value.model_dump_json().encode() for name, value in seen.items()})
 
     def cached_heads(self, ids: Sequence[str]) -> dict[str, bytes]:
         """Return the cached sidecar heads of these segments, by segment id."""
@@ -166,24 +166,24 @@ class LocalState:
         """Delete the sidecar heads of segments that are gone or whose sidecars were rebuilt."""
         self._rocks.write({}, [_HEAD + name.encode() for name in ids])
 
-    def _meta(self) -> Meta | None:
+    def _read_description(self) -> Meta | None:
         """Return the description of the cache, or None if it is empty or of another version."""
-        meta = self._value(Meta, _META)
+        meta = self._read_value(Meta, _META)
         if meta is not None and (meta.format, meta.program) != (CACHE_FORMAT, __version__):
-            self._throw_away(f"it is of version {meta.program}, format {meta.format}")
+            self._discard_content(f"it is of version {meta.program}, format {meta.format}")
             return None
         return meta
 
-    def _value(self, kind: type[ValueT], key: bytes) -> ValueT | None:
+    def _read_value(self, kind: type[ValueT], key: bytes) -> ValueT | None:
         """Read and parse a value, or return None. A value that cannot be parsed empties the cache."""
         (data,) = self._rocks.get([key])
         try:
             return None if data is None else kind.model_validate_json(data)
         except ValueError:
-            self._throw_away(_UNREADABLE)
+            self._discard_content(_UNREADABLE)
             return None
 
-    def _throw_away(self, why: str) -> None:
+    def _discard_content(self, why: str) -> None:
         """Delete everything in the cache and bind it to its tier again."""
         self._rocks.throw_away(why)
         self._catalog_slot = -1
@@ -191,6 +191,6 @@ class LocalState:
             self._rocks.write({_META: Meta(format=CACHE_FORMAT, program=__version__, tier_id=self._tier_id).model_dump_json().encode()})
 
 
-def _key(kind: bytes, name: TopicPartition) -> bytes:
+def _partition_key(kind: bytes, name: TopicPartition) -> bytes:
     """Return the database key of a partition's value."""
     return kind + str(name).encode()

@@ -43,11 +43,11 @@ class Rocks:
     @property
     def writable(self) -> bool:
         """Return whether this process has the database open for writing."""
-        return self._database() is not None and self._writer
+        return self._open_once() is not None and self._writer
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of these keys, None for each absent key."""
-        db = self._database()
+        db = self._open_once()
         if db is None or not keys:
             return [None] * len(keys)
         try:
@@ -58,7 +58,7 @@ class Rocks:
 
     def below(self, prefix: bytes) -> dict[bytes, bytes]:
         """Return all entries whose key begins with ``prefix``; the prefix is removed from the keys."""
-        db = self._database()
+        db = self._open_once()
         found: dict[bytes, bytes] = {}
         if db is None:
             return found
@@ -74,7 +74,7 @@ class Rocks:
 
     def write(self, values: Mapping[bytes, bytes], gone: Sequence[bytes] = ()) -> None:
         """Write ``values`` and delete the keys in ``gone``, all or nothing. Does nothing if another process writes."""
-        db = self._database()
+        db = self._open_once()
         if db is None or not self._writer:
             return
         from rocksdict import WriteBatch
@@ -87,7 +87,7 @@ class Rocks:
         try:
             db.write(batch)
         except Exception as error:  # noqa: BLE001
-            _log.warning("local state in %s cannot be written, going on without: %s", self._folder, _line(error))
+            _log.warning("local state in %s cannot be written, going on without: %s", self._folder, _one_line(error))
             self.close()
 
     def throw_away(self, why: str) -> None:
@@ -98,7 +98,7 @@ class Rocks:
             writer = self._writer
             self.close()
             if writer:
-                _log.warning("local state in %s is thrown away: %s", self._folder, _line(why))
+                _log.warning("local state in %s is thrown away: %s", self._folder, _one_line(why))
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._open()
 
@@ -108,7 +108,7 @@ class Rocks:
             self._tried, self._db, self._writer = True, None, False
             self._cleanup.close()
 
-    def _database(self) -> Rdict | None:
+    def _open_once(self) -> Rdict | None:
         """Return the database, opened on the first call, or None."""
         with self._lock:
             if not self._tried:
@@ -119,46 +119,46 @@ class Rocks:
     def _open(self) -> None:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._begin_writing()
+            self._open_for_writing()
         except Exception as error:  # noqa: BLE001
             if any(message in str(error) for message in _LOCKED) or not os.access(self._folder, os.W_OK | os.X_OK):
-                self._begin_reading()
+                self._open_as_secondary()
                 return
-            _log.warning("local state in %s is thrown away: %s", self._folder, _line(error))
+            _log.warning("local state in %s is thrown away: %s", self._folder, _one_line(error))
             shutil.rmtree(self._folder, ignore_errors=True)
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._begin_writing()
+                self._open_for_writing()
             except Exception as again:  # noqa: BLE001
-                _log.warning("going on without local state: %s", _line(again))
+                _log.warning("going on without local state: %s", _one_line(again))
 
-    def _begin_writing(self) -> None:
+    def _open_for_writing(self) -> None:
         from rocksdict import Rdict
 
-        db = Rdict(str(self._folder), _options(_OPEN_FILES))
+        db = Rdict(str(self._folder), _database_options(_OPEN_FILES))
         self._db, self._writer = db, True
-        self._cleanup.callback(_close, db, writer=True)
+        self._cleanup.callback(_close_database, db, writer=True)
 
-    def _begin_reading(self) -> None:
+    def _open_as_secondary(self) -> None:
         """Open the database as a RocksDB secondary, which keeps its own files in a temporary folder and the writer's files open."""
         from rocksdict import AccessType, Rdict
 
         try:
             own = self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="tiered-compactor-", ignore_cleanup_errors=True))
-            db = Rdict(str(self._folder), _options(-1), access_type=AccessType.secondary(own))
+            db = Rdict(str(self._folder), _database_options(-1), access_type=AccessType.secondary(own))
         except Exception as error:  # noqa: BLE001
             _log.info("no local state: %s", error)
             return
         self._db, self._writer = db, False
-        self._cleanup.callback(_close, db, writer=False)
+        self._cleanup.callback(_close_database, db, writer=False)
 
 
-def _line(message: object) -> str:
+def _one_line(message: object) -> str:
     """Return a message on one line; RocksDB's may have several."""
     return " ".join(str(message).split())
 
 
-def _options(open_files: int) -> Options:
+def _database_options(open_files: int) -> Options:
     from rocksdict import DBCompressionType, Options
 
     options = Options(raw_mode=True)
@@ -170,7 +170,7 @@ def _options(open_files: int) -> Options:
     return options
 
 
-def _close(db: Rdict, *, writer: bool) -> None:
+def _close_database(db: Rdict, *, writer: bool) -> None:
     with suppress(Exception):
         if writer:
             db.flush()  # what is only in the write-ahead log is read again, slowly, by the next one who opens it

@@ -31,7 +31,7 @@ def process_folder(state_dir: Path) -> Path:
     with _one_at_a_time:
         if key not in _folders or not _folders[key].is_dir():
             try:
-                _folders[key] = _make(state_dir / "spool")
+                _folders[key] = _create_process_folder(state_dir / "spool")
             except OSError as error:
                 raise UsageError(
                     f"state_dir cannot be used: {error.filename or state_dir}: {error.strerror}",
@@ -46,8 +46,8 @@ def try_folder(state_dir: Path) -> None:
     """
     folder = process_folder(state_dir)
     try:
-        with _locked(folder.parent / "lock"):
-            _sweep(folder.parent)
+        with _hold_lock(folder.parent / "lock"):
+            _delete_abandoned_folders(folder.parent)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"may a round write here?")
             file.flush()
@@ -58,33 +58,33 @@ def try_folder(state_dir: Path) -> None:
         ) from error
 
 
-def _make(spool: Path) -> Path:
+def _create_process_folder(spool: Path) -> Path:
     """Create this process's spool folder, lock it, and register its removal at exit."""
     spool.mkdir(parents=True, exist_ok=True)
-    with _locked(spool / "lock"):
-        _sweep(spool)
+    with _hold_lock(spool / "lock"):
+        _delete_abandoned_folders(spool)
         mine = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=spool))
         lock = os.open(mine / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # never closed: the process holds it
         with suppress(OSError):  # a file system without locks: then nobody sweeps
             fcntl.flock(lock, fcntl.LOCK_EX)
-        atexit.register(_remove, mine, os.getpid())
+        atexit.register(_delete_at_exit, mine, os.getpid())
         return mine
 
 
-def _sweep(spool: Path) -> None:
+def _delete_abandoned_folders(spool: Path) -> None:
     """Delete the folders of killed processes. The caller holds ``spool/lock``."""
     for folder in spool.iterdir():
-        if folder.is_dir() and not _alive(folder):
+        if folder.is_dir() and not _is_process_running(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _remove(folder: Path, owner: int) -> None:
+def _delete_at_exit(folder: Path, owner: int) -> None:
     """Delete a spool folder at the exit of the process ``owner``, but not of its forked children."""
     if os.getpid() == owner:  # not in a forked child
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _alive(folder: Path) -> bool:
+def _is_process_running(folder: Path) -> bool:
     """Return whether the process of a spool folder still runs. A folder is locked before ``spool/lock`` is released, so a folder without a
     lock has no process.
     """
@@ -102,7 +102,7 @@ def _alive(folder: Path) -> bool:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _hold_lock(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on a file for the duration of a ``with`` block. File systems without locks are tolerated."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

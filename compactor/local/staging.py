@@ -132,22 +132,22 @@ class Staging:
         path = self.folder / f"{next(self._numbers)}"
         if reservation is None:
             with self.budget.reserve(self.account, wanted.space, self.where(wanted)) as own:
-                self._bring(wanted, path)
+                self._fetch_file(wanted, path)
                 try:
                     yield path
                 finally:
-                    self._keep(wanted.what, path, self.budget.settle(own, lambda: path.unlink(missing_ok=True)))
+                    self._remember_cached_file(wanted.what, path, self.budget.settle(own, lambda: path.unlink(missing_ok=True)))
             return
         reservation.take(wanted.space)
         try:
-            self._bring(wanted, path)
+            self._fetch_file(wanted, path)
             yield path
         finally:
             kept = self.budget.keep(self.account, wanted.space, lambda: path.unlink(missing_ok=True)) if path.exists() else None
             if kept is None:
                 path.unlink(missing_ok=True)
             else:
-                self._keep(wanted.what, path, kept)
+                self._remember_cached_file(wanted.what, path, kept)
             reservation.give(wanted.space)
 
     def fetch_ahead(self, wanted: Wanted) -> None:
@@ -158,7 +158,7 @@ class Staging:
         if own is None:
             return
         with self._lock:
-            self._coming[wanted.what] = self._ahead.submit(self._fetch_ahead, wanted, own)
+            self._coming[wanted.what] = self._ahead.submit(self._run_prefetch, wanted, own)
 
     @contextmanager
     def reserve_space(self, size: int, what: str, inputs: Sequence[Wanted] = ()) -> Iterator[SpaceReservation]:
@@ -224,34 +224,34 @@ class Staging:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.budget.give(self.account, self.account.used)  # of work that was broken off
 
-    def _keep(self, key: FileOf, path: Path, kept: Kept) -> None:
+    def _remember_cached_file(self, key: FileOf, path: Path, kept: Kept) -> None:
         self._kept[key] = (path, kept)
 
-    def _fetch_ahead(self, wanted: Wanted, own: SpaceReservation) -> None:
+    def _run_prefetch(self, wanted: Wanted, own: SpaceReservation) -> None:
         """Fetch a file in the prefetch thread, under the reservation ``own``, and cache it."""
         path = self.folder / f"{next(self._numbers)}"
         with own:
             try:
-                self._once(wanted, path)
-                self._keep(wanted.what, path, self.budget.settle(own, lambda: path.unlink(missing_ok=True)))
+                self._fetch_once(wanted, path)
+                self._remember_cached_file(wanted.what, path, self.budget.settle(own, lambda: path.unlink(missing_ok=True)))
             except Exception:  # noqa: BLE001 - whoever wants it will meet the same and say so
                 path.unlink(missing_ok=True)
             finally:
                 with self._lock:
                     self._coming.pop(wanted.what, None)
 
-    def _bring(self, wanted: Wanted, path: Path) -> None:
+    def _fetch_file(self, wanted: Wanted, path: Path) -> None:
         """Fetch a file to ``path``, waiting while the disk is full."""
-        self.retry_until_space(lambda: self._once(wanted, path))
+        self.retry_until_space(lambda: self._fetch_once(wanted, path))
 
     @measure_stage(WorkStage.FETCH, lambda self, wanted, path: wanted.size)
-    def _once(self, wanted: Wanted, path: Path) -> None:
+    def _fetch_once(self, wanted: Wanted, path: Path) -> None:
         """Fetch or copy a file to ``path`` and check it. Removes the file after an error."""
         try:
             if wanted.ranges is not None:
                 self._fetch_ranges(wanted, wanted.ranges, path)
                 return
-            if self._from_log_directory(wanted, path):
+            if self._copy_from_log_directory(wanted, path):
                 return
             arrived = contents.download_recorded(self.layout, wanted.name, wanted.segment, wanted.kind, path)
             with self._lock:
@@ -289,7 +289,7 @@ class Staging:
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def _from_log_directory(self, wanted: Wanted, path: Path) -> bool:
+    def _copy_from_log_directory(self, wanted: Wanted, path: Path) -> bool:
         """Copy a file from a broker's log directory on this machine. Return whether a copy with the recorded digest was made; the broker
         may change the original meanwhile.
         """
@@ -299,7 +299,7 @@ class Staging:
                 if source.stat().st_size != wanted.file.size:
                     continue
                 with source.open("rb") as file:
-                    found = _copy(file.read, path, wanted.file)
+                    found = _copy_and_digest(file.read, path, wanted.file)
             except (FileNotFoundError, PermissionError):
                 continue
             if found.is_same(wanted.file):
@@ -316,7 +316,7 @@ def write_at(file: int, data: bytes, position: int) -> None:
         left, position = left[done:], position + done
 
 
-def _copy(read: Callable[[int], bytes], path: Path, expected: SegmentFile) -> SegmentFile:
+def _copy_and_digest(read: Callable[[int], bytes], path: Path, expected: SegmentFile) -> SegmentFile:
     """Write everything that ``read`` returns to ``path``. Return the size and the digest, for comparison with ``expected``."""
     digests = StreamDigest(expected)
     with path.open("wb") as target:

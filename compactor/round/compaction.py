@@ -243,7 +243,7 @@ class Round:
             finally:
                 self._remote.delete_unused_results()
             return
-        disk = self._own_disk_budget()
+        disk = self._open_disk_budget()
         if max(group_space([segment], cleaner.cleaner_policy().index_interval_bytes) for segment in at_least) > disk.total:
             check_plan_fits_disk(draft_plan(facts), state, disk.total)
         with self._open_workers_and_reader(state, disk) as (workers, reading):
@@ -297,7 +297,7 @@ class Round:
         elif facts is not None and facts.indexed is not None:
             yield from self._run_locally(plan, tasks, session, facts.indexed.workers, facts.indexed.reading, facts.indexed.found)
         else:
-            with self._open_workers_and_reader(session.state, self._own_disk_budget()) as (workers, reading):
+            with self._open_workers_and_reader(session.state, self._open_disk_budget()) as (workers, reading):
                 yield from self._run_locally(plan, tasks, session, workers, reading, None)
 
     def history_stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
@@ -375,7 +375,7 @@ class Round:
             superseded = {state.live[n].id for n in found.survivors.segments_superseded}
             self._stats.filters = filter_history_stats(found.clean, plan, state, superseded) | {"passes": found.passes}
 
-    def _own_disk_budget(self) -> Budget:
+    def _open_disk_budget(self) -> Budget:
         if self._disk is None:
             self._disk = Budget(disk_budget_bytes(self._cleaner, self._context.state_dir))
         return self._disk

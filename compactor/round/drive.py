@@ -118,10 +118,10 @@ def run_round_as_leader(leadership: Leadership, work: RoundWork[FactsT]) -> Roun
     undone = settled.undone if settled else ""
     before = leadership.state
     if work.new_log_start(before) is None:
-        return _planned_round(leadership, work, undone)
+        return _run_planned_round(leadership, work, undone)
     # Before anything is planned, so that what has expired is neither read nor rewritten.
     after = raise_log_start(leadership, work.new_log_start)
-    result = _planned_round(leadership, work, undone)
+    result = _run_planned_round(leadership, work, undone)
     if after.log_start_slot == before.log_start_slot:
         return result
     live = after.live_by_id()
@@ -129,7 +129,7 @@ def run_round_as_leader(leadership: Leadership, work: RoundWork[FactsT]) -> Roun
     return replace(result, status="expired" if result.status == "nothing_to_do" else result.status, expired=expired)
 
 
-def _planned_round(leadership: Leadership, work: RoundWork[FactsT], undone: str) -> RoundResult:
+def _run_planned_round(leadership: Leadership, work: RoundWork[FactsT], undone: str) -> RoundResult:
     """Plan a round and go through with it, if one is due. No intent is open."""
     for _ in range(PLANS):
         with ExitStack() as gathering:

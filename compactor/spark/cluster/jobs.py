@@ -43,7 +43,7 @@ FENCING_CHECK_SECONDS: Final = 2.0
 """Interval at which a waiting driver checks that it still leads."""
 
 
-def _ignore(*_: object) -> None:
+def _do_nothing(*_: object) -> None:
     """Do nothing; the default callback."""
     return
 
@@ -56,8 +56,8 @@ class JobListener:
     on_task: called when a task has ended.
     """
 
-    on_step: Callable[[str, int], None] = _ignore
-    on_task: Callable[[], None] = _ignore
+    on_step: Callable[[str, int], None] = _do_nothing
+    on_task: Callable[[], None] = _do_nothing
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class Cluster:
         with named_stages(self._context, description):
             target_rdd = self._context.parallelize(list(enumerate(targets)), parts)
             answers = self._context.parallelize(list(items), max(1, len(items))).flatMap(answer)
-            return answers.union(target_rdd).groupByKey(parts, _identity)
+            return answers.union(target_rdd).groupByKey(parts, _own_index)
 
     def run_job(
         self,
@@ -219,7 +219,7 @@ class Cluster:
         count: int,
         *,
         plan: CompactionPlan | None = None,
-        check: Callable[[], object] = _ignore,
+        check: Callable[[], object] = _do_nothing,
         job_listener: JobListener | None = None,
     ) -> Iterator[TaskOutcome]:
         """Run ``work`` over an RDD of (index, item) with ``count`` different indexes, and yield one outcome per index as its task ends.
@@ -242,7 +242,7 @@ class Cluster:
                     yield outcome
 
 
-def _identity(place: int) -> int:
+def _own_index(place: int) -> int:
     """Return the shuffle partition of a target: its own index."""
     return place
 

@@ -164,7 +164,7 @@ class StoredSurvivors:
         self.peak_bytes = 0
         self._segments: dict[int, tuple[Bytes, Int64s, SurvivorCounts]] = {}
 
-    def add(self, source: SourceSegment, verdicts: Verdicts, arrays: Arrays) -> None:
+    def add_segment(self, source: SourceSegment, verdicts: Verdicts, arrays: Arrays) -> None:
         """Add the survivors of one segment.
 
         :param arrays: the arrays that ``write_survivors`` stored. Without a bitmap no record of the segment is superseded.

@@ -115,7 +115,7 @@ class SparseOutcomes:
     places: Int64s
     outcomes: BatchTransactions
 
-    def expand(self) -> BatchTransactions:
+    def expand_to_all_batches(self) -> BatchTransactions:
         """Return the results of all batches."""
         aborted, idle = np.zeros(self.batches, np.bool_), np.zeros(self.batches, np.bool_)
         began = np.full(self.batches, -1, np.int64)
@@ -164,7 +164,7 @@ class ExpectedSums:
         """Restore the sums from the arrays of a scratch object."""
         return ExpectedSums(arrays["gate_bounds"], arrays["gate_sums"], int(arrays["gate_keys"][0]))
 
-    def expected(self, source: SourceSegment) -> Words:
+    def sum_of_segment(self, source: SourceSegment) -> Words:
         """Return the sum of one segment. Raises CompactorError if the gate has not seen the segment."""
         place = int(np.searchsorted(self.bounds[:-1], source.base))
         if place >= len(self.sums) or int(self.bounds[place]) != source.base:
@@ -194,7 +194,7 @@ def create_group_gate(
     :param judged: the expected sums; None if nothing is dirty, so that no record is superseded.
     """
     known = {source.ordinal: fate for source, fate in zip(sources, outcomes, strict=True)}
-    left = {} if judged is None else {source.ordinal: judged.expected(source) for source in sources}
+    left = {} if judged is None else {source.ordinal: judged.sum_of_segment(source) for source in sources}
     return Gate(_gate_terms(plan, hash_key), KeyTable(0, 0), known, left)
 
 

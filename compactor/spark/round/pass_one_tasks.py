@@ -101,7 +101,7 @@ class SparseVerdicts:
     places: npt.NDArray[np.int64]
     verdicts: Verdicts
 
-    def expand(self) -> Verdicts:
+    def expand_to_all_batches(self) -> Verdicts:
         """Return the verdicts of all batches."""
         flags = {}
         for name in ("aborted", "discardable", "indexed"):
@@ -144,7 +144,7 @@ def index_bundle(shared: SharedSettings, items: tuple[SegmentToIndex, ...], cost
         indexed = [bundle.index_segment(ordinal, item) for ordinal, item in enumerate(items)]
         done = IndexedBundle(tuple(indexed), None)
         if any(item.rows for item in items):
-            done = bundle.write(done, name, staging.folder / "keys", reserve)
+            done = bundle.write_bundle(done, name, staging.folder / "keys", reserve)
             cost.rows += bundle.key_rows.rows
             cost.exchanged_bytes += sum(part.size for part in (done.keys, done.gate) if part)
         return done
@@ -194,8 +194,8 @@ class _BundleWriter:
 
     def _add_keys(self, source: SourceSegment, item: SegmentToIndex) -> int:
         """Collect the rows of one segment and return the number of its ordinals."""
-        aborted = item.verdicts.expand().aborted if item.verdicts else np.zeros(len(source.table), np.bool_)
-        outcomes = item.outcomes.expand() if item.outcomes else empty_outcomes(len(source.table))
+        aborted = item.verdicts.expand_to_all_batches().aborted if item.verdicts else np.zeros(len(source.table), np.bool_)
+        outcomes = item.outcomes.expand_to_all_batches() if item.outcomes else empty_outcomes(len(source.table))
         with self.reading.map_segment(source):
             gate = create_scan_gate(self.shared.plan, self.shared.hash_key, source, outcomes) if self.gate_rows else None
             wanted = mappable_batches(source, aborted)
@@ -204,7 +204,7 @@ class _BundleWriter:
             )
         return count
 
-    def write(self, done: IndexedBundle, name: str, path: Path, reserve: Callable[[int], None]) -> IndexedBundle:
+    def write_bundle(self, done: IndexedBundle, name: str, path: Path, reserve: Callable[[int], None]) -> IndexedBundle:
         """Create the scratch objects of the bundle. The gate's object comes first, so that it exists whenever the bundle does."""
         shared, store = self.shared, open_task_tier(self.shared).ports.control
         gate = None
@@ -414,7 +414,7 @@ def write_survivors(shared: SharedSettings, item: BundleToGather, answers: Itera
     for segment in item.segments:
         known = segment.indexed
         # With or without a gate: whoever takes the round up may have one.
-        arrays = encode_verdicts(segment.verdicts.expand()) | encode_outcomes(segment.outcomes.expand())
+        arrays = encode_verdicts(segment.verdicts.expand_to_all_batches()) | encode_outcomes(segment.outcomes.expand_to_all_batches())
         if known.has_rows:
             mine = bitmap[known.first // 8 : -(-(known.first + known.ordinals) // 8)]
             if int(np.bitwise_count(mine).sum(dtype=np.int64)) < known.rows:

@@ -81,7 +81,7 @@ def _read_pass_one(shared: SharedSettings, item: GroupWork, reading: StagedSegme
             sources.append(source)
         arrays = read_scratch_arrays(store, stored)
         verdicts.append(decode_verdicts(arrays, len(source.table)))
-        survivors.add(source, verdicts[-1], arrays)
+        survivors.add_segment(source, verdicts[-1], arrays)
         if shared.gate:
             outcomes.append(decode_outcomes(arrays, len(source.table)))
     gate = None

@@ -127,7 +127,7 @@ class SparkWorker:
         if self._prepared is not None and self._prepared.matches_plan(plan):
             prepared, self._prepared = self._prepared, None
         try:
-            yield from _AnnouncedPlan(self, plan, tasks, session, prepared).run()
+            yield from _AnnouncedPlan(self, plan, tasks, session, prepared).run_tasks()
         except VersionMismatch as error:
             yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=error.message)
         except GateFailed as refused:
@@ -226,7 +226,7 @@ class _AnnouncedPlan:
         """Return whether the dirty range contains any offset."""
         return self._plan.first_dirty_offset < self._plan.end_offset
 
-    def run(self) -> Iterator[CompactionReceipt | CompactionFailure]:
+    def run_tasks(self) -> Iterator[CompactionReceipt | CompactionFailure]:
         """Run what an earlier attempt has not finished and yield a receipt or failure for each task."""
         self._check_disk_share()
         stored = self._read_stored_survivors()
@@ -384,7 +384,7 @@ class RangeTask:
 
     def __call__(self, ranges: range) -> Iterator[tuple[int, bytes | TaskOutcome]]:
         pairs: list[tuple[int, bytes]] = []
-        outcome = run_task(-1, lambda cost: pairs.extend(self._answer(ranges, cost)), self.shared.plan)
+        outcome = run_task(-1, lambda cost: pairs.extend(self._answer_ranges(ranges, cost)), self.shared.plan)
         places = [*sorted(self.targets.values()), *([self.gate_place] if self.gate_input is not None else [])]
         if outcome.error is not None:
             yield from ((place, outcome) for place in places)
@@ -392,7 +392,7 @@ class RangeTask:
         yield places[0], outcome
         yield from pairs
 
-    def _answer(self, ranges: range, cost: TaskCost) -> Iterator[tuple[int, bytes]]:
+    def _answer_ranges(self, ranges: range, cost: TaskCost) -> Iterator[tuple[int, bytes]]:
         """Yield the answers of the cleaner's ranges, then that of the gate."""
         yield from ((self.targets[place], answer) for place, answer in find_survivors(self.shared, ranges, self.range_input, cost))
         if self.gate_input is not None:
