@@ -8,7 +8,7 @@ KILLS ?= 200
 MINUTES ?= 10
 BENCH ?= [a-z]*
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 kafka-demo agent-demo test broker-tests-all lint conformance simulate model kill-test agent-soak soak broker-soak bench clean
+.PHONY: help setup demo demo-s3 kafka-demo agent-demo test broker-tests-all lint conformance simulate model kill-test agent-soak soak broker-soak evidence bench clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -62,6 +62,9 @@ soak: setup ## MINUTES=10 (an hour is meant) of faults around two daemons over o
 
 broker-soak: setup ## MINUTES=10 (an hour is meant) of faults around brokers with tiered storage and two daemons; every read is judged (needs Java and Maven)
 	@$(RUN) tests.broker_soak --minutes $(MINUTES)
+
+evidence: setup ## docs/reliability.md from the records in docs/evidence, which the test programs write (--record)
+	@$(RUN) tests.evidence
 
 bench: setup ## What the speed claims rest on: all benchmarks, or BENCH=name
 	@for file in benchmarks/$(BENCH).py; do $(RUN) "benchmarks.$$(basename "$$file" .py)" || exit 1; done

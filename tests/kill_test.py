@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.evidence import write_record
 from tests.support.deployment import Deployment, GrowingLog, Result, Running
 from tests.support.keys import object_key
 from tests.support.s3_server import running_moto
@@ -253,6 +254,7 @@ def main() -> int:
     parser.add_argument("--url", default="", help="the tier (default: a new directory)")
     parser.add_argument("--endpoint", default="", help="of the S3 server")
     parser.add_argument("--s3", action="store_true", help="on a local S3 server that is started for it (moto)")
+    parser.add_argument("--record", type=Path, help="write what happened here, as JSON")
     args = parser.parse_args()
     seed = args.seed if args.seed is not None else random.randrange(1 << 31)
     print(f"seed {seed}", flush=True)
@@ -271,6 +273,7 @@ def main() -> int:
         wrong = ordeal.finish()
     for problem in wrong[:40]:
         print(f"WRONG: {problem}")
+    write_record(args.record, "kill-test", {"seed": seed, "s3": bool(endpoint), "ends": dict(ordeal.ends), "violations": wrong})
     print(f"{len(wrong)} things are wrong" if wrong else "nothing is wrong")
     return 1 if wrong else 0
 

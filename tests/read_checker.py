@@ -5,7 +5,8 @@ Used by the simulation of broker-managed tiers and by the broker soak. No store,
 ``PartitionHistory`` is what producers know. ``judge_read`` compares one read with it and returns every violation:
 
 * out of order: offsets do not ascend
-* invented: no producer sent the record, or the surviving leader's log had disowned it
+* invented: no producer sent the record
+* discarded: the surviving leader's log had disowned the record
 * not committed: a read_committed consumer got a record of an aborted transaction
 * lost: a record is missing that compaction may not remove
 * came back: a key was deleted, its tombstone is gone, and an older value is still there
@@ -69,10 +70,11 @@ class Read:
 
 @dataclass(frozen=True)
 class Violation:
-    """kind: one of those that the module's docstring lists. text: which record, and what is known of it."""
+    """kind: one of those that the module's docstring lists. text: which record, and what is known of it. offset: the record's."""
 
     kind: str
     text: str
+    offset: int
 
 
 @dataclass
@@ -90,7 +92,7 @@ class PartitionHistory:
     sent: dict[Hashable, SentRecord] = field(default_factory=dict)
     records: dict[int, SentRecord] = field(default_factory=dict)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
-    disowned: list[tuple[int, SentRecord]] = field(default_factory=list)
+    disowned: set[tuple[int, SentRecord]] = field(default_factory=set)
     log_start: int = 0
     excused: int = 0
     _offsets: list[int] = field(default_factory=list)
@@ -133,7 +135,7 @@ class PartitionHistory:
         for offset in self._offsets[cut:]:
             record = self.records.pop(offset)
             self.outcomes.pop(offset, None)
-            self.disowned.append((offset, record))
+            self.disowned.add((offset, record))
             self._by_key[record.key].remove(offset)
         del self._offsets[cut:]
 
@@ -169,7 +171,7 @@ def judge_read(history: PartitionHistory, read: Read) -> list[Violation]:
     last = read.start - 1
     for each in read.found:
         if each.offset <= last:
-            violations.append(Violation("out of order", f"offset {each.offset} came after {last}"))
+            violations.append(Violation("out of order", f"offset {each.offset} came after {last}", each.offset))
         last = max(last, each.offset)
         found[each.offset] = each.record
         violations += _found_violations(history, read, each)
@@ -177,8 +179,10 @@ def judge_read(history: PartitionHistory, read: Read) -> list[Violation]:
     for offset in sorted(found, reverse=True):
         if history.outcome_of(offset) is not Outcome.ABORTED:
             present[found[offset].key] = offset  # of each key the first offset that the read has
+    discarded = [one.offset for one in violations if one.kind == "discarded"]
     for offset in history.between(max(read.start, history.log_start), read.end):
-        if offset not in found:
+        stands_in = bool(discarded) and min(discarded) <= offset <= max(discarded)  # the reader went on after the discarded records
+        if offset not in found and not stands_in:
             violations += _missing_violations(history, read, offset, present)
     return violations
 
@@ -189,11 +193,11 @@ def _found_violations(history: PartitionHistory, read: Read, each: FoundRecord) 
         known = history.sent.get(each.record.identity)
     if known != each.record:
         was = "nothing was acknowledged there" if known is None else f"{_short(known)} was acknowledged there"
-        if any(each.record == record for _, record in history.disowned):
-            was += "; an unclean election had discarded the record"
-        return [Violation("invented", f"offset {each.offset}: {_short(each.record)} was read, {was}")]
+        kind = "discarded" if (each.offset, each.record) in history.disowned else "invented"
+        return [Violation(kind, f"offset {each.offset}: {_short(each.record)} was read, {was}", each.offset)]
     if read.is_committed and history.outcome_of(each.offset) is Outcome.ABORTED:
-        return [Violation("not committed", f"offset {each.offset}: {_short(each.record)} belongs to an aborted transaction")]
+        text = f"offset {each.offset}: {_short(each.record)} belongs to an aborted transaction"
+        return [Violation("not committed", text, each.offset)]
     return []
 
 
@@ -214,9 +218,10 @@ def _missing_violations(history: PartitionHistory, read: Read, offset: int, pres
             first = present.get(record.key, offset)
             if first < offset and not read.is_slow:
                 text = f"{record.key!r}: its tombstone at offset {offset} is gone, and its value at offset {first} is still read"
-                return [Violation("came back", text)]
+                return [Violation("came back", text, offset)]
             return []
-    return [Violation("lost", f"offset {offset}: {_short(record)} is missing, and nothing up to {read.cleaned_below} supersedes it")]
+    text = f"offset {offset}: {_short(record)} is missing, and nothing up to {read.cleaned_below} supersedes it"
+    return [Violation("lost", text, offset)]
 
 
 def _short(record: SentRecord) -> str:

@@ -10,6 +10,7 @@ import pytest
 from kafka import KafkaAdminClient
 
 from compactor.brokers.metadata_topic.admin import KafkaAdmin
+from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
 from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
@@ -51,6 +52,11 @@ def leaves(admin: ClusterAdmin, topic: str) -> None:
 
 def segments(cluster: KafkaCluster, topic: str) -> list[tuple[int, int]]:
     """Where readable segments begin and end, as the metadata topic has them."""
+    return sorted((one.start_offset, one.end_offset) for one in readable_segments(cluster, topic))
+
+
+def readable_segments(cluster: KafkaCluster, topic: str) -> list[RemoteLogSegmentMetadataRecord]:
+    """Return what the metadata topic says of the readable segments of a topic with one partition."""
     reading = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap))
     try:
         followed = FoldedMetadataTopic(reading, PersistedStates(KeptNowhere()), clock_ms=lambda: 0)
@@ -60,8 +66,7 @@ def segments(cluster: KafkaCluster, topic: str) -> list[tuple[int, int]]:
     finally:
         reading.close()
     assert found is not None
-    listed = [one for one in found.cache.list_all() if one.state is SegmentState.COPY_SEGMENT_FINISHED]
-    return sorted((one.start_offset, one.end_offset) for one in listed)
+    return [one for one in found.cache.list_all() if one.state is SegmentState.COPY_SEGMENT_FINISHED]
 
 
 def problems(ours: BrokerTierCli) -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -13,10 +12,11 @@ from typing import Any
 from tests.broker_soak.network import Link, Network
 from tests.support.deployment import Deployment, Running
 from tests.support.fault_proxy import FaultProxy
-from tests.support.kafka_broker import CONTROLLER, HOST, KafkaCluster, _format, free_ports
+from tests.support.kafka_broker import CONTROLLER, HOST, KafkaCluster, free_ports
 from tests.support.s3_server import Bucket
 
 BROKERS = 3
+AIVEN_CHUNK_BYTES = 16_384
 DELETE_RETENTION_MS = 45_000
 """Longer than a consumer's pass takes."""
 GRACE_MS = 20_000
@@ -56,8 +56,7 @@ class SoakCluster(KafkaCluster):
     def replace(self, node: int) -> None:
         """Start a stopped broker with an empty disk, under its old id."""
         process = self.nodes[node]
-        shutil.rmtree(process.log_dir)
-        _format(self.jars, process.log_dir, node)
+        process.empty_disk()
         process.launch()
         process.wait_started(120)
 
@@ -72,6 +71,26 @@ class SoakCluster(KafkaCluster):
             "rlmm.config.remote.log.metadata.topic.num.partitions": "3",
         }
         return super()._broker_settings(node) | own
+
+
+def aiven_settings(plugin: Path, bucket: Bucket) -> dict[str, str]:
+    """Return the broker settings with which Aiven's plug-in keeps segments in a bucket.
+
+    plugin: folder with the plug-in's jars.
+    """
+    prefix = "rsm.config."
+    return {
+        "remote.log.storage.manager.class.name": "io.aiven.kafka.tieredstorage.RemoteStorageManager",
+        "remote.log.storage.manager.class.path": f"{plugin.resolve()}/*",
+        f"{prefix}storage.backend.class": "io.aiven.kafka.tieredstorage.storage.s3.S3Storage",
+        f"{prefix}storage.s3.bucket.name": bucket.name,
+        f"{prefix}storage.s3.endpoint.url": bucket.endpoint,
+        f"{prefix}storage.s3.region": bucket.server.region,
+        f"{prefix}storage.s3.path.style.access.enabled": "true",
+        f"{prefix}storage.aws.access.key.id": bucket.server.access_key,
+        f"{prefix}storage.aws.secret.access.key": bucket.server.secret_key,
+        f"{prefix}chunk.size": str(AIVEN_CHUNK_BYTES),
+    }
 
 
 @dataclass
@@ -122,6 +141,8 @@ def compactors(
         settings = {section: dict(values) for section, values in DAEMON_SETTINGS.items()}
         settings["tier"] = {"kind": "kafka", **segments, **state}
         settings["s3"] = {"endpoint_url": endpoint}
+        if segments["layout"] == "aiven":
+            settings["tier.aiven"] = {"chunk_size": AIVEN_CHUNK_BYTES}
         settings["kafka"] = {"bootstrap_servers": cluster.bootstrap, "topics": list(topics)}
         return Deployment(folder / name, settings)
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 
+from checkpoint.files import parse_leader_epoch_checkpoint
+from checkpoint.lineage import EpochEntry
 from tests.broker_soak.cluster import Compactor, SoakCluster
 from tests.broker_soak.topics import SoakTopics
 from tests.broker_soak.traffic import WrittenPartition
@@ -162,19 +164,21 @@ class Faults:
             [described] = client.describe_topics([written.topic])
             return int(described["partitions"][written.partition]["leader_id"]) == node
 
-        ends: list[int] = []
+        def assigned() -> EpochEntry:
+            """The newest leader epoch on the survivor, which begins where its log ended; the high watermark may still be lower."""
+            folder = self.cluster.nodes[node].log_dir / str(written)
+            return parse_leader_epoch_checkpoint((folder / "leader-epoch-checkpoint").read_text())[-1]
 
-        def is_known() -> bool:
+        def is_assigned() -> bool:
             with ClusterAdmin(self.cluster) as admin:
-                ends.append(admin.offsets(written.topic, written.partition).latest)
-            return len(ends) > 1 and ends[-1] == ends[-2]
+                return admin.leadership(written.topic, written.partition).leader_epoch == assigned().epoch
 
         try:
             wait_until(is_led, f"{written} to be led by {node}", seconds=120)
-            wait_until(is_known, f"the end of {written}", seconds=120)
+            wait_until(is_assigned, f"the end of {written}", seconds=120)
         finally:
             client.close()
-        return ends[-1]
+        return assigned().start_offset
 
     # ---- topics -------------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,9 @@ from tests.conformance.growing import live_through_rounds
 from tests.conformance.judge import Judge, Verdict, judge_naive, judge_product
 from tests.conformance.kafka import Kafka, KafkaFailed, Unavailable
 from tests.conformance.shrink import Case, shrink
+from tests.evidence import write_record
 from tests.plain_format import segment_paths
+from tests.support.kafka_jars import VERSIONS
 
 PROFILES = ("plain", "txn", "gaps", "legacy", "keyless", "logappend", "tiny", "mixed")
 GROWING = ("growing", "growing-plain")
@@ -89,6 +91,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--naive", action="store_true", help="judge tests/naive_cleaner.py instead of the product")
     parser.add_argument("--keep", type=Path, help="a folder for the logs of failing cases")
     parser.add_argument("--most-failures", type=int, default=5, help="stop after so many (default 5)")
+    parser.add_argument("--record", type=Path, help="write the counts here, as JSON")
     asked = parser.parse_args(arguments)
     profiles = asked.profile or [*PROFILES, *([] if asked.naive else GROWING)]
     try:
@@ -101,6 +104,7 @@ def main(arguments: list[str]) -> int:
 
 def _run(kafka: Kafka, asked: argparse.Namespace, profiles: list[str]) -> int:
     failures = 0
+    found: dict[str, dict[str, int]] = {}
     judge = judge_naive if asked.naive else judge_product
     for profile in profiles:
         notes: Counter[str] = Counter()
@@ -113,7 +117,10 @@ def _run(kafka: Kafka, asked: argparse.Namespace, profiles: list[str]) -> int:
                 print(f"--profile {profile} --seed {seed}: {verdict.difference}\n", flush=True)
                 if failures >= asked.most_failures:
                     return 1
+        same = notes["same"]
+        found[profile] = {"seeds": seeds, "same": same, "documented": notes.total() - same, "failed": seeds - notes.total()}
         print(f"{profile}: {seeds} seeds; " + ", ".join(f"{name} {count}" for name, count in notes.most_common() if count), flush=True)
+    write_record(asked.record, "conformance", {"kafka": VERSIONS[0], "seed": asked.seed, "profiles": found, "violations": failures})
     return 1 if failures else 0
 
 

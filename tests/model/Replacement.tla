@@ -16,8 +16,7 @@ CONSTANTS
   Drop,        \* names of rules left out
   Epochs,      \* number of compactors that lead, one after another
   BrokerActs,  \* whether the broker deletes records (and segments in COPY_SEGMENT_STARTED) by itself
-  Undoes,      \* whether round 2 takes round 1 back
-  Expires      \* whether brokers expire segments from the front, and a new leader may start lower than the one before
+  Undoes       \* whether round 2 takes round 1 back
 
 VARIABLES
   ctl,      \* the folded control log: one record is one step, and counts only from the leader
@@ -27,13 +26,10 @@ VARIABLES
   lagging,  \* ids that some broker, lagging by less than grace, still answers with
   caught,   \* whether grace has passed since the last round was published
   objects,  \* ids whose objects are in the store
-  start,    \* the highest log start that a leader ever had
-  low,      \* the log start of the present leader
-  moved,    \* whether a leader has started lower than the one before
+  start,    \* the log's start offset
   acted     \* whether the broker has deleted something by itself
 
-vars == <<ctl, flight, cache, pending, lagging, caught, objects, start, low, moved, acted>>
-brokerLog == <<start, low, moved, acted>>
+vars == <<ctl, flight, cache, pending, lagging, caught, objects, start, acted>>
 
 None == <<>>
 Keeps(rule) == rule \notin Drop
@@ -58,12 +54,11 @@ Holds(id) == IF id[1] \notin {"S", "C"} THEN {} ELSE IF First(id) = 0 THEN {"put
 
 \* --- what a broker makes of the topic (RemoteLogMetadataCache), one leader epoch --------------------------------------------------
 
-\* exp: ids of which the topic has a broker's own DELETE_SEGMENT_STARTED or FINISHED because they have expired.
-Empty == [st |-> [id \in Ids |-> "none"], at |-> [o \in 0..4 |-> None], high |-> 0, exp |-> {}]
+Empty == [st |-> [id \in Ids |-> "none"], at |-> [o \in 0..4 |-> None], high |-> 0]
 
 Superseded(c, id) == {o \in 0..4 : o >= First(id) /\ c.at[o] # None /\ c.high <= Last(id)}
 
-Started(c, id) == IF c.st[id] = "none" /\ id \notin c.exp THEN [c EXCEPT !.st[id] = "started"] ELSE c
+Started(c, id) == IF c.st[id] = "none" THEN [c EXCEPT !.st[id] = "started"] ELSE c
 Cleared(c, id) == [c EXCEPT !.at = [o \in 0..4 |-> IF o \in Superseded(c, id) THEN None ELSE c.at[o]]]
 Put(c, id) == [c EXCEPT !.at[First(id)] = id, !.st[id] = "finished", !.high = IF c.high > Last(id) THEN c.high ELSE Last(id)]
 Taken(c, id) ==
@@ -97,36 +92,25 @@ SourcesLeft(r, g, e) == {id \in SourcesOf(r, g, e) : Now.st[id] = "finished"}
 Mine == {Group(ctl.round, g, ctl.planner) : g \in Groups(ctl.round)}
 Id(g) == Group(ctl.round, g, ctl.planner)
 
-\* A group has expired where every source lies below the highest log start recorded and was deleted by a broker for that reason.
-ExpiredSource(id) == Last(id) < ctl.seen /\ (Keeps("deleted too") => id \in Now.exp)
-Expired(g) == Expires /\ LET sources == SourcesOf(ctl.round, g, ctl.planner) IN
-  \/ sources # {} /\ \A id \in sources : ExpiredSource(id)
-  \/ Id(g) \in Now.exp /\ Last(Id(g)) < ctl.seen /\ \A id \in sources : Now.st[id] # "finished"
-\* A part of what it replaces has expired: once its own segment has been introduced it is switched all the same.
-Parted(g) == Expires /\ ~Expired(g) /\ \E id \in SourcesOf(ctl.round, g, ctl.planner) : id \in Now.exp
-
 \* A group is cut off where the broker has taken one of its sources, or its own segment, before it was published.
 Broken(g) ==
   \/ g \in ctl.cut
   \/ g \in ctl.started /\ Now.st[Id(g)] \in {"none", "deleting"}
-  \/ /\ Now.st[Id(g)] # "finished"
-     /\ \E id \in SourcesOf(ctl.round, g, ctl.planner) : Now.st[id] # "finished" /\ ~(Expires /\ id \in Now.exp /\ Last(id) < ctl.seen)
+  \/ Now.st[Id(g)] # "finished" /\ \E id \in SourcesOf(ctl.round, g, ctl.planner) : Now.st[id] # "finished"
 \* And so is every group behind it: what it has dropped may be tombstones of values that stay in the group that was cut off.
 \* On the way back values return, and the tombstones that delete them have to be there before: the last group comes first.
 Backwards == Undoes /\ ctl.round = 2 /\ Keeps("descending")
 Before(g) == {h \in Groups(ctl.round) : IF Backwards THEN h > g ELSE h < g}
-Broke(g) == ~Expired(g) /\ Broken(g)
-Lost(g) == ~Expired(g) /\ (Broken(g) \/ (Keeps("behind") /\ Now.st[Id(g)] # "finished" /\ \E h \in Before(g) : Broke(h) /\ Now.st[Id(h)] # "finished"))
+Lost(g) == Broken(g) \/ (Keeps("behind") /\ Now.st[Id(g)] # "finished" /\ \E h \in Before(g) : Broken(h) /\ Now.st[Id(h)] # "finished")
 Switched(g) == \/ Lost(g) /\ Now.st[Id(g)] \in {"none", "deleting"}
-               \/ Expired(g) /\ Now.st[Id(g)] \in {"none", "deleting"}
                \/ Effective(Id(g)) /\ SourcesLeft(ctl.round, g, ctl.planner) = {}
 
 \* --- the leader's next step: everything follows from the control log and the topic, so that whoever takes over goes on ---------------
 
 Send(e, kind, id) == flight[e] = None /\ flight' = [flight EXCEPT ![e] = <<kind, id>>]
 Leads(e) == ctl.epoch = e /\ flight[e] = None
-SameButFlight == UNCHANGED <<ctl, objects, cache, pending, lagging, caught, brokerLog>>
-SameButCtl == UNCHANGED <<flight, objects, cache, pending, lagging, caught, brokerLog>>
+SameButFlight == UNCHANGED <<ctl, objects, cache, pending, lagging, caught, start, acted>>
+SameButCtl == UNCHANGED <<flight, objects, cache, pending, lagging, caught, start, acted>>
 
 TakeOver == /\ ctl.epoch < Epochs
             /\ ctl' = [ctl EXCEPT !.epoch = ctl.epoch + 1]
@@ -143,7 +127,7 @@ CutOff(e) == /\ Leads(e) /\ Keeps("cut off")
                 \/ Strangers = {} /\ \E id \in Unstarted : Send(e, "START", id)
              /\ IF Strangers = {} THEN \E id \in Unstarted : flight'[e][2] = id /\ ctl' = [ctl EXCEPT !.cutoff = @ \cup {id}]
                                   ELSE UNCHANGED ctl
-             /\ UNCHANGED <<objects, cache, pending, lagging, caught, brokerLog>>
+             /\ UNCHANGED <<objects, cache, pending, lagging, caught, start, acted>>
 Clean == Keeps("cut off") => Strangers = {} /\ Unstarted = {}
 
 \* What round 1 replaced is all there, and stays while it is copied: whoever retires settles the open round before.
@@ -152,8 +136,7 @@ Restorable == {S(i) : i \in 0..3} \subseteq objects
 Kept == Undoes /\ ~(ctl.round = 2 /\ ctl.phase # "open")
 
 Announce(e) == /\ Leads(e) /\ Clean /\ ctl.phase = "idle" /\ ctl.round < 2
-               /\ Expires => ctl.round = 0
-            /\ IF ctl.round = 1 THEN Cardinality({id \in ctl.live : id[1] = "A"}) = 2 /\ (IF Undoes THEN Restorable ELSE ctl.retired) ELSE TRUE
+               /\ IF ctl.round = 1 THEN Cardinality({id \in ctl.live : id[1] = "A"}) = 2 /\ (IF Undoes THEN Restorable ELSE ctl.retired) ELSE TRUE
                /\ \A id \in Sources0 : ctl.round = 0 /\ id # Newest => Now.st[id] = "finished"
                /\ ctl' = [ctl EXCEPT !.phase = "open", !.round = @ + 1, !.planner = @ + 1, !.cut = {}, !.started = {}]
                /\ SameButCtl
@@ -161,18 +144,18 @@ Announce(e) == /\ Leads(e) /\ Clean /\ ctl.phase = "idle" /\ ctl.round < 2
 \* The rewrite is complete before START; then the upload.
 SendStart(e) == /\ Leads(e) /\ ctl.phase = "open"
                 /\ \E g \in Groups(ctl.round) :
-                     /\ g \notin ctl.started /\ ~Expired(g) /\ ~Parted(g)
+                     /\ g \notin ctl.started
                      /\ Send(e, "START", Id(g))
                      /\ ctl' = [ctl EXCEPT !.started = @ \cup {g}]   \* a receipt in the control log: it is known who may have sent it
-                /\ UNCHANGED <<objects, cache, pending, lagging, caught, brokerLog>>
+                /\ UNCHANGED <<objects, cache, pending, lagging, caught, start, acted>>
 
 Upload(e) == /\ Leads(e) /\ ctl.phase = "open"
              /\ \E g \in ctl.started : /\ Now.st[Id(g)] = "started"
                                        /\ Id(g) \notin objects
                                        /\ objects' = objects \cup {Id(g)}
-             /\ UNCHANGED <<ctl, flight, cache, pending, lagging, caught, brokerLog>>
+             /\ UNCHANGED <<ctl, flight, cache, pending, lagging, caught, start, acted>>
 
-Uploaded == \A g \in Groups(ctl.round) : Expired(g) \/ (g \in ctl.started /\ Id(g) \in objects)
+Uploaded == \A g \in Groups(ctl.round) : g \in ctl.started /\ Id(g) \in objects
 
 \* Before publish begun a round can go back: other settings, another version, a source that has gone.
 Undo(e) == /\ Leads(e)
@@ -183,9 +166,8 @@ Undo(e) == /\ Leads(e)
            /\ SameButCtl
 \* A START that was lost to the broker's own deletion can only be undone.
 UndoLost(e) == /\ Leads(e) /\ ctl.phase = "open"
-               /\ \E g \in Groups(ctl.round) : (Lost(g) /\ g \in ctl.started) \/ (Parted(g) /\ Now.st[Id(g)] = "none")
-                                                \/ (Expires /\ Id(g) \in Now.exp /\ ~Expired(g))
-               /\ ctl.undos = 1 \/ Expires
+               /\ \E g \in Groups(ctl.round) : Lost(g) /\ g \in ctl.started
+               /\ ctl.undos = 1
                /\ ctl' = [ctl EXCEPT !.phase = "given up", !.undone = @ \cup Mine]
                /\ SameButCtl
 
@@ -201,26 +183,17 @@ Landed(e) == Keeps("wait") => \A d \in 1..(e - 1) : flight[d] = None
 
 Finish(e) == /\ Leads(e) /\ ctl.phase = "begun" /\ Landed(e)
              /\ \E g \in Groups(ctl.round) :
-                  /\ InTurn(g) /\ ~Lost(g) /\ ~Expired(g)
+                  /\ InTurn(g) /\ ~Lost(g)
                   /\ Now.st[Id(g)] = "started" \/ (Now.st[Id(g)] = "finished" /\ ~Effective(Id(g)))
                   /\ Send(e, "COPY_FINISHED", Id(g))
              /\ SameButFlight
 
-\* The topic is read first, and then the log start: a missing source is explained by a log start that is as new as its deletion.
-Observe(e) == /\ Leads(e) /\ Expires /\ ctl.phase \in {"open", "begun"} /\ low > ctl.seen
-              /\ ctl' = [ctl EXCEPT !.seen = low]
-              /\ SameButCtl
-Observed == Keeps("topic first") => low <= ctl.seen
-WithdrawExpired(e) == /\ Leads(e) /\ ctl.phase = "begun"
-                      /\ \E g \in Groups(ctl.round) : InTurn(g) /\ Expired(g) /\ Now.st[Id(g)] = "started" /\ Send(e, "DELETE_STARTED", Id(g))
-                      /\ SameButFlight
-
-CutGroup(e) == /\ Leads(e) /\ ctl.phase = "begun" /\ Observed
+CutGroup(e) == /\ Leads(e) /\ ctl.phase = "begun"
                /\ \E g \in Groups(ctl.round) :
                     /\ InTurn(g) /\ Lost(g) /\ Now.st[Id(g)] = "started"
                     /\ Send(e, "DELETE_STARTED", Id(g))
                     /\ ctl' = [ctl EXCEPT !.cut = @ \cup {g}]
-               /\ UNCHANGED <<objects, cache, pending, lagging, caught, brokerLog>>
+               /\ UNCHANGED <<objects, cache, pending, lagging, caught, start, acted>>
 
 DeleteStarted(e) ==
   /\ Leads(e) /\ ctl.phase = "begun"
@@ -237,9 +210,9 @@ Publish(e) == /\ Leads(e) /\ ctl.phase = "begun"
               /\ ctl' = [ctl EXCEPT !.phase = "idle", !.retired = FALSE,
                                     !.live = {id \in Ours : Now.st[id] = "finished"},
                                     !.waiting = {id \in Ids : Now.st[id] = "deleting" /\ id \notin ctl.undone},
-                                    !.complete = @ /\ \A g \in Groups(ctl.round) : Effective(Id(g)) \/ Expired(g)]
+                                    !.complete = @ /\ \A g \in Groups(ctl.round) : Effective(Id(g))]
               /\ caught' = FALSE
-              /\ UNCHANGED <<flight, objects, cache, pending, lagging, brokerLog>>
+              /\ UNCHANGED <<flight, objects, cache, pending, lagging, start, acted>>
 
 \* Grace: no broker lags further behind than that.
 Grace == Keeps("grace") => caught
@@ -247,7 +220,7 @@ Grace == Keeps("grace") => caught
 Due == {id \in ctl.waiting \cup {i \in Ours : i \in ctl.undone} : Now.st[id] = "deleting"}
 Delete(e) == /\ Leads(e) /\ ctl.phase # "begun" /\ ~Kept /\ Grace
              /\ \E id \in Due : id \in objects /\ objects' = objects \ {id}
-             /\ UNCHANGED <<ctl, flight, cache, pending, lagging, caught, brokerLog>>
+             /\ UNCHANGED <<ctl, flight, cache, pending, lagging, caught, start, acted>>
 DeleteFinished(e) == /\ Leads(e) /\ ctl.phase # "begun"
                      /\ \E id \in {i \in Ids : Now.st[i] = "deleting" /\ (i \in Due \/ (i \in Ours /\ i \notin ctl.live))} \ objects : Send(e, "DELETE_FINISHED", id)
                      /\ SameButFlight
@@ -260,7 +233,7 @@ Sweep(e) == /\ Leads(e) /\ ctl.phase # "begun" /\ Grace
             /\ \E id \in objects \cap Ours : /\ Now.st[id] \in {"deleting", "none"} /\ id \notin ctl.live
                                              /\ ~(ctl.phase = "open" /\ id \in Mine)
                                              /\ objects' = objects \ {id}
-            /\ UNCHANGED <<ctl, flight, cache, pending, lagging, caught, brokerLog>>
+            /\ UNCHANGED <<ctl, flight, cache, pending, lagging, caught, start, acted>>
 
 \* --- the world ----------------------------------------------------------------------------------------------------------------
 
@@ -275,17 +248,17 @@ Land == \E e \in 1..Epochs :
                 THEN cache' = Cleared(cache, ev[2]) /\ pending' = ev[2]
                 ELSE cache' = Apply(cache, ev) /\ pending' = None
              /\ lagging' = lagging \cup Answers(cache')
-             /\ UNCHANGED <<ctl, objects, caught, brokerLog>>
+             /\ UNCHANGED <<ctl, objects, caught, start, acted>>
 LandRest == /\ pending # None
             /\ cache' = Put(cache, pending) /\ pending' = None
             /\ lagging' = lagging \cup Answers(cache')
-            /\ UNCHANGED <<ctl, flight, objects, caught, brokerLog>>
+            /\ UNCHANGED <<ctl, flight, objects, caught, start, acted>>
 Expire == \E e \in 1..Epochs : /\ e < ctl.epoch /\ flight[e] # None
                                /\ flight' = [flight EXCEPT ![e] = None]
-                               /\ UNCHANGED <<ctl, cache, pending, lagging, caught, objects, brokerLog>>
+                               /\ UNCHANGED <<ctl, cache, pending, lagging, caught, objects, start, acted>>
 GraceOver == /\ ~caught /\ ctl.phase # "begun"
              /\ caught' = TRUE /\ lagging' = Answers(cache)
-             /\ UNCHANGED <<ctl, flight, cache, pending, objects, brokerLog>>
+             /\ UNCHANGED <<ctl, flight, cache, pending, objects, start, acted>>
 
 \* kafka-delete-records up to offset 1, or retention: the broker deletes S0 by itself, or a segment of ours that is only started.
 DeletedBy(c, id) == Gone(Taken(c, id), id)
@@ -298,25 +271,7 @@ BrokerDeletes ==
        /\ lagging' = (lagging \ {id}) \cup Answers(cache')
        /\ start' = IF id = S(0) THEN 1 ELSE start
   /\ acted' = TRUE
-  /\ UNCHANGED <<ctl, flight, pending, caught, low, moved>>
-
-\* RemoteLogManager's expiration: the log start rises, in memory, over any prefix; what lies below is deleted afterwards, by start offset,
-\* whatever its state. A new leader may start lower.
-RaiseStart == /\ Expires
-              /\ \E to \in (low + 1)..4 : low' = to /\ start' = IF to > start THEN to ELSE start
-              /\ UNCHANGED <<ctl, flight, cache, pending, lagging, caught, objects, moved, acted>>
-Below == {id \in Ids : Last(id) < low /\ Now.st[id] # "none"}
-DeleteExpired == /\ Expires
-                 /\ \E id \in Below :
-                      /\ \A other \in Below : First(id) < First(other) \/ (First(id) = First(other) /\ (other = id \/ Floor(cache, First(id)) # other))
-                      /\ cache' = [DeletedBy(cache, id) EXCEPT !.exp = @ \cup {id}]
-                      /\ objects' = objects \ {id}
-                      /\ lagging' = (lagging \ {id}) \cup Answers(cache')
-                 /\ UNCHANGED <<ctl, flight, pending, caught, brokerLog>>
-LeaderMoves == /\ Expires /\ ~moved
-               /\ \E to \in 0..low : to < low /\ low' = to
-               /\ moved' = TRUE
-               /\ UNCHANGED <<ctl, flight, cache, pending, lagging, caught, objects, brokerLog>>
+  /\ UNCHANGED <<ctl, flight, pending, caught>>
 
 Tiered == <<<<"START", S(0)>>, <<"COPY_FINISHED", S(0)>>, <<"START", S(1)>>, <<"COPY_FINISHED", S(1)>>,
             <<"START", S(2)>>, <<"COPY_FINISHED", S(2)>>, <<"START", S(3)>>, <<"COPY_FINISHED", S(3)>>, <<"START", S(4)>>, <<"COPY_FINISHED", S(4)>>>>
@@ -324,15 +279,14 @@ Tiered == <<<<"START", S(0)>>, <<"COPY_FINISHED", S(0)>>, <<"START", S(1)>>, <<"
 Init == /\ cache = Fold(Empty, Tiered)
         /\ lagging = {S(i) : i \in 0..4} /\ caught = TRUE
         /\ ctl = [epoch |-> 1, phase |-> "idle", round |-> 0, planner |-> 0, started |-> {}, cut |-> {}, undone |-> {}, cutoff |-> {},
-                  live |-> {}, waiting |-> {}, retired |-> TRUE, complete |-> TRUE, undos |-> 0, seen |-> 0]
+                  live |-> {}, waiting |-> {}, retired |-> TRUE, complete |-> TRUE, undos |-> 0]
         /\ flight = [e \in 1..Epochs |-> None]
-        /\ objects = Sources0 /\ pending = None /\ start = 0 /\ low = 0 /\ moved = FALSE /\ acted = FALSE
+        /\ objects = Sources0 /\ pending = None /\ start = 0 /\ acted = FALSE
 
 Lead(e) == \/ CutOff(e) \/ Announce(e) \/ SendStart(e) \/ Upload(e) \/ Undo(e) \/ UndoLost(e) \/ Begin(e) \/ Finish(e) \/ CutGroup(e)
-           \/ Observe(e) \/ WithdrawExpired(e)
            \/ DeleteStarted(e) \/ Publish(e) \/ Delete(e) \/ DeleteFinished(e) \/ Retired(e) \/ Sweep(e)
 Next == \/ LandRest
-        \/ pending = None /\ (TakeOver \/ Land \/ Expire \/ GraceOver \/ BrokerDeletes \/ RaiseStart \/ DeleteExpired \/ LeaderMoves \/ \E e \in 1..Epochs : Lead(e))
+        \/ pending = None /\ (TakeOver \/ Land \/ Expire \/ GraceOver \/ BrokerDeletes \/ \E e \in 1..Epochs : Lead(e))
 Spec == Init /\ [][Next]_vars
 
 \* --- what must hold for readers, at every record of the topic (a broker that lags is where another one was before) ---------------------
@@ -348,10 +302,7 @@ Scan(o, seen) ==
   ELSE LET id == Lookup(cache, o)
        IN IF id = None THEN seen
           ELSE Scan(Last(id) + 1, IF Holds(id) = {} THEN seen ELSE Holds(id) = {"put"})
-Begins == IF Expires THEN {o \in low..start : \A later \in o..4 : Lookup(cache, later) # None} ELSE {start}
-NothingOldAfterNew == Covered => \A begin \in Begins : ~Scan(begin, FALSE)
-\* Segments that expire cut off no group, as long as leaders do not start lower and no segment of a group goes before what it replaces.
-NoneCutOff == Expires /\ ~moved => \A g \in ctl.cut : \E h \in Groups(ctl.round) : h <= g /\ Id(h) \in cache.exp
+NothingOldAfterNew == Covered => ~Scan(start, FALSE)
 \* What every crash comes to in the end: nothing that is ours is left half done, nothing lies in the store that nobody reads.
 Finished == /\ ctl.phase \in {"idle", "given up"}
             /\ \A id \in Ours : Now.st[id] \in {"none", "finished"}

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PROMISES = ("Covered", "Readable", "NothingOldAfterNew", "NoneCutOff", "CanBeFinished")
+PROMISES = ("Covered", "Readable", "NothingOldAfterNew", "CanBeFinished")
 
 
 class Unavailable(Exception):
@@ -21,13 +21,12 @@ class Unavailable(Exception):
 @dataclass(frozen=True)
 class Size:
     """``dropped``: rules left out; ``epochs``: compactors that lead one after another; ``broker_acts``: it deletes records by itself;
-    ``undoes``: the second round takes the first one back; ``expires``: brokers expire segments from the front."""
+    ``undoes``: the second round takes the first one back."""
 
     dropped: frozenset[str] = frozenset()
     epochs: int = 2
     broker_acts: bool = False
     undoes: bool = False
-    expires: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,6 @@ def check(size: Size, memory: str = "2g") -> Checked:
         (folder / "Replacement.cfg").write_text(
             f"SPECIFICATION Spec\nCONSTANTS\n  Drop = {{{dropped}}}\n  Epochs = {size.epochs}\n"
             f"  BrokerActs = {str(size.broker_acts).upper()}\n  Undoes = {str(size.undoes).upper()}\n"
-            f"  Expires = {str(size.expires).upper()}\n"
             f"INVARIANTS {' '.join(PROMISES)}\nCHECK_DEADLOCK FALSE\n"
         )
         done = subprocess.run(

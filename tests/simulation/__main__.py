@@ -9,9 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
+from tests.evidence import write_record
 from tests.simulation.kafka_schedule import KAFKA_MUTATIONS, kafka_bites, run_kafka_schedule
-from tests.simulation.mutations import MUTATIONS, Mutation, bites
+from tests.simulation.mutations import COVERED, MUTATIONS, Mutation, bites
 from tests.simulation.schedule import Outcome, run_schedule
 from tests.simulation.way_in import run_way_in
 from tests.simulation.way_in_mutations import WAY_IN_MUTATIONS, way_in_bites
@@ -34,14 +37,23 @@ def outcomes(schedule: Schedule, seeds: Iterable[int], jobs: int) -> Iterator[Ou
 Bites = Callable[[Mutation, range], Iterator[tuple[int, str]]]
 
 
-def show_bites(wanted: str, seeds: range, mutations: Mapping[str, Mutation], bites_of: Bites) -> int:
-    """Print the first seeds whose schedule ends in a violation under each mutation, and the first violation."""
+def show_bites(wanted: str, seeds: range, mutations: Mapping[str, Mutation], bites_of: Bites) -> list[dict[str, Any]]:
+    """Print the first seeds whose schedule ends in a violation under each mutation, and the first violation. Returns them as values."""
+    rules = []
     for name, mutation in mutations.items():
         if wanted == "all" or wanted in name:
             found = list(islice(bites_of(mutation, seeds), SHOWN))
             said = f"; {found[0][1]}" if found else ""
             print(f"{name}: {', '.join(str(seed) for seed, _ in found) or 'nothing'} of {len(seeds)} seeds{said}", flush=True)
-    return 0
+            rules.append(
+                {
+                    "name": name,
+                    "seeds": [seed for seed, _ in found],
+                    "violation": found[0][1][:160] if found else "",
+                    "covered_by": COVERED.get(name, ""),
+                }
+            )
+    return rules
 
 
 def main() -> int:
@@ -53,7 +65,9 @@ def main() -> int:
     parser.add_argument("--drop", metavar="RULE", help="drop rules of mutations.py by name (or 'all') and show which seeds notice")
     parser.add_argument("--brokers", action="store_true", help="tiers that brokers write")
     parser.add_argument("--way-in", action="store_true", help="lives of brokers' directories, and what imports them")
+    parser.add_argument("--record", type=Path, help="write what was found here, as JSON")
     arguments = parser.parse_args()
+    suite = "broker-managed tiers" if arguments.brokers else "importing directories" if arguments.way_in else "compactor-managed tiers"
     schedule: Schedule = run_schedule
     dropped: tuple[Mapping[str, Mutation], Bites] = MUTATIONS, bites
     if arguments.brokers:
@@ -61,7 +75,9 @@ def main() -> int:
     if arguments.way_in:
         schedule, dropped = run_way_in, (WAY_IN_MUTATIONS, way_in_bites)
     if arguments.drop is not None:
-        return show_bites(arguments.drop, range(arguments.start, arguments.start + arguments.seeds), *dropped)
+        rules = show_bites(arguments.drop, range(arguments.start, arguments.start + arguments.seeds), *dropped)
+        write_record(arguments.record, "mutants", {"suite": suite, "seeds": arguments.seeds, "rules": rules})
+        return 0
     if arguments.trace is not None:
         outcome = schedule(arguments.trace, trace=True)
         print("\n".join(outcome.trace))
@@ -78,6 +94,15 @@ def main() -> int:
             print(f"{number} schedules, {failed} with a violation, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     print(f"{arguments.seeds} schedules, {steps} steps, {failed} with a violation, {time.monotonic() - began:.0f} s")
     print("records that counted: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    fields = {
+        "suite": suite,
+        "start": arguments.start,
+        "seeds": arguments.seeds,
+        "steps": steps,
+        "violations": failed,
+        "counts": dict(counts),
+    }
+    write_record(arguments.record, "simulation", fields)
     return 1 if failed else 0
 
 

@@ -32,6 +32,7 @@ from subprocess import TimeoutExpired
 from typing import Any
 
 from compactor.consumer import open_consumer
+from tests.evidence import write_record
 from tests.kill_test import Ordeal
 from tests.soak.plot import drawn
 from tests.soak.stage import SETTINGS, Stage, set_up
@@ -254,6 +255,15 @@ def report(soak: Soak, minutes: float, seed: int, out: Path) -> int:
     }
     out.mkdir(parents=True, exist_ok=True)
     (out / "soak.json").write_text(json.dumps({**document, "samples": soak.samples.rows, "when": soak.trouble.when}, indent=1) + "\n")
+    fields = {
+        "seed": seed,
+        "minutes": soak.figures["minutes"],
+        "faults": sum(seen.faults.values()),
+        "rounds": story.happened["rounds"],
+        "views": sum(count for what, count in story.happened.items() if what.startswith("views of ")),
+        "violations": story.wrong,
+    }
+    write_record(out / "record.json", "soak", fields)
     names = [machine.name for machine in soak.stage.machines]
     panels = [
         ("Resident memory, MB", [f"{name} MB" for name in names]),

@@ -143,6 +143,13 @@ class BrokerNode:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
 
+    def empty_disk(self) -> None:
+        """Replace what the node has stored by a freshly formatted, empty disk. The node must not run."""
+        if self.running:
+            raise BrokerFailed(f"node {self.node} runs")
+        shutil.rmtree(self.log_dir)
+        _format(self._jars, self.log_dir, self.node)
+
     def text(self, since: int = 0) -> str:
         """Its log, over all its starts, from a byte on."""
         with self.log.open("rb") as file:

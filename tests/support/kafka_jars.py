@@ -36,7 +36,7 @@ class BrokerJars:
 
 
 def broker_jars(version: str) -> BrokerJars:
-    """One of VERSIONS, or TOOLS. Raises BrokerUnavailable."""
+    """Return the jars of one of VERSIONS, of a version between them, or of TOOLS. Raises BrokerUnavailable."""
     for tool, package in (("java", "Java 17"), ("mvn", "Maven 3.8")):
         if not shutil.which(tool):
             raise BrokerUnavailable(f"'{tool}' is not installed: tests with a real broker need {package} (Debian: apt install maven)")
@@ -58,7 +58,7 @@ def _resolve(version: str, pom: Path) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copy(pom, Path(scratch) / "pom.xml")
         goals = [
-            *([] if version == TOOLS else ["-P", version]),
+            *_version_goals(version),
             "dependency:build-classpath",
             "-Dmdep.outputFile=jars.txt",
             "-Dmdep.includeScope=runtime",
@@ -71,6 +71,15 @@ def _resolve(version: str, pom: Path) -> str:
             words = [line for line in done.stdout.splitlines() if line.startswith("[ERROR]")][:3]
             raise BrokerUnavailable(f"Maven could not fetch Kafka {version} (is there a network, this first time?): {' '.join(words)}")
         return (Path(scratch) / "jars.txt").read_text().strip()
+
+
+def _version_goals(version: str) -> list[str]:
+    """Return what names the version to Maven. Versions without a profile of their own are between those that have one."""
+    if version == TOOLS:
+        return []
+    if version in VERSIONS:
+        return ["-P", version]
+    return [f"-Dkafka.version={version}", f"-Dkafka.tools.api.version={version}", "-Dfixtures=test"]
 
 
 def _maven(directory: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -251,10 +251,12 @@ def test_other_segments_manifests_and_other_versions_are_refused(tmp_path: Path)
     assert layout_on(tmp_path, AivenSettings()).upload_segment(NAME, segment_of(files), files) == ""
     path = tmp_path / f"{MAIN}.rsm-manifest"
     text = path.read_text()
+    end = segment_of(files).end_offset
     for before, after, cause in (
         ('"version":"1"', '"version":"2"', "layout version '2'; this program knows version 1"),
         ('"version":"1",', "", "layout version None"),
         ('"startOffset":100', '"startOffset":101', "another segment's: startOffset is 101, not 100"),
+        (f'"endOffset":{end}', f'"endOffset":{end - 1}', f"another segment's: endOffset is {end - 1}, not {end}"),
         ('"id":"lZ6v', '"id":"mZ6v', "another segment's: remoteLogSegmentId.id is 'mZ6v"),
         ('"compression":false', '"compression":0', "compression is neither true nor false"),
         ('"compression":false,', "", "the manifest lacks compression"),
@@ -275,6 +277,15 @@ def test_other_segments_manifests_and_other_versions_are_refused(tmp_path: Path)
     ):
         path.write_text(text.replace(before, after))
         assert layout_on(tmp_path, AivenSettings()).read_file(NAME, segment_of(files), "log") == files["log"]
+
+
+def test_a_segment_that_ends_where_the_next_one_takes_over_is_read(tmp_path: Path) -> None:
+    """Replicas roll at different offsets: after a leader moved, brokers read the earlier leader's segment up to the later one's start."""
+    files = files_of()
+    whole = segment_of(files)
+    assert layout_on(tmp_path, AivenSettings()).upload_segment(NAME, whole, files) == ""
+    read = whole.model_copy(update={"end_offset": whole.end_offset - 1})
+    assert layout_on(tmp_path, AivenSettings()).read_file(NAME, read, "log") == files["log"]
 
 
 def test_key_files_that_are_none_are_named(key_files: dict[str, str], tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_judge_rejects_what_an_unclean_election_discarded_and_excuses_what_it_ha
     made = history()
     disowned = read_of(made, 3, 5, 6, 7)
     made.disown_from(6)
-    assert kinds(made, disowned) == ["invented", "invented"]
+    assert kinds(made, disowned) == ["discarded", "discarded"]
     made.excused = 0
     assert kinds(made, Read(0, 6, read_of(made, 3, 5).found, cleaned_below=6)) == []
     assert made.excused == 1  # a=0 was superseded by the discarded a=6

@@ -110,13 +110,17 @@ class Manifest:
         return Manifest(chunks, spans, compressed, key, about if isinstance(about, dict) else {})
 
     def check_is_of(self, name: TopicPartition, topic_id: str, segment: RemoteLogSegmentMetadata) -> None:
-        """Raise InvalidDataError if the manifest belongs to another segment."""
+        """Raise InvalidDataError if the manifest belongs to another segment.
+
+        The manifest's end may lie after the segment's: where replicas rolled at different offsets, brokers read a segment only up to the
+        offset at which the next one takes over, and that is where it ends for everybody.
+        """
         if segment.size_bytes != self.chunks.file_size:
             raise InvalidDataError(f"it describes a log of {self.chunks.file_size} bytes, recorded are {segment.size_bytes}")
         own = segment_description(name, topic_id, segment)
         ours = dict(_flatten_fields(own))
         for path, value in _flatten_fields(self.about):
-            if path in _IDENTIFYING and value != ours[path]:
+            if path in _IDENTIFYING and value != ours[path] and not _is_later_end(path, value, segment.end_offset):
                 raise InvalidDataError(f"it is another segment's: {'.'.join(path)} is {value!r}, not {ours[path]!r}")
 
 
@@ -131,6 +135,10 @@ _IDENTIFYING: Final = frozenset(
         ("endOffset",),
     }
 )
+
+
+def _is_later_end(path: tuple[str, ...], value: Any, end_offset: int) -> bool:
+    return path == ("endOffset",) and isinstance(value, int) and value > end_offset
 
 
 def segment_description(
