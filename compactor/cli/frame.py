@@ -168,7 +168,7 @@ def whole_number(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], int]:
 def parse_byte_count(text: str) -> int:
     """Return a size given as an argument, such as ``1048576`` or ``64 MiB``. Raises ArgumentTypeError if the text is not one."""
     found = parse_size(text)
-    if not found:
+    if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 1048576 or '64 MiB'")
     return found
 

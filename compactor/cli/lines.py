@@ -36,7 +36,9 @@ class LineFormat:
 class NoteFunction(Protocol):
     """Type of ``Output.note``: writes one line to stderr."""
 
-    def __call__(self, text: str, level: int = logging.INFO, fields: Mapping[str, str] | None = None) -> None: ...
+    def __call__(
+        self, text: str, level: int = logging.INFO, fields: Mapping[str, str] | None = None, *, transient: bool = False
+    ) -> None: ...
 
 
 class RemarkHandler(logging.Handler):
@@ -62,7 +64,8 @@ class RemarkHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one log record."""
-        self._note()(record.getMessage(), record.levelno, getattr(record, "fields", {}))
+        transient = getattr(record, "transient", False)
+        self._note()(record.getMessage(), record.levelno, getattr(record, "fields", {}), transient=transient)
 
     def close(self) -> None:
         """Stop writing, and restore the logger's level."""

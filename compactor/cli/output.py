@@ -26,6 +26,9 @@ SCHEMA_VERSION = 1
 """Version of the JSON documents (docs/reference/json.md). Fields may be added; none is removed or changes its meaning."""
 _QUIET_SECONDS = 2.0
 """Work that is done sooner shows no progress."""
+CLEAR_LINE = "\r\x1b[K"
+TRANSIENT_ENDING = 20
+"""Characters at the end of a transient remark that are shown in any case: the number of the next try, and when."""
 _LINE_SECONDS = 5.0
 """Seconds between two lines of progress if stderr is not a terminal."""
 
@@ -81,6 +84,7 @@ class Output:
         self._stderr = stderr or sys.stderr
         self._meter: Progress | None = None
         self._reported = False
+        self._has_transient_line = False
 
     def print_result(self, document: Mapping[str, object], *tables: Table | Tree, summary: str = "") -> None:
         """Print the command's result: the JSON document, or the tables and trees followed by the summary.
@@ -88,6 +92,7 @@ class Output:
         If the reader of stdout is gone (``| head``), the rest is dropped without an error.
         """
         self._reported = True
+        self._end_transient_line(CLEAR_LINE)
         try:
             if self.mode == "json":
                 self._stdout.write(_to_json({"schema_version": SCHEMA_VERSION, **document}) + "\n")
@@ -121,15 +126,31 @@ class Output:
         except BrokenPipeError:
             self._reader_gone()
 
-    def note(self, text: str, level: int = logging.INFO, fields: Mapping[str, str] | None = None) -> None:
+    def note(self, text: str, level: int = logging.INFO, fields: Mapping[str, str] | None = None, *, transient: bool = False) -> None:
         """Write one remark to stderr, above the progress bar if there is one.
 
         :param level: a level of ``logging``.
         :param fields: fields of the line, such as ``partition``.
+        :param transient: on a terminal the next remark takes this one's place.
         """
         text = self.lines.format_line(text, level, fields or {}, time.gmtime())
-        if self._meter is None or not self._meter.print_above_bar(text):
+        width = _terminal_width(self._stderr)
+        self._end_transient_line(CLEAR_LINE)
+        self._has_transient_line = transient and width is not None and not self.lines.as_json
+        if self._has_transient_line and width:
+            ending = text[-TRANSIENT_ENDING:]
+            line = text if len(text) < width else f"{text[: width - TRANSIENT_ENDING - 6]} ... {ending}"
+            self._stderr.write(line)
+            self._stderr.flush()
+        elif self._meter is None or not self._meter.print_above_bar(text):
             _write_line(self._stderr, text if self.lines.as_json else _wrap_for_terminal(text, self._stderr))
+
+    def _end_transient_line(self, ending: str) -> None:
+        """Clear or end a transient remark, if there is one."""
+        if self._has_transient_line:
+            self._stderr.write(ending)
+            self._stderr.flush()
+            self._has_transient_line = False
 
     @contextmanager
     def progress(self, title: str, total: int | None = None, unit: str = "") -> Iterator[Progress]:
@@ -147,6 +168,7 @@ class Output:
 
     def close(self) -> None:
         """Flush stdout. Nothing fails after this, not even Python's own flush at exit."""
+        self._end_transient_line("\n")
         try:
             self._stdout.flush()
         except BrokenPipeError:
@@ -235,16 +257,18 @@ class Progress:
         """Draw the bar."""
         if self._bar is None:
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+            from rich.progress import BarColumn, Progress, TextColumn
 
             console = Console(file=self._stderr, markup=False, emoji=False)
             amount = TextColumn("{task.fields[amount]}", markup=False)
             title = TextColumn("{task.description}", markup=False)
-            self._bar = Progress(title, BarColumn(), TaskProgressColumn(), amount, console=console, transient=True)
-            self._bar.add_task(self.title, amount="")
+            self._bar = Progress(title, BarColumn(), amount, console=console, transient=True)
+            self._bar.add_task(self.title, total=None, amount="")
             self._bar.start()
         task = self._bar.task_ids[0]
-        self._bar.update(task, description=self.title, completed=self.done, total=self.total, amount=self._format_amount())
+        self._bar.tasks[0].total = self.total  # ``update`` takes None for no change
+        share = f"{100 * self.done // self.total}% " if self.total else ""
+        self._bar.update(task, description=self.title, completed=self.done, amount=share + self._format_amount())
 
     def _write_progress_line(self) -> None:
         """Write a line."""

@@ -20,9 +20,11 @@ from compactor.access.tier import Tier
 from compactor.consumer.reading import Reader, ReadOptions, ReadRange
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.views.words import format_size
 
 WINDOWS: Final = 32
-LEAST_WINDOW: Final = 32 << 10
+LEAST_WINDOW: Final = 512 << 10
+"""Smallest window in bytes. Readers fetch about so much at once, so that smaller windows would read more than they use."""
 _NORMAL_95: Final = 1.96
 _OVERHEAD: Final = 8
 """Approximate size of a record besides key and value, in bytes."""
@@ -54,7 +56,7 @@ class SampledSaving:
         if self.exact:
             return "all that a round could clean was read"
         share = 100 * self.read_bytes / max(1, self.of_bytes)
-        return f"at least, from {self.read_bytes} bytes read ({share:.2g} %), give or take {self.error_bytes} (95 %)"
+        return f"at least, from {format_size(self.read_bytes)} read ({share:.2g} %), give or take {format_size(self.error_bytes)} (95 %)"
 
 
 def sample_saving(opened: Tier, state: PartitionState, sample_bytes: int) -> SampledSaving:

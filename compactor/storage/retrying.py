@@ -90,7 +90,7 @@ class Retrier:
                     tries = f" (tried {number + 1} times in {now - began:.1f} s)" if number else ""
                     raise Unavailable(f"{error.message}{tries}", hint=error.hint) from error
                 if number and self.contact.may_log(now):
-                    _log.warning("%s; try %d in %.1f s", error.message, number + 2, pause)
+                    _log.warning("%s; try %d in %.1f s", error.message, number + 2, pause, extra={"transient": True})
             else:
                 self.contact.record_answer()
                 return result

@@ -176,7 +176,7 @@ def _make_client(settings: S3, meter: Meter) -> Any:
     endpoint = settings.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
     config = Config(
         retries={"total_max_attempts": 1, "mode": "standard"},
-        connect_timeout=10,
+        connect_timeout=4,  # so that a second failure, and with it a remark, comes within ten seconds
         read_timeout=60,
         max_pool_connections=_POOL,
         tcp_keepalive=True,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+from compactor.cli.commands.config import CHECK_FIRST_ANSWER_MS
 from tests.support.tier_cli import TierCli
 
 pytestmark = pytest.mark.damages  # nobody can reach these tiers
@@ -67,3 +69,16 @@ def test_an_unknown_host_ends_at_once(cli: TierCli, monkeypatch: pytest.MonkeyPa
 def test_an_address_that_is_none_is_the_configuration_s_fault(cli: TierCli) -> None:
     settings_of(cli, "127.0.0.1:9000")
     assert cli.ask("topics").code == 2
+
+
+def test_config_check_of_a_closed_port_ends_within_fifteen_seconds_by_its_own_deadlines(cli: TierCli, nobody: str) -> None:
+    cli.set(tier={"url": "s3://bucket/tier"}, s3={"endpoint_url": nobody})
+    began = time.monotonic()
+    answer = cli.ask("config", "check")
+    assert (answer.code, answer.document["ok"]) == (5, False)
+    assert time.monotonic() - began < 2 * CHECK_FIRST_ANSWER_MS / 1000 + 7
+
+
+def test_status_exits_with_5_when_the_store_cannot_be_reached(cli: TierCli, nobody: str) -> None:
+    settings_of(cli, nobody)
+    assert cli.ask("status").code == 5

@@ -6,7 +6,7 @@ from typing import IO
 
 import pytest
 
-from compactor.cli.output import Output, Table
+from compactor.cli.output import Output, Progress, Table
 from tests.support.terminal import on_terminal, without_colours
 
 RUNS = Table(
@@ -80,3 +80,30 @@ def test_long_text_in_the_last_column_is_broken_between_words() -> None:
 def test_columns_without_a_value_are_not_shown_on_a_terminal() -> None:
     table = Table("", ("partition", "leader"), [("orders-0", ""), ("orders-1", None)])
     assert "leader" not in shown(table, 80)
+
+
+def test_a_transient_remark_is_one_line_that_the_next_remark_replaces() -> None:
+    def write(terminal: IO[str]) -> None:
+        out = Output("table", terminal, terminal)
+        for number in (3, 4):
+            out.note(f"cannot read s3://bucket/{'x' * 200}; try {number} in 0.4 s", transient=True)
+        out.note("error: tried 5 times")
+
+    first, second, last = on_terminal(80, write).split("\r\x1b[K")
+    assert [len(line) < 80 and "\n" not in line for line in (first, second)] == [True, True]
+    assert second.endswith("try 4 in 0.4 s")
+    assert last == "error: tried 5 times\n"
+
+
+def test_a_bar_of_work_without_a_total_shows_no_percentage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    clock = iter((0.0, 3.0, 6.0))
+
+    def write(terminal: IO[str]) -> None:
+        progress = Progress("sampling", None, "bytes", "table", terminal, lambda: next(clock))
+        progress.advance(2 << 20)
+        progress.close()
+
+    drawn = on_terminal(80, write)
+    assert "2.0 MiB" in drawn
+    assert "%" not in drawn

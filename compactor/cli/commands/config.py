@@ -19,6 +19,8 @@ from compactor.views.words import format_duration
 if TYPE_CHECKING:
     from compactor.config.settings import Settings
 
+CHECK_FIRST_ANSWER_MS = 4_000
+"""Longest wait of `config check` for the first answer of a store, in milliseconds. Several parts of the check wait for it in turn."""
 _SECRET = re.compile(r"passw|secret|token|jaas|oauth|key\.pem|private", re.IGNORECASE)
 """Names of librdkafka properties whose values are not shown."""
 
@@ -54,7 +56,7 @@ def check_settings(args: argparse.Namespace, out: Output) -> int:
         MetadataSource.METADATA_TOPIC: _check_broker_managed,
         MetadataSource.LISTING: _check_listed,
     }
-    settings = frame.load_command_settings(args)
+    settings = _with_short_first_answer(frame.load_command_settings(args))
     with out.progress("trying the tier"):
         problems = [*_check_state_dir(settings), *checks[tier_kind(settings).metadata](settings)]
     ok = all(problem["severity"] != "error" for problem in problems)
@@ -68,11 +70,21 @@ def check_settings(args: argparse.Namespace, out: Output) -> int:
     return 0 if ok else StoreError.exit_code
 
 
+def _with_short_first_answer(settings: Settings) -> Settings:
+    """Return the settings with a short wait for a store's first answer, because a check is asked by somebody who waits for it."""
+    sections = {name: getattr(settings, name) for name in type(settings).model_fields}
+    waiting = {name: section for name, section in sections.items() if getattr(section, "first_answer_ms", 0) > CHECK_FIRST_ANSWER_MS}
+    short = {name: section.model_copy(update={"first_answer_ms": CHECK_FIRST_ANSWER_MS}) for name, section in waiting.items()}
+    return settings.model_copy(update=short)
+
+
 def _check_compactor_managed(settings: Settings) -> list[dict[str, str]]:
     """Return the problems of a compactor-managed tier. Nothing is tried out in another tier's data."""
     problems = _check_tier_identity(settings)
-    tried = [] if problems else [*_check_stores(settings), *_check_topic_patterns(settings)]
-    return [*problems, *tried, *_find_ineffective_settings(settings)]
+    if not problems:
+        problems = _check_stores(settings)
+        problems += [] if any(problem["severity"] == "error" for problem in problems) else _check_topic_patterns(settings)
+    return [*problems, *_find_ineffective_settings(settings)]
 
 
 def _check_broker_managed(settings: Settings) -> list[dict[str, str]]:

@@ -9,12 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
+from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
+from compactor.errors import CompactorError
+from compactor.views.words import count_noun
 
 if TYPE_CHECKING:
     from compactor.access.tier import Tier
     from compactor.views.forecast import Forecast
     from compactor.views.prices import PriceTable
+
+DEFAULT_SAMPLE_BYTES = 8 << 20
+SAMPLED_PARTITIONS = 8
+"""Largest number of partitions that are sampled without being asked, so that `plan` answers within seconds."""
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -27,7 +34,8 @@ def add_arguments(parser: frame.Parser) -> None:
             "--sample",
             type=frame.parse_byte_count,
             metavar="BYTES",
-            help="read so much of each partition and say what compaction saves at least",
+            help="read so much of each partition and say what compaction saves at least; 0 for nothing (default: 8 MiB of the largest "
+            f"{SAMPLED_PARTITIONS} partitions that are due and of which no round is known)",
         ),
         frame.argument("--prices", type=Path, metavar="FILE", help="a TOML table of prices of your own (default: those of S3 Standard)"),
     )
@@ -49,7 +57,9 @@ def run_plan(args: argparse.Namespace, out: Output) -> int:
         for summary in summaries:
             known = read_sidecar_evidence(opened, summary, now, force=args.force)
             one = forecast_summary(opened, summary, frees, now, force=args.force, known=known, prices=prices)
-            found.append(one if args.sample is None or not frees else _with_sampled_saving(opened, one, args.sample, out, prices))
+            found.append(one)
+        if frees:
+            found = _sample_savings(opened, found, args.sample, out, prices)
     rows = [
         (
             f"{f.topic}-{f.partition}",
@@ -70,7 +80,8 @@ def run_plan(args: argparse.Namespace, out: Output) -> int:
     table = Table("", columns, rows, minor=("USD", "map", "skipped", "keys, max", "segments", "write, max"), below=1)
     documents = [f.document() for f in found] if out.mode == "json" else []
     reasons = {f.expected_saving_why for f in found if f.expected_saving_bytes is None}
-    notes = [f"saves ?: {why}" for why in sorted(reasons)] + [
+    notes = _saving_lines(found)
+    notes += [f"saves ?: {why}; --sample 16MiB reads some of it" for why in sorted(reasons)] + [
         f"{f.topic}-{f.partition}: {f.negative_timestamps} records have negative timestamps: a round that would have to write one of their "
         "batches anew leaves the partition as it is, as Kafka's cleaner does"
         for f in found
@@ -84,6 +95,19 @@ def run_plan(args: argparse.Namespace, out: Output) -> int:
     notes += _storage_cost_lines(found, prices)
     out.print_result({"partitions": documents, "prices": prices.document()}, table, summary="\n".join(notes))
     return outcomes.exit_code()
+
+
+def _saving_lines(found: Sequence[Forecast]) -> list[str]:
+    """Return a line about what the due rounds save together; none if nothing is due or known."""
+    due = [f for f in found if f.due and f.expected_saving_bytes is not None]
+    if not due:
+        return []
+    saved, error = sum(f.expected_saving_bytes or 0 for f in due), sum(f.expected_saving_error_bytes or 0 for f in due)
+    is_estimate = any(f.expected_saving_error_bytes is not None for f in due)
+    amount = ("at least " if is_estimate else "about ") + format_size(saved) + (f" (± {format_size(error)})" if error else "")
+    rounds = count_noun(len(due), "round is", "rounds are")
+    source = ", estimated from a sample" if error else ""
+    return [f"{rounds} due: {amount} of {format_size(sum(f.bytes_to_read for f in due))} read will be saved{source}"]
 
 
 def _storage_cost_lines(found: Sequence[Forecast], prices: PriceTable) -> list[str]:
@@ -102,6 +126,30 @@ def _format_saving(f: Forecast) -> str:
         return format_size(f.expected_saving_bytes)
     error = f" ± {format_size(f.expected_saving_error_bytes)}" if f.expected_saving_error_bytes else ""
     return f"at least {format_size(f.expected_saving_bytes)}{error}"
+
+
+def _sample_savings(opened: Tier, found: Sequence[Forecast], sample_bytes: int | None, out: Output, prices: PriceTable) -> list[Forecast]:
+    """Return the forecasts, with savings that are estimated from samples.
+
+    :param sample_bytes: bytes of each partition to read; None for a small sample of the largest partitions about which nothing is known.
+    """
+    unknown = [f for f in found if f.due and f.expected_saving_bytes is None]
+    largest = sorted(unknown, key=lambda f: -f.bytes_to_read)[:SAMPLED_PARTITIONS]
+    chosen = {(f.topic, f.partition) for f in (largest if sample_bytes is None else found if sample_bytes else ())}
+    if chosen:
+        compile_kernels(out)
+    results = []
+    for one in found:
+        if (one.topic, one.partition) not in chosen:
+            results.append(one)
+            continue
+        try:
+            results.append(_with_sampled_saving(opened, one, sample_bytes or DEFAULT_SAMPLE_BYTES, out, prices))
+        except CompactorError as error:
+            if sample_bytes is not None:
+                raise
+            results.append(replace(one, expected_saving_why=f"a sample cannot be read: {error}"))
+    return results
 
 
 def _with_sampled_saving(opened: Tier, found: Forecast, sample_bytes: int, out: Output, prices: PriceTable) -> Forecast:
