@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,10 +60,10 @@ class Ordeal:
     pending: dict[str, Path] = field(default_factory=dict)
 
     @staticmethod
-    def over(folder: Path, seed: int, tell: Tell, *, url: str = "", partitions: int = 3, endpoint: str = "") -> Ordeal:
+    def over(folder: Path, seed: int, tell: Tell, *, partitions: int = 3, sections: Mapping[str, Any] = {}) -> Ordeal:
+        """sections: of the settings, besides SETTINGS: where the tier lies."""
         dice = random.Random(seed)
-        settings = {**SETTINGS, "s3": {"endpoint_url": endpoint}, "tier": {"url": url} if url else {}}
-        ordeal = Ordeal(Deployment(folder, settings), dice, tell)
+        ordeal = Ordeal(Deployment(folder, {**SETTINGS, **sections}), dice, tell)
         ordeal.logs = [GrowingLog("orders", number, folder, dice) for number in range(partitions)]
         return ordeal
 
@@ -260,12 +260,12 @@ def main() -> int:
     print(f"seed {seed}", flush=True)
     with ExitStack() as at_end:
         folder = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="kill-test-")))
-        url, endpoint = args.url, args.endpoint
+        sections: dict[str, Any] = {"tier": {"url": args.url}, "s3": {"endpoint_url": args.endpoint}} if args.url else {}
         if args.s3:
             bucket = at_end.enter_context(running_moto()).make_bucket()
             os.environ.update(bucket.server.environment())
-            url, endpoint = f"s3://{bucket.name}/tier", bucket.server.endpoint
-        ordeal = Ordeal.over(folder, seed, lambda text: print(text, flush=True), url=url, endpoint=endpoint)
+            sections = bucket.sections()
+        ordeal = Ordeal.over(folder, seed, lambda text: print(text, flush=True), sections=sections)
         if args.daemons:
             ordeal.share(args.daemons, args.minutes * 60)
         else:
@@ -273,7 +273,7 @@ def main() -> int:
         wrong = ordeal.finish()
     for problem in wrong[:40]:
         print(f"WRONG: {problem}")
-    write_record(args.record, "kill-test", {"seed": seed, "s3": bool(endpoint), "ends": dict(ordeal.ends), "violations": wrong})
+    write_record(args.record, "kill-test", {"seed": seed, "s3": bool(sections), "ends": dict(ordeal.ends), "violations": wrong})
     print(f"{len(wrong)} things are wrong" if wrong else "nothing is wrong")
     return 1 if wrong else 0
 

@@ -265,6 +265,7 @@ class AzureClient:
     def _errors(self, verb: str, key: str = "") -> Iterator[None]:
         """Raise the port's errors for those of the client library."""
         from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
+        from urllib3.exceptions import HTTPError
 
         what = f"cannot {verb} {self.url}{f'/{key}' if key else ''}"
         try:
@@ -277,7 +278,7 @@ class AzureClient:
             if (error.status_code or 0) < HTTPStatus.BAD_REQUEST:  # the body broke off
                 raise connection_error(error, what, _HINTS, answered=True) from error
             raise _answered(error, what, key) from error
-        except (AzureError, OSError, EOFError) as error:
+        except (AzureError, HTTPError, OSError, EOFError) as error:
             raise connection_error(error, what, _HINTS, answered=self._contact.answered) from error
 
     def _container(self) -> Any:
@@ -292,7 +293,7 @@ class AzureClient:
 
     def _observed(self, request: Any, send: Callable[..., Any]) -> Any:
         """Send a request, count it, and keep its answer for this thread."""
-        self._meter.request(_kind(request.method, request.url, request.headers))
+        self._meter.request(request_kind(request.method, request.url, copies="x-ms-copy-source" in request.headers))
         connect_s, read_s = request_timeouts(self._contact)
         answer = send(connection_timeout=connect_s, read_timeout=read_s)
         if answer.status_code >= HTTPStatus.BAD_REQUEST or answer.headers.get("Content-Length") == "0":
@@ -417,10 +418,10 @@ def _milliseconds(moment: datetime) -> int:
     return int(moment.timestamp() * 1000)
 
 
-def _kind(method: str, url: str, headers: Mapping[str, str]) -> str:
-    """Return the meter's kind of a request."""
+def request_kind(method: str, url: str, *, copies: bool = False) -> str:
+    """Return the meter's kind of a request. copies: whether it names an object to be copied."""
     if method == "GET":
         return "list" if "comp=list" in url else "head" if "restype=" in url else "get"
     if method == "PUT":
-        return "copy" if "x-ms-copy-source" in headers else "multipart" if "comp=blocklist" in url else "put"
+        return "copy" if copies else "multipart" if "comp=blocklist" in url else "put"
     return {"HEAD": "head", "DELETE": "delete"}.get(method, "put")

@@ -211,6 +211,7 @@ class GcsClient:
         from google.auth.exceptions import TransportError as AuthTransportError
         from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
         from requests import RequestException
+        from urllib3.exceptions import HTTPError
 
         what = f"cannot {verb} {self.url}{f'/{key}' if key else ''}"
         of_object = bool(key) and verb != "write"
@@ -230,7 +231,7 @@ class GcsClient:
             raise connection_error(error, what, _HINTS, answered=self._contact.answered) from error
         except GoogleAuthError as error:
             raise Refused(f"{what}: {error}".rstrip("."), hint=_HINTS.credentials) from error
-        except (RequestException, OSError, EOFError) as error:
+        except (RequestException, HTTPError, OSError, EOFError) as error:  # HTTPError: a raw body that broke off
             raise connection_error(error, what, _HINTS, answered=self._contact.answered) from error
 
     def _client(self) -> Any:
@@ -260,7 +261,7 @@ def _connect(settings: Gcs, meter: Meter) -> tuple[Any, Any]:
             return self._latest.answer
 
         def request(self, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
-            meter.request(_kind(method, url))
+            meter.request(request_kind(method, url))
             self._latest.answer = super().request(method, url, *args, **kwargs)
             return self._latest.answer
 
@@ -278,7 +279,10 @@ def _connect(settings: Gcs, meter: Meter) -> tuple[Any, Any]:
     for scheme in ("https://", "http://"):
         session.mount(scheme, HTTPAdapter(pool_maxsize=_POOL))
     options = {"api_endpoint": settings.endpoint_url} if settings.endpoint_url else None
-    return session, Client(project=project or "unused", credentials=credentials, _http=session, client_options=options)
+    client = Client(project=project or "unused", credentials=credentials, _http=session, client_options=options)
+    # For its traces the library asks for the bucket after each 404, from a thread of its own: most requests of a round would be these.
+    client._bucket_metadata_cache = None
+    return session, client
 
 
 def _message(response: Any, status: int) -> str:
@@ -289,7 +293,7 @@ def _message(response: Any, status: int) -> str:
         return f"the store answered {status}"
 
 
-def _kind(method: str, url: str) -> str:
+def request_kind(method: str, url: str) -> str:
     """Return the meter's kind of a request of the JSON API."""
     if method == "GET":
         return "get" if "alt=media" in url else "list" if re.search(r"/o(\?|$)", url) else "head"

@@ -32,6 +32,7 @@ from tests.support.cloud_servers import CloudBucket
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.memory_store import Clock, MemoryStore
 from tests.support.s3_server import Bucket
+from tests.support.servers import BUCKETS
 
 PART = 5 << 20
 SMALL_PAGES = Transfers(part_bytes=PART, threads=3, list_page=3)
@@ -46,8 +47,6 @@ FAULTS = [
     Fault("long", ("get",), rate=0.05),
     Fault("delay", rate=0.05),
 ]
-
-BUCKETS = {"moto": "s3_bucket", "versitygw": "versity_bucket", "fake-gcs-server": "gcs_bucket", "Azurite": "azure_container"}
 
 
 @pytest.fixture(

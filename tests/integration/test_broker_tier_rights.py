@@ -8,26 +8,26 @@ import pytest
 
 from tests.support.broker_metadata import broker_cli
 from tests.support.broker_tiers import BrokerTier, aiven_tier, local_tier
+from tests.support.cloud_servers import AnyBucket
 from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.s3_server import Bucket
+from tests.support.servers import ON_SERVERS
 from tests.support.tier_cli import TierCli
 
 CHANGES = ("put", "delete", "multipart", "other")
 
 
 @pytest.fixture(params=[("kafka-local", "4.4.0"), ("aiven", "all")], ids=lambda param: param[0])
-def cli(request: pytest.FixtureRequest, s3_proxy: tuple[FaultProxy, Bucket], tmp_path: Path) -> TierCli:
+def cli(request: pytest.FixtureRequest, proxied_bucket: tuple[FaultProxy, AnyBucket], tmp_path: Path) -> TierCli:
     """The command line with credentials that may get and list the brokers' bucket."""
     layout, case = request.param
     tier: BrokerTier = local_tier(case, tmp_path) if layout == "kafka-local" else aiven_tier(case, tmp_path)
-    proxy, bucket = s3_proxy
+    proxy, bucket = proxied_bucket
+    store = bucket.open()
     for path in sorted(tier.objects.rglob("*")):
         if path.is_file():
-            bucket.server.client().put_object(
-                Bucket=bucket.name, Key=f"{bucket.prefix}/{path.relative_to(tier.objects)}", Body=path.read_bytes()
-            )
+            store.create_from_file(path.relative_to(tier.objects).as_posix(), path)
     made = broker_cli(tmp_path / "cli", tier, layout, url=bucket.url)
-    made.set(s3={"endpoint_url": bucket.settings.endpoint_url, "region": bucket.settings.region})
+    made.set(**{name: section for name, section in bucket.sections().items() if name != "tier"})
     if layout == "aiven":
         pairs = ", ".join(f'{name} = "{path}"' for name, path in tier.settings().key_pairs.items())
         prefix, active = tier.settings().key_prefix, tier.settings().active_key_pair
@@ -38,9 +38,10 @@ def cli(request: pytest.FixtureRequest, s3_proxy: tuple[FaultProxy, Bucket], tmp
     return made
 
 
+@ON_SERVERS
 @pytest.mark.damages  # asked above: the way to the bucket is gone when it is over
-def test_whatever_reads_needs_no_other_right(cli: TierCli, s3_proxy: tuple[FaultProxy, Bucket], tmp_path: Path) -> None:
-    proxy, _ = s3_proxy
+def test_whatever_reads_needs_no_other_right(cli: TierCli, proxied_bucket: tuple[FaultProxy, AnyBucket], tmp_path: Path) -> None:
+    proxy, _ = proxied_bucket
     [partition] = cli.do("topics")["partitions"]
     segments = cli.do("segments", "list", "orders-0")["segments"]
     cli.do("segments", "dump", "orders-0", segments[0]["id"])

@@ -15,8 +15,9 @@ from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.views.checkpoints import read_only_tier
 from tests.kill_test import Ordeal
+from tests.support.cloud_servers import AnyBucket
 from tests.support.deployment import Deployment, GrowingLog
-from tests.support.s3_server import Bucket
+from tests.support.servers import BUCKETS
 
 ORDERS = TopicPartition("orders", 0)
 TTL_MS = 800
@@ -32,8 +33,10 @@ def test_killed_at_random_moments_nothing_is_lost_and_nothing_left_over(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_over_s3(tmp_path: Path, s3_bucket: Bucket) -> None:
-    ordeal = Ordeal.over(tmp_path, 20261123, print, url=f"s3://{s3_bucket.name}/tier", endpoint=s3_bucket.server.endpoint, partitions=2)
+@pytest.mark.parametrize("server", ["moto", "fake-gcs-server", "Azurite"])
+def test_killed_over_a_server(request: pytest.FixtureRequest, tmp_path: Path, server: str) -> None:
+    bucket: AnyBucket = request.getfixturevalue(BUCKETS[server])
+    ordeal = Ordeal.over(tmp_path, 20261123, print, sections=bucket.sections(), partitions=2)
     ordeal.kill(4)
     assert ordeal.finish() == []
 

@@ -1,4 +1,4 @@
-"""The main job on S3: the same objects as on a directory, every request and byte reported, and the same again over a bad network."""
+"""The main job on servers of objects: the same result as on a directory, requests and bytes reported, the same over a bad network."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ import pytest
 from compactor.cli.main import entry
 from compactor.demo import data as demo_data
 from tests.support.bucket_cli import BucketCli, through
+from tests.support.cloud_servers import AnyBucket
 from tests.support.deployment import GrowingLog
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.s3_server import Bucket
+from tests.support.servers import ON_SERVERS
 from tests.support.tier_cli import TierCli, contents, latest, visible
 from tests.support.waiting import wait_for
 
@@ -41,12 +43,6 @@ def log_dirs(tmp_path: Path) -> list[Path]:
 @pytest.fixture
 def directory(tmp_path: Path) -> TierCli:
     return TierCli(tmp_path / "on a directory", {"publish": {"grace_ms": 0}})
-
-
-@pytest.fixture(params=["moto", pytest.param("versitygw", marks=pytest.mark.slow)])
-def proxied(request: pytest.FixtureRequest) -> tuple[FaultProxy, Bucket]:
-    found: tuple[FaultProxy, Bucket] = request.getfixturevalue("s3_proxy" if request.param == "moto" else "versity_proxy")
-    return found
 
 
 def live_objects(cli: TierCli) -> dict[tuple[int, str], str]:
@@ -92,10 +88,11 @@ def retired(cli: TierCli) -> bool:
     return False
 
 
+@ON_SERVERS
 def test_the_same_objects_as_on_a_directory(
-    proxied: tuple[FaultProxy, Bucket], directory: TierCli, log_dirs: list[Path], tmp_path: Path
+    proxied_bucket: tuple[FaultProxy, AnyBucket], directory: TierCli, log_dirs: list[Path], tmp_path: Path
 ) -> None:
-    cli = through(tmp_path / "on a bucket", proxied)
+    cli = through(tmp_path / "on a bucket", proxied_bucket)
     assert whole_job(cli, log_dirs) == whole_job(directory, log_dirs)
     exported, other = cli.export(tmp_path / "exported"), directory.export(tmp_path / "exported here")
     assert {path.name: path.read_bytes() for path in exported.iterdir()} == {path.name: path.read_bytes() for path in other.iterdir()}
@@ -103,11 +100,12 @@ def test_the_same_objects_as_on_a_directory(
     assert keys == {".tiered-compactor", "orders-0", "tier-id.json"}
 
 
+@ON_SERVERS
 def test_requests_and_bytes_are_those_that_went_over_the_wire(
-    proxied: tuple[FaultProxy, Bucket], log_dirs: list[Path], tmp_path: Path
+    proxied_bucket: tuple[FaultProxy, AnyBucket], log_dirs: list[Path], tmp_path: Path
 ) -> None:
-    proxy = proxied[0]
-    cli = through(tmp_path / "on a bucket", proxied)
+    proxy = proxied_bucket[0]
+    cli = through(tmp_path / "on a bucket", proxied_bucket)
     for log_dir in log_dirs:
         cli.bring(log_dir)
         requests, read, written, paths = (
@@ -124,12 +122,13 @@ def test_requests_and_bytes_are_those_that_went_over_the_wire(
         assert "other" not in store["requests"]
 
 
+@ON_SERVERS
 def test_the_same_result_over_a_bad_network(
-    proxied: tuple[FaultProxy, Bucket], directory: TierCli, log_dirs: list[Path], tmp_path: Path, brisk: None
+    proxied_bucket: tuple[FaultProxy, AnyBucket], directory: TierCli, log_dirs: list[Path], tmp_path: Path, brisk: None
 ) -> None:
-    proxy = proxied[0]
+    proxy = proxied_bucket[0]
     truth = whole_job(directory, log_dirs)
-    cli = through(tmp_path / "on a bucket", proxied)
+    cli = through(tmp_path / "on a bucket", proxied_bucket)
     proxy.faults = [*NETWORK]
     assert whole_job(cli, log_dirs) == truth
     assert proxy.seen.faults.keys() == {fault.kind for fault in NETWORK}, "or this test shows little"
@@ -138,13 +137,14 @@ def test_the_same_result_over_a_bad_network(
     assert (contents(exported), latest(exported), visible(exported)) == (contents(other), latest(other), visible(other))
 
 
+@ON_SERVERS
 @pytest.mark.parametrize("damage", ["flip", "short", "cut", "lost"])
 def test_everything_arrives_damaged_once(
-    proxied: tuple[FaultProxy, Bucket], directory: TierCli, log_dirs: list[Path], tmp_path: Path, brisk: None, damage: str
+    proxied_bucket: tuple[FaultProxy, AnyBucket], directory: TierCli, log_dirs: list[Path], tmp_path: Path, brisk: None, damage: str
 ) -> None:
     """Also where the server names no checksum: records, indexes and segments are judged by their own."""
-    proxy = proxied[0]
-    cli = through(tmp_path / "on a bucket", proxied)
+    proxy = proxied_bucket[0]
+    cli = through(tmp_path / "on a bucket", proxied_bucket)
     for each in (cli, directory):
         each.bring(log_dirs[0])
     objects = sorted(cli.objects())

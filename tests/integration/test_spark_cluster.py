@@ -41,9 +41,11 @@ from compactor.transfer.import_ import import_directory
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder
 from tests.golden_cases import cleaner_round, client_rounds, unpack
 from tests.plain_format import Record
+from tests.support.cloud_servers import AnyBucket
 from tests.support.deployment import ROOT
 from tests.support.keys import object_key
 from tests.support.s3_server import Bucket, S3Server
+from tests.support.servers import BUCKETS
 from tests.support.spark_tier import NAME, NOW_MS, Twins, scratch_of, spark_worker, state_of
 from tests.support.tier_cli import TierCli, batches_of, latest, visible
 
@@ -175,11 +177,11 @@ def test_a_wrong_option_is_one_clear_message(started: StartedCluster, twins: Twi
         frame(started, twins.local, vieww="latest")
 
 
-def test_a_tier_in_s3(started: StartedCluster, s3_bucket: Bucket, tmp_path: Path, log_dir: Path) -> None:
-    """Executors read the store through the same port; their credentials come from their own environment."""
-    cli = TierCli(
-        tmp_path / "s3", {"s3": {"endpoint_url": s3_bucket.server.endpoint, "region": "us-east-1"}, "tier": {"url": s3_bucket.url}}
-    )
+@pytest.mark.parametrize("server", ["moto", "fake-gcs-server", "Azurite"])
+def test_a_tier_on_a_server(request: pytest.FixtureRequest, started: StartedCluster, server: str, tmp_path: Path, log_dir: Path) -> None:
+    """Executors read the store through the same port; their credentials come from their own environment, or from a file."""
+    bucket: AnyBucket = request.getfixturevalue(BUCKETS[server])
+    cli = TierCli(tmp_path / "on a server", bucket.sections())
     cli.bring(log_dir)
     options = {"config": str(cli.config), "topic": "orders"}
     assert started.cluster.spark.read.format("kafka-tiered").options(**options).load().count() == len(visible(log_dir))

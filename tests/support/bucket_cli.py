@@ -11,41 +11,37 @@ import pytest
 from compactor.storage import options
 from compactor.storage.retrying import FirstContact, Retrier
 from compactor.storage.settings import Retries
+from tests.support.cloud_servers import AnyBucket
 from tests.support.fault_proxy import FaultProxy
-from tests.support.s3_server import Bucket
 from tests.support.tier_cli import Answer, TierCli
 
 
 class BucketCli(TierCli):
     """``direct`` reaches the bucket where ``bucket`` goes through a proxy."""
 
-    def __init__(self, folder: Path, bucket: Bucket, direct: str = "", **sections: dict[str, Any]) -> None:
-        self.bucket = bucket.behind(direct or bucket.server.endpoint)
-        endpoint = {"endpoint_url": bucket.server.endpoint, "region": bucket.server.region}
-        super().__init__(folder, {"tier": {"url": bucket.url}, "s3": endpoint, **sections})
+    def __init__(self, folder: Path, bucket: AnyBucket, direct: str = "", **sections: dict[str, Any]) -> None:
+        self.bucket: Any = bucket.behind(direct or bucket.endpoint)
+        self.store = self.bucket.open()
+        super().__init__(folder, {**bucket.sections(), **sections})
 
     def verified(self) -> Answer:
         """Without the proxy, whatever that is up to."""
-        server = self.bucket.server
-        self.settings["s3"] = self.settings["s3"] | {"endpoint_url": server.endpoint}
+        self.settings.update({name: values for name, values in self.bucket.sections().items() if name != "tier"})
         return super().verified()
 
     def objects(self) -> dict[str, bytes]:
         """Everything below the tier, by key."""
-        client, root = self.bucket.server.client(), f"{self.bucket.prefix}/"
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket.name, Prefix=root)
-        keys = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
-        return {key[len(root) :]: client.get_object(Bucket=self.bucket.name, Key=key)["Body"].read() for key in keys}
+        return {info.key: self.store.get(info.key) for info in self.store.list("")}
 
     def put(self, key: str, data: bytes) -> None:
         """What no part of the service would do: an object is written over."""
-        self.bucket.server.client().put_object(Bucket=self.bucket.name, Key=f"{self.bucket.prefix}/{key}", Body=data)
+        self.store.put(key, data)
 
     def remove(self, key: str) -> None:
-        self.bucket.server.client().delete_object(Bucket=self.bucket.name, Key=f"{self.bucket.prefix}/{key}")
+        self.store.delete([key])
 
 
-def through(folder: Path, proxied: tuple[FaultProxy, Bucket]) -> BucketCli:
+def through(folder: Path, proxied: tuple[FaultProxy, AnyBucket]) -> BucketCli:
     """A tier whose commands go through the proxy."""
     proxy, bucket = proxied
     host, port = proxy.upstream

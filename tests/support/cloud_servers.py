@@ -15,8 +15,9 @@ from compactor.config.settings import Settings
 from compactor.config.store_sections import Azure, Gcs
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
+from compactor.storage.schemes import kind_of
 from tests.support.go_tools import go_tool, npm_tool
-from tests.support.s3_server import free_port, running, wait_for
+from tests.support.s3_server import Bucket, free_port, running, wait_for
 
 FAKE_GCS = "v1.56.1"
 AZURITE = "3.37.0"
@@ -32,15 +33,25 @@ class CloudBucket:
     endpoint: str
     settings: Settings
 
+    @property
+    def section(self) -> str:
+        return kind_of(self.url).section
+
+    def sections(self) -> dict[str, dict[str, Any]]:
+        """Of a configuration file whose tier lies here."""
+        return {"tier": {"url": self.url}, self.section: getattr(self.settings, self.section).model_dump()}
+
     def open(self, **options: Any) -> ObjectStore:
         return open_store(self.url, settings=self.settings, **options)
 
     def behind(self, endpoint: str) -> CloudBucket:
         """The same bucket, reached through a proxy."""
-        section = "gcs" if self.url.startswith("gs:") else "azure"
-        before = getattr(self.settings, section)
+        before = getattr(self.settings, self.section)
         there = before.model_copy(update={"endpoint_url": before.endpoint_url.replace(self.endpoint, endpoint)})
-        return replace(self, endpoint=endpoint, settings=self.settings.model_copy(update={section: there}))
+        return replace(self, endpoint=endpoint, settings=self.settings.model_copy(update={self.section: there}))
+
+
+AnyBucket = Bucket | CloudBucket
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""An HTTP proxy before an S3 server that fails by rule and seed, and counts what goes through.
+"""An HTTP proxy before a server of objects that fails by rule and seed, and counts what goes through.
 
 Faults: ``slow_down`` (503), ``internal`` (500), ``unknown`` (501), ``late`` (200 over an
 error), ``denied`` (403), ``expired`` (400): answered, not forwarded. ``reset``: connection
@@ -23,6 +23,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
+
+from compactor.storage import azure, gcs
+from tests.support.cloud_servers import ACCOUNT
 
 REFUSALS = {
     "slow_down": (503, b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"),
@@ -110,6 +113,10 @@ class FaultProxy:
 
 def kind_of(method: str, target: str, copies: bool = False) -> str:
     """The same names that the stores count by."""
+    if re.match(r"/((upload|download)/)?storage/v1/", target):
+        return gcs.request_kind(method, target)
+    if target.startswith(f"/{ACCOUNT}/"):
+        return azure.request_kind(method, target, copies=copies)
     parts = urlsplit(target)
     query = parse_qs(parts.query, keep_blank_values=True)
     is_object = parts.path.strip("/").count("/") > 0
@@ -122,6 +129,14 @@ def kind_of(method: str, target: str, copies: bool = False) -> str:
     if method == "HEAD":
         return "head"
     return {"GET": "get", "PUT": "copy" if copies else "put"}.get(method, "other") if is_object else "other"
+
+
+def _size_of_object(content_type: str, body: bytes) -> int:
+    """Of an upload. Google's client sends the object as the second part of a body, after its metadata."""
+    found = re.match(r'multipart/related; boundary="?([^"]+)"?', content_type)
+    if not found:
+        return len(body)
+    return len(body.split(b"--" + found[1].encode())[2].partition(b"\r\n\r\n")[2]) - len(b"\r\n")
 
 
 class _Server(ThreadingHTTPServer):
@@ -138,14 +153,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle_request(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        request = kind_of(self.command, self.path, "x-amz-copy-source" in self.headers)
+        request = kind_of(self.command, self.path, any(name in self.headers for name in ("x-amz-copy-source", "x-ms-copy-source")))
         with self.proxy.lock:
             self.proxy.headers.append((request, {name.lower(): value for name, value in self.headers.items()}))
         fault = self.proxy.choose(request, self.path)
         kind = fault.kind if fault else ""
         if request == "put":
             with self.proxy.lock:
-                self.proxy.seen.bytes_written += len(body)
+                self.proxy.seen.bytes_written += _size_of_object(self.headers.get("Content-Type", ""), body)
         if kind == "reset":
             return self._reset()
         if kind in REFUSALS:

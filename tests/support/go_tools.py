@@ -1,4 +1,4 @@
-"""Programs that tests use and that no Python package brings: fetched once into the user's cache, by Go's module proxy or by npm."""
+"""Programs that tests use and that no Python package brings: fetched once into the user's cache, by Go or by npm."""
 
 from __future__ import annotations
 

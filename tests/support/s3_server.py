@@ -78,6 +78,10 @@ class Bucket:
     def settings(self) -> S3:
         return S3(endpoint_url=self.server.endpoint, region=self.server.region)
 
+    def sections(self) -> dict[str, dict[str, Any]]:
+        """Of a configuration file whose tier lies here."""
+        return {"tier": {"url": self.url}, "s3": {"endpoint_url": self.server.endpoint, "region": self.server.region}}
+
     def behind(self, endpoint: str) -> Bucket:
         """The same bucket, reached through a proxy."""
         return Bucket(S3Server(endpoint, self.server.access_key, self.server.secret_key, self.server.region), self.name, self.prefix)

@@ -12,10 +12,17 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.kafka import Kafka, Unavailable
-from tests.support.cloud_servers import CloudBucket, new_azure_container, new_gcs_bucket, running_azurite, running_fake_gcs
+from tests.support.cloud_servers import AnyBucket, CloudBucket, new_azure_container, new_gcs_bucket, running_azurite, running_fake_gcs
 from tests.support.fault_proxy import FaultProxy
 from tests.support.go_tools import Unbuildable
 from tests.support.s3_server import Bucket, S3Server, running_moto, running_versitygw, versitygw_binary
+
+BUCKETS = {"moto": "s3_bucket", "versitygw": "versity_bucket", "fake-gcs-server": "gcs_bucket", "Azurite": "azure_container"}
+"""Fixture of a new bucket, by the name of its server."""
+ON_SERVERS = pytest.mark.parametrize(
+    "proxied_bucket", ["moto", pytest.param("versitygw", marks=pytest.mark.slow), "fake-gcs-server", "Azurite"], indirect=True
+)
+"""For tests that take ``proxied_bucket``: one server of each kind of store that is reached over HTTP."""
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +106,14 @@ def s3_proxy(s3_bucket: Bucket) -> Iterator[tuple[FaultProxy, Bucket]]:
 def versity_proxy(versity_bucket: Bucket) -> Iterator[tuple[FaultProxy, Bucket]]:
     with FaultProxy(versity_bucket.server.endpoint).running() as proxy:
         yield proxy, versity_bucket.behind(proxy.url)
+
+
+@pytest.fixture
+def proxied_bucket(request: pytest.FixtureRequest) -> Iterator[tuple[FaultProxy, AnyBucket]]:
+    """A proxy without faults before the server that the test's parameter names, and a new bucket as it is reached through it."""
+    bucket: AnyBucket = request.getfixturevalue(BUCKETS[request.param])
+    with FaultProxy(bucket.endpoint).running() as proxy:
+        yield proxy, bucket.behind(proxy.url)
 
 
 def _new_bucket(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:

@@ -86,7 +86,7 @@ class TierCli:
     def verified(self) -> Answer:
         """What `verify` says of the tier that the configuration names now: from a machine that knows nothing, with no limits in its way."""
         config = self.folder / "verify.toml"
-        where = {name: values for name, values in self.settings.items() if name.startswith(("tier", "s3", "kafka"))}
+        where = {name: values for name, values in self.settings.items() if name.startswith(("tier", "s3", "gcs", "azure", "kafka"))}
         self.write(config, where | {"tier": where.get("tier", {}) | {"state_dir": str(self.folder / "state of verify")}})
         return typed(config, "verify")
 

@@ -72,6 +72,7 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
         "tier.aiven.custom_metadata_fields": '["OBJECT_KEY"]',
         "s3.endpoint_url": "https://[::1]:9000",
         "gcs.endpoint_url": "http://[::1]:4443",
+        "azure.endpoint_url": "http://[::1]:10000/account",
         "kafka.topics": '["orders"]',
         "kafka.properties": '{"security.protocol" = "SSL"}',
         "cleaner.min_cleanable_dirty_ratio": "0.25",
@@ -167,7 +168,10 @@ def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_pat
         ("[tier]\nurl = 5", "FILE: [tier] url = 5: allowed is a text in quotes"),
         (
             '[tier]\nurl = "/var/lib/tier"',
-            'FILE: [tier] url = "/var/lib/tier": write file:///var/lib/tier (three slashes, the full path), s3://bucket/prefix or gs://bucket/prefix',
+            (
+                'FILE: [tier] url = "/var/lib/tier": write file:///var/lib/tier'
+                " (three slashes, the full path), s3://bucket/prefix, gs://bucket/prefix or az://account/container/prefix"
+            ),
         ),
         (
             '[tier]\nurl = "s3://key:secret@bucket/x"',

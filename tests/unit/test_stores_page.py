@@ -21,7 +21,13 @@ receives partially rewritten segments whole.
 Credentials: S3 as in [S3](s3.md). Google Cloud Storage: `[gcs] credentials_file`, or the default credentials of the machine;
 install the extra `gcs`. Azure: `[azure] credentials_file` (a connection string, an account key or a shared access signature), else
 `AZURE_STORAGE_CONNECTION_STRING`, `AZURE_STORAGE_KEY` or `AZURE_STORAGE_SAS_TOKEN`, else the default credentials of the machine
-(service principal, workload identity, managed identity); install the extra `azure`.
+(service principal, workload identity, managed identity); install the extra `azure`. `conf/s3.toml`, `conf/gcs.toml` and
+`conf/azure.toml` are worked configurations.
+
+Rights: Google, the role Storage Object User on the bucket; `storage.buckets.get` lets `config check` see soft delete, versioning,
+retention and holds. Azure, the role Storage Blob Data Contributor on the container;
+`Microsoft.Storage/storageAccounts/blobServices/read` lets it see soft delete. Where deleted objects are kept, nothing is saved before
+they are gone.
 
 """
 NOUNS = {
@@ -44,11 +50,41 @@ def shown(value: object) -> str:
     )
 
 
+TAIL = """
+## A tier of Aiven's plug-in
+
+Keys, manifests and encryption are the same on every store. From the brokers' `rsm.config.storage.` options:
+
+| plug-in | here |
+| --- | --- |
+| `gcs.bucket.name` | `[tier] url = "gs://BUCKET"` |
+| `gcs.endpoint.url` | `[gcs] endpoint_url` |
+| `gcs.credentials.path` | `[gcs] credentials_file`; write the text of `gcs.credentials.json` into such a file |
+| `gcs.credentials.default` | `[gcs] credentials_file = ""` |
+| `azure.account.name`, `azure.container.name` | `[tier] url = "az://ACCOUNT/CONTAINER"` |
+| `azure.endpoint.url` | `[azure] endpoint_url` |
+| `azure.account.key`, `azure.sas.token`, `azure.connection.string` | a file named by `[azure] credentials_file` |
+| `azure.upload.block.size`, `gcs.resumable.upload.chunk.size` | nothing: objects are the same |
+
+Tiers that the plug-in wrote are read and checked on fake-gcs-server and Azurite. The plug-in itself was not run against them.
+
+## Another store
+
+A store is one module below `compactor/storage` (an `ObjectClient` of `cloud.py`, whose single requests `CloudStore` makes into the
+port), one row in `schemes.py`, and one fixture in `tests/support/servers.py`. If it has settings, they are a section of
+`config/store_sections.py`; if it needs a library, an extra of `extras.py` and `pyproject.toml`. No other file knows a scheme.
+
+Not supported: `hdfs://`. WebHDFS creates files that are visible before they are complete, so that each attempt would have to stage a
+file and publish it by a rename that fails if the target exists. This was not tried on a real cluster. Garage and MinIO were not built
+for the tests.
+"""
+
+
 def page() -> str:
     rows = [["", *(f"`{kind.example}`" for kind in STORE_KINDS)], ["---"] * (1 + len(STORE_KINDS))]
     rows += [[NOUNS[field.name], *(shown(getattr(kind.can, field.name)) for kind in STORE_KINDS)] for field in fields(Capabilities)]
     rows += [["tried with", *(kind.tested_with for kind in STORE_KINDS)]]
-    return HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows) + TAIL
 
 
 def test_page_of_stores_is_the_table_of_the_code() -> None:
