@@ -9,7 +9,7 @@ from compactor.errors import UsageError
 
 MODULES: Final = {
     "spark": ("pyspark", "pyarrow", "py4j"),
-    "kafka": ("confluent_kafka",),
+    "kafka": ("confluent_kafka", "kafka"),
     "agent": ("watchdog",),
     "aiven": ("cryptography", "Crypto"),
     "gcs": ("google.cloud.storage", "google.auth", "google.api_core", "requests"),

@@ -151,6 +151,8 @@ class TierSettings(Section):
     layout: Literal["native", "kafka-local", "aiven", "pinterest"] = "native"
     control_url: Annotated[str, AfterValidator(_validate_store_url)] = ""
     state_dir: Annotated[str, AfterValidator(_refuse_empty_text)] = "/var/lib/tiered-compactor"
+    on_topic_deletion: Literal["keep", "delete"] = "keep"
+    deleted_topic_retention_ms: Milliseconds = 604_800_000
     aiven: AivenSettings = AivenSettings()
     pinterest: PinterestSettings = PinterestSettings()
 

@@ -24,15 +24,17 @@ def restart_lost_log(log: PartitionLog) -> PartitionState:
     return log.restart_empty(lambda slot: empty.model_copy(update={"slot": slot, "deleted_slot": slot}))
 
 
-def delete_partition(ports: Ports, log: PartitionLog, lease: Lease) -> tuple[PartitionState, PartitionState]:
+def delete_partition(ports: Ports, log: PartitionLog, lease: Lease, deleted_topic_id: str = "") -> tuple[PartitionState, PartitionState]:
     """Delete a partition, and return the state before it and the state after it. An open round is undone, and open imports become void.
+
+    :param deleted_topic_id: the topic that the cluster has deleted; empty if a person deletes the partition.
 
     Raises UsageError if the partition holds nothing, Leased if another compactor leads it, and Fenced if one takes over.
     """
     with hold_leadership(ports, log, lease) as leadership:
         before = leadership.state
         try:
-            body = PartitionDeleted(leader_epoch=leadership.epoch, grace_ms=ports.grace_ms)
+            body = PartitionDeleted(leader_epoch=leadership.epoch, grace_ms=ports.grace_ms, deleted_topic_id=deleted_topic_id)
             state = leadership.append(body, lambda state: state.deleted_slot > before.slot and not state.has_segments)
         except RequirementFailed as refused:
             raise UsageError(f"{log.state.name} cannot be deleted: {refused}", hint="`topics` lists what the tier holds") from refused

@@ -284,7 +284,7 @@ def _apply_partition_deleted(state: PartitionState, record: Record[Any], body: r
         "lineage": (),
         "lineage_end": -1,
         "tail": (),
-        "topic_id": state.topic_id if body.topic_deleted else "",
+        "topic_id": body.deleted_topic_id,
         "adopted_seam": -1,
         "opened_slot": 0,
         "log_start_offset": None,

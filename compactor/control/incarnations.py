@@ -17,7 +17,8 @@ from enum import StrEnum
 from typing import Any
 
 from compactor.control.catalog_records import TopicRecreated, TopicsConfirmed, TopicsInspected
-from compactor.control.state import CatalogState, MissingTopic
+from compactor.control.records import Record
+from compactor.control.state import CatalogState, MissingTopic, PartitionState
 from compactor.model.ids import TopicPartition
 
 CONFIRMATION_MS = 3_600_000
@@ -93,6 +94,26 @@ def is_deletion_confirmed(state: CatalogState, topic_id: str) -> bool:
     """Return whether the topic's cluster has said twice, far enough apart and without contradiction, that there is no such topic."""
     found = state.missing.get(topic_id)
     return found is not None and found.last_ms - found.first_ms >= CONFIRMATION_MS
+
+
+def check_incarnation_opened(state: PartitionState, record: Record[Any]) -> str:
+    """Require, in the log of a later incarnation, that it was opened for a topic id, or that the partition was deleted since."""
+    unopened = state.incarnation > 1 and not state.topic_id and not state.deleted_slot
+    return f"no topic id was recorded for {state.name}" if unopened else ""
+
+
+def check_unused_incarnation(state: PartitionState, record: Record[Any]) -> str:
+    """Require the log of a later incarnation that holds nothing of another topic: no topic id, segments or open imports."""
+    if state.incarnation == 1 or not record.body.topic_id:
+        return "only a later incarnation is opened, and for a topic id"
+    used = state.topic_id or state.has_segments or state.registrations
+    return f"{state.name} is in use for topic id {state.topic_id or 'unknown'}" if used else ""
+
+
+def check_deleted_topic(state: PartitionState, record: Record[Any]) -> str:
+    """Require the known topic id, if the record names the topic that the cluster has deleted."""
+    given: str = record.body.deleted_topic_id
+    return "" if given in ("", state.topic_id) else f"topic id {given} was deleted, and the tier has the log of {state.topic_id or 'none'}"
 
 
 def topic_changes(state: CatalogState, body: TopicsConfirmed | TopicRecreated | TopicsInspected) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from checkpoint import lineage, offsets
-from compactor.control import log_start, mirror
+from compactor.control import incarnations, log_start, mirror
 from compactor.control import records as r
 from compactor.control.coverage import coverage_problem, gap_problem, invalid_segment_problem, segment_problem, task_problem
 from compactor.control.records import Record
@@ -123,20 +123,6 @@ def check_adopted_topic(state: PartitionState, record: Record[Any]) -> str:
     if body.seam >= 0 and body.seam != state.end_offset + 1:
         return f"the seam is {body.seam}, and the tier ends at {state.end_offset}"
     return "" if body.topic_id or body.seam >= 0 else "it names neither a topic id nor a seam"
-
-
-def check_incarnation_opened(state: PartitionState, record: Record[Any]) -> str:
-    """Require, in the log of a later incarnation, that it was opened for a topic id, or that the partition was deleted since."""
-    unopened = state.incarnation > 1 and not state.topic_id and not state.deleted_slot
-    return f"no topic id was recorded for {state.name}" if unopened else ""
-
-
-def check_unused_incarnation(state: PartitionState, record: Record[Any]) -> str:
-    """Require the log of a later incarnation that holds nothing of another topic: no topic id, segments or open imports."""
-    if state.incarnation == 1 or not record.body.topic_id:
-        return "only a later incarnation is opened, and for a topic id"
-    used = state.topic_id or state.has_segments or state.registrations
-    return f"{state.name} is in use for topic id {state.topic_id or 'unknown'}" if used else ""
 
 
 def check_precedes_log(state: PartitionState, record: Record[Any]) -> str:
@@ -435,7 +421,7 @@ Requirement = Callable[[PartitionState, Record[Any]], str]
 REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
     r.LeadershipAcquired: (check_next_epoch,),
     r.LeadershipReleased: (check_writer_leads,),
-    r.IdsRegistered: (check_incarnation_opened, check_fresh_import),
+    r.IdsRegistered: (incarnations.check_incarnation_opened, check_fresh_import),
     r.SegmentsTiered: (check_registered_ids, check_same_topic, check_continues_log, check_lineage_kept, log_start.check_imported_log_start),
     r.SegmentsPrepended: (
         check_registered_ids,
@@ -453,8 +439,8 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
         log_start.check_cut_above_log_start,
     ),
     r.TopicAdopted: (check_adopted_topic,),
-    r.IncarnationOpened: (check_unused_incarnation,),
-    r.PartitionDeleted: (check_writer_leads, check_partition_not_empty),
+    r.IncarnationOpened: (incarnations.check_unused_incarnation,),
+    r.PartitionDeleted: (check_writer_leads, check_partition_not_empty, incarnations.check_deleted_topic),
     r.LogStartRaised: (
         check_writer_leads,
         check_no_open_intent,

@@ -197,13 +197,14 @@ class IncarnationOpened(Value):
 class PartitionDeleted(Value):
     """Record: the whole partition leaves the tier. Its name is free again, and its objects wait for grace.
 
-    topic_deleted: the cluster has deleted the topic. The log keeps its topic id: another topic of this name is another incarnation.
+    deleted_topic_id: id of the topic, if the cluster has deleted it; else empty. The log keeps the id then, because another topic of this
+        name is another incarnation.
     """
 
     type: Literal["partition_deleted"] = "partition_deleted"
     leader_epoch: int
     grace_ms: int | None = None
-    topic_deleted: bool = Field(default=False, exclude_if=lambda value: not value)
+    deleted_topic_id: str = Field(default="", exclude_if=lambda value: not value)
 
 
 class LogStartRaised(Value):

@@ -13,9 +13,12 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from heapq import nsmallest
 
 from compactor.access.tier import Tier
+from compactor.bootstrap import kafka_connection
+from compactor.brokers.topic_ids import ask_about_topics
 from compactor.config.settings import Settings
 from compactor.daemon.change_feed import change_feed_for
 from compactor.daemon.jobs import JobResources, JobResult, check_stores_writable, perform_job, settings_per_job
@@ -50,10 +53,13 @@ from compactor.round.compaction import RoundReport, disk_budget_bytes
 from compactor.service.journal import EventLogger, ServiceLogger
 from compactor.service.loop import ServiceLoop
 from compactor.service.stopping import InterruptibleStore, Stopped
+from compactor.upkeep.deleted_topics import delete_removed_topics
 from compactor.upkeep.retire import RetireReport
 from compactor.upkeep.uploads import LEAST_AGE_MS, sweep_uploads
 from compactor.views.words import count_noun, format_size
 
+ASK_TOPICS_MS = 1_200_000
+"""How often the cluster is asked whether topics were deleted, more often than answers count, so that it can contradict itself."""
 WRITE_CHECK_MS = 30_000
 """How often the daemon checks that it can write into state_dir while everything works."""
 POLL_THREADS = 16
@@ -88,6 +94,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         self._check_stores = True
         self._scan_incomplete = False
         self._swept_ms = self._started_ms
+        self._asked_topics_ms = 0
         threads = opened.settings.daemon.threads
         self._disk = Budget(_total_disk_budget(opened, threads))
         self._resources = JobResources(self._disk, self.stop, configured_output(opened, lambda store: InterruptibleStore(store, self.stop)))
@@ -126,6 +133,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         self._scan_ms = now
         self._check_writable(now)
         self._sweep_uploads(now)
+        self._delete_removed_topics(now)
 
     def _sweep_uploads(self, now_ms: int) -> None:
         """Abort uploads that dead writers left unfinished, once per ``orphan_age_ms``."""
@@ -139,6 +147,19 @@ class Daemon(ServiceLoop[Job, JobResult]):
             return
         if swept:
             self._log(f"swept {len(swept)} unfinished uploads, {swept[0]} among them")
+
+    def _delete_removed_topics(self, now_ms: int) -> None:
+        """Delete topics that their cluster has deleted, if the settings say so. The cluster is asked once per ASK_TOPICS_MS."""
+        if self._opened.settings.tier.on_topic_deletion == "keep" or now_ms - self._asked_topics_ms < ASK_TOPICS_MS:
+            return
+        self._asked_topics_ms = now_ms
+        try:
+            deleted = delete_removed_topics(self._opened, partial(ask_about_topics, kafka_connection(self._opened.settings)))
+        except CompactorError as error:
+            self._log(f"topics that were deleted are not deleted from the tier for now: {error}", level=logging.WARNING)
+            return
+        for name in deleted:
+            self._log("its topic was deleted, and so is the partition; its objects wait for grace", partition=str(name))
 
     def _check_writable(self, now_ms: int) -> None:
         """Check that rounds could write. If they could not, no job starts until a later check succeeds.

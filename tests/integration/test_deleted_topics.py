@@ -1,0 +1,144 @@
+"""Topics that their cluster has deleted: kept, or deleted from the tier on the cluster's word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.brokers.metadata_topic.connection import KafkaConnection
+from compactor.brokers.metadata_topic.leaders import ClusterTopics
+from compactor.brokers.topic_ids import TopicAnswers, client_options
+from compactor.config.settings import load_settings
+from compactor.errors import UsageError
+from compactor.transfer.incarnations import confirm_topics
+from compactor.upkeep.deleted_topics import delete_removed_topics
+from tests.builders import TOPIC_ID as ID
+from tests.builders import LogBuilder
+from tests.support.tier_cli import TierCli
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+CLUSTER = "cluster-1"
+HOUR_MS = 3_600_000
+RETENTION_MS = 5 * HOUR_MS
+YES, NO = TopicAnswers(CLUSTER, (), (ID,)), TopicAnswers(CLUSTER, (ID,), ())
+NOTHING = TopicAnswers(CLUSTER, (), ())
+ANOTHER = TopicAnswers("cluster-2", (ID,), ())
+
+
+class Clocked:
+    """A tier whose clocks, the process's and the store's, are set by hand."""
+
+    def __init__(self, cli: TierCli) -> None:
+        self.tier = open_tier(load_settings(str(cli.config)))
+        self.now_ms = self.tier.ports.clock_ms()
+
+    def at(self, hours: float, *, store_hours: float | None = None) -> Tier:
+        tier = self.tier.with_stores()
+        ports = replace(tier.ports, clock_ms=lambda: self.now_ms + int(hours * HOUR_MS))
+        late = self.now_ms + int((hours if store_hours is None else store_hours) * HOUR_MS)
+        control = ports.control
+
+        class Late:
+            def __getattr__(self, name: str) -> object:
+                return getattr(control, name)
+
+            def clock_ms(self) -> int:
+                return late
+
+        return replace(tier, ports=replace(ports, control=Late()))  # type: ignore[arg-type]
+
+    def ask(self, hours: float, answer: TopicAnswers, *, store_hours: float | None = None) -> list[str]:
+        """Ask the cluster at a time in hours; return the partitions that are deleted then."""
+
+        def asked(topic_ids: Sequence[str]) -> TopicAnswers:
+            assert topic_ids == [ID]
+            return answer
+
+        return [str(name) for name in delete_removed_topics(self.at(hours, store_hours=store_hours), asked)]
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> TierCli:
+    """A tier with a topic of a recorded cluster, whose removed topics are deleted after five hours."""
+    cli = TierCli(tmp_path / "cli", {"publish": {"grace_ms": 0}})
+    log = LogBuilder(topic_id=ID)
+    log.put("a=1", "b=2")
+    cli.bring(log.write(tmp_path / "log"))
+    cli.set(
+        kafka={"bootstrap_servers": "127.0.0.1:1"},
+        tier={"on_topic_deletion": "delete", "deleted_topic_retention_ms": RETENTION_MS},
+    )
+    tier = open_tier(load_settings(str(cli.config)))
+    tier.catalog.refresh()
+    confirm_topics(tier.catalog, {"orders": ID}, lambda names: ClusterTopics(CLUSTER, {"orders": ID}))
+    return cli
+
+
+def test_a_topic_is_deleted_once_its_cluster_has_said_twice_that_its_id_is_unknown_and_its_time_is_over(cli: TierCli) -> None:
+    clocked = Clocked(cli)
+    assert clocked.ask(0, NO) == clocked.ask(1, NO) == clocked.ask(4.9, NO) == []
+    assert clocked.ask(5.1, NO) == ["orders-0"]
+    assert cli.do("topics")["partitions"] == []
+    state = clocked.tier.open(clocked.tier.partitions()[0]).refresh()
+    assert state.deleted_slot
+    assert state.topic_id == ID, "another topic of this name is another incarnation"
+    assert clocked.ask(5.2, NO) == []
+
+
+@pytest.mark.parametrize("answer", [NOTHING, ANOTHER, YES], ids=["not described", "another cluster", "it exists"])
+def test_no_other_answer_deletes_a_topic(cli: TierCli, answer: TopicAnswers) -> None:
+    clocked = Clocked(cli)
+    assert [clocked.ask(hours, answer) for hours in (0, 2, 6)] == [[]] * 3
+
+
+def test_one_answer_is_none_and_two_in_one_hour_are_one(cli: TierCli) -> None:
+    clocked = Clocked(cli)
+    assert clocked.ask(0, NO) == clocked.ask(0.9, NO) == []
+    assert clocked.ask(20, NOTHING) == [], "it is asked again before anything is deleted"
+    assert clocked.at(0).catalog.refresh().missing[ID].last_ms == clocked.at(0).catalog.refresh().missing[ID].first_ms
+
+
+def test_a_contradiction_begins_anew(cli: TierCli) -> None:
+    clocked = Clocked(cli)
+    assert clocked.ask(0, NO) == clocked.ask(2, NO) == clocked.ask(4, YES) == clocked.ask(6, NO) == clocked.ask(8, NO) == []
+    assert clocked.ask(11.1, NO) == ["orders-0"]
+
+
+def test_a_clock_that_is_ahead_deletes_nothing(cli: TierCli) -> None:
+    clocked = Clocked(cli)
+    assert clocked.ask(0, NO) == clocked.ask(2, NO) == []
+    assert clocked.ask(1000, NO, store_hours=3) == clocked.ask(3, NO, store_hours=1000) == []
+
+
+def test_topics_are_kept_by_default(cli: TierCli) -> None:
+    cli.set(tier={"on_topic_deletion": "keep"})
+    clocked = Clocked(cli)
+    assert [clocked.ask(hours, NO) for hours in (0, 2, 1000)] == [[]] * 3
+
+
+def test_deletion_needs_brokers_to_ask(cli: TierCli) -> None:
+    tier = open_tier(load_settings(str(cli.config)))
+    tier = replace(tier, settings=tier.settings.model_copy(update={"kafka": type(tier.settings.kafka)()}))
+    with pytest.raises(UsageError, match="bootstrap_servers names none"):
+        delete_removed_topics(tier, lambda topic_ids: NO)
+
+
+def test_the_connection_has_the_login_of_the_configuration() -> None:
+    properties = {
+        "security.protocol": "sasl_ssl",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "u",
+        "sasl.password": "p",
+        "ssl.ca.location": "ca",
+    }
+    options = client_options(KafkaConnection("a:1,b:2", properties))
+    assert options["bootstrap_servers"] == ["a:1", "b:2"]
+    assert (options["security_protocol"], options["sasl_plain_username"], options["ssl_cafile"]) == ("SASL_SSL", "u", "ca")
+    with pytest.raises(UsageError, match="ssl.keystore.location"):
+        client_options(KafkaConnection("a:1", {"ssl.keystore.location": "k"}))
