@@ -61,10 +61,12 @@ from compactor.transfer.log_identity import IdentityCheck, create_identity_check
 from compactor.transfer.seam import (
     Divergence,
     SegmentListing,
+    check_before_start,
     check_gap,
     check_tail_batches,
     compare_records,
     find_divergence,
+    find_divergence_outside_gaps,
     list_log_segments,
     open_listed_segments,
     pieces_after,
@@ -72,6 +74,7 @@ from compactor.transfer.seam import (
     pieces_below,
     position_check,
     refused_files,
+    skip_gap,
     with_staged,
 )
 from compactor.transfer.segment_upload import SegmentUpload, UploadSettings, check_free_space
@@ -143,6 +146,7 @@ class _DirectoryImport:
     too_late: str = ""
     key_to_be: bytes = b""
     cleaned: int | None = None
+    gaps_met: list[tuple[int, int]] = field(default_factory=list)
     rewritten: int = 0
     log_start: int = 0
     telling: threading.Lock = field(default_factory=threading.Lock)
@@ -153,7 +157,7 @@ class _DirectoryImport:
         found = list_log_segments(self.log_dir, live=self.options.live)
         if not found.bases and not self.options.live and not self.options.may_be_empty:
             raise UsageError(f"{self.log_dir} holds no segments", hint="Segments are called <20 digits>.log")
-        self.whole, self.compared = found, 0
+        self.whole, self.compared, self.gaps_met = found, 0, []
         state = self.log.refresh_and_check_gaps()
         compare = partial(self._compare_records_below, state.end_offset + 1)
         place = find_incarnation(self.tier, state, self.identity.given_id, self.identity.metadata_path, self.options.opening, compare)
@@ -259,7 +263,7 @@ class _DirectoryImport:
         lineage = given or extend_lineage(known, lineage_from_batches(sources) if sources else ())
         more |= {
             "listed": self._list_partition,
-            "noted": partial(self.company.note_change, self.log),
+            "noted": self._announce_change,
             "log_start": 0 if self.log.state.live else self.log_start,
         }
         return ArrivingSegments(lineage, tail_batches(sources, TAIL), topic_id=self.identity.given_id, **more)
@@ -269,6 +273,8 @@ class _DirectoryImport:
         given = self.options.lineage or read_epoch_checkpoint(self.log_dir)
         if given:
             check_lineage_matches_batches(self.log_dir / CHECKPOINT, given, sources)
+        for gap in self.gaps_met:
+            given = skip_gap(given, self.log.state.lineage, *gap)
         return with_staged_epochs(given, sources)
 
     def _open_sources(self, found: SegmentListing) -> list[SourceSegment]:
@@ -287,10 +293,11 @@ class _DirectoryImport:
         """Return where the directory's leader epochs disown data of the tier, if at all. Raises BadData if it may not be discarded."""
         if not state.has_segments:
             return None
-        given = self._checkpoint_lineage([])
-        if given:
+        lineage = partial(self._checkpoint_lineage, [])
+        if given := lineage():
             # A leader writes an epoch's entry before its first batch, so the log reaches at least the last entry.
-            diverged = find_divergence(state, given, max(self._sealed_end(found), given[-1].start_offset))
+            end = max(self._sealed_end(found), given[-1].start_offset)
+            diverged = find_divergence_outside_gaps(state, lineage, end, self._open_tier_segment, self.gaps_met)
         else:
             diverged = find_divergence(state, *self._read_batch_lineage(found.from_offset(self._first_offset_needed(state))))
             if diverged is not None and diverged.newer:
@@ -476,7 +483,7 @@ class _DirectoryImport:
         pieces[-1] = replace(pieces[-1], source=replace(last, end=state.start_offset, is_last=False))
         self.identity.settle_identity(0, self._compare_records_below)
         found_members = form_segments(self.log_dir, self._check_pieces(pieces), ProducerStates.none())
-        self._check_before_start(state, found_members, given)
+        check_before_start(state, found_members, given, self.log_dir)
         older = restore_removed_epochs(
             lineage_from_batches([piece.source for piece in pieces if piece.source.size]),
             truncate_lineage(given, found_members[-1].end + 1),
@@ -488,31 +495,10 @@ class _DirectoryImport:
                 before=True,
                 topic_id=self.identity.given_id,
                 listed=self._list_partition,
-                noted=partial(self.company.note_change, self.log),
+                noted=self._announce_change,
             ),
             (),
         )
-
-    def _check_before_start(self, state: PartitionState, found: list[FutureSegment], given: Lineage) -> None:
-        """Raise BadData if segments before the tier's start belong to another log, or leave a transaction open there."""
-        last = (given or lineage_from_batches([found[-1].source]))[-1].epoch
-        if not given and state.lineage and last > state.lineage[0].epoch:
-            raise BadData(
-                f"it was written in leader epoch {last}, and {self.name} begins with epoch {state.lineage[0].epoch} in the tier",
-                segment=found[-1].source.name,
-                hint="This is another log",
-            )
-        undecided = found[-1].states.first_open_offset()
-        if undecided is not None:
-            raise BadData(
-                f"a transaction that begins at offset {undecided} is open where the tier begins, whose indexes do not tell how it ended",
-                segment=found[-1].source.name,
-                hint="`topics delete` the partition and import the whole directory anew",
-            )
-        if given:
-            diverged = find_divergence(state, given, found[-1].end + 1)
-            if diverged is not None and diverged.offset < state.start_offset:
-                raise diverged.refusal_error(state, self.log_dir)
 
     # --- both ---
 
@@ -583,6 +569,9 @@ class _DirectoryImport:
         if str(self.name) not in self.tier.catalog.state.partitions:
             self.company.note_change(self.log)
             check_not_superseded(self.tier, self.log.state, self.identity.given_id, self.identity.metadata_path)
+
+    def _announce_change(self) -> None:
+        self.company.note_change(self.log)
 
     def _build_import_report(self) -> ImportReport:
         state = self.log.state

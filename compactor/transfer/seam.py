@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoint.lineage import Lineage, first_disowned_offset
+from checkpoint.lineage import Lineage, epoch_at, first_disowned_offset, truncate_lineage
+from checkpoint.offsets import clean_end_offset
 from compactor.cleaner.offline import list_base_offsets, open_segments
 from compactor.cleaner.passes.source import SourceSegment, cut_source
 from compactor.control.fold import TAIL
@@ -24,7 +25,7 @@ from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.records.batches import NOT_CONTROL, Bytes, map_file, read_only
 from compactor.records.rows import RowBuffers, parse_records
-from compactor.transfer.log_directory import CHECKPOINT, LogPiece, log_path, staged_path, tail_batch
+from compactor.transfer.log_directory import CHECKPOINT, FutureSegment, LogPiece, lineage_from_batches, log_path, staged_path, tail_batch
 from compactor.transfer.staged import LiveLog, StagedFile, TierEnd, choose_staged
 from compactor.transfer.staged_files import HeldFile, HeldFiles, first_live_epoch, staged_before
 
@@ -310,6 +311,79 @@ def find_divergence(state: PartitionState, lineage: Lineage, end: int) -> Diverg
     return Divergence(offset, state.lineage, lineage, lineage[-1].epoch > state.lineage[-1].epoch)
 
 
+StoredSegments = Callable[[RemoteLogSegmentMetadata], AbstractContextManager[SourceSegment]]
+"""Opens a segment of the tier."""
+
+
+def first_held_offset(state: PartitionState, offset: int, stored: StoredSegments) -> int:
+    """Return the first offset from ``offset`` on of which the tier has a batch, or its end offset + 1.
+
+    That is ``offset`` itself if rounds have cleaned beyond it, because they may have removed the batch.
+
+    :raises StoreError: if the store fails. Raises BadData for a corrupt segment.
+    """
+    if offset < clean_end_offset(state.vector):
+        return offset
+    for segment in state.live:
+        if segment.end_offset < offset:
+            continue
+        with stored(segment) as source:
+            place = int(np.searchsorted(source.table.last_offset, offset))
+            if place < len(source.table):
+                return max(int(source.table.base_offset[place]), offset)
+    return state.end_offset + 1
+
+
+def skip_gap(lineage: Lineage, known: Lineage, first: int, held: int) -> Lineage:
+    """Return the lineage of a log with the tier's own epochs (``known``) from ``first`` up to ``held`` (exclusive), where it has no batch.
+
+    Kafka moves the first epoch of a directory up to its log start, so that an accepted gap leaves the tier a later start than it was.
+    """
+    before = (*truncate_lineage(lineage, first), *(entry for entry in known if first <= entry.start_offset < held))
+    epoch = epoch_at(lineage, held)
+    here = (EpochEntry(epoch, held),) if epoch >= 0 and epoch != epoch_at(before, held) else ()
+    return (*before, *here, *(entry for entry in lineage if entry.start_offset > held))
+
+
+def find_divergence_outside_gaps(
+    state: PartitionState, lineage: Callable[[], Lineage], end: int, stored: StoredSegments, gaps: list[tuple[int, int]]
+) -> Divergence | None:
+    """Return where a log disowns batches of the tier; None if it disowns none.
+
+    :param lineage: returns the log's lineage, with ``skip_gap`` for each of ``gaps``.
+    :param end: exclusive end of the log.
+    :param gaps: gets the ranges of which the tier has no batch, and the log other epochs.
+    """
+    while found := find_divergence(state, lineage(), end):
+        held = first_held_offset(state, found.offset, stored)
+        if held == found.offset:
+            break
+        gaps.append((found.offset, held))
+    return found
+
+
+def check_before_start(state: PartitionState, found: Sequence[FutureSegment], given: Lineage, log_dir: Path) -> None:
+    """Raise BadData if segments before the tier's start belong to another log, or leave a transaction open there."""
+    last = (given or lineage_from_batches([found[-1].source]))[-1].epoch
+    if not given and state.lineage and last > state.lineage[0].epoch:
+        raise BadData(
+            f"it was written in leader epoch {last}, and {state.name} begins with epoch {state.lineage[0].epoch} in the tier",
+            segment=found[-1].source.name,
+            hint="This is another log",
+        )
+    undecided = found[-1].states.first_open_offset()
+    if undecided is not None:
+        raise BadData(
+            f"a transaction that begins at offset {undecided} is open where the tier begins, whose indexes do not tell how it ended",
+            segment=found[-1].source.name,
+            hint="`topics delete` the partition and import the whole directory anew",
+        )
+    if given:
+        diverged = find_divergence(state, given, found[-1].end + 1)
+        if diverged is not None and diverged.offset < state.start_offset:
+            raise diverged.refusal_error(state, log_dir)
+
+
 def check_tail_batches(state: PartitionState, sources: Sequence[SourceSegment], limit: int | None = None, rewritten: int = 0) -> bool:
     """Return whether the directory has any batch of the tier's tail. Raises BadData if one that it has differs.
 
@@ -357,7 +431,7 @@ def position_check(checked: PartitionState, log_dir: Path) -> Callable[[Partitio
 def compare_records(
     state: PartitionState,
     found: SegmentListing,
-    stored: Callable[[RemoteLogSegmentMetadata], AbstractContextManager[SourceSegment]],
+    stored: StoredSegments,
     listed: Callable[[SegmentListing], Sequence[SourceSegment]],
     limit: int,
     *,

@@ -17,6 +17,7 @@ from compactor.transfer import intake
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions
 from tests.builders import LogBuilder, name_topic
+from tests.support.side_broker import PartitionStory, Replica, SideCluster
 from tests.support.tier_cli import TierCli, batches_of, latest
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -183,6 +184,30 @@ def test_a_truncation_below_all_that_is_sealed_in_a_live_log(cli: TierCli, broke
     refused = cli.ask("import", missed)
     assert (refused.code, "has missed a truncation" in refused.stderr) == (3, True)
     assert cli.do("import", folder)["start_offset"] == 6
+
+
+@pytest.mark.parametrize("begin", [60, 75])
+def test_a_replica_that_begins_in_an_accepted_gap_is_no_truncation(begin: int, cli: TierCli, tmp_path: Path) -> None:
+    """Retention has moved the first leader epoch of each directory up to the directory's beginning: epoch 1 began at 50."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    story, replica, other = PartitionStory(SideCluster()), *(Replica(tmp_path / name / "orders-0") for name in ("one", "two"))
+    story.lead(1, epoch=0)
+    story.write(replica, 50, per_segment=5)
+    cli.do("import", replica.folder)
+    story.lead(1, epoch=1)
+    story.write(replica, 50, per_segment=5)
+    story.follow(other, per_segment=5)
+    replica.stage_until(80)
+    replica.unlink_staged()
+    assert cli.do("import", replica.folder, "--allow-gaps")["start_offset"] == 50
+    story.write(other, 20, per_segment=5)
+    other.stage_until(begin)
+    other.unlink_staged()
+    assert cli.do("import", other.folder)["start_offset"] == 100
+    out = tmp_path / "out"
+    cli.do("export", "orders-0", out)
+    assert [batch.raw for batch in batches_of(out)] == [*story.written[:50], *story.written[80:]]
 
 
 def test_what_is_asked_for_does_not_go_with_the_directory(cli: TierCli, broker: Broker, tmp_path: Path) -> None:
