@@ -14,7 +14,9 @@ NOTICED = {
     "content and topic id are not compared": 2,
     "content is not compared": 2,
     "gaps are accepted": 1,
-    "staged files are not taken": 98,
+    "staged files are not taken": 120,
+    "a cut is made where the directory begins in an unknown epoch": 20259,
+    "epochs that begin in a gap are compared": 23755,
 }
 """Mutation -> a seed that notices it."""
 
