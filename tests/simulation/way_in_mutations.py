@@ -17,7 +17,7 @@ from compactor.agent.leadership import RenameEvidence
 from compactor.consumer import feed, tiered
 from compactor.control import importing, ordering
 from compactor.errors import CompactorError
-from compactor.transfer import cleaned, from_tier, import_, intake, log_identity, staged
+from compactor.transfer import cleaned, from_tier, import_, intake, log_identity, seam, staged
 from compactor.transfer.import_ import _DirectoryImport
 from compactor.transfer.seam import Divergence
 from compactor.transfer.staged import LiveLog, StagedSegment
@@ -138,7 +138,7 @@ WAY_IN_MUTATIONS: Mapping[str, Mutation] = {
     "closed imports count": closed_imports_count,
     "the tier is cut before checks": cut_before_checks,
     "a cut is made where the directory begins in an unknown epoch": lambda: patch.object(Divergence, "check_start", lambda *_, **__: []),
-    "epochs that begin in a gap are compared": lambda: patch.object(import_, "first_held_offset", lambda state, offset, stored: offset),
+    "epochs that begin in a gap are compared": lambda: patch.object(seam, "first_held_offset", lambda state, offset, stored: offset),
     "cleaned logs are accepted": cleaned_logs_accepted,
     "divergence is not noticed": divergence_not_noticed,
     "staged files are not taken": lambda: patch.object(import_, "with_staged", lambda found, *_: found),
