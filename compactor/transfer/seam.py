@@ -316,9 +316,10 @@ StoredSegments = Callable[[RemoteLogSegmentMetadata], AbstractContextManager[Sou
 
 
 def first_held_offset(state: PartitionState, offset: int, stored: StoredSegments) -> int:
-    """Return the first offset from ``offset`` on of which the tier has a batch, or its end offset + 1.
+    """Return the first offset from ``offset`` on of which the tier has a batch; the tier's end offset + 1 if it has none there.
 
-    That is ``offset`` itself if rounds have cleaned beyond it, because they may have removed the batch.
+    That is ``offset`` itself if it is greater than the tier's end, or if rounds have cleaned beyond it, because they may have removed the
+    batch.
 
     :raises StoreError: if the store fails. Raises BadData for a corrupt segment.
     """
@@ -331,7 +332,7 @@ def first_held_offset(state: PartitionState, offset: int, stored: StoredSegments
             place = int(np.searchsorted(source.table.last_offset, offset))
             if place < len(source.table):
                 return max(int(source.table.base_offset[place]), offset)
-    return state.end_offset + 1
+    return max(offset, state.end_offset + 1)
 
 
 def skip_gap(lineage: Lineage, known: Lineage, first: int, held: int) -> Lineage:

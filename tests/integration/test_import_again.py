@@ -210,6 +210,23 @@ def test_a_replica_that_begins_in_an_accepted_gap_is_no_truncation(begin: int, c
     assert [batch.raw for batch in batches_of(out)] == [*story.written[:50], *story.written[80:]]
 
 
+@pytest.mark.timeout(120)
+def test_a_replica_without_an_epoch_that_begins_after_the_tiers_end_is_refused(cli: TierCli, tmp_path: Path) -> None:
+    """The leader's epoch 1 begins in its active segment, which is not imported. The other replica has epoch 0 there."""
+    for name in ("leader", "stale"):
+        (tmp_path / name).mkdir()
+    story, leader, stale = PartitionStory(SideCluster()), *(Replica(tmp_path / name / "orders-0") for name in ("leader", "stale"))
+    story.lead(1, epoch=0)
+    story.write(stale, 40, per_segment=10)
+    story.truncate(25)
+    story.follow(leader, per_segment=10)
+    story.lead(2, epoch=1)
+    story.write(leader, 2, per_segment=10)
+    assert cli.do("import", leader.folder, "--live")["end_offset"] == 19
+    answer = cli.ask("import", stale.folder)
+    assert (answer.code, "has missed a truncation" in answer.stderr) == (3, True), answer
+
+
 def test_what_is_asked_for_does_not_go_with_the_directory(cli: TierCli, broker: Broker, tmp_path: Path) -> None:
     folder = broker.replica("a")
     cases: list[tuple[list[object], str]] = [
