@@ -222,6 +222,8 @@ class WayIn:
             raise
         finally:
             del attempts[me]
+            attempt.seen.append(attempt.now())
+            side.oracle.ended.append(attempt)
 
     def refused(self, attempt: Attempt, why: str) -> None:
         if attempt.cut and not attempt.disturbed and attempt.now().version == attempt.began.version:

@@ -102,6 +102,8 @@ class WayInOracle(Oracle):
         self.trailing: set[int] = set()
         """Offsets that a segment covers after its last record, and that its source did not have."""
         self.attempts: dict[Any, Attempt] = {}
+        self.ended: list[Attempt] = []
+        """Imports that have ended. What one that crashed has written last may land later."""
         self.deletions = 0
         self.readers: list[Attempt] = []
         """Transfers that read from this tier."""
@@ -168,10 +170,11 @@ class WayInOracle(Oracle):
     def passed_over(self, missing: dict[int, int], new: set[int], *, empty: bool) -> None:
         """Offsets that did not come in: their source did not have them."""
         mine = self.attempts.get(getcurrent())
+        everyone = [*self.attempts.values(), *self.ended]
         candidates = (
             [mine]
             if mine
-            else [each for each in self.attempts.values() if new <= {*each.began.present.values(), *each.began.staged.values()}]
+            else [each for each in everyone if new <= {*each.began.present.values(), *each.began.staged.values()}]
         )
         for offset in sorted(missing):
             if self.absent.get(offset) == missing[offset]:
