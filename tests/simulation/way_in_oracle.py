@@ -171,11 +171,7 @@ class WayInOracle(Oracle):
         """Offsets that did not come in: their source did not have them."""
         mine = self.attempts.get(getcurrent())
         everyone = [*self.attempts.values(), *self.ended]
-        candidates = (
-            [mine]
-            if mine
-            else [each for each in everyone if new <= {*each.began.present.values(), *each.began.staged.values()}]
-        )
+        candidates = [mine] if mine else [each for each in everyone if new <= {*each.began.present.values(), *each.began.staged.values()}]
         for offset in sorted(missing):
             if self.absent.get(offset) == missing[offset]:
                 continue
