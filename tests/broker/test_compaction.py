@@ -293,10 +293,10 @@ def test_a_topic_that_was_deleted_and_made_anew_is_another_one(
     assert_compacted(broker, "anew", again.partitions[0], done["next_dirty_offset"])
 
 
-def test_records_that_are_deleted_meanwhile_cut_a_group_off(
+def test_a_round_goes_on_without_the_group_whose_records_were_deleted(
     broker: KafkaCluster, broker_admin: ClusterAdmin, cli: Callable[..., BrokerTierCli]
 ) -> None:
-    """The first group's source goes while the round has been begun: the others go on, and the cleaner offset stays."""
+    """The first group's source lies below the log start by the time the round is resumed: the other groups and the cleaner offset go on."""
     story = TopicStory(broker, broker_admin, "cut", keys=3_000).create().tell(1)  # something is left of each segment
     story.plain()
     story.tiered()
@@ -306,15 +306,12 @@ def test_records_that_are_deleted_meanwhile_cut_a_group_off(
     broker_admin.delete_records("cut", 0, second)
     wait_until(lambda: min(int(path.name[:20]) for path in broker_admin.tier_files("cut")) > 0, "the broker to delete the first segment")
     [done] = ours.process("run")["partitions"]
-    assert (done["status"], done["next_dirty_offset"], "the cleaner offset stays" in done["reason"]) == ("resumed", 0, True)
+    assert (done["status"], done["next_dirty_offset"] > second) == ("resumed", True)
     left = story.partitions[0].from_offset(second)
     found = consume(broker, "cut", start=second, isolation=READ_COMMITTED)
     assert latest(found, left) == left.latest()
     [state] = ours.process("checkpoints", "list")["partitions"]
-    assert [entry["offset"] for entry in state["cleaner_offsets"]] == [0]
-    assert ours.process("run")["partitions"][0]["status"] == "cleaned"
-    found = consume(broker, "cut", start=second, isolation=READ_COMMITTED)
-    assert latest(found, left) == left.latest()
+    assert [entry["offset"] for entry in state["cleaner_offsets"]] == [done["next_dirty_offset"]]
 
 
 def log_bytes(admin: ClusterAdmin, topic: str) -> int:
