@@ -402,5 +402,5 @@ def test_a_partition_named_twice_is_one(cli: TierCli) -> None:
 
 def test_a_partition_that_is_not_there(cli: TierCli, tmp_path: Path) -> None:
     for command in (["run", "orders-1"], ["plan", "orders-1"], ["verify", "orders-1"], ["export", "orders-1", tmp_path / "out"]):
-        refused(cli.ask(*command), 2, "orders-1", "topics")
-    refused(cli.ask("run", "orders"), 2, "orders", "TOPIC-PARTITION")
+        refused(cli.ask(*command), 2, "orders-1", "Did you mean orders-0?")
+    refused(cli.ask("run", "payments"), 2, "payments", "topics")
