@@ -101,6 +101,8 @@ class LibrdkafkaReader:
                 if refused is not None:
                     if refused.code() == KafkaError._PARTITION_EOF:
                         return Pass(start, end, found)
+                    if refused.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                        continue  # of segments without records; reading goes on (docs/broker-protocol.md, What clients can notice)
                     raise ReadFailed(refused.name(), f"{topic}-{partition}: {refused}")
                 if offset is not None and offset < end:
                     headers = dict(message.headers() or [])
