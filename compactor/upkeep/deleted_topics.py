@@ -49,8 +49,10 @@ def delete_removed_topics(tier: Tier, ask: AskAboutTopics) -> list[TopicPartitio
     answers = ask(topic_ids)
 
     def decide(state: CatalogState) -> TopicsInspected | None:
-        missing = tuple(topic_id for topic_id in answers.missing if _adds_to_record(state, topic_id, now_ms))
-        present = tuple(topic_id for topic_id in answers.present if topic_id in state.missing)
+        # The fold ignores what another cluster says: recorded, it would be decided again for ever.
+        asked = {topic_id for topic_id, cluster_id in state.topic_clusters.items() if cluster_id == answers.cluster_id}
+        missing = tuple(topic_id for topic_id in answers.missing if topic_id in asked and _adds_to_record(state, topic_id, now_ms))
+        present = tuple(topic_id for topic_id in answers.present if topic_id in asked and topic_id in state.missing)
         if not missing and not present:
             return None
         return TopicsInspected(cluster_id=answers.cluster_id, missing=missing, present=present, asked_ms=now_ms)
