@@ -105,12 +105,12 @@ def sources_digest() -> str:
 
 
 def kernel_sources() -> list[Path]:
-    """Return the files that contain kernels, and all files of the packages from which kernels import constants."""
+    """Return the files that contain kernels, and all files from which these import constants."""
     root = Path(__file__).parents[2]
     files = sorted([*root.glob("bloom/*.py"), *root.glob("compactor/**/*.py")])
-    constants = root / "compactor" / "constants.py"
+    constants = {root / "compactor" / "constants.py", root / "bloom" / "sidecar.py"}
     return [
-        path for path in files if path == constants or path.parent.name in _ALL_SOURCES or b"compactor.kernels.jit" in path.read_bytes()
+        path for path in files if path in constants or path.parent.name in _ALL_SOURCES or b"compactor.kernels.jit" in path.read_bytes()
     ]
 
 

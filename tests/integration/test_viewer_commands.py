@@ -173,7 +173,7 @@ class TestCheckpoints:
             ("show", "payments-0"),
             ("diff", "orders-0", "4711"),
             ("diff", "orders-0", "yesterday"),
-            ("lineage", "orders"),
+            ("lineage", "payments"),
         ],
     )
     def test_what_is_not_there(self, deployment: Deployment, arguments: tuple[str, ...]) -> None:

@@ -13,8 +13,8 @@ LIVES = 40
 NOTICED = {
     "content and topic id are not compared": 2,
     "content is not compared": 2,
-    "gaps are accepted": 1,
-    "staged files are not taken": 120,
+    "gaps are accepted": 6,
+    "staged files are not taken": 187,
     "a cut is made where the directory begins in an unknown epoch": 20259,
     "epochs that begin in a gap are compared": 23755,
 }
@@ -23,7 +23,7 @@ NOTICED = {
 
 def test_tier_always_holds_a_prefix_of_the_leaders_log() -> None:
     counts: Counter[str] = Counter()
-    for seed in range(LIVES):
+    for seed in (*range(LIVES), 57):  # the last one truncates the log
         outcome = run_way_in(seed)
         assert not outcome.violations, f"python -m tests.simulation --way-in --trace {seed}"
         counts.update(outcome.counts)

@@ -21,7 +21,7 @@ ENDLESS = 1 << 62
 @pytest.fixture(params=["library", "without"], autouse=True)
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "without":
-        monkeypatch.setattr(bulk, "library", bulk.Lz4Library(["LZ4_of_nobody"] * 3))
+        monkeypatch.setattr(bulk, "lz4_library", bulk.Lz4Library(["LZ4_of_nobody"] * 3))
     assert (bulk.lz4_library.compress == 0) == (request.param == "without")
 
 

@@ -77,6 +77,7 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
         "kafka.properties": '{"security.protocol" = "SSL"}',
         "cleaner.min_cleanable_dirty_ratio": "0.25",
         "cleaner.max_compaction_lag_ms": "5",
+        "tier.on_topic_deletion": "delete",
         "cleaner.bloom": "false",
         "cleaner.bloom_false_positive_rate": "0.02",
         "cleaner.splice": "false",

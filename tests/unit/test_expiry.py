@@ -164,7 +164,7 @@ class TestPolicy:
         assert (unread.due, unread.covered_segments, unread.horizon_due) == (False, (), ())
 
 
-@pytest.mark.parametrize("table", ["[cleaner]\nretention_ms = 5\n", '[topics."a"]\ncleanup_policy = "compact,delete"\n'])
+@pytest.mark.parametrize("table", ["[cleaner]\nretention_ms = 5\n", '[topics."a"]\ncleanup_policy = "delete"\n'])
 def test_tiers_that_brokers_manage_refuse_retention_of_ours(table: str, tmp_path: Any) -> None:
     file = tmp_path / "c.toml"
     file.write_text('[tier]\nkind = "kafka"\nlayout = "aiven"\nurl = "s3://b"\n' + table)

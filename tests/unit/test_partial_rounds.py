@@ -94,7 +94,7 @@ class TestWhatIsReadIsWhatTheDirectorySays:
 class TestTheDirectoryIsTheSegments:
     def found(self, directory: KeyDirectory, recorded: str) -> KeyDirectory | None:
         class Stored:
-            def directories(self, ids: Sequence[str]) -> Iterator[tuple[KeyDirectory, int]]:
+            def load_directories(self, ids: Sequence[str]) -> Iterator[tuple[KeyDirectory, int]]:
                 return ((directory, 1) for _ in ids)
 
         ((found, _),) = KeyDirectoryCache(cast("Sidecars", Stored())).load_each([segment(batches=recorded)])
