@@ -8,10 +8,10 @@ KILLS ?= 200
 MINUTES ?= 10
 BENCH ?= [a-z]*
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 kafka-demo agent-demo test broker-tests-all lint conformance simulate model kill-test agent-soak soak broker-soak evidence bench clean
+.PHONY: help setup demo demo-s3 kafka-demo agent-demo test slow-tests broker-tests-all lint conformance simulate model kill-test agent-soak soak broker-soak evidence bench clean
 
 help: ## This list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  make %-16s %s\n' "$$name" "$$text"; done
 	@echo 'Variables: PYTHON=/path/to/python3 (3.11 or newer), WORKERS=$(WORKERS) test processes, TESTS="$(TESTS)"'
 
 setup: ## The virtual environment in .venv, up to date (the others do this first)
@@ -29,9 +29,13 @@ kafka-demo: setup ## A Kafka broker that tiers a topic, and what its consumers g
 agent-demo: setup ## A stock broker with short retention, the agent, the daemon, a consumer (needs Java and Maven)
 	@$(RUN) tests.support.agent_demo
 
-test: setup ## All tests
+test: setup ## All tests but the slow ones: less than 25 minutes on two cores
 	@sh .ci/java || true
-	@$(RUN) pytest -n $(WORKERS) $(TESTS)
+	@$(RUN) pytest -n $(WORKERS) -m "not slow" $(TESTS)
+
+slow-tests: setup ## Those marked slow: processes killed, Spark clusters, the model, more servers and brokers
+	@sh .ci/java || true
+	@$(RUN) pytest -n $(WORKERS) -m slow $(TESTS)
 
 broker-tests-all: setup ## Those with real Kafka brokers, the long ones and older brokers too (needs Java and Maven)
 	@$(RUN) pytest -n $(WORKERS) -m "broker or slow_broker" tests

@@ -102,6 +102,7 @@ def test_a_setting_of_a_topic_is_obeyed(broker: KafkaCluster, broker_admin: Clus
     assert story.tiered()[0].earliest_local == broker_admin.active_base("kept")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_broker_is_restarted_and_killed(new_cluster: Callable[..., KafkaCluster], version: str) -> None:
     with new_cluster(version=version) as cluster, ClusterAdmin(cluster) as admin:
@@ -117,6 +118,7 @@ def test_a_broker_is_restarted_and_killed(new_cluster: Callable[..., KafkaCluste
         assert max(story.epochs) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_leaders_move_between_two_brokers(new_cluster: Callable[..., KafkaCluster], version: str) -> None:
     with new_cluster(version=version, brokers=2) as cluster, ClusterAdmin(cluster) as admin:

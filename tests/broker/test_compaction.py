@@ -197,6 +197,7 @@ def test_a_tier_is_compacted_under_a_running_broker(
     assert {name for name in STATES if any(name in line and "brokerId=2000000000" in line for line in mine)} == set(STATES)
 
 
+@pytest.mark.slow
 def test_over_leader_epochs_and_restarts_and_again_in_bigger_groups(
     new_cluster: Callable[..., KafkaCluster], cli: Callable[..., BrokerTierCli]
 ) -> None:
@@ -225,6 +226,7 @@ def test_over_leader_epochs_and_restarts_and_again_in_bigger_groups(
         assert [line for line in cluster.errors() if "RemoteLogMetadata" in line] == []
 
 
+@pytest.mark.slow
 def test_killed_before_each_record_the_next_run_goes_on(
     broker: KafkaCluster, broker_admin: ClusterAdmin, cli: Callable[..., BrokerTierCli]
 ) -> None:

@@ -79,6 +79,7 @@ def small(cluster: KafkaCluster, segment_bytes: int) -> dict[str, str]:
     return {("internal.segment.bytes" if cluster.version.startswith("4") else "segment.bytes"): str(segment_bytes)}
 
 
+@pytest.mark.slow
 def test_a_leader_that_rolls_elsewhere_tiers_the_same_offsets_again(
     new_cluster: Callable[..., KafkaCluster], cli: Callable[..., BrokerTierCli]
 ) -> None:

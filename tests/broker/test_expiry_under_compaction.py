@@ -85,6 +85,7 @@ def assert_nothing_lost(story: TopicStory, start: int, *, kept_from: int | None 
         assert all(newest[key] == record for key, record in values.items()), "a deleted or replaced value is read"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("version", ["4.4.0", pytest.param("3.9.2", marks=pytest.mark.slow_broker)])
 def test_segments_that_expire_in_mid_round_hold_up_nothing(version: str, new_cluster: Callable[..., KafkaCluster], tmp_path: Path) -> None:

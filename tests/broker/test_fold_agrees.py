@@ -117,6 +117,7 @@ def assert_agreed(admin: ClusterAdmin, cache: RemoteLogMetadataCache, topic: str
             assert found == predicted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.timeout(900)
 def test_the_fold_and_the_brokers_agree(new_cluster: Callable[..., KafkaCluster], version: str, tmp_path: Path) -> None:

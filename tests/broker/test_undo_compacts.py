@@ -13,6 +13,7 @@ from tests.support.kafka_story import TopicStory
 from tests.support.kafka_traffic import READ_COMMITTED, READ_UNCOMMITTED, consume
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_round_is_taken_back_under_a_running_broker_killed_in_between(
     broker: KafkaCluster, broker_admin: ClusterAdmin, tmp_path: Path

@@ -53,6 +53,7 @@ def test_the_sdist_has_what_a_packager_needs(built: Path) -> None:
     assert {"pyproject.toml", "README.md", "LICENSE", *files_of_packages()} <= names
 
 
+@pytest.mark.slow
 def test_it_works_in_a_bare_environment(built: Path, tmp_path: Path) -> None:
     [wheel] = built.glob("*.whl")
     venv = tmp_path / "an environment"

@@ -80,6 +80,7 @@ def own(s3_bucket: Bucket, tmp_path: Path) -> TierCli:
     return cli
 
 
+@pytest.mark.slow
 def test_originals_and_the_compacted_partition(s3_bucket: Bucket, own: TierCli, log: LogBuilder, tmp_path: Path) -> None:
     log.write(tmp_path / "log", indexes=True, index_interval_bytes=200)
     upload(tmp_path / "log", tmp_path / "upstream", bits=5)

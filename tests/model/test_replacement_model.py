@@ -20,6 +20,7 @@ def checker() -> None:
         pytest.skip(str(missing))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", WHOLE[:3], ids=["the broker deletes", "a round is taken back", "a zombie"])
 def test_every_promise_holds(size: Size) -> None:
     found = check(size)
@@ -27,6 +28,7 @@ def test_every_promise_holds(size: Size) -> None:
     assert found.states > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_without_a_rule_a_promise_breaks(name: str) -> None:
     rule = RULES[name]

@@ -43,6 +43,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(st.integers(0, 99), st.sampled_from(KINDS), st.integers(0, 1 << 16), st.sampled_from(NOISE))
 @settings(max_examples=100)
+@pytest.mark.slow
 def test_a_damaged_one_is_refused_or_made_anew(
     sound: Path, tmp_path_factory: pytest.TempPathFactory, which: int, kind: str, at: int, noise: bytes
 ) -> None:

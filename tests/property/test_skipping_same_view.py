@@ -96,6 +96,7 @@ def assert_none_early(markers: Seen, plain: Seen) -> None:
     threads=st.sampled_from([1, 3]),
     small_gate=st.booleans(),
 )
+@pytest.mark.slow
 def test_same_view_with_and_without_filters(rounds: list[Any], legacy: bool, engine: str, threads: int, small_gate: bool) -> None:
     """``changes over``: the estimate is wrong, and the set of keys full after some dozens."""
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
