@@ -12,6 +12,7 @@ MODULES: Final = {
     "kafka": ("confluent_kafka", "kafka"),
     "agent": ("watchdog",),
     "aiven": ("cryptography", "Crypto"),
+    "avro": ("fastavro",),
     "gcs": ("google.cloud.storage", "google.auth", "google.api_core", "requests"),
     "azure": ("azure.storage.blob", "azure.identity", "azure.core", "requests"),
 }

@@ -126,6 +126,10 @@ class Output:
         except BrokenPipeError:
             self._reader_gone()
 
+    def terminal_width(self) -> int | None:
+        """Return the number of columns of the terminal that stdout is, or None if it is not a terminal."""
+        return _terminal_width(self._stdout)
+
     def note(self, text: str, level: int = logging.INFO, fields: Mapping[str, str] | None = None, *, transient: bool = False) -> None:
         """Write one remark to stderr, above the progress bar if there is one.
 

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from compactor.config.allowed_values import describe_allowed_values, format_toml_value, is_text_setting
-from compactor.config.store_sections import MAX_MS, S3, Azure, Gcs, Milliseconds, Section
+from compactor.config.store_sections import MAX_MS, S3, Azure, Gcs, Milliseconds, Registry, Section
 from compactor.errors import UsageError
 from compactor.model.base import Value
 from compactor.model.policy import MAX32, CleanerPolicy
@@ -284,6 +284,7 @@ class Settings(Value):
     gcs: Gcs = Gcs()
     azure: Azure = Azure()
     kafka: KafkaSettings = KafkaSettings()
+    registry: Registry = Registry()
     cleaner: Cleaner = Cleaner()
     limits: LimitSettings = LimitSettings()
     publish: PublishSettings = PublishSettings()

@@ -1,4 +1,4 @@
-"""Sections of the settings that say how stores on servers are reached."""
+"""Sections of the settings that say how stores and registries on servers are reached."""
 
 from __future__ import annotations
 
@@ -58,4 +58,11 @@ class Azure(Section):
     """
 
     endpoint_url: Annotated[str, AfterValidator(_endpoint)] = ""
+    credentials_file: str = ""
+
+
+class Registry(Section):
+    """[registry]: the schema registry of keys and values."""
+
+    url: Annotated[str, AfterValidator(_endpoint)] = ""
     credentials_file: str = ""

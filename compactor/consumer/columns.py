@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from compactor.constants import NO_TIMESTAMP
 from compactor.consumer.gather import Selection, Slices, copy_headers, copy_slices
+from compactor.consumer.messages import byte_strings
 from compactor.errors import UsageError
 from compactor.kernels.common import Flags
 from compactor.records.batches import LOG_APPEND
@@ -21,12 +22,19 @@ MESSAGE_COLUMNS: Final = ("key", "value", "headers", "topic", "partition", "offs
 """Column names: those of Spark's own Kafka source, and the leader epoch."""
 
 
-def arrow_batch(selection: Selection, topic: str, partition: int, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the selected rows as an Arrow batch with exactly the columns of ``schema``."""
-    return pa.RecordBatch.from_arrays([_column(selection, field, topic, partition) for field in schema], schema=schema)
+TextFunction = Callable[[str, int, bytes | None], str | None]
+"""Returns a decoded field: receives ``key`` or ``value``, the offset of the record and the bytes."""
 
 
-def _column(selection: Selection, field: pa.Field, topic: str, partition: int) -> pa.Array:
+def arrow_batch(selection: Selection, topic: str, partition: int, schema: pa.Schema, decode: TextFunction | None = None) -> pa.RecordBatch:
+    """Return the selected rows as an Arrow batch with exactly the columns of ``schema``.
+
+    :param decode: makes the columns ``keyText`` and ``valueText``; needed only if ``schema`` has one of them.
+    """
+    return pa.RecordBatch.from_arrays([_column(selection, field, topic, partition, decode) for field in schema], schema=schema)
+
+
+def _column(selection: Selection, field: pa.Field, topic: str, partition: int, decode: TextFunction | None) -> pa.Array:
     rows, picked, table = selection.rows, selection.picked, selection.table
     some = slice(selection.chunk.first, selection.chunk.last)
     match field.name:
@@ -53,6 +61,12 @@ def _column(selection: Selection, field: pa.Field, topic: str, partition: int) -
         case "leaderEpoch":
             epochs = selection.per_batch(table.leader_epoch[some])
             return pa.array(epochs, mask=epochs < 0)
+        case "keyText" | "valueText" if decode is not None:
+            is_key = field.name == "keyText"
+            start, length = (rows.key_start, rows.key_length) if is_key else (rows.value_start, rows.value_length)
+            fields = byte_strings(copy_slices(selection.chunk.buf, start, length, picked))
+            name = field.name.removesuffix("Text")
+            return pa.array([decode(name, *row) for row in zip(rows.offset[picked].tolist(), fields, strict=True)], pa.string())
     raise ValueError(f"no column {field.name}")
 
 

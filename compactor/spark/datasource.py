@@ -50,14 +50,17 @@ from compactor.consumer.reading import (
 )
 from compactor.control.logs import read_again_if_missing
 from compactor.control.state import PartitionState
+from compactor.decoding.fields import FieldDecoder
 from compactor.errors import BadData, UsageError
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.spark.options import COLUMN_TYPES, ReadRequest, is_table_creation, parse_options, remove_spark_options
+from compactor.spark.options import ALL_COLUMN_TYPES, COLUMN_TYPES, ReadRequest, is_table_creation, parse_options, remove_spark_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from compactor.consumer.columns import TextFunction
 
 T = TypeVar("T")
 
@@ -105,8 +108,8 @@ class KafkaTieredSource(DataSource):
         names = request.columns or COLUMN_TYPES
         if is_table_creation(self.options):
             kept = {OPTIONS_KEY: json.dumps(remove_spark_options(self.options))}
-            return StructType([StructField(name, SPARK_TYPES[COLUMN_TYPES[name]], metadata=kept) for name in names])
-        return ", ".join(f"`{name}` {COLUMN_TYPES[name]}" for name in names)
+            return StructType([StructField(name, SPARK_TYPES[ALL_COLUMN_TYPES[name]], metadata=kept) for name in names])
+        return ", ".join(f"`{name}` {ALL_COLUMN_TYPES[name]}" for name in names)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader for a batch query."""
@@ -141,7 +144,7 @@ class KafkaTieredReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one split as Arrow batches."""
-        return read_split(self._request.settings, self._schema, partition)
+        return read_split(self._request, self._schema, partition)
 
 
 class KafkaTieredStream(DataSourceStreamReader):
@@ -193,7 +196,7 @@ class KafkaTieredStream(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one split as Arrow batches."""
-        return read_split(self._request.settings, self._schema, partition)
+        return read_split(self._request, self._schema, partition)
 
     def _check_histories(self, offsets: dict[str, Any]) -> None:
         """Raise BadData if a log no longer contains what was read up to ``offsets``. Offsets from earlier versions have no history and are
@@ -242,7 +245,7 @@ class Split(InputPartition):
         self.parts = tuple(parts)
 
 
-def read_split(settings: config.Settings, schema: StructType, split: InputPartition) -> Iterator[pa.RecordBatch]:
+def read_split(request: ReadRequest, schema: StructType, split: InputPartition) -> Iterator[pa.RecordBatch]:
     """Yield the records of a split as Arrow batches. Runs on an executor."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -255,8 +258,25 @@ def read_split(settings: config.Settings, schema: StructType, split: InputPartit
     folder = local if os.path.isdir(local) else None
     for part in split.parts:
         name = part.extent.name
-        for selection in Reader(_open_tier(settings, part.topic_id, name.topic), part.extent, part.options, folder).selections():
-            yield arrow_batch(selection, name.topic, name.partition, columns)
+        decode = _text_function(request, name)
+        for selection in Reader(_open_tier(request.settings, part.topic_id, name.topic), part.extent, part.options, folder).selections():
+            yield arrow_batch(selection, name.topic, name.partition, columns, decode)
+
+
+def _text_function(request: ReadRequest, name: TopicPartition) -> TextFunction:
+    """Return the function that decodes keys and values of a partition. It raises BadData for bytes that cannot be decoded, if the request
+    says so.
+    """
+    decoder = FieldDecoder(request.settings)
+
+    def decode(field: str, offset: int, data: bytes | None) -> str | None:
+        found = decoder.decode(data, request.key_format if field == "key" else request.value_format)
+        if found.error and request.fails_on_decoding_error:
+            hint = "onDecodingError = null reads on; the columns key and value have the bytes"
+            raise BadData(f"the {field} cannot be decoded: {found.error}", segment=str(name), offset=offset, hint=hint)
+        return found.format_text() if found.is_decoded else None
+
+    return decode
 
 
 def check_schema(schema: StructType) -> None:
@@ -264,10 +284,10 @@ def check_schema(schema: StructType) -> None:
     change their types.
     """
     for column in schema.fields:
-        if column.name not in COLUMN_TYPES:
-            raise UsageError(f"kafka-tiered has no column {column.name!r}", hint=f"Its columns are {', '.join(COLUMN_TYPES)}")
-        if column.dataType.simpleString() != COLUMN_TYPES[column.name]:
-            raise UsageError(f"kafka-tiered: column {column.name} is {COLUMN_TYPES[column.name]}", hint="Cast it after reading")
+        if column.name not in ALL_COLUMN_TYPES:
+            raise UsageError(f"kafka-tiered has no column {column.name!r}", hint=f"Its columns are {', '.join(ALL_COLUMN_TYPES)}")
+        if column.dataType.simpleString() != ALL_COLUMN_TYPES[column.name]:
+            raise UsageError(f"kafka-tiered: column {column.name} is {ALL_COLUMN_TYPES[column.name]}", hint="Cast it after reading")
 
 
 # ---- planning ---------------------------------------------------------------------------------------------------------------

@@ -11,12 +11,15 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from compactor.config import settings as config
 from compactor.constants import MAX_OFFSET
+from compactor.decoding.fields import FORMATS, FieldFormat
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
+
+Choice = TypeVar("Choice", bound=str)
 
 SPLIT_BYTES: Final = 64 << 20
 
@@ -27,6 +30,7 @@ SETTING_OPTIONS: Final = {
     "kind": ("tier", "kind"),
     "endpointUrl": ("s3", "endpoint_url"),
     "region": ("s3", "region"),
+    "registryUrl": ("registry", "url"),
 }
 """Options that set a configuration value, with its section and name. They override the file that ``config`` names."""
 
@@ -41,12 +45,18 @@ COLUMN_TYPES: Final = {
     "timestampType": "int",
     "leaderEpoch": "int",
 }
-"""Spark types of the columns in compactor.consumer.columns.COLUMNS."""
+"""Spark types of the columns in compactor.consumer.columns.MESSAGE_COLUMNS."""
+
+TEXT_COLUMN_TYPES: Final = {"keyText": "string", "valueText": "string"}
+"""Spark types of the decoded columns, which are read only if ``columns`` names them."""
+
+ALL_COLUMN_TYPES: Final = {**COLUMN_TYPES, **TEXT_COLUMN_TYPES}
 
 TOPIC_OPTIONS: Final = ("topic", "subscribe", "subscribePattern", "assign")
 READ_OPTIONS: Final = (
     "config", *TOPIC_OPTIONS, "partitions", "startingOffset", "endingOffset", "startingOffsets", "endingOffsets", "startingTimestamp",
     "endingTimestamp", "isolation", "view", "columns", "includeHeaders", "splitBytes", "keyRanges",
+    "keyFormat", "valueFormat", "onDecodingError",
 )  # fmt: skip
 
 TABLE_OPTIONS: Final = (
@@ -77,6 +87,8 @@ class ReadRequest:
     starting_ms, ending_ms: timestamps that are resolved to offsets as in Spark's Kafka source.
     committed: whether only committed records are read (read_committed).
     latest: whether only the latest record of each key is returned.
+    key_format, value_format: how ``keyText`` and ``valueText`` are decoded.
+    fails_on_decoding_error: whether bytes that cannot be decoded end the read; if not, their text is null.
     key_ranges: number of tasks per partition for ``latest``; 0 means automatic.
     """
 
@@ -96,6 +108,9 @@ class ReadRequest:
     columns: tuple[str, ...] = ()
     split_bytes: int = SPLIT_BYTES
     key_ranges: int = 0
+    key_format: FieldFormat = "auto"
+    value_format: FieldFormat = "auto"
+    fails_on_decoding_error: bool = True
 
     def select_partitions(self, available: Iterable[TopicPartition], tier_url: str) -> list[TopicPartition]:
         """Return the requested partitions of a tier, sorted by topic and partition.
@@ -160,6 +175,9 @@ def parse_options(options: Mapping[str, str]) -> ReadRequest:
         columns=_parse_columns(text),
         split_bytes=_parse_int(text, "splitBytes", SPLIT_BYTES, 1),
         key_ranges=_parse_int(text, "keyRanges", 0),
+        key_format=_parse_choice(text, "keyFormat", FORMATS),
+        value_format=_parse_choice(text, "valueFormat", FORMATS),
+        fails_on_decoding_error=_parse_choice(text, "onDecodingError", ("fail", "null")) == "fail",
     )
 
 
@@ -278,12 +296,13 @@ def _parse_int(text: Mapping[str, str], name: str, default: Any, low: int = 0) -
     return int(text[name])
 
 
-def _parse_choice(text: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+def _parse_choice(text: Mapping[str, str], name: str, choices: tuple[Choice, ...]) -> Choice:
     """Return the value of an option that allows only ``choices``; the first is the default. Raises UsageError for another value."""
     chosen = text.get(name, choices[0])
-    if chosen not in choices:
-        raise UsageError(f"kafka-tiered: {name} = {chosen!r}: allowed is {' or '.join(choices)}")
-    return chosen
+    for choice in choices:
+        if chosen == choice:
+            return choice
+    raise UsageError(f"kafka-tiered: {name} = {chosen!r}: allowed is {' or '.join(choices)}")
 
 
 def _parse_partitions(text: str) -> tuple[int, ...] | None:
@@ -298,11 +317,11 @@ def _parse_partitions(text: str) -> tuple[int, ...] | None:
 
 def _parse_columns(text: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the requested columns, in the order given; empty means all. Raises UsageError for an unknown column."""
-    exact = {name.lower(): name for name in COLUMN_TYPES}
+    exact = {name.lower(): name for name in ALL_COLUMN_TYPES}
     names = [part.strip() for part in text["columns"].split(",")] if text.get("columns") else []
     for name in names:
         if name.lower() not in exact:
-            raise UsageError(f"kafka-tiered has no column {name!r}", hint=f"Its columns are {', '.join(COLUMN_TYPES)}")
+            raise UsageError(f"kafka-tiered has no column {name!r}", hint=f"Its columns are {', '.join(ALL_COLUMN_TYPES)}")
     if _parse_choice(text, "includeHeaders", ("true", "false")) == "false":
         names = [name for name in names or COLUMN_TYPES if name.lower() != "headers"]
     return tuple(dict.fromkeys(exact[name.lower()] for name in names))

@@ -6,7 +6,6 @@ Nothing is decided here: the decisions come from the code that makes them (``ass
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,7 @@ from compactor.control.logs import read_again_if_missing
 from compactor.control.pauses import pause_reason
 from compactor.control.records import PlanAnnounced
 from compactor.control.state import PartitionState, Waiting
-from compactor.errors import NotFound, UsageError
+from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -209,25 +208,15 @@ def _segment_facts(plan: CompactionPlan) -> Iterator[Fact]:
 # --- a key or an offset ---
 
 
-def parse_key(text: str) -> bytes:
-    """Return the key that a text stands for: the text itself, or the bytes of ``base64:...``, as `segments dump` prints keys.
-
-    :raises UsageError: if what follows ``base64:`` is not base64.
-    """
-    if not text.startswith("base64:"):
-        return text.encode()
-    try:
-        return base64.b64decode(text.removeprefix("base64:"), validate=True)
-    except binascii.Error as error:
-        raise UsageError(f"{text} is not base64: {error}", hint="Write the key as text, or as base64:...") from error
-
-
-def explain_key(opened: Tier, name: TopicPartition, key: bytes, now_ms: int, on_bytes: OnRead = lambda size: None) -> Explanation:
+def explain_key(
+    opened: Tier, name: TopicPartition, key: bytes, now_ms: int, on_bytes: OnRead = lambda size: None, shown: str = ""
+) -> Explanation:
     """Explain which offsets hold a key, which record sets its value, and which records of it were removed as far as that can still be seen.
 
     Reads every live segment.
 
     :param on_bytes: receives the size of each segment that was read.
+    :param shown: the decoded key, for the answer; empty for the key's bytes.
     """
 
     def explain(state: PartitionState) -> Explanation:
@@ -239,7 +228,7 @@ def explain_key(opened: Tier, name: TopicPartition, key: bytes, now_ms: int, on_
         facts += _removed_facts(_removed_records(opened, state, found, on_bytes, key=key), found)
         hidden = f"; no reader sees it, as the log starts at {log_start}"
         facts += [Fact("below_log_start", _describe_record(record) + hidden, _record_values(record)) for record in below]
-        return Explanation(name.topic, name.partition, _key_answer(_format_key(key), found, facts), tuple(facts))
+        return Explanation(name.topic, name.partition, _key_answer(shown or _format_key(key), found, facts), tuple(facts))
 
     return _explain_state(opened, name, explain)
 

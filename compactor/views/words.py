@@ -56,10 +56,13 @@ def format_moment(at_ms: int) -> str:
         return f"{at_ms} ms"
 
 
-def iso_time(at_ms: int) -> str:
-    """Return a time in milliseconds as ISO 8601 in UTC, or as a number of milliseconds if it is beyond the calendar."""
+def iso_time(at_ms: int, timespec: str = "seconds") -> str:
+    """Return a time in milliseconds as ISO 8601 in UTC, or as a number of milliseconds if it is beyond the calendar.
+
+    :param timespec: ``seconds`` or ``milliseconds``.
+    """
     try:
-        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return datetime.fromtimestamp(at_ms / 1000, UTC).replace(tzinfo=None).isoformat(timespec=timespec) + "Z"
     except (OverflowError, ValueError, OSError):
         return f"{at_ms} ms"
 

@@ -44,8 +44,11 @@ def offsets(cli: TierCli, *arguments: object) -> list[int]:
 def test_lines(cli: TierCli) -> None:
     found = lines(cli)
     headers = [{"key": "h", "value": "v"}, {"key": "n", "value": None}, {"key": "raw", "value_base64": "/w=="}]
+    times = [line.pop("time") for line in found]
+    assert times[:3] == ["1970-01-01T00:00:01.000Z", "1970-01-01T00:00:01.001Z", "1970-01-01T00:00:01.002Z"]
     assert found[0] == {"offset": 0, "timestamp": 1000, "key": "a", "value": "1", "headers": headers, "leader_epoch": 0}
     assert found[2] == {"offset": 2, "timestamp": 1002, "key_base64": "/w==", "value_base64": "/gA=", "headers": [], "leader_epoch": 0}
+    assert times[5] is None
     assert [line["value"] for line in found[3:5]] == ["no key", None]
     assert found[5] == {"offset": 7, "timestamp": None, "key": "b", "value": "\u00e4", "headers": [], "leader_epoch": None}
     assert len(found) == 6

@@ -14,6 +14,11 @@ from compactor.constants import MAX_OFFSET
 
 if TYPE_CHECKING:
     from compactor.consumer.messages import RecordBlock
+    from compactor.decoding.fields import FieldDecoder, FieldFormat
+
+FIELD_FORMATS = ("auto", "avro", "json", "text", "bytes")
+WIDEST_KEY = 40
+"""Largest number of columns that the key takes in a table."""
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -23,18 +28,31 @@ def add_arguments(parser: frame.Parser) -> None:
         tiers.TOPIC_ID_ARGUMENT,
         frame.argument("--from", metavar="N", dest="first", type=frame.whole_number(), default=0, help="first offset"),
         frame.argument("--to", metavar="N", dest="last", type=frame.whole_number(), default=MAX_OFFSET, help="last offset, inclusive"),
-        frame.argument("--key", metavar="K", help="only records with this key: text, or base64:..."),
+        frame.argument("--key", metavar="K", help="only records with this key: text, base64:... or avro:JSON"),
         frame.argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed"),
         frame.argument("--view", choices=("all", "latest"), default="all", help="latest: the last value of each key, deletes left out"),
-        frame.argument("--format", choices=("json", "raw"), default="json", help="raw: values only, a newline after each"),
+        frame.argument(
+            "--format",
+            choices=("table", "json", "raw"),
+            help="table: for people; json: a JSON object per line; raw: values only, a newline after each (default: table on a terminal, "
+            "else json)",
+        ),
+        frame.argument("--key-format", choices=FIELD_FORMATS, default="auto", help="how keys are decoded"),
+        frame.argument(
+            "--value-format",
+            choices=FIELD_FORMATS,
+            default="auto",
+            help="how values are decoded (auto: by [registry], else text, else bytes)",
+        ),
     )
 
 
 def print_records(args: argparse.Namespace, out: Output) -> None:
     from compactor.consumer.ranges import read_blocks
-    from compactor.views.explain import parse_key
+    from compactor.decoding.fields import FieldDecoder, parse_key_of_topic
 
     opened, name = tiers.open_partition(args)
+    decoder = FieldDecoder(opened.settings)
     blocks = read_blocks(
         opened,
         name,
@@ -42,20 +60,45 @@ def print_records(args: argparse.Namespace, out: Output) -> None:
         last=args.last,
         committed=args.isolation == "read_committed",
         latest_only=args.view == "latest",
-        key=None if args.key is None else parse_key(args.key),
+        key=None if args.key is None else parse_key_of_topic(args.key, name.topic, decoder),
     )
-    out.write_chunks(_json_lines(blocks) if args.format == "json" else _raw_lines(blocks))
+    count = 0
+
+    def counted_blocks() -> Iterator[RecordBlock]:
+        nonlocal count
+        for block in blocks:
+            count += len(block)
+            yield block
+
+    width = out.terminal_width()
+    formats: tuple[FieldFormat, FieldFormat] = (args.key_format, args.value_format)
+    match args.format or ("json" if width is None or out.mode == "json" else "table"):
+        case "table":
+            out.write_chunks(_table_lines(counted_blocks(), decoder, formats, width))
+        case "json":
+            out.write_chunks(_json_lines(counted_blocks(), decoder, formats))
+        case _:
+            out.write_chunks(_raw_lines(counted_blocks()))
+    if not count:
+        state = opened.open(name).state
+        held = f"it holds offsets {state.start_offset} to {state.end_offset}" if state.has_segments else "it holds no segments yet"
+        out.note(f"{name} has no such record; {held}")
 
 
-def _json_lines(blocks: Iterable[RecordBlock]) -> Iterator[bytes]:
+def _json_lines(blocks: Iterable[RecordBlock], decoder: FieldDecoder, formats: tuple[FieldFormat, FieldFormat]) -> Iterator[bytes]:
     """Yield the records as JSON lines, block by block."""
+    from compactor.views.words import iso_time
+
     for block in blocks:
         lines = []
         for message in block.messages():
             kind, time = message.timestamp()
-            line: dict[str, Any] = {"offset": message.offset(), "timestamp": time if kind and time != -1 else None}
-            line |= _json_field("key", message.key()) | _json_field("value", message.value())
-            line["headers"] = [{"key": key, **_json_field("value", value)} for key, value in message.headers() or ()]
+            known = bool(kind) and time != -1
+            line: dict[str, Any] = {"offset": message.offset(), "timestamp": time if known else None}
+            line["time"] = iso_time(time, "milliseconds") if known else None
+            for field, data, wanted in zip(("key", "value"), (message.key(), message.value()), formats, strict=True):
+                line |= _json_field(field, data, decoder, wanted)
+            line["headers"] = [{"key": key, **_json_field("value", value, decoder, "text")} for key, value in message.headers() or ()]
             line["leader_epoch"] = message.leader_epoch()
             lines.append(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n")
         yield "".join(lines).encode()
@@ -69,11 +112,54 @@ def _raw_lines(blocks: Iterable[RecordBlock]) -> Iterator[bytes]:
         yield b"".join((value or b"") + b"\n" for value in byte_strings(block.values))
 
 
-def _json_field(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Return bytes for JSON: as text if they are UTF-8, else in base64 under another name."""
+def _json_field(name: str, data: bytes | None, decoder: FieldDecoder, wanted: FieldFormat) -> dict[str, Any]:
+    """Return bytes for JSON: decoded, else in base64 under another name. The id of their schema, and why they were not decoded, follow."""
+    found = decoder.decode(data, wanted)
+    schema = {} if found.schema_id is None else {f"{name}_schema_id": found.schema_id}
+    if found.is_decoded:
+        return {name: found.value, **schema}
+    reason = {} if wanted in ("auto", "text", "bytes") and not schema else {f"{name}_error": found.error}
+    return {f"{name}_base64": base64.b64encode(data or b"").decode(), **schema, **reason}
+
+
+def _table_lines(
+    blocks: Iterable[RecordBlock], decoder: FieldDecoder, formats: tuple[FieldFormat, FieldFormat], width: int | None
+) -> Iterator[bytes]:
+    """Yield the records as lines of a table, block by block, so that the first ones appear at once. Values are cut at the terminal's edge.
+
+    Columns are as wide as the first block needs; a longer offset or key moves the rest of its line.
+    """
+    from rich.cells import cell_len, set_cell_size
+
+    from compactor.views.words import iso_time
+
+    widths: tuple[int, int, int] | None = None
+    for block in blocks:
+        rows = []
+        for message in block.messages():
+            kind, time = message.timestamp()
+            shown = iso_time(time, "milliseconds") if kind and time != -1 else ""
+            fields = (message.key(), message.value())
+            rows.append(
+                (str(message.offset()), shown, *(_cell(data, decoder, wanted) for data, wanted in zip(fields, formats, strict=True)))
+            )
+        heading = ("offset", "time", "key", "value")
+        if widths is None:
+            first, second, third = (max(cell_len(row[place]) for row in (heading, *rows)) for place in range(3))
+            widths = (first, second, min(third, WIDEST_KEY))
+            rows = [heading, *rows]
+        lines = []
+        for offset, shown, key, value in rows:
+            wide = set_cell_size(key, widths[2]) if cell_len(key) <= widths[2] else set_cell_size(key, widths[2] - 1) + "…"
+            line = f" {offset:>{widths[0]}}   {shown:<{widths[1]}}   {wide}   {value}"
+            lines.append((line if width is None or cell_len(line) <= width else set_cell_size(line, width - 1) + "…") + "\n")
+        yield "".join(lines).encode()
+
+
+def _cell(data: bytes | None, decoder: FieldDecoder, wanted: FieldFormat) -> str:
+    """Return bytes as one line of text."""
     if data is None:
-        return {name: None}
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data).decode()}
+        return "null"
+    found = decoder.decode(data, wanted)
+    text = found.format_text() if found.is_decoded else "base64:" + base64.b64encode(data).decode()
+    return text if text is not None and text.isprintable() else json.dumps(text, ensure_ascii=False)

@@ -131,7 +131,7 @@ def _expedite(
 
 def _requested_keys(args: argparse.Namespace) -> list[bytes]:
     """Return the keys from the options and the file, without duplicates. Raises UsageError."""
-    from compactor.views.explain import parse_key
+    from compactor.decoding.fields import parse_key
 
     texts = list(args.key)
     if args.keys_file is not None:

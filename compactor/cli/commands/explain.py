@@ -18,7 +18,7 @@ def add_arguments(parser: frame.Parser) -> None:
         run_explain,
         tiers.PARTITION_ARGUMENT,
         frame.exclusive_arguments(
-            frame.argument("--key", metavar="K", help="text, or base64:...; reads every segment"),
+            frame.argument("--key", metavar="K", help="text, base64:... or avro:JSON; reads every segment"),
             frame.argument("--offset", metavar="N", type=frame.whole_number(), help="reads the segments from there on"),
         ),
         tiers.CLOCK_OPTION,
@@ -26,13 +26,18 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def run_explain(args: argparse.Namespace, out: Output) -> None:
+    from compactor.decoding.fields import DecodedField, FieldDecoder, parse_key_of_topic
     from compactor.views import explain as explaining
 
     opened, name = tiers.open_partition(args)
     now = tiers.cleaner_clock_ms(args)
     with out.progress(f"reading {name}", unit="bytes") as progress:
         if args.key is not None:
-            found = explaining.explain_key(opened, name, explaining.parse_key(args.key), now, progress.advance)
+            decoder = FieldDecoder(opened.settings)
+            key = parse_key_of_topic(args.key, name.topic, decoder)
+            decoded = decoder.decode(key) if decoder.has_registry else DecodedField()
+            shown = f"{decoded.format_text()} by schema {decoded.schema_id}" if decoded.is_json else ""
+            found = explaining.explain_key(opened, name, key, now, progress.advance, shown)
         elif args.offset is not None:
             found = explaining.explain_offset(opened, name, args.offset, now, progress.advance)
         else:

@@ -1,0 +1,1 @@
+"""Keys and values as people read them: text, JSON, and Avro by a schema registry."""

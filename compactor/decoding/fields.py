@@ -1,0 +1,231 @@
+"""Decoding of keys and values.
+
+Confluent's wire format is one zero byte, the id of the schema (four bytes, big-endian), and the encoded value.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+from compactor.config.settings import Settings
+from compactor.decoding.registry import Schema, SchemaRegistry
+from compactor.errors import UsageError
+from compactor.extras import require_extra
+
+FieldFormat = Literal["auto", "avro", "json", "text", "bytes"]
+FORMATS: Final[tuple[FieldFormat, ...]] = ("auto", "avro", "json", "text", "bytes")
+"""Formats that a key or value can be read as.
+
+auto: the registry's schema if there is a registry and the bytes are in its wire format with an id that it has; else text; else bytes.
+avro: the registry's schema, else not decoded. json, text: UTF-8, else not decoded. bytes: never decoded.
+"""
+
+_HEADER = struct.Struct(">BI")
+_UNREADABLE = (EOFError, IndexError, KeyError, OverflowError, RecursionError, StopIteration, TypeError, ValueError, struct.error)
+"""Exceptions of fastavro for bytes that do not match a schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedField:
+    """A key or a value as it is shown.
+
+    value: what the bytes stand for: text, or a JSON value whose bytes, times and decimals are texts; None for null or if not decoded.
+    is_json: whether ``value`` is a JSON value rather than a text.
+    schema_id: id of the schema in the registry, or None.
+    error: reason why the bytes were not decoded, or an empty string.
+    """
+
+    value: Any = None
+    is_json: bool = False
+    schema_id: int | None = None
+    error: str = ""
+
+    @property
+    def is_decoded(self) -> bool:
+        """Return whether ``value`` stands for the bytes."""
+        return not self.error
+
+    def format_text(self) -> str | None:
+        """Return the value as one text: JSON for a JSON value."""
+        return to_json_text(self.value) if self.is_json else self.value
+
+
+class FieldDecoder:
+    """Decodes keys and values. The registry is contacted when the first field needs it.
+
+    :param settings: [registry] says where schemas are.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._registry = SchemaRegistry(settings.registry) if settings.registry.url else None
+        self._parsed = lru_cache(maxsize=1000)(_parse_avro)
+
+    @property
+    def has_registry(self) -> bool:
+        """Return whether a schema registry is configured."""
+        return self._registry is not None
+
+    def decode(self, data: bytes | None, wanted: FieldFormat = "auto") -> DecodedField:
+        """Return what bytes stand for. Raises StoreError if the registry is needed and cannot be asked, UsageError without a registry for
+        ``avro``.
+        """
+        if data is None:
+            return DecodedField()
+        if wanted == "avro":
+            return self._decode_by_schema(data, self._needed_registry())
+        if wanted == "auto" and self._registry and data[:1] == b"\0":
+            found = self._decode_by_schema(data, self._registry)
+            if found.is_decoded or found.schema_id is not None:
+                return found
+        if wanted == "bytes":
+            return DecodedField(error="not decoded")
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            return DecodedField(error="not UTF-8")
+        return _decode_json(text) if wanted == "json" else DecodedField(text)
+
+    def encode_avro_key(self, topic: str, text: str) -> bytes:
+        """Return the bytes of a key that is given as ``avro:JSON`` or ``avro@ID:JSON``, by the key schema of the topic or the schema ID.
+
+        Kafka compares bytes, so one value has as many keys as the topic has schemas that encode it. Therefore the id is required if the
+        topic's subject has schemas that encode the key differently.
+
+        :raises UsageError: if the text is not valid, the schema does not match it, or several encodings are possible.
+        """
+        registry = self._needed_registry()
+        named, _, written = text.removeprefix("avro").partition(":")
+        try:
+            value = json.loads(written)
+        except ValueError:
+            raise UsageError(f"{text} is not a key", hint='Write avro:JSON, such as avro:{"id": 5} or avro:"a", or avro@ID:JSON') from None
+        subject = f"{topic}-key"
+        ids = [int(named[1:])] if named[1:].isdigit() else registry.schema_ids(subject)
+        if not ids:
+            raise UsageError(f"the schema registry has no subject {subject}", hint="Name the schema's id: avro@ID:JSON")
+        schemas = [schema for each in ids if (schema := registry.schema(each)) is not None and schema.kind == "AVRO"]
+        found = {schema.schema_id: data for schema in schemas if (data := self._encode_avro(schema, value)) is not None}
+        if not found:
+            raise UsageError(f"{written} matches none of the Avro schemas {', '.join(map(str, ids))}")
+        if len(found) > 1:
+            hint = f"Name one of {', '.join(map(str, found))}: avro@{max(found)}:{written}"
+            raise UsageError(f"{subject} has {len(found)} schemas that encode this key, each to a key of its own", hint=hint)
+        return next(iter(found.values()))
+
+    def _needed_registry(self) -> SchemaRegistry:
+        """Return the registry. Raises UsageError if none is configured."""
+        if self._registry is None:
+            raise UsageError("Avro needs a schema registry", hint="Set url under [registry]")
+        return self._registry
+
+    def _decode_by_schema(self, data: bytes, registry: SchemaRegistry) -> DecodedField:
+        """Return bytes in the wire format decoded. ``schema_id`` is None if they are not in the wire format of a schema that exists."""
+        if len(data) < _HEADER.size or data[0] != 0:
+            return DecodedField(error="not in the wire format of a schema registry")
+        schema_id = _HEADER.unpack_from(data)[1]
+        schema = registry.schema(schema_id)
+        if schema is None:
+            return DecodedField(error=f"the schema registry has no schema {schema_id}")
+        payload = data[_HEADER.size :]
+        if schema.kind == "JSON":
+            try:
+                return DecodedField(json.loads(payload), is_json=True, schema_id=schema_id)
+            except ValueError as error:
+                return DecodedField(schema_id=schema_id, error=f"not JSON: {error}")
+        if schema.kind != "AVRO":
+            return DecodedField(schema_id=schema_id, error=f"schema {schema_id} is of type {schema.kind}, which is not decoded")
+        return self._decode_avro(schema, payload)
+
+    def _decode_avro(self, schema: Schema, payload: bytes) -> DecodedField:
+        """Return an Avro value decoded by the schema that it was written with."""
+        from fastavro import schemaless_reader
+
+        stream = io.BytesIO(payload)
+        try:
+            value = schemaless_reader(stream, *self._parsed(schema))
+        except _UNREADABLE as error:
+            reason = f"not valid by schema {schema.schema_id}: {type(error).__name__} {error}".rstrip()
+            return DecodedField(schema_id=schema.schema_id, error=reason)
+        rest = len(payload) - stream.tell()
+        if rest:
+            return DecodedField(schema_id=schema.schema_id, error=f"{rest} bytes follow the value of schema {schema.schema_id}")
+        return DecodedField(json.loads(to_json_text(value)), is_json=True, schema_id=schema.schema_id)
+
+    def _encode_avro(self, schema: Schema, value: object) -> bytes | None:
+        """Return a value in the wire format of a schema, or None if it does not match the schema."""
+        from fastavro import schemaless_writer
+
+        stream = io.BytesIO(_HEADER.pack(0, schema.schema_id))
+        stream.seek(0, io.SEEK_END)
+        try:
+            schemaless_writer(stream, self._parsed(schema)[0], value, strict=True)
+        except (*_UNREADABLE, AttributeError):
+            return None
+        return stream.getvalue()
+
+
+def parse_key(text: str) -> bytes:
+    """Return the key that a text stands for: the text itself, or the bytes of ``base64:...``, as `segments dump` prints keys.
+
+    :raises UsageError: if what follows ``base64:`` is not base64.
+    """
+    if not text.startswith("base64:"):
+        return text.encode()
+    try:
+        return base64.b64decode(text.removeprefix("base64:"), validate=True)
+    except binascii.Error as error:
+        raise UsageError(f"{text} is not base64: {error}", hint="Write the key as text, or as base64:...") from error
+
+
+def parse_key_of_topic(text: str, topic: str, decoder: FieldDecoder) -> bytes:
+    """Return the key that a text stands for, as ``parse_key``, or as ``avro:JSON`` and ``avro@ID:JSON`` if there is a registry.
+
+    Raises UsageError.
+    """
+    is_avro = decoder.has_registry and (text.startswith("avro:") or text.partition(":")[0].removeprefix("avro@").isdigit())
+    return decoder.encode_avro_key(topic, text) if is_avro else parse_key(text)
+
+
+def to_json_text(value: object) -> str:
+    """Return a value as compact JSON. Bytes become base64, times ISO 8601, decimals and numbers that JSON does not have texts."""
+    from pydantic_core import to_json
+
+    return to_json(_without_bytes(value), inf_nan_mode="strings").decode()
+
+
+def _without_bytes(value: object) -> object:
+    """Return a value whose bytes are base64, in the alphabet that `cat` uses elsewhere."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dict):
+        return {name: _without_bytes(each) for name, each in value.items()}
+    return [_without_bytes(each) for each in value] if isinstance(value, list) else value
+
+
+def _decode_json(text: str) -> DecodedField:
+    """Return a text decoded as JSON."""
+    try:
+        return DecodedField(json.loads(text), is_json=True)
+    except ValueError as error:
+        return DecodedField(error=f"not JSON: {error}")
+
+
+def _parse_avro(schema: Schema) -> tuple[Any, None]:
+    """Return an Avro schema as fastavro reads with it, and no schema to convert to. Raises ValueError if it is not a valid schema."""
+    require_extra("avro", "Avro")
+    from fastavro.schema import SchemaParseException, UnknownType, parse_schema
+
+    named: dict[str, Any] = {}
+    try:
+        for text in schema.references:
+            parse_schema(json.loads(text), named)
+        return parse_schema(json.loads(schema.text), named), None
+    except (SchemaParseException, UnknownType) as error:
+        raise ValueError(f"the schema is not valid: {error}") from error
