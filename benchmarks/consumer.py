@@ -52,8 +52,7 @@ def fill(cluster: KafkaCluster, megabytes: int, value_bytes: int, keys: int, cod
 
 
 def by_broker(cluster: KafkaCluster, end: int) -> int:
-    from confluent_kafka import Consumer
-    from confluent_kafka import TopicPartition as Assigned
+    from confluent_kafka import Consumer, TopicPartition as Assigned
 
     consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "bench", "isolation.level": "read_committed"})
     consumer.assign([Assigned(*NAME, 0)])

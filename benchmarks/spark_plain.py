@@ -81,8 +81,7 @@ def s3_server(folder: Path) -> Iterator[Server]:
 def plain(url: str, endpoint: str, out: str) -> dict[str, Any]:
     """The job, in this process."""
     from pyspark.sql import SparkSession
-    from pyspark.sql.functions import max as highest
-    from pyspark.sql.functions import max_by
+    from pyspark.sql.functions import max as highest, max_by
 
     from compactor.spark import register
 

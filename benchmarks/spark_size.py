@@ -23,8 +23,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES
-from compactor.cleaner.gate.key_table import GATE_ROW_BYTES as GATE_ROW_BYTES
+from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES, GATE_ROW_BYTES as GATE_ROW_BYTES
 from compactor.config.settings import Settings, load_settings
 from compactor.control.records import ScratchObject
 from compactor.control.state import PartitionState

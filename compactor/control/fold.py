@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from checkpoint import lineage, offsets
-from compactor.control import incarnations, mirror
-from compactor.control import records as r
+from compactor.control import incarnations, mirror, records as r
 from compactor.control.records import Record
 from compactor.control.state import (
     HISTORY,

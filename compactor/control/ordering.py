@@ -16,8 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from checkpoint import lineage, offsets
-from compactor.control import incarnations, log_start, mirror
-from compactor.control import records as r
+from compactor.control import incarnations, log_start, mirror, records as r
 from compactor.control.coverage import coverage_problem, gap_problem, invalid_segment_problem, segment_problem, task_problem
 from compactor.control.records import Record
 from compactor.control.state import Intent, PartitionState, Waiting

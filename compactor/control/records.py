@@ -11,19 +11,21 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from compactor.control.catalog_records import CatalogBody
-from compactor.control.catalog_records import PartitionChanged as PartitionChanged
-from compactor.control.catalog_records import PartitionsChanged as PartitionsChanged
-from compactor.control.catalog_records import PartitionsInspected as PartitionsInspected
-from compactor.control.catalog_records import RetireInspection as RetireInspection
-from compactor.control.catalog_records import RoundsPaused as RoundsPaused
-from compactor.control.catalog_records import RoundsResumed as RoundsResumed
-from compactor.control.catalog_records import RoundWanted as RoundWanted
-from compactor.control.catalog_records import SlotsReached as SlotsReached
-from compactor.control.catalog_records import TierCreated as TierCreated
-from compactor.control.catalog_records import TopicRecreated as TopicRecreated
-from compactor.control.catalog_records import TopicsConfirmed as TopicsConfirmed
-from compactor.control.catalog_records import TopicsInspected as TopicsInspected
+from compactor.control.catalog_records import (
+    CatalogBody,
+    PartitionChanged as PartitionChanged,
+    PartitionsChanged as PartitionsChanged,
+    PartitionsInspected as PartitionsInspected,
+    RetireInspection as RetireInspection,
+    RoundsPaused as RoundsPaused,
+    RoundsResumed as RoundsResumed,
+    RoundWanted as RoundWanted,
+    SlotsReached as SlotsReached,
+    TierCreated as TierCreated,
+    TopicRecreated as TopicRecreated,
+    TopicsConfirmed as TopicsConfirmed,
+    TopicsInspected as TopicsInspected,
+)
 from compactor.errors import BadData
 from compactor.model.balance import Balance, DigestSum
 from compactor.model.base import Value

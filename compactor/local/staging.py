@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from compactor.errors import BadData, OutOfBudget
-from compactor.local.budget import BLOCK, Account, Kept, SpaceReservation, blocks, retry_until_space
-from compactor.local.budget import Budget as Budget
+from compactor.local.budget import BLOCK, Account, Budget as Budget, Kept, SpaceReservation, blocks, retry_until_space
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
 from compactor.profiling import WorkStage, measure_stage

@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from compactor.constants import MAX_OFFSET
 from compactor.errors import BadData
-from compactor.kernels.common import Bytes as Bytes
-from compactor.kernels.common import Int64s as Int64s
+from compactor.kernels.common import Bytes as Bytes, Int64s as Int64s
 from compactor.kernels.crc import crc32c
 from compactor.kernels.jit import kernel, leaf
 from compactor.kernels.memory import load_i16, load_i32, load_i64, load_u32, read_varint

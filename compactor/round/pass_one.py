@@ -22,8 +22,7 @@ import numpy as np
 
 from bloom.directory import distinct_hash_prefixes
 from compactor.cleaner.gate.gate import Gate, GateTerms
-from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES
-from compactor.cleaner.gate.key_table import KeyTable
+from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES, KeyTable
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, passes_needed
 from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeySet
 from compactor.cleaner.keys.spilling import SpillingSurvivors

@@ -207,8 +207,7 @@ class GcsClient:
     def _errors(self, verb: str, key: str = "") -> Iterator[None]:
         """Raise the port's errors for those of the client library."""
         from google.api_core.exceptions import GoogleAPICallError
-        from google.auth.exceptions import GoogleAuthError
-        from google.auth.exceptions import TransportError as AuthTransportError
+        from google.auth.exceptions import GoogleAuthError, TransportError as AuthTransportError
         from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
         from requests import RequestException
         from urllib3.exceptions import HTTPError

@@ -152,8 +152,7 @@ class Sidecars:
 
     def save_sidecar(self, sidecar: Sidecar, directory: KeyDirectory | None = None) -> int:
         """Write or replace sidecar and key directory, and return their size in bytes. Raises StoreError."""
-        from bloom import directory as directories
-        from bloom import sidecar as sidecars
+        from bloom import directory as directories, sidecar as sidecars
 
         data = sidecars.encode_sidecar(sidecar, self.hash_key)
         keys = directories.encode_directory(directory, self.hash_key) if directory is not None else b""

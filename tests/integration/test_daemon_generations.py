@@ -12,8 +12,7 @@ import pytest
 from compactor.daemon.daemon import Daemon
 from compactor.daemon.metrics import daemon_metrics
 from compactor.errors import Refused
-from compactor.outputs import pinterest as generations
-from compactor.outputs import upkeep
+from compactor.outputs import pinterest as generations, upkeep
 from compactor.outputs.pinterest import GenerationTarget, configured_target
 from compactor.service.metrics import render_metrics
 from compactor.storage.port import ObjectInfo, ObjectStore

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from compactor.access.tier import Tier
-from compactor.brokers import publisher as kafka
-from compactor.brokers import view as brokers
+from compactor.brokers import publisher as kafka, view as brokers
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, decode_record
 from compactor.brokers.metadata_topic.follow import metadata_partition
 from compactor.constants import NEVER_MS

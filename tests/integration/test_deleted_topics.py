@@ -17,8 +17,7 @@ from compactor.config.settings import load_settings
 from compactor.errors import UsageError
 from compactor.transfer.incarnations import confirm_topics
 from compactor.upkeep.deleted_topics import delete_removed_topics
-from tests.builders import TOPIC_ID as ID
-from tests.builders import LogBuilder
+from tests.builders import TOPIC_ID as ID, LogBuilder
 from tests.support.tier_cli import TierCli
 
 pytestmark = pytest.mark.usefixtures("unsynced")

@@ -14,8 +14,7 @@ from compactor.consumer import OFFSET_BEGINNING, ConsumerOptions, Place, open_co
 from compactor.control.state import CatalogState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition, incarnation
-from tests.builders import TOPIC_ID as ID
-from tests.builders import LogBuilder
+from tests.builders import TOPIC_ID as ID, LogBuilder
 from tests.integration.test_log_identity import OTHER_ID as OTHER
 from tests.support.tier_cli import TierCli
 

@@ -13,8 +13,13 @@ import pytest
 from tests.builders import Life
 from tests.conformance.judge import judge_product
 from tests.conformance.kafka import Kafka
-from tests.unit import test_log_cleaner_extra, test_log_cleaner_map, test_log_cleaner_records, test_log_cleaner_segments
-from tests.unit import test_log_cleaner_transactions as transactions
+from tests.unit import (
+    test_log_cleaner_extra,
+    test_log_cleaner_map,
+    test_log_cleaner_records,
+    test_log_cleaner_segments,
+    test_log_cleaner_transactions as transactions,
+)
 
 MODULES = (transactions, test_log_cleaner_records, test_log_cleaner_map, test_log_cleaner_segments, test_log_cleaner_extra)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bloom.filter import KeyFilter
 

@@ -11,8 +11,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from checkpoint.offsets import CleanerOffset, advance_vector, clean_end_offset, drop_unreferenced_epochs, is_claim_valid, vector_problem
 from compactor.control import records

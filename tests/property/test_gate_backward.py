@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from compactor.cleaner.gate.batch_checks import transaction_outcomes
 from compactor.cleaner.gate.gate import Gate, GateFailed, GateTerms

@@ -6,8 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from compactor.errors import BadData, UsageError
 from tests.plain_format import Batch, Record

@@ -8,8 +8,7 @@ import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import Phase, event, given, settings
-from hypothesis import strategies as st
+from hypothesis import Phase, event, given, settings, strategies as st
 
 from compactor.storage.local import LocalStore
 from compactor.storage.port import RangeCopies

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from compactor.cleaner.passes.transactions import Verdicts, fold_transactions
 from compactor.records import batches as kafka

@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.builders import GZIP, NONE, LogBuilder
 from tests.support.tier_cli import TierCli, visible

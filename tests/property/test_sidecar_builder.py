@@ -6,8 +6,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bloom.sidecar import decode_sidecar, encode_sidecar
 from bloom.siphash import hash_keys, key_halves

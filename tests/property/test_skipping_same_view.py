@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import event, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import event, example, given, settings, strategies as st
 
 from compactor.cleaner.gate.key_table import KeyTable
 from compactor.cleaner.keys import key_set
-from compactor.round import pass_one as index
-from compactor.round import roles
+from compactor.round import pass_one as index, roles
 from tests.builders import LZ4, NONE, LogBuilder, entry, wrapper
 from tests.plain_log import control_type
 from tests.support.tier_cli import TierCli, batches_of, visible

@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from compactor.brokers.metadata_topic.token_bucket import (
     _HOUR_MS,

@@ -12,9 +12,21 @@ from typing import Any
 from unittest.mock import patch
 
 from checkpoint import offsets
-from compactor.control import control_log, deletion, fold, grace, identity, importing, leadership, log_start, logs, ordering, publication
-from compactor.control import records as r
-from compactor.control import undo as undoing
+from compactor.control import (
+    control_log,
+    deletion,
+    fold,
+    grace,
+    identity,
+    importing,
+    leadership,
+    log_start,
+    logs,
+    ordering,
+    publication,
+    records as r,
+    undo as undoing,
+)
 from compactor.control.control_log import ControlLog
 from compactor.control.identity import Ownership
 from compactor.control.leadership import Leadership, RequirementFailed

@@ -12,8 +12,7 @@ from unittest.mock import patch
 
 from compactor.access.tier import Tier
 from compactor.config.settings import Settings
-from compactor.control import leadership as leading
-from compactor.control import records
+from compactor.control import leadership as leading, records
 from compactor.control.control_log import ControlLog
 from compactor.control.identity import Ownership
 from compactor.control.leadership import Leadership

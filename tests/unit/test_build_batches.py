@@ -6,8 +6,7 @@ import pytest
 
 from compactor.records.build import Producer, Row, encode_batch, encode_marker, encode_varint
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD
-from tests.plain_format import Record, read_batches
-from tests.plain_format import varint as read_varint
+from tests.plain_format import Record, read_batches, varint as read_varint
 from tests.plain_log import control_type
 
 ROWS = [

@@ -11,8 +11,7 @@ import pytest
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
-from compactor.consumer import OFFSET_BEGINNING, OFFSET_END, ConsumerOptions, Place, TieredConsumer
-from compactor.consumer import feed as feeding
+from compactor.consumer import OFFSET_BEGINNING, OFFSET_END, ConsumerOptions, Place, TieredConsumer, feed as feeding
 from compactor.consumer.messages import MessageLike
 from compactor.consumer.pieces import SegmentReader
 from compactor.control.ports import Retention

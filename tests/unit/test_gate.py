@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from compactor.cleaner.gate.batch_checks import transaction_outcomes
 from compactor.cleaner.gate.gate import GateFailed, GateTerms

@@ -11,8 +11,7 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from compactor.kernels.crc import combine_crc32c, crc_after_zero_bytes, zero_bytes_tables
 from compactor.records import headers

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import google_crc32c
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from compactor.errors import Refused
 from compactor.storage import s3_parts

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import cramjam
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from compactor.records import snappy
 from compactor.records.batches import read_only

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import google_crc32c
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from compactor.errors import AlreadyExists, CompactorError, CopyDiffers, NotFound, OutOfBudget, Refused, Unavailable
 from compactor.storage.counting import Counters

@@ -22,8 +22,7 @@ from compactor.storage.port import ObjectInfo
 from compactor.storage.retrying import FirstContact, Retrier, RetryingStore
 from compactor.storage.settings import Retries, Transfers
 from compactor.storage.throttled import RateLimits, ThrottledMeter, TokenBucket
-from tests.support.memory_store import Clock as MemoryClock
-from tests.support.memory_store import MemoryStore
+from tests.support.memory_store import Clock as MemoryClock, MemoryStore
 
 
 class Clock:

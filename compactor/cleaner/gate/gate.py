@@ -51,8 +51,15 @@ from compactor.cleaner.gate.batch_checks import (
     table_mismatch,
     transaction_outcomes,
 )
-from compactor.cleaner.gate.failures import EXPIRED, SumMismatch, explain_by_keys, explain_by_sums, find_source_rows, record_failure
-from compactor.cleaner.gate.failures import GateFailed as GateFailed
+from compactor.cleaner.gate.failures import (
+    EXPIRED,
+    GateFailed as GateFailed,
+    SumMismatch,
+    explain_by_keys,
+    explain_by_sums,
+    find_source_rows,
+    record_failure,
+)
 from compactor.cleaner.gate.key_table import DUE, GateSums, KeyTable, Words, pack_table_rows, zero_gate_sums
 from compactor.cleaner.gate.parser import (
     KEYLESS_RECORD,

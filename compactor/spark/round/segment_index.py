@@ -8,8 +8,7 @@ bundles         of an earlier attempt at the same plan replace their segments
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -7,8 +7,7 @@ covered, and segments that a later round writes contain only records of segments
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
