@@ -38,7 +38,6 @@ FOLD_ATTEMPTS = 6
 """Maximum number of restarts of a fold whose snapshot another process deleted meanwhile."""
 CUT_EVERY = 64
 """Number of slots after which a snapshot is written, so that opening a log reads at most about this many records, one after the other."""
-_DELETE_BATCH = 1000
 SLOT_KINDS = ("boundary", "log", "snapshot")
 PAGE = 1000
 """Number of keys that a store returns per LIST request."""
@@ -537,8 +536,7 @@ class ControlLog(Generic[S]):
                 if info.key >= limit:
                     break
                 keys.append(info.key)
-            for start in range(0, len(keys), _DELETE_BATCH):
-                self.store.delete(keys[start : start + _DELETE_BATCH])
+            self.store.delete(keys)
 
     def _decode(self, kind: type[records.ValueT], key: str) -> records.ValueT | None:
         """Return the object at ``key`` as a value of this type, or None if there is none. A corrupt object is fetched once more before it

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compactor.control.leadership import Leadership, RequirementFailed, check_before_append, hold_leadership
+from compactor.control.leadership import Leadership, RequirementFailed, hold_leadership, require_appendable
 from compactor.control.log_start import log_start_record, removable_below
 from compactor.control.logs import PartitionLog, cut_if_due
 from compactor.control.ports import Lease, Ports
@@ -57,9 +57,7 @@ def raise_log_start(leadership: Leadership, choose: Callable[[PartitionState], i
             return None
         leadership.require(state)
         body = log_start_record(state, offset, leadership.epoch, leadership.ports.grace_ms)
-        problem = check_before_append(leadership.log, state, body)
-        if problem:
-            raise RequirementFailed(problem)
+        require_appendable(leadership.log, state, body)
         return body
 
     leadership.pulse.steps += 1

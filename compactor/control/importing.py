@@ -7,6 +7,7 @@ registration was ``orphan_age_ms`` old. It has to import again; nothing else is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from compactor.control.leadership import check_before_append
 from compactor.control.logs import PartitionLog, cut_if_due
@@ -14,7 +15,6 @@ from compactor.control.ports import Ports
 from compactor.control.records import (
     IdsRegistered,
     IncarnationOpened,
-    LineageRecorded,
     SegmentsPrepended,
     SegmentsTiered,
     TailBatch,
@@ -24,6 +24,8 @@ from compactor.control.records import (
 from compactor.control.state import HISTORY, ClosedImport, PartitionState
 from compactor.errors import BadData, Fenced, Unavailable
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
+
+BodyT = TypeVar("BodyT")
 
 
 def register_import(
@@ -45,10 +47,7 @@ def register_import(
         if state.slot - began >= HISTORY:  # it may have been registered, voided and forgotten: such ids must not come back
             raise Unavailable(f"{state.name}: the log went on while this import was being registered", hint="Import again")
         fits(state)
-        problem = check_before_append(log, state, body)
-        if problem:
-            raise BadData(problem, segment=str(state.name), hint="Nothing was changed")
-        return body
+        return _checked(log, state, body, "Nothing was changed")
 
     return log.transact(decide)
 
@@ -111,10 +110,7 @@ def _append_import_record(log: PartitionLog, body: SegmentsTiered | SegmentsPrep
             return None
         if entry is None:
             raise _voided_import_error(state, import_id)
-        problem = check_before_append(log, state, body)
-        if problem:
-            raise BadData(problem, segment=str(state.name), hint="Another process was faster. Import again what is still missing")
-        return body
+        return _checked(log, state, body, "Another process was faster. Import again what is still missing")
 
     state = log.transact(decide)
     cut_if_due(log)
@@ -136,10 +132,7 @@ def truncate_tail(ports: Ports, log: PartitionLog, body: TailTruncated) -> Parti
             return None
         if body.new_segments and body.cut_id not in state.registrations:
             raise _voided_import_error(state, body.cut_id)
-        problem = check_before_append(log, state, body)
-        if problem:
-            raise BadData(problem, segment=str(state.name), hint="Another process was faster. Import again")
-        return body
+        return _checked(log, state, body, "Another process was faster. Import again")
 
     state = log.transact(decide)
     cut_if_due(log)
@@ -154,10 +147,7 @@ def adopt_topic(log: PartitionLog, body: TopicAdopted) -> PartitionState:
         seam = body.seam if body.seam >= 0 else state.adopted_seam
         if (state.topic_id, state.adopted_seam) == (body.topic_id or state.topic_id, seam):
             return None
-        problem = check_before_append(log, state, body)
-        if problem:
-            raise BadData(problem, segment=str(state.name), hint="Nothing was changed")
-        return body
+        return _checked(log, state, body, "Nothing was changed")
 
     return log.transact(decide)
 
@@ -170,31 +160,17 @@ def open_incarnation(log: PartitionLog, topic_id: str, by: str) -> PartitionStat
     def decide(state: PartitionState) -> IncarnationOpened | None:
         if state.topic_id == topic_id:
             return None
-        problem = check_before_append(log, state, body)
-        if problem:
-            raise BadData(problem, segment=str(state.name), hint="Import again: another process was faster")
-        return body
+        return _checked(log, state, body, "Import again: another process was faster")
 
     return log.transact(decide)
 
 
-def record_lineage(ports: Ports, log: PartitionLog, lineage: Sequence[EpochEntry], end_offset: int) -> PartitionState:
-    """Record the broker's current leader-epoch lineage, with the end of its log (exclusive).
-
-    If the log was truncated, cleaner offsets above the cut are lowered to it. Raises BadData if a rule refuses the record.
-    """
-    log.refresh()
-    body = LineageRecorded(lineage=tuple(lineage), end_offset=end_offset)
-
-    def decide(state: PartitionState) -> LineageRecorded | None:
-        if (state.lineage, state.lineage_end) == (body.lineage, body.end_offset):
-            return None
-        problem = check_before_append(log, state, body)
-        if problem:
-            raise BadData(problem, segment=str(state.name), hint="Nothing was changed")
-        return body
-
-    return log.transact(decide)
+def _checked(log: PartitionLog, state: PartitionState, body: BodyT, hint: str) -> BodyT:
+    """Return the body of a record that counts if it is appended to this state. Raises BadData, with the hint, if a rule refuses it."""
+    problem = check_before_append(log, state, body)
+    if problem:
+        raise BadData(problem, segment=str(state.name), hint=hint)
+    return body
 
 
 def closed_import(state: PartitionState, import_id: str) -> ClosedImport | None:

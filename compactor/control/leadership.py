@@ -89,9 +89,7 @@ class Leadership:
             if counted(state):
                 return None
             self.require(state)
-            problem = check_before_append(self.log, state, body)
-            if problem:
-                raise RequirementFailed(problem)
+            require_appendable(self.log, state, body)
             return body
 
         self.pulse.steps += 1
@@ -100,9 +98,7 @@ class Leadership:
     def check_append(self, body: Any) -> None:
         """Raise what ``append`` would raise now. Called before others are informed of what the record is going to say."""
         self.require(self.state)
-        problem = check_before_append(self.log, self.state, body)
-        if problem:
-            raise RequirementFailed(problem)
+        require_appendable(self.log, self.state, body)
 
     def require(self, state: PartitionState) -> None:
         """Raise Fenced unless this process leads in ``state``."""
@@ -139,6 +135,13 @@ class Leadership:
 def check_before_append(log: PartitionLog, state: PartitionState, body: Any) -> str:
     """Return why a record would not count if it were appended now, or an empty string. Spares the log a record without effect."""
     return ordering.refusal(state, log.candidate_record(body))
+
+
+def require_appendable(log: PartitionLog, state: PartitionState, body: Any) -> None:
+    """Raise RequirementFailed if a record would not count if it were appended now."""
+    problem = check_before_append(log, state, body)
+    if problem:
+        raise RequirementFailed(problem)
 
 
 @contextmanager
@@ -232,9 +235,7 @@ def _acquisition_unless_changed(
     """Return the acquisition, or None if the leadership has changed since its liveness was checked."""
     if state.leader != before:
         return None
-    problem = check_before_append(log, state, body)
-    if problem:
-        raise RequirementFailed(problem)
+    require_appendable(log, state, body)
     return body
 
 

@@ -126,11 +126,6 @@ def create_tier(ports: Ports, *, kind: str, layout: str, url: str = "", cluster_
     return state
 
 
-def publish_hint(catalog: CatalogLog, name: TopicPartition, slot: int = 0) -> None:
-    """Publish a hint that this partition exists and has new records. See ``publish_hints``."""
-    publish_hints(catalog, {name: slot})
-
-
 def publish_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
     """Add partitions to the tier-wide log and tell other processes that they have new records, in one record.
 

@@ -29,7 +29,6 @@ from compactor.errors import NotFound
 from compactor.model.balance import Balance, DigestSum
 from compactor.model.plan import CompactionPlan, CompactionReceipt, Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.storage.deleting import delete_keys
 from compactor.tier.ports import Announced, SegmentRef
 from compactor.tier.sidecars import sidecar_keys
 
@@ -252,7 +251,7 @@ def delete_objects(leadership: Leadership, state: PartitionState, segments: Sequ
     ordering.require_deletable(state, leadership.log.incarnation, leadership.epoch, [segment.id for segment in segments])
     ports = leadership.ports
     ports.layout.delete_segments(state.name, segments)
-    delete_keys(ports.control, [key for segment in segments for key in sidecar_keys(leadership.log.prefix, segment.id)])
+    ports.control.delete([key for segment in segments for key in sidecar_keys(leadership.log.prefix, segment.id)])
     ports.publisher.record_deletion(state.name, segments)
 
 

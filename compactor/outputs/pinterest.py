@@ -35,7 +35,6 @@ from compactor.outputs.pinterest_names import (
 )
 from compactor.round.compaction import disk_budget_bytes
 from compactor.round.sources import StagedSegmentReader, closing_reader, segment_reader
-from compactor.storage.deleting import delete_keys
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.schemes import bucket_and_prefix
@@ -351,7 +350,7 @@ def direct_readers(target: GenerationTarget, log: GenerationLog) -> Generations:
             changed = _delete_if_exists(target.store, log.pointer_key)
         if current.began not in known.recorded_ms:
             create_object(target.store, log.announcement_key(current.began), b"")
-        delete_keys(target.store, [log.step_key(number) for number in known.deletable_steps()])
+        target.store.delete([log.step_key(number) for number in known.deletable_steps()])
         if not changed:
             return known
 
@@ -362,7 +361,7 @@ def _delete_if_exists(store: ObjectStore, key: str) -> bool:
         store.get(key)
     except NotFound:
         return False
-    delete_keys(store, [key])
+    store.delete([key])
     return True
 
 

@@ -28,7 +28,6 @@ from compactor.outputs.pinterest import (
 from compactor.outputs.pinterest_names import GENERATIONS_FOLDER, Generations, partitions_of_keys
 from compactor.outputs.port import OutputReport
 from compactor.round.compaction import disk_budget_bytes
-from compactor.storage.deleting import delete_keys
 from compactor.storage.port import ObjectStore
 
 
@@ -162,7 +161,7 @@ def _delete_expired_generations(
         if found[-1].deleted and not dry_run:
             numbers = [number for number in reversed(known.numbers) if generation.began <= number < generation.ended]
             # From the newest to the oldest, so that what is left of them begins a generation.
-            delete_keys(store, [key for number in numbers for key in (log.step_key(number), log.announcement_key(number))])
+            store.delete([key for number in numbers for key in (log.step_key(number), log.announcement_key(number))])
     for begun in known.begun:
         if begun.generation in known.recorded_names:
             gone = True
@@ -174,7 +173,7 @@ def _delete_expired_generations(
         else:
             gone = False  # somebody is at it, or will be
         if gone and not dry_run:
-            delete_keys(store, [log.begun_key(begun.generation)])
+            store.delete([log.begun_key(begun.generation)])
     return found
 
 
@@ -192,5 +191,5 @@ def _delete_if_due(
         return one
     objects = list(target.store.list(target.generation_folder(generation, name)))
     if due and not dry_run:
-        delete_keys(target.store, [info.key for info in objects])
+        target.store.delete([info.key for info in objects])
     return replace(one, objects=len(objects), bytes=sum(info.size for info in objects))

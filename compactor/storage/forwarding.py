@@ -59,8 +59,8 @@ class ForwardingStore:
         return self._writing("put", key, lambda: self._store.put(key, data))
 
     def delete(self, keys: Iterable[str]) -> None:
-        wanted = tuple(keys)
-        self._writing("delete", ", ".join(wanted), lambda: self._store.delete(wanted))
+        if wanted := tuple(keys):
+            self._writing("delete", ", ".join(wanted), lambda: self._store.delete(wanted))
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
         return iter(self._reading(prefix, lambda: [*self._store.unfinished_uploads(prefix)]))

@@ -16,7 +16,6 @@ from typing import ClassVar, NamedTuple
 from compactor.errors import AlreadyExists, NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
-from compactor.storage.deleting import delete_keys
 from compactor.storage.port import ComposeSource, ObjectInfo, ObjectStore, RangeCopies
 from compactor.tier.contents import FileContent, create_object, damaged_object_error, known_file, recorded_file, stored_file, stored_problem
 from compactor.tier.ports import ListedObject, NonComposableLayout, SegmentRef
@@ -110,7 +109,7 @@ class PlainLayout(NonComposableLayout):
         return segment.files or self.required_parts
 
     def delete_segments(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        delete_keys(self._store, [self.object_name(name, segment, kind) for segment in segments for kind in self.kinds])
+        self._store.delete([self.object_name(name, segment, kind) for segment in segments for kind in self.kinds])
 
     def list_objects(self, name: TopicPartition) -> Iterator[ListedObject]:
         return self._listed(name, self.partition_folder(name))

@@ -106,12 +106,6 @@ class CatalogChangeBatcher:
         self._changed = threading.Lock()
         self._waiting: list[tuple[TopicPartition, int, Future[None]]] = []
 
-    @property
-    def pending_changes(self) -> int:
-        """Number of changes that are not being written yet."""
-        with self._changed:
-            return len(self._waiting)
-
     def record_change(self, name: TopicPartition, slot: int) -> None:
         """Record that a partition's log has reached a slot; return when this is written. Raises the error of the append, if it fails."""
         reported: Future[None] = Future()

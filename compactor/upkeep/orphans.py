@@ -16,7 +16,6 @@ from typing import Any
 from compactor.access.tier import Tier
 from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
-from compactor.storage.deleting import delete_keys
 from compactor.storage.port import ObjectStore
 from compactor.upkeep.brokers.objects import inspect_partition_objects
 
@@ -111,7 +110,7 @@ def purge_orphans(opened: Tier, wanted: OrphanList, data: ObjectStore, *, dry_ru
             else:
                 deleted.append(one)
     if not dry_run:
-        delete_keys(data, [one.object for one in deleted])
+        data.delete([one.object for one in deleted])
     return PurgeReport(deleted, kept)
 
 

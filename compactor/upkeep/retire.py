@@ -32,7 +32,6 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import SCOUTED, scratch_prefix, settle_open_intent
 from compactor.round.ports import RoundWork
-from compactor.storage.deleting import delete_keys
 from compactor.storage.port import ObjectStore
 from compactor.tier.ports import Announced, ListedObject, SegmentLayout, SegmentName, SegmentRef
 from compactor.tier.sidecars import segment_id_of, sidecar_prefix
@@ -165,7 +164,7 @@ def retire_as_leader(
     ordering.require_deletable(log.state, log.incarnation, leadership.epoch, [segment.id for segment in left])
     ports.layout.delete_segments(log.state.name, left)
     ports.publisher.record_deletion(log.state.name, left)
-    delete_keys(ports.control, found.scratch)
+    ports.control.delete(found.scratch)
     return _retire_report(ports.layout, log.state.name, found, gone=gone)
 
 

@@ -27,6 +27,7 @@ from tests.support.kafka_admin import ClusterAdmin, FoundOffset, wait_until
 from tests.support.kafka_broker import KafkaCluster
 from tests.support.kafka_story import TopicStory
 from tests.support.kafka_traffic import BrokerRecord, WrittenPartition, consume, read_from, reader
+from tests.support.lookup_holes import lookup_holes
 
 TIMEOUT_S = 120.0
 LOOKS = 40
@@ -161,7 +162,7 @@ def test_the_fold_and_the_brokers_agree(new_cluster: Callable[..., KafkaCluster]
 def folded(ours: FoldedMetadataTopic, admin: ClusterAdmin, topic: str, partition: int) -> RemoteLogMetadataCache:
     found = ours.folded_partition(uuid_bytes(admin.topic_id(topic)), partition)
     assert found is not None
-    assert (found.findings, list(found.cache.lookup_holes())) == ([], [])
+    assert (found.findings, list(lookup_holes(found.cache))) == ([], [])
     return found.cache
 
 

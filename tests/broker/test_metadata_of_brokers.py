@@ -20,6 +20,7 @@ from tests.support.broker_lookups import latest_tiered, segment_by_timestamp
 from tests.support.kafka_admin import METADATA_TOPIC, ClusterAdmin
 from tests.support.kafka_broker import KafkaCluster
 from tests.support.kafka_story import TopicStory
+from tests.support.lookup_holes import lookup_holes
 
 TIMEOUT_S = 60.0
 PASSWORD = "reader-secret"
@@ -71,7 +72,7 @@ def test_the_broker_and_our_fold_agree(broker: KafkaCluster, broker_admin: Clust
         assert {path.name.split(".")[0] for path in tier} == {f"{one.start_offset:020d}-{one.id}" for one in found.cache.list_all()}
         assert (links[0].first, links[-1].last, chain.offset_gaps(links)) == (offsets.earliest, offsets.latest_tiered, [])
         assert latest_tiered(found.cache, lineage, offsets.latest)[0] == offsets.latest_tiered
-        assert (list(found.cache.lookup_holes()), found.findings) == ([], [])
+        assert (list(lookup_holes(found.cache)), found.findings) == ([], [])
         for link in links[:: max(1, len(links) // 5)]:
             wanted = link.segment.max_timestamp_ms
             chosen = segment_by_timestamp(found.cache, lineage, offsets.latest, wanted, 0)

@@ -26,6 +26,7 @@ from compactor.model.segment import SegmentState
 from tests.metadata_events import EPOCHS, LAST_OFFSET, LINEAGES, PARTITION, lineage_entries, script
 from tests.plain_metadata_cache import PlainCache, Stopped
 from tests.support.broker_lookups import highest_offset, list_epoch, segment_for
+from tests.support.lookup_holes import lookup_holes
 
 INT32, INT64 = st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1)
 IDS = st.binary(min_size=16, max_size=16)
@@ -123,7 +124,7 @@ def agree(cache: RemoteLogMetadataCache, plain: PlainCache) -> None:
         if state.offset_to_id:
             lost = {o for o in range(min(state.offset_to_id), (state.highest or 0) + 1) if plain.lookup(epoch, o) is None}
             holes |= {(epoch, offset) for offset in lost}
-    assert {(hole.epoch, offset) for hole in cache.lookup_holes() for offset in range(hole.first, hole.last + 1)} == holes
+    assert {(hole.epoch, offset) for hole in lookup_holes(cache) for offset in range(hole.first, hole.last + 1)} == holes
 
 
 def served_as_the_chain_says(cache: RemoteLogMetadataCache, plain: PlainCache) -> None:

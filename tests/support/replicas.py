@@ -106,7 +106,7 @@ class Replicas:
             self.tier(slow=False)
 
     def newest(self) -> tuple[Record, ...]:
-        held = [self.contents[raw_id] for raw_id in self.cache.referenced_segments() if raw_id in self.contents]
+        held = [self.contents[raw_id] for state in self.cache.epochs.values() for raw_id in state.ids if raw_id in self.contents]
         return max(held, key=lambda rows: rows[-1][1:], default=())
 
     def produce(self, count: int) -> None:

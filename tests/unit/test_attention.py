@@ -10,7 +10,7 @@ import pytest
 
 from compactor.constants import HOUR_MS, NEVER_MS
 from compactor.control.fold import fold_catalog
-from compactor.control.logs import collect_inbox, open_catalog, publish_hint
+from compactor.control.logs import collect_inbox, open_catalog, publish_hints
 from compactor.control.pauses import pause_reason, pause_rounds, request_round, resume_rounds
 from compactor.control.records import (
     CatalogRecord,
@@ -118,7 +118,7 @@ def test_a_crowd_of_writers_does_not_wait_for_each_other_and_is_heard(tmp_path: 
 
     def hint(number: int) -> None:
         together.wait()
-        publish_hint(logs[number], idle.names[number], 99)
+        publish_hints(logs[number], {idle.names[number]: 99})
 
     threads = [threading.Thread(target=hint, args=(number,)) for number in range(len(logs))]
     for thread in threads:
@@ -139,9 +139,9 @@ def test_who_is_far_behind_leaves_a_hint_in_the_inbox(tmp_path: Path) -> None:
     late.refresh()
     busy = open_catalog(ports)
     for number in range(40):
-        publish_hint(busy, idle.names[number], 7 + number)
+        publish_hints(busy, {idle.names[number]: 7 + number})
     before = idle.counters.usage()
-    publish_hint(late, idle.names[49], 77)
+    publish_hints(late, {idle.names[49]: 77})
     assert idle.counters.usage().since(before).total_requests == 2  # is it far behind? the hint
     assert busy.refresh().reached["orders-49"] != 77
     idle.store.put("catalog/inbox/garbage.json", b"{}")
@@ -156,8 +156,8 @@ def test_a_partition_that_nobody_has_listed_never_goes_by_the_inbox(tmp_path: Pa
     late, busy = open_catalog(ports), open_catalog(ports)
     late.refresh()
     for slot in range(40):
-        publish_hint(busy, idle.names[0], 7 + slot)
-    publish_hint(late, TopicPartition("new", 0), 1)
+        publish_hints(busy, {idle.names[0]: 7 + slot})
+    publish_hints(late, {TopicPartition("new", 0): 1})
     assert not list(idle.store.list("catalog/inbox/"))
     assert "new-0" in busy.refresh().partitions
 
@@ -200,7 +200,7 @@ def test_a_hint_from_the_inbox_counts_where_another_one_comes_that_knows_less(tm
 
     def overtaken() -> CatalogState:
         state = refresh()
-        publish_hint(other, name, 7)
+        publish_hints(other, {name: 7})
         return state
 
     monkeypatch.setattr(catalog, "refresh", overtaken)

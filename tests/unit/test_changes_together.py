@@ -49,7 +49,7 @@ def told(saying: Saying) -> list[BaseException | None]:
         notes += [pool.submit(note, name) for name in NAMES[1:]]
         for _ in NAMES:
             assert came.acquire(timeout=20)
-        wait_for(lambda: together.pending_changes == len(NAMES) - 1)
+        wait_for(lambda: len(together._waiting) == len(NAMES) - 1)
         saying.leave.set()
         return [one.exception(20) for one in notes]
 

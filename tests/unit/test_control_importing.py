@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from checkpoint.lineage import EpochEntry
-from compactor.control.importing import record_lineage, tier_segments
+from compactor.control.importing import tier_segments
+from compactor.control.leadership import check_before_append
+from compactor.control.records import LineageRecorded
 from compactor.errors import BadData
 from tests.simulation.play import Play, uploaded
+from tests.support.lineages import record_lineage
 
 
 def test_ids_are_in_the_log_before_the_first_upload(play: Play) -> None:
@@ -71,8 +74,8 @@ def test_a_truncated_lineage_clamps_and_is_recorded_once(play: Play) -> None:
     play.process("a").run()
     actor = play.process("b")
     before = actor.state()
-    record_lineage(actor.ports, actor.log, before.lineage, 1)
-    state = record_lineage(actor.ports, actor.log, before.lineage, 1)
+    record_lineage(actor.log, before.lineage, 1)
+    state = record_lineage(actor.log, before.lineage, 1)
     assert state.slot == before.slot + 1
     assert [entry.offset for entry in state.vector] == [1]
     assert state.live == before.live
@@ -80,5 +83,5 @@ def test_a_truncated_lineage_clamps_and_is_recorded_once(play: Play) -> None:
 
 def test_a_lineage_that_goes_back_is_refused(play: Play) -> None:
     actor = play.process()
-    with pytest.raises(BadData, match="ascend"):
-        record_lineage(actor.ports, actor.log, (EpochEntry(3, 0), EpochEntry(2, 9)), 10)
+    backwards = LineageRecorded(lineage=(EpochEntry(3, 0), EpochEntry(2, 9)), end_offset=10)
+    assert "ascend" in check_before_append(actor.log, actor.state(), backwards)

@@ -10,7 +10,7 @@ import pytest
 
 from compactor.control import control_log
 from compactor.control.leadership import send_heartbeats_in_background
-from compactor.control.logs import CatalogLog, create_tier, open_catalog, publish_hint
+from compactor.control.logs import CatalogLog, create_tier, open_catalog, publish_hints
 from compactor.control.ports import Ports
 from compactor.control.records import BadControlRecord, PartitionChanged
 from compactor.control.state import CatalogState
@@ -347,7 +347,7 @@ class TestTier:
         play.requests.clear()
         log = open_catalog(ports)
         for name in (TopicPartition("b", 1), TopicPartition("a", 10), TopicPartition("a", 9), TopicPartition("b", 1)):
-            publish_hint(log, name)
+            publish_hints(log, {name: 0})
         state = open_catalog(ports).refresh()
         assert state.names == [TopicPartition("a", 9), TopicPartition("a", 10), TopicPartition("b", 1)]
         assert state.partitions["b-1"] == 5  # the slot of the latest hint

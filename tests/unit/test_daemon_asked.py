@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from compactor.config.settings import Cleaner, Settings
-from compactor.control.logs import open_catalog, publish_hint
+from compactor.control.logs import open_catalog, publish_hints
 from compactor.control.pauses import pause_rounds, request_round, resume_rounds
 from compactor.daemon.daemon import Daemon
 from compactor.daemon.scheduling import DaemonAction, Job, PartitionSchedule, PartitionStatus, choose_jobs, poll_interval_ms, with_requests
@@ -64,10 +64,10 @@ def test_hints_in_the_inbox_are_taken_in_within_a_minute(tmp_path: Path) -> None
     late.refresh()
     busy = open_catalog(idle.tier().ports)
     for number in range(40):
-        publish_hint(busy, idle.names[number % 39])
+        publish_hints(busy, {idle.names[number % 39]: 0})
     log = idle.tier().open(idle.names[39])
     idle.grow(idle.tier(), idle.names[39], hint=False)
-    publish_hint(late, idle.names[39], log.refresh().slot)
+    publish_hints(late, {idle.names[39]: log.refresh().slot})
     assert list(idle.store.list("catalog/inbox/"))
     idle.pass_time(daemon, 60_000 + INTERVAL)
     (schedule,) = (one for one in daemon.status().schedules if one.name == idle.names[39])

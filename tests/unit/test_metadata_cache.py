@@ -6,12 +6,13 @@ import pytest
 
 from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic import chain
-from compactor.brokers.metadata_topic.cache import MAX_FINISHED_IDS, FindingKind, Hole, RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.cache import MAX_FINISHED_IDS, FindingKind, RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import MetadataRecord, PartitionDeleteState, RemotePartitionDeleteMetadataRecord
 from compactor.errors import BadData
 from compactor.model.segment import SegmentState
 from tests.metadata_events import PARTITION, finished, raw_id, segment, update
 from tests.support.broker_lookups import highest_offset, list_epoch, segment_for
+from tests.support.lookup_holes import Hole, lookup_holes
 
 S = SegmentState
 ONE_EPOCH = (EpochEntry(0, 0),)
@@ -70,16 +71,16 @@ def test_a_group_takes_over_as_its_sources_are_deleted_in_ascending_order() -> N
     for number, expected in ((1, 99), (2, 199), (3, 299)):
         add(cache, update(number, S.DELETE_SEGMENT_STARTED))
         assert served(cache)[0] == (10, 0, expected)
-        assert list(cache.lookup_holes()) == []
+        assert list(lookup_holes(cache)) == []
 
 
 def test_the_wrong_order_leaves_a_hole_until_the_right_one_follows() -> None:
     cache = folded(*FOUR, *finished(10, 0, 299), update(3, S.DELETE_SEGMENT_STARTED))
-    assert list(cache.lookup_holes()) == [Hole(0, 200, 299)]
+    assert list(lookup_holes(cache)) == [Hole(0, 200, 299)]
     assert chain.offset_gaps(chain.lookup_chain(cache, ONE_EPOCH)) == [(200, 299)]
     assert segment_for(cache, ONE_EPOCH, 250) is None
     add(cache, update(2, S.DELETE_SEGMENT_STARTED))
-    assert list(cache.lookup_holes()) == []
+    assert list(lookup_holes(cache)) == []
 
 
 def test_a_group_that_reaches_the_end_takes_all_over_at_once() -> None:
@@ -91,12 +92,12 @@ def test_a_group_that_reaches_the_end_takes_all_over_at_once() -> None:
 def test_a_part_of_a_segment_hides_what_is_behind_it() -> None:
     cache = folded(*FOUR, *finished(10, 120, 150))
     assert served(cache)[1:3] == [(2, 100, 119), (10, 120, 150)]
-    assert list(cache.lookup_holes()) == [Hole(0, 151, 199)]
+    assert list(lookup_holes(cache)) == [Hole(0, 151, 199)]
 
 
 def test_the_last_segment_deleted_leaves_a_hole_up_to_the_highest_offset() -> None:
-    assert list(folded(*FOUR, update(4, S.DELETE_SEGMENT_STARTED)).lookup_holes()) == [Hole(0, 300, 399)]
-    assert list(folded(*FOUR, update(1, S.DELETE_SEGMENT_STARTED)).lookup_holes()) == []
+    assert list(lookup_holes(folded(*FOUR, update(4, S.DELETE_SEGMENT_STARTED)))) == [Hole(0, 300, 399)]
+    assert list(lookup_holes(folded(*FOUR, update(1, S.DELETE_SEGMENT_STARTED)))) == []
 
 
 def test_a_segment_over_two_epochs_is_one_link() -> None:

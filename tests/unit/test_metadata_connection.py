@@ -130,4 +130,3 @@ def test_what_the_owner_has_set_is_told_from_defaults() -> None:
     settings = {"delete.retention.ms": Setting("5", "topic"), "segment.bytes": Setting("9", "default")}
     facts = TopicFacts("orders", b"i" * 16, {}, settings)
     assert facts.topic_level_settings() == {"delete.retention.ms": "5"}
-    assert str(facts.partition_id(3)).endswith(":orders-3")

@@ -11,7 +11,6 @@ import pytest
 from checkpoint.offsets import CleanerOffset, clean_end_offset
 from compactor.control import publication
 from compactor.control.deletion import raise_log_start
-from compactor.control.importing import record_lineage
 from compactor.control.leadership import RequirementFailed, acquire_leadership, hold_leadership
 from compactor.control.records import RoundPublished, RunEnded
 from compactor.control.stages import Stage, StageTracker
@@ -26,6 +25,7 @@ from tests.simulation.play import Actor, Play, playing
 from tests.simulation.symbolic import NAME, SymbolicPlanner, SymbolicRound, SymbolicWorker
 from tests.simulation.world import TTL_MS, UNDO_WINDOW_MS, Crash
 from tests.support.keys import object_key
+from tests.support.lineages import record_lineage
 
 OBJECT = f"create {NAME}/"
 
@@ -197,7 +197,7 @@ class TestResume:
         crashed_at(play, OBJECT)
         actor = play.process("b")
         state = actor.state()
-        record_lineage(actor.ports, actor.log, state.lineage, 1)
+        record_lineage(actor.log, state.lineage, 1)
         assert actor.log.state.vector == (CleanerOffset(0, 1),)
         result = actor.run()
         assert (result.status, "cleaner offsets" in result.undone) == ("cleaned", True)
@@ -207,7 +207,7 @@ class TestResume:
         play.importing(1)
         actor, other = play.process("b"), play.process("importer")
         lineage, tail = other.state().lineage, other.log.state.slot
-        play.before(f"create partitions/{NAME}/log/{tail + 2:020d}", lambda: record_lineage(other.ports, other.log, lineage, 1))
+        play.before(f"create partitions/{NAME}/log/{tail + 2:020d}", lambda: record_lineage(other.log, lineage, 1))
         result = actor.run()
         assert result.status == "cleaned"
         assert result.plan

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compactor.brokers.metadata_topic.codec import TOPIC, TopicIdPartition
+from compactor.brokers.metadata_topic.codec import TOPIC
 from compactor.brokers.metadata_topic.confluent_topic import uuid_to_bytes
 from compactor.brokers.metadata_topic.connection import AdminSession, KafkaConnection, load_confluent_kafka
 from compactor.errors import Refused, Unavailable
@@ -86,10 +86,6 @@ class TopicFacts:
     partitions: Mapping[int, LeaderFacts]
     settings: Mapping[str, Setting]
     missing_rights: tuple[MissingRight, ...] = ()
-
-    def partition_id(self, partition: int) -> TopicIdPartition:
-        """Return the TopicIdPartition of a partition of this topic."""
-        return TopicIdPartition(self.topic_id, self.topic, partition)
 
     def topic_level_settings(self) -> Mapping[str, str]:
         """Return the settings that are set on the topic itself. They take precedence over this program's configuration."""

@@ -7,7 +7,7 @@ log line results in a Finding; a record at which a broker's consumer stops raise
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -50,14 +50,6 @@ class Finding(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.partition}, segment {segment_id(self.segment_id)}, record at {self.offset}: {self.detail}"
-
-
-class Hole(NamedTuple):
-    """Offsets [first, last] of a leader epoch that were tiered and that no lookup finds: consumers get OFFSET_OUT_OF_RANGE."""
-
-    epoch: int
-    first: int
-    last: int
 
 
 class LeaderEpochState:
@@ -178,24 +170,6 @@ class RemoteLogMetadataCache:
     def list_all(self) -> list[RemoteLogSegmentMetadataRecord]:
         """Return all segments that are not deleted, in the order of introduction (Kafka's listAllRemoteLogSegments)."""
         return list(self.segments.values())
-
-    def referenced_segments(self) -> dict[bytes, RemoteLogSegmentMetadataRecord]:
-        """Return the segments that some lookup can find, by id."""
-        ids = {raw_id for state in self.epochs.values() for raw_id in state.ids}
-        return {raw_id: found for raw_id, found in self.segments.items() if raw_id in ids}
-
-    def lookup_holes(self) -> Iterator[Hole]:
-        """Yield tiered offsets that lookups do not find because a readable segment ends before the next one begins.
-
-        Offsets before an epoch's first readable segment are not reported, because retention has deleted them.
-        """
-        for epoch, state in sorted(self.epochs.items()):
-            for at, (start, raw_id) in enumerate(zip(state.starts, state.ids, strict=True)):
-                last = at + 1 == len(state.starts)
-                needed = state.highest if last else state.starts[at + 1] - 1
-                reached = last_offset_of_epoch(self.segments[raw_id], epoch) if raw_id in self.segments else start - 1
-                if needed is not None and reached < needed:
-                    yield Hole(epoch, max(start, reached + 1), needed)
 
     def _introduce_segment(self, record: RemoteLogSegmentMetadataRecord, offset: int) -> Finding | None:
         """Apply a record that introduces a segment."""

@@ -24,7 +24,6 @@ from compactor.records.batches import Int64s
 
 WORDS: Final = 3
 GATE_ROW_BYTES: Final = 8 * WORDS
-DIGEST: Final = np.uint64(2**32 - 1)
 DUE: Final = np.uint64(1 << 62)
 """In a digest: a tombstone whose horizon has passed. The key has no record any more."""
 

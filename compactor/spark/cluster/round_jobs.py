@@ -12,7 +12,6 @@ from compactor.errors import CompactorError
 from compactor.round.ports import LeadershipCheck
 from compactor.spark.cluster.executor import SharedSettings, TaskCost
 from compactor.spark.cluster.jobs import Cluster, JobListener, TaskWork
-from compactor.storage.deleting import delete_keys
 from compactor.storage.port import ObjectStore
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class RoundJobs:
     def delete_scratch(self, keys: Sequence[str]) -> None:
         """Delete scratch objects of this attempt. An error is only logged, because `retire` deletes what remains."""
         try:
-            delete_keys(self.control, keys)
+            self.control.delete(keys)
         except CompactorError as error:
             logging.getLogger(__name__).info("scratch objects stay until `retire`: %s", error)
 

@@ -20,7 +20,6 @@ from compactor.config.settings import AivenSettings
 from compactor.errors import BadData, CompactorError, NotFound, Refused, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.storage.deleting import delete_keys
 from compactor.storage.keys import key_problem
 from compactor.storage.os_errors import file_errors
 from compactor.storage.port import ObjectStore
@@ -147,7 +146,7 @@ class AivenLayout(NonComposableLayout):
                 continue  # somebody else's: the plug-in would not find these objects by it either
             if custom.object_prefix is not None and custom.object_key in (None, self._keys.main_path(name, segment)):
                 keys += [f"{custom.object_prefix}{self._keys.main_path(name, segment)}.{suffix}" for suffix in (LOG, INDEXES)]
-        delete_keys(self._store, list(dict.fromkeys(keys)))
+        self._store.delete(list(dict.fromkeys(keys)))
 
     def list_objects(self, name: TopicPartition) -> Iterator[ListedObject]:
         for info in self._store.list(self._keys.partition_folder(name)):
