@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compactor.cleaner.gate.gate import GateFailed
+from compactor.cleaner.gate.failures import GateFailed
 from compactor.records.build import NO_PRODUCER, Producer, Row, add_batch_header, encode_batch, encode_varint
 from compactor.records.codecs import compress
 from tests.against_naive import Outcome, compare_with_naive

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from compactor.cleaner.gate.gate import Gate, GateFailed, GateTerms
+from compactor.cleaner.gate.failures import GateFailed
+from compactor.cleaner.gate.gate import Gate, GateTerms
 from compactor.cleaner.gate.key_table import KeyTable
 from compactor.cleaner.gate.result_sums import ResultSums
 from compactor.cleaner.keys.key_set import BoundedOffsetMap, KeySet

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final
 
-from compactor.cleaner.gate.gate import GateFailed
+from compactor.cleaner.gate.failures import GateFailed
 from compactor.control import ordering, publication
 from compactor.control.broker_expiry import ExpiredSources, find_expired
 from compactor.control.deletion import raise_log_start

@@ -19,7 +19,8 @@ from bloom.sizing import FilterDesign
 from checkpoint.files import format_leader_epoch_checkpoint, parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry, truncate_lineage
 from compactor import __version__
-from compactor.cleaner.gate.gate import Gate, GateFailed
+from compactor.cleaner.gate.failures import GateFailed
+from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.result_sums import ResultSums
 from compactor.cleaner.keys.survivors import Survivors
 from compactor.cleaner.passes.chunks import FinishedChunks

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from compactor.cleaner.gate.batch_checks import transaction_outcomes
-from compactor.cleaner.gate.gate import Gate, GateFailed, GateTerms
+from compactor.cleaner.gate.failures import GateFailed
+from compactor.cleaner.gate.gate import Gate, GateTerms
 from compactor.cleaner.gate.key_table import KeyTable
 from compactor.cleaner.offline import open_round
 from compactor.cleaner.passes.source import SourceSegment

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from compactor.cleaner.gate.gate import Gate, GateFailed, GateReport, GateTerms
+from compactor.cleaner.gate.failures import GateFailed
+from compactor.cleaner.gate.gate import Gate, GateReport, GateTerms
 from compactor.cleaner.gate.key_table import KeyTable
 from compactor.cleaner.offline import CleanRequest, OfflineRound, clean_directory, open_round
 from compactor.cleaner.passes.grouping import group_segments

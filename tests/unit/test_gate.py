@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from compactor.cleaner.gate.batch_checks import transaction_outcomes
-from compactor.cleaner.gate.gate import GateFailed, GateTerms
+from compactor.cleaner.gate.failures import GateFailed
+from compactor.cleaner.gate.gate import GateTerms
 from compactor.cleaner.gate.key_table import ABSENT_KEY, DUE, KeyTable, pack_table_rows, record_marks, zero_gate_sums
 from compactor.cleaner.offline import CleanRequest, clean_directory, open_directory, open_round
 from compactor.cleaner.passes.transactions import fold_transactions

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.cleaner.gate.gate import GateFailed
+from compactor.cleaner.gate.failures import GateFailed
 from compactor.records.build import NO_PRODUCER, Row, encode_batch
 from compactor.records.encode import empty_batch
 from tests.builders import LZ4, LogBuilder

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.siphash import key_halves
-from compactor.cleaner.gate import parser as col
+from compactor.cleaner.gate import failures, parser as col
 from compactor.cleaner.gate.batch_checks import (
     BatchPairs,
     BatchTransactions,
@@ -51,15 +51,7 @@ from compactor.cleaner.gate.batch_checks import (
     table_mismatch,
     transaction_outcomes,
 )
-from compactor.cleaner.gate.failures import (
-    EXPIRED,
-    GateFailed as GateFailed,
-    SumMismatch,
-    explain_by_keys,
-    explain_by_sums,
-    find_source_rows,
-    record_failure,
-)
+from compactor.cleaner.gate.failures import GateFailed
 from compactor.cleaner.gate.key_table import DUE, GateSums, KeyTable, Words, pack_table_rows, zero_gate_sums
 from compactor.cleaner.gate.parser import (
     KEYLESS_RECORD,
@@ -537,7 +529,7 @@ class Gate:
         if np.any(found != left):
             with mapped(pairs.source):
                 excess = (int(found[1]) - int(left[1])) % 2**64
-                self._raise_explanation(pairs, output, SumMismatch(pairs.source.name, int(left[0]), int(found[0]), excess))
+                self._raise_explanation(pairs, output, failures.SumMismatch(pairs.source.name, int(left[0]), int(found[0]), excess))
         return int(found[0])
 
     def _compare_markers(self, pairs: BatchPairs, output: Bytes, mapped: Mapped) -> None:
@@ -583,12 +575,12 @@ class Gate:
                 raise GateFailed("a record without a key, which compaction removes", segment=name, offset=offset)
             due = self._due_tombstones(records, of, pairs.source) & (records.offset <= self._rules.latest_offset)
             if due.any():
-                raise record_failure(EXPIRED, name, records, due)
+                raise failures.record_failure(failures.EXPIRED, name, records, due)
             yield pairs.origin[some], records
 
     # ---- what to say
 
-    def _raise_explanation(self, pairs: BatchPairs, output: Bytes, mismatch: SumMismatch) -> NoReturn:
+    def _raise_explanation(self, pairs: BatchPairs, output: Bytes, mismatch: failures.SumMismatch) -> NoReturn:
         """Find the record that explains a mismatch of sums and raise GateFailed for it. Segment and output are parsed again."""
         source, name = pairs.source, pairs.source.name
         headers = headers_from_table(source.table)
@@ -597,11 +589,11 @@ class Gate:
         for some, records in self._parse_batches(self._reader, source.buf, headers, data, name):
             there = np.zeros(len(records.offset), np.bool_)
             for _, written in self._parse_batches(self._output_reader, output, pairs.output, filled & np.isin(pairs.origin, some), name):
-                there[find_source_rows(name, records, written)] = True
+                there[failures.find_source_rows(name, records, written)] = True
             if source.ordinal in self._left:
-                explain_by_sums(name, records, there, mismatch)
+                failures.explain_by_sums(name, records, there, mismatch)
             else:
                 latest = self._table.latest_offsets(records.hashes)
                 must_go = self._records_that_must_go(records, headers[:, some], source, latest)
-                explain_by_keys(name, records, there, latest, must_go, self._is_checked(records))
+                failures.explain_by_keys(name, records, there, latest, must_go, self._is_checked(records))
         raise mismatch.to_error()

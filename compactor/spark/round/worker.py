@@ -19,7 +19,7 @@ from typing import Final
 
 from bloom.sidecar import Sidecar
 from compactor.access.tier import Tier
-from compactor.cleaner.gate.gate import GateFailed
+from compactor.cleaner.gate.failures import GateFailed
 from compactor.cleaner.gate.key_table import GATE_KEY_BYTES
 from compactor.config.settings import Cleaner
 from compactor.control.records import ScratchObject
