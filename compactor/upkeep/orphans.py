@@ -86,10 +86,10 @@ def find_orphans(opened: Tier, names: Sequence[TopicPartition], on_partition: Ca
     return OrphanList(opened.settings.tier_url, tier.layout, opened.brokers.cluster_id(), now, tuple(found))
 
 
-def purge_orphans(opened: Tier, wanted: OrphanList, data: ObjectStore, *, dry_run: bool = False) -> PurgeReport:
+def purge_orphans(opened: Tier, wanted: OrphanList, store: ObjectStore, *, dry_run: bool = False) -> PurgeReport:
     """Delete the objects of a list that are still orphans.
 
-    :param data: the tier's store, opened for writing.
+    :param store: the tier's store, opened for writing.
     :param dry_run: delete nothing, and return what would be deleted.
     :raises UsageError: if the list belongs to another tier, or the brokers cannot be asked.
     """
@@ -110,7 +110,7 @@ def purge_orphans(opened: Tier, wanted: OrphanList, data: ObjectStore, *, dry_ru
             else:
                 deleted.append(one)
     if not dry_run:
-        data.delete([one.object for one in deleted])
+        store.delete([one.object for one in deleted])
     return PurgeReport(deleted, kept)
 
 
