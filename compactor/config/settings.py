@@ -29,7 +29,7 @@ from compactor.config.store_sections import MAX_MS, S3, Azure, Gcs, Milliseconds
 from compactor.errors import UsageError
 from compactor.model.base import Value
 from compactor.model.policy import MAX32, CleanerPolicy
-from compactor.storage.schemes import DIRECTORY, kind_of_scheme, url_problem
+from compactor.storage.schemes import DIRECTORY, store_kind_of_scheme, url_problem
 
 ENV_PREFIX = "TIERED_COMPACTOR__"
 ENV_FILE = "TIERED_COMPACTOR_CONFIG"
@@ -126,7 +126,7 @@ def _validate_pinterest_target(url: str) -> str:
     ValueError.
     """
     url = _validate_store_url(url)
-    kind = kind_of_scheme(url)
+    kind = store_kind_of_scheme(url)
     if kind is not None and not kind.pinterest:
         raise ValueError("consumers of that layout cannot read there: name a directory or a bucket on S3")
     if kind is not None and kind.container and not re.fullmatch(r"[^/]+(/[A-Za-z0-9_./-]*)?", url.partition("://")[2]):

@@ -18,7 +18,7 @@ from compactor.demo.data import CustomersTable, TopicShape, write_topic
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.round.compaction import OnStage, RoundReport
-from compactor.storage.schemes import kind_of
+from compactor.storage.schemes import store_kind
 from compactor.transfer.export import export_partition
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportProgress, ImportReport
@@ -89,7 +89,7 @@ class Demo:
         self._clear_folder()
         self.tier_place = tier_url or str(self.folder / "tier")
         tier = {"url": tier_url or (self.folder / "tier").as_uri(), "state_dir": str(self.folder / "state")}
-        section = kind_of(self.tier_place).section
+        section = store_kind(self.tier_place).section
         reached = {section: settings.section_values(section).model_dump()} if settings and section else {}
         self.config.write_text(_as_toml({"tier": tier, **reached}), encoding="utf-8")
         # The environment is ignored, so that the demo never touches a real tier.

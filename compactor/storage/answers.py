@@ -6,12 +6,12 @@ from compactor.errors import StoreError
 
 
 class PreconditionFailed(StoreError):
-    """A condition of a request did not hold (HTTP 412). What that means depends on the request."""
+    """Raised if a condition of a request did not hold (HTTP 412). Callers decide what that means for their request."""
 
 
 class OutOfRange(StoreError):
-    """The requested range begins at or after the object's end (HTTP 416)."""
+    """Raised if the requested range begins at or after the object's end (HTTP 416)."""
 
 
 class NoSuchUpload(StoreError):
-    """An upload in parts, or one of its parts, is gone: completed, aborted or expired."""
+    """Raised if a multipart upload or one of its parts no longer exists, because it was completed, was aborted or has expired."""

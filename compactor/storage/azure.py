@@ -32,10 +32,10 @@ from compactor.storage.counting import Meter
 from compactor.storage.findings import StoreFinding
 from compactor.storage.keys import portable_names
 from compactor.storage.options import StoreOptions
-from compactor.storage.parallel import file_bytes
-from compactor.storage.port import CopiedRange, ObjectInfo, ObjectStore, RangeCopies
+from compactor.storage.parallel import read_file_range
+from compactor.storage.port import CopiedRange, CopyLimits, ObjectInfo, ObjectStore
 from compactor.storage.retrying import FirstContact
-from compactor.storage.s3_parts import MIN_PART_BYTES, UploadPart, length_of
+from compactor.storage.s3_parts import MIN_PART_BYTES, UploadPart, part_length
 from compactor.storage.schemes import bucket_and_prefix
 
 _ROLE: Final = "Grant the role Storage Blob Data Contributor on the container, or a SAS with the permissions racwdl; then run config check"
@@ -46,7 +46,7 @@ _HINTS: Final = Hints(
     bucket="Create the container, or check [tier] url and [azure] endpoint_url",
     endpoint="Check the account in [tier] url, [azure] endpoint_url, the network and the DNS",
 )
-_COPIES: Final = RangeCopies(least_bytes=MIN_PART_BYTES, most_bytes=100 << 20)
+_COPIES: Final = CopyLimits(least_bytes=MIN_PART_BYTES, most_bytes=100 << 20)
 _ONE_REQUEST_BYTES: Final = 4000 << 20
 """Largest body of one request. The client library splits larger ones by itself, which is never wanted here."""
 _POOL: Final = 64
@@ -87,7 +87,7 @@ class Access:
 
 
 class AzureClient:
-    """ObjectClient of one prefix of a container. Its connection is made by the first request."""
+    """Requests to the blobs below one prefix of an Azure container. Connects at the first request."""
 
     def __init__(self, account: str, container: str, prefix: str, settings: Azure, meter: Meter, contact: FirstContact) -> None:
         self._account = account
@@ -102,7 +102,7 @@ class AzureClient:
         self._made: Any = None
 
     @property
-    def copies(self) -> RangeCopies:
+    def copy_limits(self) -> CopyLimits:
         return _COPIES
 
     @property
@@ -110,26 +110,26 @@ class AzureClient:
         return f"az://{self._account}/{self._name}/{self._prefix}".rstrip("/")
 
     @property
-    def place(self) -> tuple[str, str, str]:
+    def location(self) -> tuple[str, str, str]:
         return self._settings.endpoint_url, f"{self._account}/{self._name}", self._prefix
 
     def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
         whole = start == 0 and length is None
-        with self._errors("read", key):
-            found = self._blob(key).download_blob(
-                offset=None if whole else start, length=length, max_concurrency=1, decompress=False, **_same_version(version)
+        with self._translated_errors("read", key):
+            found = self._blob_client(key).download_blob(
+                offset=None if whole else start, length=length, max_concurrency=1, decompress=False, **_version_condition(version)
             )
             data = bytes(found.readall())
         size = int(found.properties.content_range.rpartition("/")[2]) if found.size else start
-        self._meter.read(len(data))
+        self._meter.record_read(len(data))
         if len(data) != (size if length is None else min(size, start + length)) - start:
             raise Unavailable(f"cannot read {self.url}/{key}: asked for {length} bytes from {start} of {size}, the store sent {len(data)}")
         return ObjectRange(data, size, str(found.properties.etag))
 
     def head(self, key: str) -> ObjectInfo:
-        with self._errors("read", key):
-            found = self._blob(key).get_blob_properties()
-        return _info(key, found)
+        with self._translated_errors("read", key):
+            found = self._blob_client(key).get_blob_properties()
+        return _object_info(key, found)
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str]) -> ObjectInfo:
         return self._upload(key, data, metadata, overwrite=False)
@@ -142,54 +142,54 @@ class AzureClient:
         from azure.core import MatchConditions
         from azure.storage.blob import BlobBlock
 
-        blob = self._blob(key)
+        blob = self._blob_client(key)
         attempt = uuid.uuid4().hex
         ids = [f"{attempt}{number:05}" for number in range(len(parts))]
 
-        def stage(block: str, part: UploadPart) -> None:
+        def stage_block(block_id: str, part: UploadPart) -> None:
             if isinstance(part, CopiedRange):
-                with self._errors("copy", part.key):
-                    source = self._readable(part.key)
-                    blob.stage_block_from_url(block, source_offset=part.start, source_length=part.length, **source)
+                with self._translated_errors("copy", part.key):
+                    source = self._copy_source_arguments(part.key)
+                    blob.stage_block_from_url(block_id, source_offset=part.start, source_length=part.length, **source)
                 return
-            data = b"".join(file_bytes(piece) for piece in part)
-            self._meter.wrote(len(data))
-            with self._errors("write", key):
-                blob.stage_block(block, data, length=len(data), validate_content=True)
+            data = b"".join(read_file_range(piece) for piece in part)
+            self._meter.record_write(len(data))
+            with self._translated_errors("write", key):
+                blob.stage_block(block_id, data, length=len(data), validate_content=True)
 
-        def commit(_: int) -> Any:
-            with self._errors("write", key):
+        def commit_blocks(_: int) -> Any:
+            with self._translated_errors("write", key):
                 blocks = [BlobBlock(block_id=block) for block in ids]
                 return blob.commit_block_list(blocks, metadata=dict(metadata), match_condition=MatchConditions.IfMissing)
 
-        upload.each([lambda block=block, part=part: stage(block, part) for block, part in zip(ids, parts, strict=True)])  # type: ignore[misc]
+        upload.run_all([lambda block=block, part=part: stage_block(block, part) for block, part in zip(ids, parts, strict=True)])  # type: ignore[misc]
         upload.confirm()
-        made = upload.retrier.call(commit)
+        made = upload.retrier.call(commit_blocks)
         return ObjectInfo(
-            key, sum(length_of(part) for part in parts), _milliseconds(made["last_modified"]), str(made["etag"]), dict(metadata)
+            key, sum(part_length(part) for part in parts), _epoch_ms(made["last_modified"]), str(made["etag"]), dict(metadata)
         )
 
     def page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
-        with self._errors("list"):
-            listing = self._container().list_blobs(name_starts_with=self._prefix + prefix, results_per_page=size)
+        with self._translated_errors("list"):
+            listing = self._container_client().list_blobs(name_starts_with=self._prefix + prefix, results_per_page=size)
             pages = listing.by_page(token or None)
-            found = [_info(blob.name[len(self._prefix) :], blob) for blob in next(pages, ())]
+            found = [_object_info(blob.name[len(self._prefix) :], blob) for blob in next(pages, ())]
         return found, pages.continuation_token or ""
 
     def delete(self, key: str, version: str = "") -> None:
-        with self._errors("delete", key):
-            self._blob(key).delete_blob(**_same_version(version))
+        with self._translated_errors("delete", key):
+            self._blob_client(key).delete_blob(**_version_condition(version))
 
     def clock_ms(self) -> int:
         self.page("", "", "", 1)
         return int(parsedate_to_datetime(self._latest.answer.headers["Date"]).timestamp() * 1000)
 
     def deletes_free_space(self) -> bool | None:
-        reasons, is_complete = self._reasons_to_keep()
+        reasons, is_complete = self._retention_reasons()
         return False if reasons else True if is_complete else None
 
     def inspect(self) -> list[StoreFinding]:
-        reasons, is_complete = self._reasons_to_keep()
+        reasons, is_complete = self._retention_reasons()
         hint = "Expect no saving before they are gone, or use a container without"
         findings = [StoreFinding.warning(kind, f"{self.url} {detail}", hint) for kind, detail in reasons]
         if not is_complete:
@@ -200,14 +200,14 @@ class AzureClient:
     def required_permission(self, verb: str) -> str:
         return _PERMISSIONS[verb]
 
-    def _reasons_to_keep(self) -> tuple[list[tuple[str, str]], bool]:
-        """Return kind and description of the settings for which deleting frees no space, and whether all of them could be asked for.
+    def _retention_reasons(self) -> tuple[list[tuple[str, str]], bool]:
+        """Return (kind, description) of each setting because of which deleting frees no space, and whether all settings could be read.
 
-        The service does not say whether the account keeps versions; its objects do, therefore one of them is asked for.
+        The service does not say whether the account keeps versions, so an existing object is asked instead.
         """
         days, versions = self._soft_delete_days(), self._keeps_versions()
-        with self._errors("ask for the settings of"):
-            container = self._container().get_container_properties()
+        with self._translated_errors("ask for the settings of"):
+            container = self._container_client().get_container_properties()
         found = [
             ("versioning", "keeps versions: a deleted object stays as an earlier version, and is paid for", versions),
             ("soft-delete", f"keeps deleted objects for {days} days (soft delete), and they are paid for", days),
@@ -219,31 +219,31 @@ class AzureClient:
     def _soft_delete_days(self) -> int | None:
         """Return for how many days deleted objects are kept, or None if the credentials may not ask."""
         try:
-            with self._errors("ask for the settings of"):
-                policy = self._service().get_service_properties()["delete_retention_policy"]
+            with self._translated_errors("ask for the settings of"):
+                policy = self._service_client().get_service_properties()["delete_retention_policy"]
         except Refused:
             return None
         return int(policy.days or 1) if policy.enabled else 0
 
     def _keeps_versions(self) -> bool | None:
         """Return whether objects have versions, or None if there is no object."""
-        with self._errors("list"):
-            first = next(iter(self._container().list_blobs(name_starts_with=self._prefix, results_per_page=1)), None)
-            return None if first is None else bool(self._container().get_blob_client(first.name).get_blob_properties().version_id)
+        with self._translated_errors("list"):
+            first = next(iter(self._container_client().list_blobs(name_starts_with=self._prefix, results_per_page=1)), None)
+            return None if first is None else bool(self._container_client().get_blob_client(first.name).get_blob_properties().version_id)
 
     def _upload(self, key: str, data: bytes, metadata: Mapping[str, str], *, overwrite: bool) -> ObjectInfo:
-        with self._errors("write", key):
-            self._meter.wrote(len(data))
-            made = self._blob(key).upload_blob(
+        with self._translated_errors("write", key):
+            self._meter.record_write(len(data))
+            made = self._blob_client(key).upload_blob(
                 data, overwrite=overwrite, metadata=dict(metadata), max_concurrency=1, validate_content=True, length=len(data)
             )
-        return ObjectInfo(key, len(data), _milliseconds(made["last_modified"]), str(made["etag"]), dict(metadata))
+        return ObjectInfo(key, len(data), _epoch_ms(made["last_modified"]), str(made["etag"]), dict(metadata))
 
-    def _readable(self, key: str) -> dict[str, str]:
-        """Return the arguments with which the store itself reads an object of this container."""
+    def _copy_source_arguments(self, key: str) -> dict[str, str]:
+        """Return the arguments of a copy request that let the service read the source object."""
         from azure.storage.blob import BlobSasPermissions, generate_blob_sas
 
-        source = self._blob(key)
+        source = self._blob_client(key)
         if self._access.token is not None:
             return {"source_url": source.url, "source_authorization": f"Bearer {self._access.token.get_token(_SCOPE).token}"}
         if self._access.sas:
@@ -258,12 +258,12 @@ class AzureClient:
         )
         return {"source_url": f"{source.url}?{signature}"}
 
-    def _blob(self, key: str) -> Any:
-        return self._container().get_blob_client(self._prefix + key)
+    def _blob_client(self, key: str) -> Any:
+        return self._container_client().get_blob_client(self._prefix + key)
 
     @contextmanager
-    def _errors(self, verb: str, key: str = "") -> Iterator[None]:
-        """Raise the port's errors for those of the client library."""
+    def _translated_errors(self, verb: str, key: str = "") -> Iterator[None]:
+        """Raise this program's storage errors instead of the client library's."""
         from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
         from urllib3.exceptions import HTTPError
 
@@ -277,23 +277,23 @@ class AzureClient:
                 raise Refused(f"{what}: {_first_line(error)}", hint=_HINTS.credentials) from error
             if (error.status_code or 0) < HTTPStatus.BAD_REQUEST:  # the body broke off
                 raise connection_error(error, what, _HINTS, answered=True) from error
-            raise _answered(error, what, key) from error
+            raise _status_error(error, what, key) from error
         except (AzureError, HTTPError, OSError, EOFError) as error:
             raise connection_error(error, what, _HINTS, answered=self._contact.answered) from error
 
-    def _container(self) -> Any:
-        return self._service().get_container_client(self._name)
+    def _container_client(self) -> Any:
+        return self._service_client().get_container_client(self._name)
 
-    def _service(self) -> Any:
+    def _service_client(self) -> Any:
         with self._lock:
             if self._made is None:
-                self._access = access_of(self._account, self._settings, os.environ)
-                self._made = _connect(self._access, self._account, self._observed)
+                self._access = choose_credentials(self._account, self._settings, os.environ)
+                self._made = _create_service_client(self._access, self._account, self._send_counted)
             return self._made
 
-    def _observed(self, request: Any, send: Callable[..., Any]) -> Any:
+    def _send_counted(self, request: Any, send: Callable[..., Any]) -> Any:
         """Send a request, count it, and keep its answer for this thread."""
-        self._meter.request(request_kind(request.method, request.url, copies="x-ms-copy-source" in request.headers))
+        self._meter.record_request(request_kind(request.method, request.url, copies="x-ms-copy-source" in request.headers))
         connect_s, read_s = request_timeouts(self._contact)
         answer = send(connection_timeout=connect_s, read_timeout=read_s)
         if answer.status_code >= HTTPStatus.BAD_REQUEST or answer.headers.get("Content-Length") == "0":
@@ -302,7 +302,7 @@ class AzureClient:
         return answer
 
 
-def access_of(account: str, settings: Azure, environment: Mapping[str, str]) -> Access:
+def choose_credentials(account: str, settings: Azure, environment: Mapping[str, str]) -> Access:
     """Return how an account is reached: by [azure] credentials_file, else by the variables of Azure's own tools, else by its identities.
 
     Raises UsageError for credentials that cannot be used.
@@ -313,24 +313,27 @@ def access_of(account: str, settings: Azure, environment: Mapping[str, str]) -> 
             text = Path(settings.credentials_file).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"[azure] credentials_file cannot be used: {error}", hint=_HINTS.credentials) from error
-        return _access_by(text, account, settings, endpoint, "[azure] credentials_file")
+        return _credentials_from_text(text, account, settings, endpoint, "[azure] credentials_file")
     for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"):
         if environment.get(name):
-            return _access_by(environment[name], account, settings, endpoint, name)
+            return _credentials_from_text(environment[name], account, settings, endpoint, name)
 
     from azure.identity import DefaultAzureCredential
 
     return Access(endpoint, token=DefaultAzureCredential(process_timeout=5))
 
 
-def _access_by(text: str, account: str, settings: Azure, endpoint: str, source: str) -> Access:
-    """Return access by a connection string, a shared access signature, or else an account key. source: where it stands."""
+def _credentials_from_text(text: str, account: str, settings: Azure, endpoint: str, origin: str) -> Access:
+    """Return credentials from a connection string, a shared access signature or an account key, whichever ``text`` is.
+
+    origin: where the text was found, for messages.
+    """
     fields = {name.strip().lower(): value for name, sign, value in (part.partition("=") for part in text.split(";")) if sign}
     if "accountkey" in fields or "sharedaccesssignature" in fields:
         named = fields.get("accountname", account)
         if named != account:
             hint = "Write the account's name in [tier] url, or use its own connection string"
-            raise UsageError(f"{source} is of the account {named!r}, and the tier lies in {account!r}", hint=hint)
+            raise UsageError(f"{origin} is of the account {named!r}, and the tier lies in {account!r}", hint=hint)
         suffix = fields.get("endpointsuffix", "core.windows.net")
         found = fields.get("blobendpoint", f"{fields.get('defaultendpointsprotocol', 'https')}://{account}.blob.{suffix}").rstrip("/")
         signature = fields.get("sharedaccesssignature", "").lstrip("?")
@@ -341,11 +344,11 @@ def _access_by(text: str, account: str, settings: Azure, endpoint: str, source: 
         base64.b64decode(text, validate=True)
     except ValueError:
         hint = "Write a connection string, an account key or a shared access signature, nothing else"
-        raise UsageError(f"{source} holds no credentials of Azure", hint=hint) from None
+        raise UsageError(f"{origin} holds no credentials of Azure", hint=hint) from None
     return Access(endpoint, key=text)
 
 
-def _connect(access: Access, account: str, observed: Callable[[Any, Callable[..., Any]], Any]) -> Any:
+def _create_service_client(access: Access, account: str, observed: Callable[[Any, Callable[..., Any]], Any]) -> Any:
     import requests
     from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
     from azure.core.pipeline.transport import RequestsTransport
@@ -376,8 +379,8 @@ def _connect(access: Access, account: str, observed: Callable[[Any, Callable[...
     )
 
 
-def _answered(error: Any, what: str, key: str) -> CompactorError:
-    """Return the port's error for an error answer."""
+def _status_error(error: Any, what: str, key: str) -> CompactorError:
+    """Return the storage error for an HTTP error answer."""
     code = str(getattr(error, "error_code", None) or (error.response.headers.get("x-ms-error-code", "") if error.response else "") or "")
     status = int(error.status_code)
     message = f"{what}: the store answered {status}" + (f" ({code})" if code else "")
@@ -398,23 +401,24 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0].rstrip(".")
 
 
-def _same_version(version: str) -> dict[str, Any]:
+def _version_condition(version: str) -> dict[str, Any]:
+    """Return the request arguments that require this ETag, or none if it is empty."""
     from azure.core import MatchConditions
 
     return {"etag": version, "match_condition": MatchConditions.IfNotModified} if version else {}
 
 
-def _info(key: str, found: Any) -> ObjectInfo:
+def _object_info(key: str, found: Any) -> ObjectInfo:
     metadata = portable_names(found.metadata or {})
-    return ObjectInfo(key, int(found.size), _milliseconds(found.last_modified), _quoted(str(found.etag)), metadata)
+    return ObjectInfo(key, int(found.size), _epoch_ms(found.last_modified), _quoted_etag(str(found.etag)), metadata)
 
 
-def _quoted(etag: str) -> str:
+def _quoted_etag(etag: str) -> str:
     """Return an ETag as answers' headers have it. Listings have it without quotation marks."""
     return etag if etag.startswith('"') else f'"{etag}"'
 
 
-def _milliseconds(moment: datetime) -> int:
+def _epoch_ms(moment: datetime) -> int:
     return int(moment.timestamp() * 1000)
 
 

@@ -22,16 +22,16 @@ from typing import Protocol, TypeVar
 
 from compactor.errors import AlreadyExists, CannotCopy, CompactorError, NotFound, Refused, Unavailable
 from compactor.storage.answers import OutOfRange, PreconditionFailed
-from compactor.storage.copied import read_back, require_sources
+from compactor.storage.copied import check_copy_sources, verify_composed_copy
 from compactor.storage.findings import StoreFinding
 from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range, key_problem
 from compactor.storage.options import StoreOptions
 from compactor.storage.os_errors import file_errors
-from compactor.storage.parallel import in_parallel, write_all
-from compactor.storage.port import ComposeSource, FileRange, ObjectInfo, ObjectStore, RangeCopies, UnfinishedUpload
+from compactor.storage.parallel import run_in_parallel, write_all
+from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.retrying import FirstContact, Retrier
 from compactor.storage.s3_errors import is_unknown_host
-from compactor.storage.s3_parts import UploadPart, parts_of, parts_of_file
+from compactor.storage.s3_parts import UploadPart, parts_of_file, plan_parts
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ _BUSY = "The store asks for patience or has trouble; lower [limits] max_requests
 
 @dataclass(frozen=True)
 class Hints:
-    """What to do next, by the kind of refusal, in the words of one vendor."""
+    """Advice for users, by kind of refusal, in one vendor's terms."""
 
     credentials: str
     permission: str
@@ -93,22 +93,22 @@ class ObjectRange:
 
 
 class ObjectClient(Protocol):
-    """Single requests to the objects below one prefix. None is repeated, except where ``retry`` is given.
+    """Single requests to the objects below one prefix. None is repeated, except where ``upload`` retries its tasks.
 
     Keys are the port's. All methods raise the port's errors, or PreconditionFailed or OutOfRange.
     """
 
     @property
-    def copies(self) -> RangeCopies | None:
-        """Limits of server-side copies, or None."""
+    def copy_limits(self) -> CopyLimits | None:
+        """Return the limits of server-side copies, or None if the store cannot copy."""
 
     @property
     def url(self) -> str:
-        """URL of the store."""
+        """Return the store's URL."""
 
     @property
-    def place(self) -> tuple[str, str, str]:
-        """Endpoint, bucket and prefix."""
+    def location(self) -> tuple[str, str, str]:
+        """Return endpoint, bucket and prefix."""
 
     def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
         """Return bytes [start, start + length), of this version if one is given."""
@@ -149,24 +149,24 @@ class ObjectClient(Protocol):
 
 @dataclass(frozen=True)
 class PartUpload:
-    """How the parts of one object are sent. confirm: called when all parts are there, before the object becomes visible."""
+    """Sends the parts of one object. confirm: called when all parts are stored, before the object becomes visible."""
 
     retrier: Retrier
     threads: int
     confirm: Callable[[], None] = lambda: None
 
-    def each(self, tasks: Sequence[Callable[[], T]]) -> Sequence[T]:
+    def run_all(self, tasks: Sequence[Callable[[], T]]) -> Sequence[T]:
         """Run tasks in parallel, each with retries, and return their results in order."""
 
-        def run(task: Callable[[], T]) -> Callable[[threading.Event], T]:
-            def attempt(stop: threading.Event) -> T:
+        def with_retries(task: Callable[[], T]) -> Callable[[threading.Event], T]:
+            def run_with_retries(stop: threading.Event) -> T:
                 if stop.is_set():
                     raise CancelledError
                 return task()
 
-            return lambda stop: self.retrier.call(lambda _: attempt(stop))
+            return lambda stop: self.retrier.call(lambda _: run_with_retries(stop))
 
-        return in_parallel(self.threads, [run(task) for task in tasks])
+        return run_in_parallel(self.threads, [with_retries(task) for task in tasks])
 
 
 class CloudStore:
@@ -185,8 +185,8 @@ class CloudStore:
         return self._client.url
 
     @property
-    def copies(self) -> RangeCopies | None:
-        return self._client.copies
+    def copy_limits(self) -> CopyLimits | None:
+        return self._client.copy_limits
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         check_key(key)
@@ -195,16 +195,18 @@ class CloudStore:
             self.head(key)
             return b""
         try:
-            return self._of(key, lambda: self._client.read(key, start, length)).data
+            return self._object_request(key, lambda: self._client.read(key, start, length)).data
         except OutOfRange:
             return b""
 
     def head(self, key: str) -> ObjectInfo:
-        found = self._head(key)
+        found = self._head_object(key)
         return replace(found, metadata={name: value for name, value in found.metadata.items() if name != _TOKEN})
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        return self._create(key, metadata, lambda described: self._request(lambda: self._client.create(key, data, described)))
+        return self._create_with_token(
+            key, metadata, lambda described: self._retried_request(lambda: self._client.create(key, data, described))
+        )
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_key(key)
@@ -217,21 +219,24 @@ class CloudStore:
         return self._create_in_parts(key, parts_of_file(FileRange(path, 0, size), self._transfers.part_bytes), metadata)
 
     def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Create an object of these pieces. What the store has copied is read back, because it gives no CRC-32C of a copy."""
+        """Create an object from copied ranges and local bytes.
+
+        Copied bytes are read back and compared, because these stores give no CRC-32C of a copy. Raises CopyDiffers.
+        """
         check_key(key)
-        if self.copies is None:
+        if self.copy_limits is None:
             raise CannotCopy(f"{self.url} copies no ranges of objects")
-        parts = parts_of(pieces, self._transfers.part_bytes, self.copies.most_bytes)
+        parts = plan_parts(pieces, self._transfers.part_bytes, self.copy_limits.most_bytes)
         if not parts:
             return self.create(key, b"", metadata)
-        require_sources(self, pieces)
-        made = self._create_in_parts(key, parts, metadata, lambda: require_sources(self, pieces))
-        read_back(self, key, pieces, self._transfers.part_bytes)
+        check_copy_sources(self, pieces)
+        made = self._create_in_parts(key, parts, metadata, lambda: check_copy_sources(self, pieces))
+        verify_composed_copy(self, key, pieces, self._transfers.part_bytes)
         return made
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         check_key(key)
-        return self._request(lambda: self._client.put(key, data))
+        return self._retried_request(lambda: self._client.put(key, data))
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
         check_key(key)
@@ -242,22 +247,22 @@ class CloudStore:
             self.head(key)
         else:
             with suppress(OutOfRange):
-                first = self._of(key, lambda: self._client.read(key, start, part if length is None else min(part, length)))
+                first = self._object_request(key, lambda: self._client.read(key, start, part if length is None else min(part, length)))
         end = first.size if length is None else min(first.size, start + length)
         version = first.version
         with file_errors("write", path):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
-        def fetch(at: int) -> None:
-            found = self._client.read(key, at, min(part, end - at), version)
+        def fetch_range(position: int) -> None:
+            found = self._client.read(key, position, min(part, end - position), version)
             with file_errors("write", path):
-                write_all(descriptor, found.data, at - start)
+                write_all(descriptor, found.data, position - start)
 
         try:
             with file_errors("write", path):
                 write_all(descriptor, first.data, 0)
             rest = range(start + len(first.data), end, part)
-            PartUpload(self._retrier, self._transfers.threads).each([lambda at=at: fetch(at) for at in rest])  # type: ignore[misc]
+            PartUpload(self._retrier, self._transfers.threads).run_all([lambda at=at: fetch_range(at) for at in rest])  # type: ignore[misc]
         except BaseException as error:
             path.unlink(missing_ok=True)
             if isinstance(error, PreconditionFailed | OutOfRange):
@@ -272,11 +277,11 @@ class CloudStore:
         check_prefix(prefix)
         token, last = "", after
 
-        def following() -> tuple[Sequence[ObjectInfo], str]:
+        def next_page() -> tuple[Sequence[ObjectInfo], str]:
             return self._client.page(prefix, after, token, self._transfers.list_page)
 
         while True:
-            found, token = self._request(following)
+            found, token = self._retried_request(next_page)
             for info in found:
                 if key_problem(info.key) or info.key.encode() <= after.encode():
                     continue
@@ -293,48 +298,48 @@ class CloudStore:
         while batch := tuple(islice(left, _DELETES_AT_ONCE)):
             for key in batch:
                 check_key(key)
-            upload.each([lambda key=key: self._delete_one(key) for key in dict.fromkeys(batch)])  # type: ignore[misc]
+            upload.run_all([lambda key=key: self._delete_object(key) for key in dict.fromkeys(batch)])  # type: ignore[misc]
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        """Yield nothing: these stores do not list unfinished uploads. They drop them by themselves, after a week."""
+        """Yield nothing: these stores do not list unfinished uploads. They delete such uploads by themselves after a week."""
         check_prefix(prefix)
         return iter(())
 
     def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
-        """Do nothing, because none is listed."""
+        """Do nothing: these stores do not list unfinished uploads, so there are none to abort."""
 
     def clock_ms(self) -> int:
-        return self._request(self._client.clock_ms)
+        return self._retried_request(self._client.clock_ms)
 
     def inspect(self, prefix: str, now_ms: int) -> Sequence[StoreFinding]:
         """Return findings about the bucket's settings. Raises StoreError."""
-        return self._request(self._client.inspect)
+        return self._retried_request(self._client.inspect)
 
     def deletes_free_space(self) -> bool | None:
         """Return whether deleting frees space at once, or None if the credentials may not ask. Raises StoreError."""
-        return self._request(self._client.deletes_free_space)
+        return self._retried_request(self._client.deletes_free_space)
 
     def required_permission(self, verb: str) -> str:
         """Return the permission that a verb of ``probe`` needs."""
         return self._client.required_permission(verb)
 
-    def conditions_place(self) -> tuple[str, str, str]:
+    def server_location(self) -> tuple[str, str, str]:
         """Return endpoint, bucket and prefix (``ConditionCheck``)."""
-        return self._client.place
+        return self._client.location
 
-    def unchecked(self) -> ObjectStore:
-        """Return the same store without ``before_create``."""
+    def without_condition_check(self) -> ObjectStore:
+        """Return the same store without the test of conditions before its creates."""
         return CloudStore(self._client, replace(self._options, before_create=lambda store: None))
 
     def _create_in_parts(
         self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str] | None, confirm: Callable[[], None] = lambda: None
     ) -> ObjectInfo:
-        if self._find(key) is not None:  # before a gigabyte is sent for nothing; the last request decides
+        if self._find_object(key) is not None:  # before a gigabyte is sent for nothing; the last request decides
             raise AlreadyExists(f"{self.url}/{key} exists already")
         upload = PartUpload(self._retrier, self._transfers.threads, confirm)
-        return self._create(key, metadata, lambda described: self._client.create_in_parts(key, parts, described, upload))
+        return self._create_with_token(key, metadata, lambda described: self._client.create_in_parts(key, parts, described, upload))
 
-    def _create(self, key: str, metadata: Mapping[str, str] | None, write: Callable[[dict[str, str]], ObjectInfo]) -> ObjectInfo:
+    def _create_with_token(self, key: str, metadata: Mapping[str, str] | None, write: Callable[[dict[str, str]], ObjectInfo]) -> ObjectInfo:
         check_key(key)
         described = check_metadata(metadata)
         self._before_create(self)
@@ -342,7 +347,7 @@ class CloudStore:
         try:
             made = write({**described, _TOKEN: token})
         except (AlreadyExists, PreconditionFailed) as error:
-            found = self._find(key)
+            found = self._find_object(key)
             if found is None:
                 raise Unavailable(f"{self.url}/{key} was taken and is free again", hint="Try again") from error
             if found.metadata.get(_TOKEN) != token:
@@ -350,37 +355,42 @@ class CloudStore:
             made = found
         return replace(made, metadata=described)
 
-    def _head(self, key: str) -> ObjectInfo:
+    def _head_object(self, key: str) -> ObjectInfo:
         check_key(key)
-        return self._of(key, lambda: self._client.head(key))
+        return self._object_request(key, lambda: self._client.head(key))
 
-    def _find(self, key: str) -> ObjectInfo | None:
+    def _find_object(self, key: str) -> ObjectInfo | None:
         try:
-            return self._head(key)
+            return self._head_object(key)
         except NotFound:
             return None
 
-    def _delete_one(self, key: str) -> None:
+    def _delete_object(self, key: str) -> None:
         try:
             self._client.delete(key)
         except NotFound:
             return
 
-    def _of(self, key: str, request: Callable[[], T]) -> T:
-        """Make a request for an object. A missing object and a missing bucket are told apart by a listing, once."""
+    def _object_request(self, key: str, request: Callable[[], T]) -> T:
+        """Make a request for an object, with retries.
+
+        After the first NotFound a listing shows whether the object or the whole bucket is missing.
+        """
         try:
-            return self._request(request)
+            return self._retried_request(request)
         except NotFound:
             if not self._bucket_seen:
-                self._request(lambda: self._client.page("", "", "", 1))
+                self._retried_request(lambda: self._client.page("", "", "", 1))
             raise NotFound(f"cannot read {self.url}/{key}: no such object") from None
 
-    def _request(self, request: Callable[[], T]) -> T:
-        def attempt(number: int) -> T:
+    def _retried_request(self, request: Callable[[], T]) -> T:
+        """Make a request until the store answers or the retry deadline has passed."""
+
+        def counted_attempt(number: int) -> T:
             if number:
-                self._options.meter.repeated()
+                self._options.meter.record_retry()
             return request()
 
-        answer = self._retrier.call(attempt)
+        answer = self._retrier.call(counted_attempt)
         self._bucket_seen = True
         return answer

@@ -15,12 +15,12 @@ from compactor.storage.port import ObjectStore
 
 @runtime_checkable
 class ServerStore(Protocol):
-    """A store on a server, which may ignore conditions."""
+    """Store on a server. Servers may ignore conditions of requests, so that "create only if absent" has to be tested."""
 
-    def conditions_place(self) -> tuple[str, str, str]:
+    def server_location(self) -> tuple[str, str, str]:
         """Return endpoint, bucket and prefix."""
 
-    def unchecked(self) -> ObjectStore:
+    def without_condition_check(self) -> ObjectStore:
         """Return the same store without a check before its creates."""
 
 
@@ -42,28 +42,30 @@ class ConditionCheck:
         if not isinstance(store, ServerStore):
             return
         with self._lock:
-            endpoint, bucket, root = store.conditions_place()
+            endpoint, bucket, root = store.server_location()
             if (endpoint, bucket) in self._passed:
                 return
             place = json.dumps({"endpoint": endpoint, "bucket": bucket, "prefix": root})
             marker = self._folder / hashlib.sha256(place.encode()).hexdigest()[:32]
-            if not _holds(marker, place):
-                self._ask(store.unchecked(), prefix)
+            if not _is_marker_of(marker, place):
+                self._test_conditions(store.without_condition_check(), prefix)
                 with suppress(OSError):  # the next process asks again
                     self._folder.mkdir(parents=True, exist_ok=True)
                     marker.write_text(place)
             self._passed.add((endpoint, bucket))
 
-    def _ask(self, store: ObjectStore, prefix: str) -> None:
-        from compactor.storage.probe import second_create
+    def _test_conditions(self, store: ObjectStore, prefix: str) -> None:
+        """Create one key twice and raise Refused if the second create succeeds. Raises StoreError."""
+        from compactor.storage.probe import find_ignored_conditions
 
-        problem = second_create(store, prefix)
+        problem = find_ignored_conditions(store, prefix)
         if problem is not None:
             raise Refused(problem.detail, hint=problem.hint)
 
 
-def _holds(marker: Path, place: str) -> bool:
+def _is_marker_of(marker: Path, location: str) -> bool:
+    """Return whether the file ``marker`` exists and names this endpoint, bucket and prefix."""
     try:
-        return marker.read_text() == place
+        return marker.read_text() == location
     except (OSError, UnicodeDecodeError):
         return False

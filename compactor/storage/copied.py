@@ -11,31 +11,31 @@ from compactor.errors import CopyDiffers, Unavailable
 from compactor.storage.port import ComposeSource, CopiedRange, ObjectStore
 
 
-def require_copied(piece: CopiedRange, where: str, copied: Iterable[bytes], source: Callable[[], Iterable[bytes]]) -> None:
+def check_copied_bytes(piece: CopiedRange, where: str, copied: Iterable[bytes], source: Callable[[], Iterable[bytes]]) -> None:
     """Raise CopyDiffers if ``copied`` has another CRC-32C than the range.
 
     :param where: the object that the range belongs to, for the message.
     :param copied: the bytes of the new object, in chunks of any size.
     :param source: reads the range itself; called only if its CRC-32C is not known (``CopiedRange.crc32c``).
     """
-    expected = _crc_of(source()) if piece.crc32c is None else piece.crc32c
-    if _crc_of(copied) != expected:
+    expected = _crc32c_of_chunks(source()) if piece.crc32c is None else piece.crc32c
+    if _crc32c_of_chunks(copied) != expected:
         raise CopyDiffers(f"{where}: the store has copied other bytes of it than it was asked for", hint="Run verify --deep")
 
 
-def _crc_of(chunks: Iterable[bytes]) -> int:
+def _crc32c_of_chunks(chunks: Iterable[bytes]) -> int:
     crc = 0
     for chunk in chunks:
         crc = crc32c.crc32c(chunk, crc)
     return crc
 
 
-def changed_source(where: str) -> Unavailable:
+def changed_source_error(where: str) -> Unavailable:
     """Return the error for a source that is no longer the version to be copied."""
     return Unavailable(f"{where} is not the version that was to be copied", hint="Something else writes to this tier; run verify")
 
 
-def require_sources(store: ObjectStore, pieces: Sequence[ComposeSource]) -> None:
+def check_copy_sources(store: ObjectStore, pieces: Sequence[ComposeSource]) -> None:
     """Check the sources of the copied ranges, with one request for each source.
 
     Raises NotFound, Unavailable for another version, ValueError for a range that is not in its source.
@@ -44,13 +44,13 @@ def require_sources(store: ObjectStore, pieces: Sequence[ComposeSource]) -> None
     for key in dict.fromkeys(piece.key for piece in copied):
         found = store.head(key)
         if any(piece.etag != found.etag for piece in copied if piece.key == key):
-            raise changed_source(f"{store.url}/{key}")
+            raise changed_source_error(f"{store.url}/{key}")
         if any(piece.start + piece.length > found.size for piece in copied if piece.key == key):
             raise ValueError(f"{store.url}/{key} ends before what was to be copied of it")
 
 
-def read_back(store: ObjectStore, key: str, pieces: Sequence[ComposeSource], step: int) -> None:
-    """Compare what a store has copied into a new object, ``step`` bytes at a time, and delete the object if it differs.
+def verify_composed_copy(store: ObjectStore, key: str, pieces: Sequence[ComposeSource], step: int) -> None:
+    """Read back the copied ranges of a new object, ``step`` bytes at a time, and delete the object if they differ from their sources.
 
     Raises CopyDiffers.
     """
@@ -64,7 +64,7 @@ def read_back(store: ObjectStore, key: str, pieces: Sequence[ComposeSource], ste
         if isinstance(piece, CopiedRange):
             try:
                 source = partial(read_range, piece.key, piece.start, piece.length)
-                require_copied(piece, f"{store.url}/{piece.key}", read_range(key, at, piece.length), source)
+                check_copied_bytes(piece, f"{store.url}/{piece.key}", read_range(key, at, piece.length), source)
             except CopyDiffers:
                 store.delete([key])
                 raise

@@ -17,16 +17,16 @@ from compactor.model.base import Value
 class Meter(Protocol):
     """Receives every request and every transferred byte of a store."""
 
-    def request(self, kind: str) -> None:
+    def record_request(self, kind: str) -> None:
         """Record a request before it is sent. kind: get, head, put, copy, list, delete or multipart."""
 
-    def repeated(self) -> None:
+    def record_retry(self) -> None:
         """Record that the next request repeats a failed one."""
 
-    def read(self, size: int) -> None:
+    def record_read(self, size: int) -> None:
         """Record body bytes that were received."""
 
-    def wrote(self, size: int) -> None:
+    def record_write(self, size: int) -> None:
         """Record body bytes before they are sent."""
 
 
@@ -40,7 +40,7 @@ class Usage(Value):
 
     @property
     def total_requests(self) -> int:
-        """Number of requests of all kinds."""
+        """Return the number of requests of all kinds."""
         return sum(self.requests.values())
 
     def since(self, earlier: Usage) -> Usage:
@@ -56,7 +56,7 @@ class Usage(Value):
 
 
 class Counters:
-    """Meter that adds everything up. Thread-safe. Not pickled: each executor has its own and returns a Usage."""
+    """Thread-safe counters of requests and bytes. Not pickled: each executor has its own and returns a Usage."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -66,21 +66,21 @@ class Counters:
         self._read = 0
         self._wrote = 0
 
-    def request(self, kind: str) -> None:
+    def record_request(self, kind: str) -> None:
         with self._lock:
             self._requests[kind] += 1
 
-    def repeated(self) -> None:
+    def record_retry(self) -> None:
         with self._lock:
             self._repeats += 1
 
-    def read(self, size: int) -> None:
+    def record_read(self, size: int) -> None:
         with self._lock:
             self._read += size
         if self._watcher:
             self._watcher(size)
 
-    def wrote(self, size: int) -> None:
+    def record_write(self, size: int) -> None:
         with self._lock:
             self._wrote += size
         if self._watcher:

@@ -13,7 +13,7 @@ from compactor.storage.counting import Counters
 from compactor.storage.options import StoreOptions
 from compactor.storage.port import ObjectStore
 from compactor.storage.retrying import FirstContact
-from compactor.storage.schemes import kind_of
+from compactor.storage.schemes import store_kind
 from compactor.storage.settings import Retries, Transfers
 from compactor.storage.throttled import RateLimits, ThrottledMeter
 
@@ -48,7 +48,7 @@ def open_store(
         exclusive hard links are made by the kernel.
     :raises UsageError: if the URL names no store, or the client library of its kind is not installed.
     """
-    kind = kind_of(url)
+    kind = store_kind(url)
     if kind.extra:
         require_extra(kind.extra, kind.example)
     adapter: Adapter = import_module(f"compactor.storage.{kind.adapter}")

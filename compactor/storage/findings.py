@@ -8,7 +8,10 @@ from compactor.model.base import Value
 
 
 class StoreFinding(Value):
-    """One finding. severity: error (do not use this store), warning (works with restrictions) or note. kind: one word for scripts."""
+    """Result of a check of the store.
+
+    severity: error (do not use this store), warning (works with restrictions) or note. kind: one word for scripts.
+    """
 
     severity: Literal["error", "warning", "note"]
     kind: str
@@ -17,15 +20,15 @@ class StoreFinding(Value):
 
     @staticmethod
     def error(kind: str, detail: str, hint: str) -> StoreFinding:
-        """Return a finding of this severity."""
+        """Return a finding with severity "error": the store must not be used."""
         return StoreFinding(severity="error", kind=kind, detail=detail, hint=hint)
 
     @staticmethod
     def warning(kind: str, detail: str, hint: str) -> StoreFinding:
-        """Return a finding of this severity."""
+        """Return a finding with severity "warning": the store works with restrictions."""
         return StoreFinding(severity="warning", kind=kind, detail=detail, hint=hint)
 
     @staticmethod
     def note(kind: str, detail: str, hint: str) -> StoreFinding:
-        """Return a finding of this severity."""
+        """Return a finding with severity "note"."""
         return StoreFinding(severity="note", kind=kind, detail=detail, hint=hint)

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from compactor.errors import CompactorError, NotFound, UsageError
-from compactor.storage.port import ComposeSource, ObjectInfo, ObjectStore, RangeCopies, UnfinishedUpload
+from compactor.storage.port import ComposeSource, CopyLimits, ObjectInfo, ObjectStore, UnfinishedUpload
 
 T = TypeVar("T")
 
 
 class ForwardingStore:
-    """ObjectStore that passes every request on. Subclasses override the way of all reads, or of all writes."""
+    """ObjectStore that passes every request to another store.
+
+    Subclasses override ``_reading`` or ``_writing`` to change all reads or all writes.
+    """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -31,8 +34,8 @@ class ForwardingStore:
         return self._store.url
 
     @property
-    def copies(self) -> RangeCopies | None:
-        return self._store.copies
+    def copy_limits(self) -> CopyLimits | None:
+        return self._store.copy_limits
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         return self._reading(key, lambda: self._store.get(key, start, length))
@@ -74,7 +77,9 @@ class ForwardingStore:
 
 
 class ReadOnly(ForwardingStore):
-    """Every request that writes raises CompactorError (a bug). So does asking for the store's clock: a directory writes a file for it."""
+    """ObjectStore that raises CompactorError (a bug) for every request that writes, and for ``clock_ms``, because a directory store writes
+    a file to read its clock.
+    """
 
     def _writing(self, what: str, key: str, request: Callable[[], T]) -> NoReturn:
         raise CompactorError(
@@ -83,9 +88,9 @@ class ReadOnly(ForwardingStore):
 
 
 class NullStore(ForwardingStore):
-    """A store that is empty and cannot be written, for a place that was not configured.
+    """Empty store that refuses writes, in place of a store that was not configured.
 
-    :param needed: what has to be set before anything can be written.
+    :param needed: what has to be configured before anything can be written, for the message.
     """
 
     def __init__(self, needed: str) -> None:
@@ -96,7 +101,7 @@ class NullStore(ForwardingStore):
         return "nowhere"
 
     @property
-    def copies(self) -> None:
+    def copy_limits(self) -> None:
         return None
 
     def _reading(self, key: str, request: Callable[[], T]) -> T:

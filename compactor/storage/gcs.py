@@ -51,7 +51,7 @@ def open_at(url: str, options: StoreOptions) -> ObjectStore:
 
 
 class GcsClient:
-    """ObjectClient of one prefix of a bucket. Its connection is made by the first request."""
+    """Requests to the objects below one prefix of a Google Cloud Storage bucket. Connects at the first request."""
 
     def __init__(self, bucket: str, prefix: str, settings: Gcs, meter: Meter, contact: FirstContact) -> None:
         self._name = bucket
@@ -64,7 +64,7 @@ class GcsClient:
         self._made: Any = None
 
     @property
-    def copies(self) -> None:
+    def copy_limits(self) -> None:
         return None
 
     @property
@@ -72,13 +72,13 @@ class GcsClient:
         return f"gs://{self._name}/{self._prefix}".rstrip("/")
 
     @property
-    def place(self) -> tuple[str, str, str]:
+    def location(self) -> tuple[str, str, str]:
         return self._settings.endpoint_url, self._name, self._prefix
 
     def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
         whole = start == 0 and length is None
-        with self._errors("read", key):
-            data = self._blob(key).download_as_bytes(
+        with self._translated_errors("read", key):
+            data = self._blob_handle(key).download_as_bytes(
                 start=None if whole else start,
                 end=None if length is None else start + length - 1,
                 raw_download=True,
@@ -88,16 +88,16 @@ class GcsClient:
             )
         headers = self._session.answer.headers
         size = int(headers.get("Content-Range", f"/{len(data)}").rpartition("/")[2])
-        self._meter.read(len(data))
+        self._meter.record_read(len(data))
         if len(data) != (size if length is None else min(size, start + length)) - start:
             raise Unavailable(f"cannot read {self.url}/{key}: asked for {length} bytes from {start} of {size}, the store sent {len(data)}")
         return ObjectRange(data, size, headers.get("x-goog-generation", ""))
 
     def head(self, key: str) -> ObjectInfo:
-        with self._errors("read", key):
-            blob = self._blob(key)
+        with self._translated_errors("read", key):
+            blob = self._blob_handle(key)
             blob.reload(timeout=request_timeouts(self._contact), retry=None)
-        return self._info(blob)
+        return self._object_info(blob)
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str]) -> ObjectInfo:
         return self._upload(key, data, metadata, if_generation_match=0)
@@ -114,10 +114,10 @@ class GcsClient:
         first = parts[0]
         if not isinstance(first, tuple):
             raise TypeError("only files are uploaded")
-        with self._errors("write", key):
-            blob = self._blob(key, metadata)
+        with self._translated_errors("write", key):
+            blob = self._blob_handle(key, metadata)
             blob.chunk_size = -(-first[0].length // _CHUNK_UNIT) * _CHUNK_UNIT
-            self._meter.wrote(sum(piece.length for part in parts if isinstance(part, tuple) for piece in part))
+            self._meter.record_write(sum(piece.length for part in parts if isinstance(part, tuple) for piece in part))
             blob.upload_from_filename(
                 str(first[0].path),
                 content_type="application/octet-stream",
@@ -126,10 +126,10 @@ class GcsClient:
                 timeout=request_timeouts(self._contact),
                 retry=DEFAULT_RETRY.with_delay(policy.base_s, policy.cap_s).with_timeout(deadline_s),
             )
-        return self._info(blob)
+        return self._object_info(blob)
 
     def page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
-        with self._errors("list"):
+        with self._translated_errors("list"):
             listing = self._client().list_blobs(
                 self._name,
                 prefix=self._prefix + prefix,
@@ -139,12 +139,12 @@ class GcsClient:
                 timeout=request_timeouts(self._contact),
                 retry=None,
             )
-            found = [self._info(blob) for blob in next(listing.pages, ())]
+            found = [self._object_info(blob) for blob in next(listing.pages, ())]
         return found, listing.next_page_token or ""
 
     def delete(self, key: str, version: str = "") -> None:
-        with self._errors("delete", key):
-            self._blob(key).delete(
+        with self._translated_errors("delete", key):
+            self._blob_handle(key).delete(
                 if_generation_match=int(version) if version else None, timeout=request_timeouts(self._contact), retry=None
             )
 
@@ -153,10 +153,10 @@ class GcsClient:
         return int(parsedate_to_datetime(self._session.answer.headers["Date"]).timestamp() * 1000)
 
     def deletes_free_space(self) -> bool | None:
-        return None if (reasons := self._reasons_to_keep()) is None else not reasons
+        return None if (reasons := self._retention_reasons()) is None else not reasons
 
     def inspect(self) -> list[StoreFinding]:
-        reasons = self._reasons_to_keep()
+        reasons = self._retention_reasons()
         if reasons is None:
             detail = f"these credentials may not ask whether {self.url} keeps deleted objects, so no saving is promised"
             return [StoreFinding.note("versioning-unknown", detail, "Grant storage.buckets.get on the bucket")]
@@ -166,11 +166,11 @@ class GcsClient:
     def required_permission(self, verb: str) -> str:
         return _PERMISSIONS[verb]
 
-    def _reasons_to_keep(self) -> list[tuple[str, str]] | None:
+    def _retention_reasons(self) -> list[tuple[str, str]] | None:
         """Return kind and description of the settings for which deleting frees no space; None if the credentials may not ask."""
         bucket = self._client().bucket(self._name)
         try:
-            with self._errors("ask for the settings of"):
+            with self._translated_errors("ask for the settings of"):
                 bucket.reload(timeout=request_timeouts(self._contact), retry=None)
         except Refused:
             return None
@@ -184,28 +184,28 @@ class GcsClient:
         return [(kind, detail) for kind, detail, is_set in found if is_set]
 
     def _upload(self, key: str, data: bytes, metadata: Mapping[str, str], **condition: int) -> ObjectInfo:
-        with self._errors("write", key):
-            blob = self._blob(key, metadata)
-            self._meter.wrote(len(data))
+        with self._translated_errors("write", key):
+            blob = self._blob_handle(key, metadata)
+            self._meter.record_write(len(data))
             kind = "application/octet-stream"
             blob.upload_from_string(
                 data, content_type=kind, checksum="crc32c", timeout=request_timeouts(self._contact), retry=None, **condition
             )
-        return self._info(blob)
+        return self._object_info(blob)
 
-    def _info(self, blob: Any) -> ObjectInfo:
+    def _object_info(self, blob: Any) -> ObjectInfo:
         key = str(blob.name)[len(self._prefix) :]
         return ObjectInfo(key, int(blob.size), int(blob.updated.timestamp() * 1000), str(blob.generation), dict(blob.metadata or {}))
 
-    def _blob(self, key: str, metadata: Mapping[str, str] | None = None) -> Any:
+    def _blob_handle(self, key: str, metadata: Mapping[str, str] | None = None) -> Any:
         blob = self._client().bucket(self._name).blob(self._prefix + key)
         if metadata:
             blob.metadata = dict(metadata)
         return blob
 
     @contextmanager
-    def _errors(self, verb: str, key: str = "") -> Iterator[None]:
-        """Raise the port's errors for those of the client library."""
+    def _translated_errors(self, verb: str, key: str = "") -> Iterator[None]:
+        """Raise this program's storage errors instead of the client library's."""
         from google.api_core.exceptions import GoogleAPICallError
         from google.auth.exceptions import GoogleAuthError, TransportError as AuthTransportError
         from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
@@ -220,10 +220,10 @@ class GcsClient:
             raise
         except GoogleAPICallError as error:
             status = int(error.code or 0)
-            raise status_error(status, f"{what}: {_message(error.response, status)}", _HINTS, of_object=of_object) from error
+            raise status_error(status, f"{what}: {_error_message(error.response, status)}", _HINTS, of_object=of_object) from error
         except InvalidResponse as error:
             status = int(error.response.status_code)
-            raise status_error(status, f"{what}: {_message(error.response, status)}", _HINTS, of_object=of_object) from error
+            raise status_error(status, f"{what}: {_error_message(error.response, status)}", _HINTS, of_object=of_object) from error
         except DataCorruption as error:
             raise Unavailable(f"{what}: it arrived damaged", hint="Try again") from error
         except AuthTransportError as error:
@@ -236,11 +236,11 @@ class GcsClient:
     def _client(self) -> Any:
         with self._lock:
             if self._made is None:
-                self._session, self._made = _connect(self._settings, self._meter)
+                self._session, self._made = _create_client(self._settings, self._meter)
             return self._made
 
 
-def _connect(settings: Gcs, meter: Meter) -> tuple[Any, Any]:
+def _create_client(settings: Gcs, meter: Meter) -> tuple[Any, Any]:
     """Return a session and a client on it. Raises UsageError for a credentials file that cannot be used."""
     import google.auth
     from google.auth.credentials import AnonymousCredentials
@@ -260,7 +260,7 @@ def _connect(settings: Gcs, meter: Meter) -> tuple[Any, Any]:
             return self._latest.answer
 
         def request(self, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
-            meter.request(request_kind(method, url))
+            meter.record_request(request_kind(method, url))
             self._latest.answer = super().request(method, url, *args, **kwargs)
             return self._latest.answer
 
@@ -284,8 +284,8 @@ def _connect(settings: Gcs, meter: Meter) -> tuple[Any, Any]:
     return session, client
 
 
-def _message(response: Any, status: int) -> str:
-    """Return what the store says in an error answer."""
+def _error_message(response: Any, status: int) -> str:
+    """Return the text of the store's error answer."""
     try:
         return f"the store answered {status} ({response.json()['error']['message'].rstrip('.')})"
     except (AttributeError, KeyError, TypeError, ValueError):

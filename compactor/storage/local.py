@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from compactor.errors import AlreadyExists, Refused, Unavailable
-from compactor.storage.copied import require_copied
+from compactor.storage.copied import check_copied_bytes
 from compactor.storage.counting import Counters, Meter
 from compactor.storage.keys import RESERVED, check_key, check_metadata, check_prefix, check_range, key_part_problem, portable_names
 from compactor.storage.options import StoreOptions
 from compactor.storage.os_errors import FULL, file_errors
-from compactor.storage.port import ComposeSource, CopiedRange, FileRange, ObjectInfo, ObjectStore, RangeCopies, UnfinishedUpload
+from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.reserve import Reserve
 from compactor.storage.retrying import Retrier, RetryingStore
 from compactor.storage.schemes import local_path
@@ -71,37 +71,37 @@ class LocalStore:
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         check_range(start, length)
-        path = self._path(key)
-        self._meter.request("get")
+        path = self._object_path(key)
+        self._meter.record_request("get")
         with file_errors("read", path), _open_object(path) as file:
             file.seek(start)
             # A huge length would be allocated in advance.
             data = file.read() if length is None else file.read(min(length, os.fstat(file.fileno()).st_size))
-        self._meter.read(len(data))
+        self._meter.record_read(len(data))
         return data
 
     def head(self, key: str) -> ObjectInfo:
-        path = self._path(key)
-        self._meter.request("head")
+        path = self._object_path(key)
+        self._meter.record_request("head")
         with file_errors("read", path):
             status = path.lstat()
             if not stat.S_ISREG(status.st_mode):
                 raise FileNotFoundError(errno.ENOENT, "not a plain file", str(path))
-            return self._info(key, status, _read_companion(path, status))
+            return self._object_info(key, status, _read_metadata(path, status))
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        return self._create(key, lambda file: self._write(file, (data,)), metadata)
+        return self._create_object(key, lambda file: self._write_chunks(file, (data,)), metadata)
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        def fill(file: BinaryIO) -> None:
+        def write_content(file: BinaryIO) -> None:
             with open(path, "rb") as source:
-                self._write(file, _chunks(source, None))
+                self._write_chunks(file, _read_chunks(source, None))
 
-        return self._create(key, fill, metadata)
+        return self._create_object(key, write_content, metadata)
 
     @property
-    def copies(self) -> RangeCopies:
-        return RangeCopies(least_bytes=0, most_bytes=_MOST_COPY_BYTES)
+    def copy_limits(self) -> CopyLimits:
+        return CopyLimits(least_bytes=0, most_bytes=_MOST_COPY_BYTES)
 
     def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Create an object from pieces. If the file system can, a copied range shares its blocks with the source (reflink).
@@ -112,35 +112,35 @@ class LocalStore:
         for piece in pieces:
             check_range(piece.start, piece.length)
 
-        def fill(file: BinaryIO) -> None:
+        def write_content(file: BinaryIO) -> None:
             for piece in pieces:
                 if isinstance(piece, CopiedRange):
-                    self._copy(piece, file)
+                    self._append_object_range(piece, file)
                 else:
-                    self._insert(piece, file)
+                    self._append_file_range(piece, file)
 
-        return self._create(key, fill, metadata)
+        return self._create_object(key, write_content, metadata)
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
-        target = self._path(key)
-        self._meter.request("put")
-        with file_errors("write", target), self._staged(lambda file: self._write(file, (data,))) as staged:
+        target = self._object_path(key)
+        self._meter.record_request("put")
+        with file_errors("write", target), self._staged_file(lambda file: self._write_chunks(file, (data,))) as staged:
             _make_directories(target.parent)
             os.replace(staged, target)
             _sync_directory(target.parent)
-            return self._info(key, target.lstat(), {})
+            return self._object_info(key, target.lstat(), {})
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
         check_range(start, length)
-        source = self._path(key)
-        self._meter.request("get")
+        source = self._object_path(key)
+        self._meter.record_request("get")
         done = 0
         with file_errors("read", source), _open_object(source) as file:
             file.seek(start)
             try:
                 with file_errors("write", path), open(path, "wb") as target:
                     while chunk := file.read(_CHUNK if length is None else min(_CHUNK, length - done)):
-                        self._meter.read(len(chunk))
+                        self._meter.record_read(len(chunk))
                         target.write(chunk)
                         done += len(chunk)
             except BaseException:
@@ -150,24 +150,24 @@ class LocalStore:
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix)
-        self._meter.request("list")
+        self._meter.record_request("list")
         folder = prefix.rpartition("/")[0]
         with file_errors("list", self._root / folder):
-            start = self._inside(self._root / folder)
-            for found, status in _walk(start, f"{folder}/" if folder else "", prefix, after):
-                yield self._info(found, status, {})
+            start = self._check_inside_root(self._root / folder)
+            for found, status in _list_directory(start, f"{folder}/" if folder else "", prefix, after):
+                yield self._object_info(found, status, {})
 
     def delete(self, keys: Iterable[str]) -> None:
         touched: set[Path] = set()
         for key in keys:
-            path = self._path(key)
-            self._meter.request("delete")
+            path = self._object_path(key)
+            self._meter.record_request("delete")
             with file_errors("delete", path), suppress(FileNotFoundError, NotADirectoryError):
                 status = path.lstat()
                 if not stat.S_ISREG(status.st_mode):
                     continue
                 path.unlink()
-                _companion(path, status.st_mtime_ns).unlink(missing_ok=True)
+                _metadata_path(path, status.st_mtime_ns).unlink(missing_ok=True)
                 touched.add(path.parent)
         for folder in sorted(touched):
             with file_errors("delete in", folder), suppress(FileNotFoundError):
@@ -175,7 +175,7 @@ class LocalStore:
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
         folder = self._root / RESERVED / "tmp"
-        self._meter.request("list")
+        self._meter.record_request("list")
         with file_errors("list", folder), suppress(FileNotFoundError, NotADirectoryError):
             for entry in [] if prefix else list(os.scandir(folder)):
                 with suppress(FileNotFoundError):
@@ -184,88 +184,92 @@ class LocalStore:
     def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
         folder = self._root / RESERVED / "tmp"
         for upload in uploads:
-            self._meter.request("delete")
+            self._meter.record_request("delete")
             with file_errors("delete", folder / upload.id), suppress(FileNotFoundError):
                 os.unlink(folder / os.path.basename(upload.id))
 
     def clock_ms(self) -> int:
-        self._meter.request("head")
-        with file_errors("write", self._root), self._staged(lambda file: None, durable=False) as staged:
+        self._meter.record_request("head")
+        with file_errors("write", self._root), self._staged_file(lambda file: None, durable=False) as staged:
             return staged.lstat().st_mtime_ns // 1_000_000
 
-    def _path(self, key: str) -> Path:
+    def _object_path(self, key: str) -> Path:
         check_key(key)
         path = self._root / key
-        return self._inside(path.parent) / path.name
+        return self._check_inside_root(path.parent) / path.name
 
-    def _inside(self, folder: Path) -> Path:
+    def _check_inside_root(self, folder: Path) -> Path:
         """Return the folder. Raises Refused if symbolic links lead out of the root."""
         real, root = os.path.realpath(folder), os.path.realpath(self._root)
         if real != root and not real.startswith(root.rstrip("/") + "/"):
             raise Refused(f"{folder} leads out of the store {self._root}, to {real}", hint="Remove the symbolic link")
         return folder
 
-    def _write(self, file: BinaryIO, chunks: Iterable[bytes]) -> None:
+    def _write_chunks(self, file: BinaryIO, chunks: Iterable[bytes]) -> None:
         for chunk in chunks:
-            self._meter.wrote(len(chunk))
+            self._meter.record_write(len(chunk))
             file.write(chunk)
 
     def _read_range(self, file: BinaryIO, start: int, length: int) -> Iterator[bytes]:
         file.seek(start)
-        for chunk in _chunks(file, length):
-            self._meter.read(len(chunk))
+        for chunk in _read_chunks(file, length):
+            self._meter.record_read(len(chunk))
             yield chunk
 
-    def _insert(self, piece: FileRange, file: BinaryIO) -> None:
+    def _append_file_range(self, piece: FileRange, file: BinaryIO) -> None:
+        """Append a range of a local file. Raises Unavailable if the file has become shorter."""
         with open(piece.path, "rb") as source:
             source.seek(piece.start)
             before = file.tell()
-            self._write(file, _chunks(source, piece.length))
+            self._write_chunks(file, _read_chunks(source, piece.length))
         if file.tell() - before != piece.length:
             raise Unavailable(f"{piece.path} ends before the range that was to be copied")
 
-    def _copy(self, piece: CopiedRange, file: BinaryIO) -> None:
+    def _append_object_range(self, piece: CopiedRange, file: BinaryIO) -> None:
         """Append a range of another object. Its version is checked before and after, because other programs may write to the file."""
-        path = self._path(piece.key)
-        self._meter.request("copy")
+        path = self._object_path(piece.key)
+        self._meter.record_request("copy")
         with file_errors("read", path):
             source = _open_object(path)
         with source:
-            _require_version(path, source, piece)
+            _check_version(path, source, piece)
             file.flush()
             done = _copy_in_kernel(source, piece, file)
             file.seek(0, os.SEEK_END)
             for chunk in self._read_range(source, piece.start + done, piece.length - done):
-                self._write(file, (chunk,))
+                self._write_chunks(file, (chunk,))
                 done += len(chunk)
-            _require_version(path, source, piece)
+            _check_version(path, source, piece)
             if done != piece.length:
                 raise ValueError(f"{path} ends before byte {piece.start + piece.length}, up to which it was to be copied")
             file.flush()
             end = file.seek(0, os.SEEK_END)
-            require_copied(
+            check_copied_bytes(
                 piece, str(path), self._read_range(file, end - done, done), lambda: self._read_range(source, piece.start, piece.length)
             )
             file.seek(end)
 
-    def _create(self, key: str, fill: Callable[[BinaryIO], None], metadata: Mapping[str, str] | None) -> ObjectInfo:
-        """Create an object whose content ``fill`` writes. On a full disk it is retried with space from the reserve."""
+    def _create_object(self, key: str, write_content: Callable[[BinaryIO], None], metadata: Mapping[str, str] | None) -> ObjectInfo:
+        """Create an object whose content ``write_content`` writes. On a full disk it is retried with space from the reserve."""
         described = check_metadata(metadata)
-        target = self._path(key)
-        self._meter.request("put")
+        target = self._object_path(key)
+        self._meter.record_request("put")
         with file_errors("write", target):
             while True:
                 try:
-                    return self._linked(key, target, fill, described)
+                    return self._create_by_hard_link(key, target, write_content, described)
                 except OSError as error:
                     if error.errno not in FULL or self._reserve is None or not self._reserve.spend():
                         raise
 
-    def _linked(self, key: str, target: Path, fill: Callable[[BinaryIO], None], described: dict[str, str]) -> ObjectInfo:
-        _refuse_existing(target)  # avoids staging a gigabyte for nothing; the link below decides
-        with self._staged(fill) as staged:
+    def _create_by_hard_link(
+        self, key: str, target: Path, write_content: Callable[[BinaryIO], None], metadata: dict[str, str]
+    ) -> ObjectInfo:
+        """Write a staged file and link it to its key, which fails if the key is taken. Raises AlreadyExists."""
+        _check_absent(target)  # avoids staging a gigabyte for nothing; the link below decides
+        with self._staged_file(write_content) as staged:
             _make_directories(target.parent)
-            companion = _write_companion(staged, target, described) if described else None
+            companion = _write_metadata(staged, target, metadata) if metadata else None
             try:
                 os.link(staged, target)
             except FileExistsError:
@@ -273,26 +277,30 @@ class LocalStore:
                 if staged.lstat().st_nlink == 1:
                     if companion:
                         companion.unlink(missing_ok=True)
-                    _refuse_existing(target)
+                    _check_absent(target)
                     raise AlreadyExists(f"{target} existed a moment ago") from None
             _sync_directory(target.parent)
             if self._reserve is not None:
                 self._reserve.fill()
-            return self._info(key, staged.lstat(), described)  # the same file; another writer may have deleted the object by now
+            return self._object_info(key, staged.lstat(), metadata)  # the same file; another writer may have deleted the object by now
 
-    def _info(self, key: str, status: os.stat_result, metadata: Mapping[str, str]) -> ObjectInfo:
-        """Return the properties of an object. For control records the time of the link counts, which changes only the file's status."""
+    def _object_info(self, key: str, status: os.stat_result, metadata: Mapping[str, str]) -> ObjectInfo:
+        """Return the properties of an object.
+
+        For control records ``modified_ms`` is the time at which the hard link was made (the file's ctime).
+        """
         modified_ns = max(status.st_mtime_ns, status.st_ctime_ns) if self._records else status.st_mtime_ns
-        return ObjectInfo(key, status.st_size, modified_ns // 1_000_000, _etag(status), metadata)
+        return ObjectInfo(key, status.st_size, modified_ns // 1_000_000, _etag_of_file(status), metadata)
 
     @contextmanager
-    def _staged(self, fill: Callable[[BinaryIO], None], durable: bool = True) -> Iterator[Path]:
+    def _staged_file(self, write_content: Callable[[BinaryIO], None], durable: bool = True) -> Iterator[Path]:
+        """Provide a temporary file with this content below the reserved folder, and delete it afterwards. durable: flush it to disk."""
         folder = self._root / RESERVED / "tmp"
         _make_directories(folder)
         staged = folder / f"{os.getpid()}-{uuid.uuid4().hex}"
         try:
             with open(staged, "x+b") as file:
-                fill(file)
+                write_content(file)
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
@@ -312,7 +320,7 @@ class LocalStore:
                     os.unlink(entry)
 
 
-def _walk(folder: Path, base: str, prefix: str, after: str) -> Iterator[tuple[str, os.stat_result]]:
+def _list_directory(folder: Path, base: str, prefix: str, after: str) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the keys below ``base`` in UTF-8 byte order. A directory sorts as its name with a slash."""
     try:
         with os.scandir(folder) as entries:
@@ -323,7 +331,7 @@ def _walk(folder: Path, base: str, prefix: str, after: str) -> Iterator[tuple[st
         key = base + name
         if name.endswith("/"):
             if (key.startswith(prefix) or prefix.startswith(key)) and (key > after or after.startswith(key)):
-                yield from _walk(folder / entry.name, key, prefix, after)
+                yield from _list_directory(folder / entry.name, key, prefix, after)
         elif key.startswith(prefix) and key > after:
             with suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
@@ -344,16 +352,16 @@ def _open_object(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def _etag(status: os.stat_result) -> str:
+def _etag_of_file(status: os.stat_result) -> str:
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
 
 
-def _require_version(path: Path, source: BinaryIO, piece: CopiedRange) -> None:
-    if _etag(os.fstat(source.fileno())) != piece.etag:
+def _check_version(path: Path, source: BinaryIO, piece: CopiedRange) -> None:
+    if _etag_of_file(os.fstat(source.fileno())) != piece.etag:
         raise Unavailable(f"{path} is not the version that was to be copied", hint="Something else writes to this tier; run verify")
 
 
-def _chunks(file: BinaryIO, length: int | None) -> Iterator[bytes]:
+def _read_chunks(file: BinaryIO, length: int | None) -> Iterator[bytes]:
     """Yield at most ``length`` bytes of a file from its position on, in chunks."""
     while chunk := file.read(_CHUNK if length is None else min(_CHUNK, length)):
         length = None if length is None else length - len(chunk)
@@ -379,36 +387,36 @@ def _copy_in_kernel(source: BinaryIO, piece: CopiedRange, file: BinaryIO) -> int
     return done
 
 
-def _refuse_existing(target: Path) -> None:
+def _check_absent(target: Path) -> None:
     if target.is_dir() and not target.is_symlink():
         raise Refused(f"{target} is a directory, so no object can have its name", hint="No key may be a directory of another key")
     if os.path.lexists(target):
         raise AlreadyExists(f"{target} exists already")
 
 
-def _companion(path: Path, mtime_ns: int) -> Path:
+def _metadata_path(path: Path, mtime_ns: int) -> Path:
     """Return the path of an object's metadata file. A long name is replaced by its digest."""
     name = path.name if len(os.fsencode(path.name)) <= _LONGEST_NAME else hashlib.sha256(os.fsencode(path.name)).hexdigest()
     return path.parent / RESERVED / f"{name}.{mtime_ns}"
 
 
-def _read_companion(path: Path, status: os.stat_result) -> dict[str, str]:
+def _read_metadata(path: Path, status: os.stat_result) -> dict[str, str]:
     try:
-        return portable_names(json.loads(_companion(path, status.st_mtime_ns).read_bytes()))
+        return portable_names(json.loads(_metadata_path(path, status.st_mtime_ns).read_bytes()))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except ValueError as error:
         raise Unavailable(f"the metadata beside {path} cannot be read: {error}", hint="The disk may have lost it; run verify") from error
 
 
-def _write_companion(staged: Path, target: Path, metadata: dict[str, str]) -> Path:
+def _write_metadata(staged: Path, target: Path, metadata: dict[str, str]) -> Path:
     """Write the metadata file of a staged object, and give the object the unique modification time that names it."""
     folder = target.parent / RESERVED
     _make_directories(folder)
     while True:
         mtime_ns = staged.lstat().st_mtime_ns // 1_000_000 * 1_000_000 + uuid.uuid4().int % 1_000_000
         os.utime(staged, ns=(mtime_ns, mtime_ns))
-        companion = _companion(target, staged.lstat().st_mtime_ns)  # as the file system rounds it
+        companion = _metadata_path(target, staged.lstat().st_mtime_ns)  # as the file system rounds it
         try:
             with open(companion, "xb") as file:
                 file.write(json.dumps(metadata).encode())

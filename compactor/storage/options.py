@@ -14,7 +14,7 @@ from compactor.storage.settings import Retries, Transfers
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """What ``factory.open_store`` was told, see there. retries: None for the adapter's own default."""
+    """Arguments of ``factory.open_store``, as each kind of store receives them. retries: None for the adapter's own default."""
 
     settings: Settings
     meter: Meter

@@ -13,23 +13,23 @@ from compactor.storage.os_errors import file_errors
 from compactor.storage.port import FileRange
 
 
-def write_all(descriptor: int, data: bytes, at: int) -> int:
+def write_all(descriptor: int, data: bytes, position: int) -> int:
     """Write all bytes at a position of an open file and return their number."""
     view = memoryview(data)
     while view:
-        written = os.pwrite(descriptor, view, at)
-        view, at = view[written:], at + written
+        written = os.pwrite(descriptor, view, position)
+        view, position = view[written:], position + written
     return len(data)
 
 
-def in_parallel(threads: int, tasks: list[Callable[[threading.Event], Any]]) -> list[Any]:
-    """Return the results of the tasks in order. The first error stops the others, at their next attempt, and is raised.
+def run_in_parallel(threads: int, tasks: list[Callable[[threading.Event], Any]]) -> list[Any]:
+    """Run tasks in threads and return their results in order.
 
-    The thread that fails sets the event itself, because the others would send requests until a waiting caller is awake.
+    The first error is raised and sets the event that every task receives, so that the others stop before their next attempt.
     """
     stop = threading.Event()
 
-    def run(task: Callable[[threading.Event], Any]) -> Any:
+    def run_unless_stopped(task: Callable[[threading.Event], Any]) -> Any:
         try:
             return task(stop)
         except BaseException:
@@ -37,7 +37,7 @@ def in_parallel(threads: int, tasks: list[Callable[[threading.Event], Any]]) -> 
             raise
 
     with ThreadPoolExecutor(max(1, min(threads, len(tasks))), thread_name_prefix="transfer") as pool:
-        futures = [pool.submit(run, task) for task in tasks]
+        futures = [pool.submit(run_unless_stopped, task) for task in tasks]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
@@ -51,7 +51,7 @@ def in_parallel(threads: int, tasks: list[Callable[[threading.Event], Any]]) -> 
     return [future.result() for future in futures]
 
 
-def file_bytes(piece: FileRange) -> bytes:
+def read_file_range(piece: FileRange) -> bytes:
     """Return the bytes of a range of a local file. Raises Unavailable if the file has become shorter."""
     with file_errors("read", piece.path), open(piece.path, "rb") as file:
         file.seek(piece.start)

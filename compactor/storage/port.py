@@ -61,7 +61,7 @@ ComposeSource = CopiedRange | FileRange
 
 
 @dataclass(frozen=True)
-class RangeCopies:
+class CopyLimits:
     """Limits of ``ObjectStore.compose``.
 
     :param least_bytes: smallest run of copied or of local bytes, except at the object's end; 0 for any length. Adjacent pieces of one kind
@@ -81,7 +81,7 @@ class ObjectStore(Protocol):
 
     @property
     def url(self) -> str:
-        """URL of the store for messages, such as ``file:///tier`` or ``s3://bucket/prefix``."""
+        """Return the store's URL for messages, such as ``file:///tier`` or ``s3://bucket/prefix``."""
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         """Return bytes [start, start + length) of an object, fewer only at its end. Raises NotFound."""
@@ -101,8 +101,8 @@ class ObjectStore(Protocol):
         """Create an object like ``create`` from a file of any size (streamed, in several parts if large)."""
 
     @property
-    def copies(self) -> RangeCopies | None:
-        """Limits of server-side copies, or None if the store cannot copy ranges or has refused to in this process."""
+    def copy_limits(self) -> CopyLimits | None:
+        """Return the limits of server-side copies, or None if the store cannot copy ranges or has refused to in this process."""
 
     def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Create an object like ``create`` from these pieces in order. The store copies ranges itself if it can.
@@ -110,8 +110,8 @@ class ObjectStore(Protocol):
         A failed call leaves nothing behind, and an object is never composed of two versions of a source.
 
         :raises NotFound: or Unavailable, if a source is gone or has another etag.
-        :raises CannotCopy: if the store turns out not to copy ranges; ``copies`` is None from then on.
-        :raises CopyDiffers: if the store has copied other bytes. :raises ValueError: if ``copies`` does not allow these pieces.
+        :raises CannotCopy: if the store turns out not to copy ranges; ``copy_limits`` is None from then on.
+        :raises CopyDiffers: if the store has copied other bytes. :raises ValueError: if ``copy_limits`` does not allow these pieces.
         """
 
     def put(self, key: str, data: bytes) -> ObjectInfo:

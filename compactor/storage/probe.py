@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 from compactor.errors import AlreadyExists, CompactorError, NotFound, Refused, StoreError
 from compactor.storage.findings import StoreFinding
 from compactor.storage.port import ObjectStore
-from compactor.storage.schemes import kind_of, kind_of_scheme
+from compactor.storage.schemes import store_kind, store_kind_of_scheme
 
 MARKER = "conditional-puts-raced-1"
 PROBE_THREADS = 32
@@ -26,7 +26,7 @@ _SKEW_WARNING_MS = 60_000
 
 @runtime_checkable
 class InspectableStore(Protocol):
-    """A store on a server whose settings can be asked for."""
+    """Store on a server whose settings can be queried."""
 
     def inspect(self, prefix: str, now_ms: int) -> Sequence[StoreFinding]:
         """Return findings about the bucket's settings. prefix: of keys that may be created and deleted. Raises StoreError."""
@@ -39,24 +39,24 @@ class InspectableStore(Protocol):
 
 
 def probe(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".tiered-compactor/probe/") -> list[StoreFinding]:
-    """Return everything that is wrong with a store. Leaves nothing but the marker below ``prefix``. Errors of the store become findings."""
-    findings = _permissions(store, prefix)
+    """Test a store and return all findings. Errors of the store become findings. Leaves only a marker object below ``prefix``."""
+    findings = _permission_findings(store, prefix)
     if any(finding.severity == "error" for finding in findings):
         return findings
     try:
-        findings += _clock(store, now_ms)
-        findings += conditional_puts(store, prefix)
+        findings += _clock_findings(store, now_ms)
+        findings += find_lost_races(store, prefix)
         if isinstance(store, InspectableStore):
             findings += store.inspect(prefix, now_ms())
     except CompactorError as error:
-        findings.append(_broken(error, store))
+        findings.append(_error_finding(error, store))
     return findings
 
 
-def second_create(store: ObjectStore, prefix: str) -> StoreFinding | None:
+def find_ignored_conditions(store: ObjectStore, prefix: str) -> StoreFinding | None:
     """Create one key twice, and delete it. Return a finding if the second create succeeds: then the store ignores conditions.
 
-    Three requests. A key that may not be deleted stays, as a few bytes. Raises StoreError.
+    Makes three requests. If the key may not be deleted, a few bytes stay. Raises StoreError.
     """
     key = f"{prefix}{secrets.token_hex(8)}-twice"
     store.create(key, b"first")
@@ -69,19 +69,19 @@ def second_create(store: ObjectStore, prefix: str) -> StoreFinding | None:
             store.delete([key])
     return StoreFinding.error(
         "conditional-puts",
-        f"{store.url} ignores conditional requests: an object that existed was created once more ({kind_of(store.url).can.create_only})",
+        f"{store.url} ignores conditional requests: an object that existed was created once more ({store_kind(store.url).can.create_only})",
         "Two compactors would lead at once and publish over each other. Nothing was changed. "
         "Use a store with atomic conditional puts (`config check` tries it)",
     )
 
 
-def conditional_puts(store: ObjectStore, prefix: str, threads: int = PROBE_THREADS, rounds: int = PROBE_ROUNDS) -> list[StoreFinding]:
-    """Return a finding if a race has another number of winners than one. In each round, ``threads`` writers create one key.
+def find_lost_races(store: ObjectStore, prefix: str, threads: int = PROBE_THREADS, rounds: int = PROBE_ROUNDS) -> list[StoreFinding]:
+    """Let ``threads`` writers create one key at once, ``rounds`` times.
 
-    A race that went well is remembered by a marker object. Creating one key twice is tried every time, so that a copy of the store
-    elsewhere is tried for itself.
+    Return a finding if any race has not exactly one winner. A passed test is remembered by a marker object; creating one key twice is
+    tested every time, in case the marker came with a copy of the store.
     """
-    ignored = second_create(store, prefix)
+    ignored = find_ignored_conditions(store, prefix)
     if ignored is not None:
         return [ignored]
     try:
@@ -93,7 +93,7 @@ def conditional_puts(store: ObjectStore, prefix: str, threads: int = PROBE_THREA
     for number in range(rounds):
         key = f"{prefix}{secrets.token_hex(8)}-race-{number}"
         try:
-            winners = _race(store, key, threads)
+            winners = _race_for_key(store, key, threads)
             content = store.get(key)
         finally:
             store.delete([key])
@@ -118,7 +118,7 @@ def conditional_puts(store: ObjectStore, prefix: str, threads: int = PROBE_THREA
 def deletes_free_space(store: ObjectStore) -> bool | None:
     """Return whether deleting objects frees space at once, or None if the store does not say. A few requests to a server."""
     if not isinstance(store, InspectableStore):
-        kind = kind_of_scheme(store.url)
+        kind = store_kind_of_scheme(store.url)
         return kind.can.deletes_free_space if kind else None
     try:
         return store.deletes_free_space()
@@ -126,10 +126,10 @@ def deletes_free_space(store: ObjectStore) -> bool | None:
         return None
 
 
-def _race(store: ObjectStore, key: str, threads: int) -> list[bytes]:
+def _race_for_key(store: ObjectStore, key: str, threads: int) -> list[bytes]:
     barrier = threading.Barrier(threads)
 
-    def one(number: int) -> bytes | None:
+    def create_once(number: int) -> bytes | None:
         content = f"writer {number}".encode()
         barrier.wait()
         try:
@@ -139,10 +139,10 @@ def _race(store: ObjectStore, key: str, threads: int) -> list[bytes]:
         return content
 
     with ThreadPoolExecutor(threads) as pool:
-        return [content for content in pool.map(one, range(threads)) if content is not None]
+        return [content for content in pool.map(create_once, range(threads)) if content is not None]
 
 
-def _permissions(store: ObjectStore, prefix: str) -> list[StoreFinding]:
+def _permission_findings(store: ObjectStore, prefix: str) -> list[StoreFinding]:
     """Try each kind of request on a new object. Continue where access is denied, so that everything that is missing is named at once."""
     key = f"{prefix}{secrets.token_hex(8)}-permissions"
     tries: list[tuple[str, Callable[[], object]]] = [
@@ -164,11 +164,11 @@ def _permissions(store: ObjectStore, prefix: str) -> list[StoreFinding]:
             if "denied" not in error.message.lower():
                 return findings  # no such bucket, wrong region, ...: all others would say the same
         except CompactorError as error:
-            return [*findings, _broken(error, store)]
+            return [*findings, _error_finding(error, store)]
     return findings
 
 
-def _clock(store: ObjectStore, now_ms: Callable[[], int]) -> list[StoreFinding]:
+def _clock_findings(store: ObjectStore, now_ms: Callable[[], int]) -> list[StoreFinding]:
     before = now_ms()
     there = store.clock_ms()
     difference = there - (before + now_ms()) // 2
@@ -184,5 +184,5 @@ def _clock(store: ObjectStore, now_ms: Callable[[], int]) -> list[StoreFinding]:
     ]
 
 
-def _broken(error: CompactorError, store: ObjectStore) -> StoreFinding:
+def _error_finding(error: CompactorError, store: ObjectStore) -> StoreFinding:
     return StoreFinding.error("store", f"{store.url}: {error.message}", error.hint)

@@ -20,7 +20,7 @@ _DAY_MS = 86_400_000
 
 
 class BucketState(Value):
-    """The settings that decide whether a delete frees space. None if the credentials may not ask."""
+    """Settings of a bucket that decide whether a delete frees space. A field is None if the credentials may not read it."""
 
     versioning: str | None
     object_lock: bool | None
@@ -32,10 +32,10 @@ class BucketState(Value):
         return self.versioning == "" and not self.object_lock
 
 
-def bucket_state(store: S3Store) -> BucketState:
+def read_bucket_state(store: S3Store) -> BucketState:
     """Return the settings of the store's bucket, with two requests. Raises StoreError if the store cannot be reached."""
-    versioning = _asked(store, "get_bucket_versioning")
-    lock = _asked(store, "get_object_lock_configuration")
+    versioning = _query_setting(store, "get_bucket_versioning")
+    lock = _query_setting(store, "get_object_lock_configuration")
     return BucketState(
         versioning=None if versioning is None else str(versioning.get("Status", "")),
         object_lock=None if lock is None else lock.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled",
@@ -43,11 +43,17 @@ def bucket_state(store: S3Store) -> BucketState:
 
 
 def bucket_findings(store: S3Store, prefix: str, now_ms: int) -> list[StoreFinding]:
-    state = bucket_state(store)
-    return [*_versions(store, state), *_completion(store, prefix), *_archived(store), *_unfinished(store, now_ms)]
+    """Return the findings about versioning, object lock, conditional completion, archived objects and unfinished uploads."""
+    state = read_bucket_state(store)
+    return [
+        *_versioning_findings(store, state),
+        *_completion_findings(store, prefix),
+        *_archive_findings(store),
+        *_unfinished_upload_findings(store, now_ms),
+    ]
 
 
-def _versions(store: S3Store, state: BucketState) -> list[StoreFinding]:
+def _versioning_findings(store: S3Store, state: BucketState) -> list[StoreFinding]:
     findings = []
     if state.versioning:
         findings.append(
@@ -76,7 +82,7 @@ def _versions(store: S3Store, state: BucketState) -> list[StoreFinding]:
     return findings
 
 
-def _completion(store: S3Store, prefix: str) -> list[StoreFinding]:
+def _completion_findings(store: S3Store, prefix: str) -> list[StoreFinding]:
     """Return a finding if CompleteMultipartUpload, which makes large objects visible, writes over an existing key."""
     key = f"{prefix}{secrets.token_hex(8)}-multipart"
     store.create(key, b"first")
@@ -85,7 +91,7 @@ def _completion(store: S3Store, prefix: str) -> list[StoreFinding]:
         with tempfile.NamedTemporaryFile() as file:
             file.write(b"second")
             file.flush()
-            upload.complete(upload.send(Path(file.name), 6))
+            upload.complete(upload.send_file(Path(file.name), 6))
     except PreconditionFailed:
         upload.abort()
         return []
@@ -100,9 +106,9 @@ def _completion(store: S3Store, prefix: str) -> list[StoreFinding]:
     ]
 
 
-def _archived(store: S3Store) -> list[StoreFinding]:
+def _archive_findings(store: S3Store) -> list[StoreFinding]:
     """Return a finding if any of the first 1000 objects is archived."""
-    page = store.requests.call("list_objects_v2", "list", Prefix=store.requests.prefix, MaxKeys=1000)
+    page = store.requests.request("list_objects_v2", "list", Prefix=store.requests.prefix, MaxKeys=1000)
     archived = [entry for entry in page.get("Contents", []) if entry.get("StorageClass") in _ARCHIVED]
     if not archived:
         return []
@@ -116,9 +122,9 @@ def _archived(store: S3Store) -> list[StoreFinding]:
     ]
 
 
-def _unfinished(store: S3Store, now_ms: int) -> list[StoreFinding]:
-    """Return a finding if killed processes have left parts of uploads, which no listing shows and which are billed."""
-    answer = _asked(store, "list_multipart_uploads", Prefix=store.requests.prefix)
+def _unfinished_upload_findings(store: S3Store, now_ms: int) -> list[StoreFinding]:
+    """Return a finding if unfinished multipart uploads are older than a day. No listing of objects shows their parts, which are billed."""
+    answer = _query_setting(store, "list_multipart_uploads", Prefix=store.requests.prefix)
     old = [upload for upload in (answer or {}).get("Uploads", []) if now_ms - upload["Initiated"].timestamp() * 1000 > _DAY_MS]
     if not old:
         return []
@@ -131,9 +137,11 @@ def _unfinished(store: S3Store, now_ms: int) -> list[StoreFinding]:
     ]
 
 
-def _asked(store: S3Store, operation: str, **params: Any) -> dict[str, Any] | None:
-    """Return an answer of the store, empty for an absent configuration; None if the credentials or the server do not allow the request."""
+def _query_setting(store: S3Store, operation: str, **params: Any) -> dict[str, Any] | None:
+    """Return the store's answer to an S3 operation; empty if the setting is absent, None if the credentials or the server do not allow the
+    request.
+    """
     try:
-        return store.requests.call(operation, "ask for the settings of", **params)
+        return store.requests.request(operation, "ask for the settings of", **params)
     except Refused as error:
         return {} if "ConfigurationNotFound" in error.message else None

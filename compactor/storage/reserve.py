@@ -16,20 +16,23 @@ SLICE_BYTES = RESERVE_BYTES // 16
 
 
 class Reserve:
-    """The file is best effort: where it cannot be made, a full disk is a full disk."""
+    """File of 1 MiB that is given up when the disk is full, so that control records can still be written.
+
+    Best effort: without the file a full disk refuses them.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def fill(self) -> None:
-        """Makes it whole again where there is room. Called with every write: a look at one file where nothing is to be done."""
+        """Restore the file to its full size if the disk has space. Called after every write; makes one ``stat`` if nothing is missing."""
         with suppress(OSError):
             if not self._path.exists() or self._path.stat().st_size < RESERVE_BYTES:
                 with open(self._path, "ab") as file:
                     os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
 
     def spend(self) -> bool:
-        """Gives a slice back to the file system. False where nothing is left."""
+        """Give a sixteenth of the file back to the file system. Return False if nothing is left."""
         try:
             size = self._path.stat().st_size
             if size == 0:

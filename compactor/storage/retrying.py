@@ -26,10 +26,10 @@ _LOG_INTERVAL_S = 1.0
 
 
 class FirstContact:
-    """Whether a store has ever answered this process. Shared by everything that sends requests to the store.
+    """Record of whether a store has ever answered this process, shared by everything that sends requests to it.
 
-    A store that never answered is more likely a wrong address than a busy one. The time to wait for it counts once, from the first request,
-    not for each request. Thread-safe.
+    A store that never answered is more likely a wrong address than a busy one. Therefore the time to wait for its first answer counts once,
+    from the first request. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -41,16 +41,19 @@ class FirstContact:
         """Record that the store has answered, with whatever result."""
         self.answered = True
 
-    def silent_s(self, asked_at: float, now: float) -> float:
-        """Return for how many seconds the store has owed its first answer; 0 if it has answered."""
+    def unanswered_s(self, requested_at: float, now: float) -> float:
+        """Return for how many seconds the store has left the first request unanswered; 0 if it has ever answered.
+
+        requested_at: start of this request.
+        """
         if self.answered:
             return 0.0
         if self._asked_at is None:
-            self._asked_at = asked_at
+            self._asked_at = requested_at
         return now - self._asked_at
 
     def may_log(self, now: float) -> bool:
-        """Return whether a log line about the store is due, and count it as written."""
+        """Return whether the next log line about the silent store is due, and record it as written."""
         if self._logged_at is not None and now - self._logged_at < _LOG_INTERVAL_S:
             return False
         self._logged_at = now
@@ -85,7 +88,7 @@ class Retrier:
                 pause = ceiling * self.fraction()
                 now = self.clock()
                 failed = failed if number else now
-                silent = self.contact.silent_s(began, now)
+                silent = self.contact.unanswered_s(began, now)
                 if now - failed + pause > self.policy.deadline_s or (silent and silent + pause > self.policy.first_answer_s):
                     tries = f" (tried {number + 1} times in {now - began:.1f} s)" if number else ""
                     raise Unavailable(f"{error.message}{tries}", hint=error.hint) from error
@@ -112,12 +115,12 @@ class RetryingStore(ForwardingStore):
         last = after
         listing: Iterator[ObjectInfo] | None = None
 
-        def following(number: int) -> ObjectInfo | None:
+        def next_object(number: int) -> ObjectInfo | None:
             nonlocal listing
             if listing is None or number:
                 listing = self._store.list(prefix, last)
             return next(listing, None)
 
-        while (info := self._retrier.call(following)) is not None:
+        while (info := self._retrier.call(next_object)) is not None:
             last = info.key
             yield info

@@ -29,16 +29,16 @@ from typing import Any, Literal
 from compactor.config.store_sections import S3
 from compactor.errors import AlreadyExists, CopyDiffers, NotFound, Refused, Unavailable
 from compactor.storage.answers import NoSuchUpload, OutOfRange, PreconditionFailed
-from compactor.storage.copied import read_back, require_sources
+from compactor.storage.copied import check_copy_sources, verify_composed_copy
 from compactor.storage.findings import StoreFinding
 from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range, key_problem, portable_names
 from compactor.storage.options import StoreOptions
 from compactor.storage.os_errors import file_errors
-from compactor.storage.port import ComposeSource, FileRange, ObjectInfo, ObjectStore, RangeCopies, UnfinishedUpload
-from compactor.storage.s3_errors import answered
-from compactor.storage.s3_parts import COPIES, parts_of, parts_of_file, unlike
-from compactor.storage.s3_requests import S3Requests, Traits, byte_range, span_of
-from compactor.storage.s3_transfer import MultipartUpload, crc32, download, md5
+from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
+from compactor.storage.s3_errors import s3_answer_error
+from compactor.storage.s3_parts import COPIES, find_wrong_copy, parts_of_file, plan_parts
+from compactor.storage.s3_requests import S3Requests, ServerTraits, check_returned_span, range_header
+from compactor.storage.s3_transfer import MultipartUpload, crc32_text, download_object, md5_text
 from compactor.storage.schemes import bucket_and_prefix
 from compactor.storage.settings import Transfers
 
@@ -65,9 +65,9 @@ def open_at(url: str, options: StoreOptions) -> ObjectStore:
 
 
 @lru_cache(maxsize=64)
-def _shared_traits(bucket: str, settings: S3) -> Traits:
+def _shared_traits(bucket: str, settings: S3) -> ServerTraits:
     """Return what all stores of this process in one bucket have learned about its server."""
-    return Traits()
+    return ServerTraits()
 
 
 class S3Store:
@@ -82,11 +82,11 @@ class S3Store:
 
     @property
     def url(self) -> str:
-        return self._requests.where().rstrip("/")
+        return self._requests.object_url().rstrip("/")
 
     @property
     def requests(self) -> S3Requests:
-        """Requests beyond the port, for `config check` and old versions."""
+        """Return the client for requests beyond ObjectStore, which `config check` and the reader of old versions need."""
         return self._requests
 
     def inspect(self, prefix: str, now_ms: int) -> list[StoreFinding]:
@@ -97,19 +97,19 @@ class S3Store:
 
     def deletes_free_space(self) -> bool | None:
         """Return whether deleting frees space at once, or None if the credentials may not ask. Raises StoreError."""
-        from compactor.storage.probe_s3 import bucket_state
+        from compactor.storage.probe_s3 import read_bucket_state
 
-        return bucket_state(self).deletes_free_space
+        return read_bucket_state(self).deletes_free_space
 
     def required_permission(self, verb: str) -> str:
         """Return the action that a policy must allow for this verb of ``probe``."""
         return _PERMISSIONS[verb]
 
-    def conditions_place(self) -> tuple[str, str, str]:
+    def server_location(self) -> tuple[str, str, str]:
         """Return endpoint, bucket and prefix (``ConditionCheck``)."""
         return str(self._requests.client.meta.endpoint_url), self._requests.bucket, self._requests.prefix
 
-    def unchecked(self) -> S3Store:
+    def without_condition_check(self) -> S3Store:
         """Return the same store without ``before_create``."""
         return S3Store(self._requests, self._transfers)
 
@@ -120,26 +120,26 @@ class S3Store:
             self.head(key)
             return b""
         whole = start == 0 and length is None
-        params = {"ChecksumMode": "ENABLED"} if whole else {"Range": byte_range(start, length)}
+        params = {"ChecksumMode": "ENABLED"} if whole else {"Range": range_header(start, length)}
 
-        def attempt(_: int) -> bytes:
-            answer = self._requests.once("get_object", "read", key, **params)
-            span = span_of(answer, self._requests.where(key), start, length)
-            return b"".join(self._requests.body(answer, key, span))
+        def get_once(_: int) -> bytes:
+            answer = self._requests.request_once("get_object", "read", key, **params)
+            span = check_returned_span(answer, self._requests.object_url(key), start, length)
+            return b"".join(self._requests.read_body(answer, key, span))
 
         try:
-            return self._requests.retry(attempt)
+            return self._requests.retry_request(get_once)
         except OutOfRange:
             return b""
 
     def head(self, key: str) -> ObjectInfo:
-        return _without_token(self._head(key))
+        return _remove_write_token(self._head_object(key))
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_key(key)
         described = check_metadata(metadata)
         self._before_create(self)
-        return self._put_new(key, data, described)
+        return self._create_in_one_request(key, data, described)
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_key(key)
@@ -149,63 +149,64 @@ class S3Store:
             data = path.read_bytes() if size <= self._transfers.part_bytes else None
         self._before_create(self)
         if data is not None:
-            return self._put_new(key, data, described)
+            return self._create_in_one_request(key, data, described)
         parts = parts_of_file(FileRange(path, 0, size), self._transfers.part_bytes)
-        return self._upload(key, size, described, "CRC32", lambda upload: upload.put_together(parts))
+        return self._create_by_multipart_upload(key, size, described, "CRC32", lambda upload: upload.send_parts(parts))
 
     @property
-    def copies(self) -> RangeCopies | None:
+    def copy_limits(self) -> CopyLimits | None:
         return COPIES if self._requests.traits.copies else None
 
     def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """A source has to be the same before and after, whether or not the server knows the condition of a copy; receipts are compared.
+        """Create an object from copied ranges and local bytes by a multipart upload.
 
-        If the server gives none, what it has copied is read back once the object exists. A process that dies before that leaves an object
-        that nobody has compared: whoever meets it has to read it (AlreadyExists).
+        The version of each source is checked before and after. The checksums that the server returns for copied parts are compared; if it
+        returns none, copied bytes are read back once the object exists. If the process dies before that, the object stays unverified, and a
+        later caller that gets AlreadyExists has to read it.
         """
         check_key(key)
         described = check_metadata(metadata)
-        parts = parts_of(pieces, self._transfers.part_bytes)
+        parts = plan_parts(pieces, self._transfers.part_bytes)
         self._before_create(self)
         if not parts:
-            return self._put_new(key, b"", described)
+            return self._create_in_one_request(key, b"", described)
         size = sum(piece.length for piece in pieces)
-        require_sources(self, pieces)
+        check_copy_sources(self, pieces)
         unconfirmed = threading.Event()
 
-        def put_together(upload: MultipartUpload) -> list[dict[str, Any]]:
-            done = upload.put_together(parts)
-            require_sources(self, pieces)
+        def send_and_check(upload: MultipartUpload) -> list[dict[str, Any]]:
+            done = upload.send_parts(parts)
+            check_copy_sources(self, pieces)
             receipts = [str(part.get("ChecksumCRC32C", "")) for part in done]
-            wrong = unlike(pieces, parts, receipts)
+            wrong = find_wrong_copy(pieces, parts, receipts)
             if wrong:
-                where = self._requests.where(wrong.key)
+                where = self._requests.object_url(wrong.key)
                 raise CopyDiffers(f"{where}: what was copied of it has another checksum than it must have", hint="Run verify --deep")
             if not all(receipts):
                 unconfirmed.set()
             return done
 
-        info = self._upload(key, size, described, "CRC32C", put_together)
+        info = self._create_by_multipart_upload(key, size, described, "CRC32C", send_and_check)
         if unconfirmed.is_set():
-            read_back(self, key, pieces, self._transfers.part_bytes)
+            verify_composed_copy(self, key, pieces, self._transfers.part_bytes)
         return info
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         check_key(key)
 
-        def attempt(_: int) -> ObjectInfo:
-            self._requests.meter.wrote(len(data))
-            answer = self._requests.once("put_object", "write", key, Body=data, ChecksumCRC32=crc32(data))
-            return _written(key, len(data), answer, {})
+        def put_once(_: int) -> ObjectInfo:
+            self._requests.meter.record_write(len(data))
+            answer = self._requests.request_once("put_object", "write", key, Body=data, ChecksumCRC32=crc32_text(data))
+            return _info_of_written_object(key, len(data), answer, {})
 
-        return self._requests.retry(attempt)
+        return self._requests.retry_request(put_once)
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
         check_key(key)
         check_range(start, length)
         try:
             if length != 0:
-                return download(self._requests, self._transfers, key, path, start, length)
+                return download_object(self._requests, self._transfers, key, path, start, length)
             self.head(key)
         except OutOfRange:
             pass
@@ -221,7 +222,7 @@ class S3Store:
             params["StartAfter"] = root + after
         last = after
         while True:
-            answer = self._page(params)
+            answer = self._list_page(params)
             for entry in answer.get("Contents", []):
                 key = str(entry["Key"])[len(root) :]
                 if key_problem(key):
@@ -232,7 +233,7 @@ class S3Store:
                         hint="Directory buckets list without order; use a general purpose bucket",
                     )
                 last = key
-                yield ObjectInfo(key, int(entry["Size"]), _ms(entry["LastModified"]), _etag(entry), {})
+                yield ObjectInfo(key, int(entry["Size"]), _epoch_ms(entry["LastModified"]), _etag_of_answer(entry), {})
             if not answer["IsTruncated"]:
                 return
             if answer["NextContinuationToken"] == params.get("ContinuationToken"):
@@ -251,11 +252,11 @@ class S3Store:
         root = self._requests.prefix
         params: dict[str, Any] = {"Prefix": root + prefix}
         while root or prefix:
-            answer = self._requests.call("list_multipart_uploads", "list the uploads of", **params)
+            answer = self._requests.request("list_multipart_uploads", "list the uploads of", **params)
             for upload in answer.get("Uploads", []):
                 key = str(upload["Key"])
                 if key.startswith(root + prefix):  # some servers take the prefix for a hint
-                    yield UnfinishedUpload(key[len(root) :], str(upload["UploadId"]), _ms(upload["Initiated"]))
+                    yield UnfinishedUpload(key[len(root) :], str(upload["UploadId"]), _epoch_ms(upload["Initiated"]))
             marks = {"KeyMarker": answer.get("NextKeyMarker", ""), "UploadIdMarker": answer.get("NextUploadIdMarker", "")}
             if not answer.get("IsTruncated") or not marks["KeyMarker"] or marks == {name: params.get(name, "") for name in marks}:
                 return
@@ -264,119 +265,121 @@ class S3Store:
     def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
         for upload in uploads:
             with suppress(NoSuchUpload, NotFound):
-                self._requests.call("abort_multipart_upload", "abort an upload of", upload.key, UploadId=upload.id)
+                self._requests.request("abort_multipart_upload", "abort an upload of", upload.key, UploadId=upload.id)
 
     def clock_ms(self) -> int:
-        return _date_ms(self._requests.glance(), self.url)
+        return _response_time_ms(self._requests.list_one_key(), self.url)
 
-    def _page(self, params: dict[str, Any]) -> dict[str, Any]:
-        def attempt(_: int) -> dict[str, Any]:
-            answer = self._requests.once("list_objects_v2", "list", **params)
+    def _list_page(self, params: dict[str, Any]) -> dict[str, Any]:
+        def list_once(_: int) -> dict[str, Any]:
+            answer = self._requests.request_once("list_objects_v2", "list", **params)
             # A cut answer may parse as an empty one.
             if "IsTruncated" not in answer or (answer["IsTruncated"] and not answer.get("NextContinuationToken")):
                 raise Unavailable(f"cannot list {self.url}: the store's answer is incomplete")
             return answer
 
-        return self._requests.retry(attempt)
+        return self._requests.retry_request(list_once)
 
-    def _head(self, key: str) -> ObjectInfo:
+    def _head_object(self, key: str) -> ObjectInfo:
         check_key(key)
         try:
-            answer = self._requests.call("head_object", "read", key)
+            answer = self._requests.request("head_object", "read", key)
         except NotFound:
             if not self._requests.bucket_seen:
                 # HEAD has no body that could say which of the two is missing.
-                self._requests.glance()
+                self._requests.list_one_key()
             raise
         metadata = portable_names(answer.get("Metadata", {}))
-        return ObjectInfo(key, int(answer["ContentLength"]), _ms(answer["LastModified"]), _etag(answer), metadata)
+        return ObjectInfo(key, int(answer["ContentLength"]), _epoch_ms(answer["LastModified"]), _etag_of_answer(answer), metadata)
 
-    def _put_new(self, key: str, data: bytes, metadata: dict[str, str]) -> ObjectInfo:
+    def _create_in_one_request(self, key: str, data: bytes, metadata: dict[str, str]) -> ObjectInfo:
+        """Create an object with one conditional PUT. Raises AlreadyExists, unless an earlier attempt of this call created it."""
         token = uuid.uuid4().hex
-        checksum = crc32(data)
+        checksum = crc32_text(data)
         attempts = 0
 
-        def attempt(number: int) -> ObjectInfo:
+        def put_once(number: int) -> ObjectInfo:
             nonlocal attempts
             attempts = number + 1
-            self._requests.meter.wrote(len(data))
-            answer = self._requests.once(
+            self._requests.meter.record_write(len(data))
+            answer = self._requests.request_once(
                 "put_object",
                 "write",
                 key,
                 Body=data,
                 ChecksumCRC32=checksum,
-                Metadata=_headers({**metadata, _MARK: token}),
+                Metadata=_metadata_headers({**metadata, _MARK: token}),
                 IfNoneMatch="*",
-                **self._transfers.of_new_objects,
+                **self._transfers.create_parameters,
             )
-            self._check_stored(key, data, answer.get("ChecksumCRC32", ""), _etag(answer))
-            return _written(key, len(data), answer, metadata)
+            self._check_stored_bytes(key, data, answer.get("ChecksumCRC32", ""), _etag_of_answer(answer))
+            return _info_of_written_object(key, len(data), answer, metadata)
 
         try:
-            return self._requests.retry(attempt)
+            return self._requests.retry_request(put_once)
         except PreconditionFailed as error:
-            own = self._own(key, token) if attempts > 1 else None
+            own = self._find_own_object(key, token) if attempts > 1 else None
             if own:
-                self._check_stored(key, data, "", own.etag)
+                self._check_stored_bytes(key, data, "", own.etag)
                 return own
-            raise AlreadyExists(f"{self._requests.where(key)} exists already") from error
+            raise AlreadyExists(f"{self._requests.object_url(key)} exists already") from error
 
-    def _check_stored(self, key: str, data: bytes, checksum: str, etag: str) -> None:
-        """Whether an object that this call has just created is what was sent: some servers ignore the checksum of a request.
+    def _check_stored_bytes(self, key: str, data: bytes, checksum: str, etag: str) -> None:
+        """Check that an object created by this call has the bytes that were sent, because some servers ignore the checksum of a request.
 
-        One that is not was seen by nobody who could have believed it, and is removed. Raises Unavailable.
+        If it has not, delete it and raise Unavailable. No reader can have used it yet.
         """
         known = self._requests.traits
-        if checksum == crc32(data) or known.md5 is False:
+        if checksum == crc32_text(data) or known.md5 is False:
             return
-        if etag == md5(data):
+        if etag == md5_text(data):
             known.md5 = True
             return
         if self.get(key) == data:
             known.md5 = False
             return
         self._delete_batch((key,))
-        raise Unavailable(f"cannot write {self._requests.where(key)}: it arrived damaged, and the store took it")
+        raise Unavailable(f"cannot write {self._requests.object_url(key)}: it arrived damaged, and the store took it")
 
-    def _upload(
+    def _create_by_multipart_upload(
         self,
         key: str,
         size: int,
         metadata: dict[str, str],
         algorithm: Literal["CRC32", "CRC32C"],
-        fill: Callable[[MultipartUpload], Sequence[dict[str, Any]]],
+        send_parts: Callable[[MultipartUpload], Sequence[dict[str, Any]]],
     ) -> ObjectInfo:
-        if self._present(key):  # before a gigabyte travels for nothing; the completion decides
-            raise AlreadyExists(f"{self._requests.where(key)} exists already")
+        """Create an object by a multipart upload whose parts ``send_parts`` sends. Raises AlreadyExists."""
+        if self._exists(key):  # before a gigabyte travels for nothing; the completion decides
+            raise AlreadyExists(f"{self._requests.object_url(key)} exists already")
         token = uuid.uuid4().hex
         for _ in range(_RESTARTS):
-            upload = MultipartUpload(self._requests, self._transfers, key, _headers({**metadata, _MARK: token}), algorithm)
+            upload = MultipartUpload(self._requests, self._transfers, key, _metadata_headers({**metadata, _MARK: token}), algorithm)
             try:
-                return _written(key, size, upload.complete(fill(upload)), metadata)
+                return _info_of_written_object(key, size, upload.complete(send_parts(upload)), metadata)
             except (PreconditionFailed, NoSuchUpload) as error:
                 upload.abort()
-                if own := self._own(key, token):
+                if own := self._find_own_object(key, token):
                     return own
-                if isinstance(error, PreconditionFailed) or self._present(key):
-                    raise AlreadyExists(f"{self._requests.where(key)} exists already") from error
+                if isinstance(error, PreconditionFailed) or self._exists(key):
+                    raise AlreadyExists(f"{self._requests.object_url(key)} exists already") from error
                 # A conflict with another writer (409) has used the upload up, and neither came through.
             except BaseException:
                 upload.abort()
                 raise
-        raise Unavailable(f"cannot write {self._requests.where(key)}: the store lost the upload {_RESTARTS} times")
+        raise Unavailable(f"cannot write {self._requests.object_url(key)}: the store lost the upload {_RESTARTS} times")
 
-    def _own(self, key: str, token: str) -> ObjectInfo | None:
-        """The object, if it is this very call that wrote it."""
+    def _find_own_object(self, key: str, token: str) -> ObjectInfo | None:
+        """Return the object if this call wrote it, as its write token shows, else None."""
         try:
-            found = self._head(key)
+            found = self._head_object(key)
         except NotFound:
             return None
-        return _without_token(found) if found.metadata.get(_MARK) == token else None
+        return _remove_write_token(found) if found.metadata.get(_MARK) == token else None
 
-    def _present(self, key: str) -> bool:
+    def _exists(self, key: str) -> bool:
         try:
-            self._head(key)
+            self._head_object(key)
         except NotFound:
             return False
         return True
@@ -385,8 +388,8 @@ class S3Store:
         root = self._requests.prefix
         wanted = {root + key for key in batch}
 
-        def attempt(_: int) -> None:
-            answer = self._requests.once(
+        def delete_once(_: int) -> None:
+            answer = self._requests.request_once(
                 "delete_objects",
                 "delete in",
                 ChecksumAlgorithm="CRC32",
@@ -398,37 +401,39 @@ class S3Store:
             for failed in errors:
                 if failed in gone:
                     continue
-                raise answered(failed, f"cannot delete {self._requests.where(str(failed.get('Key', ''))[len(root) :])}")
+                raise s3_answer_error(failed, f"cannot delete {self._requests.object_url(str(failed.get('Key', ''))[len(root) :])}")
             if wanted:
                 raise Unavailable(f"cannot delete in {self.url}: the store does not say what became of {len(wanted)} keys")
 
-        self._requests.retry(attempt)
+        self._requests.retry_request(delete_once)
 
 
-def _written(key: str, size: int, answer: dict[str, Any], metadata: Mapping[str, str]) -> ObjectInfo:
-    return ObjectInfo(key, size, _date_ms(answer, key), _etag(answer), metadata)
+def _info_of_written_object(key: str, size: int, answer: dict[str, Any], metadata: Mapping[str, str]) -> ObjectInfo:
+    return ObjectInfo(key, size, _response_time_ms(answer, key), _etag_of_answer(answer), metadata)
 
 
-def _headers(metadata: Mapping[str, str]) -> dict[str, str]:
+def _metadata_headers(metadata: Mapping[str, str]) -> dict[str, str]:
     return {name.replace("_", "-"): value for name, value in metadata.items()}
 
 
-def _without_token(info: ObjectInfo) -> ObjectInfo:
+def _remove_write_token(info: ObjectInfo) -> ObjectInfo:
+    """Return object properties without the token that identifies the call that wrote the object."""
     return replace(info, metadata={name: value for name, value in info.metadata.items() if name != _MARK})
 
 
-def _etag(answer: Mapping[str, Any]) -> str:
+def _etag_of_answer(answer: Mapping[str, Any]) -> str:
     return str(answer.get("ETag", "")).strip('"')
 
 
-def _ms(time: datetime) -> int:
+def _epoch_ms(time: datetime) -> int:
     return int(time.timestamp() * 1000)
 
 
-def _date_ms(answer: Mapping[str, Any], where: str) -> int:
+def _response_time_ms(answer: Mapping[str, Any], where: str) -> int:
+    """Return the Date header of an answer in milliseconds. Raises Unavailable if it has none."""
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
     try:
-        return _ms(parsedate_to_datetime(date))
+        return _epoch_ms(parsedate_to_datetime(date))
     except ValueError as error:
         raise Refused(
             f"{where}: the store's answers bear no date ({date!r})", hint="Remove the proxy that drops the Date header"

@@ -109,33 +109,34 @@ _TLS = {
 _UNKNOWN_HOST = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 
-def translated(error: Exception, verb: str, where: str, *, met: bool = False) -> CompactorError:
-    """Return the port's error for an error of botocore or of its connection.
+def translate_s3_error(error: Exception, verb: str, where: str, *, answered_before: bool = False) -> CompactorError:
+    """Return the storage error for an error of botocore or its connection.
 
-    :param verb: what was tried: ``read``, ``list``, ...; where: the URL of the object or store.
-    :param met: the store has answered before: a name that is gone from the DNS now may come back.
+    :param verb: what failed: ``read``, ``list``, ...
+    :param where: URL of the object or store, for the message.
+    :param answered_before: whether the store has answered this process; if so, an unknown host name counts as temporary.
     """
     from botocore import exceptions as boto
 
     what = f"cannot {verb} {where}"
     if isinstance(error, boto.ClientError):
-        return answered(error.response.get("Error", {}), what, error.response)
+        return s3_answer_error(error.response.get("Error", {}), what, error.response)
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.ProfileNotFound | boto.CredentialRetrievalError):
         return Refused(f"{what}: {error}".rstrip("."), hint=_KEYS)
     if isinstance(error, boto.UnauthorizedSSOTokenError | boto.SSOTokenLoadError | boto.TokenRetrievalError):
         return Refused(f"{what}: {error}".rstrip("."), hint=_LOGIN)
     if isinstance(error, boto.SSLError) and (cause := next((name for name in _TLS if name in str(error)), None)):
         return Refused(f"{what}: {error}".rstrip("."), hint=_TLS[cause])
-    if isinstance(error, boto.EndpointConnectionError) and not met and is_unknown_host(error):
+    if isinstance(error, boto.EndpointConnectionError) and not answered_before and is_unknown_host(error):
         return Refused(f"{what}: {error}: nobody knows this host".rstrip("."), hint="Check [s3] endpoint_url and region, and the DNS")
     if isinstance(error, boto.ParamValidationError | boto.InvalidRegionError | boto.EndpointProviderError | ValueError):
         return UsageError(f"{what}: {error}".rstrip("."), hint="Check [tier] url and [s3]")
-    unreached = isinstance(error, boto.EndpointConnectionError) and not met
+    unreached = isinstance(error, boto.EndpointConnectionError) and not answered_before
     return Unavailable(f"{what}: {error}".rstrip("."), hint=_UNREACHABLE if unreached else _AGAIN)
 
 
-def refuses_copies(error: BaseException) -> bool:
-    """Return whether the answer to UploadPartCopy says that the server does not copy ranges at all."""
+def is_copy_refusal(error: BaseException) -> bool:
+    """Return whether the answer to UploadPartCopy says that the server cannot copy ranges at all."""
     from botocore import exceptions as boto
 
     cause = error.__cause__
@@ -143,7 +144,7 @@ def refuses_copies(error: BaseException) -> bool:
 
 
 def is_unknown_host(error: BaseException) -> bool:
-    """Return whether the DNS said that there is no such name. That it did not answer (EAI_AGAIN) is another case."""
+    """Return whether the DNS has no such host name. A DNS server that does not answer (EAI_AGAIN) does not count."""
     causes: list[object] = [error]
     for cause in causes:
         if isinstance(cause, socket.gaierror):
@@ -154,20 +155,20 @@ def is_unknown_host(error: BaseException) -> bool:
     return False
 
 
-def answered(details: Mapping[str, Any], what: str, response: Mapping[str, Any] | None = None) -> CompactorError:
-    """Return the port's error for an error answer of S3.
+def s3_answer_error(details: Mapping[str, Any], failed_request: str, response: Mapping[str, Any] | None = None) -> CompactorError:
+    """Return the storage error for an error answer of S3.
 
-    :param details: Code and Message, of a whole answer or of one key among many.
-    :param what: ``cannot VERB WHERE``.
+    :param details: its Code and Message, of the whole request or of one key.
+    :param failed_request: text such as ``cannot read s3://bucket/key``, for the message.
     """
     response = response or {}
     meta: Mapping[str, Any] = response.get("ResponseMetadata", {})
     code, message, status = str(details.get("Code", "")), str(details.get("Message", "")), int(meta.get("HTTPStatusCode", 0))
-    detail = f"{what}: the store answered {code or status}" + (f" ({message.rstrip('.')})" if message and message != code else "")
+    detail = f"{failed_request}: the store answered {code or status}" + (f" ({message.rstrip('.')})" if message and message != code else "")
     if kind := _INTERNAL.get(code) or _INTERNAL.get(str(status)):
         return kind(detail)
     if code in ("NoSuchKey", "404", "NoSuchVersion"):
-        return NotFound(f"{what}: no such object")
+        return NotFound(f"{failed_request}: no such object")
     if code in _TRANSIENT:
         return Unavailable(detail, hint=_BUSY if status == 503 else _AGAIN)
     if "requester pays" in message.lower() or "requesterpays" in (code + message).lower():
@@ -176,14 +177,14 @@ def answered(details: Mapping[str, Any], what: str, response: Mapping[str, Any] 
         return Refused(f"{detail}: the encryption key refuses", hint=_KMS)
     if code in _REFUSALS:
         meaning, hint = _REFUSALS[code]
-        return Refused(f"{detail}: {meaning}{_specifics(code, response, details)}", hint=hint)
+        return Refused(f"{detail}: {meaning}{_error_detail(code, response, details)}", hint=hint)
     if status >= 500 or status in (408, 429):
         return Unavailable(detail, hint=_AGAIN)
     return Refused(detail, hint="Run config check" if code else "Check [s3] endpoint_url: what answers there does not speak S3")
 
 
-def _specifics(code: str, response: Mapping[str, Any], details: Mapping[str, Any]) -> str:
-    """Return the one detail that a person needs: which class, which region, which time."""
+def _error_detail(code: str, response: Mapping[str, Any], details: Mapping[str, Any]) -> str:
+    """Return the one detail that a person needs to act (storage class, region or clock difference), or an empty string."""
     if code == "InvalidObjectState":
         storage_class = response.get("StorageClass") or details.get("StorageClass") or "unknown"
         tier = response.get("AccessTier") or details.get("AccessTier")

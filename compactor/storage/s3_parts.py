@@ -10,11 +10,11 @@ from typing import Final
 
 from compactor.errors import Refused
 from compactor.storage.keys import check_range
-from compactor.storage.port import ComposeSource, CopiedRange, FileRange, RangeCopies
+from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange
 
 MAX_PARTS: Final = 10_000
 MIN_PART_BYTES: Final = 5 << 20
-COPIES: Final = RangeCopies(least_bytes=MIN_PART_BYTES, most_bytes=512 << 20)
+COPIES: Final = CopyLimits(least_bytes=MIN_PART_BYTES, most_bytes=512 << 20)
 """S3 copies up to 5 GiB with one request; smaller ones are done side by side, and well before a connection is given up."""
 
 SentPart = tuple[FileRange, ...]
@@ -27,38 +27,44 @@ def part_size(total: int, part_bytes: int) -> int:
     return max(part_bytes, -(-total // MAX_PARTS))
 
 
-def parts_of_file(whole: FileRange, part_bytes: int) -> list[UploadPart]:
+def parts_of_file(file: FileRange, part_bytes: int) -> list[UploadPart]:
     """Return equal parts of a file; the last one may be shorter."""
-    part = part_size(whole.length, part_bytes)
-    return [(replace(whole, start=at, length=min(part, whole.length - at)),) for at in range(0, whole.length, part)]
+    part = part_size(file.length, part_bytes)
+    return [(replace(file, start=at, length=min(part, file.length - at)),) for at in range(0, file.length, part)]
 
 
-def parts_of(pieces: Sequence[ComposeSource], part_bytes: int, most_copy_bytes: int = 0) -> list[UploadPart]:
-    """Return the parts. Neighbouring ranges of files become one part, or several nearly equal ones. Long ranges to be copied are split.
+def plan_parts(pieces: Sequence[ComposeSource], part_bytes: int, most_copy_bytes: int = 0) -> list[UploadPart]:
+    """Return the parts of a multipart upload of these pieces. Neighbouring ranges of files become one part, or several nearly equal ones.
+    Long copied ranges are split.
 
     :param most_copy_bytes: most bytes copied by one request; 0 for the limit of S3.
     :raises ValueError: if a part that is not the last would be too small.
-    :raises Refused: if there are too many parts.
+    :raises Refused: if there would be too many parts.
     """
     for piece in pieces:
         check_range(piece.start, piece.length)
     parts: list[UploadPart] = []
     for _, group in groupby((piece for piece in pieces if piece.length), type):
         run = list(group)
-        parts += [part for piece in run if isinstance(piece, CopiedRange) for part in _copied(piece, most_copy_bytes or COPIES.most_bytes)]
-        parts += _sent([piece for piece in run if isinstance(piece, FileRange)], part_bytes)
-    small = [part for part in parts[:-1] if length_of(part) < MIN_PART_BYTES]
+        parts += [
+            part
+            for piece in run
+            if isinstance(piece, CopiedRange)
+            for part in _split_copied_range(piece, most_copy_bytes or COPIES.most_bytes)
+        ]
+        parts += _pack_local_ranges([piece for piece in run if isinstance(piece, FileRange)], part_bytes)
+    small = [part for part in parts[:-1] if part_length(part) < MIN_PART_BYTES]
     if small:
-        raise ValueError(f"a part of {length_of(small[0])} bytes that is not the last: stores want at least {MIN_PART_BYTES}")
+        raise ValueError(f"a part of {part_length(small[0])} bytes that is not the last: stores want at least {MIN_PART_BYTES}")
     if len(parts) > MAX_PARTS:
         raise Refused(f"an object of {len(parts)} parts: stores take {MAX_PARTS}", hint="This is a bug; please report it")
     return parts
 
 
-def unlike(pieces: Sequence[ComposeSource], parts: Sequence[UploadPart], checksums: Sequence[str]) -> CopiedRange | None:
-    """Return the first range that was copied with another checksum than it must have, or None.
+def find_wrong_copy(pieces: Sequence[ComposeSource], parts: Sequence[UploadPart], checksums: Sequence[str]) -> CopiedRange | None:
+    """Return the first copied range whose checksum in the new object is not the expected one, or None.
 
-    :param checksums: CRC-32C of each part as the store tells it (base64 of four bytes), empty where it does not.
+    :param checksums: CRC-32C of each part as the store returned it (base64 of four bytes); empty if it returned none.
     """
     copied = iter([(part, reported) for part, reported in zip(parts, checksums, strict=True) if isinstance(part, CopiedRange)])
     for piece in pieces:
@@ -69,48 +75,52 @@ def unlike(pieces: Sequence[ComposeSource], parts: Sequence[UploadPart], checksu
             part, reported = next(copied)
             left -= part.length
             is_known = is_known and bool(reported)
-            crc = _after(crc, int.from_bytes(base64.b64decode(reported), "big"), part.length) if is_known else 0
+            crc = _combine_crc32c(crc, int.from_bytes(base64.b64decode(reported), "big"), part.length) if is_known else 0
         if is_known and piece.length and piece.crc32c not in (None, crc):
             return piece
     return None
 
 
-def _after(first: int, second: int, size: int) -> int:
-    """Return the CRC-32C of two ranges together. ``size``: of the second one."""
+def _combine_crc32c(first: int, second: int, second_size: int) -> int:
+    """Return the CRC-32C of two adjacent ranges from the CRC-32C of each. second_size: length of the second range in bytes."""
     from compactor.kernels.crc import combine_crc32c  # loads the compiler, which few commands need
 
-    return combine_crc32c(first, second, size) if first else second
+    return combine_crc32c(first, second, second_size) if first else second
 
 
-def length_of(part: UploadPart) -> int:
+def part_length(part: UploadPart) -> int:
     return part.length if isinstance(part, CopiedRange) else sum(piece.length for piece in part)
 
 
-def _copied(piece: CopiedRange, most_bytes: int) -> list[UploadPart]:
-    """Return the parts of one range. Their own checksums are unknown; together they have the range's."""
-    spans = list(_even(piece.length, -(-piece.length // most_bytes)))
+def _split_copied_range(piece: CopiedRange, most_bytes: int) -> list[UploadPart]:
+    """Return the parts of one copied range, each at most ``most_bytes`` long. If there are several, their own checksums are unknown."""
+    spans = list(_equal_ranges(piece.length, -(-piece.length // most_bytes)))
     if len(spans) == 1:
         return [piece]
     return [replace(piece, start=piece.start + at, length=length, crc32c=None) for at, length in spans]
 
 
-def _sent(run: list[FileRange], part_bytes: int) -> list[UploadPart]:
-    total = sum(piece.length for piece in run)
+def _pack_local_ranges(ranges: list[FileRange], part_bytes: int) -> list[UploadPart]:
+    """Return parts of about ``part_bytes`` that hold these local ranges in order."""
+    total = sum(piece.length for piece in ranges)
     if not total:
         return []
-    return [tuple(_slice(run, at, length)) for at, length in _even(total, max(1, total // part_size(total, part_bytes)))]
+    return [
+        tuple(_slice_local_ranges(ranges, at, length)) for at, length in _equal_ranges(total, max(1, total // part_size(total, part_bytes)))
+    ]
 
 
-def _even(total: int, count: int) -> Iterator[tuple[int, int]]:
-    """Yield position and length of ``count`` ranges, whose lengths differ by one at most."""
+def _equal_ranges(total: int, count: int) -> Iterator[tuple[int, int]]:
+    """Yield (position, length) of ``count`` ranges that divide ``total`` bytes; lengths differ by at most one."""
     for number in range(count):
         start, end = total * number // count, total * (number + 1) // count
         yield start, end - start
 
 
-def _slice(run: list[FileRange], start: int, length: int) -> Iterator[FileRange]:
+def _slice_local_ranges(ranges: list[FileRange], start: int, length: int) -> Iterator[FileRange]:
+    """Yield the pieces of these local ranges that lie in [start, start + length) of their concatenation."""
     at, end = 0, start + length
-    for piece in run:
+    for piece in ranges:
         first, last = max(start, at), min(end, at + piece.length)
         if first < last:
             yield FileRange(piece.path, piece.start + first - at, last - first)

@@ -19,7 +19,7 @@ from compactor.config.store_sections import S3
 from compactor.errors import Unavailable, UsageError
 from compactor.storage.counting import Meter
 from compactor.storage.retrying import Retrier
-from compactor.storage.s3_errors import translated
+from compactor.storage.s3_errors import translate_s3_error
 
 T = TypeVar("T")
 
@@ -42,12 +42,11 @@ _POOL = 64
 
 
 @dataclass
-class Traits:
-    """What a server has shown of itself.
+class ServerTraits:
+    """Behaviour of a server that was learned from its answers.
 
-    :param md5: whether its ETags are the MD5 of what it has stored; None until an object without a checksum has shown it. The only word
-        about what arrived there from a store that sends no checksum back.
-    :param copies: whether it copies ranges, until it has refused to.
+    md5: whether ETags are the MD5 of the stored bytes; None until known. It verifies uploads to servers that return no checksum.
+    copies: whether the server copies ranges; False once it has refused to.
     """
 
     md5: bool | None = None
@@ -55,8 +54,8 @@ class Traits:
 
 
 @dataclass(frozen=True)
-class Span:
-    """Which bytes a GET answered with: [start, end) of ``total``, in the version named ``etag``."""
+class ByteSpan:
+    """Bytes [start, end) with which a GET answered, of an object of ``total`` bytes in the version ``etag``."""
 
     start: int
     end: int
@@ -65,31 +64,34 @@ class Span:
 
 
 class S3Requests:
-    """:param prefix: empty, or what every key begins with, ending in a slash."""
+    """Requests to one bucket, with translated errors, retries and counting.
 
-    def __init__(self, bucket: str, prefix: str, settings: S3, retrier: Retrier, meter: Meter, traits: Traits | None = None) -> None:
+    :param prefix: prepended to every key; empty, or ending in a slash.
+    """
+
+    def __init__(self, bucket: str, prefix: str, settings: S3, retrier: Retrier, meter: Meter, traits: ServerTraits | None = None) -> None:
         self.bucket = bucket
         self.prefix = prefix
         self.meter = meter
         self.retrier = retrier
         self.bucket_seen = False
-        self.traits = traits or Traits()
+        self.traits = traits or ServerTraits()
         self.settings = settings
         self._lock = threading.Lock()
         self._made: Any = None
 
-    def where(self, key: str = "") -> str:
+    def object_url(self, key: str = "") -> str:
         return f"s3://{self.bucket}/{self.prefix}{key}"
 
     @property
     def client(self) -> Any:
         with self._lock:
             if self._made is None:
-                self._made = _make_client(self.settings, self.meter)
+                self._made = _create_client(self.settings, self.meter)
             return self._made
 
-    def once(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:
-        """One attempt. ``Key`` is added where a key is given."""
+    def request_once(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:
+        """Send one request without retries. ``Key`` is added to the parameters if a key is given."""
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
 
@@ -100,32 +102,33 @@ class S3Requests:
         except (BotoCoreError, ClientError, ResponseParserError, ValueError, OSError, http.client.HTTPException) as error:
             if isinstance(error, ClientError):
                 self.retrier.contact.record_answer()
-            raise translated(error, verb, self.where(key), met=self.retrier.contact.answered) from error
+            raise translate_s3_error(error, verb, self.object_url(key), answered_before=self.retrier.contact.answered) from error
         self.bucket_seen = True
         self.retrier.contact.record_answer()
         return answer
 
-    def call(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:
-        """Tried again while the store is unavailable."""
-        return self.retry(lambda _: self.once(operation, verb, key, **params))
+    def request(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:
+        """Send a request and retry while the store is unavailable."""
+        return self.retry_request(lambda _: self.request_once(operation, verb, key, **params))
 
-    def glance(self) -> dict[str, Any]:
-        """The cheapest answer that has a date and says clearly whether the bucket is there and may be used: a LIST of one key.
+    def list_one_key(self) -> dict[str, Any]:
+        """List one key and return the answer.
 
-        (HEAD of a bucket has no body to say it with, and a policy for one prefix does not allow it.)
+        It is the cheapest request that returns the server's date and shows whether the bucket exists and may be used; HEAD of a bucket has
+        no error message and needs another permission.
         """
-        return self.call("list_objects_v2", "list", Prefix=self.prefix, MaxKeys=1)
+        return self.request("list_objects_v2", "list", Prefix=self.prefix, MaxKeys=1)
 
-    def retry(self, attempt: Callable[[int], T]) -> T:
-        def counted(number: int) -> T:
+    def retry_request(self, attempt: Callable[[int], T]) -> T:
+        def counted_attempt(number: int) -> T:
             if number:
-                self.meter.repeated()
+                self.meter.record_retry()
             return attempt(number)
 
-        return self.retrier.call(counted)
+        return self.retrier.call(counted_attempt)
 
-    def body(self, answer: dict[str, Any], key: str, span: Span) -> Iterator[bytes]:
-        """The body of a GET in chunks, exactly as long as its headers say. Raises Unavailable where it is not, or breaks off."""
+    def read_body(self, answer: dict[str, Any], key: str, span: ByteSpan) -> Iterator[bytes]:
+        """Yield the body of a GET in chunks. Raises Unavailable if its length differs from that of ``span`` or the connection breaks."""
         from botocore.exceptions import BotoCoreError
         from urllib3.exceptions import HTTPError
 
@@ -133,28 +136,28 @@ class S3Requests:
         left = span.end - span.start
         try:
             while chunk := stream.read(_CHUNK):
-                self.meter.read(len(chunk))
+                self.meter.record_read(len(chunk))
                 left -= len(chunk)
                 if left < 0:
                     break
                 yield chunk
         except (BotoCoreError, HTTPError, OSError, http.client.HTTPException) as error:
-            raise translated(error, "read", self.where(key)) from error
+            raise translate_s3_error(error, "read", self.object_url(key)) from error
         finally:
             stream.close()
         if left:
-            raise Unavailable(f"cannot read {self.where(key)}: the body is {'shorter' if left > 0 else 'longer'} than the store said")
+            raise Unavailable(f"cannot read {self.object_url(key)}: the body is {'shorter' if left > 0 else 'longer'} than the store said")
 
 
-def span_of(answer: dict[str, Any], where: str, start: int, length: int | None) -> Span:
-    """Checks that the answer holds the bytes that were asked for. Raises Unavailable."""
+def check_returned_span(answer: dict[str, Any], where: str, start: int, length: int | None) -> ByteSpan:
+    """Return which bytes the answer holds. Raises Unavailable if they are not the requested ones."""
     size = int(answer.get("ContentLength", -1))
     described = answer.get("ContentRange", "")
     try:
         unit, _, rest = described.partition(" ") if described else ("bytes", "", f"0-{size - 1}/{size}")
         positions, _, total = rest.partition("/")
         first, _, last = positions.partition("-")
-        span = Span(int(first), int(last) + 1, int(total), str(answer.get("ETag", "")))
+        span = ByteSpan(int(first), int(last) + 1, int(total), str(answer.get("ETag", "")))
     except ValueError as error:
         raise Unavailable(f"cannot read {where}: unknown Content-Range {described!r}") from error
     wanted = span.total if length is None else min(span.total, start + length)
@@ -163,11 +166,12 @@ def span_of(answer: dict[str, Any], where: str, start: int, length: int | None) 
     return span
 
 
-def byte_range(start: int, length: int | None) -> str:
+def range_header(start: int, length: int | None) -> str:
+    """Return the Range header for bytes [start, start + length), or from ``start`` on if ``length`` is None."""
     return f"bytes={start}-" if length is None else f"bytes={start}-{start + length - 1}"
 
 
-def _make_client(settings: S3, meter: Meter) -> Any:
+def _create_client(settings: S3, meter: Meter) -> Any:
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
@@ -181,44 +185,44 @@ def _make_client(settings: S3, meter: Meter) -> Any:
         max_pool_connections=_POOL,
         tcp_keepalive=True,
         # Only Amazon has a DNS name for every bucket.
-        s3={"addressing_style": "path"} if endpoint and not _is_amazon(endpoint) else None,
+        s3={"addressing_style": "path"} if endpoint and not _is_amazon_endpoint(endpoint) else None,
         # Checksums are named request by request: some servers send an object's checksum with a part of it.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
     try:
         core = get_session()
-        core.register_component("data_loader", _loader())
+        core.register_component("data_loader", _shared_loader())
         session = boto3.session.Session(botocore_session=core)
         region = settings.region or session.region_name or ("us-east-1" if endpoint else None)
         client = session.client("s3", endpoint_url=endpoint, region_name=region, config=config)
     except (BotoCoreError, ValueError) as error:
         raise UsageError(f"cannot set up the S3 client: {error}", hint="Check [s3], AWS_PROFILE and ~/.aws/config") from error
 
-    def before_send(event_name: str, **_: Any) -> None:
-        meter.request(PRICED_OPERATIONS.get(event_name.rpartition(".")[2], "other"))
+    def count_request(event_name: str, **_: Any) -> None:
+        meter.record_request(PRICED_OPERATIONS.get(event_name.rpartition(".")[2], "other"))
 
-    client.meta.events.register("before-send.s3", before_send)
-    client.meta.events.register_first("needs-retry.s3", _stay_in_region)
+    client.meta.events.register("before-send.s3", count_request)
+    client.meta.events.register_first("needs-retry.s3", _disable_region_redirect)
     return client
 
 
-def _stay_in_region(request_dict: dict[str, Any], **_: Any) -> None:
-    """botocore follows a bucket to its region with requests of its own, for ever where the answer names none.
+def _disable_region_redirect(request_dict: dict[str, Any], **_: Any) -> None:
+    """Keep botocore from following a bucket to its region with extra requests, which never end if the answer names no region.
 
-    A clear error that names the region is better than two requests instead of one for the whole life of a service.
+    The user gets an error that names the region instead.
     """
     request_dict["context"].setdefault("s3_redirect", {})["redirected"] = True
 
 
 @cache
-def _loader() -> Any:
-    """The description of S3 takes a tenth of a second to read: once per process."""
+def _shared_loader() -> Any:
+    """Return the loader of botocore's S3 description, which takes a tenth of a second to read, once per process."""
     from botocore.loaders import create_loader
 
     return create_loader(os.environ.get("AWS_DATA_PATH"))
 
 
-def _is_amazon(endpoint: str) -> bool:
+def _is_amazon_endpoint(endpoint: str) -> bool:
     host = urlsplit(endpoint).hostname or ""
     return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))

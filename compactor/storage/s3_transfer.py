@@ -18,52 +18,54 @@ import crc32c as castagnoli
 
 from compactor.errors import CannotCopy, Refused, StoreError, Unavailable
 from compactor.storage.answers import NoSuchUpload, OutOfRange, PreconditionFailed
-from compactor.storage.copied import changed_source
+from compactor.storage.copied import changed_source_error
 from compactor.storage.os_errors import file_errors
-from compactor.storage.parallel import file_bytes, in_parallel, write_all
+from compactor.storage.parallel import read_file_range, run_in_parallel, write_all
 from compactor.storage.port import CopiedRange, FileRange
-from compactor.storage.s3_errors import refuses_copies
+from compactor.storage.s3_errors import is_copy_refusal
 from compactor.storage.s3_parts import SentPart, UploadPart, parts_of_file
-from compactor.storage.s3_requests import S3Requests, Span, byte_range, span_of
+from compactor.storage.s3_requests import ByteSpan, S3Requests, check_returned_span, range_header
 from compactor.storage.settings import Transfers
 
 _ABORT_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-def crc32(data: bytes) -> str:
-    """As S3 writes it: base64 of the big-endian CRC-32."""
+def crc32_text(data: bytes) -> str:
+    """Return the CRC-32 of the data in S3's form: base64 of four big-endian bytes."""
     return base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
 
 
-def crc32c(data: bytes) -> str:
-    """Likewise, of CRC-32C."""
+def crc32c_text(data: bytes) -> str:
+    """Return the CRC-32C of the data in S3's form: base64 of four big-endian bytes."""
     return base64.b64encode(castagnoli.crc32c(data).to_bytes(4, "big")).decode()
 
 
-_CHECKSUMS: dict[str, Callable[[bytes], str]] = {"CRC32": crc32, "CRC32C": crc32c}
+_CHECKSUMS: dict[str, Callable[[bytes], str]] = {"CRC32": crc32_text, "CRC32C": crc32c_text}
 
 
-def md5(data: bytes) -> str:
+def md5_text(data: bytes) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
-def download(requests: S3Requests, transfers: Transfers, key: str, path: Path, start: int, length: int | None) -> int:
-    """The first range says how large the object is and in which version; the others insist on that version.
+def download_object(requests: S3Requests, transfers: Transfers, key: str, path: Path, start: int, length: int | None) -> int:
+    """Write a range of an object to a file and return its length. Long ranges are fetched in parallel.
 
-    :raises Unavailable: also where the object changes while it is read.
+    The first answer tells the object's size and version; all other requests insist on that version.
+
+    :raises Unavailable: also if the object changes while it is read.
     """
     part = transfers.part_bytes
     with file_errors("write", path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
-        first = _fetch(requests, key, path, descriptor, start, start, part if length is None else min(part, length), "")
+        first = _fetch_range(requests, key, path, descriptor, start, start, part if length is None else min(part, length), "")
         end = first.total if length is None else min(first.total, start + length)
 
-        def rest(at: int) -> Callable[[threading.Event], Span]:
-            return lambda stop: _fetch(requests, key, path, descriptor, start, at, min(part, end - at), first.etag, stop)
+        def fetch_task(position: int) -> Callable[[threading.Event], ByteSpan]:
+            return lambda stop: _fetch_range(requests, key, path, descriptor, start, position, min(part, end - position), first.etag, stop)
 
-        in_parallel(transfers.threads, [rest(at) for at in range(first.end, end, part)])
+        run_in_parallel(transfers.threads, [fetch_task(at) for at in range(first.end, end, part)])
         with file_errors("write", path):
             # A repeated first attempt may have met a shorter object than the one before it.
             os.ftruncate(descriptor, end - start)
@@ -75,48 +77,51 @@ def download(requests: S3Requests, transfers: Transfers, key: str, path: Path, s
     return end - start
 
 
-def _fetch(
+def _fetch_range(
     requests: S3Requests,
     key: str,
     path: Path,
     descriptor: int,
-    base: int,
+    file_start: int,
     start: int,
     length: int,
     etag: str,
     stop: threading.Event | None = None,
-) -> Span:
-    """Bytes [start, start + length) of the object to position ``start - base`` of the file."""
+) -> ByteSpan:
+    """Write bytes [start, start + length) of the object to position ``start - file_start`` of the file.
+
+    Raises Unavailable if the object has another ETag than ``etag``.
+    """
     condition = {"IfMatch": etag} if etag else {}
 
-    def attempt(_: int) -> Span:
+    def fetch_once(_: int) -> ByteSpan:
         if stop and stop.is_set():
             raise CancelledError
-        answer = requests.once("get_object", "read", key, Range=byte_range(start, length), **condition)
-        span = span_of(answer, requests.where(key), start, length)
+        answer = requests.request_once("get_object", "read", key, Range=range_header(start, length), **condition)
+        span = check_returned_span(answer, requests.object_url(key), start, length)
         if etag and (span.etag != etag or span.end != start + length):
             answer["Body"].close()
             raise PreconditionFailed("changed")
-        at = start - base
-        for chunk in requests.body(answer, key, span):
+        at = start - file_start
+        for chunk in requests.read_body(answer, key, span):
             with file_errors("write", path):
                 at += write_all(descriptor, chunk, at)
         return span
 
     try:
-        return requests.retry(attempt)
+        return requests.retry_request(fetch_once)
     except (PreconditionFailed, OutOfRange) as error:
         if not etag:
             raise
         raise Unavailable(
-            f"{requests.where(key)} changed while it was read", hint="Something else writes to this tier; run verify"
+            f"{requests.object_url(key)} changed while it was read", hint="Something else writes to this tier; run verify"
         ) from error
 
 
 class MultipartUpload:
-    """One upload, from CreateMultipartUpload to its completion or abortion. The algorithm is named in both calls.
+    """One multipart upload, from CreateMultipartUpload until it is completed or aborted.
 
-    ``CRC32C``: for parts that are copied, of which a caller may know it already.
+    algorithm: checksum of the parts; CRC32C if parts are copied, because callers may know it already.
     """
 
     def __init__(
@@ -131,67 +136,72 @@ class MultipartUpload:
         self._transfers = transfers
         self._key = key
         self._algorithm = algorithm
-        about = {"Metadata": dict(metadata), **transfers.of_new_objects}
-        answer = requests.call("create_multipart_upload", "write", key, ChecksumAlgorithm=algorithm, **about)
+        about = {"Metadata": dict(metadata), **transfers.create_parameters}
+        answer = requests.request("create_multipart_upload", "write", key, ChecksumAlgorithm=algorithm, **about)
         self._id = answer.get("UploadId", "")
         if not self._id:
-            raise Unavailable(f"cannot write {requests.where(key)}: the store began no upload")
+            raise Unavailable(f"cannot write {requests.object_url(key)}: the store began no upload")
 
-    def send(self, path: Path, size: int) -> list[dict[str, Any]]:
-        """A file, whole; returns what completion needs."""
-        return self.put_together(parts_of_file(FileRange(path, 0, size), self._transfers.part_bytes))
+    def send_file(self, path: Path, size: int) -> list[dict[str, Any]]:
+        """Upload a whole file and return the list of parts that completion needs."""
+        return self.send_parts(parts_of_file(FileRange(path, 0, size), self._transfers.part_bytes))
 
-    def put_together(self, parts: Sequence[UploadPart]) -> list[dict[str, Any]]:
-        """All parts; returns what completion needs, of copied ones with the checksum that the store tells, if it tells any."""
+    def send_parts(self, parts: Sequence[UploadPart]) -> list[dict[str, Any]]:
+        """Upload or copy all parts and return the list that completion needs, with the checksum of each copied part if the store returned
+        one.
+        """
 
-        def one(number: int, part: UploadPart) -> Callable[[threading.Event], dict[str, Any]]:
+        def part_task(number: int, part: UploadPart) -> Callable[[threading.Event], dict[str, Any]]:
             if isinstance(part, CopiedRange):
                 return lambda stop: self._copy_part(part, number, stop)
             return lambda stop: self._send_part(part, number, stop)
 
-        return in_parallel(self._transfers.threads, [one(number, part) for number, part in enumerate(parts, start=1)])
+        return run_in_parallel(self._transfers.threads, [part_task(number, part) for number, part in enumerate(parts, start=1)])
 
     def _copy_part(self, part: CopiedRange, number: int, stop: threading.Event) -> dict[str, Any]:
-        """Raises NotFound, Unavailable where the source is another version, CannotCopy."""
+        """Copy one part on the server and return its entry for completion.
+
+        Raises NotFound, Unavailable if the source has another version, CannotCopy.
+        """
         checksum = f"Checksum{self._algorithm}"
 
-        def attempt(_: int) -> dict[str, Any]:
+        def copy_once(_: int) -> dict[str, Any]:
             if stop.is_set():
                 raise CancelledError
-            answer = self._requests.once(
+            answer = self._requests.request_once(
                 "upload_part_copy",
                 "copy to",
                 self._key,
                 UploadId=self._id,
                 PartNumber=number,
                 CopySource={"Bucket": self._requests.bucket, "Key": self._requests.prefix + part.key},
-                CopySourceRange=byte_range(part.start, part.length),
+                CopySourceRange=range_header(part.start, part.length),
                 CopySourceIfMatch=f'"{part.etag}"',
             ).get("CopyPartResult", {})
             if not answer.get("ETag"):  # a copy that fails late says so in a body below 200, which may be cut off
-                raise Unavailable(f"cannot copy to {self._requests.where(self._key)}: the store's answer is incomplete")
+                raise Unavailable(f"cannot copy to {self._requests.object_url(self._key)}: the store's answer is incomplete")
             reported = {checksum: answer[checksum]} if answer.get(checksum) else {}
             return {"PartNumber": number, "ETag": answer["ETag"], **reported}
 
         try:
-            return self._requests.retry(attempt)
+            return self._requests.retry_request(copy_once)
         except (PreconditionFailed, OutOfRange) as error:
-            raise changed_source(self._requests.where(part.key)) from error
+            raise changed_source_error(self._requests.object_url(part.key)) from error
         except Refused as error:
-            if not refuses_copies(error):
+            if not is_copy_refusal(error):
                 raise
             self._requests.traits.copies = False
-            raise CannotCopy(f"cannot copy a range of {self._requests.where(part.key)}: {error.message}") from error
+            raise CannotCopy(f"cannot copy a range of {self._requests.object_url(part.key)}: {error.message}") from error
 
     def _send_part(self, part: SentPart, number: int, stop: threading.Event) -> dict[str, Any]:
-        data = b"".join(file_bytes(piece) for piece in part)
+        data = b"".join(read_file_range(piece) for piece in part)
         checksum = _CHECKSUMS[self._algorithm](data)
 
-        def attempt(_: int) -> dict[str, Any]:
+        def send_once(_: int) -> dict[str, Any]:
             if stop.is_set():
                 raise CancelledError
-            self._requests.meter.wrote(len(data))
-            answer = self._requests.once(
+            self._requests.meter.record_write(len(data))
+            answer = self._requests.request_once(
                 "upload_part",
                 "write",
                 self._key,
@@ -201,17 +211,20 @@ class MultipartUpload:
                 **{f"Checksum{self._algorithm}": checksum},
             )
             # Where ETags have proved to be digests they count: moto sends the request's own checksum back.
-            if self._requests.traits.md5 and answer["ETag"].strip('"') != md5(data):
-                raise Unavailable(f"cannot write {self._requests.where(self._key)}: part {number} arrived damaged")
+            if self._requests.traits.md5 and answer["ETag"].strip('"') != md5_text(data):
+                raise Unavailable(f"cannot write {self._requests.object_url(self._key)}: part {number} arrived damaged")
             return {"PartNumber": number, "ETag": answer["ETag"], f"Checksum{self._algorithm}": checksum}
 
-        return self._requests.retry(attempt)
+        return self._requests.retry_request(send_once)
 
     def complete(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Only if the key is free. Raises PreconditionFailed, or NoSuchUpload; either may mean that an earlier attempt came through."""
+        """Make the object visible, only if its key is free.
 
-        def attempt(_: int) -> dict[str, Any]:
-            answer = self._requests.once(
+        Raises PreconditionFailed or NoSuchUpload; either may mean that an earlier attempt succeeded.
+        """
+
+        def complete_once(_: int) -> dict[str, Any]:
+            answer = self._requests.request_once(
                 "complete_multipart_upload",
                 "write",
                 self._key,
@@ -220,18 +233,18 @@ class MultipartUpload:
                 IfNoneMatch="*",
             )
             if not answer.get("ETag"):
-                raise Unavailable(f"cannot write {self._requests.where(self._key)}: the store's answer is incomplete")
+                raise Unavailable(f"cannot write {self._requests.object_url(self._key)}: the store's answer is incomplete")
             return answer
 
-        return self._requests.retry(attempt)
+        return self._requests.retry_request(complete_once)
 
     def abort(self) -> None:
-        """Frees the parts. Where even that fails the upload stays, costs storage, and `config check` names it."""
+        """Delete the stored parts. If that fails the upload stays and is billed, and `config check` reports it."""
         retrier = self._requests.retrier
         hasty = replace(retrier, policy=retrier.policy.model_copy(update={"deadline_s": min(retrier.policy.deadline_s, _ABORT_S)}))
         try:
-            hasty.call(lambda _: self._requests.once("abort_multipart_upload", "write", self._key, UploadId=self._id))
+            hasty.call(lambda _: self._requests.request_once("abort_multipart_upload", "write", self._key, UploadId=self._id))
         except NoSuchUpload:
             return
         except StoreError as error:
-            _log.warning("an unfinished upload of %s is left behind (%s)", self._requests.where(self._key), error)
+            _log.warning("an unfinished upload of %s is left behind (%s)", self._requests.object_url(self._key), error)

@@ -21,17 +21,18 @@ _MAX_PREFIX_BYTES = 1024 - MAX_KEY_BYTES - 1
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a kind of store gives a writer. The contract suite tests a store for exactly this, and docs/stores.md lists it.
+    """Abilities of a kind of store, as docs/stores.md lists them and the contract suite tests them.
 
     :param create_only: how an object is created only if its key is free.
-    :param conditional_delete: how one version of an object is deleted and no other; empty if that cannot be said.
-    :param range_copy: how the store copies ranges of objects itself; empty if it does not.
-    :param checksum: what protects the bytes on their way in and out.
-    :param publication_time: whether ``ObjectInfo.modified_ms`` of a control record is never before the moment at which it became visible.
-    :param start_key: whether a listing begins after a key; otherwise the keys before it are listed and skipped.
-    :param listing_order: the order of keys in a listing. Another one than UTF-8's is noticed and refused (``CloudStore.list``).
-    :param unfinished_uploads: whether uploads that were begun and not finished can be listed and aborted.
-    :param metadata_names: which names of object metadata the store itself accepts. The port's names are accepted by all.
+    :param conditional_delete: how one version of an object is deleted and no other; empty if the store cannot do that.
+    :param range_copy: how the store copies ranges of objects itself; empty if it cannot.
+    :param checksum: what protects the bytes during upload and download.
+    :param publication_time: whether ``ObjectInfo.modified_ms`` of a control record is never earlier than the moment at which it became
+    visible.
+    :param start_key: whether a listing can begin after a key; otherwise the keys before it are listed and skipped.
+    :param listing_order: the order of keys in a listing. An order other than UTF-8's is detected and refused (``CloudStore.list``).
+    :param unfinished_uploads: whether unfinished uploads can be listed and aborted.
+    :param metadata_names: which names of object metadata the store itself accepts. Every kind accepts this program's names.
     :param deletes_free_space: whether deleting frees space at once; None if the store has to be asked.
     """
 
@@ -60,16 +61,16 @@ class StorePrices:
 
 @dataclass(frozen=True)
 class StoreKind:
-    """What a URL scheme stands for.
+    """A URL scheme and the store that it stands for.
 
     :param example: a URL as people write it.
-    :param container: what the part of the URL after the scheme must match that names the bucket; None for a directory.
-    :param noun: what that part names, for messages.
+    :param container: pattern that the bucket part of the URL must match; None for a directory.
+    :param noun: what that part names ("bucket", "container"), for messages.
     :param adapter: the module below ``compactor.storage`` that opens such stores.
-    :param section: the section of the settings that says how the store is reached; empty if nothing has to be said.
-    :param extra: the extra of the distribution that brings the client library; empty if it always comes along.
+    :param section: the section of the settings with address and credentials; empty if there is none.
+    :param extra: the extra of this distribution that installs the client library; empty if it is always installed.
     :param tested_with: the servers and versions that the contract suite runs against.
-    :param pinterest: whether consumers of Pinterest's layout read from such stores.
+    :param pinterest: whether consumers of Pinterest's layout can read from such stores.
     """
 
     scheme: str
@@ -173,29 +174,29 @@ STORE_KINDS: tuple[StoreKind, ...] = (
 )
 
 
-def kind_of_scheme(url: str) -> StoreKind | None:
+def store_kind_of_scheme(url: str) -> StoreKind | None:
     """Return the kind of store that a URL's scheme stands for, or None for another scheme or none."""
     return next((kind for kind in STORE_KINDS if url.lower().startswith(f"{kind.scheme}://")), None)
 
 
-def kind_of(url: str) -> StoreKind:
+def store_kind(url: str) -> StoreKind:
     """Return the kind of store that a URL or a plain path names. Raises UsageError if it names none."""
     if not url.strip():
-        raise UsageError("the store's URL is empty", hint=f"Write {_alternatives()}")
-    kind = kind_of_scheme(url)
+        raise UsageError("the store's URL is empty", hint=f"Write {_known_schemes_text()}")
+    kind = store_kind_of_scheme(url)
     if kind is not None:
         return kind
     if "://" in url or url.lower().startswith(f"{DIRECTORY.scheme}:"):
-        raise UsageError(f"{url!r} is not a store", hint=f"Write {_alternatives()}")
+        raise UsageError(f"{url!r} is not a store", hint=f"Write {_known_schemes_text()}")
     return DIRECTORY
 
 
 def url_problem(url: str) -> str:
-    """Return why this text cannot stand as a store's URL in the settings, or an empty string. Plain paths are not URLs."""
+    """Return why this text is not a valid store URL, or an empty string. Plain paths are not URLs."""
     scheme, _, rest = url.partition("://")
-    kind = kind_of_scheme(url)
+    kind = store_kind_of_scheme(url)
     if kind is None or scheme != kind.scheme or not re.match(r"[^/]" if kind.container else r"(localhost)?/.", rest):
-        return f"write {_alternatives()}"
+        return f"write {_known_schemes_text()}"
     if kind.container and "@" in rest.partition("/")[0]:
         return NO_CREDENTIALS
     return ""
@@ -206,7 +207,7 @@ def bucket_and_prefix(url: str) -> tuple[str, str]:
 
     Both are empty for a directory. Stores whose buckets belong to an account give ``account/container``. Raises UsageError.
     """
-    kind = kind_of(url)
+    kind = store_kind(url)
     if kind.container is None:
         return "", ""
     rest = url.partition("://")[2]
@@ -224,22 +225,22 @@ def bucket_and_prefix(url: str) -> tuple[str, str]:
 
 def local_path(url: str) -> Path:
     """Return the directory that a URL (percent-encoded or with plain spaces) or a plain path names. Raises UsageError if it names none."""
-    if kind_of(url) is DIRECTORY and "://" not in url:
+    if store_kind(url) is DIRECTORY and "://" not in url:
         return Path(url)
     parts = urlsplit(url.replace("?", "%3F").replace("#", "%23"))
     if parts.scheme != DIRECTORY.scheme or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise UsageError(f"{url!r} is not a store", hint=f"Write {_alternatives()}")
+        raise UsageError(f"{url!r} is not a store", hint=f"Write {_known_schemes_text()}")
     return Path(unquote(parts.path))
 
 
-def local_disk(url: str) -> Path | None:
+def local_store_folder(url: str) -> Path | None:
     """Return the innermost existing folder on the way to a directory store, or None if the store is not a directory. Raises UsageError."""
-    if kind_of(url) is not DIRECTORY:
+    if store_kind(url) is not DIRECTORY:
         return None
     root = local_path(url)
     return next(folder for folder in (root, *root.parents) if folder.exists())
 
 
-def _alternatives() -> str:
+def _known_schemes_text() -> str:
     examples = [f"{DIRECTORY.example} (three slashes, the full path)", *(kind.example for kind in STORE_KINDS[1:])]
     return f"{', '.join(examples[:-1])} or {examples[-1]}"

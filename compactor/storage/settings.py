@@ -1,4 +1,4 @@
-"""How requests are retried and large objects transferred. Small frozen values: they are shipped to executors, clients are not."""
+"""Settings for retries and for the transfer of large objects. The values are small and frozen, because they are sent to executors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Retries(Value):
 
     The last attempt begins at most ``deadline_s`` after the first failure.
 
-    A store that answers 503 for a minute is survived as long as the deadline is clearly longer than that. ``first_answer_s``: for all
+    Short outages, such as a minute of 503 answers, are survived if the deadline is clearly longer. ``first_answer_s``: for all
     requests together, as long as the store has not answered any (retrying.Contact).
     """
 
@@ -35,6 +35,6 @@ class Transfers(Value):
     storage_class: str = ""
 
     @property
-    def of_new_objects(self) -> dict[str, str]:
-        """Parameters of S3 requests that create an object."""
+    def create_parameters(self) -> dict[str, str]:
+        """Return the parameters of S3 requests that create an object."""
         return {"StorageClass": self.storage_class} if self.storage_class else {}

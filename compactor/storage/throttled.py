@@ -59,20 +59,20 @@ class ThrottledMeter:
         self._inner = inner
         self._buckets = buckets
 
-    def request(self, kind: str) -> None:
+    def record_request(self, kind: str) -> None:
         if self._buckets.requests:
             self._buckets.requests.take(1)
-        self._inner.request(kind)
+        self._inner.record_request(kind)
 
-    def repeated(self) -> None:
-        self._inner.repeated()
+    def record_retry(self) -> None:
+        self._inner.record_retry()
 
-    def read(self, size: int) -> None:
+    def record_read(self, size: int) -> None:
         if self._buckets.reads:
             self._buckets.reads.take(size)
-        self._inner.read(size)
+        self._inner.record_read(size)
 
-    def wrote(self, size: int) -> None:
+    def record_write(self, size: int) -> None:
         if self._buckets.writes:
             self._buckets.writes.take(size)
-        self._inner.wrote(size)
+        self._inner.record_write(size)

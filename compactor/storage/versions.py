@@ -15,12 +15,12 @@ from compactor.storage.forwarding import NullStore
 from compactor.storage.os_errors import file_errors
 from compactor.storage.port import ObjectInfo, ObjectStore
 from compactor.storage.s3 import S3Store
-from compactor.storage.s3_requests import S3Requests, byte_range, span_of
+from compactor.storage.s3_requests import S3Requests, check_returned_span, range_header
 
 
 @dataclass(frozen=True)
 class ObjectVersion:
-    """One version that readers do not get any more. ``modified_ms``: when it was written."""
+    """An old version of an object. modified_ms: when it was written."""
 
     key: str
     version: str
@@ -28,10 +28,9 @@ class ObjectVersion:
     modified_ms: int
 
 
-def layers(store: ObjectStore, prefix: str) -> list[VersionStore]:
-    """Return the old versions below ``prefix``: the newest of each key in the first store, the ones before them in the next, and so on.
-
-    Raises StoreError, and Refused if the credentials do not allow the request.
+def version_layers(store: ObjectStore, prefix: str) -> list[VersionStore]:
+    """Return stores that show the old versions below ``prefix``: the first has the newest old version of each key, the next the version
+    before it, and so on. Raises StoreError, and Refused if the credentials do not allow the request.
     """
     if not isinstance(store, S3Store):
         return []
@@ -47,7 +46,7 @@ def _old_versions(requests: S3Requests, prefix: str) -> Iterator[ObjectVersion]:
     root, marks = requests.prefix, {"KeyMarker": "", "VersionIdMarker": ""}
     while True:
         asked = {name: mark for name, mark in marks.items() if mark}
-        answer = requests.call("list_object_versions", "list the versions of", Prefix=root + prefix, **asked)
+        answer = requests.request("list_object_versions", "list the versions of", Prefix=root + prefix, **asked)
         for entry in answer.get("Versions", []):
             key = str(entry["Key"])
             if not entry["IsLatest"] and key.startswith(root + prefix):
@@ -60,7 +59,7 @@ def _old_versions(requests: S3Requests, prefix: str) -> Iterator[ObjectVersion]:
 
 
 class VersionStore(NullStore):
-    """Read-only ObjectStore of these versions, one for each key."""
+    """Read-only ObjectStore of old object versions, at most one per key."""
 
     def __init__(self, store: S3Store, versions: Sequence[ObjectVersion]) -> None:
         super().__init__(f"{store.url} is asked for old versions, which nobody writes")
@@ -69,48 +68,50 @@ class VersionStore(NullStore):
 
     @property
     def url(self) -> str:
-        return self._requests.where().rstrip("/")
+        return self._requests.object_url().rstrip("/")
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        version = self._version(key)
+        version = self._version_of_key(key)
         if length == 0 or start >= version.size:
             return b""
 
-        def attempt(_: int) -> bytes:
-            span = {} if start == 0 and length is None else {"Range": byte_range(start, length)}
-            answer = self._requests.once("get_object", "read", key, VersionId=version.version, **span)
-            return b"".join(self._requests.body(answer, key, span_of(answer, self._requests.where(key), start, length)))
+        def get_once(_: int) -> bytes:
+            span = {} if start == 0 and length is None else {"Range": range_header(start, length)}
+            answer = self._requests.request_once("get_object", "read", key, VersionId=version.version, **span)
+            return b"".join(
+                self._requests.read_body(answer, key, check_returned_span(answer, self._requests.object_url(key), start, length))
+            )
 
-        return self._requests.retry(attempt)
+        return self._requests.retry_request(get_once)
 
     def head(self, key: str) -> ObjectInfo:
-        return _info(self._version(key))
+        return _object_info(self._version_of_key(key))
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
-        version = self._version(key)
+        version = self._version_of_key(key)
 
-        def attempt(_: int) -> int:
-            answer = self._requests.once("get_object", "read", key, VersionId=version.version)
-            span = span_of(answer, self._requests.where(key), 0, None)
+        def download_once(_: int) -> int:
+            answer = self._requests.request_once("get_object", "read", key, VersionId=version.version)
+            span = check_returned_span(answer, self._requests.object_url(key), 0, None)
             with file_errors("write", path), path.open("wb") as file:
-                return sum(file.write(part) for part in self._requests.body(answer, key, span))
+                return sum(file.write(part) for part in self._requests.read_body(answer, key, span))
 
         if start == 0 and length is None and version.size:
-            return self._requests.retry(attempt)
+            return self._requests.retry_request(download_once)
         data = self.get(key, start, length)
         with file_errors("write", path):
             return path.write_bytes(data)
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         found = (version for key, version in self.versions.items() if key.startswith(prefix) and key.encode() > after.encode())
-        return (_info(version) for version in sorted(found, key=lambda version: version.key.encode()))
+        return (_object_info(version) for version in sorted(found, key=lambda version: version.key.encode()))
 
-    def _version(self, key: str) -> ObjectVersion:
+    def _version_of_key(self, key: str) -> ObjectVersion:
         try:
             return self.versions[key]
         except KeyError:
-            raise NotFound(f"{self._requests.where(key)} has no old version") from None
+            raise NotFound(f"{self._requests.object_url(key)} has no old version") from None
 
 
-def _info(version: ObjectVersion) -> ObjectInfo:
+def _object_info(version: ObjectVersion) -> ObjectInfo:
     return ObjectInfo(version.key, version.size, version.modified_ms, metadata={"version": version.version})

@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 from compactor.errors import AlreadyExists, NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
-from compactor.storage.port import ComposeSource, ObjectInfo, ObjectStore, RangeCopies
+from compactor.storage.port import ComposeSource, CopyLimits, ObjectInfo, ObjectStore
 from compactor.tier.contents import FileContent, create_object, damaged_object_error, known_file, recorded_file, stored_file, stored_problem
 from compactor.tier.ports import ListedObject, NonComposableLayout, SegmentRef
 
@@ -130,8 +130,8 @@ class ComposableLayout(PlainLayout):
     keeps_digests = True
 
     @property
-    def range_copies(self) -> RangeCopies | None:
-        return self._store.copies
+    def range_copies(self) -> CopyLimits | None:
+        return self._store.copy_limits
 
     def log_version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         key, recorded = self.object_name(name, segment, "log"), segment.file("log")

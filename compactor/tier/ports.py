@@ -16,7 +16,7 @@ from compactor.errors import CannotCopy
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
-from compactor.storage.port import ComposeSource, RangeCopies
+from compactor.storage.port import ComposeSource, CopyLimits
 
 
 class SegmentRef(Protocol):
@@ -93,7 +93,7 @@ class SegmentLayout(Protocol):
         """Return whether the digest over batch headers (``batches``) is recorded, which is the only digest that a composed log can have."""
 
     @property
-    def range_copies(self) -> RangeCopies | None:
+    def range_copies(self) -> CopyLimits | None:
         """The server-side copies that ``compose_segment`` may use now, or None if logs can only be uploaded whole."""
 
     def log_version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
@@ -245,7 +245,7 @@ class NonComposableLayout:
     keeps_digests = False
 
     @property
-    def range_copies(self) -> RangeCopies | None:
+    def range_copies(self) -> CopyLimits | None:
         return None
 
     def log_version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:

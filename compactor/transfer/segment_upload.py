@@ -19,7 +19,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.balance import BalanceKey
-from compactor.storage.schemes import local_disk
+from compactor.storage.schemes import local_store_folder
 from compactor.tier.sidecars import Sidecars
 from compactor.transfer.log_directory import FutureSegment, check_file_unchanged, prepare_upload
 
@@ -86,7 +86,7 @@ class SegmentUpload:
 
 def check_free_space(url: str, needed: int) -> None:
     """Raise OutOfBudget if the tier is a directory on a disk that has no space for ``needed`` bytes, before half of them are written."""
-    disk = local_disk(url)
+    disk = local_store_folder(url)
     if disk is None:
         return
     free = shutil.disk_usage(disk).free

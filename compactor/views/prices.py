@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compactor.errors import UsageError
-from compactor.storage.schemes import DIRECTORY, StorePrices, kind_of
+from compactor.storage.schemes import DIRECTORY, StorePrices, store_kind
 
 GIB = 2**30
 CONTROL_WRITES = 5
@@ -52,7 +52,7 @@ def prices_for(url: str, file: Path | None = None) -> PriceTable:
     :raises UsageError: if the file cannot be read or a field is missing, unknown or invalid.
     """
     if file is None:
-        return PriceTable(**asdict(kind_of(url).prices))
+        return PriceTable(**asdict(store_kind(url).prices))
     try:
         given = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

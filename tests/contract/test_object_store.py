@@ -23,10 +23,10 @@ from compactor.storage import s3_parts
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
 from compactor.storage.keys import RESERVED
-from compactor.storage.port import ComposeSource, CopiedRange, FileRange, ObjectInfo, ObjectStore, RangeCopies, UnfinishedUpload
+from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.s3 import S3Store
 from compactor.storage.s3_transfer import MultipartUpload
-from compactor.storage.schemes import DIRECTORY, UTF_8, Capabilities, kind_of_scheme, local_path
+from compactor.storage.schemes import DIRECTORY, UTF_8, Capabilities, local_path, store_kind_of_scheme
 from compactor.storage.settings import Retries, Transfers
 from tests.support.cloud_servers import CloudBucket
 from tests.support.fault_proxy import Fault, FaultProxy
@@ -155,12 +155,12 @@ class TestCreate:
 
 def capabilities(store: ObjectStore) -> Capabilities:
     """What the row of its scheme says; the memory that tests use can do what a directory can."""
-    return (kind_of_scheme(store.url) or DIRECTORY).can
+    return (store_kind_of_scheme(store.url) or DIRECTORY).can
 
 
 def test_a_store_copies_ranges_if_its_row_says_so(store: ObjectStore) -> None:
-    assert (store.copies is not None) == bool(capabilities(store).range_copy)
-    if store.copies is None:
+    assert (store.copy_limits is not None) == bool(capabilities(store).range_copy)
+    if store.copy_limits is None:
         with pytest.raises(CannotCopy):
             store.compose("new", [CopiedRange("old", 0, 5, "etag")])
 
@@ -213,7 +213,7 @@ class TestCompose:
         assert dict(store.head("new").metadata) == {}
 
     def test_long_ranges_are_split(self, store: ObjectStore, source: Source, local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(s3_parts, "COPIES", RangeCopies(least_bytes=PART, most_bytes=PART + 100))
+        monkeypatch.setattr(s3_parts, "COPIES", CopyLimits(least_bytes=PART, most_bytes=PART + 100))
         crc = google_crc32c.value(source.data[1:])
         pieces: list[ComposeSource] = [
             replace(source.range(1, 3 * PART + 76), crc32c=crc),

@@ -316,7 +316,7 @@ class TestPuttingTogether:
     def test_only_plain_objects_with_digests_of_ours_are_copied(self, rig: Rig) -> None:
         segment = rig.segment(0, rig.contents(1))
         rig.stored(segment, rig.contents(1))
-        assert rig.layout.range_copies == (rig.store.copies if rig.layout.keeps_digests else None)
+        assert rig.layout.range_copies == (rig.store.copy_limits if rig.layout.keeps_digests else None)
         if not rig.layout.keeps_digests:
             with pytest.raises(CannotCopy, match="cannot compose logs"):
                 rig.layout.log_version(NAME, segment)
@@ -438,7 +438,7 @@ class TestPuttingTogether:
     def test_a_store_that_turns_out_not_to_copy(self, spliced: Spliced) -> None:
         pieces, before = spliced.pieces(), spliced.rig.objects()
         assert isinstance(spliced.rig.store, MemoryStore)
-        spliced.rig.store.copies = None
+        spliced.rig.store.copy_limits = None
         assert spliced.rig.layout.range_copies is None
         with pytest.raises(CannotCopy):
             spliced.rig.layout.compose_segment(NAME, spliced.made, pieces, spliced.beside)

@@ -14,7 +14,7 @@ from compactor.errors import AlreadyExists, CannotCopy, CopyDiffers, Refused, Un
 from compactor.storage import s3_transfer
 from compactor.storage.counting import Counters
 from compactor.storage.port import CopiedRange, FileRange, ObjectStore
-from compactor.storage.s3_requests import byte_range
+from compactor.storage.s3_requests import range_header
 from compactor.storage.s3_transfer import MultipartUpload
 from compactor.storage.settings import Retries, Transfers
 from tests.support.fault_proxy import Fault, FaultProxy
@@ -141,13 +141,13 @@ def test_a_server_that_does_not_copy_is_not_asked_again(
     proxy: FaultProxy, store: ObjectStore, bucket: Bucket, source: CopiedRange, local: FileRange
 ) -> None:
     other = bucket.open(transfers=PARTS, retries=QUICK)
-    assert all(one.copies for one in (store, other))
+    assert all(one.copy_limits for one in (store, other))
     proxy.faults = [Fault("unknown", ("copy",))]
     with pytest.raises(CannotCopy, match=r"cannot copy a range of .*/source: .*NotImplemented"):
         store.compose("k", [source, local])
     assert proxy.seen.requests["copy"] == 1
     assert left_behind(bucket, store) == []
-    assert [one.copies for one in (store, other)] == [None, None], "all stores of this process in one bucket learn from each other"
+    assert [one.copy_limits for one in (store, other)] == [None, None], "all stores of this process in one bucket learn from each other"
 
 
 def test_a_copy_that_may_not_be_says_nothing_of_others(
@@ -157,7 +157,7 @@ def test_a_copy_that_may_not_be_says_nothing_of_others(
     with pytest.raises(Refused, match="access denied"):
         store.compose("k", [source, local])
     assert left_behind(bucket, store) == []
-    assert store.copies is not None
+    assert store.copy_limits is not None
 
 
 def test_a_source_that_changes_between_two_copies(
@@ -188,14 +188,14 @@ def test_a_source_that_changes_after_its_last_copy(
     proxy: FaultProxy, store: ObjectStore, bucket: Bucket, source: CopiedRange, local: FileRange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here no request of the copy can tell: only the second look at the source does."""
-    put_together = MultipartUpload.put_together
+    send_parts = MultipartUpload.send_parts
 
     def changed(upload: MultipartUpload, parts: Sequence[Any]) -> list[dict[str, Any]]:
-        done = put_together(upload, parts)
+        done = send_parts(upload, parts)
         bucket.open().put("source", SOURCE[::-1])
         return done
 
-    monkeypatch.setattr(MultipartUpload, "put_together", changed)
+    monkeypatch.setattr(MultipartUpload, "send_parts", changed)
     with pytest.raises(Unavailable, match="source is not the version that was to be copied"):
         store.compose("k", [replace(source, crc32c=google_crc32c.value(SOURCE[1:-1])), local])
     assert left_behind(bucket, store) == []
@@ -230,7 +230,7 @@ def test_a_server_that_copies_something_else(
     store: ObjectStore, bucket: Bucket, source: CopiedRange, local: FileRange, monkeypatch: pytest.MonkeyPatch, moved: int
 ) -> None:
     """Without a receipt it is noticed by the edges of the range; with one by its checksum."""
-    monkeypatch.setattr(s3_transfer, "byte_range", lambda start, length: byte_range(start + moved, length))
+    monkeypatch.setattr(s3_transfer, "range_header", lambda start, length: range_header(start + moved, length))
     known = replace(source, crc32c=google_crc32c.value(SOURCE[1:-1]))
     with pytest.raises(CopyDiffers):
         store.compose("k", [known, local])

@@ -19,7 +19,7 @@ from greenlet import getcurrent, greenlet
 
 from compactor.control.ports import Ports, Retention
 from compactor.errors import AlreadyExists, NotFound, OutOfBudget, Unavailable
-from compactor.storage.port import ComposeSource, FileRange, ObjectInfo, RangeCopies, UnfinishedUpload
+from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, UnfinishedUpload
 from compactor.storage.retrying import FirstContact, Retrier, RetryingStore
 from compactor.storage.settings import Retries
 from compactor.tier.layouts.native import NativeLayout
@@ -359,8 +359,8 @@ class SimStore:
         return self.create(key, path.read_bytes(), metadata)
 
     @property
-    def copies(self) -> RangeCopies:
-        return RangeCopies(least_bytes=0, most_bytes=1 << 30)
+    def copy_limits(self) -> CopyLimits:
+        return CopyLimits(least_bytes=0, most_bytes=1 << 30)
 
     def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         return self.create(key, b"".join(self._content(piece) for piece in pieces), metadata)

@@ -15,7 +15,7 @@ from compactor.config.settings import Settings
 from compactor.config.store_sections import Azure, Gcs
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
-from compactor.storage.schemes import kind_of
+from compactor.storage.schemes import store_kind
 from tests.support.go_tools import go_tool, npm_tool
 from tests.support.s3_server import Bucket, free_port, running, wait_for
 
@@ -35,7 +35,7 @@ class CloudBucket:
 
     @property
     def section(self) -> str:
-        return kind_of(self.url).section
+        return store_kind(self.url).section
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """Of a configuration file whose tier lies here."""

@@ -15,7 +15,7 @@ from compactor.control.ports import Ports
 from compactor.errors import AlreadyExists, CannotCopy, NotFound, Unavailable
 from compactor.storage.counting import Counters
 from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range
-from compactor.storage.port import ComposeSource, FileRange, ObjectInfo, RangeCopies, UnfinishedUpload
+from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, UnfinishedUpload
 from compactor.tier.layouts.native import NativeLayout
 from compactor.tier.publishers import ObjectLogPublisher
 
@@ -33,7 +33,7 @@ class Clock:
 class MemoryStore:
     """``down``: no request is answered any more. ``begun``: uploads that somebody left unfinished; it makes none by itself.
 
-    ``copies``: None makes it a store that cannot copy ranges.
+    ``copy_limits``: None makes it a store that cannot copy ranges.
     """
 
     def __init__(self, clock: Clock, counters: Counters) -> None:
@@ -44,7 +44,7 @@ class MemoryStore:
         self._lock = threading.Lock()
         self._numbers = count(1)
         self.down = False
-        self.copies: RangeCopies | None = RangeCopies(least_bytes=0, most_bytes=1 << 30)
+        self.copy_limits: CopyLimits | None = CopyLimits(least_bytes=0, most_bytes=1 << 30)
         self.begun: list[UnfinishedUpload] = []
 
     @property
@@ -128,7 +128,7 @@ class MemoryStore:
         return self._clock.now_ms
 
     def _ask(self, kind: str) -> None:
-        self._meter.request(kind)
+        self._meter.record_request(kind)
         if self.down:
             raise Unavailable("the store does not answer")
 
@@ -137,7 +137,7 @@ class MemoryStore:
         if isinstance(piece, FileRange):
             return piece.path.read_bytes()[piece.start : piece.start + piece.length]
         self._ask("copy")
-        if self.copies is None:
+        if self.copy_limits is None:
             raise CannotCopy("this store copies no ranges")
         data, info = self._found(piece.key)
         if info.etag != piece.etag:

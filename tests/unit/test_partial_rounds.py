@@ -24,7 +24,7 @@ from compactor.records.encode import COPY
 from compactor.records.headers import copy_headers, digest_of_headers
 from compactor.round.partial.plan import BatchRange, PartialRewritePlan, batches_that_may_change, combined_due, reason_to_read_whole
 from compactor.round.partial.rewrite import KeyDirectoryCache, NeedsWholeSegment, SegmentPart, balance_with_copied_batches
-from compactor.storage.port import RangeCopies
+from compactor.storage.port import CopyLimits
 from compactor.tier.sidecars import Sidecars
 from tests.builders import LogBuilder
 
@@ -162,7 +162,7 @@ def segment(batches: str = "b" * 64, **changes: Any) -> RemoteLogSegmentMetadata
 
 class TestWhatIsReadWhole:
     SIDECAR = cast("Sidecar", type("Counted", (), {"records": 1_000}))
-    COPIES = RangeCopies(0, 1 << 30)
+    COPIES = CopyLimits(0, 1 << 30)
 
     def test_nothing_stands_against_a_plain_segment(self) -> None:
         assert reason_to_read_whole(segment(), self.SIDECAR, 1, self.COPIES) == ""

@@ -12,8 +12,8 @@ from hypothesis import assume, given, strategies as st
 
 from compactor.errors import Refused
 from compactor.storage import s3_parts
-from compactor.storage.port import ComposeSource, CopiedRange, FileRange, RangeCopies
-from compactor.storage.s3_parts import MAX_PARTS, MIN_PART_BYTES, UploadPart, length_of, parts_of, parts_of_file, unlike
+from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange
+from compactor.storage.s3_parts import MAX_PARTS, MIN_PART_BYTES, UploadPart, find_wrong_copy, part_length, parts_of_file, plan_parts
 
 MIB = 1 << 20
 BIG = st.integers(MIN_PART_BYTES, 3 << 30)
@@ -41,52 +41,54 @@ def flat(pieces: list[ComposeSource] | list[UploadPart]) -> list[tuple[str | Pat
 @given(PIECES, st.integers(MIN_PART_BYTES, 64 * MIB))
 def test_parts_are_the_pieces_in_sizes_that_s3_takes(pieces: list[ComposeSource], part_bytes: int) -> None:
     try:
-        parts = parts_of(pieces, part_bytes)
+        parts = plan_parts(pieces, part_bytes)
     except ValueError:
         assume(False)
     assert flat(parts) == flat(pieces)
-    assert all(length_of(part) >= MIN_PART_BYTES for part in parts[:-1])
+    assert all(part_length(part) >= MIN_PART_BYTES for part in parts[:-1])
     for part in parts:
-        assert 0 < length_of(part) <= (s3_parts.COPIES.most_bytes if isinstance(part, CopiedRange) else max(2 * part_bytes, MIN_PART_BYTES))
+        assert (
+            0 < part_length(part) <= (s3_parts.COPIES.most_bytes if isinstance(part, CopiedRange) else max(2 * part_bytes, MIN_PART_BYTES))
+        )
 
 
 def test_a_short_local_range_between_copies_is_refused_and_at_the_end_is_not() -> None:
     copied, short = CopiedRange("a", 0, MIN_PART_BYTES, "e"), FileRange(Path("f"), 0, MIN_PART_BYTES - 1)
-    assert len(parts_of([copied, short], MIN_PART_BYTES)) == 2
-    assert len(parts_of([copied, short, FileRange(Path("g"), 4, 1), copied], MIN_PART_BYTES)) == 3
+    assert len(plan_parts([copied, short], MIN_PART_BYTES)) == 2
+    assert len(plan_parts([copied, short, FileRange(Path("g"), 4, 1), copied], MIN_PART_BYTES)) == 3
     wrong: list[list[ComposeSource]] = [[short, copied], [copied, short, copied], [CopiedRange("a", 0, MIN_PART_BYTES - 1, "e"), short]]
     for pieces in wrong:
         with pytest.raises(ValueError, match=f"a part of {MIN_PART_BYTES - 1} bytes"):
-            parts_of(pieces, MIN_PART_BYTES)
+            plan_parts(pieces, MIN_PART_BYTES)
 
 
 def test_a_file_of_more_than_ten_thousand_parts_gets_larger_ones() -> None:
     parts = parts_of_file(FileRange(Path("f"), 0, 5 << 40), MIN_PART_BYTES)
     assert len(parts) == MAX_PARTS
-    assert sum(map(length_of, parts)) == 5 << 40
+    assert sum(map(part_length, parts)) == 5 << 40
 
 
 def test_more_copies_than_an_upload_has_parts_are_refused() -> None:
     with pytest.raises(Refused, match="10001 parts"):
-        parts_of([CopiedRange("a", 0, MIN_PART_BYTES, "e")] * (MAX_PARTS + 1), MIN_PART_BYTES)
+        plan_parts([CopiedRange("a", 0, MIN_PART_BYTES, "e")] * (MAX_PARTS + 1), MIN_PART_BYTES)
 
 
 @given(st.binary(min_size=1, max_size=200), st.integers(1, 60), st.integers(0, 3), st.data())
 def test_what_split_copies_come_to_is_compared(content: bytes, most: int, flip: int, data: st.DataObject) -> None:
     """The checksum of the whole is that of its parts one behind the other, unless a receipt has none."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(s3_parts, "COPIES", RangeCopies(0, most))
+        patch.setattr(s3_parts, "COPIES", CopyLimits(0, most))
         patch.setattr(s3_parts, "MIN_PART_BYTES", 0)
         piece = CopiedRange("a", 0, len(content), "e", google_crc32c.value(content) ^ flip)
         pieces: list[ComposeSource] = [FileRange(Path("f"), 0, 3), CopiedRange("b", 0, 0, "e", 7), piece, FileRange(Path("f"), 0, 3)]
-        parts = parts_of(pieces, 5)
+        parts = plan_parts(pieces, 5)
     ends = list(accumulate(part.length for part in parts if isinstance(part, CopiedRange)))
     told = [
         base64.b64encode(google_crc32c.value(content[first:last]).to_bytes(4, "big")).decode()
         for first, last in zip([0, *ends], ends, strict=False)
     ]
     receipts = [told.pop(0) if isinstance(part, CopiedRange) else "AAAA" for part in parts]
-    assert unlike(pieces, parts, receipts) == (piece if flip else None)
+    assert find_wrong_copy(pieces, parts, receipts) == (piece if flip else None)
     silent = data.draw(st.sampled_from([number for number, part in enumerate(parts) if isinstance(part, CopiedRange)]))
     receipts[silent] = ""
-    assert unlike(pieces, parts, receipts) is None
+    assert find_wrong_copy(pieces, parts, receipts) is None

@@ -79,9 +79,9 @@ class TestCrash:
             from compactor.storage.local import LocalStore
 
             class Dying:
-                def request(self, kind): pass
-                def read(self, size): pass
-                def wrote(self, size):
+                def record_request(self, kind): pass
+                def record_read(self, size): pass
+                def record_write(self, size):
                     if self.left == 0:
                         os.kill(os.getpid(), signal.SIGKILL)
                     self.left -= 1

@@ -222,13 +222,13 @@ class TestThrottle:
         clock, counters = Clock(), Counters()
         buckets = RateLimits(LimitSettings(max_read_bytes_per_s=100, max_requests_per_s=1), clock.time, clock.sleep)
         meter = ThrottledMeter(counters, buckets)
-        meter.wrote(10**9)
+        meter.record_write(10**9)
         assert clock.slept == []
-        meter.read(300)
+        meter.record_read(300)
         assert clock.slept == [2.0]
-        meter.request("get")
-        meter.request("get")
-        meter.request("get")
+        meter.record_request("get")
+        meter.record_request("get")
+        meter.record_request("get")
         assert clock.slept == [2.0, 1.0, 1.0]
         assert counters.usage() == Usage(requests={"get": 3}, bytes_read=300, bytes_written=10**9)
 

@@ -9,15 +9,15 @@ from concurrent.futures import CancelledError
 import pytest
 
 from compactor.errors import Refused
-from compactor.storage.parallel import in_parallel
+from compactor.storage.parallel import run_in_parallel
 
 
 def test_results_come_in_order() -> None:
     def task(number: int) -> Callable[[threading.Event], int]:
         return lambda stop: number
 
-    assert in_parallel(3, [task(number) for number in range(20)]) == list(range(20))
-    assert in_parallel(3, []) == []
+    assert run_in_parallel(3, [task(number) for number in range(20)]) == list(range(20))
+    assert run_in_parallel(3, []) == []
 
 
 @pytest.mark.parametrize("threads", [1, 3, 8])
@@ -34,5 +34,5 @@ def test_after_a_refusal_no_thread_asks_again(threads: int) -> None:
     for _ in range(50):
         asked.clear()
         with pytest.raises(Refused):
-            in_parallel(threads, [refused] * 200)
+            run_in_parallel(threads, [refused] * 200)
         assert len(asked) == len(set(asked)) <= threads

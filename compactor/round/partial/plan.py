@@ -25,7 +25,7 @@ from compactor.records.batches import EMPTIED, HORIZON, NOT_CONTROL, BatchTable,
 from compactor.records.encode import COPY, FILTER
 from compactor.records.headers import range_crc32c
 from compactor.records.producer_runs import runs_and_markers
-from compactor.storage.port import ComposeSource, CopiedRange, FileRange, RangeCopies
+from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange
 
 LEAST_COPY: Final = 256 << 10
 """Smallest range in bytes that is worth a server-side copy of its own."""
@@ -95,7 +95,7 @@ def log_range(table: BatchTable, stretch: BatchRange) -> tuple[int, int]:
 # ---- whether a segment is read in part
 
 
-def is_key_directory_worthwhile(segment: RemoteLogSegmentMetadata, batches: int, copies: RangeCopies | None) -> bool:
+def is_key_directory_worthwhile(segment: RemoteLogSegmentMetadata, batches: int, copies: CopyLimits | None) -> bool:
     """Return whether a segment should get a key directory: a later round may read it in part, and the directory is small enough."""
     size = segment.size_bytes
     if copies is None or size < LEAST_COPIES * shortest_copy_bytes(copies) or not segment.file("log").batches:
@@ -103,12 +103,12 @@ def is_key_directory_worthwhile(segment: RemoteLogSegmentMetadata, batches: int,
     return MOST_SHARE * estimate_directory_bytes(batches, segment.records) <= size
 
 
-def shortest_copy_bytes(copies: RangeCopies) -> int:
+def shortest_copy_bytes(copies: CopyLimits) -> int:
     """Return the smallest range in bytes that is copied: the store's limit, and at least LEAST_COPY."""
     return max(copies.least_bytes, LEAST_COPY)
 
 
-def reason_to_read_whole(segment: RemoteLogSegmentMetadata, sidecar: Sidecar | None, keys: int, copies: RangeCopies | None) -> str:
+def reason_to_read_whole(segment: RemoteLogSegmentMetadata, sidecar: Sidecar | None, keys: int, copies: CopyLimits | None) -> str:
     """Return why a clean segment must be read whole, as far as is known without its key directory, or an empty string.
 
     :param keys: number of keys of the dirty range.
@@ -145,7 +145,7 @@ def batches_that_may_change(table: BatchTable, decisions: BatchDecisions, direct
     return found
 
 
-def divide_into_ranges(table: BatchTable, marked: Flags, copies: RangeCopies) -> tuple[BatchRange, ...]:
+def divide_into_ranges(table: BatchTable, marked: Flags, copies: CopyLimits) -> tuple[BatchRange, ...]:
     """Divide a segment into stretches that are read and stretches that are copied; return nothing if too much would have to be read.
 
     Between two copied ranges at least ``copies.least_bytes`` that surely stay are read, so that the new part of the object is large enough
