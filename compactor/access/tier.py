@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from compactor.access.metadata import BrokerManagedMetadata, ListedMetadata, TierMetadata
-from compactor.config.settings import Cleaner, Settings
+from compactor.config.settings import Cleaner, Settings, StoreCosts
 from compactor.control.identity import Ownership, foreign_problem
 from compactor.control.incarnations import current_incarnation, current_incarnations
 from compactor.control.logs import (
@@ -35,6 +35,7 @@ from compactor.local.cache import LocalState
 from compactor.model.ids import TopicPartition
 from compactor.storage.counting import Counters
 from compactor.storage.port import ObjectStore
+from compactor.storage.schemes import store_kind
 from compactor.tier.kinds import TierKind, read_only_error, tier_kind
 from compactor.tier.sidecars import Sidecars
 
@@ -279,7 +280,11 @@ class Tier:
         """Return [cleaner] as it holds for a topic. What brokers have set on the topic takes precedence. Raises UsageError."""
         cleaner = self.settings.cleaner_for(topic, self.metadata.topic_settings(topic) or {})
         expires_ms = self.metadata.retention_ms(topic) if cleaner.cleanup_policy != "compact" else None
-        return cleaner if expires_ms is None else cleaner.model_copy(update={"retention_ms": expires_ms})
+        cleaner = cleaner if expires_ms is None else cleaner.model_copy(update={"retention_ms": expires_ms})
+        if cleaner.min_cleanable_dirty_ratio != "auto":
+            return cleaner
+        replaced_ms = max(self.retention.grace_ms, self.retention.undo_window_ms)
+        return cleaner.with_store_costs(StoreCosts(store_kind(self.settings.tier_url).prices, replaced_ms))
 
     def with_stores(self, *, control: ObjectStore | None = None, data: ObjectStore | None = None) -> Tier:
         """Return the same tier over other stores, such as stores that refuse writes or can be interrupted."""

@@ -20,7 +20,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
@@ -29,7 +29,7 @@ from compactor.config.store_sections import MAX_MS, S3, Azure, Gcs, Milliseconds
 from compactor.errors import UsageError
 from compactor.model.base import Value
 from compactor.model.policy import MAX32, CleanerPolicy
-from compactor.storage.schemes import DIRECTORY, store_kind_of_scheme, url_problem
+from compactor.storage.schemes import DIRECTORY, StorePrices, store_kind_of_scheme, url_problem
 
 ENV_PREFIX = "TIERED_COMPACTOR__"
 ENV_FILE = "TIERED_COMPACTOR_CONFIG"
@@ -172,6 +172,13 @@ class KafkaSettings(Section):
         return "bootstrap_servers" in self.model_fields_set and bool(self.bootstrap_servers.strip())
 
 
+class StoreCosts(NamedTuple):
+    """Prices of a store, and for how many milliseconds replaced segments are kept there (grace, undo window)."""
+
+    prices: StorePrices
+    replaced_ms: int
+
+
 class Cleaner(Section):
     """[cleaner]: how partitions are cleaned. Names and defaults are those of Kafka's topic and broker settings if Kafka has such a
     setting.
@@ -180,7 +187,7 @@ class Cleaner(Section):
     disk_budget_bytes: ByteBudget | Literal["auto"] = 4 << 30
     map_budget_bytes: ByteBudget = 512 << 20
     map_engine: Literal["auto", "memory", "partitioned", "spark"] = "auto"
-    min_cleanable_dirty_ratio: float = Field(0.5, ge=0, le=1)
+    min_cleanable_dirty_ratio: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = 0.5
     delete_retention_ms: Milliseconds = 86_400_000
     min_compaction_lag_ms: Milliseconds = 0
     max_compaction_lag_ms: int = Field(MAX_MS, ge=1, le=MAX_MS)
@@ -200,11 +207,24 @@ class Cleaner(Section):
     retention_bytes: int = Field(-1, ge=-1, le=_MAX_BYTES)
     verify_before_publish: bool = True
 
+    _store_costs: StoreCosts | None = PrivateAttr(default=None)
+
     @model_validator(mode="after")
     def _check_compaction_lags(self) -> Self:
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
             raise ValueError("min_compaction_lag_ms must not be above max_compaction_lag_ms")
         return self
+
+    @property
+    def store_costs(self) -> StoreCosts | None:
+        """Costs of the tier's store, for ``min_cleanable_dirty_ratio = "auto"``; None if they were not given."""
+        return self._store_costs
+
+    def with_store_costs(self, costs: StoreCosts) -> Cleaner:
+        """Return the same settings with the costs of the tier's store."""
+        copy = self.model_copy()
+        copy._store_costs = costs
+        return copy
 
     def cleaner_policy(self) -> CleanerPolicy:
         """Return the settings that determine the bytes of a round's output."""

@@ -267,6 +267,18 @@ class PartitionState(LogState):
         return max(clean_end_offset(self.vector), self.log_start)
 
     @property
+    def saved_per_dirty_byte(self) -> float | None:
+        """Bytes that the latest published round over dirty bytes saved for each of them; None if no such round is known.
+
+        In old records all bytes count as dirty.
+        """
+        for run in reversed(self.runs):
+            before = int(run.stats.get("bytes_before", 0))
+            if run.published_slot and (dirty := int(run.stats.get("bytes_dirty", before))):
+                return max(0, before - int(run.stats.get("bytes_written", 0))) / dirty
+        return None
+
+    @property
     def last_epoch(self) -> int:
         """The highest compactor epoch that was acquired; -1 before the first."""
         return self.leader.epoch if self.leader else -1

@@ -89,6 +89,10 @@ class PartitionFacts(Protocol[S_co]):
         """Return the first offset that no round has cleaned."""
 
     @property
+    def saved_per_dirty_byte(self) -> float | None:
+        """Return the bytes that the latest round over dirty bytes saved for each of them; None if no such round is known."""
+
+    @property
     def mirrored(self) -> bool:
         """Return whether brokers record the live segments."""
 
@@ -209,7 +213,7 @@ def summarize_state(state: PartitionState) -> PartitionSummary:
         imports=tuple(ImportSummary(slot=entry.slot, since_ms=entry.since_ms) for entry in state.registrations.values()),
         retiring=len(state.retiring),
         undone_slot=max((run.slot for run in state.runs if run.status == "undone"), default=0),
-        saved_per_dirty_byte=_saved_per_dirty_byte(state.runs),
+        saved_per_dirty_byte=state.saved_per_dirty_byte,
         freed=_freed_bytes_by_hour(state),
         mirrored=state.mirrored,
         incarnation=state.incarnation,
@@ -229,17 +233,6 @@ def _last_round(runs: Sequence[Run]) -> LastRound | None:
     names = {"bytes_before": "bytes_before", "bytes_written": "bytes_after", "records_read": "records_read", "records_kept": "records_kept"}
     known = {ours: int(run.stats[name]) for name, ours in names.items() if name in run.stats}
     return LastRound(run_id=run.run_id, status=run.status, ended_ms=run.ended_ms, **known)
-
-
-def _saved_per_dirty_byte(runs: Sequence[Run]) -> float | None:
-    """Return the bytes that the latest published round over dirty bytes saved for each of them, or None. In old records all bytes count as
-    dirty.
-    """
-    for run in reversed(runs):
-        before = int(run.stats.get("bytes_before", 0))
-        if run.published_slot and (dirty := int(run.stats.get("bytes_dirty", before))):
-            return max(0, before - int(run.stats.get("bytes_written", 0))) / dirty
-    return None
 
 
 def _freed_bytes_by_hour(state: PartitionState) -> tuple[tuple[int, int], ...]:

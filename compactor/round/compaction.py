@@ -74,7 +74,7 @@ class RoundReport:
     status: cleaned, resumed, expired, nothing_to_do, waiting, quarantined, paused, leased or fenced.
     bytes_read: segment bytes fetched from the tier.
     bytes_written: size of the new segments, of which the store copied ``bytes_copied`` from existing objects.
-    saved_bytes: size of the rewritten sources minus the size of the new segments.
+    saved_bytes: size of the replaced segments minus the size of the published ones; below 0 if the partition has grown.
     segments: what happened to each segment below the round's end.
     filters: what Bloom filters did in this round.
     useless_rate: of the clean segments without a dirty key, the share that was read because of a false positive.
@@ -437,7 +437,8 @@ def _build_report(result: RoundResult, stats: WorkStats) -> RoundReport:
     if plan is None or not result.receipts:
         return base
     filters = filter_record_of_run(stats.filters | {"filter_bytes_written": stats.sidecar_bytes_written})
-    unpublished = sum(receipt.segment.id not in state.published_by for receipt in result.receipts)
+    published = [receipt for receipt in result.receipts if receipt.segment.id in state.published_by]
+    unpublished = len(result.receipts) - len(published)
     cut = unpublished if state.first_dirty_offset < plan.next_dirty_offset else 0  # the others have expired
     stays = f"brokers had deleted what {cut} of {len(result.receipts)} groups replace: the cleaner offset stays, run again" if cut else ""
     return replace(
@@ -446,10 +447,10 @@ def _build_report(result: RoundResult, stats: WorkStats) -> RoundReport:
         next_dirty_offset=state.first_dirty_offset if cut else plan.next_dirty_offset,
         reason=base.reason or stays,
         segments_in=len(plan.sources) + len(plan.skipped),
-        segments_out=len(result.receipts) - unpublished,
+        segments_out=len(published),
         segments_skipped=len(plan.skipped),
         bytes_written=sum(r.bytes_written for r in result.receipts),
-        saved_bytes=sum(r.bytes_read - r.bytes_written for r in result.receipts),
+        saved_bytes=sum(r.bytes_read - r.bytes_written for r in published),
         records_read=sum(r.records_read for r in result.receipts),
         records_kept=sum(r.records_kept for r in result.receipts),
         map_engine=plan.map_engine,

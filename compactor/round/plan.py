@@ -18,6 +18,7 @@ from compactor.control.summary import PartitionFacts, SegmentFacts
 from compactor.model.plan import ActiveProducer, CompactionPlan, CompactionTask, ReadSegment, SkippedSegment
 from compactor.model.policy import MAX32
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.round.dirty_ratio import KAFKA_RATIO, DirtyRatioThreshold, dirty_ratio_threshold
 from compactor.round.skip import CleanVerdicts
 
 S = TypeVar("S", bound=SegmentFacts)
@@ -45,6 +46,7 @@ class RoundAssessment(Generic[S]):
     first_dirty: first offset that is not clean.
     end: exclusive end of the round's range.
     horizon_due: ids of segments in which a delete horizon has passed.
+    threshold: the dirty ratio above which a round is due.
     """
 
     due: bool
@@ -55,6 +57,7 @@ class RoundAssessment(Generic[S]):
     dirty: tuple[S, ...]
     clean: tuple[S, ...]
     horizon_due: tuple[str, ...]
+    threshold: DirtyRatioThreshold
 
     @property
     def covered_segments(self) -> tuple[S, ...]:
@@ -71,7 +74,9 @@ def assess_round(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, *, for
     """
     first_dirty = state.first_dirty_offset
     if cleaner.cleanup_policy == "delete":
-        return RoundAssessment(False, 'cleanup_policy is "delete"', first_dirty, first_dirty, 0.0, (), (), ())
+        return RoundAssessment(
+            False, 'cleanup_policy is "delete"', first_dirty, first_dirty, 0.0, (), (), (), DirtyRatioThreshold(KAFKA_RATIO)
+        )
     end, bound = _range_end(state, cleaner, now_ms, first_dirty)
     # Nobody reads a segment below the log start, which stays only as the newest one: it is not worth a rewrite.
     below = [segment for segment in state.live if segment.start_offset < end and segment.end_offset >= state.log_start]
@@ -80,7 +85,8 @@ def assess_round(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, *, for
     total = sum(segment.size_bytes for segment in below)
     ratio = sum(segment.size_bytes for segment in dirty) / total if total else 0.0
     horizon_due = tuple(segment.id for segment in below if 0 <= segment.due_ms <= now_ms)
-    found = RoundAssessment(False, "", first_dirty, end, ratio, dirty, clean, horizon_due)
+    threshold = dirty_ratio_threshold(cleaner, clean, dirty, state.saved_per_dirty_byte)
+    found = RoundAssessment(False, "", first_dirty, end, ratio, dirty, clean, horizon_due, threshold)
     due, reason = _is_round_due(found, cleaner, now_ms, bound, force=force)
     return replace(found, due=due, reason=reason)
 
@@ -116,14 +122,14 @@ def _is_round_due(found: RoundAssessment[S], cleaner: Cleaner, now_ms: int, boun
     late = [s for s in dirty if 0 < s.first_timestamp_ms < now_ms - cleaner.max_compaction_lag_ms]
     if dirty and force:
         return True, "forced"
-    if dirty and ratio > cleaner.min_cleanable_dirty_ratio:
-        return True, f"dirty ratio {ratio:.2f} is above {cleaner.min_cleanable_dirty_ratio:g}"
+    if dirty and ratio > found.threshold.ratio:
+        return True, f"dirty ratio {ratio:.2f} is above {found.threshold}"
     if late:
         return True, "max_compaction_lag_ms has passed"
     if found.horizon_due:
         return True, f"a delete horizon has passed in {len(found.horizon_due)} segments"
     if dirty:
-        return False, f"dirty ratio {ratio:.2f} is not above {cleaner.min_cleanable_dirty_ratio:g}"
+        return False, f"dirty ratio {ratio:.2f} is not above {found.threshold}"
     return False, bound or "nothing is dirty"
 
 

@@ -10,8 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from compactor import __version__
+from compactor.config.settings import LimitSettings
 from compactor.model.ids import TopicPartition
-from compactor.storage.counting import Usage
+from compactor.storage.counting import STORE, Usage
 
 OWN = "tiered_compactor"
 MOST_LABELLED = 500
@@ -82,5 +83,9 @@ def store_metrics(usage: Usage) -> Iterator[Metric]:
     yield make_counter(
         "repeated_requests", "Requests that were retried because the store was busy, did not answer or broke off", usage.repeats
     )
+    waited = CounterMetricFamily(
+        f"{OWN}_waited_seconds", "Time for which requests to the tier were delayed, all threads together, by reason", labels=["reason"]
+    )
+    yield add_labelled_values(waited, {reason: usage.waited_s.get(reason, 0.0) for reason in (*LimitSettings.model_fields, STORE)})
     yield make_counter("read_bytes", "Bytes read from the tier", usage.bytes_read)
     yield make_counter("written_bytes", "Bytes written to the tier", usage.bytes_written)

@@ -20,6 +20,8 @@ from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.skip import estimate_distinct_keys, estimate_records
 from compactor.tier.sidecars import SidecarHead
 
+NOTHING_DUE = "nothing is dirty, and no delete horizon has passed"
+
 
 def reason_not_worth_it(tier: Tier, state: PartitionState, now_ms: int, min_benefit: int) -> str:
     """Return the reason why a full round over the partition is not worth running, or an empty string if it is or if the benefit is unknown.
@@ -32,17 +34,15 @@ def reason_not_worth_it(tier: Tier, state: PartitionState, now_ms: int, min_bene
     if not assessment.covered_segments:
         return assessment.reason or "there is nothing to clean"
     dirty = sum(segment.size_bytes for segment in assessment.dirty)
-    if (
-        state.intent is not None
-        or not min_benefit
-        or assessment.horizon_due
-        or is_compaction_lag_exceeded(assessment, cleaner, now_ms)
-        or not cleaner.bloom
-    ):
+    if state.intent is not None or not min_benefit or assessment.horizon_due or is_compaction_lag_exceeded(assessment, cleaner, now_ms):
         return ""
+    if not cleaner.bloom:
+        return "" if dirty else NOTHING_DUE
     if dirty and min_benefit <= 1:
         return ""
     heads = tier.sidecars(state.name).heads([segment.id for segment in state.live])
+    if not dirty and any(head.sidecar is None for head in heads.values()):
+        return NOTHING_DUE
     if has_delete_horizon_work(state, assessment, heads, now_ms):
         return ""
     gain = estimate_gain_bytes(assessment, heads)

@@ -13,6 +13,9 @@ from typing import Protocol
 
 from compactor.model.base import Value
 
+STORE = "store"
+"""Reason of delays that the store causes: it was busy, did not answer or broke off."""
+
 
 class Meter(Protocol):
     """Receives every request and every transferred byte of a store."""
@@ -29,14 +32,21 @@ class Meter(Protocol):
     def record_write(self, size: int) -> None:
         """Record body bytes before they are sent."""
 
+    def record_wait(self, reason: str, seconds: float) -> None:
+        """Record that a request was delayed. reason: the setting in [limits] that delayed it, or ``STORE`` for the delay before a retry."""
+
 
 class Usage(Value):
-    """Requests by kind and bytes transferred. repeats: number of requests that repeated a failed one."""
+    """Requests by kind and bytes transferred.
+
+    repeats: number of requests that repeated a failed one. waited_s: seconds of delay by reason, all threads together.
+    """
 
     requests: Mapping[str, int] = {}
     repeats: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    waited_s: Mapping[str, float] = {}
 
     @property
     def total_requests(self) -> int:
@@ -52,6 +62,7 @@ class Usage(Value):
             repeats=self.repeats - earlier.repeats,
             bytes_read=self.bytes_read - earlier.bytes_read,
             bytes_written=self.bytes_written - earlier.bytes_written,
+            waited_s={why: seconds - earlier.waited_s.get(why, 0.0) for why, seconds in self.waited_s.items()},
         )
 
 
@@ -65,6 +76,7 @@ class Counters:
         self._repeats = 0
         self._read = 0
         self._wrote = 0
+        self._waited: dict[str, float] = {}
 
     def record_request(self, kind: str) -> None:
         with self._lock:
@@ -86,6 +98,10 @@ class Counters:
         if self._watcher:
             self._watcher(size)
 
+    def record_wait(self, reason: str, seconds: float) -> None:
+        with self._lock:
+            self._waited[reason] = self._waited.get(reason, 0.0) + seconds
+
     @contextmanager
     def report_transfers(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
         """Call ``on_bytes`` with the size of every transfer while the block runs, from any thread. For progress reports."""
@@ -99,4 +115,6 @@ class Counters:
         """Return everything counted so far."""
         with self._lock:
             requests = dict(sorted(self._requests.items()))
-            return Usage(requests=requests, repeats=self._repeats, bytes_read=self._read, bytes_written=self._wrote)
+            return Usage(
+                requests=requests, repeats=self._repeats, bytes_read=self._read, bytes_written=self._wrote, waited_s=dict(self._waited)
+            )

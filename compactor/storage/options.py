@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from compactor.config.settings import Settings
-from compactor.storage.counting import Meter
+from compactor.storage.counting import STORE, Meter
 from compactor.storage.port import ObjectStore
 from compactor.storage.retrying import FirstContact, Retrier
 from compactor.storage.settings import Retries, Transfers
@@ -27,4 +28,9 @@ class StoreOptions:
     def retrier(self, first_answer_s: float) -> Retrier:
         """Return the retrier of a server's requests. first_answer_s: how long to wait for its first answer, in seconds."""
         policy = (self.retries or Retries()).model_copy(update={"first_answer_s": first_answer_s})
-        return Retrier(policy, contact=self.contact)
+
+        def sleep(seconds: float) -> None:
+            time.sleep(seconds)
+            self.meter.record_wait(STORE, seconds)
+
+        return Retrier(policy, sleep=sleep, contact=self.contact)

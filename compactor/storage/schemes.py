@@ -48,6 +48,13 @@ class Capabilities:
     listing_order: str = UTF_8
 
 
+GIB = 2**30
+CONTROL_WRITES = 5
+"""Control records per round: leadership acquired and released, plan, publication, change hint. Each group adds a receipt."""
+OBJECTS_PER_SEGMENT = 5
+"""Objects per segment: log, three indexes, sidecar."""
+
+
 @dataclass(frozen=True)
 class StorePrices:
     """Prices of one store in USD: per request, and per GiB and month. as_of: the month of the prices. of: the store and region."""
@@ -57,6 +64,19 @@ class StorePrices:
     read_request_usd: float
     write_request_usd: float
     stored_gib_month_usd: float
+
+    def stored_usd_month(self, size: int) -> float:
+        """Return what storing this many bytes costs per month."""
+        return round(size / GIB * self.stored_gib_month_usd, 6)
+
+    def requests_usd(self, reads: int, writes: int) -> float:
+        """Return what these requests cost."""
+        return round(reads * self.read_request_usd + writes * self.write_request_usd, 6)
+
+    def round_usd(self, sources: int, outputs: int) -> float:
+        """Return an estimate of what a round's requests cost: both passes read the logs, and each new object is written and read back."""
+        objects = outputs * OBJECTS_PER_SEGMENT
+        return self.requests_usd(2 * sources + objects, objects + outputs + CONTROL_WRITES)
 
 
 @dataclass(frozen=True)

@@ -27,29 +27,30 @@ class TokenBucket:
         self._level = float(rate)
         self._at = clock()
 
-    def take(self, tokens: int) -> None:
-        """Take tokens, and sleep until the bucket is out of debt."""
+    def take(self, tokens: int) -> float:
+        """Take tokens, sleep until the bucket is out of debt, and return the seconds slept."""
         with self._lock:
             now = self._clock()
             self._level = min(float(self._rate), self._level + (now - self._at) * self._rate) - tokens
             self._at = now
-            wait = -self._level / self._rate
-        if wait > 0:
+            wait = max(0.0, -self._level / self._rate)
+        if wait:
             self._sleep(wait)
+        return wait
 
 
 class RateLimits:
-    """Token buckets for requests, reads and writes, shared by all stores of a process that have equal limits."""
+    """Token buckets by the name of their setting, shared by all stores of a process that have equal limits."""
 
     def __init__(
         self, limits: LimitSettings, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        def bucket(rate: int) -> TokenBucket | None:
-            return TokenBucket(rate, clock, sleep) if rate else None
+        self._buckets = {name: TokenBucket(rate, clock, sleep) for name, rate in limits.model_dump().items() if rate}
 
-        self.requests = bucket(limits.max_requests_per_s)
-        self.reads = bucket(limits.max_read_bytes_per_s)
-        self.writes = bucket(limits.max_write_bytes_per_s)
+    def take(self, setting: str, tokens: int) -> float:
+        """Take tokens from the bucket of a setting, and return the seconds slept; 0 if the setting is not in use."""
+        bucket = self._buckets.get(setting)
+        return bucket.take(tokens) if bucket else 0.0
 
 
 class ThrottledMeter:
@@ -60,19 +61,23 @@ class ThrottledMeter:
         self._buckets = buckets
 
     def record_request(self, kind: str) -> None:
-        if self._buckets.requests:
-            self._buckets.requests.take(1)
+        self._take("max_requests_per_s", 1)
         self._inner.record_request(kind)
 
     def record_retry(self) -> None:
         self._inner.record_retry()
 
     def record_read(self, size: int) -> None:
-        if self._buckets.reads:
-            self._buckets.reads.take(size)
+        self._take("max_read_bytes_per_s", size)
         self._inner.record_read(size)
 
     def record_write(self, size: int) -> None:
-        if self._buckets.writes:
-            self._buckets.writes.take(size)
+        self._take("max_write_bytes_per_s", size)
         self._inner.record_write(size)
+
+    def record_wait(self, reason: str, seconds: float) -> None:
+        self._inner.record_wait(reason, seconds)
+
+    def _take(self, setting: str, tokens: int) -> None:
+        if seconds := self._buckets.take(setting, tokens):
+            self._inner.record_wait(setting, seconds)

@@ -22,6 +22,7 @@ from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.round.dirty_ratio import KAFKA_RATIO
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.views.difference import RecordedHistory
 from compactor.views.search import FoundRecord, Searcher
@@ -140,9 +141,14 @@ def _due_facts(state: PartitionState, found: RoundAssessment[RemoteLogSegmentMet
     yield Fact(
         "dirty",
         f"{len(found.dirty)} dirty segments up to offset {found.end - 1}, dirty ratio {found.dirty_ratio:.2f}; "
-        f"above {cleaner.min_cleanable_dirty_ratio:g} a round is due",
-        {"dirty_ratio": found.dirty_ratio, "min_cleanable_dirty_ratio": cleaner.min_cleanable_dirty_ratio, "uncleanable_from": found.end},
+        f"above {found.threshold} a round is due",
+        {"dirty_ratio": found.dirty_ratio, "min_cleanable_dirty_ratio": found.threshold.ratio, "uncleanable_from": found.end},
     )
+    if found.threshold.why:
+        saved = found.threshold.saved_usd_month
+        text = f"min_cleanable_dirty_ratio is chosen automatically: {found.threshold.ratio:g}, {found.threshold.why}"
+        text += f"; it saves {saved:.2f} USD a month in comparison with {KAFKA_RATIO:g}" if saved is not None else ""
+        yield Fact("automatic_ratio", text, {"saves_usd_month": saved})
     undecided = state.live[-1].open_txn_offset
     if undecided >= 0:
         text = f"a transaction is open since offset {undecided}: its segment and all later ones must wait for its end"

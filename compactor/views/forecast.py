@@ -23,8 +23,9 @@ from compactor.round.skip import (
     sum_filter_records,
 )
 from compactor.storage.probe import deletes_free_space
+from compactor.storage.schemes import CONTROL_WRITES
 from compactor.tier.sidecars import NO_SIDECAR, SidecarHead
-from compactor.views.prices import CONTROL_WRITES, PriceTable, prices_for
+from compactor.views.prices import PriceTable, prices_for
 
 TOMBSTONE_BYTES = 128
 """Upper bound on the size of a tombstone, unless its key is long."""
@@ -45,6 +46,7 @@ class SegmentForecast(NamedTuple):
 class Forecast:
     """Expected work, cost and saving of a round on one partition. Sizes are in bytes; bytes_to_write and map_keys are upper bounds.
 
+    min_cleanable_dirty_ratio: the ratio above which a round is due; the two fields that follow are those of DirtyRatioThreshold.
     skip: number of segments that the round is expected to skip. asked: number of segments that it skips if their filters say so; the same
     share of them is expected to be skipped as in earlier rounds.
     cost_usd: price of the requests; 0 for a directory. stored_usd_month: monthly price of all live and replaced segments.
@@ -59,6 +61,9 @@ class Forecast:
     due: bool
     reason: str
     dirty_ratio: float
+    min_cleanable_dirty_ratio: float
+    min_cleanable_dirty_ratio_why: str
+    min_cleanable_dirty_ratio_saves_usd_month: float | None
     skip: int
     asked: int
     bytes_to_read: int
@@ -175,6 +180,9 @@ def forecast_summary(
         due=found.due or bool(summary.open_run),
         reason=f"run {summary.open_run} was begun and not finished" if summary.open_run else found.reason,
         dirty_ratio=round(found.dirty_ratio, 6),
+        min_cleanable_dirty_ratio=found.threshold.ratio,
+        min_cleanable_dirty_ratio_why=found.threshold.why,
+        min_cleanable_dirty_ratio_saves_usd_month=found.threshold.saved_usd_month,
         skip=summary.segments - count["rewrite"] - count["filter"] + int(count["filter"] * spared),
         asked=count["filter"],
         bytes_to_read=once + again,

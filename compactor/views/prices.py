@@ -10,29 +10,10 @@ from typing import Any
 from compactor.errors import UsageError
 from compactor.storage.schemes import DIRECTORY, StorePrices, store_kind
 
-GIB = 2**30
-CONTROL_WRITES = 5
-"""Control records per round: leadership acquired and released, plan, publication, change hint. Each group adds a receipt."""
-OBJECTS_PER_SEGMENT = 5
-"""Objects per segment: log, three indexes, sidecar."""
-
 
 @dataclass(frozen=True)
 class PriceTable(StorePrices):
-    """Prices of one store in USD, and what work on it costs."""
-
-    def stored_usd_month(self, size: int) -> float:
-        """Return what storing this many bytes costs per month."""
-        return round(size / GIB * self.stored_gib_month_usd, 6)
-
-    def requests_usd(self, reads: int, writes: int) -> float:
-        """Return what these requests cost."""
-        return round(reads * self.read_request_usd + writes * self.write_request_usd, 6)
-
-    def round_usd(self, sources: int, outputs: int) -> float:
-        """Return an estimate of what a round's requests cost: both passes read the logs, and each new object is written and read back."""
-        objects = outputs * OBJECTS_PER_SEGMENT
-        return self.requests_usd(2 * sources + objects, objects + outputs + CONTROL_WRITES)
+    """Prices of one store in USD, as documents and people see them."""
 
     def document(self) -> dict[str, Any]:
         """Return the table for JSON output."""

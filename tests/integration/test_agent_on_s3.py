@@ -62,6 +62,7 @@ def test_a_busy_store_is_asked_again_and_it_shows(scene: Scene) -> None:
     assert stands(settle(agent)) == (8, None)
     assert agent.status().ready
     assert metric(agent, "tiered_compactor_repeated_requests_total") >= sum(scene.proxy.seen.faults.values()) / 2 > 0
+    assert metric(agent, 'tiered_compactor_waited_seconds_total{reason="store"}') > 0
     scene.proxy.faults = []
     assert scene.tier.held() == scene.story.written[:8]
     assert scene.tier.cli.do("verify")["ok"]

@@ -508,7 +508,10 @@ def deadly_bin(place: int, items: Sequence[tuple[int, PartitionWork]], cost: Tas
 def test_a_second_full_round_changes_nothing(started: StartedCluster, tmp_path: Path) -> None:
     cli = TierCli(tmp_path / "tier", {"cleaner": {"map_engine": "spark", "segment_bytes": 5000}})
     cli.bring(write(tmp_path / "log", 3))
+    (before,) = cli.do("topics")["partitions"]
     (first,) = cli.do("recompact", "--now", NOW_MS)["partitions"]
+    (after,) = cli.do("topics")["partitions"]
+    assert first["saved_bytes"] == before["bytes"] - after["bytes"] > 0
     (second,) = cli.do("recompact", "--now", NOW_MS)["partitions"]  # markers whose records went in the first get their horizon
     (left,) = cli.do("recompact", "--now", NOW_MS, "--dry-run")["partitions"]
     assert (left["status"], left["reason"]) == ("left_alone", "a round would gain about 0 bytes, less than 1")

@@ -207,7 +207,10 @@ def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_pat
                 'or a text such as "64 MiB"'
             ),
         ),
-        ("[cleaner]\nmin_cleanable_dirty_ratio = nan", "FILE: [cleaner] min_cleanable_dirty_ratio = NaN: allowed is a number from 0 to 1"),
+        (
+            "[cleaner]\nmin_cleanable_dirty_ratio = nan",
+            'FILE: [cleaner] min_cleanable_dirty_ratio = NaN: allowed is a number from 0 to 1 or "auto"',
+        ),
         ("[cleaner]\nbloom = 1", "FILE: [cleaner] bloom = 1: allowed is true or false"),
         ("[cleaner]\nlocal_log_dirs = 1", "FILE: [cleaner] local_log_dirs = 1: allowed is a list of texts"),
         (

@@ -55,9 +55,23 @@ def test_horizons_that_are_due_or_still_to_be_set(tmp_path: Path) -> None:
 def test_what_was_promised_or_is_not_known(tmp_path: Path) -> None:
     late = tier_of(tmp_path / "late", ("a=1",), ("b=1",), settings=SETTINGS + "\nmax_compaction_lag_ms = 1000", clean=False)
     assert why(late, LOTS) == ""
-    blind = tier_of(tmp_path / "blind", ("a=1",), ("b=1",), settings=SETTINGS + "\nbloom = false")
+    blind = tier_of(tmp_path / "blind", ("a=1",), ("b=1",), settings=SETTINGS + "\nbloom = false", clean=False)
     assert why(blind, LOTS) == ""
-    lost = tier_of(tmp_path / "lost", ("a=1",), ("b=1",))
-    for segment in state_of(lost).live:
-        lost.ports.control.delete([lost.sidecars(NAME).sidecar_key(segment.id)])
+    lost = tier_of(tmp_path / "lost", ("a=1",), ("b=1",), clean=False)
+    lose_sidecars(lost)
     assert why(lost, LOTS) == ""
+
+
+def test_a_clean_partition_without_sidecars_is_left_alone_until_a_horizon_passes(tmp_path: Path) -> None:
+    blind = tier_of(tmp_path / "blind", ("a=1",), ("b",), settings=SETTINGS + "\nbloom = false")
+    lost = tier_of(tmp_path / "lost", ("a=1",), ("b",))
+    lose_sidecars(lost)
+    for tier in (blind, lost):
+        assert why(tier, 1) == "nothing is dirty, and no delete horizon has passed"
+        assert why(tier, 0) == "", "forced"
+        assert why(tier, 1, NOW_MS + 10_000) == "", "the horizon of its tombstone has passed"
+
+
+def lose_sidecars(tier: Tier) -> None:
+    for segment in state_of(tier).live:
+        tier.ports.control.delete([tier.sidecars(NAME).sidecar_key(segment.id)])

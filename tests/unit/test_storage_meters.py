@@ -230,7 +230,11 @@ class TestThrottle:
         meter.record_request("get")
         meter.record_request("get")
         assert clock.slept == [2.0, 1.0, 1.0]
-        assert counters.usage() == Usage(requests={"get": 3}, bytes_read=300, bytes_written=10**9)
+        waited_s = {"max_read_bytes_per_s": 2.0, "max_requests_per_s": 2.0}
+        assert counters.usage() == Usage(requests={"get": 3}, bytes_read=300, bytes_written=10**9, waited_s=waited_s)
+        earlier = counters.usage()
+        meter.record_request("get")
+        assert counters.usage().since(earlier).waited_s["max_requests_per_s"] == 1.0
 
 
 def test_a_directory_counts_what_it_does(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def run_plan(args: argparse.Namespace, out: Output) -> int:
     for f in found:
         why = pause_reason(opened.catalog.state, TopicPartition(f.topic, f.partition)) if f.due else ""
         notes += [f"{f.topic}-{f.partition}: no round is begun, it is {why}"] if why else []
-    notes += _storage_cost_lines(found, prices)
+    notes += _automatic_ratio_lines(found) + _storage_cost_lines(found, prices)
     out.print_result({"partitions": documents, "prices": prices.document()}, table, summary="\n".join(notes))
     return outcomes.exit_code()
 
@@ -108,6 +108,18 @@ def _saving_lines(found: Sequence[Forecast]) -> list[str]:
     rounds = count_noun(len(due), "round is", "rounds are")
     source = ", estimated from a sample" if error else ""
     return [f"{rounds} due: {amount} of {format_size(sum(f.bytes_to_read for f in due))} read will be saved{source}"]
+
+
+def _automatic_ratio_lines(found: Sequence[Forecast]) -> list[str]:
+    """Return a line about the dirty ratios that were chosen by cost; none if none was."""
+    chosen = [f for f in found if f.min_cleanable_dirty_ratio_saves_usd_month is not None]
+    if not chosen:
+        return []
+    ratios = sorted({f.min_cleanable_dirty_ratio for f in chosen})
+    between = f"{ratios[0]:g}" if len(ratios) == 1 else f"{ratios[0]:g} to {ratios[-1]:g}"
+    saved = sum(f.min_cleanable_dirty_ratio_saves_usd_month or 0 for f in chosen)
+    partitions = count_noun(len(chosen), "partition")
+    return [f'min_cleanable_dirty_ratio = "auto" chose {between} for {partitions}: {saved:.2f} USD a month less than with 0.5']
 
 
 def _storage_cost_lines(found: Sequence[Forecast], prices: PriceTable) -> list[str]:

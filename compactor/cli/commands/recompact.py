@@ -28,7 +28,7 @@ def add_arguments(parser: frame.Parser) -> None:
             default=1,
             help="leave partitions alone whose round would gain less (default: 1, those that gain nothing)",
         ),
-        frame.argument("--force", action="store_true", help="leave none alone"),
+        frame.argument("--force", action="store_true", help="leave none alone, not even clean ones"),
         frame.argument("--dry-run", action="store_true", help="say what would be done, and do nothing; without Spark"),
     )
 

@@ -1,0 +1,73 @@
+"""The dirty ratio above which a round is due: as set, or the cheapest one where ``min_cleanable_dirty_ratio`` is "auto". Pure.
+
+Superseded records cost storage until a round removes them, and a round costs requests. The more is dirty when a round begins, the fewer
+rounds and the more storage. The choice goes by Kafka's rule: a round over a clean part of L bytes begins at D dirty bytes, reads both and
+leaves about L. Between rounds half of D is stored in vain on average, and what a round replaces stays for grace and undo window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from compactor.config.settings import Cleaner
+from compactor.control.summary import SegmentFacts
+from compactor.storage.schemes import GIB
+
+KAFKA_RATIO = 0.5
+"""Kafka's default, which holds as long as nothing can be computed."""
+CHOICES = tuple(step / 100 for step in range(60, 5, -5))
+"""Ratios to choose from, 0.6 to 0.1. Of equally cheap ones the first is taken, which has the fewest rounds."""
+MONTH_MS = 30 * 86_400_000
+
+
+@dataclass(frozen=True)
+class DirtyRatioThreshold:
+    """Dirty ratio above which a round is due.
+
+    why: how it was chosen, or why Kafka's default holds; empty if it was set.
+    saved_usd_month: what it saves each month in comparison with Kafka's default of 0.5; None if it was not chosen by cost.
+    """
+
+    ratio: float
+    why: str = ""
+    saved_usd_month: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.ratio:g}" + (" (auto)" if self.why else "")
+
+
+def dirty_ratio_threshold(
+    cleaner: Cleaner, clean: Sequence[SegmentFacts], dirty: Sequence[SegmentFacts], saved_per_dirty_byte: float | None
+) -> DirtyRatioThreshold:
+    """Return the threshold for a partition.
+
+    :param clean: live segments below the round's end that are clean. dirty: those that are not.
+    :param saved_per_dirty_byte: bytes that the last round saved for each dirty byte; None if unknown, which counts as 1.
+    """
+    if cleaner.min_cleanable_dirty_ratio != "auto":
+        return DirtyRatioThreshold(cleaner.min_cleanable_dirty_ratio)
+    costs = cleaner.store_costs
+    if costs is None or not costs.prices.stored_gib_month_usd:
+        return DirtyRatioThreshold(KAFKA_RATIO, "storage costs nothing here")
+    stamps = [stamp for segment in dirty for stamp in (segment.first_timestamp_ms, segment.max_timestamp_ms) if stamp > 0]
+    span_ms = max(stamps) - min(stamps) if stamps else 0
+    if not clean or span_ms <= 0:
+        return DirtyRatioThreshold(KAFKA_RATIO, "nothing was cleaned yet" if not clean else "the timestamps do not say how fast it grows")
+    live, written = (sum(segment.size_bytes for segment in some) for some in (clean, dirty))
+    written_month = written / span_ms * MONTH_MS
+    segment_bytes = live / len(clean)
+    in_vain = min(1.0, saved_per_dirty_byte) if saved_per_dirty_byte is not None else 1.0
+
+    def usd_month(ratio: float) -> float:
+        """Return what requests and storage cost per month that depends on the ratio."""
+        dirty_bytes = live * ratio / (1 - ratio)
+        rounds = written_month / dirty_bytes
+        stored = in_vain * dirty_bytes / 2 + rounds * (live + dirty_bytes) * costs.replaced_ms / MONTH_MS
+        requests = costs.prices.round_usd(ceil((live + dirty_bytes) / segment_bytes), len(clean))
+        return stored / GIB * costs.prices.stored_gib_month_usd + rounds * requests
+
+    ratio = min(CHOICES, key=usd_month)
+    turnovers = f"{written_month / live:.1f} times its clean size are written a month"
+    return DirtyRatioThreshold(ratio, f"the cheapest, as {turnovers}", round(usd_month(KAFKA_RATIO) - usd_month(ratio), 6))
