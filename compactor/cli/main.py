@@ -54,6 +54,7 @@ COMMANDS = (
     Command("pause", "let no compactor begin a round on these partitions until resume", "compactor.cli.commands.pause"),
     Command("resume", "let rounds begin again on paused partitions", "compactor.cli.commands.resume"),
     Command("wake", "ask the daemons for a round on these partitions at once", "compactor.cli.commands.wake"),
+    Command("audit", "show what people did to the tier: who, when and why", "compactor.cli.commands.audit"),
     Command("agent", "run beside a broker and upload sealed segments of the partitions that it leads", "compactor.cli.commands.agent"),
     Command("config", "show the settings in force, or check that they work", "compactor.cli.commands.config"),
     Command("completion", "print a script that completes commands and options in a shell", "compactor.cli.commands.completion"),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compactor.cli import frame, tiers
+from compactor.cli import audit, frame, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.errors import UsageError
 from compactor.views.words import count_noun
@@ -38,6 +38,7 @@ def add_arguments(parser: frame.Parser) -> None:
         frame.argument(
             "--shorten-grace", action="store_true", help="with --expedite: consent that replaced objects go before their grace ends"
         ),
+        audit.REASON_OPTION,
         frame.argument("--to", metavar="REPORT", type=Path, help="write the report there, as JSON"),
     )
 
@@ -51,7 +52,8 @@ def run_erasure(args: argparse.Namespace, out: Output) -> int:
     if args.to is not None and args.to.exists():
         raise UsageError(f"{args.to} exists already", hint="Name a new file")
     opened = tiers.open_configured_tier(args, writes="run", local_state=True) if args.expedite else tiers.open_read_only(args)
-    with opened:
+    details = {"keys": len(keys), "shorten_grace": args.shorten_grace}
+    with opened, audit.recorded_if(args.expedite, args, opened.settings, out, "erasure --expedite", [args.topic], **details):
         document, code = _erasure_report(opened, args, keys, out)
     if args.to is not None:
         args.to.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

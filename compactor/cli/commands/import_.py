@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compactor.cli import frame, tiers
+from compactor.cli import audit, frame, tiers
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.errors import StoreError, UsageError
@@ -56,6 +57,7 @@ def add_arguments(parser: frame.Parser) -> None:
             action="store_true",
             help="the topics were deleted and created again: logs of another topic id get incarnations of their own",
         ),
+        audit.REASON_OPTION,
     )
 
 
@@ -97,6 +99,13 @@ def run_import(args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
+def _recorded(args: argparse.Namespace, opened: Tier, out: Output, targets: Sequence[str]) -> AbstractContextManager[None]:
+    """Return the recording of an import for the audit if options set aside what an import usually refuses."""
+    consents = ("allow_gaps", "accept_truncation", "accept_loss", "new_incarnation")
+    given = {name: True for name in consents if getattr(args, name)}
+    return audit.recorded_if(bool(given), args, opened.settings, out, "import", targets, **given)
+
+
 def _ask_brokers(settings: Settings) -> AskTopicIds | None:
     """Return the request for topic ids to the configured brokers; None if the configuration names none."""
     from compactor.bootstrap import kafka_connection
@@ -128,7 +137,7 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
     opened.identity.check_location()  # also where nothing is new
     policy = opened.cleaner_for(name.topic).cleaner_policy()
     compile_kernels(out)
-    with out.progress("importing", unit="bytes") as bar:
+    with _recorded(args, opened, out, [str(name)]), out.progress("importing", unit="bytes") as bar:
         progress = ImportProgress(lambda step, size: bar.begin_step(f"{step} {name}", size), bar.advance)
         report = import_directory(opened, args.log_dir, name, policy, progress, options)
     _confirm_topics(opened, [(name, args.log_dir)], options, out)
@@ -177,7 +186,8 @@ def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) 
         _confirm_topics(opened, [pair for pair, entry in zip(directories, done, strict=True) if entry.error is None], options, out)
         return done
 
-    return _import_and_report(out, len(directories), take)
+    with _recorded(args, opened, out, [str(name) for name, _ in directories]):
+        return _import_and_report(out, len(directories), take)
 
 
 def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) -> int:
@@ -193,7 +203,8 @@ def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) 
     source = read_only_tier(open_tier(load_settings(args.from_tier, {})))
     target = tiers.open_configured_tier(args)
     names = partitions_to_import(source, args.topics)
-    return _import_and_report(out, len(names), lambda tell: import_tier(source, target, names, options, on_partition=tell))
+    with _recorded(args, target, out, [*map(str, names)]):
+        return _import_and_report(out, len(names), lambda tell: import_tier(source, target, names, options, on_partition=tell))
 
 
 def _import_and_report(out: Output, partitions: int, take: Callable[[Callable[[PartitionImport], None]], list[PartitionImport]]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from compactor.cli import frame, tiers
+from compactor.cli import audit, frame, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.views.words import count_noun, format_duration
 
@@ -24,6 +24,7 @@ def add_arguments(parser: frame.Parser) -> None:
         purge_orphans_command,
         frame.argument("file", metavar="FILE", type=Path),
         frame.argument("--dry-run", action="store_true", help="only say what would be deleted"),
+        audit.REASON_OPTION,
     )
 
 
@@ -55,7 +56,9 @@ def purge_orphans_command(args: argparse.Namespace, out: Output) -> None:
     opened = tiers.open_configured_tier(args)
     _ = opened.brokers
     data = open_tier(opened.settings).ports.data
-    with out.progress("looking again"):
+    details: dict[str, str | int] = {"file": str(args.file), "orphans": len(wanted.orphans)}
+    recorded = audit.recorded_if(not args.dry_run, args, opened.settings, out, "orphans purge", [], **details)
+    with recorded, out.progress("looking again"):
         done = purge_orphans(opened, wanted, data, dry_run=args.dry_run)
     freed = sum(one.bytes for one in done.deleted)
     kept = [{"object": name, "reason": why} for name, why in done.kept.items()]

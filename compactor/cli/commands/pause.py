@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from compactor.cli import frame, tiers
+from compactor.cli import audit, frame, tiers
 from compactor.cli.output import Output, Table
 from compactor.views.words import iso_time
 
@@ -19,7 +19,7 @@ def add_arguments(parser: frame.Parser) -> None:
             nargs="?",
             help="a topic, a TOPIC-PARTITION or a whole regular expression (none: lists what is paused)",
         ),
-        frame.argument("--reason", default="", help="why, for those who wonder later"),
+        audit.REASON_OPTION,
     )
 
 
@@ -29,7 +29,8 @@ def run_pause(args: argparse.Namespace, out: Output) -> None:
     opened = tiers.open_read_only(args) if args.pattern is None else tiers.open_for_control_writes(args)
     names = opened.partitions()
     if args.pattern is not None:
-        anew = pause_rounds(opened.catalog, args.pattern, opened.ports.holder, args.reason)
+        with audit.recorded_action(args, opened.settings, out, "pause", [args.pattern]):
+            anew = pause_rounds(opened.catalog, args.pattern, audit.operator_name(), args.reason)
         if not anew:
             out.note(f"{args.pattern} was paused already")
         if not any(pattern_matches(args.pattern, name) for name in names):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from compactor.cli import frame, tiers
+from compactor.cli import audit, frame, tiers
 from compactor.cli.output import Output
 
 
 def add_arguments(parser: frame.Parser) -> None:
-    parser.set_command(run_resume, frame.argument("pattern", metavar="PATTERN", help="as `pause` was given it"))
+    parser.set_command(run_resume, frame.argument("pattern", metavar="PATTERN", help="as `pause` was given it"), audit.REASON_OPTION)
 
 
 def run_resume(args: argparse.Namespace, out: Output) -> None:
@@ -17,7 +17,8 @@ def run_resume(args: argparse.Namespace, out: Output) -> None:
 
     opened = tiers.open_for_control_writes(args)
     names = opened.partitions()
-    resume_rounds(opened.catalog, args.pattern, opened.ports.holder)
+    with audit.recorded_action(args, opened.settings, out, "resume", [args.pattern]):
+        resume_rounds(opened.catalog, args.pattern, audit.operator_name())
     still = [str(name) for name in names if pattern_matches(args.pattern, name) and pause_reason(opened.catalog.state, name)]
     summary = f"{args.pattern} is not paused any more"
     if still:

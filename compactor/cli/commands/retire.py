@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from compactor.cli import frame, tiers
+from compactor.cli import audit, frame, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.constants import NEVER_MS
 from compactor.errors import CompactorError
@@ -37,6 +37,7 @@ def add_arguments(parser: frame.Parser) -> None:
             help="stands in for the store's clock; ahead of it only with --force-now",
         ),
         frame.argument("--force-now", action="store_true", help="let --now shorten grace, and sweep orphans whatever their age"),
+        audit.REASON_OPTION,
         frame.argument("--all", action="store_true", help="look at every partition, also where the tier-wide log says that nothing is due"),
     )
 
@@ -76,6 +77,14 @@ class _InspectionRecorder:
 
 
 def run_retire(args: argparse.Namespace, out: Output) -> int:
+    is_manual = args.force_now and not args.dry_run
+    details = {} if args.now is None else {"now": iso_time(args.now)}
+    with audit.recorded_if(is_manual, args, frame.load_command_settings(args), out, "retire --force-now", [], **details):
+        return _retire_partitions(args, out)
+
+
+def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
+    """Delete what may be deleted in every partition, print the result and return the exit code."""
     from compactor.access.rounds import new_round
     from compactor.control.logs import collect_inbox
     from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, GraceClock, partitions_to_inspect, retire_partition

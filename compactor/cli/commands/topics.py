@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from compactor.cli import frame, tiers
+from compactor.cli import audit, frame, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.errors import CompactorError, UsageError
 from compactor.views.words import format_duration
@@ -14,7 +14,9 @@ from compactor.views.words import format_duration
 
 def add_arguments(parser: frame.Parser) -> None:
     parser.set_command(list_topics)
-    parser.add_subcommand("delete", "take a partition out of the tier", delete_topic_partition, tiers.PARTITION_ARGUMENT)
+    parser.add_subcommand(
+        "delete", "take a partition out of the tier", delete_topic_partition, tiers.PARTITION_ARGUMENT, audit.REASON_OPTION
+    )
     parser.add_subcommand(
         "delete-records",
         "delete the records of a partition below an offset or a time",
@@ -27,6 +29,7 @@ def add_arguments(parser: frame.Parser) -> None:
             metavar="OFFSET|TIME",
             help="an offset, or a time: 2026-01-31T12:00:00Z, '30d ago'",
         ),
+        audit.REASON_OPTION,
     )
     parser.add_subcommand(
         "adopt",
@@ -43,6 +46,7 @@ def add_arguments(parser: frame.Parser) -> None:
             ),
             required=True,
         ),
+        audit.REASON_OPTION,
     )
     parser.add_subcommand("snapshot", "keep a broker tier's metadata, for readers without a broker", snapshot_metadata)
 
@@ -83,12 +87,13 @@ def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
     with tiers.open_configured_tier(args) as opened:
         (name,) = opened.partitions([args.partition])
         log = opened.open(name)
-        try:
-            before, _ = delete_partition(opened.ports, log, opened.lease)
-        except BadControlRecord as error:
-            out.note(f"{error.message}. What can still be read of this control log is given up")
-            opened.ports.require_ownership(anew=True)
-            before = restart_lost_log(log)
+        with audit.recorded_action(args, opened.settings, out, "topics delete", [str(name)]):
+            try:
+                before, _ = delete_partition(opened.ports, log, opened.lease)
+            except BadControlRecord as error:
+                out.note(f"{error.message}. What can still be read of this control log is given up")
+                opened.ports.require_ownership(anew=True)
+                before = restart_lost_log(log)
         opened.changes.publish([log])
     grace = opened.retention.grace_ms
     document = {
@@ -129,11 +134,12 @@ def run_delete_records(args: argparse.Namespace, out: Output) -> None:
         segments = removed = 0
         if not opened.kind.compacts:
             raise UsageError(f"a tier of layout {opened.settings.tier.layout} is only read", hint="Delete the records at their source")
-        if opened.kind.is_broker_managed:
-            start = KafkaAdmin(kafka_connection(opened.settings)).delete_records(name.topic, name.partition, offset)
-        else:
-            before, after = delete_records(opened, name, offset)
-            start, segments, removed = after.log_start, len(before.live) - len(after.live), before.bytes - after.bytes
+        with audit.recorded_action(args, opened.settings, out, "topics delete-records", [str(name)], before=offset):
+            if opened.kind.is_broker_managed:
+                start = KafkaAdmin(kafka_connection(opened.settings)).delete_records(name.topic, name.partition, offset)
+            else:
+                before, after = delete_records(opened, name, offset)
+                start, segments, removed = after.log_start, len(before.live) - len(after.live), before.bytes - after.bytes
     document = {"topic": name.topic, "partition": name.partition, "log_start_offset": start, "segments": segments, "bytes": removed}
     table = Table(
         f"Records of {name} below the log start are deleted", ("log start", "segments", "size"), [(start, segments, format_size(removed))]
@@ -167,23 +173,25 @@ def adopt_topic_command(args: argparse.Namespace, out: Output) -> int:
             raise UsageError(f"{args.pattern!r} matches several topics, and a topic id is of one", hint="Name one topic")
         if args.topic_id in opened.catalog.state.superseded.get(names[0].topic, {}):
             raise UsageError(f"topic id {args.topic_id} was superseded", hint="A deleted topic does not come back. `topics` lists the ids")
-        for name in names:
-            log = opened.open(name)
-            before = log.refresh_and_check_gaps()
-            seam = -1 if args.seam is None else args.seam
-            body = TopicAdopted(
-                topic_id=args.topic_id or "", previous_id=before.topic_id, seam=seam, by=opened.ports.holder, why="topics adopt"
-            )
-            status, reason, after = "adopted", "", before
-            try:
-                after = adopt_topic(log, body)
-                status = "unchanged" if after.slot == before.slot else status
-                opened.changes.publish([log])
-                outcomes.record_success()
-            except CompactorError as error:
-                status, reason = "refused", outcomes.record_failure(str(name), error).message
-            adopted = {"topic_id": after.topic_id, "previous_id": before.topic_id, "seam": after.adopted_seam}
-            rows.append({"topic": name.topic, "partition": name.partition, "status": status, **adopted, "reason": reason})
+        given = {"topic_id": args.topic_id} if args.topic_id else {"seam": args.seam}
+        with audit.recorded_action(args, opened.settings, out, "topics adopt", [*map(str, names)], **given):
+            for name in names:
+                log = opened.open(name)
+                before = log.refresh_and_check_gaps()
+                seam = -1 if args.seam is None else args.seam
+                body = TopicAdopted(
+                    topic_id=args.topic_id or "", previous_id=before.topic_id, seam=seam, by=audit.operator_name(), why="topics adopt"
+                )
+                status, reason, after = "adopted", "", before
+                try:
+                    after = adopt_topic(log, body)
+                    status = "unchanged" if after.slot == before.slot else status
+                    opened.changes.publish([log])
+                    outcomes.record_success()
+                except CompactorError as error:
+                    status, reason = "refused", outcomes.record_failure(str(name), error).message
+                adopted = {"topic_id": after.topic_id, "previous_id": before.topic_id, "seam": after.adopted_seam}
+                rows.append({"topic": name.topic, "partition": name.partition, "status": status, **adopted, "reason": reason})
     columns = ("topic", "partition", "status", "topic_id", "previous_id", "seam", "reason")
     cells = [tuple(row[column] for column in columns) for row in rows]
     out.print_result({"partitions": rows}, Table("", columns, cells, minor=("previous_id",), below=1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from compactor.cli import frame, tiers
+from compactor.cli import audit, frame, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.errors import UsageError
 from compactor.views.words import iso_time
@@ -19,6 +19,7 @@ def add_arguments(parser: frame.Parser) -> None:
         run_undo,
         frame.argument("run_id", metavar="RUN", help="as `runs list` prints it, or its first characters"),
         frame.argument("--partition", metavar="TOPIC-PARTITION", help="its partition (default: looked for among all)"),
+        audit.REASON_OPTION,
     )
 
 
@@ -54,9 +55,11 @@ def run_undo(args: argparse.Namespace, out: Output) -> None:
         state = before
     else:
         log = opened.open(name, leads=True)
-        state = (
-            undo_round_by_copies(opened, log, run_id) if opened.kind.undo_copies else undo_round(opened.ports, log, opened.lease, run_id)
-        )
+        with audit.recorded_action(args, opened.settings, out, "undo", [str(name)], run=run_id):
+            if opened.kind.undo_copies:
+                state = undo_round_by_copies(opened, log, run_id)
+            else:
+                state = undo_round(opened.ports, log, opened.lease, run_id)
         opened.changes.publish([log])
     document = {
         "topic": name.topic,

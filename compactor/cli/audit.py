@@ -1,0 +1,88 @@
+"""Recording of what a person does to a tier (``compactor.control.audit``)."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+from compactor import __version__
+from compactor.cli import frame
+from compactor.cli.output import Output
+from compactor.errors import StoreError
+
+if TYPE_CHECKING:
+    from compactor.config.settings import Settings
+
+REASON_OPTION = frame.argument("--reason", metavar="TEXT", default="", help="why, for those who read `audit list` later")
+
+
+def user_name() -> str:
+    """Return the name of the person at this process: of the user who called ``sudo``, else of the process's user."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        user = str(os.getuid())
+    caller = os.environ.get("SUDO_USER")
+    return f"{caller} (as {user})" if caller and caller != user else user
+
+
+def operator_name() -> str:
+    """Return who is at work, as records of pauses and requests name them: ``user@host``."""
+    return f"{user_name()}@{socket.gethostname()}"
+
+
+@contextmanager
+def recorded_action(
+    args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int | bool
+) -> Iterator[None]:
+    """Record a manual action before the block, and its outcome after it. Raises StoreError before the block if it cannot be recorded.
+
+    A tier without a control store has no audit: that is reported.
+    """
+    from compactor.control.audit import ActionOutcome, ManualAction, record_action, record_outcome
+    from compactor.storage.factory import open_store
+    from compactor.tier.kinds import control_url
+
+    url = control_url(settings)
+    if not url:
+        out.note("note: `audit list` will not show this: control_url under [tier] is not set")
+        yield
+        return
+    control = open_store(url, settings=settings)
+    action = ManualAction(
+        at_ms=int(time.time() * 1000),
+        user=user_name(),
+        host=socket.gethostname(),
+        process=os.getpid(),
+        command=command,
+        targets=tuple(targets),
+        details=details,
+        reason=getattr(args, "reason", ""),
+        version=__version__,
+    )
+    key = record_action(control, action, secrets.token_hex(8))
+    error = ""
+    try:
+        yield
+    except BaseException as raised:
+        error = str(raised) or type(raised).__name__
+        raise
+    finally:
+        try:
+            record_outcome(control, key, ActionOutcome(at_ms=int(time.time() * 1000), error=error))
+        except StoreError as failed:
+            out.note(f"warning: the outcome is not in the audit: {failed}")
+
+
+def recorded_if(
+    is_manual: bool, args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int
+) -> AbstractContextManager[None]:
+    """Return ``recorded_action`` for a command that is an exception to the rules only with some of its options, else an empty context."""
+    return recorded_action(args, settings, out, command, targets, **details) if is_manual else nullcontext()

@@ -1,0 +1,60 @@
+"""Command ``audit list [PATTERN]``: shows what people did to the tier: who, from which host, when and why."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from compactor.cli import frame, tiers
+from compactor.cli.output import Output, Table
+from compactor.errors import UsageError
+from compactor.views.words import count_noun, iso_time
+
+
+def add_arguments(parser: frame.Parser) -> None:
+    parser.add_subcommand(
+        "list",
+        "what people did to the tier, newest first",
+        list_audit,
+        frame.argument("pattern", nargs="?", metavar="PATTERN", help="a topic, a TOPIC-PARTITION or a regular expression"),
+        frame.argument("--since", type=frame.parse_time_ms, metavar="TIME", default=0, help="a time, or '7d ago'"),
+        frame.argument("--limit", type=frame.whole_number(1, 100_000), metavar="N", default=100, help="most actions shown (default: 100)"),
+    )
+
+
+def list_audit(args: argparse.Namespace, out: Output) -> None:
+    from compactor.control.audit import RecordedAction, list_actions
+
+    opened = tiers.open_read_only(args)
+    try:
+        wanted = re.compile(args.pattern or ".*")
+    except re.error as error:
+        raise UsageError(f"{args.pattern!r} is no regular expression: {error}") from error
+
+    def concerns(recorded: RecordedAction) -> bool:
+        """Return whether a target is what was asked for, or a pattern of it. A pause has a pattern as its target."""
+        targets = recorded.action.targets
+        texts = [text for each in targets for text in (each, re.sub(r"-\d+(~\d+)?$", "", each))]
+        return not args.pattern or any(wanted.fullmatch(text) for text in texts) or any(_matches(each, args.pattern) for each in targets)
+
+    found = [recorded for recorded in list_actions(opened.ports, args.since, args.limit) if concerns(recorded)]
+    rows = []
+    for recorded in found:
+        action, outcome = recorded.action, recorded.outcome
+        state = "unknown" if outcome is None else "failed" if outcome.error else "done"
+        details = " ".join(f"{name}={value}" for name, value in action.details.items())
+        targets = " ".join(action.targets[:3]) + (f" and {len(action.targets) - 3} more" if len(action.targets) > 3 else "")
+        who, why = f"{action.user}@{action.host}", f"because: {action.reason}" if action.reason else ""
+        rows.append((iso_time(action.at_ms), who, action.command, targets, state, details, why, outcome.error if outcome else ""))
+    columns = ("time", "who", "action", "on", "state", "details", "reason", "error")
+    document = {"actions": [recorded.model_dump(mode="json") for recorded in found]}
+    tables = [Table("", columns, rows, minor=("state",), below=3)] if rows else []
+    out.print_result(document, *tables, summary=count_noun(len(found), "action"))
+
+
+def _matches(pattern: str, text: str) -> bool:
+    """Return whether a text matches a pattern as a whole. A pattern that is not a valid expression matches nothing."""
+    try:
+        return re.fullmatch(pattern, text) is not None
+    except re.error:
+        return False

@@ -1,0 +1,98 @@
+"""The audit: who changed a tier by hand, from which host, and why.
+
+Each action is an object of the control store, created before the action and never changed. A second object has its outcome. So an action
+that cannot be recorded is not made, one that was interrupted has no outcome, and a bucket's object lock protects both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import nlargest
+
+from pydantic import ValidationError
+
+from compactor.control.ports import Ports
+from compactor.errors import AlreadyExists, NotFound
+from compactor.model.base import Value
+from compactor.storage.port import ObjectStore
+
+PREFIX = "audit/"
+_OUTCOME = ".outcome.json"
+
+
+class ManualAction(Value):
+    """An action of a person.
+
+    at_ms: by the clock of the host.
+    command: such as ``topics delete``. targets: partitions, topics or patterns.
+    details: what else the command was given, without keys of records.
+    version: of the program.
+    """
+
+    at_ms: int
+    user: str
+    host: str
+    process: int
+    command: str
+    targets: tuple[str, ...]
+    details: dict[str, str | int | bool] = {}
+    reason: str = ""
+    version: str = ""
+
+
+class ActionOutcome(Value):
+    """How an action ended. error: empty if it succeeded."""
+
+    at_ms: int
+    error: str = ""
+
+
+class RecordedAction(Value):
+    """An action of the audit with its outcome; None if the process ended before it could record one."""
+
+    id: str
+    action: ManualAction
+    outcome: ActionOutcome | None
+
+
+def record_action(control: ObjectStore, action: ManualAction, action_id: str) -> str:
+    """Record an action that is about to be made, and return the key of its object. Raises StoreError.
+
+    :param action_id: a random id.
+    """
+    key = f"{PREFIX}{action.at_ms:013d}-{action_id}"
+    _create(control, f"{key}.json", action)
+    return key
+
+
+def record_outcome(control: ObjectStore, key: str, outcome: ActionOutcome) -> None:
+    """Record how an action ended. Raises StoreError.
+
+    :param key: as ``record_action`` returned it.
+    """
+    _create(control, key + _OUTCOME, outcome)
+
+
+def list_actions(ports: Ports, since_ms: int = 0, limit: int = 100) -> Iterator[RecordedAction]:
+    """Yield the latest actions, newest first. An object that is not a record of this program is left out.
+
+    :param since_ms: only actions that began at this time or later.
+    """
+    listed = {info.key for info in ports.control.list(PREFIX, after=f"{PREFIX}{since_ms:013d}")}
+    for key in nlargest(limit, (key for key in listed if key.endswith(".json") and not key.endswith(_OUTCOME))):
+        name = key.removesuffix(".json")
+        try:
+            action = ManualAction.model_validate_json(ports.control.get(key))
+            ended = ports.control.get(name + _OUTCOME) if name + _OUTCOME in listed else None
+            outcome = None if ended is None else ActionOutcome.model_validate_json(ended)
+        except (NotFound, ValidationError):
+            continue
+        yield RecordedAction(id=name.removeprefix(PREFIX), action=action, outcome=outcome)
+
+
+def _create(control: ObjectStore, key: str, value: Value) -> None:
+    """Create an object. The key holds a random id, so an object that exists is that of an attempt whose answer was lost."""
+    try:
+        control.create(key, value.model_dump_json().encode())
+    except AlreadyExists:
+        pass
