@@ -41,7 +41,7 @@ class ManualAction(Value):
 
 
 class ActionOutcome(Value):
-    """How an action ended. error: empty if it succeeded."""
+    """Outcome of an action. error: empty if it succeeded."""
 
     at_ms: int
     error: str = ""
