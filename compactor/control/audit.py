@@ -16,7 +16,7 @@ from compactor.errors import AlreadyExists, NotFound
 from compactor.model.base import Value
 from compactor.storage.port import ObjectStore
 
-PREFIX = "audit/"
+AUDIT_PREFIX = "audit/"
 _OUTCOME = ".outcome.json"
 
 
@@ -60,7 +60,7 @@ def record_action(control: ObjectStore, action: ManualAction, action_id: str) ->
 
     :param action_id: a random id.
     """
-    key = f"{PREFIX}{action.at_ms:013d}-{action_id}"
+    key = f"{AUDIT_PREFIX}{action.at_ms:013d}-{action_id}"
     _create(control, f"{key}.json", action)
     return key
 
@@ -78,7 +78,7 @@ def list_actions(ports: Ports, since_ms: int = 0, limit: int = 100) -> Iterator[
 
     :param since_ms: only actions that began at this time or later.
     """
-    listed = {info.key for info in ports.control.list(PREFIX, after=f"{PREFIX}{since_ms:013d}")}
+    listed = {info.key for info in ports.control.list(AUDIT_PREFIX, after=f"{AUDIT_PREFIX}{since_ms:013d}")}
     for key in nlargest(limit, (key for key in listed if key.endswith(".json") and not key.endswith(_OUTCOME))):
         name = key.removesuffix(".json")
         try:
@@ -87,7 +87,7 @@ def list_actions(ports: Ports, since_ms: int = 0, limit: int = 100) -> Iterator[
             outcome = None if ended is None else ActionOutcome.model_validate_json(ended)
         except (NotFound, ValidationError):
             continue
-        yield RecordedAction(id=name.removeprefix(PREFIX), action=action, outcome=outcome)
+        yield RecordedAction(id=name.removeprefix(AUDIT_PREFIX), action=action, outcome=outcome)
 
 
 def _create(control: ObjectStore, key: str, value: Value) -> None:
