@@ -45,7 +45,7 @@ class AllLed:
         self.asked += 1
         return ClusterLeaders(CLUSTER, dict.fromkeys(self.names, 1))
 
-    def ends(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
+    def log_ends(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
         self.asked += 1
         return dict.fromkeys(names, LogEnd(0, RECORDS * (SEALED + 1)))
 

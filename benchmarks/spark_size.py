@@ -75,8 +75,8 @@ def state_of(segments: int, segment_bytes: int, records: int) -> PartitionState:
 class StandIn:
     """A cluster whose tasks answer at once. ``closures``: the largest task of each step."""
 
-    slots: int
-    slots_per_executor: int = 4
+    task_slots: int
+    task_slots_per_executor: int = 4
     closures: dict[str, int] = field(default_factory=dict)
     tasks: dict[str, int] = field(default_factory=dict)
 

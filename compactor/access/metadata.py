@@ -129,7 +129,7 @@ class BrokerManagedMetadata(TierMetadata):
         return seen.model_copy(update={"topic_id": self.topic_id(state.name)})
 
     def broker_records(self, name: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
-        return self.brokers.folded_partition(name).cache.list_all()
+        return self.brokers.folded_partition(name).cache.list_segments()
 
     def deleted_topic_partitions(self) -> Sequence[TopicIdPartition]:
         return self.brokers.deleted_topic_partitions()

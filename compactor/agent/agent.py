@@ -71,7 +71,7 @@ class LeaderQueries(Protocol):
     def leaders(self) -> ClusterLeaders:
         """Return the cluster's id and the broker that leads each partition."""
 
-    def ends(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
+    def log_ends(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
         """Return each leader's answer about the end of its log, or the error that prevented the answer."""
 
     def topic_ids(self, names: Sequence[str]) -> ClusterTopics:
@@ -292,7 +292,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         if not names or self._problems.get("broker"):
             return
         try:
-            reported = self._brokers.ends(names)
+            reported = self._brokers.log_ends(names)
         except CompactorError as error:
             self._record_broker_failure(str(error), now_ms)
             return

@@ -87,9 +87,9 @@ class BrokerConditions:
                 self._check_topic(name.topic)
                 self._checked_at[name.topic] = time.monotonic()
 
-    def _is_due(self, what: str) -> bool:
+    def _is_due(self, checked: str) -> bool:
         """Return whether the last passed check of this topic (or of the cluster) is too old."""
-        return time.monotonic() - self._checked_at.get(what, float("-inf")) >= self._fresh_s
+        return time.monotonic() - self._checked_at.get(checked, float("-inf")) >= self._fresh_s
 
     def _check_topic(self, topic: str) -> None:
         """Raise Refused if the topic is gone, was created again, or has a setting that rules out compaction."""

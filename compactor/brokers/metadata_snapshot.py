@@ -32,7 +32,7 @@ class PartitionSnapshot(Value):
 
     folded: all segments in all states, packed by metadata_topic.state_serde and encoded as base64.
     lineage, start_offset, end_offset (inclusive): derived from ``folded``, for readers without this program.
-    log_start, last_stable: -1 if unknown.
+    log_start, last_stable: log start offset and last stable offset; -1 if unknown.
     """
 
     partition: int
@@ -45,7 +45,7 @@ class PartitionSnapshot(Value):
 
 
 class TopicSnapshot(Value):
-    """A topic in a metadata snapshot. chosen: names of the settings that are set on the topic itself."""
+    """A topic in a metadata snapshot. chosen: names of the settings that are set on the topic itself instead of the broker's defaults."""
 
     topic: str
     topic_id: str
@@ -66,8 +66,8 @@ class MetadataSnapshot(Value):
     topics: tuple[TopicSnapshot, ...]
 
     @property
-    def segments(self) -> int:
-        """Return the number of segments in all states."""
+    def segment_count(self) -> int:
+        """Return the number of segments of all partitions, in all states."""
         return sum(len(_unpack_partition(topic, one).cache.segments) for topic in self.topics for one in topic.partitions)
 
 
@@ -137,7 +137,7 @@ class SnapshotBrokerMetadata:
 
     def __init__(self, snapshot: MetadataSnapshot, patterns: Sequence[str], where: str) -> None:
         """Select the topics that ``patterns`` match. Raises UsageError if there are no patterns."""
-        self.where = where
+        self.source_name = where
         self.taken_ms = snapshot.taken_ms
         self._snapshot = snapshot
         wanted = set(matching_topics(patterns, [topic.topic for topic in snapshot.topics]))
@@ -189,8 +189,8 @@ class SnapshotBrokerMetadata:
         return ""
 
 
-def _unpack_partition(topic: TopicSnapshot, one: PartitionSnapshot) -> FoldedPartition:
+def _unpack_partition(topic: TopicSnapshot, snapshot: PartitionSnapshot) -> FoldedPartition:
     """Decode the segments of a partition snapshot."""
-    name = TopicIdPartition(uuid_bytes(topic.topic_id), topic.topic, one.partition)
-    cache, findings = unpack_fold(base64.b64decode(one.folded), name)
+    name = TopicIdPartition(uuid_bytes(topic.topic_id), topic.topic, snapshot.partition)
+    cache, findings = unpack_fold(base64.b64decode(snapshot.folded), name)
     return FoldedPartition(cache, findings, len(findings))

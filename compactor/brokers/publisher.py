@@ -39,8 +39,8 @@ READ_BACK_TIMEOUT_S = 30.0
 _DELETED_STATES = (None, _S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED)
 
 
-class _Outcome(Enum):
-    """Outcome of switching one group. EXPIRED: all of its sources have expired, so that the groups behind it may be switched."""
+class _SwitchOutcome(Enum):
+    """Outcome of switching one group of segments. EXPIRED: all of its sources have expired, so that later groups may be switched."""
 
     SWITCHED = 1
     CUT_OFF = 2
@@ -86,13 +86,15 @@ class KafkaPublisher:
             return None
         with self._appending:
             self._read_fold(name)  # under the lock: records that others have appended are not reserved any more, so they have to be read
-            self._bucket, wait = self._bucket.admit(self._followed.compactor_records_by_minute(), name, records, per_hour, self._clock_ms())
+            self._bucket, wait = self._bucket.admit_round(
+                self._followed.compactor_records_by_minute(), name, records, per_hour, self._clock_ms()
+            )
         return wait
 
     def release_reservation(self, name: TopicPartition) -> None:
         """Return the unused reservation of a partition to the token bucket."""
         with self._appending:
-            self._bucket = self._bucket.released(name)
+            self._bucket = self._bucket.without_reservation(name)
 
     def announce_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """Append COPY_SEGMENT_STARTED, unless an equal record is there already. Raises Refused if a rule forbids it."""
@@ -139,13 +141,13 @@ class KafkaPublisher:
         cut: list[str] = []
         gone: list[str] = []
         for new in ordered:
-            outcome = self._switch_group(name, new, expired, give_up=bool(cut))
-            if outcome is not _Outcome.SWITCHED:
-                (cut if outcome is _Outcome.CUT_OFF else gone).append(new.segment.id)
+            outcome = self._switch_group(name, new, expired, cut_off=bool(cut))
+            if outcome is not _SwitchOutcome.SWITCHED:
+                (cut if outcome is _SwitchOutcome.CUT_OFF else gone).append(new.segment.id)
         record([*cut, *gone])
         with self._appending:
             left = sum(len(new.sources) for new in ordered if new.segment.id not in {*cut, *gone})
-            self._bucket = self._bucket.published(name, left, self._clock_ms())
+            self._bucket = self._bucket.after_publication(name, left, self._clock_ms())
 
     def restore_segments(
         self, name: TopicPartition, restored: Sequence[RemoteLogSegmentMetadata], gone: Sequence[SegmentRef], record: Callable[[], None]
@@ -180,20 +182,20 @@ class KafkaPublisher:
         going = [one for one in known if one is not None and one.state is _S.DELETE_SEGMENT_STARTED]
         self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_FINISHED) for one in going])
 
-    def deleted_by_brokers(self, name: TopicPartition, wanted: Collection[str]) -> frozenset[str]:
+    def deleted_by_brokers(self, name: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         """Return which of these segments brokers have begun to delete or have deleted, after reading the topic to its end."""
         _, cache = self._read_fold(name)
-        return frozenset(one for one in wanted if _is_deleted_by_broker(cache, uuid_bytes(one)))
+        return frozenset(one for one in segment_ids if _is_deleted_by_broker(cache, uuid_bytes(one)))
 
     def find_strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced] | None:
         """Return segments of compactors that the control log does not know and that readers do not use."""
         _, cache = self._read_fold(name)
-        return [_announced(one) for one in _unknown_segments(cache, known)]
+        return [_to_announced(one) for one in _unknown_segments(cache, known)]
 
     def cut_off_strays(self, name: TopicPartition, live: Sequence[SegmentRef], known: Collection[str]) -> int:
         """Restore live segments that unknown ones displaced, then append DELETE_SEGMENT_STARTED for the unknown ones.
 
-        Returns the number of unknown segments.
+        Return the number of unknown segments.
         """
         where, cache = self._read_fold(name)
         back = [cache.segments.get(uuid_bytes(segment.id)) for segment in live]
@@ -222,33 +224,32 @@ class KafkaPublisher:
         last = max((new.segment.end_offset for new in replacements), default=-1)
         trial = rules.TrialFold(cache)
 
-        def say(records: Sequence[MetadataRecord]) -> None:
+        def try_records(records: Sequence[MetadataRecord]) -> None:
             for record in records:
                 why = rules.record_refusal(trial.cache, lineage, record)
                 if why:
                     raise _refused_error(name, why)
-                trial.apply(record)
+                trial.apply_record(record)
 
-        def finish(segment: RemoteLogSegmentMetadataRecord) -> None:
+        def try_finish(segment: RemoteLogSegmentMetadataRecord) -> None:
             for marker in rules.ceiling_markers(trial.cache, lineage, segment, self._clock_ms()):
-                say(marker.records(self._clock_ms()))
-            say([self._update_record(segment, _S.COPY_SEGMENT_FINISHED)])
+                try_records(marker.records(self._clock_ms()))
+            try_records([self._update_record(segment, _S.COPY_SEGMENT_FINISHED)])
 
         for hidden in rules.hidden_segments(cache, lineage, last):
-            finish(hidden)
+            try_finish(hidden)
         for new, made in zip(replacements, here, strict=True):
-            finish(made)
+            try_finish(made)
             left = {one.segment_id: one for one in rules.redundant_segments(trial.cache, lineage, made)}
             left |= {uuid_bytes(source): trial.cache.segments[uuid_bytes(source)] for source in new.sources}
             ascending = sorted((one for one in left.values() if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
-            say([self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
+            try_records([self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
 
     def _stop_unfinished_copies(self, name: TopicPartition, replacements: Sequence[Replacement]) -> None:
-        """Delete unfinished copies of earlier leaders in the range to be replaced, and finish again segments that brokers find too late.
+        """Delete unfinished copies of earlier leaders in the range to be replaced, and finish hidden segments again.
 
-        A copy that finished after the round would bring back values whose tombstones were removed. And each segment must be found from its
-        own
-        start before the segment below it is replaced by one that ends there.
+        A copy that finished after the round would bring back values whose tombstones were removed. A hidden segment is one that lookups
+        find only after its start; it must be found from its start before the segment below it is replaced by one that ends there.
         """
         where, cache = self._read_fold(name)
         last = max((new.segment.end_offset for new in replacements), default=-1)
@@ -261,27 +262,27 @@ class KafkaPublisher:
                 self._append_copy_finished(where, one)
 
     def _switch_group(
-        self, name: TopicPartition, new: Replacement, expired: Callable[[Collection[str]], Collection[str]], *, give_up: bool
-    ) -> _Outcome:
+        self, name: TopicPartition, replacement: Replacement, expired: Callable[[Collection[str]], Collection[str]], *, cut_off: bool
+    ) -> _SwitchOutcome:
         """Append COPY_SEGMENT_FINISHED, verify the lookup, append DELETE_SEGMENT_STARTED for the sources."""
         where, cache = self._read_fold(name)
-        raw_id = uuid_bytes(new.segment.id)
-        sources = [uuid_bytes(source) for source in new.sources]
+        raw_id = uuid_bytes(replacement.segment.id)
+        sources = [uuid_bytes(source) for source in replacement.sources]
         known = cache.segments.get(raw_id)
         if known is None or known.state in _DELETED_STATES or known.state is _S.COPY_SEGMENT_STARTED:
-            missing = [one for one in new.sources if not _is_readable(cache, uuid_bytes(one))]
+            missing = [one for one in replacement.sources if not _is_readable(cache, uuid_bytes(one))]
             is_gone = known is None or known.state in _DELETED_STATES
             # A group that was switched before has expired with its new segment; its sources were then deleted by this program.
-            asked = [*missing, new.segment.id] if is_gone and len(missing) == len(new.sources) else missing
+            asked = [*missing, replacement.segment.id] if is_gone and len(missing) == len(replacement.sources) else missing
             explained = expired(asked) if asked else ()
-            if new.segment.id in explained or all(source in explained for source in new.sources):
+            if replacement.segment.id in explained or all(source in explained for source in replacement.sources):
                 return self._withdraw_expired_group(name, raw_id)
             if known is None or is_gone:
-                return _Outcome.CUT_OFF
+                return _SwitchOutcome.CUT_OFF
             where, cache = self._read_fold(name)  # asking about expired segments took time
-            deleted = [one for one in new.sources if one not in explained and not _is_readable(cache, uuid_bytes(one))]
+            deleted = [one for one in replacement.sources if one not in explained and not _is_readable(cache, uuid_bytes(one))]
             also = [one.segment_id for one in rules.redundant_segments(cache, lineage_from_segments(cache), known)]
-            if give_up or deleted or rules.source_deletion_refusal(cache, lineage_from_segments(cache), known, [*sources, *also]):
+            if cut_off or deleted or rules.source_deletion_refusal(cache, lineage_from_segments(cache), known, [*sources, *also]):
                 return self._cut_off_group(where, cache, known)
         if known.state is _S.COPY_SEGMENT_STARTED or not rules.is_effective(cache, known):
             if rules.finish_refusal(cache, lineage_from_segments(cache), known, self._clock_ms()):
@@ -290,9 +291,9 @@ class KafkaPublisher:
             where, cache = self._read_fold(name)
             found = cache.segments.get(raw_id)
             if found is None or found.state in _DELETED_STATES:
-                return _Outcome.CUT_OFF
+                return _SwitchOutcome.CUT_OFF
             if not rules.is_effective(cache, found):
-                raise _refused_error(name, f"look: segment {new.segment.id} does not count after COPY_SEGMENT_FINISHED")
+                raise _refused_error(name, f"look: segment {replacement.segment.id} does not count after COPY_SEGMENT_FINISHED")
             known = found
         if rules.hides_offsets(cache, lineage_from_segments(cache), known):
             return self._cut_off_group(where, cache, known)
@@ -300,30 +301,32 @@ class KafkaPublisher:
         left |= {one.segment_id: one for one in rules.redundant_segments(cache, lineage_from_segments(cache), known)}
         ascending = sorted((one for one in left.values() if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
         self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
-        return _Outcome.SWITCHED
+        return _SwitchOutcome.SWITCHED
 
-    def _cut_off_group(self, where: TopicIdPartition, cache: RemoteLogMetadataCache, new: RemoteLogSegmentMetadataRecord) -> _Outcome:
+    def _cut_off_group(
+        self, partition: TopicIdPartition, cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord
+    ) -> _SwitchOutcome:
         """Append DELETE_SEGMENT_STARTED for the new segment of a group: the brokers' own changes take precedence."""
-        self._append_records(where, cache, [self._update_record(new, _S.DELETE_SEGMENT_STARTED)])
-        return _Outcome.CUT_OFF
+        self._append_records(partition, cache, [self._update_record(segment, _S.DELETE_SEGMENT_STARTED)])
+        return _SwitchOutcome.CUT_OFF
 
-    def _withdraw_expired_group(self, name: TopicPartition, raw_id: bytes) -> _Outcome:
+    def _withdraw_expired_group(self, name: TopicPartition, raw_id: bytes) -> _SwitchOutcome:
         """Append DELETE_SEGMENT_STARTED for the new segment of a group whose sources have all expired, if it was introduced."""
         where, cache = self._read_fold(name)
         known = cache.segments.get(raw_id)
         if known is not None and known.state in rules.UNDELETED_STATES:
             self._append_records(where, cache, [self._update_record(known, _S.DELETE_SEGMENT_STARTED)])
-        return _Outcome.EXPIRED
+        return _SwitchOutcome.EXPIRED
 
-    def _append_copy_finished(self, where: TopicIdPartition, segment: RemoteLogSegmentMetadataRecord) -> None:
+    def _append_copy_finished(self, partition: TopicIdPartition, segment: RemoteLogSegmentMetadataRecord) -> None:
         """Append COPY_SEGMENT_FINISHED, after the ceiling markers that it needs."""
-        _, cache = self._read_fold_by_id(where)
+        _, cache = self._read_fold_by_id(partition)
         for marker in rules.ceiling_markers(cache, lineage_from_segments(cache), segment, self._clock_ms()):
-            self._append_records(where, cache, marker.records(self._clock_ms()))
-            _, cache = self._read_fold_by_id(where)
-        self._append_records(where, cache, [self._update_record(segment, _S.COPY_SEGMENT_FINISHED)])
+            self._append_records(partition, cache, marker.records(self._clock_ms()))
+            _, cache = self._read_fold_by_id(partition)
+        self._append_records(partition, cache, [self._update_record(segment, _S.COPY_SEGMENT_FINISHED)])
 
-    def _append_records(self, where: TopicIdPartition, cache: RemoteLogMetadataCache, records: Sequence[MetadataRecord]) -> None:
+    def _append_records(self, partition: TopicIdPartition, cache: RemoteLogMetadataCache, records: Sequence[MetadataRecord]) -> None:
         """Append records after checking each by the rules, and wait until the last one has been read back.
 
         Raises Refused if a rule forbids one, and Unavailable if the last one is not read back within READ_BACK_TIMEOUT_S.
@@ -333,16 +336,16 @@ class KafkaPublisher:
         for record in records:
             why = rules.record_refusal(trial.cache, lineage, record)
             if why:
-                raise _refused_error(where.name, why)
-            trial.apply(record)
-        number = self._followed.metadata_partition_number(where.topic_id, where.partition)
+                raise _refused_error(partition.name, why)
+            trial.apply_record(record)
+        number = self._followed.metadata_partition_number(partition.topic_id, partition.partition)
         with self._appending:
             for record in records:
                 offset = self._topic.append(number, encode_record(record))
             ends = sum(isinstance(one, RemoteLogSegmentMetadataUpdateRecord) and one.state is _S.DELETE_SEGMENT_FINISHED for one in records)
-            self._bucket = self._bucket.appended(where.name, len(records) - ends, ends, self._clock_ms())
+            self._bucket = self._bucket.after_append(partition.name, len(records) - ends, ends, self._clock_ms())
         deadline = time.monotonic() + READ_BACK_TIMEOUT_S
-        while offset >= 0 and self._read_fold_by_id(where)[1].applied < offset:
+        while offset >= 0 and self._read_fold_by_id(partition)[1].applied < offset:
             if time.monotonic() > deadline:
                 raise Unavailable(f"{self._topic.name}-{number}: offset {offset} was appended and is not read", hint="Run again to go on")
 
@@ -350,23 +353,23 @@ class KafkaPublisher:
         """Return a partition's id and its segments after reading the topic to its end."""
         return self._read_fold_by_id(TopicIdPartition(uuid_bytes(self._topic_id(name)), name.topic, name.partition))
 
-    def _read_fold_by_id(self, where: TopicIdPartition) -> tuple[TopicIdPartition, RemoteLogMetadataCache]:
+    def _read_fold_by_id(self, partition: TopicIdPartition) -> tuple[TopicIdPartition, RemoteLogMetadataCache]:
         """Return a partition's segments after reading the topic to its end.
 
         Raises Unavailable if the end is not reached in time, and BadData if a record stops brokers, too.
         """
         progress = self._followed.catch_up(READ_BACK_TIMEOUT_S)
-        number = self._followed.metadata_partition_number(where.topic_id, where.partition)
+        number = self._followed.metadata_partition_number(partition.topic_id, partition.partition)
         if progress.unread.get(number, 0) > 0:
             message = f"partition {number} of {self._topic.name} is not read to its end within {READ_BACK_TIMEOUT_S:g} s"
             raise Unavailable(message, hint="Run again to go on")
-        found = self._followed.folded_partition(where.topic_id, where.partition)
-        return where, found.cache if found is not None else RemoteLogMetadataCache(where)
+        found = self._followed.folded_partition(partition.topic_id, partition.partition)
+        return partition, found.cache if found is not None else RemoteLogMetadataCache(partition)
 
-    def _introduction_record(self, where: TopicIdPartition, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadataRecord:
+    def _introduction_record(self, partition: TopicIdPartition, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadataRecord:
         """Return the COPY_SEGMENT_STARTED record of a new segment."""
         return RemoteLogSegmentMetadataRecord(
-            where,
+            partition,
             uuid_bytes(segment.id),
             segment.start_offset,
             segment.end_offset,
@@ -379,11 +382,13 @@ class KafkaPublisher:
             txn_index_empty="txnindex" not in segment.files,
         )
 
-    def _placeholder_record(self, where: TopicIdPartition, segment: Announced) -> RemoteLogSegmentMetadataRecord:
+    def _placeholder_record(self, partition: TopicIdPartition, segment: Announced) -> RemoteLogSegmentMetadataRecord:
         """Return the COPY_SEGMENT_STARTED record of a segment that will never have an object."""
         now = self._clock_ms()
         place = (segment.start_offset, segment.end_offset)
-        return RemoteLogSegmentMetadataRecord(where, uuid_bytes(segment.id), *place, COMPACTOR_BROKER_ID, -1, now, segment.leader_epochs, 1)
+        return RemoteLogSegmentMetadataRecord(
+            partition, uuid_bytes(segment.id), *place, COMPACTOR_BROKER_ID, -1, now, segment.leader_epochs, 1
+        )
 
     def _update_record(self, segment: RemoteLogSegmentMetadataRecord, state: SegmentState) -> RemoteLogSegmentMetadataUpdateRecord:
         """Return the record that moves a segment to ``state``."""
@@ -404,7 +409,7 @@ def _unknown_segments(
     return [one for one in found if one.segment_id not in read]
 
 
-def _announced(segment: RemoteLogSegmentMetadataRecord) -> Announced:
+def _to_announced(segment: RemoteLogSegmentMetadataRecord) -> Announced:
     """Convert a metadata record to an Announced segment."""
     epochs = tuple(EpochEntry(epoch, start) for epoch, start in epoch_starts(segment))
     since = segment.event_timestamp_ms if segment.state is _S.DELETE_SEGMENT_STARTED else -1

@@ -36,7 +36,7 @@ _PROPERTIES = {
 
 @dataclass(frozen=True)
 class TopicAnswers:
-    """Answers of a cluster about topic ids: those that no topic has, and those of topics that exist. Other answers say nothing."""
+    """A cluster's answers about topic ids: ids that no topic has, and ids of topics that exist. Ids with any other answer are left out."""
 
     cluster_id: str
     missing: tuple[str, ...]
@@ -44,13 +44,16 @@ class TopicAnswers:
 
 
 def ask_about_topics(connection: KafkaConnection, topic_ids: Sequence[str]) -> TopicAnswers:
-    """Ask a cluster about topic ids. Raises Unavailable, Refused, and UsageError for a connection that kafka-python cannot make.
+    """Ask a cluster whether topics with these ids exist.
 
     Only UNKNOWN_TOPIC_ID for the id itself counts as missing: a topic that may not be described, or any other error, is left out.
+
+    :raises Unavailable: or Refused, if the cluster cannot be asked.
+    :raises UsageError: for connection properties that kafka-python does not support.
     """
     missing: list[str] = []
     present: list[str] = []
-    with _connected(connection) as client:
+    with _open_client(connection) as client:
         cluster_id = client.describe_cluster()["cluster_id"]
         for start in range(0, len(topic_ids), IDS_PER_REQUEST):
             asked = {uuid.UUID(bytes=uuid_bytes(text)): text for text in topic_ids[start : start + IDS_PER_REQUEST]}
@@ -64,7 +67,7 @@ def ask_about_topics(connection: KafkaConnection, topic_ids: Sequence[str]) -> T
 
 
 @contextmanager
-def _connected(connection: KafkaConnection) -> Iterator[Any]:
+def _open_client(connection: KafkaConnection) -> Iterator[Any]:
     """Connect a client of kafka-python; yield it. Its errors are raised as Unavailable or Refused."""
     try:
         from kafka import KafkaAdminClient

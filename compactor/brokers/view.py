@@ -74,7 +74,7 @@ class BrokerMetadata(Protocol):
     """Metadata of all partitions of a broker-managed tier. All methods raise Unavailable, Refused or UsageError."""
 
     @property
-    def where(self) -> str:
+    def source_name(self) -> str:
         """Return the name of the metadata source, for messages."""
 
     @property
@@ -148,7 +148,7 @@ class LiveBrokerMetadata:
     taken_ms = -1
 
     def __init__(self, followed: FoldedMetadataTopic, cluster: ClusterQueries, patterns: Sequence[str], where: str) -> None:
-        self.where = where
+        self.source_name = where
         self.followed = followed
         self._cluster = cluster
         self._patterns = patterns
@@ -179,25 +179,25 @@ class LiveBrokerMetadata:
             anew = now - self._asked_at > (within_s if topics_within_s is None else topics_within_s)
             if anew or folds != self._folds:
                 tiered = self.followed.tiered_partitions()
-                self._refresh_topics({one.partition.topic for one in tiered}, anew=anew)
+                self._refresh_topics({one.partition.topic for one in tiered}, force=anew)
                 self._match_topic_ids(tiered)
                 self._folds = folds
             self._read_at = time.monotonic()
 
-    def _refresh_topics(self, tiered: set[str], *, anew: bool) -> None:
-        """Ask the cluster about the configured topics if the set of tiered topics has changed or ``anew`` is set."""
-        other = tiered != self._tiered
-        if other or anew:
-            wanted = matching_topics(self._patterns, tiered) if other else self._wanted
+    def _refresh_topics(self, topic_names: set[str], *, force: bool) -> None:
+        """Ask the cluster about the configured topics if the set of tiered topics has changed or ``force`` is set."""
+        other = topic_names != self._tiered
+        if other or force:
+            wanted = matching_topics(self._patterns, topic_names) if other else self._wanted
             self._topics = dict(self._cluster.topic_statuses(wanted))
             self._topic_ids = {topic: uuid_text(found.topic_id) for topic, found in self._topics.items()}
-            self._tiered, self._wanted, self._asked_at = tiered, wanted, time.monotonic()
+            self._tiered, self._wanted, self._asked_at = topic_names, wanted, time.monotonic()
 
-    def _match_topic_ids(self, tiered: Sequence[TieredPartition]) -> None:
+    def _match_topic_ids(self, partitions: Sequence[TieredPartition]) -> None:
         """Separate partitions whose topic id is the cluster's current one from partitions of deleted topics."""
         wanted = set(self._wanted)
         now = {topic: found.topic_id for topic, found in self._topics.items()}
-        ours = [one for one in tiered if one.partition.topic in wanted]
+        ours = [one for one in partitions if one.partition.topic in wanted]
         here = [one for one in ours if now.get(one.partition.topic) == one.partition.topic_id]
         self._versions = {one.partition.name: PartitionVersion(one.partition.topic_id, one.applied) for one in here}
         self._deleted_topic_partitions = [one.partition for one in ours if now.get(one.partition.topic) != one.partition.topic_id]
@@ -238,7 +238,7 @@ class LiveBrokerMetadata:
         with self._lock:
             self._refresh_if_unread()
             holes = any(reached.missing or reached.stopped for reached in self.followed.fold_positions().values())
-            return holes or bool(self.followed.leaderless)
+            return holes or bool(self.followed.leaderless_partitions)
 
     def deleted_topic_partitions(self) -> list[TopicIdPartition]:
         with self._lock:
@@ -263,17 +263,17 @@ class LiveBrokerMetadata:
             if not any(left > 0 for left in progress.unread.values()):
                 break
             if not progress.records:
-                raise Unavailable(f"{self.where} is not read to its end within {CATCH_UP_TIMEOUT_S:g} s", hint="Try again")
-        leaderless = self.followed.leaderless
+                raise Unavailable(f"{self.source_name} is not read to its end within {CATCH_UP_TIMEOUT_S:g} s", hint="Try again")
+        leaderless = self.followed.leaderless_partitions
         for number in sorted(leaderless - self._leaderless):
             message = "partition %d of %s cannot be read, as no broker leads it: what it tells of is held up, the rest goes on"
-            _log.warning(message, number, self.where)
+            _log.warning(message, number, self.source_name)
         self._leaderless = leaderless
         for number, reached in self.followed.fold_positions().items():
             if reached.missing and number not in self._reported_losses:
                 self._reported_losses.add(number)
                 message = "%s has lost what was before offset %d of its partition %d: segments may be missing"
-                _log.warning(message, self.where, reached.missing, number)
+                _log.warning(message, self.source_name, reached.missing, number)
 
 
 def _unknown_partition_error(name: TopicPartition) -> UsageError:

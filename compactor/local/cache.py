@@ -116,7 +116,7 @@ class LocalState:
 
     def summaries(self) -> dict[str, tuple[Seen, PartitionSummary]]:
         """Return the summaries of all cached partitions, by ``topic-partition``, with how far each log was read."""
-        seen, known = self._rocks.below(_SEEN), self._rocks.below(_SUMMARY)
+        seen, known = self._rocks.values_with_prefix(_SEEN), self._rocks.values_with_prefix(_SUMMARY)
         found: dict[str, tuple[Seen, PartitionSummary]] = {}
         try:
             for key, data in known.items():
@@ -185,7 +185,7 @@ class LocalState:
 
     def _discard_content(self, why: str) -> None:
         """Delete everything in the cache and bind it to its tier again."""
-        self._rocks.throw_away(why)
+        self._rocks.delete_all(why)
         self._catalog_slot = -1
         if self._tier_id:
             self._rocks.write({_META: Meta(format=CACHE_FORMAT, program=__version__, tier_id=self._tier_id).model_dump_json().encode()})

@@ -53,10 +53,10 @@ class Rocks:
         try:
             return list(cast("Iterable[bytes | None]", db.get(list(keys))))
         except Exception as error:  # noqa: BLE001 - rocksdict raises nothing narrower
-            self.throw_away(str(error))
+            self.delete_all(str(error))
             return [None] * len(keys)
 
-    def below(self, prefix: bytes) -> dict[bytes, bytes]:
+    def values_with_prefix(self, prefix: bytes) -> dict[bytes, bytes]:
         """Return all entries whose key begins with ``prefix``; the prefix is removed from the keys."""
         db = self._open_once()
         found: dict[bytes, bytes] = {}
@@ -68,12 +68,12 @@ class Rocks:
                     break
                 found[key[len(prefix) :]] = data
         except Exception as error:  # noqa: BLE001
-            self.throw_away(str(error))
+            self.delete_all(str(error))
             return {}
         return found
 
-    def write(self, values: Mapping[bytes, bytes], gone: Sequence[bytes] = ()) -> None:
-        """Write ``values`` and delete the keys in ``gone``, all or nothing. Does nothing if another process writes."""
+    def write(self, values: Mapping[bytes, bytes], deleted: Sequence[bytes] = ()) -> None:
+        """Write ``values`` and delete the keys in ``deleted``, all or nothing. Does nothing if another process writes."""
         db = self._open_once()
         if db is None or not self._writer:
             return
@@ -82,7 +82,7 @@ class Rocks:
         batch = WriteBatch(raw_mode=True)
         for key, data in values.items():
             batch.put(key, data)
-        for key in gone:
+        for key in deleted:
             batch.delete(key)
         try:
             db.write(batch)
@@ -90,7 +90,7 @@ class Rocks:
             _log.warning("local state in %s cannot be written, going on without: %s", self._folder, _one_line(error))
             self.close()
 
-    def throw_away(self, why: str) -> None:
+    def delete_all(self, reason: str) -> None:
         """Delete the content of the database and log the reason. A process that cannot write continues without the database."""
         with self._lock:
             if self._db is None:
@@ -98,7 +98,7 @@ class Rocks:
             writer = self._writer
             self.close()
             if writer:
-                _log.warning("local state in %s is thrown away: %s", self._folder, _one_line(why))
+                _log.warning("local state in %s is thrown away: %s", self._folder, _one_line(reason))
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._open()
 

@@ -172,12 +172,12 @@ class KafkaTieredStream(DataSourceStreamReader):
         stable offset.
         """
 
-        def read_to(tier: Tier, name: TopicPartition) -> ReadHistory:
+        def read_end(tier: Tier, name: TopicPartition) -> ReadHistory:
             """Return the end offset of one partition with its leader epoch and topic id."""
             state = tier.open(tier.current(name)).refresh()
             return log_identity(tier, state).history_below(_end_offset(tier, self._request, state))
 
-        ends = {str(name): log for name, log in _map_partitions(self._request, read_to)}
+        ends = {str(name): log for name, log in map_requested_partitions(self._request, read_end)}
         return {name: log.end for name, log in ends.items()} | {
             HISTORY_KEY: {name: [log.last_epoch, log.topic_id] for name, log in ends.items()}
         }
@@ -212,7 +212,7 @@ class KafkaTieredStream(DataSourceStreamReader):
                 position_history(offsets[str(name)], *known[str(name)]), log_identity(tier, tier.open(tier.current(name)).refresh())
             )
 
-        for name, found in _map_partitions(self._request, mismatch_of) if known else ():
+        for name, found in map_requested_partitions(self._request, mismatch_of) if known else ():
             if found is not None:
                 agreed = f"truncated: it holds what was read up to offset {found.agreed_offset}"
                 what = "created again under another topic id" if found.reason == "topic" else agreed
@@ -311,7 +311,9 @@ def plan_splits(tier: Tier, request: ReadRequest) -> list[InputPartition]:
     """Return the splits of a read. Planning costs a few requests per partition, and requests per segment only if timestamps are looked up.
     Raises UsageError if a requested partition does not exist, StoreError if metadata cannot be read.
     """
-    found = [part for _, parts in _map_partitions(request, lambda _, name: _plan_partition(tier, request, name), tier) for part in parts]
+    found = [
+        part for _, parts in map_requested_partitions(request, lambda _, name: _plan_partition(tier, request, name), tier) for part in parts
+    ]
     return list(_pack_splits(found, request.split_bytes))
 
 
@@ -320,7 +322,7 @@ def _requested_partitions(tier: Tier, request: ReadRequest) -> list[TopicPartiti
     return request.select_partitions(tier.current_partitions(), tier.ports.layout.url)
 
 
-def _map_partitions(
+def map_requested_partitions(
     request: ReadRequest, function: Callable[[Tier, TopicPartition], T], tier: Tier | None = None
 ) -> list[tuple[TopicPartition, T]]:
     """Call a function for every requested partition, in several threads, and return its results in the order of the partitions."""

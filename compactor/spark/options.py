@@ -199,7 +199,7 @@ def _normalize_name(name: str) -> str:
 
 
 def _unknown_option_hint(name: str, known_options: Mapping[str, str]) -> str:
-    """Return a hint for an unknown option: the most similar known_options option, or the list of all."""
+    """Return a hint for an unknown option: the most similar known option, or the list of all."""
     if name.startswith("kafka."):
         return "It asks no broker: leave it out"
     near = difflib.get_close_matches(name, list(known_options), n=1)
@@ -224,14 +224,14 @@ def _parse_topics(text: Mapping[str, str]) -> dict[str, Any]:
             raise UsageError("kafka-tiered: assign says the partitions already", hint="Leave out partitions")
         return {
             "assigned": {
-                _check_topic(topic): tuple(_check_partition_numbers(value, numbers))
+                _validate_topic_name(topic): tuple(_validate_partition_numbers(value, numbers))
                 for topic, numbers in _parse_json_object("assign", value).items()
             }
         }
-    return {"topics": tuple(dict.fromkeys(_check_topic(part.strip()) for part in value.split(",")))}
+    return {"topics": tuple(dict.fromkeys(_validate_topic_name(part.strip()) for part in value.split(",")))}
 
 
-def _check_topic(name: str) -> str:
+def _validate_topic_name(name: str) -> str:
     """Return the topic name if it is valid. Raises UsageError otherwise."""
     return TopicPartition.of(name, 0).topic
 
@@ -254,23 +254,23 @@ _EXAMPLE_HINTS: Final = {
 }
 
 
-def _check_partition_numbers(value: str, numbers: Any) -> list[int]:
+def _validate_partition_numbers(value: str, numbers: Any) -> list[int]:
     """Return sorted partition numbers without duplicates. Raises UsageError if ``numbers`` is not a list of non-negative integers."""
     if not isinstance(numbers, list) or not all(isinstance(number, int) and number >= 0 for number in numbers):
         raise UsageError(f"kafka-tiered: assign = {value!r} has no list of partitions", hint=_EXAMPLE_HINTS["assign"])
     return sorted(set(numbers))
 
 
-def _parse_offsets(text: Mapping[str, str], name: str, word: str, mark: int, bound: int) -> dict[TopicPartition, int]:
+def _parse_offsets(text: Mapping[str, str], name: str, unbounded_word: str, unbounded_number: int, bound: int) -> dict[TopicPartition, int]:
     """Parse an option such as ``startingOffsets`` and return the offset of each partition that it names.
 
-    :param word: the option value that means "no bounds": "earliest" or "latest".
-    :param mark: the number that stands for ``word`` in JSON: -2 or -1.
-    :param bound: the offset that ``mark`` is replaced with.
+    :param unbounded_word: the option value that means "no bounds": "earliest" or "latest".
+    :param unbounded_number: the number that stands for ``unbounded_word`` in JSON: -2 or -1.
+    :param bound: the offset that ``unbounded_number`` is replaced with.
     :raises UsageError: if the value is invalid or conflicts with the option of the same name in the singular.
     """
-    value = text.get(name, word)
-    if value == word:
+    value = text.get(name, unbounded_word)
+    if value == unbounded_word:
         return {}
     if f"{name[:-1]}" in text:
         raise UsageError(f"kafka-tiered: {name} and {name[:-1]} both say where to read", hint="Give one of them")
@@ -279,9 +279,9 @@ def _parse_offsets(text: Mapping[str, str], name: str, word: str, mark: int, bou
     found = {}
     for topic, offsets in _parse_json_object(name, value).items():
         for number, offset in offsets.items() if isinstance(offsets, dict) else [("", None)]:
-            if not number.isdigit() or not isinstance(offset, int) or (offset < 0 and offset != mark):
+            if not number.isdigit() or not isinstance(offset, int) or (offset < 0 and offset != unbounded_number):
                 raise UsageError(f"kafka-tiered: {name} = {value!r}: {topic} has no offsets by partition", hint=_EXAMPLE_HINTS[name])
-            found[TopicPartition.of(topic, int(number))] = bound if offset == mark else offset
+            found[TopicPartition.of(topic, int(number))] = bound if offset == unbounded_number else offset
     return found
 
 

@@ -260,7 +260,7 @@ class _Recompaction:
     def max_led_partitions(self) -> int:
         """Return how many small partitions may be led at the same time."""
         return self._tier.settings.spark.led_at_once or min(
-            max(LED_LIMITS[0], self._cluster.slots * LED_PARTITIONS_PER_SLOT), LED_LIMITS[1]
+            max(LED_LIMITS[0], self._cluster.task_slots * LED_PARTITIONS_PER_SLOT), LED_LIMITS[1]
         )
 
     def is_large(self, survey: RecompactionCandidate, total: int) -> bool:
@@ -270,9 +270,9 @@ class _Recompaction:
         cleaner = self._tier.cleaner_for(survey.name.topic)
         if cleaner.map_engine != "auto":
             return cleaner.map_engine == "spark"
-        if survey.records * KEY_BYTES > cleaner.map_budget_bytes // self._cluster.slots_per_executor:
+        if survey.records * KEY_BYTES > cleaner.map_budget_bytes // self._cluster.task_slots_per_executor:
             return True
-        return self._cluster.slots > 1 and survey.bytes > max(SMALL_PARTITION_BYTES, total // self._cluster.slots)
+        return self._cluster.task_slots > 1 and survey.bytes > max(SMALL_PARTITION_BYTES, total // self._cluster.task_slots)
 
     def run_partition(self, survey: RecompactionCandidate, rounds: Callable[[RecompactionCandidate], RoundReport]) -> None:
         """Run the rounds of one partition with ``rounds`` and record the result. Every exception becomes the error of that partition."""
@@ -318,7 +318,7 @@ class _Recompaction:
         """Run one round over the whole log and return its report. If a crashed round over another range is open, resume that one first."""
         cleaner = self._tier.cleaner_for(survey.name.topic)
         share = cleaner.disk_budget_bytes
-        disk = Budget(share // self._cluster.slots_per_executor) if isinstance(share, int) else Budget(3 * cleaner.segment_bytes)
+        disk = Budget(share // self._cluster.task_slots_per_executor) if isinstance(share, int) else Budget(3 * cleaner.segment_bytes)
         log = survey.log
         while True:
             log = log or self._tier.open(survey.name, leads=True)

@@ -150,7 +150,7 @@ def _check_list_matches_tier(opened: Tier, wanted: OrphanList) -> None:
         raise UsageError(f"the list is of the cluster {wanted.cluster_id}, this one is {cluster}", hint="Nothing was deleted")
     if opened.brokers.is_incomplete():
         raise UsageError(
-            f"{opened.brokers.where} has lost records, so that objects it does not name may be segments",
+            f"{opened.brokers.source_name} has lost records, so that objects it does not name may be segments",
             hint="Nothing was deleted. Its cleanup.policy must be delete, without a limit of time and size",
         )
 

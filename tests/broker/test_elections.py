@@ -66,7 +66,7 @@ def readable_segments(cluster: KafkaCluster, topic: str) -> list[RemoteLogSegmen
     finally:
         reading.close()
     assert found is not None
-    return [one for one in found.cache.list_all() if one.state is SegmentState.COPY_SEGMENT_FINISHED]
+    return [one for one in found.cache.list_segments() if one.state is SegmentState.COPY_SEGMENT_FINISHED]
 
 
 def problems(ours: BrokerTierCli) -> set[str]:

@@ -50,7 +50,7 @@ class TierView:
     def __init__(self, admin: ClusterAdmin, cache: RemoteLogMetadataCache, topic: str, partition: int) -> None:
         self._files = {path.name: path for path in admin.tier_files(topic, partition)}
         self.cache = cache
-        self.finished = [one for one in cache.list_all() if one.state is SegmentState.COPY_SEGMENT_FINISHED]
+        self.finished = [one for one in cache.list_segments() if one.state is SegmentState.COPY_SEGMENT_FINISHED]
         newest = max(self.finished, key=lambda one: one.end_offset)
         lines = self.file(newest, ".leader_epoch_checkpoint").read_text().splitlines()[2:]
         self.lineage = tuple(EpochEntry(*map(int, line.split())) for line in lines)
@@ -173,5 +173,5 @@ def settled(ours: FoldedMetadataTopic, admin: ClusterAdmin, topics: tuple[str, .
     if progress.unread or gone is None or gone.cache.segments:
         return False
     partitions = [one.partition for one in ours.tiered_partitions() if one.partition.topic in topics]
-    states = joined.from_iterable(folded(ours, admin, one.topic, one.partition).list_all() for one in partitions)
+    states = joined.from_iterable(folded(ours, admin, one.topic, one.partition).list_segments() for one in partitions)
     return SegmentState.DELETE_SEGMENT_STARTED not in {one.state for one in states}

@@ -69,7 +69,7 @@ def test_the_broker_and_our_fold_agree(broker: KafkaCluster, broker_admin: Clust
         lineage = lineage_in(tier)
         offsets = broker_admin.offsets(told.topic, partition)
         links = chain.lookup_chain(found.cache, lineage)
-        assert {path.name.split(".")[0] for path in tier} == {f"{one.start_offset:020d}-{one.id}" for one in found.cache.list_all()}
+        assert {path.name.split(".")[0] for path in tier} == {f"{one.start_offset:020d}-{one.id}" for one in found.cache.list_segments()}
         assert (links[0].first, links[-1].last, chain.offset_gaps(links)) == (offsets.earliest, offsets.latest_tiered, [])
         assert latest_tiered(found.cache, lineage, offsets.latest)[0] == offsets.latest_tiered
         assert (list(lookup_holes(found.cache)), found.findings) == ([], [])
@@ -95,11 +95,11 @@ def test_a_second_start_reads_on_while_the_broker_goes_on_tiering(
     story = TopicStory(broker, broker_admin, "followed").create()
     story.plain(count=300)
     story.tiered()
-    before = folded(follower(), admin, story.topic, 0).cache.list_all()
+    before = folded(follower(), admin, story.topic, 0).cache.list_segments()
     story.plain(count=300)
     story.tiered()
     again = follower()
-    after = folded(again, admin, story.topic, 0).cache.list_all()
+    after = folded(again, admin, story.topic, 0).cache.list_segments()
     assert after[: len(before)] == before
     assert len(after) > len(before) > 1
     assert again.catch_up(TIMEOUT_S).refold_reason == ""

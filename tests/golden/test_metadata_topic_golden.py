@@ -34,7 +34,7 @@ def folded(path: Path) -> RemoteLogMetadataCache:
     for event in events(path):
         record = decode_record(base64.b64decode(event["value"]), offset=event["offset"])
         cache = cache or RemoteLogMetadataCache(record.partition)
-        assert cache.apply(record, event["offset"]) is None
+        assert cache.apply_record(record, event["offset"]) is None
     assert cache is not None
     return cache
 
@@ -56,13 +56,15 @@ def test_the_fold_names_the_segments_that_lie_in_the_tier(version: str, tmp_path
     case = unpack("tiered", tmp_path) / version
     cache = folded(case / "metadata.jsonl")
     logs = {path.name.removesuffix(".log"): path for path in (case / "tier").rglob("*.log")}
-    assert {f"{segment.start_offset:020d}-{segment.id}" for segment in cache.list_all()} == set(logs)
-    for segment in cache.list_all():
+    assert {f"{segment.start_offset:020d}-{segment.id}" for segment in cache.list_segments()} == set(logs)
+    for segment in cache.list_segments():
         assert segment.size_bytes == logs[f"{segment.start_offset:020d}-{segment.id}"].stat().st_size
         assert segment.state is SegmentState.COPY_SEGMENT_FINISHED
     lineage = tuple(EpochEntry(*map(int, line.split())) for line in last_checkpoint(case / "tier").splitlines()[2:])
     links = chain.lookup_chain(cache, lineage)
-    assert [link.segment.id for link in links] == [segment.id for segment in sorted(cache.list_all(), key=lambda one: one.start_offset)]
+    assert [link.segment.id for link in links] == [
+        segment.id for segment in sorted(cache.list_segments(), key=lambda one: one.start_offset)
+    ]
     assert (links[0].first, links[-1].last, chain.offset_gaps(links), list(lookup_holes(cache))) == (0, 3209, [], [])
     assert latest_tiered(cache, lineage, 4000) == (3209, 6)
     assert earliest_offset(cache, lineage) == 0

@@ -36,15 +36,15 @@ def test_kafka_folds_the_same(kafka: Kafka, block: int) -> None:
         stopped = set()
         for offset, event in enumerate(events):
             try:
-                cache.apply(event, offset)
+                cache.apply_record(event, offset)
             except BadData:
                 stopped.add(str(offset))
         assert stopped == set(theirs["errors"]), seed
-        assert sorted(map(told, cache.list_all()), key=str) == sorted(theirs["all"], key=str), seed
+        assert sorted(map(told, cache.list_segments()), key=str) == sorted(theirs["all"], key=str), seed
         for epoch in EPOCHS:
             agrees(cache, epoch, theirs["epochs"][str(epoch)])
         for lineage, valid in zip(LINEAGES, theirs["within"], strict=True):
-            ours = {one.id for one in cache.list_all() if within_lineage(one, LOG_END, without_empty_epochs(lineage))}
+            ours = {one.id for one in cache.list_segments() if within_lineage(one, LOG_END, without_empty_epochs(lineage))}
             assert ours == set(valid), (seed, lineage)
 
 

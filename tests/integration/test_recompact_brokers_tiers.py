@@ -72,7 +72,7 @@ def driver_alone(refresh: Any) -> Any:
     """An executor has a broker's address, and must not use it."""
 
     def asked(self: LiveBrokerMetadata, **how: float | None) -> None:
-        assert self.where == "the metadata topic of tests"
+        assert self.source_name == "the metadata topic of tests"
         refresh(self, **how)
 
     return asked

@@ -92,11 +92,11 @@ def test_the_fold_answers_as_the_plain_one_does(seed: int) -> None:
             expected = plain.apply(record)
         except Stopped:
             with pytest.raises(BadData):
-                cache.apply(record, offset)
+                cache.apply_record(record, offset)
             continue
-        found = cache.apply(record, offset)
+        found = cache.apply_record(record, offset)
         assert (found is None or found.kind == "revived") == expected
-        assert cache.apply(record, offset) is None, "what was applied is not applied again"
+        assert cache.apply_record(record, offset) is None, "what was applied is not applied again"
         if offset % 7 == 0:
             agree(cache, plain)
     agree(cache, plain)
@@ -104,7 +104,7 @@ def test_the_fold_answers_as_the_plain_one_does(seed: int) -> None:
 
 
 def agree(cache: RemoteLogMetadataCache, plain: PlainCache) -> None:
-    assert {one.segment_id: one for one in cache.list_all()} == plain.metadata
+    assert {one.segment_id: one for one in cache.list_segments()} == plain.metadata
     for epoch in EPOCHS:
         state = plain.epochs.get(epoch)
         assert highest_offset(cache, epoch) == (state.highest if state else None)

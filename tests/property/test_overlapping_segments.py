@@ -12,7 +12,7 @@ import pytest
 from checkpoint.lineage import EpochEntry, first_divergent_offset
 from compactor.brokers.metadata_topic import chain as chaining
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.brokers.metadata_topic.chain import Link, lineage_from_segments, lookup_chain, whole_segment_chain
+from compactor.brokers.metadata_topic.chain import ChainLink, lineage_from_segments, lookup_chain, whole_segment_chain
 from tests.metadata_events import PARTITION, finished
 from tests.plain_metadata_cache import PlainCache
 from tests.support.replicas import Record, Replicas
@@ -45,7 +45,7 @@ def naively(replicas: Replicas, end: int) -> list[Record | None]:
     return found
 
 
-def by_chain(replicas: Replicas, links: list[Link], end: int) -> list[Record | None]:
+def by_chain(replicas: Replicas, links: list[ChainLink], end: int) -> list[Record | None]:
     found: list[Record | None] = [None] * (end + 1)
     for link in links:
         for offset in range(link.first, min(link.last, end) + 1):
@@ -74,7 +74,7 @@ def verdict(replicas: Replicas) -> str:
     return "same"
 
 
-def newest_lineage(replicas: Replicas, links: list[Link]) -> tuple[EpochEntry, ...]:
+def newest_lineage(replicas: Replicas, links: list[ChainLink]) -> tuple[EpochEntry, ...]:
     """The leader-epoch-checkpoint among its objects."""
     return replicas.lineages[links[-1].segment.segment_id]
 
@@ -122,7 +122,7 @@ def test_where_metadata_does_not_say_whose_log_it_is_the_checkpoint_does() -> No
     events = [*finished(1, 0, 99), *finished(2, 100, 149, {1: 100}), *finished(3, 90, 149), *finished(4, 150, 199, {2: 150})]
     cache = RemoteLogMetadataCache(PARTITION)
     for offset, event in enumerate(events):
-        cache.apply(event, offset)
+        cache.apply_record(event, offset)
     told = lineage_from_segments(cache)
     assert [entry.epoch for entry in told] == [0, 1, 2]
     known = (EpochEntry(0, 0), EpochEntry(2, 150))

@@ -17,7 +17,7 @@ from compactor.brokers.metadata_topic.token_bucket import (
     MINUTES_PER_HOUR,
     MetadataTokenBucket,
     count_records,
-    last_hour,
+    records_of_last_hour,
 )
 from compactor.model.ids import TopicPartition
 
@@ -28,14 +28,14 @@ A, B, C = (TopicPartition("orders", number) for number in range(3))
 
 def until(bucket: MetadataTokenBucket, written: dict[int, int], name: TopicPartition, records: int, now_ms: int = NOW) -> int:
     """Return until when a round has to wait under a cap of 10 records, 0 if it is admitted."""
-    wait = bucket.admit(written, name, records, 10, now_ms)[1]
+    wait = bucket.admit_round(written, name, records, 10, now_ms)[1]
     return wait.until_ms if wait else 0
 
 
 def after(
     bucket: MetadataTokenBucket, written: dict[int, int], name: TopicPartition, records: int, now_ms: int = NOW
 ) -> MetadataTokenBucket:
-    return bucket.admit(written, name, records, 10, now_ms)[0]
+    return bucket.admit_round(written, name, records, 10, now_ms)[0]
 
 
 class TestAdmission:
@@ -67,7 +67,7 @@ class TestAdmission:
     def test_a_round_that_is_not_due_any_more_holds_up_no_other(self) -> None:
         bucket = after(MetadataTokenBucket(), {MINUTE: 9}, A, 5)
         assert until(bucket, {MINUTE: 9}, B, 1)
-        assert until(bucket.released(A), {MINUTE: 9}, B, 1) == 0
+        assert until(bucket.without_reservation(A), {MINUTE: 9}, B, 1) == 0
 
     def test_the_size_that_the_plan_showed_counts_while_the_round_waits(self) -> None:
         """Otherwise each attempt would run pass 1 again to learn that the round does not fit."""
@@ -81,13 +81,13 @@ class TestReservations:
         bucket = after(MetadataTokenBucket(), {}, A, 6)
         assert until(bucket, {}, B, 5) == NOW + MINUTE_MS
         assert until(bucket, {}, B, 4) == 0
-        assert until(bucket.appended(A, 2, 0, NOW), {}, B, 6) == 0
-        assert until(bucket.released(A), {}, B, 10) == 0
+        assert until(bucket.after_append(A, 2, 0, NOW), {}, B, 6) == 0
+        assert until(bucket.without_reservation(A), {}, B, 10) == 0
 
     def test_deletions_stay_reserved_when_the_round_has_ended(self) -> None:
-        bucket = after(MetadataTokenBucket(), {}, A, 6).appended(A, 4, 0, NOW).published(A, 2, NOW).released(A)
+        bucket = after(MetadataTokenBucket(), {}, A, 6).after_append(A, 4, 0, NOW).after_publication(A, 2, NOW).without_reservation(A)
         assert until(bucket, {}, B, 9)
-        assert until(bucket.appended(A, 0, 2, NOW), {}, B, 9) == 0
+        assert until(bucket.after_append(A, 0, 2, NOW), {}, B, 9) == 0
 
     def test_a_reservation_ends_an_hour_after_the_last_record(self) -> None:
         bucket = after(MetadataTokenBucket(), {}, A, 6)
@@ -105,16 +105,16 @@ class TestCounting:
 
     @pytest.mark.parametrize(("minutes", "left"), [(0, {MINUTE - 1: 1, MINUTE: 2}), (59, {MINUTE: 2}), (60, {})])
     def test_the_last_hour_has_sixty_minutes(self, minutes: int, left: dict[int, int]) -> None:
-        assert last_hour({MINUTE - 1: 1, MINUTE: 2}, NOW + minutes * MINUTE_MS) == left
+        assert records_of_last_hour({MINUTE - 1: 1, MINUTE: 2}, NOW + minutes * MINUTE_MS) == left
 
     def test_a_timestamp_in_the_future_counts_as_the_time_of_reading(self) -> None:
         written = count_records(((MINUTE - 1, 3),), [NOW + 1000 * _HOUR_MS], NOW)
         assert written == ((MINUTE - 1, 3), (MINUTE, 1))
-        assert last_hour(dict(written), NOW + _HOUR_MS) == {}
+        assert records_of_last_hour(dict(written), NOW + _HOUR_MS) == {}
 
     def test_a_clock_that_was_set_back_neither_frees_the_hour_nor_blocks_it_for_long(self) -> None:
-        assert last_hour({MINUTE: 4}, NOW - 30 * MINUTE_MS) == {MINUTE: 4}
-        assert last_hour({MINUTE: 4}, NOW - _HOUR_MS) == {}
+        assert records_of_last_hour({MINUTE: 4}, NOW - 30 * MINUTE_MS) == {MINUTE: 4}
+        assert records_of_last_hour({MINUTE: 4}, NOW - _HOUR_MS) == {}
 
 
 @dataclass(frozen=True)
@@ -158,18 +158,18 @@ def test_every_round_is_admitted_and_no_hour_exceeds_the_cap_unless_one_round_do
                 written[now_ms // MINUTE_MS] += count
                 by_round[number][now_ms // MINUTE_MS] += count
             if one.fails:
-                bucket = bucket.released(names[number])
+                bucket = bucket.without_reservation(names[number])
             elif last:
-                bucket = bucket.appended(names[number], 0, count, now_ms)
+                bucket = bucket.after_append(names[number], 0, count, now_ms)
             else:
-                bucket = bucket.appended(names[number], count, 0, now_ms).published(names[number], ends, now_ms)
-                bucket = bucket.released(names[number])
+                bucket = bucket.after_append(names[number], count, 0, now_ms).after_publication(names[number], ends, now_ms)
+                bucket = bucket.without_reservation(names[number])
                 speaks.setdefault(minute + one.grace, []).append((number, True))
         for number in sorted(number for number, at in asks.items() if at <= minute):
             one = arrivals[number]
-            bucket, wait = bucket.admit(written, names[number], one.first, per_hour, now_ms)
+            bucket, wait = bucket.admit_round(written, names[number], one.first, per_hour, now_ms)
             if wait is None:
-                bucket, wait = bucket.admit(written, names[number], one.records, per_hour, now_ms)
+                bucket, wait = bucket.admit_round(written, names[number], one.records, per_hour, now_ms)
             if wait is not None:
                 assert wait.until_ms > now_ms
                 asks[number] = minute + -(-(wait.until_ms - now_ms) // MINUTE_MS)

@@ -16,7 +16,14 @@ from greenlet import getcurrent
 from checkpoint.offsets import clean_end_offset
 from compactor.brokers.metadata_topic import rules
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, epoch_starts, last_offset_of_epoch
-from compactor.brokers.metadata_topic.chain import BrokerView, Link, lineage_from_segments, lookup_chain, offset_gaps, whole_segment_chain
+from compactor.brokers.metadata_topic.chain import (
+    BrokerView,
+    ChainLink,
+    lineage_from_segments,
+    lookup_chain,
+    offset_gaps,
+    whole_segment_chain,
+)
 from compactor.brokers.metadata_topic.codec import (
     MetadataRecord,
     RemoteLogSegmentMetadataUpdateRecord,
@@ -149,7 +156,7 @@ class SimReplicas(Replicas):
         """Unless brokers would leave a hole without any compaction, too: a late copy may do that."""
         update = RemoteLogSegmentMetadataUpdateRecord(WHERE, copy.start.segment_id, 1, 6, S.COPY_SEGMENT_FINISHED)
         trial = self.alone.copy()
-        trial.apply(update, trial.applied + 1)
+        trial.apply_record(update, trial.applied + 1)
         before, after = (lookup_chain(cache, self.leader.lineage()) for cache in (self.alone, trial))
         left = [link for link in after if link.last >= self.sim.start]
         begins = not left or left[0].first <= self.sim.start or any(link.first > self.sim.start for link in before[:1])
@@ -158,7 +165,7 @@ class SimReplicas(Replicas):
             super().finish(copy)
 
     def say(self, record: MetadataRecord) -> None:
-        self.alone.apply(record, self.alone.applied + 1)
+        self.alone.apply_record(record, self.alone.applied + 1)
         self.sim.topic.write([record])
         self.sim.happened(record)
 
@@ -168,7 +175,7 @@ class SimReplicas(Replicas):
         if not ends:
             return
         self.sim.raise_start(self.rng.choice(ends))
-        going = [one for one in self.cache.list_all() if one.end_offset < self.sim.start and one.state in rules.UNDELETED_STATES]
+        going = [one for one in self.cache.list_segments() if one.end_offset < self.sim.start and one.state in rules.UNDELETED_STATES]
         for one in sorted(going, key=lambda one: one.start_offset):
             for state in (S.DELETE_SEGMENT_STARTED, S.DELETE_SEGMENT_FINISHED):
                 self.say(RemoteLogSegmentMetadataUpdateRecord(WHERE, one.segment_id, 1, 0, state))
@@ -193,7 +200,7 @@ class SimReplicas(Replicas):
     def delete_expired(self, most: int) -> None:
         """Some of what lies below the leader's log start, in its order: what readers find first, where two segments begin together."""
         found = {link.segment.segment_id for link in self.sim.links()}
-        going = [one for one in self.cache.list_all() if one.end_offset < self.sim.low]
+        going = [one for one in self.cache.list_segments() if one.end_offset < self.sim.low]
         for one in sorted(going, key=lambda one: (one.start_offset, one.segment_id not in found))[:most]:
             if one.state is not S.DELETE_SEGMENT_STARTED:
                 self.say(RemoteLogSegmentMetadataUpdateRecord(WHERE, one.segment_id, 1, 0, S.DELETE_SEGMENT_STARTED))
@@ -204,7 +211,9 @@ class SimReplicas(Replicas):
 
     def delete_started(self) -> None:
         """A segment of a compactor whose COPY_SEGMENT_FINISHED they have not seen: brokers delete what they take for leftovers."""
-        started = [one for one in self.cache.list_all() if one.broker_id == COMPACTOR_BROKER_ID and one.state is S.COPY_SEGMENT_STARTED]
+        started = [
+            one for one in self.cache.list_segments() if one.broker_id == COMPACTOR_BROKER_ID and one.state is S.COPY_SEGMENT_STARTED
+        ]
         if not started:
             return
         one = self.rng.choice(started)
@@ -300,7 +309,7 @@ class Simulated:
         if ours and record.state is S.COPY_SEGMENT_FINISHED:
             self.between_steps(record.segment_id)
         try:
-            self.dropped += self.cache.apply(record, self.cache.applied + 1) is not None
+            self.dropped += self.cache.apply_record(record, self.cache.applied + 1) is not None
         except BadData as error:
             self.world.violate(f"brokers stop reading: {error}")
         self.readers(f"after {record.state} of {segment_id(record.segment_id)}")
@@ -317,7 +326,7 @@ class Simulated:
             if epoch in lineage and state.starts and state.starts[-1] >= begin and highest <= last_offset_of_epoch(segment, epoch):
                 self.world.violate(f"R8: readers of leader epoch {epoch} find nothing while {segment.id} supersedes its end")
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[ChainLink]:
         return lookup_chain(self.cache, self.replicas.leader.lineage())
 
     def readers(self, when: str) -> None:
@@ -441,7 +450,7 @@ class Simulated:
             replicas.finish(replicas.copies.pop())
         if self.expiring is not None:
             self.raise_start(self.start)
-            while any(one.end_offset < self.low for one in self.cache.list_all()):
+            while any(one.end_offset < self.low for one in self.cache.list_segments()):
                 replicas.delete_expired(100)
         for _ in range(4):
             replicas.produce(3)
@@ -470,7 +479,7 @@ class Simulated:
     def left(self) -> list[str]:
         """What compactors have said of segments that readers do not find."""
         read = {link.segment.segment_id for link in self.links()}
-        return [one.id for one in self.cache.list_all() if one.broker_id == COMPACTOR_BROKER_ID and one.segment_id not in read]
+        return [one.id for one in self.cache.list_segments() if one.broker_id == COMPACTOR_BROKER_ID and one.segment_id not in read]
 
     def check_end(self, log: PartitionLog) -> None:
         state, self.raced = self.oracle.state, False
@@ -478,7 +487,7 @@ class Simulated:
         open_ = [name for name in ("intent", "waiting", "retiring") if getattr(state, name)]
         if open_ or self.left():
             self.world.violate(f"the end leaves {', '.join([*open_, *self.left()])}")
-        known = {one.id for one in self.cache.list_all()} | {segment_id(raw_id) for raw_id in self.cache.finished}
+        known = {one.id for one in self.cache.list_segments()} | {segment_id(raw_id) for raw_id in self.cache.finished}
         orphans = {key for key in self.world.data.objects if key.rpartition("/")[2][21:43] not in known}
         if orphans:  # a zombie's upload under an id that is finished is what `orphans` is for
             self.world.violate(f"orphans stay: {sorted(orphans)}")

@@ -73,13 +73,15 @@ def unasked(*patches: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 def sources_first() -> AbstractContextManager[Any]:
-    def switched(self: KafkaPublisher, name: TopicPartition, new: Replacement, expired: Any, *, give_up: bool) -> kafka._Outcome:
+    def switched(
+        self: KafkaPublisher, name: TopicPartition, replacement: Replacement, expired: Any, *, cut_off: bool
+    ) -> kafka._SwitchOutcome:
         where, cache = self._read_fold(name)
-        left = [cache.segments[raw] for raw in map(uuid_bytes, new.sources) if raw in cache.segments]
+        left = [cache.segments[raw] for raw in map(uuid_bytes, replacement.sources) if raw in cache.segments]
         going = sorted((one for one in left if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
         self._append_records(where, cache, [self._update_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
-        self._append_copy_finished(where, cache.segments[uuid_bytes(new.segment.id)])
-        return kafka._Outcome.SWITCHED
+        self._append_copy_finished(where, cache.segments[uuid_bytes(replacement.segment.id)])
+        return kafka._SwitchOutcome.SWITCHED
 
     return unasked(patch.object(KafkaPublisher, "_switch_group", switched))
 
@@ -110,21 +112,23 @@ def never_begun() -> AbstractContextManager[Any]:
 
 def not_behind() -> AbstractContextManager[Any]:
     plain = KafkaPublisher._switch_group
-    return unasked(patch.object(KafkaPublisher, "_switch_group", lambda *group, give_up: plain(*group, give_up=False)))
+    return unasked(patch.object(KafkaPublisher, "_switch_group", lambda *group, cut_off: plain(*group, cut_off=False)))
 
 
 def no_look() -> AbstractContextManager[Any]:
     """The sources go whatever became of the segment that should stand for them."""
 
-    def switched(self: KafkaPublisher, name: TopicPartition, new: Replacement, expired: Any, *, give_up: bool) -> kafka._Outcome:
+    def switched(
+        self: KafkaPublisher, name: TopicPartition, replacement: Replacement, expired: Any, *, cut_off: bool
+    ) -> kafka._SwitchOutcome:
         where, cache = self._read_fold(name)
-        known = cache.segments.get(uuid_bytes(new.segment.id))
+        known = cache.segments.get(uuid_bytes(replacement.segment.id))
         if known is not None and known.state is kafka._S.COPY_SEGMENT_STARTED:
             self._append_copy_finished(where, known)
-        left = [cache.segments[raw] for raw in map(uuid_bytes, new.sources) if raw in cache.segments]
+        left = [cache.segments[raw] for raw in map(uuid_bytes, replacement.sources) if raw in cache.segments]
         going = sorted((one for one in left if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
         self._append_records(where, cache, [self._update_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
-        return kafka._Outcome.SWITCHED
+        return kafka._SwitchOutcome.SWITCHED
 
     return unasked(patch.object(KafkaPublisher, "_switch_group", switched))
 

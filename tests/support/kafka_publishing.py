@@ -38,13 +38,13 @@ class KeptNowhere:
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [None for _ in keys]
 
-    def below(self, prefix: bytes) -> dict[bytes, bytes]:
+    def values_with_prefix(self, prefix: bytes) -> dict[bytes, bytes]:
         return {}
 
-    def write(self, values: Mapping[bytes, bytes], gone: Sequence[bytes] = ()) -> None:
+    def write(self, values: Mapping[bytes, bytes], deleted: Sequence[bytes] = ()) -> None:
         raise AssertionError("it is not writable")
 
-    def throw_away(self, why: str) -> None:
+    def delete_all(self, reason: str) -> None:
         """There is nothing."""
 
 
@@ -89,7 +89,7 @@ class BrokerWorld:
         for record in self.log.logs[metadata_partition(TOPIC_ID, NAME.partition, len(self.log.logs))]:
             assert record is not None
             decoded = decode_record(record.value)
-            cache.apply(decoded, record.offset)
+            cache.apply_record(decoded, record.offset)
             yield decoded, cache
 
     def cache(self) -> RemoteLogMetadataCache:

@@ -158,5 +158,5 @@ class Replicas:
         self.say(RemoteLogSegmentMetadataUpdateRecord(self.where, copy.start.segment_id, copy.start.broker_id, 6, state))
 
     def say(self, record: MetadataRecord) -> None:
-        assert self.cache.apply(record, len(self.events)) is None
+        assert self.cache.apply_record(record, len(self.events)) is None
         self.events.append(record)

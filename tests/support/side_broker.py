@@ -145,7 +145,7 @@ class SideCluster:
             raise Unavailable("no broker answers")
         return ClusterLeaders(self.cluster_id, dict(self.leaders_of))
 
-    def ends(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
+    def log_ends(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
         self.asked += 1
         if self.down:
             raise Unavailable("no broker answers")

@@ -35,8 +35,8 @@ NOW_MS = 10_000_000_000_000
 class HereCluster:
     """Does what Cluster does, in this process and one task after the other; everything that would travel is pickled."""
 
-    slots = 2
-    slots_per_executor = 1
+    task_slots = 2
+    task_slots_per_executor = 1
 
     def cancel_jobs(self) -> None:
         """Nothing runs in the background."""

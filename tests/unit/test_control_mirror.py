@@ -20,7 +20,7 @@ EMPTY = PartitionState(topic=PARTITION.topic, partition=PARTITION.partition)
 def view(*events: MetadataRecord) -> BrokerView:
     cache = RemoteLogMetadataCache(PARTITION)
     for offset, event in enumerate(events):
-        assert cache.apply(event, offset) is None
+        assert cache.apply_record(event, offset) is None
     lineage = lineage_from_segments(cache)
     return BrokerView(lookup_chain(cache, lineage), lineage, cache.applied)
 

@@ -6,7 +6,7 @@ import pytest
 
 from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic import chain
-from compactor.brokers.metadata_topic.cache import MAX_FINISHED_IDS, FindingKind, RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.cache import MAX_FINISHED_IDS, MetadataFindingKind, RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import MetadataRecord, PartitionDeleteState, RemotePartitionDeleteMetadataRecord
 from compactor.errors import BadData
 from compactor.model.segment import SegmentState
@@ -28,7 +28,7 @@ def folded(*events: MetadataRecord) -> RemoteLogMetadataCache:
 
 def add(cache: RemoteLogMetadataCache, *events: MetadataRecord) -> None:
     for event in events:
-        assert cache.apply(event, cache.applied + 1) is None
+        assert cache.apply_record(event, cache.applied + 1) is None
 
 
 def served(cache: RemoteLogMetadataCache, lineage: tuple[EpochEntry, ...] = ONE_EPOCH) -> list[tuple[int, int, int]]:
@@ -47,14 +47,14 @@ def test_a_segment_is_read_from_copy_finished_to_delete_started() -> None:
     add(cache, update(1, S.DELETE_SEGMENT_STARTED))
     assert (served(cache), listed(cache)) == ([], [1])
     add(cache, update(1, S.DELETE_SEGMENT_FINISHED))
-    assert (listed(cache), cache.list_all(), highest_offset(cache, 0)) == ([], [], 99)
+    assert (listed(cache), cache.list_segments(), highest_offset(cache, 0)) == ([], [], 99)
 
 
 def test_one_in_the_middle_is_replaced_at_once_and_the_old_one_is_in_no_list_of_the_epoch() -> None:
     cache = folded(*FOUR, *finished(20, 100, 199))
     assert served(cache) == [(1, 0, 99), (20, 100, 199), (3, 200, 299), (4, 300, 399)]
     assert listed(cache) == [1, 20, 3, 4]
-    assert raw_id(2) in {one.segment_id for one in cache.list_all()}
+    assert raw_id(2) in {one.segment_id for one in cache.list_segments()}
     add(cache, update(2, S.DELETE_SEGMENT_STARTED))
     assert listed(cache) == [1, 20, 2, 3, 4]
 
@@ -117,28 +117,28 @@ def test_overlapping_segments_are_read_as_a_broker_reads_them() -> None:
 
 def test_dropped_records_are_found() -> None:
     cache = folded(*FOUR)
-    dropped = cache.apply(update(1, S.DELETE_SEGMENT_FINISHED), 8)
+    dropped = cache.apply_record(update(1, S.DELETE_SEGMENT_FINISHED), 8)
     assert dropped is not None
-    assert (dropped.kind, dropped.segment_id, dropped.offset) == (FindingKind.DROPPED_TRANSITION, raw_id(1), 8)
+    assert (dropped.kind, dropped.segment_id, dropped.offset) == (MetadataFindingKind.DROPPED_TRANSITION, raw_id(1), 8)
     assert "COPY_SEGMENT_FINISHED cannot become DELETE_SEGMENT_FINISHED" in str(dropped)
-    unknown = cache.apply(update(77, S.COPY_SEGMENT_FINISHED), 9)
+    unknown = cache.apply_record(update(77, S.COPY_SEGMENT_FINISHED), 9)
     assert unknown is not None
-    assert (unknown.kind, "was never introduced" in unknown.detail) == (FindingKind.UNKNOWN_SEGMENT, True)
-    again = cache.apply(segment(1, 0, 99), 10)
+    assert (unknown.kind, "was never introduced" in unknown.detail) == (MetadataFindingKind.UNKNOWN_SEGMENT, True)
+    again = cache.apply_record(segment(1, 0, 99), 10)
     assert again is not None
-    assert again.kind is FindingKind.DROPPED_TRANSITION
+    assert again.kind is MetadataFindingKind.DROPPED_TRANSITION
     assert served(cache) == served(folded(*FOUR))
 
 
 def test_a_finished_id_that_comes_back_is_found() -> None:
     cache = folded(*finished(1, 0, 99), update(1, S.DELETE_SEGMENT_STARTED), update(1, S.DELETE_SEGMENT_FINISHED))
-    late = cache.apply(update(1, S.COPY_SEGMENT_FINISHED), 4)
+    late = cache.apply_record(update(1, S.COPY_SEGMENT_FINISHED), 4)
     assert late is not None
     assert "is finished" in late.detail
-    revived = cache.apply(segment(1, 0, 99), 5)
+    revived = cache.apply_record(segment(1, 0, 99), 5)
     assert revived is not None
-    assert revived.kind is FindingKind.REVIVED
-    assert cache.apply(update(1, S.COPY_SEGMENT_FINISHED), 6) is None
+    assert revived.kind is MetadataFindingKind.REVIVED
+    assert cache.apply_record(update(1, S.COPY_SEGMENT_FINISHED), 6) is None
     assert served(cache) == [(1, 0, 99)]
 
 
@@ -155,7 +155,7 @@ def test_applying_again_changes_nothing() -> None:
     cache = folded(*FOUR, update(1, S.DELETE_SEGMENT_STARTED))
     before = served(cache), listed(cache), cache.applied
     for offset, event in enumerate((*FOUR, update(1, S.DELETE_SEGMENT_STARTED))):
-        assert cache.apply(event, offset) is None
+        assert cache.apply_record(event, offset) is None
     assert (served(cache), listed(cache), cache.applied) == before
 
 
@@ -170,7 +170,7 @@ def test_a_copy_is_tried_on_without_harm() -> None:
 def test_an_update_to_started_stops_brokers() -> None:
     cache = folded(segment(1, 0, 99))
     with pytest.raises(BadData, match="COPY_SEGMENT_STARTED"):
-        cache.apply(update(1, S.COPY_SEGMENT_STARTED), 1)
+        cache.apply_record(update(1, S.COPY_SEGMENT_STARTED), 1)
 
 
 def test_updates_replace_custom_metadata() -> None:
@@ -182,15 +182,15 @@ def test_updates_replace_custom_metadata() -> None:
 def test_records_of_another_partition_are_a_mistake() -> None:
     other = segment(1, 0, 99)._replace(partition=PARTITION._replace(partition=8))
     with pytest.raises(ValueError, match="orders-8"):
-        folded(*FOUR).apply(other, 100)
+        folded(*FOUR).apply_record(other, 100)
 
 
 def test_a_deleted_partition_is_empty() -> None:
     cache = folded(*FOUR)
     add(cache, RemotePartitionDeleteMetadataRecord(PARTITION, 1, 9, PartitionDeleteState.DELETE_PARTITION_STARTED))
-    assert len(cache.list_all()) == 4
+    assert len(cache.list_segments()) == 4
     add(cache, RemotePartitionDeleteMetadataRecord(PARTITION, 1, 9, PartitionDeleteState.DELETE_PARTITION_FINISHED))
-    assert (cache.list_all(), served(cache)) == ([], [])
+    assert (cache.list_segments(), served(cache)) == ([], [])
 
 
 def test_an_exact_start_belongs_to_the_first_epoch_that_begins_there() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.brokers.metadata_topic.cache import FindingKind, RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.cache import MetadataFindingKind, RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import MetadataRecord, TopicIdPartition, decode_record, encode_record
 from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic, metadata_partition
 from compactor.brokers.metadata_topic.persisted_state import MAX_FINDINGS, PersistedStates
@@ -69,7 +69,7 @@ def expected(log: MemoryTopicLog, name: TopicIdPartition) -> RemoteLogMetadataCa
     cache = RemoteLogMetadataCache(name)
     for record in log.logs[metadata_partition(name.topic_id, name.partition, len(log.logs))]:
         if record is not None and (decoded := decode_record(record.value)).partition == name:
-            cache.apply(decoded, record.offset)
+            cache.apply_record(decoded, record.offset)
     return cache
 
 
@@ -82,10 +82,10 @@ def same(followed: FoldedMetadataTopic, log: MemoryTopicLog) -> None:
             continue
         assert folded is not None
         assert folded.cache.partition == name
-        assert folded.cache.list_all() == plain.list_all()
+        assert folded.cache.list_segments() == plain.list_segments()
         assert list(folded.cache.finished) == list(plain.finished)
         assert {e: vars(state) for e, state in folded.cache.epochs.items()} == {e: vars(state) for e, state in plain.epochs.items()}
-        whole = [one for one in plain.list_all() if one.state is S.COPY_SEGMENT_FINISHED]
+        whole = [one for one in plain.list_segments() if one.state is S.COPY_SEGMENT_FINISHED]
         figures = (len(whole), len(plain.segments) - len(whole), sum(one.size_bytes for one in whole))
         assert listed[name][1:4] == figures
         assert listed[name].applied == plain.applied
@@ -198,7 +198,7 @@ def test_local_state_that_vanishes_is_folded_anew(opened: Callable[[], Rocks]) -
     store = opened()
     followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(store), clock_ms=lambda: NOW_MS)
     followed.catch_up(TIMEOUT_S)
-    store.throw_away("a test does")
+    store.delete_all("a test does")
     with pytest.raises(Unavailable, match="is lost"):
         followed.folded_partition(NAMES[0].topic_id, NAMES[0].partition)
     log.write(events[300:])
@@ -295,7 +295,7 @@ def test_a_partition_without_a_leader_holds_up_what_it_tells_of_only(opened: Cal
         log.leaderless = {number}
         log.write(of(healthy, finished(2, 10, 19)))
         assert followed.catch_up(TIMEOUT_S).unread == {}
-        assert followed.leaderless == {number}
+        assert followed.leaderless_partitions == {number}
         with pytest.raises(Unavailable, match=f"partition {number} of __remote_log_metadata cannot be read: no broker leads it"):
             followed.folded_partition(lost.topic_id, lost.partition)
         folded = followed.folded_partition(healthy.topic_id, healthy.partition)
@@ -345,7 +345,7 @@ def test_findings_are_kept_and_counted(opened: Callable[[], Rocks]) -> None:
         folded = followed.folded_partition(name.topic_id, name.partition)
         assert folded is not None
         assert (folded.finding_count, len(folded.findings)) == (MAX_FINDINGS + 5, MAX_FINDINGS)
-        assert {(one.kind, one.segment_id) for one in folded.findings} == {(FindingKind.DROPPED_TRANSITION, raw_id(1))}
+        assert {(one.kind, one.segment_id) for one in folded.findings} == {(MetadataFindingKind.DROPPED_TRANSITION, raw_id(1))}
         assert [one.findings for one in followed.tiered_partitions()] == [MAX_FINDINGS + 5]
 
 

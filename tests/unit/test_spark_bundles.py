@@ -19,7 +19,7 @@ from compactor.spark.round.bundles import (
     OrdinalRange,
     decode_bundle,
     decode_row_facts,
-    encode_tail,
+    encode_bundle_result,
     ordinal_ranges,
     plan_bundles,
 )
@@ -67,7 +67,7 @@ def test_a_bundle_says_what_was_found(tmp_path: Path) -> None:
     keys = KeyBundle("scratch/keys-x", 0, 7, 11, 9, 2)
     gate = GateBundle("scratch/gate-x", 500, 7, 9, 2)
     facts = {"b": BatchRowFacts(np.array([True, False, True]), np.array([3, 3, 5]))}
-    data = b"rows" + pack_tail(encode_tail(IndexedBundle(segments, keys, gate), facts))
+    data = b"rows" + pack_tail(encode_bundle_result(IndexedBundle(segments, keys, gate), facts))
     store.create(keys.key, data)
     tail = read_tail(store, keys.key, len(data))
     again = decode_bundle(tail, keys.key, len(data))

@@ -28,8 +28,8 @@ MAX_FINISHED_IDS = 4096
 """How many finished ids a partition remembers, newest last: a zombie's late records come within its delivery timeout, not years later."""
 
 
-class FindingKind(StrEnum):
-    """Kinds of records that brokers drop or should not have received."""
+class MetadataFindingKind(StrEnum):
+    """Kinds of metadata records that brokers ignore or should not have received."""
 
     DROPPED_TRANSITION = "dropped-transition"
     """An ERROR line in every broker's log, again at every replay."""
@@ -39,10 +39,10 @@ class FindingKind(StrEnum):
     """A finished id was introduced again: its objects are gone or about to be."""
 
 
-class Finding(NamedTuple):
-    """A metadata record that had no effect or an unwanted one. offset: in the metadata topic. segment_id: 16 bytes."""
+class MetadataFinding(NamedTuple):
+    """A metadata record that brokers ignored or that should not have been written. offset: in the metadata topic. segment_id: 16 bytes."""
 
-    kind: FindingKind
+    kind: MetadataFindingKind
     partition: TopicIdPartition
     segment_id: bytes
     offset: int
@@ -137,7 +137,7 @@ class RemoteLogMetadataCache:
         other.epochs = {epoch: state.copy() for epoch, state in self.epochs.items()}
         return other
 
-    def apply(self, record: MetadataRecord, offset: int, *, topic: str = TOPIC) -> Finding | None:
+    def apply_record(self, record: MetadataRecord, offset: int, *, topic: str = TOPIC) -> MetadataFinding | None:
         """Apply one record, and return a Finding if brokers would drop it. Raises BadData if brokers would stop at it.
 
         :param offset: of the record in the metadata topic; records at or below ``applied`` are ignored.
@@ -167,11 +167,11 @@ class RemoteLogMetadataCache:
         found = self.segments.get(raw_id) if raw_id else None
         return found if found is not None and offset <= last_offset_of_epoch(found, epoch) else None
 
-    def list_all(self) -> list[RemoteLogSegmentMetadataRecord]:
+    def list_segments(self) -> list[RemoteLogSegmentMetadataRecord]:
         """Return all segments that are not deleted, in the order of introduction (Kafka's listAllRemoteLogSegments)."""
         return list(self.segments.values())
 
-    def _introduce_segment(self, record: RemoteLogSegmentMetadataRecord, offset: int) -> Finding | None:
+    def _introduce_segment(self, record: RemoteLogSegmentMetadataRecord, offset: int) -> MetadataFinding | None:
         """Apply a record that introduces a segment."""
         existing = self.segments.get(record.segment_id)
         if existing is not None and existing.state is not record.state:
@@ -181,16 +181,16 @@ class RemoteLogMetadataCache:
         self.segments[record.segment_id] = record
         if record.segment_id in self.finished:
             message = "a segment whose deletion was finished is introduced again"
-            return Finding(FindingKind.REVIVED, self.partition, record.segment_id, offset, message)
+            return MetadataFinding(MetadataFindingKind.REVIVED, self.partition, record.segment_id, offset, message)
         return None
 
-    def _update_segment(self, update: RemoteLogSegmentMetadataUpdateRecord, offset: int, topic: str) -> Finding | None:
+    def _update_segment(self, update: RemoteLogSegmentMetadataUpdateRecord, offset: int, topic: str) -> MetadataFinding | None:
         """Apply a record that changes a segment's state."""
         existing = self.segments.get(update.segment_id)
         if existing is None:
             what = "is finished" if update.segment_id in self.finished else "was never introduced"
             message = f"{update.state} of a segment that {what}"
-            return Finding(FindingKind.UNKNOWN_SEGMENT, self.partition, update.segment_id, offset, message)
+            return MetadataFinding(MetadataFindingKind.UNKNOWN_SEGMENT, self.partition, update.segment_id, offset, message)
         if update.state is not existing.state and update.state not in TRANSITIONS[existing.state]:
             return self._dropped_transition_finding(existing.state, update.state, update.segment_id, offset)
         if update.state is SegmentState.COPY_SEGMENT_STARTED:
@@ -216,10 +216,10 @@ class RemoteLogMetadataCache:
             self.segments[update.segment_id] = found
         return None
 
-    def _dropped_transition_finding(self, before: SegmentState, after: SegmentState, raw_id: bytes, offset: int) -> Finding:
+    def _dropped_transition_finding(self, before: SegmentState, after: SegmentState, raw_id: bytes, offset: int) -> MetadataFinding:
         """Return the finding for an invalid state transition."""
         message = f"{before} cannot become {after}; brokers drop the record with an ERROR line"
-        return Finding(FindingKind.DROPPED_TRANSITION, self.partition, raw_id, offset, message)
+        return MetadataFinding(MetadataFindingKind.DROPPED_TRANSITION, self.partition, raw_id, offset, message)
 
     def _remember_finished_id(self, raw_id: bytes) -> None:
         """Remember the id of a deleted segment; only the newest MAX_FINISHED_IDS are remembered."""

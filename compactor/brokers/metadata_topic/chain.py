@@ -18,8 +18,8 @@ from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
 
 
-class Link(NamedTuple):
-    """A segment and the offsets [first, last] for which a broker reads it."""
+class ChainLink(NamedTuple):
+    """A segment with the offsets [first, last] that a broker reads from it."""
 
     segment: RemoteLogSegmentMetadataRecord
     first: int
@@ -35,7 +35,7 @@ class BrokerView:
     metadata_offset: offset in the metadata topic of the last record that was applied; -1 if there is none.
     """
 
-    links: Sequence[Link]
+    links: Sequence[ChainLink]
     lineage: tuple[EpochEntry, ...]
     metadata_offset: int = -1
 
@@ -64,12 +64,12 @@ def epoch_for_offset(lineage: Sequence[EpochEntry], offset: int) -> int | None:
     return previous
 
 
-def lookup_chain(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry]) -> list[Link]:
+def lookup_chain(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry]) -> list[ChainLink]:
     """Return which segment a broker reads for each offset, ascending, one link per range.
 
     Offsets between links have no segment.
     """
-    links: list[Link] = []
+    links: list[ChainLink] = []
     for epoch, first, last in _epoch_ranges(lineage):
         state = cache.epochs.get(epoch)
         if state is None:
@@ -84,18 +84,18 @@ def lookup_chain(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry]) -
                 continue
             if links and links[-1].segment.segment_id == raw_id and links[-1].last == begin - 1:
                 begin = links.pop().first
-            links.append(Link(segment, begin, until))
+            links.append(ChainLink(segment, begin, until))
     return links
 
 
-def whole_segment_chain(links: Sequence[Link], lineage: Sequence[EpochEntry]) -> list[Link]:
+def whole_segment_chain(links: Sequence[ChainLink], lineage: Sequence[EpochEntry]) -> list[ChainLink]:
     """Merge links so that each segment occurs once and is read from its own start. Readers of whole segments and compaction use this.
 
     Brokers look up each leader epoch separately, so a segment can be left for another one and return where the next epoch begins. If a
     segment continues the previous link and also holds earlier offsets of the same log, it replaces that link, because the records are
     equal.
     """
-    chained: list[Link] = []
+    chained: list[ChainLink] = []
     for link in links:
         begin = link.segment.start_offset
         if chained and chained[-1].last == link.first - 1 and begin <= chained[-1].last and _has_lineage_epochs(link, lineage):
@@ -109,7 +109,7 @@ def whole_segment_chain(links: Sequence[Link], lineage: Sequence[EpochEntry]) ->
     return chained
 
 
-def _has_lineage_epochs(link: Link, lineage: Sequence[EpochEntry]) -> bool:
+def _has_lineage_epochs(link: ChainLink, lineage: Sequence[EpochEntry]) -> bool:
     """Return whether the segment has the lineage's epochs up to the offset from which it is read."""
     own = [EpochEntry(epoch, start) for epoch, start in epoch_starts(link.segment) if start <= link.first]
     known = [entry for entry in lineage if entry.start_offset <= link.first]
@@ -145,7 +145,7 @@ def _preceding_epochs(cache: RemoteLogMetadataCache) -> dict[int, set[int]]:
     return found
 
 
-def offset_gaps(links: Sequence[Link]) -> list[tuple[int, int]]:
+def offset_gaps(links: Sequence[ChainLink]) -> list[tuple[int, int]]:
     """Return the offset ranges (first, last), both inclusive, between links. Consumers that request them are reset."""
     return [(one.last + 1, two.first - 1) for one, two in pairwise(links) if two.first > one.last + 1]
 

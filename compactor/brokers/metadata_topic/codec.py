@@ -186,7 +186,10 @@ def encode_record(record: MetadataRecord) -> bytes:
 
 
 def pack_segment(record: RemoteLogSegmentMetadataRecord) -> bytes:
-    """Encode a segment in any state, without the frame. For local storage only, never for the topic."""
+    """Encode a segment in any state, without the metadata topic's frame (api key and version).
+
+    For local storage only, never for the topic.
+    """
     nested = iter(record.nested)
     out = bytearray()
     _append_segment_id(out, record.partition, record.segment_id, next(nested, ()), next(nested, ()))
@@ -206,7 +209,7 @@ def pack_segment(record: RemoteLogSegmentMetadataRecord) -> bytes:
 
 
 def unpack_segment(data: bytes, position: int = 0) -> tuple[RemoteLogSegmentMetadataRecord, int]:
-    """Decode a segment that pack_segment encoded, and return it with the position behind it.
+    """Decode a segment that pack_segment encoded, and return it with the position after it.
 
     Raises ValueError, IndexError or struct.error if the bytes are corrupt.
     """

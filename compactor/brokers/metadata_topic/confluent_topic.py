@@ -19,7 +19,7 @@ from compactor.brokers.metadata_topic.connection import (
     no_answer_error,
     retry_until_answered,
 )
-from compactor.brokers.metadata_topic.ports import Bounds, PollResult, TopicIdentity, TopicRecord
+from compactor.brokers.metadata_topic.ports import PollResult, TopicBounds, TopicIdentity, TopicRecord
 from compactor.errors import Refused, Unavailable
 
 _CONSUMER_GROUP = "tiered-compactor"
@@ -68,11 +68,11 @@ class ConfluentMetadataTopic:
         self._leaders = {one.id: one.leader.id for one in described.partitions if one.leader is not None and one.leader.id >= 0}
         return TopicIdentity(cluster_id or "", uuid_text(uuid_to_bytes(described.topic_id)), self._partitions)
 
-    def bounds(self) -> Mapping[int, Bounds]:
+    def bounds(self) -> Mapping[int, TopicBounds]:
         if not self._partitions:
             self.identity()
         began, seconds = time.monotonic(), _FIRST_TIMEOUT_S
-        found: dict[int, Bounds] = {}
+        found: dict[int, TopicBounds] = {}
         while True:
             found |= self._fetch_bounds([number for number in self._leaders if number not in found], seconds)
             silent = frozenset(range(self._partitions)) - found.keys()
@@ -133,21 +133,21 @@ class ConfluentMetadataTopic:
                 producer.poll(_POLL_TIMEOUT_S)
                 refusal = self._listener.tls_or_login_error(self._connection.bootstrap_servers, what)
                 if refusal is not None and not answers:
-                    self._abandon_producer()
+                    self._drop_producer()
                     raise refusal
         except kafka.KafkaException as raised:
-            self._abandon_producer()
+            self._drop_producer()
             raise kafka_error(raised.args[0], self._connection.bootstrap_servers, what) from None
         if not answers:
-            self._abandon_producer()
+            self._drop_producer()
             raise Unavailable(f"{what}: no answer", hint="The record may stand; read the topic to know")
         error, message = answers[0]
         if error is None:
             self._listener.clear()
             return int(message.offset())
         if error.fatal():
-            self._abandon_producer()
-        received = self._listener.last if error.name() == "_MSG_TIMED_OUT" else None
+            self._drop_producer()
+        received = self._listener.last_error if error.name() == "_MSG_TIMED_OUT" else None
         found = kafka_error(received or error, self._connection.bootstrap_servers, what)
         if isinstance(found, Unavailable):
             raise Unavailable(found.message, hint="The record may stand; read the topic to know")
@@ -156,10 +156,10 @@ class ConfluentMetadataTopic:
     def close(self) -> None:
         if self._consumer is not None:
             self._consumer.close()
-        self._abandon_producer()
+        self._drop_producer()
         self._consumer = self._admin = None
 
-    def _fetch_bounds(self, numbers: Collection[int], seconds: float) -> dict[int, Bounds]:
+    def _fetch_bounds(self, numbers: Collection[int], seconds: float) -> dict[int, TopicBounds]:
         """Return the bounds of partitions whose leader answers within ``seconds``. Each leader gets its own request, so that one cannot
         delay all.
         """
@@ -187,7 +187,7 @@ class ConfluentMetadataTopic:
                         raise detail from None
                 except TimeoutError:
                     pass
-        return {number: Bounds(*both) for number, both in answers.items() if len(both) == 2}
+        return {number: TopicBounds(*both) for number, both in answers.items() if len(both) == 2}
 
     def _list_topic(self, client: Any) -> Any:
         """Return the cluster's current metadata about this topic."""
@@ -234,7 +234,7 @@ class ConfluentMetadataTopic:
             self._producer, self._writable = producer, frozenset(found.partitions)
         return self._producer
 
-    def _abandon_producer(self) -> None:
+    def _drop_producer(self) -> None:
         """Drop the producer and its unsent records. Records that were sent already may still arrive."""
         producer, self._producer = self._producer, None
         if producer is None:

@@ -68,7 +68,10 @@ class KafkaConnection:
         return int(detail) if detail and detail.isdigit() and int(detail) > 0 else int(self.timeout_s * 1000)
 
     def settings(self, listener: ClientErrors, **ours: object) -> dict[str, Any]:
-        """Return the configuration of a confluent-kafka client. ``ours``: further properties, with underscores instead of dots."""
+        """Return the configuration of a confluent-kafka client.
+
+        Keyword arguments are further client properties, with underscores instead of dots.
+        """
         fixed = {name.replace("_", "."): value for name, value in ours.items()}
         return {
             "client.id": "tiered-compactor",
@@ -102,21 +105,21 @@ class ClientErrors:
             self._error = None
 
     @property
-    def last(self) -> KafkaError | None:
+    def last_error(self) -> KafkaError | None:
         """Return the stored error, or None."""
         with self._lock:
             return self._error
 
-    def tls_or_login_error(self, servers: str, what: str) -> Refused | None:
+    def tls_or_login_error(self, servers: str, request: str) -> Refused | None:
         """Return the stored error as Refused if it is about TLS or login, so that retrying is pointless; otherwise None.
 
         :param servers: for the message.
-        :param what: the request, for the message.
+        :param request: the request, for the message.
         """
-        error = self.last
+        error = self.last_error
         if error is None or _severity(error.name()) < 2:
             return None
-        found = kafka_error(error, servers, what)
+        found = kafka_error(error, servers, request)
         return found if isinstance(found, Refused) else None
 
 
@@ -147,10 +150,10 @@ def create_client(make: Callable[[], Any]) -> Any:
         raise Refused(f"the Kafka client cannot be made: {error}", hint="Look at the properties of the connection") from None
 
 
-def retry_until_answered(connection: KafkaConnection, listener: ClientErrors, what: str, attempt: Callable[[float], T]) -> T:
+def retry_until_answered(connection: KafkaConnection, listener: ClientErrors, request: str, attempt: Callable[[float], T]) -> T:
     """Call ``attempt(seconds)`` until it returns, for at most the connection's timeout. Raises Unavailable, Refused or NotFound.
 
-    :param what: the request, for messages.
+    :param request: the request, for messages.
     """
     kafka = load_confluent_kafka()
     deadline = time.monotonic() + connection.timeout_s
@@ -161,15 +164,15 @@ def retry_until_answered(connection: KafkaConnection, listener: ClientErrors, wh
         except kafka.KafkaException as raised:
             error: KafkaError = raised.args[0]
             if error.name() not in (*_NETWORK_ERRORS, *_RETRIABLE_ERRORS) or left <= _ATTEMPT_TIMEOUT_S:
-                raise _final_error(error, connection, listener, what) from None
+                raise _final_error(error, connection, listener, request) from None
             time.sleep(_RETRY_DELAY_S)
         except TimeoutError:
             if left <= _ATTEMPT_TIMEOUT_S:
-                raise no_answer_error(connection, listener, what) from None
+                raise no_answer_error(connection, listener, request) from None
         else:
             listener.clear()
             return answer
-        refusal = listener.tls_or_login_error(connection.bootstrap_servers, what)
+        refusal = listener.tls_or_login_error(connection.bootstrap_servers, request)
         if refusal is not None:
             raise refusal
 
@@ -177,12 +180,11 @@ def retry_until_answered(connection: KafkaConnection, listener: ClientErrors, wh
 class RetriedAdminRequest(Generic[K, T]):
     """An admin request that ``retry_until_answered`` can repeat. Calling it returns all answers, or raises TimeoutError.
 
-    The client sends to the controller or the leaders that it knows. If one of them has died, no answer comes; therefore the cluster
-    metadata
-    is refreshed and the request is sent again, while answers to the first one are still accepted.
+    The client asks the controller or leaders that it knows. If one of them has died, no answer comes; therefore the cluster metadata is
+    refreshed and the request is sent again, while answers to the first request are still accepted.
 
     :param send: sends the request and returns a future for each answer.
-    :param topic: topic whose leaders are needed; None: all topics.
+    :param topic: topic whose leaders are needed; None for all topics.
     """
 
     def __init__(self, client: Any, send: Callable[[], Mapping[K, Future[T]]], topic: str | None = None) -> None:
@@ -228,15 +230,15 @@ class AdminSession:
             self._client = create_client(lambda: load_confluent_kafka().admin.AdminClient(self._connection.settings(self._listener)))
         return self._client
 
-    def request(self, what: str, send: Callable[[], Mapping[K, Future[T]]]) -> dict[K, T]:
+    def request(self, description: str, send: Callable[[], Mapping[K, Future[T]]]) -> dict[K, T]:
         """Send a request and return all answers. Raises Unavailable, Refused or NotFound."""
-        return retry_until_answered(self._connection, self._listener, what, RetriedAdminRequest(self.client, send))
+        return retry_until_answered(self._connection, self._listener, description, RetriedAdminRequest(self.client, send))
 
-    def list_cluster(self, what: str) -> Any:
+    def list_cluster(self, description: str) -> Any:
         """Return the cluster's metadata (brokers, topics, leaders), in one request."""
         client = self.client
         return retry_until_answered(
-            self._connection, self._listener, what, lambda seconds: [client.poll(0), client.list_topics(timeout=seconds)][1]
+            self._connection, self._listener, description, lambda seconds: [client.poll(0), client.list_topics(timeout=seconds)][1]
         )
 
     def close(self) -> None:
@@ -244,11 +246,11 @@ class AdminSession:
         self._client = None
 
 
-def kafka_error(error: KafkaError, servers: str, what: str) -> StoreError:
+def kafka_error(error: KafkaError, servers: str, request: str) -> StoreError:
     """Translate an error of librdkafka or a broker to Refused, NotFound or Unavailable.
 
     :param servers: for the message.
-    :param what: the request, for the message.
+    :param request: the request, for the message.
     """
     name, detail = error.name(), error.str()
     if name in _TLS_ERRORS:
@@ -256,33 +258,33 @@ def kafka_error(error: KafkaError, servers: str, what: str) -> StoreError:
     if name in _LOGIN_ERRORS:
         return Refused(f"{servers} refuses the login: {detail}", hint="Look at sasl.mechanism, sasl.username and sasl.password")
     if name in _AUTHORIZATION_ERRORS:
-        return Refused(f"{what}: not authorized ({name})", hint="Grant the user of this program what is missing with kafka-acls --add")
+        return Refused(f"{request}: not authorized ({name})", hint="Grant the user of this program what is missing with kafka-acls --add")
     if name in _NO_TOPIC_ERRORS:
         return Refused(
-            f"{what}: there is no such topic or partition", hint="Brokers create the metadata topic when they tier for the first time"
+            f"{request}: there is no such topic or partition", hint="Brokers create the metadata topic when they tier for the first time"
         )
     if name in _NO_OFFSET_ERRORS:
-        return NotFound(f"{what}: the offset is not there any more ({detail})")
+        return NotFound(f"{request}: the offset is not there any more ({detail})")
     if name in _NETWORK_ERRORS:
-        return Unavailable(f"{what}: no broker answers at {servers} ({detail})", hint="Is it running, and is security.protocol right?")
+        return Unavailable(f"{request}: no broker answers at {servers} ({detail})", hint="Is it running, and is security.protocol right?")
     if name in _RETRIABLE_ERRORS or error.retriable():
-        return Unavailable(f"{what}: {detail} ({name})", hint="Try again")
-    return Refused(f"{what}: {detail} ({name})")
+        return Unavailable(f"{request}: {detail} ({name})", hint="Try again")
+    return Refused(f"{request}: {detail} ({name})")
 
 
-def _final_error(error: KafkaError, connection: KafkaConnection, listener: ClientErrors, what: str) -> StoreError:
+def _final_error(error: KafkaError, connection: KafkaConnection, listener: ClientErrors, request: str) -> StoreError:
     """Return the error to raise when retries end: the most severe one that the client reported, else ``error``."""
-    refusal = listener.tls_or_login_error(connection.bootstrap_servers, what)
+    refusal = listener.tls_or_login_error(connection.bootstrap_servers, request)
     if refusal is not None:
         return refusal
-    if error.name() in (*_RETRIABLE_ERRORS, *_NETWORK_ERRORS) and (received := listener.last) is not None:
-        return kafka_error(received, connection.bootstrap_servers, what)
-    return kafka_error(error, connection.bootstrap_servers, what)
+    if error.name() in (*_RETRIABLE_ERRORS, *_NETWORK_ERRORS) and (received := listener.last_error) is not None:
+        return kafka_error(received, connection.bootstrap_servers, request)
+    return kafka_error(error, connection.bootstrap_servers, request)
 
 
 def no_answer_error(connection: KafkaConnection, listener: ClientErrors, what: str) -> StoreError:
     """Return the error for a request without an answer: the one that the client reported, else a timeout."""
-    received = listener.last
+    received = listener.last_error
     if received is not None:
         return kafka_error(received, connection.bootstrap_servers, what)
     return Unavailable(f"{what}: no answer from {connection.bootstrap_servers} within {connection.timeout_s:g} s", hint="Try again")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import MetadataRecord, TopicIdPartition, decode_record
 from compactor.brokers.metadata_topic.persisted_state import FoldedPartition, FoldPosition, PersistedStates, StateLost, TieredPartition
-from compactor.brokers.metadata_topic.ports import Bounds, MetadataTopic, TopicIdentity, TopicRecord
+from compactor.brokers.metadata_topic.ports import MetadataTopic, TopicBounds, TopicIdentity, TopicRecord
 from compactor.brokers.metadata_topic.state_serde import PackedSegments
 from compactor.brokers.metadata_topic.token_bucket import count_records
 from compactor.errors import BadData, NotFound, Unavailable
@@ -97,11 +97,11 @@ class _ReadChunk:
 
 
 class _TopicChangedError(Exception):
-    """Raised if the topic no longer contains records that were folded."""
+    """Raised if records that were folded before are no longer in the topic, for example because it was deleted and created again."""
 
 
 class FoldedMetadataTopic:
-    """Metadata topic with the folded state of every user partition. Thread-safe.
+    """Reader of the metadata topic that keeps the folded state of every user partition. Thread-safe.
 
     :param topic: client used by this object only.
     :param kept: local state of this topic only.
@@ -143,7 +143,7 @@ class FoldedMetadataTopic:
                     return self._fold_to_end(deadline)._replace(refold_reason=why)
                 except (StateLost, _TopicChangedError) as error:
                     why = str(error)
-                    self._states.discard(why)
+                    self._states.discard_all(why)
                     self._identity, self._reading = None, {}
                 except BaseException:
                     self._reading = {}  # the reader may be ahead of what was folded
@@ -165,7 +165,7 @@ class FoldedMetadataTopic:
                 reached = self._reached[number]
                 raise BadData(reached.stopped, segment=f"{self._topic.name}-{number}", offset=reached.position)
             try:
-                return self._states.load(number, [name])[0]
+                return self._states.load_partitions(number, [name])[0]
             except StateLost as error:
                 raise Unavailable(f"local state of {self._topic.name} is lost", hint="The topic is folded anew by the next look") from error
 
@@ -187,7 +187,7 @@ class FoldedMetadataTopic:
             return dict(self._reached)
 
     @property
-    def leaderless(self) -> frozenset[int]:
+    def leaderless_partitions(self) -> frozenset[int]:
         """Return the metadata partitions that could not be read by the last catch_up because no broker leads them."""
         return self._leaderless
 
@@ -216,7 +216,7 @@ class FoldedMetadataTopic:
                 folded += self._fold_chunk(number, read[number])
         return FollowProgress(folded, self._unread_records(bounds))
 
-    def _seek_unread(self, bounds: Mapping[int, Bounds]) -> None:
+    def _seek_unread(self, bounds: Mapping[int, TopicBounds]) -> None:
         """Continue reading each metadata partition at its fold position, or at the last folded record if that was not verified yet."""
         positions = {}
         for number, (start, end) in bounds.items():
@@ -236,7 +236,7 @@ class FoldedMetadataTopic:
             self._topic.seek(positions)
             self._reading = positions
 
-    def _unread_records(self, bounds: Mapping[int, Bounds]) -> dict[int, int]:
+    def _unread_records(self, bounds: Mapping[int, TopicBounds]) -> dict[int, int]:
         """Return the number of unread records by metadata partition."""
         behind = {}
         for number, (_, end) in bounds.items():
@@ -245,7 +245,7 @@ class FoldedMetadataTopic:
                 behind[number] = end - reached.position
         return behind
 
-    def _read_chunk(self, bounds: Mapping[int, Bounds], deadline: float) -> dict[int, _ReadChunk]:
+    def _read_chunk(self, bounds: Mapping[int, TopicBounds], deadline: float) -> dict[int, _ReadChunk]:
         """Read records until a chunk is full, the end is reached or the deadline has passed."""
         read: dict[int, _ReadChunk] = {}
         count = size = 0
@@ -325,7 +325,7 @@ class FoldedMetadataTopic:
     def _apply_events(self, number: int, events: Mapping[TopicIdPartition, Iterable[tuple[int, MetadataRecord]]], end: int) -> None:
         """Apply records below offset ``end`` to user partitions, and save these."""
         names = list(events)
-        held = dict(zip(names, self._states.load(number, names), strict=True))
+        held = dict(zip(names, self._states.load_partitions(number, names), strict=True))
         done = {}
         topic = f"{self._topic.name}-{number}"
         try:
@@ -334,9 +334,9 @@ class FoldedMetadataTopic:
                 for offset, record in events[name]:
                     if offset >= end:
                         break
-                    folded.apply(record, offset, topic)
+                    folded.apply_record(record, offset, topic)
         finally:
-            self._states.save(done)
+            self._states.save_partitions(done)
 
     def _decode_record(self, record: TopicRecord) -> MetadataRecord:
         """Decode a record. Raises BadData if it is corrupt, has a key, or is in the wrong metadata partition."""

@@ -63,32 +63,32 @@ class KafkaLeaders:
         """Return the ids of these topics, without those that do not exist or may not be described. Raises Unavailable or Refused."""
         admin, timeout = self._admin.client, self._connection.timeout_s
         cluster = self._admin.request("describe the cluster", lambda: {"": admin.describe_cluster(request_timeout=timeout)})[""]
-        return ClusterTopics(cluster.cluster_id or "", self._topic_ids(names))
+        return ClusterTopics(cluster.cluster_id or "", self._request_topic_ids(names))
 
-    def _topic_ids(self, names: Sequence[str]) -> dict[str, str]:
+    def _request_topic_ids(self, names: Sequence[str]) -> dict[str, str]:
         """Return the ids of topics, in one request, or one request per topic if the cluster refuses the joint one."""
         admin, timeout = self._admin.client, self._connection.timeout_s
         wanted = load_confluent_kafka().TopicCollection(list(names))
         try:
             found = self._admin.request(f"describe {', '.join(names)}", lambda: admin.describe_topics(wanted, request_timeout=timeout))
         except Refused:
-            return {name: topic_id for one in names for name, topic_id in self._topic_ids([one]).items()} if len(names) > 1 else {}
+            return {name: topic_id for one in names for name, topic_id in self._request_topic_ids([one]).items()} if len(names) > 1 else {}
         return {name: uuid_text(uuid_to_bytes(topic.topic_id)) for name, topic in found.items()}
 
     def retention_ms(self, topic: str) -> int | None:
         """Return the topic's ``retention.ms``, -1 if unlimited, or None if this user may not read it. Raises StoreError."""
-        return self._milliseconds(topic, "retention.ms")
+        return self._read_setting_ms(topic, "retention.ms")
 
     def delete_delay_ms(self, topic: str) -> int | None:
         """Return the topic's ``file.delete.delay.ms``, or None if this user may not read it. Raises StoreError."""
-        return self._milliseconds(topic, "file.delete.delay.ms")
+        return self._read_setting_ms(topic, "file.delete.delay.ms")
 
-    def _milliseconds(self, topic: str, name: str) -> int | None:
+    def _read_setting_ms(self, topic: str, name: str) -> int | None:
         """Return a setting of a topic, or None if this user may not read it. Raises StoreError."""
         setting = KafkaAdmin(self._connection).describe_topics([topic])[topic].settings.get(name)
         return int(setting.value) if setting is not None else None
 
-    def ends(self, names: Sequence[TopicPartition]) -> dict[TopicPartition, LogEnd | StoreError]:
+    def log_ends(self, names: Sequence[TopicPartition]) -> dict[TopicPartition, LogEnd | StoreError]:
         """Return the log end of each partition, in one request per broker; an error for partitions whose leader does not answer.
 
         Raises Refused if no client can be created.

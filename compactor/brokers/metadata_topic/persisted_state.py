@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from compactor.brokers.metadata_topic import state_serde as packed
-from compactor.brokers.metadata_topic.cache import Finding, RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.cache import MetadataFinding, RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import (
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
@@ -90,20 +90,20 @@ class FoldedPartition:
     """A user partition's segments, the newest findings about its records, and their total number."""
 
     cache: RemoteLogMetadataCache
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[MetadataFinding] = field(default_factory=list)
     finding_count: int = 0
     finished: int = 0
     other: int = 0
     finished_bytes: int = 0
 
-    def apply(self, record: MetadataRecord, offset: int, topic: str) -> None:
+    def apply_record(self, record: MetadataRecord, offset: int, topic: str) -> None:
         """Apply one record and update the counts. Raises BadData if brokers stop at it."""
         if offset <= self.cache.applied:
             return
         segments = self.cache.segments
         raw_id = b"" if isinstance(record, RemotePartitionDeleteMetadataRecord) else record.segment_id
         before = segments.get(raw_id)
-        finding = self.cache.apply(record, offset, topic=topic)
+        finding = self.cache.apply_record(record, offset, topic=topic)
         self._adjust_counts(before, -1)
         self._adjust_counts(segments.get(raw_id), 1)
         if not segments:
@@ -147,7 +147,7 @@ class PersistedStates:
         self._reached = _parse_positions(values[1:]) if values[0] == message else {}
         if len(self._reached) != identity.partitions:
             if values[0] is not None:
-                self._store.throw_away("it is of another metadata topic, or of another version of this program")
+                self._store.delete_all("it is of another metadata topic, or of another version of this program")
             self._memory.clear()
             self._reached = dict.fromkeys(range(identity.partitions), FoldPosition())
             self._writable = self._store.writable
@@ -157,13 +157,13 @@ class PersistedStates:
         self._stored = self._store.get([_TOPIC_KEY])[0]
         return dict(self._reached)
 
-    def discard(self, why: str) -> None:
-        """Delete everything; load_positions then starts from the beginning. why: for the log."""
-        self._store.throw_away(why)
+    def discard_all(self, reason: str) -> None:
+        """Delete all stored states, so that load_positions starts from the beginning of the topic. reason: for the log."""
+        self._store.delete_all(reason)
         self._memory.clear()
         self._reached = {}
 
-    def load(self, metadata_partition: int, names: Sequence[TopicIdPartition]) -> list[FoldedPartition | None]:
+    def load_partitions(self, metadata_partition: int, names: Sequence[TopicIdPartition]) -> list[FoldedPartition | None]:
         """Return the states of user partitions, None for unknown ones. Raises StateLost."""
         keys = [_position_key(metadata_partition)]
         for name in names:
@@ -173,7 +173,7 @@ class PersistedStates:
             raise StateLost(f"metadata partition {metadata_partition}")
         return [_decode_partition(name, message, data) for name, message, data in zip(names, values[::2], values[1::2], strict=True)]
 
-    def save(self, partitions: Mapping[TopicIdPartition, FoldedPartition]) -> None:
+    def save_partitions(self, partitions: Mapping[TopicIdPartition, FoldedPartition]) -> None:
         """Save the states of user partitions."""
         values = {}
         for name, folded in partitions.items():
@@ -181,14 +181,14 @@ class PersistedStates:
             values[_partition_key(_STATE_PREFIX, name)] = packed.pack_fold(folded.cache, folded.findings)
         self._write_values(values)
 
-    def save_position(self, metadata_partition: int, reached: FoldPosition) -> None:
+    def save_position(self, metadata_partition: int, position: FoldPosition) -> None:
         """Save a fold position. Called after the states of all records below it are saved."""
-        self._reached[metadata_partition] = reached
-        self._write_values({_position_key(metadata_partition): reached.encode()})
+        self._reached[metadata_partition] = position
+        self._write_values({_position_key(metadata_partition): position.encode()})
 
     def tiered_partitions(self) -> Iterator[TieredPartition]:
         """Yield all user partitions with records, by topic id and number."""
-        found = self._store.below(_SUMMARY_PREFIX) | {
+        found = self._store.values_with_prefix(_SUMMARY_PREFIX) | {
             key[len(_SUMMARY_PREFIX) :]: data for key, data in self._memory.items() if key.startswith(_SUMMARY_PREFIX)
         }
         for key, data in sorted(found.items()):

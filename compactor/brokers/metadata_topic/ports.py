@@ -19,7 +19,7 @@ class TopicRecord(NamedTuple):
     value: bytes | None
 
 
-class Bounds(NamedTuple):
+class TopicBounds(NamedTuple):
     """First existing offset and next offset to be written (exclusive end) of a metadata topic partition."""
 
     start: int
@@ -59,7 +59,7 @@ class MetadataTopic(Protocol):
     def identity(self) -> TopicIdentity:
         """Ask the cluster for the topic's identity. Never cached."""
 
-    def bounds(self) -> Mapping[int, Bounds]:
+    def bounds(self) -> Mapping[int, TopicBounds]:
         """Return first and end offset of every partition that has a leader now."""
 
     def seek(self, positions: Mapping[int, int]) -> None:
@@ -83,16 +83,16 @@ class LocalKeyValueStore(Protocol):
 
     @property
     def writable(self) -> bool:
-        """Return whether values can be written now."""
+        """Return whether the store accepts writes now."""
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of these keys, None for absent ones."""
 
-    def below(self, prefix: bytes) -> dict[bytes, bytes]:
+    def values_with_prefix(self, prefix: bytes) -> dict[bytes, bytes]:
         """Return all values whose key has this prefix; the prefix is removed from the returned keys."""
 
-    def write(self, values: Mapping[bytes, bytes], gone: Sequence[bytes] = ()) -> None:
-        """Write ``values`` and delete the keys in ``gone`` in one batch."""
+    def write(self, values: Mapping[bytes, bytes], deleted: Sequence[bytes] = ()) -> None:
+        """Write ``values`` and delete the keys in ``deleted`` in one batch."""
 
-    def throw_away(self, why: str) -> None:
-        """Delete everything. why: the reason, for the log."""
+    def delete_all(self, reason: str) -> None:
+        """Delete all values. reason: for the log."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from checkpoint.lineage import EpochEntry, first_divergent_offset, merge_segment_lineages
 from compactor.brokers.metadata_topic.cache import LeaderEpochState, RemoteLogMetadataCache, epoch_starts, last_offset_of_epoch
-from compactor.brokers.metadata_topic.chain import Link, epoch_for_offset, lookup_chain, whole_segment_chain
+from compactor.brokers.metadata_topic.chain import ChainLink, epoch_for_offset, lookup_chain, whole_segment_chain
 from compactor.brokers.metadata_topic.codec import (
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
@@ -40,7 +40,9 @@ def record_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry],
 
 
 def _format_problem(cache: RemoteLogMetadataCache, record: MetadataRecord) -> str:
-    """Return how the record violates R1, R4 or R6 (records at which brokers stop or that they could not serve), or an empty string."""
+    """Return how the record violates R1, R4 or R6 of the metadata rules (records at which brokers stop or that they could not serve), or an
+    empty string.
+    """
     if isinstance(record, RemotePartitionDeleteMetadataRecord):
         return "R1: a partition's tier is deleted by brokers alone"
     if record.partition.topic_id != cache.partition.topic_id or record.partition.partition != cache.partition.partition:
@@ -62,7 +64,7 @@ def _format_problem(cache: RemoteLogMetadataCache, record: MetadataRecord) -> st
 
 
 def _transition_problem(cache: RemoteLogMetadataCache, record: MetadataRecord) -> str:
-    """Return how the record violates R1 or R3 (Kafka's state machine, custom metadata), or an empty string."""
+    """Return how the record violates R1 or R3 of the metadata rules (Kafka's state machine, custom metadata), or an empty string."""
     if isinstance(record, RemotePartitionDeleteMetadataRecord):
         return ""
     existing = cache.segments.get(record.segment_id)
@@ -81,9 +83,9 @@ def _transition_problem(cache: RemoteLogMetadataCache, record: MetadataRecord) -
 
 
 def _lookup_problem(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> str:
-    """Return how the record violates R3b, R4 or R8, or an empty string: no readable offset may become unreadable, not even briefly."""
+    """Return how the record makes a readable offset unreadable, even briefly (R3b, R4, R8 of the metadata rules), or an empty string."""
     after = TrialFold(cache)
-    message = after.apply(record)
+    message = after.apply_record(record)
     if message:
         return f"R1: {message}"
     lost = _first_lost_offset(lookup_chain(cache, lineage), lookup_chain(after.cache, lineage))
@@ -92,14 +94,14 @@ def _lookup_problem(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry]
         return f"{rule}: offset {lost} would have no segment"
     if isinstance(record, RemoteLogSegmentMetadataUpdateRecord) and record.state is _S.COPY_SEGMENT_FINISHED:
         segment = cache.segments[record.segment_id]
-        for epoch in epochs_with_lookup_window(cache, segment):
+        for epoch in epochs_with_lookup_gap(cache, segment):
             if any(entry.epoch == epoch for entry in lineage):
                 return f"R8: while segment {record.id} supersedes the end of leader epoch {epoch}, readers find nothing there"
     return ""
 
 
 class TrialFold:
-    """Copy-on-write fold to try records on. The original is not changed."""
+    """Copy-on-write copy of a partition's folded metadata, on which records are tried. The original is not changed."""
 
     def __init__(self, cache: RemoteLogMetadataCache) -> None:
         self.cache = RemoteLogMetadataCache(cache.partition, _SegmentOverlay(cache.segments))
@@ -107,17 +109,17 @@ class TrialFold:
         self.cache.finished = dict(cache.finished)
         self.cache.epochs = {epoch: state.copy() for epoch, state in cache.epochs.items()}
 
-    def apply(self, record: MetadataRecord) -> str:
+    def apply_record(self, record: MetadataRecord) -> str:
         """Apply a record, and return what brokers would complain about, or an empty string."""
         try:
-            finding = self.cache.apply(record, self.cache.applied + 1)
+            finding = self.cache.apply_record(record, self.cache.applied + 1)
         except BadData as error:
             return error.cause
         return finding.detail if finding else ""
 
 
 class _SegmentOverlay(MutableMapping[bytes, RemoteLogSegmentMetadataRecord]):
-    """Segments that are changed on top of another mapping, which stays unchanged."""
+    """Mapping of segments by id that stores changes on top of another mapping, which stays unchanged."""
 
     def __init__(self, below: MutableMapping[bytes, RemoteLogSegmentMetadataRecord]) -> None:
         self._below = below
@@ -155,8 +157,10 @@ def is_effective(cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadat
     return all(epoch in cache.epochs and cache.epochs[epoch].floor_segment_id(start) == segment.segment_id for epoch, start in parts)
 
 
-def epochs_with_lookup_window(cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord) -> list[int]:
-    """Return leader epochs in which a broker removes older entries before it adds this segment, so that lookups in between fail (R8)."""
+def epochs_with_lookup_gap(cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord) -> list[int]:
+    """Return the leader epochs in which lookups would briefly fail (R8), because a broker removes older entries before it adds this
+    segment.
+    """
     return [
         epoch
         for epoch, start in epoch_starts(segment)
@@ -200,7 +204,7 @@ def ceiling_markers(
     uncopied offsets as copied. ``record_refusal`` refuses a replacement whose marker is needed and not permitted.
     """
     made = []
-    for epoch in epochs_with_lookup_window(cache, segment):
+    for epoch in epochs_with_lookup_gap(cache, segment):
         at = last_offset_of_epoch(segment, epoch) + 1
         following = epoch_for_offset(lineage, at)
         if following is None or following <= epoch:
@@ -220,9 +224,9 @@ def ceiling_markers(
 
 
 def replacement_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord) -> str:
-    """Return why this segment cannot replace what readers find in its offset range (R4, R7, R8, ascending order), or an empty string.
+    """Return why this segment cannot replace what readers find in its offset range, or an empty string.
 
-    Called before the segment is introduced.
+    Called before the segment is introduced. Checks the metadata rules R4, R7 and R8 and that replacements come in ascending order.
     """
     links = whole_segment_chain(lookup_chain(cache, lineage), lineage)
     covered = [link for link in links if link.last >= segment.start_offset and link.first <= segment.end_offset]
@@ -242,7 +246,7 @@ def replacement_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEn
     return ""
 
 
-def _epochs_read(link: Link) -> tuple[EpochEntry, ...]:
+def _epochs_read(link: ChainLink) -> tuple[EpochEntry, ...]:
     """Return the leader epochs of a source that readers read."""
     return tuple(EpochEntry(epoch, start) for epoch, start in epoch_starts(link.segment) if start <= link.last)
 
@@ -259,7 +263,7 @@ def source_deletion_refusal(
     rest = [_update_record(segment, _S.COPY_SEGMENT_FINISHED)]
     rest += [_update_record(trial.segments[raw_id], _S.DELETE_SEGMENT_STARTED) for raw_id in sources if raw_id in trial.segments]
     for record in rest:
-        message = after.apply(record)
+        message = after.apply_record(record)
         if message:
             return f"R1: {message}"
     lost = _first_lost_offset(lookup_chain(cache, lineage), lookup_chain(trial, lineage))
@@ -316,7 +320,7 @@ def finish_refusal(
         why = record_refusal(trial.cache, lineage, record)
         if why:
             return why
-        trial.apply(record)
+        trial.apply_record(record)
     return ""
 
 
@@ -327,7 +331,7 @@ def hides_offsets(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], 
     first.
     """
     after = TrialFold(cache)
-    message = after.apply(_update_record(segment, _S.DELETE_SEGMENT_STARTED))
+    message = after.apply_record(_update_record(segment, _S.DELETE_SEGMENT_STARTED))
     return not message and _first_lost_offset(lookup_chain(after.cache, lineage), lookup_chain(cache, lineage)) is not None
 
 
@@ -364,7 +368,7 @@ def late_broker_copies(
     return [one for one in late if any(first <= one.start_offset and one.end_offset <= last for first, last in spans)]
 
 
-def _is_covered(links: Sequence[Link], segment: RemoteLogSegmentMetadataRecord) -> bool:
+def _is_covered(links: Sequence[ChainLink], segment: RemoteLogSegmentMetadataRecord) -> bool:
     """Return whether the links contain all offsets of the segment."""
     wanted = segment.start_offset
     for link in links:
@@ -380,7 +384,7 @@ def _update_record(segment: RemoteLogSegmentMetadataRecord, state: SegmentState)
     )
 
 
-def _first_lost_offset(before: Sequence[Link], after: Sequence[Link]) -> int | None:
+def _first_lost_offset(before: Sequence[ChainLink], after: Sequence[ChainLink]) -> int | None:
     """Return the first offset that is in ``before`` and not in ``after``, or None."""
     at = 0
     for link in before:

@@ -6,7 +6,7 @@ import json
 import struct
 from collections.abc import Iterator, MutableMapping
 
-from compactor.brokers.metadata_topic.cache import Finding, FindingKind, LeaderEpochState, RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.cache import LeaderEpochState, MetadataFinding, MetadataFindingKind, RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import (
     PartitionDeleteState,
     RemoteLogSegmentMetadataRecord,
@@ -50,19 +50,19 @@ class PackedSegments(MutableMapping[bytes, RemoteLogSegmentMetadataRecord]):
     def __len__(self) -> int:
         return len(self._segments)
 
-    def packed(self) -> dict[bytes, bytes]:
+    def packed_segments(self) -> dict[bytes, bytes]:
         """Return all segments in encoded form."""
         return {raw_id: held if isinstance(held, bytes) else pack_segment(held) for raw_id, held in self._segments.items()}
 
-    def hold(self, raw_id: bytes, data: bytes) -> None:
+    def store_packed(self, raw_id: bytes, data: bytes) -> None:
         """Store an encoded segment."""
         self._segments[raw_id] = data
 
 
-def pack_fold(cache: RemoteLogMetadataCache, findings: list[Finding]) -> bytes:
-    """Encode a user partition's segments and findings."""
+def pack_fold(cache: RemoteLogMetadataCache, findings: list[MetadataFinding]) -> bytes:
+    """Encode the folded segments and findings of a user partition for local storage."""
     segments = cache.segments
-    held = segments.packed() if isinstance(segments, PackedSegments) else {raw: pack_segment(one) for raw, one in segments.items()}
+    held = segments.packed_segments() if isinstance(segments, PackedSegments) else {raw: pack_segment(one) for raw, one in segments.items()}
     reported = json.dumps([[one.kind, one.segment_id.hex(), one.offset, one.detail] for one in findings]).encode()
     deletion = _DELETE_STATES.index(cache.deletion)
     parts = [_HEAD.pack(cache.applied, deletion, len(cache.epochs), len(held), len(cache.finished), len(reported))]
@@ -78,7 +78,7 @@ def pack_fold(cache: RemoteLogMetadataCache, findings: list[Finding]) -> bytes:
     return b"".join(parts)
 
 
-def unpack_fold(data: bytes, partition: TopicIdPartition) -> tuple[RemoteLogMetadataCache, list[Finding]]:
+def unpack_fold(data: bytes, partition: TopicIdPartition) -> tuple[RemoteLogMetadataCache, list[MetadataFinding]]:
     """Decode what pack_fold encoded. Raises ValueError or struct.error if the bytes are corrupt."""
     cache = RemoteLogMetadataCache(partition, PackedSegments())
     cache.applied, deletion, epochs, segments, finished, reported_length = _HEAD.unpack_from(data)
@@ -104,13 +104,16 @@ def unpack_fold(data: bytes, partition: TopicIdPartition) -> tuple[RemoteLogMeta
     held = cache.segments
     if isinstance(held, PackedSegments):
         for raw_id, length in listed:
-            held.hold(raw_id, data[at : at + length])
+            held.store_packed(raw_id, data[at : at + length])
             at += length
     if at != len(data):
         raise ValueError(f"{len(data)} bytes, {at} expected")
-    return cache, [Finding(FindingKind(kind), partition, bytes.fromhex(raw), offset, message) for kind, raw, offset, message in reported]
+    return cache, [
+        MetadataFinding(MetadataFindingKind(kind), partition, bytes.fromhex(raw), offset, message)
+        for kind, raw, offset, message in reported
+    ]
 
 
-def _read_ids(data: bytes, at: int, count: int) -> list[bytes]:
-    """Return ``count`` ids of 16 bytes each, starting at position ``at``."""
-    return [data[start : start + 16] for start in range(at, at + 16 * count, 16)]
+def _read_ids(data: bytes, position: int, count: int) -> list[bytes]:
+    """Return ``count`` ids of 16 bytes each, starting at position ``position``."""
+    return [data[start : start + 16] for start in range(position, position + 16 * count, 16)]

@@ -31,17 +31,17 @@ RecordsByMinute = tuple[tuple[int, int], ...]
 """(minute since 1970, records in it), ascending."""
 
 
-def count_records(before: RecordsByMinute, stamps_ms: Iterable[int], now_ms: int) -> RecordsByMinute:
+def count_records(counts: RecordsByMinute, stamps_ms: Iterable[int], now_ms: int) -> RecordsByMinute:
     """Return the counts by minute after adding records with these timestamps. A timestamp later than ``now_ms`` counts as now, because it
     comes from the writer's clock.
     """
     now = now_ms // MINUTE_MS
-    found = Counter(dict(before))
+    found = Counter(dict(counts))
     found.update(min(stamp // MINUTE_MS, now) for stamp in stamps_ms)
     return tuple(sorted((minute, count) for minute, count in found.items() if minute > now - COUNTED_MINUTES))
 
 
-def last_hour(by_minute: Mapping[int, int], now_ms: int) -> dict[int, int]:
+def records_of_last_hour(by_minute: Mapping[int, int], now_ms: int) -> dict[int, int]:
     """Return the counts of the minutes of the last hour, ascending. Up to an hour of the future is included, in case a
     clock was set back.
     """
@@ -50,7 +50,7 @@ def last_hour(by_minute: Mapping[int, int], now_ms: int) -> dict[int, int]:
 
 
 @dataclass(frozen=True)
-class Reservation:
+class RecordReservation:
     """Metadata records that a partition still has to write.
 
     round: number of records until the deletion of the replaced segments begins.
@@ -79,10 +79,10 @@ class WaitingRound:
 class MetadataTokenBucket:
     """Token bucket with the reservations of admitted rounds and the waiting rounds in order of arrival, both by partition. Immutable."""
 
-    reserved: Mapping[TopicPartition, Reservation] = field(default_factory=dict)
+    reserved: Mapping[TopicPartition, RecordReservation] = field(default_factory=dict)
     waiting: Mapping[TopicPartition, WaitingRound] = field(default_factory=dict)
 
-    def admit(
+    def admit_round(
         self, written: Mapping[int, int], name: TopicPartition, records: int, per_hour: int, now_ms: int
     ) -> tuple[MetadataTokenBucket, Wait | None]:
         """Admit a round, or return how long it has to wait. An admitted round may ask again for more records.
@@ -94,9 +94,9 @@ class MetadataTokenBucket:
         """
         reserved = {of: one for of, one in self.reserved.items() if now_ms < one.counted_ms + _HOUR_MS}
         waiting = {of: one for of, one in self.waiting.items() if now_ms < one.again_ms + MAX_WAITING_MS}
-        mine = reserved.get(name, Reservation(0, 0, now_ms))
+        mine = reserved.get(name, RecordReservation(0, 0, now_ms))
         wanted = max(records, waiting[name].records) if name in waiting else records
-        used = last_hour(written, now_ms)
+        used = records_of_last_hour(written, now_ms)
         others = sum(one.round + one.deletions for one in reserved.values()) - mine.round
         total = sum(used.values()) + others
         first = next((of for of, one in waiting.items() if of == name or now_ms <= one.again_ms + MAX_SILENCE_MS), name)
@@ -108,27 +108,27 @@ class MetadataTokenBucket:
         waiting[name] = WaitingRound(wanted, max(until, now_ms + MINUTE_MS))
         return MetadataTokenBucket(reserved, waiting)._without_round(name), Wait(waiting[name].again_ms, wanted)
 
-    def appended(self, name: TopicPartition, records: int, deletions: int, now_ms: int) -> MetadataTokenBucket:
+    def after_append(self, name: TopicPartition, records: int, deletions: int, now_ms: int) -> MetadataTokenBucket:
         """Return the bucket after records were appended to the topic: they are no longer reserved, because they are
         counted in the topic.
         """
-        return self._reserve(name, -records, -deletions, now_ms)
+        return self._change_reservation(name, -records, -deletions, now_ms)
 
-    def published(self, name: TopicPartition, deletions: int, now_ms: int) -> MetadataTokenBucket:
+    def after_publication(self, name: TopicPartition, deletions: int, now_ms: int) -> MetadataTokenBucket:
         """Return the bucket after a publication: of the reservation, only ``deletions`` records remain, which are written after grace."""
         known = self.reserved.get(name)
-        return self if known is None else self._reserve(name, -known.round, deletions, now_ms)
+        return self if known is None else self._change_reservation(name, -known.round, deletions, now_ms)
 
-    def released(self, name: TopicPartition) -> MetadataTokenBucket:
+    def without_reservation(self, name: TopicPartition) -> MetadataTokenBucket:
         """Return the bucket without the round of a partition, because it has ended or is no longer due."""
         return replace(self, waiting={of: one for of, one in self.waiting.items() if of != name})._without_round(name)
 
-    def _reserve(self, name: TopicPartition, records: int, deletions: int, now_ms: int) -> MetadataTokenBucket:
+    def _change_reservation(self, name: TopicPartition, records: int, deletions: int, now_ms: int) -> MetadataTokenBucket:
         """Return the bucket with the reservation of a partition changed by these numbers, if there is one."""
         known = self.reserved.get(name)
         if known is None:
             return self
-        more = Reservation(max(0, known.round + records), max(0, known.deletions + deletions), now_ms)
+        more = RecordReservation(max(0, known.round + records), max(0, known.deletions + deletions), now_ms)
         return replace(self, reserved={**self.reserved, name: more})
 
     def _without_round(self, name: TopicPartition) -> MetadataTokenBucket:
@@ -137,13 +137,13 @@ class MetadataTokenBucket:
         return replace(self, reserved={of: one for of, one in left.items() if one.round or one.deletions})
 
 
-def _time_when_admissible(used: Mapping[int, int], wanted: int, per_hour: int) -> int:
-    """Return when a round of ``wanted`` records will fit the cap because older records have left the last hour, in milliseconds; 0 if it
+def _time_when_admissible(records_by_minute: Mapping[int, int], records: int, per_hour: int) -> int:
+    """Return when a round of ``records`` records will fit the cap because older records have left the last hour, in milliseconds; 0 if it
     fits now.
     """
-    left, at = sum(used.values()), 0
-    for minute, count in used.items():
-        if not left or left + wanted <= per_hour:
+    left, at = sum(records_by_minute.values()), 0
+    for minute, count in records_by_minute.items():
+        if not left or left + records <= per_hour:
             break
         left -= count
         at = (minute + MINUTES_PER_HOUR) * MINUTE_MS

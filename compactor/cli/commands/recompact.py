@@ -114,7 +114,7 @@ def _spark_document(started: StartedCluster, cost: TaskCost) -> dict[str, object
     """Return facts about the Spark job for JSON output."""
     return {
         "master": started.master,
-        "slots": started.cluster.slots,
+        "slots": started.cluster.task_slots,
         "startup_seconds": round(started.seconds, 3),
         "exchanged_rows": cost.rows,
         "exchanged_bytes": cost.exchanged_bytes,

@@ -222,7 +222,7 @@ def snapshot_metadata(args: argparse.Namespace, out: Output) -> None:
         "cluster_id": snapshot.cluster_id,
         "topics": len(snapshot.topics),
         "partitions": sum(len(topic.partitions) for topic in snapshot.topics),
-        "segments": snapshot.segments,
+        "segments": snapshot.segment_count,
     }
     reported = f"{document['segments']} segments of {document['partitions']} partitions are kept in {document['snapshot']}"
     out.print_result(document, summary=reported)

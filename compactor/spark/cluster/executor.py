@@ -98,7 +98,7 @@ class TaskCost:
     cpu_seconds: float = 0.0
     sidecar_bytes: int = 0
 
-    def add(self, other: TaskCost) -> None:
+    def add_cost(self, other: TaskCost) -> None:
         """Add the cost of another task: sums are added; of peaks and coverage the higher value is kept."""
         for name, value in other.__dict__.items():
             mine = getattr(self, name)

@@ -115,7 +115,7 @@ def _check_version(plan: CompactionPlan | None) -> None:
 
 
 class _OutcomeRouter(AccumulatorParam[list[tuple[int, TaskOutcome]]]):
-    """Accumulator parameter that collects outcomes in a list on executors and delivers them to the queue of their job on the driver."""
+    """Spark accumulator that collects outcomes on executors and delivers them to the queue of their job on the driver."""
 
     def __init__(self) -> None:
         self.inboxes: dict[int, queue.SimpleQueue[TaskOutcome]] = {}
@@ -152,9 +152,9 @@ class JobTask:
 
     def __call__(self, items: Iterable[tuple[int, Any]]) -> None:
         for index, item in items:
-            self.deliver(run_task(index, partial(self.work, index, item), self.plan))
+            self.send_outcome(run_task(index, partial(self.work, index, item), self.plan))
 
-    def deliver(self, outcome: TaskOutcome) -> None:
+    def send_outcome(self, outcome: TaskOutcome) -> None:
         """Send an outcome to the driver."""
         self.accumulator.add([(self.job, outcome)])
 
@@ -173,15 +173,15 @@ class Cluster:
         self._over = threading.Event()
 
     @property
-    def slots(self) -> int:
+    def task_slots(self) -> int:
         """Return the number of tasks that can run at the same time now. It changes as executors come and go."""
         return max(1, self._context.defaultParallelism)
 
     @property
-    def slots_per_executor(self) -> int:
+    def task_slots_per_executor(self) -> int:
         """Return the number of tasks that run at the same time on one executor, rounded up."""
         executors = max(1, int(self._context._jsc.sc().getExecutorMemoryStatus().size()) - 1)
-        return -(-self.slots // executors)
+        return -(-self.task_slots // executors)
 
     def cancel_jobs(self) -> None:
         """Cancel all jobs; every thread that waits for one gets Unavailable."""
@@ -197,19 +197,19 @@ class Cluster:
         return self._context.parallelize(list(enumerate(items)), len(items))
 
     def shuffle(
-        self, description: str, items: Sequence[Any], answer: Callable[[Any], Iterator[tuple[int, Any]]], targets: Sequence[Any]
+        self, description: str, items: Sequence[Any], make_answers: Callable[[Any], Iterator[tuple[int, Any]]], targets: Sequence[Any]
     ) -> RDD[tuple[int, Any]]:
         """Return an RDD that groups the answers of all items by target index, together with the target itself.
 
         :param description: name of the answering stage in the Spark UI.
-        :param answer: function that returns (target index, answer) pairs for one item.
+        :param make_answers: function that returns (target index, answer) pairs for one item.
         :param targets: the targets; each is grouped with its own answers.
         """
-        parts = min(len(targets), self.slots * SHUFFLE_PARTS_PER_SLOT)
+        parts = min(len(targets), self.task_slots * SHUFFLE_PARTS_PER_SLOT)
         with named_stages(self._context, description):
             target_rdd = self._context.parallelize(list(enumerate(targets)), parts)
-            answers = self._context.parallelize(list(items), max(1, len(items))).flatMap(answer)
-            return answers.union(target_rdd).groupByKey(parts, _own_index)
+            answers = self._context.parallelize(list(items), max(1, len(items))).flatMap(make_answers)
+            return answers.union(target_rdd).groupByKey(parts, target_partition)
 
     def run_job(
         self,
@@ -242,9 +242,9 @@ class Cluster:
                     yield outcome
 
 
-def _own_index(place: int) -> int:
+def target_partition(target: int) -> int:
     """Return the shuffle partition of a target: its own index."""
-    return place
+    return target
 
 
 @contextmanager

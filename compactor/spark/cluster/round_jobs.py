@@ -58,7 +58,7 @@ class RoundJobs:
         waits = partial(self.check, waiting=True)
         for outcome in self.cluster.run_job(what, rdd, work, count, plan=self.shared.plan, check=waits, job_listener=self.job_listener):
             self.check()
-            self.cost.add(outcome.cost)
+            self.cost.add_cost(outcome.cost)
             if outcome.error is not None:
                 raise outcome.error
             yield outcome.index, outcome.value
@@ -71,5 +71,5 @@ class BoundWork:
     work: Callable[..., Any]
     shared: SharedSettings
 
-    def __call__(self, place: int, item: Any, cost: TaskCost) -> Any:
+    def __call__(self, index: int, item: Any, cost: TaskCost) -> Any:
         return self.work(self.shared, item, cost)

@@ -95,14 +95,14 @@ def _run_first_job(session: SparkSession, begin: float) -> StartedCluster:
         wanted = max(2, context.defaultParallelism)
         # With a shuffle, as the JVM loads what that needs when it is first asked.
         with named_stages(context, "are the executors ready?"):
-            answers = context.parallelize(range(wanted), wanted).map(_load_kernels).groupByKey(wanted).map(_first_version)
-            differing = set(answers.collect()) - {_own_version()}
+            answers = context.parallelize(range(wanted), wanted).map(_load_kernels).groupByKey(wanted).map(_any_version)
+            differing = set(answers.collect()) - {_local_version()}
     except _spark_errors() as error:
         raise executors_not_ready_error(error) from None
     finally:
         context.setJobDescription(None)  # type: ignore[arg-type]
     if differing:
-        raise UsageError(f"the executors run {min(differing)}, the driver {_own_version()}", hint=INSTALL_HINT)
+        raise UsageError(f"the executors run {min(differing)}, the driver {_local_version()}", hint=INSTALL_HINT)
     return StartedCluster(Cluster(session), str(context.master), time.monotonic() - begin, context.uiWebUrl or "")
 
 
@@ -119,8 +119,8 @@ def executors_not_ready_error(error: Exception) -> UsageError:
     return UsageError(f"the executors' Python lacks the package {package}", hint=hint)
 
 
-def _load_kernels(place: int) -> tuple[int, str]:
-    """Load the compiled kernels in an executor's Python worker before any work is timed. Return (place, version)."""
+def _load_kernels(task: int) -> tuple[int, str]:
+    """Load the compiled kernels in an executor's Python worker before any work is timed. Return (task number, version)."""
     from compactor.cleaner.precompile import precompile
     from compactor.spark.round.pass_one_tasks import load_kernels
 
@@ -129,15 +129,15 @@ def _load_kernels(place: int) -> tuple[int, str]:
     # Spark collects garbage after each task: a twentieth of a second, if it has to look at everything that was imported.
     gc.collect()
     gc.freeze()
-    return place, _own_version()
+    return task, _local_version()
 
 
-def _first_version(gathered: tuple[int, Iterable[str]]) -> str:
+def _any_version(gathered: tuple[int, Iterable[str]]) -> str:
     """Return one of the versions that arrived for a shuffle key."""
     return next(iter(gathered[1]))
 
 
-def _own_version() -> str:
+def _local_version() -> str:
     """Return the version of our code and the codec libraries in this process."""
     from compactor.round.pass_two import executor_fingerprint
 

@@ -36,8 +36,7 @@ MIN_RECORD_BYTES: Final = 7
 class IndexedSegment:
     """Result of pass 1 for one segment.
 
-    table: headers of only those batches that decide about transactions; their batch numbers are ``places``, out of ``batches`` in
-    all.
+    table: headers of only those batches that decide about transactions; their batch numbers are ``places``, out of ``batches`` in all.
     undecided: whether keys can be indexed only after transactions are folded.
     first, ordinals: its records have the ordinals [first, first + ordinals) in the bundle; ``first`` is -1 if no keys were indexed.
     rows: number of key rows.
@@ -73,10 +72,9 @@ class BatchRowFacts:
 
 @dataclass(frozen=True)
 class IndexedBundle:
-    """Result of one pass 1 task.
+    """Result of one pass 1 task over a bundle of neighbouring segments.
 
-    keys: the key rows; None if no keys were wanted.
-    gate: the gate's rows; None without a gate.
+    keys: where its key rows are stored; None if no keys were wanted. gate: where the gate's rows are stored; None without a gate.
     """
 
     segments: tuple[IndexedSegment, ...]
@@ -86,7 +84,7 @@ class IndexedBundle:
 
 @dataclass(frozen=True)
 class OrdinalRange:
-    """Rows with ordinals [first, end) of the bundle with index ``place``: neighbouring segments of that bundle."""
+    """Rows with ordinals [first, end) of one bundle, which belong to neighbouring segments. place: index of the bundle."""
 
     place: int
     first: int
@@ -146,8 +144,8 @@ def ordinal_ranges(newest_first: Sequence[tuple[int, IndexedSegment]]) -> tuple[
 _TABLE_COLUMNS: Final = tuple(field.name for field in fields(BatchTable))
 
 
-def encode_tail(bundle: IndexedBundle, facts: Mapping[str, BatchRowFacts]) -> Arrays:
-    """Return the arrays from which ``decode_bundle`` and ``decode_row_facts`` restore a task's result.
+def encode_bundle_result(bundle: IndexedBundle, facts: Mapping[str, BatchRowFacts]) -> Arrays:
+    """Encode a task's result as arrays, which ``decode_bundle`` and ``decode_row_facts`` restore.
 
     :param facts: row facts by segment id, of the segments with rows.
     """
@@ -158,15 +156,15 @@ def encode_tail(bundle: IndexedBundle, facts: Mapping[str, BatchRowFacts]) -> Ar
         "ids": _encode_lines([segment.id for segment in segments]),
         **numbers,
         "lengths": np.array([(len(segment.places), len(segment.txn_entries)) for segment in segments], np.int64).reshape(-1, 2),
-        "places": _concatenate([segment.places for segment in segments], np.int64),
-        "txn_entries": _concatenate([np.frombuffer(segment.txn_entries.tobytes(), np.uint8) for segment in segments], np.uint8),
+        "places": _concatenate_arrays([segment.places for segment in segments], np.int64),
+        "txn_entries": _concatenate_arrays([np.frombuffer(segment.txn_entries.tobytes(), np.uint8) for segment in segments], np.uint8),
         **{f"table_{name}": np.concatenate([getattr(segment.table, name) for segment in segments]) for name in _TABLE_COLUMNS},
         "keys": np.array([keys.ranges, keys.ordinals, keys.dirty_rows, keys.clean_rows] if keys else [], np.int64),
         "gate": _encode_lines([gate.key] if gate else []),
         "gate_rows": np.array([gate.size, gate.ranges, gate.dirty_rows, gate.rows_below] if gate else [], np.int64),
         "tombstones": np.packbits(np.concatenate([np.empty(0, np.bool_), *(fact.tombstones for fact in some)])),
         "counted": np.array([len(fact.counts) for fact in some], np.int64),
-        "counts": _concatenate([fact.counts for fact in some], np.int64),
+        "counts": _concatenate_arrays([fact.counts for fact in some], np.int64),
     }  # fmt: skip
 
 
@@ -201,7 +199,7 @@ def decode_row_facts(tail: Arrays) -> dict[str, BatchRowFacts]:
     return {name: BatchRowFacts(*both) for name, *both in zip(names, flags, counts, strict=False)}
 
 
-def _concatenate(parts: list[npt.NDArray[np.generic]], kind: type[np.generic]) -> npt.NDArray[np.generic]:
+def _concatenate_arrays(parts: list[npt.NDArray[np.generic]], kind: type[np.generic]) -> npt.NDArray[np.generic]:
     """Return the arrays as one, or an empty array of type ``kind``."""
     return np.concatenate(parts) if parts else np.empty(0, kind)
 

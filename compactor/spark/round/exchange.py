@@ -89,8 +89,8 @@ class KeyBundle:
         for begin in range(0, self.dirty_rows, BLOCK_ROWS):
             yield key_hashes_of_rows(self.read_rows(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
 
-    def tail(self, store: ObjectStore) -> Arrays:
-        """Read what pass 1 stored about the segments (compactor.spark.round.bundles)."""
+    def read_stored_result(self, store: ObjectStore) -> Arrays:
+        """Read the pass 1 results of the bundle's segments, which are stored after its rows (compactor.spark.round.bundles)."""
         return read_tail(store, self.key, self.size)
 
     def _read_exactly(self, store: ObjectStore, position: int, size: int) -> bytes:
@@ -103,7 +103,7 @@ class KeyBundle:
 
 @dataclass(frozen=True)
 class ScratchPart:
-    """Bytes [position, position + size) of a scratch object, with their SHA-256."""
+    """A range of a scratch object: bytes [position, position + size), with their SHA-256."""
 
     key: str
     position: int
@@ -212,13 +212,13 @@ def decode_verdicts(arrays: Arrays, batches: int) -> Verdicts:
     return Verdicts(**flags, txn_entries=np.frombuffer(arrays["txn_entries"].tobytes(), TXN_ENTRY))
 
 
-def encode_survivors(rows: ExchangeRows, kept: Bytes) -> bytes:
+def encode_survivors(rows: ExchangeRows, surviving: Bytes) -> bytes:
     """Encode the ordinals of surviving rows.
 
     :param rows: rows with ascending ordinals.
-    :param kept: bitmap with one bit per row, set if the row survives.
+    :param surviving: bitmap with one bit per row, set if the row survives.
     """
-    chosen = rows[np.unpackbits(kept, count=len(rows)).astype(np.bool_), 3]
+    chosen = rows[np.unpackbits(surviving, count=len(rows)).astype(np.bool_), 3]
     out = np.empty(MAX_GAP_BYTES * len(chosen), np.uint8)
     return out[: encode_gaps(chosen, out)].tobytes()
 

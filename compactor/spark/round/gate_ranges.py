@@ -32,7 +32,10 @@ class GateInput:
 
 
 def sum_gate_ranges(shared: SharedSettings, ranges: range, gate_input: GateInput, cost: TaskCost) -> bytes:
-    """Return what some ranges of the gate's hash expect to be left of each segment, encoded as sums followed by the number of keys."""
+    """Compute, for some ranges of the gate's hash, the sums over the records that must be left of each segment.
+
+    Return them encoded, followed by the number of keys.
+    """
     store = open_task_tier(shared).ports.control
     sums, keys = sum_ranges(store, gate_input.bundles, ranges, shared.ranges, shared.map_budget_bytes, gate_input.bounds)
     cost.gate_keys += keys
@@ -75,7 +78,7 @@ class StoredGateRange:
         for place, rows in self.rows_of_range.read_section(list(self.bundles), section):
             crc = int(self.rows_of_range.directories[place][:1, 2].copy().view(np.uint32)[section])
             if zlib.crc32(np.ascontiguousarray(rows).view(np.uint8).data) != crc:
-                self.bundles[place].raise_damaged()
+                self.bundles[place].raise_damaged_bundle()
             yield np.ascontiguousarray(rows)
 
 
@@ -94,7 +97,7 @@ def sum_ranges(
 
 
 def sum_range(gate_range: StoredGateRange, table: KeyTable, ranges: int, number: int, bounds: HashBounds, sums: GateSums) -> int:
-    """Add what range ``number`` of ``ranges`` expects to be left to ``sums`` and return its number of keys.
+    """Add to ``sums`` the records that must be left in range ``number`` of ``ranges``, and return the range's number of keys.
 
     If the table cannot hold the keys of the range, the range is split and its rows are read again for each part. Raises OutOfBudget,
     StoreError, BadData.

@@ -77,17 +77,17 @@ class GateBundle:
             else np.empty((0, 3), np.int64)
         )
         if not len(found) or (np.diff(found[:, :2], axis=0) < 0).any() or found[-1, 0] > self.dirty_rows or found[-1, 1] > total:
-            self.raise_damaged()
+            self.raise_damaged_bundle()
         return found
 
     def read_rows(self, store: ObjectStore, begin: int, end: int) -> GateRows:
         """Read the rows [begin, end). Raises BadData if the object is too short."""
         data = read_scratch_bytes(store, self.key, begin * GATE_ROW_BYTES, (end - begin) * GATE_ROW_BYTES)
         if len(data) != (end - begin) * GATE_ROW_BYTES:
-            self.raise_damaged()
+            self.raise_damaged_bundle()
         return np.frombuffer(data, np.uint64).reshape(-1, WORDS)
 
-    def raise_damaged(self) -> NoReturn:
+    def raise_damaged_bundle(self) -> NoReturn:
         """Raise BadData because the rows are not those that were written."""
         raise BadData("the gate's rows in a scratch object are not what was written", segment=self.key, hint="Run it again")
 

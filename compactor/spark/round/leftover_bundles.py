@@ -31,7 +31,7 @@ from compactor.storage.port import ObjectInfo, ObjectStore
 _SCOUTED: Final = re.compile(rf"({SCOUTED}(\d+)-[0-9a-f]+/).+")
 
 
-def unannounced_prefix(log: PartitionLog, plan: CompactionPlan, live: Sequence[RemoteLogSegmentMetadata]) -> str:
+def unannounced_scratch_prefix(log: PartitionLog, plan: CompactionPlan, live: Sequence[RemoteLogSegmentMetadata]) -> str:
     """Return the key prefix of scratch objects written before such a plan is announced, by any attempt at it."""
     below = " ".join(segment.id for segment in live if segment.start_offset < plan.end_offset)
     facts = (plan.fingerprint, plan.policy.model_dump_json(), plan.vector, plan.first_dirty_offset, plan.end_offset, below)
@@ -42,8 +42,9 @@ def unannounced_prefix(log: PartitionLog, plan: CompactionPlan, live: Sequence[R
 def resumed_time_ms(store: ObjectStore, log: PartitionLog, live: Sequence[RemoteLogSegmentMetadata], now_ms: int, draft_at: DraftAt) -> int:
     """Return the time of the newest interrupted pass 1 that read exactly what the new plan would read, or ``now_ms`` if there is none.
 
-    An attempt over other segments or with other settings does not match, because deletions could be due at its time that are not due
-    now.
+    An attempt over other segments or with other settings does not match, because deletions could be due at its time that are not due now.
+
+    :param draft_at: returns the plan that would be made at a time.
     """
     prefix = scratch_prefix(log)
     found = (
@@ -54,7 +55,7 @@ def resumed_time_ms(store: ObjectStore, log: PartitionLog, live: Sequence[Remote
     places = sorted({(int(match[2]), f"{prefix}{match[1]}") for match in found if match and int(match[2]) <= now_ms}, reverse=True)
     for at_ms, place in places:
         plan = draft_at(at_ms)
-        if plan is not None and unannounced_prefix(log, plan, live) == place:
+        if plan is not None and unannounced_scratch_prefix(log, plan, live) == place:
             return at_ms
     return now_ms
 
@@ -64,14 +65,15 @@ def list_bundles(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
     return [info for info in store.list(prefix) if is_scratch_kind(KEYS_PREFIX, info.key) or is_scratch_kind(GATE_PREFIX, info.key)]
 
 
-def claim_leftovers(jobs: RoundJobs, log: PartitionLog, place: str) -> list[ObjectInfo]:
-    """Return what earlier attempts at the same round left and delete what attempts at other rounds left. Only the leader may call it.
+def claim_leftovers(jobs: RoundJobs, log: PartitionLog, round_prefix: str) -> list[ObjectInfo]:
+    """Return the bundles that earlier attempts at the same round left, and delete what attempts at other rounds left. Only the leader may
+    call it.
 
-    :param place: key prefix of this round.
+    :param round_prefix: key prefix of this round's scratch objects.
     """
     found = list(jobs.control.list(f"{scratch_prefix(log)}{SCOUTED}"))
-    jobs.delete_scratch([info.key for info in found if not info.key.startswith(place)])
-    return [info for info in found if info.key.startswith(place)]
+    jobs.delete_scratch([info.key for info in found if not info.key.startswith(round_prefix)])
+    return [info for info in found if info.key.startswith(round_prefix)]
 
 
 def adopt_bundles(jobs: RoundJobs, index: SegmentIndex, leftovers: Sequence[ObjectInfo]) -> RoundJobs:

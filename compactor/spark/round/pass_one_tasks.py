@@ -40,7 +40,7 @@ from compactor.spark.round.bundles import (
     OrdinalRange,
     SurvivorParts,
     decode_row_facts,
-    encode_tail,
+    encode_bundle_result,
 )
 from compactor.spark.round.exchange import (
     ExchangeRows,
@@ -119,7 +119,7 @@ def index_bundle(shared: SharedSettings, items: tuple[SegmentToIndex, ...], cost
     name = hashlib.sha256("".join(f"{item.metadata.id} {item.rows} {item.verdicts is None}\n" for item in items).encode()).hexdigest()[:16]
     with task_staging(shared, cost) as staging, ExitStack() as reserved:
 
-        def reserve(size: int) -> None:
+        def reserve_disk(size: int) -> None:
             """Reserve disk until the task ends. Raises OutOfBudget."""
             reserved.enter_context(staging.reserved(size, f"the keys of {len(items)} segments of {shared.partition}"))
 
@@ -127,7 +127,7 @@ def index_bundle(shared: SharedSettings, items: tuple[SegmentToIndex, ...], cost
             """Open an empty spool for rows of ``words`` numbers."""
             spool = RowSpool(
                 staging.folder / f"{name}.spool",
-                _TaskReservation(reserve),
+                _TaskReservation(reserve_disk),
                 HashRanges(shared.ranges),
                 words,
                 dtype,
@@ -144,7 +144,7 @@ def index_bundle(shared: SharedSettings, items: tuple[SegmentToIndex, ...], cost
         indexed = [bundle.index_segment(ordinal, item) for ordinal, item in enumerate(items)]
         done = IndexedBundle(tuple(indexed), None)
         if any(item.rows for item in items):
-            done = bundle.write_bundle(done, name, staging.folder / "keys", reserve)
+            done = bundle.write_bundle(done, name, staging.folder / "keys", reserve_disk)
             cost.rows += bundle.key_rows.rows
             cost.exchanged_bytes += sum(part.size for part in (done.keys, done.gate) if part)
         return done
@@ -152,7 +152,7 @@ def index_bundle(shared: SharedSettings, items: tuple[SegmentToIndex, ...], cost
 
 @dataclass(frozen=True)
 class _TaskReservation:
-    """Disk reservation of a RowSpool that is held until the task ends."""
+    """Disk reservation that is held until the task ends, for a RowSpool."""
 
     take: Callable[[int], None]
 
@@ -218,7 +218,7 @@ class _BundleWriter:
             file.write(begins.tobytes())
             dirty, total = begins[-1].tolist()
             keys = KeyBundle(f"{shared.scratch}{KEYS_PREFIX}{name}", 0, shared.ranges, self.next_ordinal, dirty, total - dirty)
-            tail = pack_tail(encode_tail(replace(done, keys=keys, gate=gate), self.facts))
+            tail = pack_tail(encode_bundle_result(replace(done, keys=keys, gate=gate), self.facts))
             reserve(len(tail))
             file.write(tail)
         size = create_scratch_once(store, keys.key, path).size
@@ -353,7 +353,7 @@ def _find_range_survivors(
         keys = KeySet(shared.map_budget_bytes, expected_keys=guess)
         full = False
         for place, rows in rows_of.read_dirty(exchange.dirty):
-            by_row, kept = _number_rows(rows)
+            by_row, kept = _with_row_numbers(rows)
             taken = mark_first_of_each_key(keys.table, keys.state, by_row, 0, ranges, wanted, kept)
             while taken < len(rows) and keys.grow():
                 taken = mark_first_of_each_key(keys.table, keys.state, by_row, taken, ranges, wanted, kept)
@@ -368,7 +368,7 @@ def _find_range_survivors(
             part, parts = part * 2, parts * 2
             continue
         for place, rows in rows_of.read_section(clean, 1):
-            by_row, kept = _number_rows(rows)
+            by_row, kept = _with_row_numbers(rows)
             mark_absent_keys(keys.table, keys.state, by_row, ranges, wanted, kept)
             if kept.any():
                 yield place, encode_survivors(rows, kept)
@@ -377,7 +377,7 @@ def _find_range_survivors(
         part += 1
 
 
-def _number_rows(rows: ExchangeRows) -> tuple[ExchangeRows, npt.NDArray[np.uint8]]:
+def _with_row_numbers(rows: ExchangeRows) -> tuple[ExchangeRows, npt.NDArray[np.uint8]]:
     """Return a copy of the rows with row numbers as ordinals, and a zeroed bitmap with one bit per row."""
     by_row = rows.copy()
     by_row[:, 3] = np.arange(len(rows), dtype=np.uint32)
@@ -409,7 +409,7 @@ def write_survivors(shared: SharedSettings, item: BundleToGather, answers: Itera
             if not decode_gaps(np.frombuffer(answer, np.uint8), bitmap):
                 raise CompactorError(f"an answer does not fit {item.keys.key}", hint="This is a bug; please report it")
             cost.exchanged_bytes += len(answer)
-        facts = decode_row_facts(item.keys.tail(store))
+        facts = decode_row_facts(item.keys.read_stored_result(store))
     out, parts, superseded = bytearray(), {}, []
     for segment in item.segments:
         known = segment.indexed

@@ -121,7 +121,7 @@ def _check_clean_segments(
         )
     asked = [name for name, decision in inspections.items() if decision.askable and not decision.must and not decision.may]
     sizes = {segment.id: segment.size_bytes for segment in assessment.clean}
-    bunches = pack_bins([sizes[name] for name in asked], jobs.cluster.slots)
+    bunches = pack_bins([sizes[name] for name in asked], jobs.cluster.task_slots)
     items = [FilterQuery(tuple(asked[n] for n in bunch), bundles) for bunch in bunches]
     met: dict[str, str] = {}
     size = sum(head.bytes for head in heads.values())

@@ -58,7 +58,7 @@ class RangeRows:
         """Yield (bundle, rows) of the dirty section in the given order. A bundle stays in memory from its first piece to its last."""
         order = [piece for piece in order if self._has_rows(piece.place, 0)]
         last = {piece.place: number for number, piece in enumerate(order)}
-        coming = self._fetch(list(dict.fromkeys(piece.place for piece in order)), 0)
+        coming = self._fetch_rows(list(dict.fromkeys(piece.place for piece in order)), 0)
         held: dict[int, FetchedRows] = {}
         for number, piece in enumerate(order):
             if piece.place not in held:
@@ -70,19 +70,19 @@ class RangeRows:
             if last[piece.place] == number:
                 del held[piece.place]
 
-    def read_section(self, places: Sequence[int], section: int) -> Iterator[tuple[int, FetchedRows]]:
+    def read_section(self, bundles: Sequence[int], section: int) -> Iterator[tuple[int, FetchedRows]]:
         """Yield (bundle, rows) of one section (0: dirty, 1: clean), bundle by bundle."""
-        return self._fetch([place for place in places if self._has_rows(place, section)], section)
+        return self._fetch_rows([place for place in bundles if self._has_rows(place, section)], section)
 
-    def _has_rows(self, place: int, section: int) -> bool:
+    def _has_rows(self, bundle: int, section: int) -> bool:
         """Return whether the range has rows in this section of the bundle."""
-        begin, end = self.directories[place][:, section]
+        begin, end = self.directories[bundle][:, section]
         return bool(begin < end)
 
-    def _fetch(self, places: Sequence[int], section: int) -> Iterator[tuple[int, FetchedRows]]:
-        """Yield (bundle, rows) of one section in the order of ``places``, fetching a few bundles ahead."""
+    def _fetch_rows(self, bundles: Sequence[int], section: int) -> Iterator[tuple[int, FetchedRows]]:
+        """Yield (bundle, rows) of one section in the order of ``bundles``, fetching a few bundles ahead."""
         running: deque[tuple[int, Future[FetchedRows]]] = deque()
-        for place in places:
+        for place in bundles:
             begin, end = (int(row) for row in self.directories[place][:, section])
             if (place, section) in self.prefetched:
                 first, rows = self.prefetched[place, section]

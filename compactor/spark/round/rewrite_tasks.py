@@ -56,7 +56,7 @@ class StoredPassOne:
             yield self.sources[ordinal], self.verdicts[ordinal]
 
     def part_of_segment(self, ordinal: int) -> None:
-        """Return None: segments are always rewritten as a whole."""
+        """Return None: Spark rewrites segments as a whole, never in part."""
 
 
 def rewrite_group(shared: SharedSettings, item: GroupWork, cost: TaskCost) -> CompactionReceipt | CompactionFailure:
@@ -131,7 +131,7 @@ class _ExecutorSession:
         return f"{self._scratch}{name}"
 
     def store_survivors(self, objects: Sequence[ScratchObject]) -> None:
-        """Record nothing: an interrupted plan of a small partition starts again."""
+        """Do nothing: an interrupted plan of a small partition starts again, so that its survivors are not stored."""
 
     def check_leadership(self, *, waiting: bool = False) -> None:
-        """Check nothing: the driver checks its leadership while it waits for this task."""
+        """Do nothing: the driver checks its leadership while it waits for this task."""

@@ -140,11 +140,11 @@ class SegmentIndex:
         known = self._gather_item(segment.id)
         return SegmentToIndex(segment, True, known.verdicts, known.outcomes)
 
-    def _index_bundles(self, jobs: RoundJobs, items: Sequence[SegmentToIndex], which: str) -> None:
+    def _index_bundles(self, jobs: RoundJobs, items: Sequence[SegmentToIndex], description: str) -> None:
         """Index segments in bundles, one task each, and add the results."""
         row_bytes = KEY_ROW_BYTES + (GATE_ROW_BYTES if jobs.shared.gate else 0)
-        runs = plan_bundles([item.metadata for item in items], jobs.cluster.slots, jobs.shared.disk_budget_bytes, row_bytes)
-        what = f"pass 1, keys of {len(items)} segments{which}, in {len(runs)} bundles"
+        runs = plan_bundles([item.metadata for item in items], jobs.cluster.task_slots, jobs.shared.disk_budget_bytes, row_bytes)
+        what = f"pass 1, keys of {len(items)} segments{description}, in {len(runs)} bundles"
         for result in jobs.run_items(what, index_bundle, [tuple(reversed(items[begin:end])) for begin, end in runs]):
             self.add_bundle(result[1])
 

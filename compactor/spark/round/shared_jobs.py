@@ -71,7 +71,7 @@ class SharedJobs:
         """Return a worker for the round of one partition."""
         return SharedJobWorker(self, cleaner, stats)
 
-    def submit(self, ticket: _QueuedPartition) -> None:
+    def submit_partition(self, ticket: _QueuedPartition) -> None:
         """Add a partition to the next job."""
         with self._changed:
             self._waiting.append(ticket)
@@ -97,9 +97,9 @@ class SharedJobs:
                     break
                 if not self._waiting or not self._has_free_slot():
                     continue  # slots may have come meanwhile
-                self._changed.wait_for(lambda: self._over or len(self._waiting) >= self.cluster.slots, timeout=GATHER_SECONDS)
+                self._changed.wait_for(lambda: self._over or len(self._waiting) >= self.cluster.task_slots, timeout=GATHER_SECONDS)
                 tickets, self._waiting = self._waiting, []
-                bins = pack_bins([ticket.bytes for ticket in tickets], self.cluster.slots * BINS_PER_SLOT)
+                bins = pack_bins([ticket.bytes for ticket in tickets], self.cluster.task_slots * BINS_PER_SLOT)
                 self._running += len(bins)
             jobs = [job for job in jobs if job.is_alive()]
             jobs.append(threading.Thread(target=self._run_job_or_retry, args=(tickets, bins), name="flow-job", daemon=True))
@@ -109,7 +109,7 @@ class SharedJobs:
 
     def _has_free_slot(self) -> bool:
         """Return whether fewer tasks run than the cluster has slots."""
-        return self._running < self.cluster.slots
+        return self._running < self.cluster.task_slots
 
     def _release_slots(self, bins: int) -> None:
         """Count ``bins`` tasks as ended."""
@@ -122,7 +122,7 @@ class SharedJobs:
         done: set[int] = set()
         left = len(bins)
         try:
-            for _ in self._run_tickets(f"{len(tickets)} partitions in {len(bins)} tasks", tickets, bins, done):
+            for _ in self._run_partition_bins(f"{len(tickets)} partitions in {len(bins)} tasks", tickets, bins, done):
                 left -= 1
                 self._release_slots(1)
         except Exception:  # noqa: BLE001 - met again below, by whoever is the cause of it
@@ -136,7 +136,9 @@ class SharedJobs:
         """Run a job for one partition and deliver its outcome or error."""
         try:
             deque(
-                self._run_tickets(f"{ticket.item.shared.partition}: by itself, after its job was given up", tickets, [[number]], set()),
+                self._run_partition_bins(
+                    f"{ticket.item.shared.partition}: by itself, after its job was given up", tickets, [[number]], set()
+                ),
                 maxlen=0,
             )
         except CompactorError as error:
@@ -144,7 +146,9 @@ class SharedJobs:
         except Exception as error:  # noqa: BLE001 - somebody waits for this answer
             ticket.answer.put(TaskOutcome(number, None, CompactorError(f"a bug: {type(error).__name__}: {error}"), TaskCost()))
 
-    def _run_tickets(self, description: str, tickets: list[_QueuedPartition], bins: list[list[int]], done: set[int]) -> Iterator[None]:
+    def _run_partition_bins(
+        self, description: str, tickets: list[_QueuedPartition], bins: list[list[int]], done: set[int]
+    ) -> Iterator[None]:
         """Run a job with one task per bin and deliver the outcome of each partition. Yields once for each task that ended."""
         items = [[(number, tickets[number].item) for number in members] for members in bins]
         for outcome in self.cluster.run_job(
@@ -154,12 +158,12 @@ class SharedJobs:
                 raise outcome.error
             for partition in outcome.value:
                 done.add(partition.index)
-                self._cost.add(partition.cost)
+                self._cost.add_cost(partition.cost)
                 tickets[partition.index].answer.put(partition)
             yield
 
 
-def clean_partition_bin(place: int, items: Sequence[tuple[int, PartitionWork]], cost: TaskCost) -> list[TaskOutcome]:
+def clean_partition_bin(bin_number: int, items: Sequence[tuple[int, PartitionWork]], cost: TaskCost) -> list[TaskOutcome]:
     """Clean the partitions of one task one after the other and return an outcome for each."""
     return [run_task(number, partial(clean_partition, item), item.shared.plan) for number, item in items]
 
@@ -174,12 +178,15 @@ class SharedJobWorker(RemoteWorker):
     _snapshot: bytes = field(default=b"", init=False)
 
     def check_clean_segments(self, facts: RoundFacts, check: LeadershipCheck) -> CleanVerdicts:
-        """Skip nothing: the executor reads the whole partition. A small producer snapshot that was read for the plan is sent along."""
+        """Return that no clean segment is skipped, because the executor reads the whole partition.
+
+        A small producer snapshot that was read for the plan is sent along.
+        """
         self._snapshot = facts.snapshot if len(facts.snapshot) <= MAX_SNAPSHOT_BYTES else b""
         return CleanVerdicts()
 
     def delete_unused_results(self) -> None:
-        """Do nothing: ``check_clean_segments`` keeps nothing in the store."""
+        """Do nothing: ``check_clean_segments`` stores no results."""
 
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
@@ -188,7 +195,7 @@ class SharedJobWorker(RemoteWorker):
         jobs, live = self.jobs, session.state.live
         shared = shared_settings(jobs.cluster, jobs.tier, self.cleaner, plan, session.scratch_key(""), session.state)
         ticket = _QueuedPartition(PartitionWork(shared, tuple(tasks), live, self._snapshot), sum(segment.size_bytes for segment in live))
-        jobs.submit(ticket)
+        jobs.submit_partition(ticket)
         outcome = self._wait_for_outcome(ticket, session)
         copy_cost(self.stats, outcome.cost)
         if isinstance(outcome.error, VersionMismatch):

@@ -39,7 +39,7 @@ from compactor.spark.cluster.round_jobs import RoundJobs
 from compactor.spark.round.bundles import SurvivorParts
 from compactor.spark.round.exchange import ScratchPart, is_scratch_kind, read_tail
 from compactor.spark.round.gate_ranges import GATE_SUMS_NAME, GateInput, sum_gate_ranges, write_expected_sums
-from compactor.spark.round.leftover_bundles import adopt_bundles, claim_leftovers, list_bundles, resumed_time_ms, unannounced_prefix
+from compactor.spark.round.leftover_bundles import adopt_bundles, claim_leftovers, list_bundles, resumed_time_ms, unannounced_scratch_prefix
 from compactor.spark.round.pass_one_tasks import (
     SURVIVORS_PREFIX,
     BundleToGather,
@@ -134,7 +134,7 @@ class SparkWorker:
             yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
         finally:
             copy_cost(self.stats, self._used)
-            self.cost.add(self._used)
+            self.cost.add_cost(self._used)
             self._used = TaskCost()
 
     def create_jobs(self, plan: CompactionPlan, state: PartitionState, scratch: str, check: LeadershipCheck) -> RoundJobs:
@@ -144,7 +144,7 @@ class SparkWorker:
 
     def unannounced_scratch(self, plan: CompactionPlan, state: PartitionState) -> str:
         """Return the key prefix of scratch objects that are written before this plan is announced."""
-        return unannounced_prefix(self.tier.open(state.name), plan, state.live)
+        return unannounced_scratch_prefix(self.tier.open(state.name), plan, state.live)
 
     def sidecars(self, state: PartitionState) -> Sidecars | None:
         """Return access to the partition's sidecars, or None if filters are switched off."""
@@ -170,14 +170,14 @@ def shared_settings(
 
     Only dirty keys are kept in memory, by the map and by the gate; clean records are looked up there.
     """
-    each = cluster.slots_per_executor
+    each = cluster.task_slots_per_executor
     records = sum(max(segment.records, 1) for segment in _dirty_segments(state.live, plan))
     disk = 3 * cleaner.segment_bytes if cleaner.disk_budget_bytes == "auto" else cleaner.disk_budget_bytes // each
     budget = max(cleaner.map_budget_bytes // each, 1 << 16)
     gate = cleaner.verify_before_publish
     sets = -(-records * max(KEY_BYTES, GATE_KEY_BYTES * gate) // min(budget, MAX_KEY_SET_BYTES))
-    even = -(-sets // cluster.slots) * cluster.slots
-    ranges = tier.settings.spark.partitions or min(MAX_RANGES, max(cluster.slots, even))
+    even = -(-sets // cluster.task_slots) * cluster.task_slots
+    ranges = tier.settings.spark.partitions or min(MAX_RANGES, max(cluster.task_slots, even))
     # What grows with the log travels with the task that needs it, not with all of them.
     lean = plan.model_copy(update={"tasks": (), "skipped": (), "read": ()})
     filters = None
@@ -195,7 +195,7 @@ def _dirty_segments(live: Sequence[RemoteLogSegmentMetadata], plan: CompactionPl
 class _AnnouncedPlan:
     """Work on one announced plan, from pass 1 to the receipts.
 
-    prepared: results of pass 1 that ``check_clean_segments`` left; None if this process has none.
+    prepared: results of pass 1 from ``check_clean_segments``; None if this process has none.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class _AnnouncedPlan:
         interval = self._plan.policy.index_interval_bytes
         need = max(group_space([by_id[name] for name in task.sources], interval, most_bytes=task.most_bytes) for task in self._tasks)
         if need > share:
-            each = self._worker.cluster.slots_per_executor
+            each = self._worker.cluster.task_slots_per_executor
             raise OutOfBudget(
                 f"a group of {self._session.state.name} needs {need} bytes of local disk; of the disk budget each of {each} tasks at a "
                 f"time has {share}",
@@ -343,7 +343,7 @@ class _AnnouncedPlan:
         if gate_input is not None:
             beside.append(gate_input)
         ranges = shared.ranges if range_input.wanted_bundles else 0
-        tasks = min(ranges, cluster.slots * RANGE_TASKS_PER_SLOT)
+        tasks = min(ranges, cluster.task_slots * RANGE_TASKS_PER_SLOT)
         runs = [range(ranges * task // tasks, ranges * (task + 1) // tasks) for task in range(tasks)]
         step = f"offset map, {ranges} ranges of keys in {len(range_input.bundles)} bundles{', and for the gate' if gate_input else ''}"
         answers = cluster.shuffle(
@@ -405,14 +405,14 @@ class _GatherTask:
 
     shared: SharedSettings
 
-    def __call__(self, place: int, answers: Iterable[bytes | TaskOutcome | BundleToGather | GateInput], cost: TaskCost) -> GatheredObject:
+    def __call__(self, target: int, answers: Iterable[bytes | TaskOutcome | BundleToGather | GateInput], cost: TaskCost) -> GatheredObject:
         what: BundleToGather | GateInput | None = None
         some: list[bytes] = []
         for answer in answers:
             if isinstance(answer, bytes):
                 some.append(answer)
             elif isinstance(answer, TaskOutcome):
-                cost.add(answer.cost)
+                cost.add_cost(answer.cost)
                 if answer.error is not None:
                     raise answer.error
             else:

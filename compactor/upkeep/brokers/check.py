@@ -102,10 +102,12 @@ def check_metadata_topic_reading(opened: Tier) -> tuple[list[TopicPartition], li
         opened.brokers.refresh(within_s=0.0)
         names = opened.brokers.partition_names()
     except CompactorError as error:
-        return [], [CheckFinding("error", "metadata", opened.brokers.where, error.message, error.hint)]
+        return [], [CheckFinding("error", "metadata", opened.brokers.source_name, error.message, error.hint)]
     if opened.brokers.is_incomplete():
         explanation = "records are missing: segments that they named cannot be seen"
-        return names, [CheckFinding("warning", "metadata", opened.brokers.where, explanation, "`orphans purge` refuses to work with it")]
+        return names, [
+            CheckFinding("warning", "metadata", opened.brokers.source_name, explanation, "`orphans purge` refuses to work with it")
+        ]
     return names, []
 
 

@@ -61,13 +61,13 @@ def inspect_partition_objects(opened: Tier, name: TopicPartition) -> PartitionOb
     brokers = opened.brokers
     brokers.refresh(within_s=0.0)
     before = brokers.folded_partition(name)
-    states = {segment.segment_id: segment.state for segment in before.cache.list_all()}
+    states = {segment.segment_id: segment.state for segment in before.cache.list_segments()}
     gone = set(before.cache.finished)
     listed = list(opened.ports.layout.list_objects(name))
     brokers.refresh(within_s=0.0)
     folded = brokers.folded_partition(name)
     finished = SegmentState.COPY_SEGMENT_FINISHED
-    readable = [one for one in folded.cache.list_all() if one.state is finished and states.get(one.segment_id) is finished]
+    readable = [one for one in folded.cache.list_segments() if one.state is finished and states.get(one.segment_id) is finished]
     there: dict[str, dict[str, ListedObject]] = defaultdict(dict)
     orphans, strangers = [], []
     latest_ms = brokers.taken_ms - SNAPSHOT_SLACK_MS if brokers.taken_ms >= 0 else None

@@ -178,7 +178,7 @@ def _metadata_findings(opened: Tier, name: TopicPartition, seen: PartitionObject
         yield broker_finding("gap", name, "", f"offsets {first} to {last} are in no segment that readers find")
     read = {link.segment.segment_id for link in view.links}
     now = opened.brokers.taken_ms if opened.brokers.taken_ms >= 0 else opened.ports.clock_ms()
-    for segment in cache.list_all():
+    for segment in cache.list_segments():
         span = f"offsets {segment.start_offset} to {segment.end_offset}"
         old = now - segment.event_timestamp_ms > opened.retention.orphan_age_ms
         if segment.state is SegmentState.COPY_SEGMENT_FINISHED and segment.segment_id not in read:
