@@ -66,7 +66,8 @@ Keys, manifests and encryption are the same on every store. From the brokers' `r
 | `azure.account.key`, `azure.sas.token`, `azure.connection.string` | a file named by `[azure] credentials_file` |
 | `azure.upload.block.size`, `gcs.resumable.upload.chunk.size` | nothing: objects are the same |
 
-Tiers that the plug-in wrote are read and checked on fake-gcs-server and Azurite. The plug-in itself was not run against them.
+On fake-gcs-server and Azurite, tiers that plug-in 1.0.0 writes are read, checked and compacted under the running broker (Kafka 4.3.1,
+`tests/broker/test_aiven_on_cloud_stores.py`).
 
 ## Another store
 
