@@ -278,7 +278,7 @@ class AzureClient:
             if (error.status_code or 0) < HTTPStatus.BAD_REQUEST:  # the body broke off
                 raise connection_error(error, what, _HINTS, answered=True) from error
             raise _status_error(error, what, key) from error
-        except (AzureError, HTTPError, OSError, EOFError) as error:
+        except (AzureError, HTTPError, OSError, EOFError, ValueError) as error:  # ValueError: an answer without the headers that it must have
             raise connection_error(error, what, _HINTS, answered=self._contact.answered) from error
 
     def _container_client(self) -> Any:
@@ -341,10 +341,12 @@ def _credentials_from_text(text: str, account: str, settings: Azure, endpoint: s
     if "sig=" in text:
         return Access(endpoint, sas=text.lstrip("?"))
     try:
-        base64.b64decode(text, validate=True)
+        is_key = bool(base64.b64decode(text, validate=True))
     except ValueError:
+        is_key = False
+    if not is_key:
         hint = "Write a connection string, an account key or a shared access signature, nothing else"
-        raise UsageError(f"{origin} holds no credentials of Azure", hint=hint) from None
+        raise UsageError(f"{origin} holds no credentials of Azure", hint=hint)
     return Access(endpoint, key=text)
 
 
@@ -381,7 +383,8 @@ def _create_service_client(access: Access, account: str, observed: Callable[[Any
 
 def _status_error(error: Any, what: str, key: str) -> CompactorError:
     """Return the storage error for an HTTP error answer."""
-    code = str(getattr(error, "error_code", None) or (error.response.headers.get("x-ms-error-code", "") if error.response else "") or "")
+    code = getattr(error, "error_code", None) or (error.response.headers.get("x-ms-error-code", "") if error.response else "") or ""
+    code = str(getattr(code, "value", code))
     status = int(error.status_code)
     message = f"{what}: the store answered {status}" + (f" ({code})" if code else "")
     if code in _TAKEN:
@@ -392,8 +395,16 @@ def _status_error(error: Any, what: str, key: str) -> CompactorError:
         return Refused(f"{message}: the credentials are refused", hint=_HINTS.credentials)
     if code.startswith("BlobImmutable"):
         return Refused(f"{message}: a hold or a policy keeps it", hint="Use a container without holds and immutability policies")
+    if code == "KeyBasedAuthenticationNotPermitted":
+        return Refused(f"{message}: the account allows no keys", hint="Use a managed or workload identity, or allow keys in the account")
+    if code in ("AuthorizationFailure", "AuthorizationSourceIPMismatch"):
+        return Refused(f"{message}: access denied", hint=f"Check the network rules of the account. {_ROLE}")
+    if code == "AccountIsDisabled":
+        return Refused(message, hint="Enable the account, or check [tier] url")
     if code == "ContainerBeingDeleted":
         return Unavailable(message, hint=_HINTS.bucket)
+    if code == "Md5Mismatch":
+        return Unavailable(f"{message}: it was damaged on its way", hint="Try again")
     return status_error(status, message, _HINTS, of_object=bool(key) and not code.startswith(("Container", "Resource")))
 
 

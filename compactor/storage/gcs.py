@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from typing import Any
 
 from compactor.config.store_sections import Gcs
@@ -30,11 +31,14 @@ from compactor.storage.schemes import bucket_and_prefix
 _POOL = 64
 _CHUNK_UNIT = 256 << 10
 _HINTS = Hints(
-    credentials="Check [gcs] credentials_file, GOOGLE_APPLICATION_CREDENTIALS or the service account of this machine",
+    credentials="Check [gcs] credentials_file, GOOGLE_APPLICATION_CREDENTIALS or the service account of this machine,"
+    " and its clock",
     permission="Grant the role Storage Object User (roles/storage.objectUser) on the bucket, then run config check",
     bucket="Create it, or check [tier] url and [gcs] endpoint_url",
     endpoint="Check [gcs] endpoint_url, the network and the DNS",
 )
+_DAMAGED = re.compile(r"CRC32C|MD5|[Cc]hecksum|md5Hash|crc32c")
+_KEPT = re.compile(r"\b(retention|[Hh]old)\b")
 _PERMISSIONS = {
     "write": "storage.objects.create",
     "overwrite": "storage.objects.delete",
@@ -219,17 +223,15 @@ class GcsClient:
         except CompactorError:
             raise
         except GoogleAPICallError as error:
-            status = int(error.code or 0)
-            raise status_error(status, f"{what}: {_error_message(error.response, status)}", _HINTS, of_object=of_object) from error
+            raise _status_error(int(error.code or 0), error.response, what, of_object=of_object) from error
         except InvalidResponse as error:
-            status = int(error.response.status_code)
-            raise status_error(status, f"{what}: {_error_message(error.response, status)}", _HINTS, of_object=of_object) from error
+            raise _status_error(int(error.response.status_code), error.response, what, of_object=of_object) from error
         except DataCorruption as error:
             raise Unavailable(f"{what}: it arrived damaged", hint="Try again") from error
         except AuthTransportError as error:
             raise connection_error(error, what, _HINTS, answered=self._contact.answered) from error
         except GoogleAuthError as error:
-            raise Refused(f"{what}: {error}".rstrip("."), hint=_HINTS.credentials) from error
+            raise Refused(f"{what}: the credentials are refused or missing ({error})", hint=_HINTS.credentials) from error
         except (RequestException, HTTPError, OSError, EOFError) as error:  # HTTPError: a raw body that broke off
             raise connection_error(error, what, _HINTS, answered=self._contact.answered) from error
 
@@ -282,6 +284,19 @@ def _create_client(settings: Gcs, meter: Meter) -> tuple[Any, Any]:
     # For its traces the library asks for the bucket after each 404, from a thread of its own: most requests of a round would be these.
     client._bucket_metadata_cache = None
     return session, client
+
+
+def _status_error(status: int, response: Any, what: str, *, of_object: bool) -> CompactorError:
+    """Return the storage error for an HTTP error answer."""
+    answer = _error_message(response, status)
+    message = f"{what}: {answer}"
+    if status == HTTPStatus.BAD_REQUEST and _DAMAGED.search(answer):
+        return Unavailable(f"{message}: it was damaged on its way", hint="Try again")
+    if status == HTTPStatus.FORBIDDEN and _KEPT.search(answer):
+        return Refused(message, hint="Use a bucket without holds and retention policies")
+    if status == HTTPStatus.FORBIDDEN and "billing" in answer:
+        return Refused(message, hint="Enable billing for the project of the bucket")
+    return status_error(status, message, _HINTS, of_object=of_object)
 
 
 def _error_message(response: Any, status: int) -> str:

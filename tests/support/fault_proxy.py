@@ -1,8 +1,7 @@
 """An HTTP proxy before a server of objects that fails by rule and seed, and counts what goes through.
 
-Faults: ``slow_down`` (503), ``internal`` (500), ``unknown`` (501), ``late`` (200 over an
-error), ``denied`` (403), ``expired`` (400): answered, not forwarded. ``reset``: connection
-reset, not forwarded. ``lost``: done, but the answer is dropped. ``cut``: the body breaks off. ``short``, ``long``: a body shorter or
+Faults: ``slow_down``, ``internal``, ``unknown`` (501), ``late`` (200 over an error), ``denied``, ``expired`` (credentials), ``skewed`` (clock):
+answered in the words of the server's vendor, not forwarded. ``reset``: connection reset, not forwarded. ``lost``: done, but the answer is dropped. ``cut``: the body breaks off. ``short``, ``long``: a body shorter or
 longer than the range that the answer names. ``flip``: one bit of the answer's body; ``flip_sent``: one bit of the request's body.
 ``delay``: ``seconds`` before it.
 """
@@ -10,6 +9,7 @@ longer than the range that the answer names. ``flip``: one bit of the answer's b
 from __future__ import annotations
 
 import http.client
+import json
 import random
 import re
 import socket
@@ -22,25 +22,46 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 from compactor.storage import azure, gcs
 from tests.support.cloud_servers import ACCOUNT
 
-REFUSALS = {
-    "slow_down": (503, b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"),
-    "denied": (403, b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"),
-    "expired": (400, b"<?xml version='1.0'?><Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"),
-    "unknown": (501, b"<?xml version='1.0'?><Error><Code>NotImplemented</Code><Message>Not here.</Message></Error>"),
-    "late": (200, b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>We encountered an error.</Message></Error>"),
-    "internal": (500, b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>We encountered an error.</Message></Error>"),
+S3 = {
+    "slow_down": (503, "SlowDown"),
+    "denied": (403, "AccessDenied"),
+    "expired": (400, "ExpiredToken"),
+    "skewed": (403, "RequestTimeTooSkewed"),
+    "unknown": (501, "NotImplemented"),
+    "late": (200, "InternalError"),
+    "internal": (500, "InternalError"),
 }
+GOOGLE = {
+    "slow_down": (429, "rateLimitExceeded"),
+    "denied": (403, "forbidden"),
+    "expired": (401, "authError"),
+    "skewed": (401, "authError"),
+    "unknown": (501, "notImplemented"),
+    "internal": (503, "backendError"),
+}
+AZURE = {
+    "slow_down": (503, "ServerBusy"),
+    "denied": (403, "AuthorizationPermissionMismatch"),
+    "expired": (403, "AuthenticationFailed"),
+    "skewed": (403, "AuthenticationFailed"),
+    "unknown": (501, "NotImplemented"),
+    "internal": (500, "InternalError"),
+}
+"""Status and code of each refusal."""
+CONDITIONS = {"if-none-match", "ifgenerationmatch"}
+"""What makes a request conditional. A server that ignores conditions is one whose requests are stripped of these."""
+_GOOGLE_PATH = re.compile(r"/(?:(?:upload|download)/)?storage/v1/b/?(?P<bucket>[^/?]*)(?:/o)?/?(?P<key>[^?]*)")
 _HOP = {"connection", "keep-alive", "transfer-encoding", "expect", "content-length"}
 
 
 @dataclass
 class Fault:
-    """:param requests: which kinds of request (see ``kind_of``), all if empty; ``match``: a pattern of the path; ``times``: -1 for ever."""
+    """:param requests: which kinds of request (see ``kind_of``), all if empty; ``match``: a pattern of the place; ``times``: -1 for ever."""
 
     kind: str
     requests: Sequence[str] = ()
@@ -49,8 +70,8 @@ class Fault:
     times: int = -1
     seconds: float = 0.01
 
-    def applies(self, request: str, path: str) -> bool:
-        return self.times != 0 and (not self.requests or request in self.requests) and bool(re.search(self.match, path))
+    def applies(self, request: str, place: str) -> bool:
+        return self.times != 0 and (not self.requests or request in self.requests) and bool(re.search(self.match, place))
 
 
 @dataclass
@@ -70,12 +91,12 @@ class FaultProxy:
         self.upstream = (parts.hostname or "", parts.port or 80)
         self.faults: list[Fault] = []
         self.strip: set[str] = set()
-        """Request headers (lower case) that are dropped: a server that ignores them."""
-        self.before: Callable[[str, str], None] = lambda request, path: None
-        """Called with kind and path before a request is forwarded, to let something else happen first."""
+        """Request headers and parameters (lower case) that are dropped: a server that ignores them."""
+        self.before: Callable[[str, str], None] = lambda request, place: None
+        """Called with kind and place (``place_of``) before a request is forwarded, to let something else happen first."""
         self.seen = Seen()
         self.headers: list[tuple[str, dict[str, str]]] = []
-        """Kind and headers (names in lower case) of each request, in order."""
+        """Kind, and headers with parameters (names in lower case), of each request, in order."""
         self.lock = threading.Lock()
         self._random = random.Random(seed)
         self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
@@ -93,11 +114,11 @@ class FaultProxy:
             self._server.server_close()
             thread.join()
 
-    def choose(self, request: str, path: str) -> Fault | None:
+    def choose(self, request: str, place: str) -> Fault | None:
         with self.lock:
             self.seen.requests[request] += 1
             for fault in self.faults:
-                if fault.applies(request, path) and self._random.random() < fault.rate:
+                if fault.applies(request, place) and self._random.random() < fault.rate:
                     fault.times -= 1
                     self.seen.faults[fault.kind] += 1
                     return fault
@@ -111,9 +132,37 @@ class FaultProxy:
         return bytes(damaged)
 
 
+def refusal(kind: str, target: str) -> tuple[int, dict[str, str], bytes] | None:
+    """Return status, headers and body of a fault that is an answer, as the vendor of this API writes it."""
+    if _GOOGLE_PATH.match(target):
+        if kind in GOOGLE:
+            status, code = GOOGLE[kind]
+            body = {"error": {"code": status, "message": code, "errors": [{"reason": code}]}}
+            return status, {"Content-Type": "application/json"}, json.dumps(body).encode()
+        return None
+    is_azure = target.startswith(f"/{ACCOUNT}/")
+    codes = AZURE if is_azure else S3
+    if kind not in codes:
+        return None
+    status, code = codes[kind]
+    headers = {"Content-Type": "application/xml", **({"x-ms-error-code": code} if is_azure else {})}
+    return status, headers, f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{code}.</Message></Error>".encode()
+
+
+def place_of(target: str, body: bytes) -> str:
+    """Return ``/bucket/key`` of a request, unquoted, with the query where the API has one besides the key."""
+    parts = urlsplit(target)
+    found = _GOOGLE_PATH.match(target)
+    if not found:
+        return unquote(parts.path) + (f"?{parts.query}" if parts.query else "")
+    query = parse_qs(parts.query)
+    named = [unquote(found["key"] or ""), *query.get("name", []), *re.findall(r'"name": ?"([^"]+)"', body[:2000].decode(errors="replace"))]
+    return f"/{found['bucket']}/{next(filter(None, named), '')}"
+
+
 def kind_of(method: str, target: str, copies: bool = False) -> str:
     """The same names that the stores count by."""
-    if re.match(r"/((upload|download)/)?storage/v1/", target):
+    if _GOOGLE_PATH.match(target):
         return gcs.request_kind(method, target)
     if target.startswith(f"/{ACCOUNT}/"):
         return azure.request_kind(method, target, copies=copies)
@@ -131,12 +180,14 @@ def kind_of(method: str, target: str, copies: bool = False) -> str:
     return {"GET": "get", "PUT": "copy" if copies else "put"}.get(method, "other") if is_object else "other"
 
 
-def _size_of_object(content_type: str, body: bytes) -> int:
-    """Of an upload. Google's client sends the object as the second part of a body, after its metadata."""
+def _bounds_of_object(content_type: str, body: bytes) -> tuple[int, int]:
+    """Return where the object's bytes lie in the body of an upload. Google's client sends them as the second part, after the metadata."""
     found = re.match(r'multipart/related; boundary="?([^"]+)"?', content_type)
     if not found:
-        return len(body)
-    return len(body.split(b"--" + found[1].encode())[2].partition(b"\r\n\r\n")[2]) - len(b"\r\n")
+        return 0, len(body)
+    boundary = b"--" + found[1].encode()
+    start = body.index(b"\r\n\r\n", body.index(boundary, len(boundary))) + 4
+    return start, body.rindex(b"\r\n" + boundary)
 
 
 class _Server(ThreadingHTTPServer):
@@ -155,21 +206,25 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         request = kind_of(self.command, self.path, any(name in self.headers for name in ("x-amz-copy-source", "x-ms-copy-source")))
         with self.proxy.lock:
-            self.proxy.headers.append((request, {name.lower(): value for name, value in self.headers.items()}))
-        fault = self.proxy.choose(request, self.path)
+            asked = [*self.headers.items(), *parse_qsl(urlsplit(self.path).query)]
+            self.proxy.headers.append((request, {name.lower(): value for name, value in asked}))
+        place = place_of(self.path, body)
+        fault = self.proxy.choose(request, place)
         kind = fault.kind if fault else ""
         if request == "put":
             with self.proxy.lock:
-                self.proxy.seen.bytes_written += _size_of_object(self.headers.get("Content-Type", ""), body)
+                start, end = _bounds_of_object(self.headers.get("Content-Type", ""), body)
+                self.proxy.seen.bytes_written += end - start
         if kind == "reset":
             return self._reset()
-        if kind in REFUSALS:
-            return self._answer(REFUSALS[kind][0], {"Content-Type": "application/xml"}, REFUSALS[kind][1])
+        if refused := refusal(kind, self.path):
+            return self._answer(*refused)
         if kind == "delay" and fault:
             time.sleep(fault.seconds)
-        if kind == "flip_sent" and body:
-            body = self.proxy.flipped(body)
-        self.proxy.before(request, self.path)
+        if kind == "flip_sent" and request == "put" and body:
+            start, end = _bounds_of_object(self.headers.get("Content-Type", ""), body)
+            body = body[:start] + self.proxy.flipped(body[start:end]) + body[end:]
+        self.proxy.before(request, place)
         status, headers, answer = self._forward(body)
         if kind == "lost" or (kind == "cut" and not answer):
             return self._reset()
@@ -192,7 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection(*self.proxy.upstream, timeout=60)
         try:
-            connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            connection.putrequest(self.command, self._stripped_target(), skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
                 if name.lower() not in _HOP | self.proxy.strip:
                     connection.putheader(name, value)
@@ -206,6 +261,11 @@ class _Handler(BaseHTTPRequestHandler):
             return response.status, headers, response.read()
         finally:
             connection.close()
+
+    def _stripped_target(self) -> str:
+        path, sign, query = self.path.partition("?")
+        left = [each for each in query.split("&") if each.partition("=")[0].lower() not in self.proxy.strip]
+        return path + sign + "&".join(left)
 
     def _answer(self, status: int, headers: dict[str, str], body: bytes, cut: bool = False) -> None:
         self.send_response_only(status)
