@@ -278,7 +278,7 @@ class AzureClient:
             if (error.status_code or 0) < HTTPStatus.BAD_REQUEST:  # the body broke off
                 raise connection_error(error, what, _HINTS, answered=True) from error
             raise _status_error(error, what, key) from error
-        except (AzureError, HTTPError, OSError, EOFError, ValueError) as error:  # ValueError: an answer without the headers that it must have
+        except (AzureError, HTTPError, OSError, EOFError, ValueError) as error:  # ValueError: an answer lacks its headers
             raise connection_error(error, what, _HINTS, answered=self._contact.answered) from error
 
     def _container_client(self) -> Any:

@@ -31,8 +31,7 @@ from compactor.storage.schemes import bucket_and_prefix
 _POOL = 64
 _CHUNK_UNIT = 256 << 10
 _HINTS = Hints(
-    credentials="Check [gcs] credentials_file, GOOGLE_APPLICATION_CREDENTIALS or the service account of this machine,"
-    " and its clock",
+    credentials="Check [gcs] credentials_file, GOOGLE_APPLICATION_CREDENTIALS or the service account of this machine, and its clock",
     permission="Grant the role Storage Object User (roles/storage.objectUser) on the bucket, then run config check",
     bucket="Create it, or check [tier] url and [gcs] endpoint_url",
     endpoint="Check [gcs] endpoint_url, the network and the DNS",

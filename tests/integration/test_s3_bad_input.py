@@ -15,11 +15,11 @@ from tests.support.bucket_cli import Minutes, through
 from tests.support.deployment import GrowingLog
 from tests.support.cloud_servers import AnyBucket
 from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.servers import ON_SERVERS
+from tests.support.servers import ON_SERVERS_IN_TIME
 from tests.support.tier_cli import Answer, latest
 from tests.support.waiting import wait_for
 
-pytestmark = ON_SERVERS
+pytestmark = ON_SERVERS_IN_TIME
 
 VICTIM, BYSTANDER = "orders-0", "orders-1"
 
@@ -190,8 +190,11 @@ def test_an_etag_that_changes_while_a_large_object_is_read(scene: Scene, tmp_pat
     assert len(content) > 8 << 20
     scene.once(re.escape(key.split("/")[1]), lambda: scene.cli.put(key, content[:-1] + b"!"), skip=1)
     answer, victim, bystander = scene.run()
-    assert (answer.code, victim["status"], bystander["status"]) == (5, "quarantined", "cleaned")
-    assert "changed while it was read" in victim["reason"]
+    assert (victim["status"], bystander["status"]) == ("quarantined", "cleaned")
+    if scene.cli.bucket.url.startswith("gs:"):  # fake-gcs-server reads whatever generation there is: the digest notices
+        assert (answer.code, "digest" in victim["reason"]) == (3, True)
+    else:
+        assert (answer.code, "changed while it was read" in victim["reason"]) == (5, True)
     scene.calm()
     scene.cli.put(key, content)
     scene.unharmed()

@@ -5,9 +5,11 @@ Per test a bucket on one of these servers, or a proxy before it.
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -19,10 +21,25 @@ from tests.support.s3_server import Bucket, S3Server, running_moto, running_vers
 
 BUCKETS = {"moto": "s3_bucket", "versitygw": "versity_bucket", "fake-gcs-server": "gcs_bucket", "Azurite": "azure_container"}
 """Fixture of a new bucket, by the name of its server."""
-ON_SERVERS = pytest.mark.parametrize(
-    "proxied_bucket", ["moto", pytest.param("versitygw", marks=pytest.mark.slow), "fake-gcs-server", "Azurite"], indirect=True
-)
+
+
+def _on(quick: Sequence[str], slow: Sequence[str]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "proxied_bucket", [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)], indirect=True
+    )
+
+
+ON_SERVERS = _on(["moto", "fake-gcs-server", "Azurite"], ["versitygw"])
 """For tests that take ``proxied_bucket``: one server of each kind of store that is reached over HTTP."""
+ON_SERVERS_IN_TIME = _on(["moto"], ["versitygw", "fake-gcs-server", "Azurite"])
+"""The same for modules of many tests: all but one server are left to ``make slow-tests``."""
+
+
+def missing(why: Exception) -> NoReturn:
+    """Skip the test whose server cannot be had. In CI that is a failure."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"CI has to run the tests with this server: {why}", pytrace=False)
+    pytest.skip(str(why))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +63,7 @@ def versity_server() -> Iterator[S3Server]:
     try:
         binary = versitygw_binary()
     except Unbuildable as why:
-        pytest.skip(str(why))
+        missing(why)
     with tempfile.TemporaryDirectory(prefix="versitygw-") as directory, running_versitygw(binary, Path(directory)) as server:
         yield server
 
@@ -58,7 +75,7 @@ def fake_gcs() -> Iterator[str]:
         with running_fake_gcs() as endpoint:
             yield endpoint
     except Unbuildable as why:
-        pytest.skip(str(why))
+        missing(why)
 
 
 @pytest.fixture
@@ -74,7 +91,7 @@ def azurite() -> Iterator[str]:
         with running_azurite() as endpoint:
             yield endpoint
     except Unbuildable as why:
-        pytest.skip(str(why))
+        missing(why)
 
 
 @pytest.fixture
