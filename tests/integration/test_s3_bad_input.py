@@ -12,8 +12,8 @@ import pytest
 
 from tests.builders import LogBuilder
 from tests.support.bucket_cli import Minutes, through
-from tests.support.deployment import GrowingLog
 from tests.support.cloud_servers import AnyBucket
+from tests.support.deployment import GrowingLog
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.servers import ON_SERVERS_IN_TIME
 from tests.support.tier_cli import Answer, latest

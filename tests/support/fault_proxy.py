@@ -1,9 +1,9 @@
 """An HTTP proxy before a server of objects that fails by rule and seed, and counts what goes through.
 
-Faults: ``slow_down``, ``internal``, ``unknown`` (501), ``late`` (200 over an error), ``denied``, ``expired`` (credentials), ``skewed`` (clock):
-answered in the words of the server's vendor, not forwarded. ``reset``: connection reset, not forwarded. ``lost``: done, but the answer is dropped. ``cut``: the body breaks off. ``short``, ``long``: a body shorter or
-longer than the range that the answer names. ``flip``: one bit of the answer's body; ``flip_sent``: one bit of the request's body.
-``delay``: ``seconds`` before it.
+Faults: ``slow_down``, ``internal``, ``unknown`` (501), ``late`` (200 over an error), ``denied``, ``expired`` (credentials) and ``skewed``
+(clock) are answered in the words of the server's vendor, not forwarded. ``reset``: connection reset, not forwarded. ``lost``: done, but the
+answer is dropped. ``cut``: the body breaks off. ``short``, ``long``: a body shorter or longer than the range that the answer names.
+``flip``: one bit of the answer's body; ``flip_sent``: one bit of the request's body. ``delay``: ``seconds`` before it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _HOP = {"connection", "keep-alive", "transfer-encoding", "expect", "content-leng
 
 @dataclass
 class Fault:
-    """:param requests: which kinds of request (see ``kind_of``), all if empty; ``match``: a pattern of the place; ``times``: -1 for ever."""
+    """:param requests: which kinds of request (see ``kind_of``), all if empty; ``match``: pattern of the place; ``times``: -1 for ever."""
 
     kind: str
     requests: Sequence[str] = ()

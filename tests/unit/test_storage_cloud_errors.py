@@ -61,7 +61,7 @@ PASSING: list[tuple[str, Answer]] = [
     ("az", azure(429, "TooManyRequests")),
     ("az", azure(400, "Md5Mismatch")),
     ("az", azure(409, "ContainerBeingDeleted")),
-    ("az", Answer(200, b"only a part", {"Content-Type": "text/plain"}, said_length=1000)),
+    ("az", Answer(206, b"0123", {"Content-Range": "bytes 0-9/10", "ETag": "e"}, said_length=10)),
 ]
 
 
