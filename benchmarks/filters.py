@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from pybloom_live import BloomFilter
 
-from bloom.cardinality import add_to_sketch, empty_sketch
 from bloom.filter import KeyFilter
+from bloom.sidecar import add_to_sketch, empty_sketch
 from bloom.siphash import hash_keys, key_halves
 
 SAMPLE = 20_000

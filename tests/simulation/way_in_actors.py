@@ -16,10 +16,10 @@ from greenlet import getcurrent
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
+from compactor.agent.agent import StagedHolder
 from compactor.agent.leadership import RenameEvidence, rename_evidence
 from compactor.agent.log_directories import scan_log_directory
 from compactor.agent.plan import UploadFailure, UploadWatch, after_upload, is_upload_due, with_leadership, with_listing, with_log_end
-from compactor.agent.staged_holder import StagedHolder
 from compactor.agent.uploads import Uploader
 from compactor.brokers.metadata_topic.leaders import ClusterTopics
 from compactor.config.settings import Settings

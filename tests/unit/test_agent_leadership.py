@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from compactor.agent import plan
+from compactor.agent.agent import StagedHolder
 from compactor.agent.leadership import (
     MAX_INTERVALS,
     TICK_MS,
@@ -32,7 +33,6 @@ from compactor.agent.plan import (
     with_leadership,
     with_log_end,
 )
-from compactor.agent.staged_holder import StagedHolder
 from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pytest
 
 from bloom import sidecar as sidecars
-from bloom.cardinality import estimate_distinct_keys
 from bloom.sidecar import (
     BATCH_RUNS,
     MARKERS,
@@ -21,6 +20,7 @@ from bloom.sidecar import (
     Sidecar,
     SidecarUnusable,
     UnusableReason,
+    estimate_distinct_keys,
     estimate_distinct_keys_of_all,
 )
 from bloom.sizing import size_filter

@@ -7,7 +7,7 @@ import pytest
 from pybloom_live import BloomFilter
 
 from bloom import sizing
-from bloom.cardinality import REGISTERS, add_to_sketch, empty_sketch, estimate_distinct_keys, merge_sketches
+from bloom.sidecar import REGISTERS, add_to_sketch, empty_sketch, estimate_distinct_keys, merge_sketches
 
 
 @pytest.mark.parametrize("probes", [1, 100, 10_000, 5_000_000, 10**9])

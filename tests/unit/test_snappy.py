@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from compactor.records import snappy
+from compactor.records import bulk
 from compactor.records.batches import read_only
 from compactor.records.codecs import SNAPPY, CodecError, compress
 from tests.support.inflating import decompress
@@ -40,7 +40,7 @@ def read_by_kernel(frames: Sequence[bytes], limit: int = 1 << 20) -> tuple[int, 
     ends = np.zeros(len(frames), np.int64)
     buf = read_only(np.frombuffer(b"".join(frames) + bytes(64), np.uint8))
     codec, wanted = np.full(len(frames), SNAPPY, np.int16), np.ones(len(frames), np.bool_)
-    count, filled = snappy.decompress_bodies(buf, codec, end - size, end, wanted, 0, out, 0, limit, 1 << 62, ends)
+    count, filled = bulk.decompress_bodies(buf, codec, end - size, end, wanted, 0, out, 0, limit, 1 << 62, ends)
     return count, out[:filled].tobytes()
 
 
