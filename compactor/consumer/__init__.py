@@ -9,4 +9,6 @@ from compactor.consumer.messages import (
     MessageLike as MessageLike,
     Place as Place,
 )
-from compactor.consumer.tiered import ConsumerOptions as ConsumerOptions, TieredConsumer as TieredConsumer, open_consumer as open_consumer
+from compactor.consumer.opening import open_consumer as open_consumer
+from compactor.consumer.sources import ConsumerOptions as ConsumerOptions
+from compactor.consumer.tiered import TieredConsumer as TieredConsumer

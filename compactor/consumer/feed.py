@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from compactor.access.tier import Tier
+from compactor.constants import MAX_OFFSET
 from compactor.consumer.history import LogIdentity, LogMismatch, ReadHistory, find_mismatch, log_identity
 from compactor.consumer.last_values import keep_offsets, latest
 from compactor.consumer.messages import RecordBlock, copy_block
@@ -33,6 +34,7 @@ class Turn:
     view_offsets: offsets of last records, to which reading is restricted below ``view_end``; None for all offsets.
     view_end: end of the view of last records, exclusive; -1 if the view is still to be made.
     log: the log that was read since the start; None before the first turn.
+    until: offset at which reading ends, exclusive.
     """
 
     name: TopicPartition
@@ -42,6 +44,7 @@ class Turn:
     view_offsets: Int64s | None = None
     view_end: int = -1
     log: LogIdentity | None = None
+    until: int = MAX_OFFSET
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class ReadBlock:
 
 @dataclass(frozen=True)
 class Ended:
-    """Last item of a partition: the tier has no more records of it that may be read.
+    """Last item of a partition: the tier has no more records of it that may be read, or ``until`` is reached.
 
     offset: everything below was read. It is below ``end`` if a transaction is open at the tier's end, and below ``start`` if the tier has
         lost its beginning.
@@ -112,17 +115,20 @@ class TierFeed:
         with self._condition:
             return bool(self._reads or self._queue)
 
-    def start_reading(self, name: TopicPartition, place: TopicPartition, read: ReadHistory, *, skip_view: bool = False) -> None:
+    def start_reading(
+        self, name: TopicPartition, place: TopicPartition, read: ReadHistory, *, skip_view: bool = False, until: int = MAX_OFFSET
+    ) -> None:
         """Start to read a partition. Items of an earlier start are dropped.
 
         :param place: the incarnation to read.
         :param read: what was read of it before; reading starts at its end.
         :param skip_view: read every record, even if ``latest_only`` is set.
+        :param until: offset at which reading ends, exclusive.
         """
         self.stop_reading(name)
         if self._latest_only and not self._hash_key:
             self._hash_key = self._tier.identity.reading_key()
-        turn = Turn(name, place, read.end, read, view_end=read.end if skip_view or not self._latest_only else -1)
+        turn = Turn(name, place, read.end, read, view_end=read.end if skip_view or not self._latest_only else -1, until=until)
         with self._condition:
             self._reads[name] = turn
             self._due_reads.append(turn)
@@ -192,7 +198,7 @@ class TierFeed:
         if mismatch is not None:
             return Ended(turn.name, turn.offset, start, end, log, mismatch)
         turn.log = log
-        bound = last_stable_offset(self._tier, state) if self._committed else end
+        bound = min(last_stable_offset(self._tier, state) if self._committed else end, turn.until)
         if turn.offset >= bound or turn.offset < start:
             return Ended(turn.name, turn.offset, start, end, log)
         if turn.view_end < 0:

@@ -1,14 +1,14 @@
 """Messages of a consumer, with the methods of confluent_kafka.Message.
 
-Messages are made when they are returned. Until then records are kept as a RecordBlock: columns of numbers, and arrays of key and value
-bytes.
+Messages are made when they are returned, many at a time without Python code for each. Until then records are kept as a RecordBlock: columns
+of numbers, and arrays of key and value bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise, repeat
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -27,6 +27,9 @@ TIMESTAMP_NOT_AVAILABLE: Final = 0
 TIMESTAMP_CREATE_TIME: Final = 1
 TIMESTAMP_LOG_APPEND_TIME: Final = 2
 """Types of timestamps, as confluent_kafka has them."""
+
+SHOWN_BYTES: Final = 60
+"""Largest number of bytes of a key or value in the text of a message."""
 
 MessageHeaders = list[tuple[str, bytes | None]]
 Text = str
@@ -117,13 +120,19 @@ def truncation_error(text: str) -> LogError:
     return LogError(-139, "_LOG_TRUNCATION", text)
 
 
-class TierMessage:
-    """A record of the tier, or an error of a partition."""
+def no_offset_error(text: str) -> LogError:
+    """Return an error for a partition without a committed offset, if ``auto.offset.reset`` is ``error``."""
+    return LogError(-168, "_NO_OFFSET", text)
 
-    __slots__ = ("_epoch", "_error", "_headers", "_key", "_offset", "_partition", "_timestamp", "_topic", "_topic_id", "_value")
 
-    def __init__(
-        self,
+class TierMessage(tuple[Any, ...]):
+    """A record of the tier, or an error of a partition. Messages are equal if all their fields are."""
+
+    __slots__ = ()
+
+    # A tuple can be made by the thousand without calling Python code: see RecordBlock.messages.
+    def __new__(
+        cls,
         topic: str,
         partition: int,
         offset: int,
@@ -134,60 +143,76 @@ class TierMessage:
         epoch: int | None = None,
         error: LogError | None = None,
         topic_id: str = "",
-    ) -> None:
-        self._topic, self._partition, self._offset = topic, partition, offset
-        self._key, self._value, self._headers = key, value, headers
-        self._timestamp, self._epoch, self._error, self._topic_id = timestamp, epoch, error, topic_id
+    ) -> Self:
+        return super().__new__(cls, (topic, partition, offset, key, value, headers, timestamp, epoch, error, topic_id))
+
+    def __repr__(self) -> str:
+        return _describe_message(self)
 
     def error(self) -> LogError | None:
         """Return the error, or None for a record. An error has no key and no value."""
-        return self._error
+        return self[8]  # type: ignore[no-any-return]
 
     def topic(self) -> str:
-        return self._topic
+        return self[0]  # type: ignore[no-any-return]
 
     def partition(self) -> int:
-        return self._partition
+        return self[1]  # type: ignore[no-any-return]
 
     def offset(self) -> int:
-        return self._offset
+        return self[2]  # type: ignore[no-any-return]
 
     def key(self) -> bytes | None:
-        return self._key
+        return self[3]  # type: ignore[no-any-return]
 
     def value(self) -> bytes | None:
         """Return the value; None for a tombstone."""
-        return self._value
+        return self[4]  # type: ignore[no-any-return]
 
     def headers(self) -> MessageHeaders | None:
         """Return the headers, or None if the record has none."""
-        return self._headers
+        return self[5]  # type: ignore[no-any-return]
 
     def timestamp(self) -> tuple[int, int]:
         """Return the type of the timestamp (TIMESTAMP_CREATE_TIME ...) and the timestamp in milliseconds."""
-        return self._timestamp
+        return self[6]  # type: ignore[no-any-return]
 
     def leader_epoch(self) -> int | None:
-        return self._epoch
+        return self[7]  # type: ignore[no-any-return]
 
     def topic_id(self) -> str:
         """Return the topic id; empty if unknown."""
-        return self._topic_id
+        return self[9]  # type: ignore[no-any-return]
 
 
-class BrokerMessage:
+class BrokerMessage(tuple[Any, str]):
     """A message of confluent-kafka, with the topic id that it lacks."""
 
-    __slots__ = ("_message", "_topic_id")
+    __slots__ = ()
 
-    def __init__(self, message: Any, topic_id: str) -> None:
-        self._message, self._topic_id = message, topic_id
+    def __repr__(self) -> str:
+        return _describe_message(self)
+
+    def error(self) -> Any:
+        """Return the error (confluent_kafka.KafkaError), or None for a record."""
+        return self[0].error()
+
+    def offset(self) -> int:
+        return self[0].offset()  # type: ignore[no-any-return]
+
+    def key(self) -> bytes | None:
+        return self[0].key()  # type: ignore[no-any-return]
+
+    def value(self) -> bytes | None:
+        """Return the value; None for a tombstone."""
+        return self[0].value()  # type: ignore[no-any-return]
 
     def topic_id(self) -> str:
-        return self._topic_id
+        """Return the topic id; empty if unknown."""
+        return self[1]
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._message, name)
+        return getattr(self[0], name)
 
 
 MessageLike = TierMessage | BrokerMessage
@@ -226,14 +251,42 @@ class RecordBlock:
     def messages(self) -> Iterator[TierMessage]:
         """Yield the records as messages."""
         topic, partition = self.name
-        kinds, times = self.timestamp_type.tolist(), self.timestamp.tolist()
-        headers = _header_lists(self.headers) if self.headers else None
+        epochs = self.leader_epoch.tolist()
+        if len(epochs) and self.leader_epoch.min() < 0:
+            epochs = [None if epoch < 0 else epoch for epoch in epochs]
         rows = zip(
-            self.offset.tolist(), byte_strings(self.keys), byte_strings(self.values), kinds, times, self.leader_epoch.tolist(), strict=True
+            repeat(topic),
+            repeat(partition),
+            self.offset.tolist(),
+            byte_strings(self.keys),
+            byte_strings(self.values),
+            _header_lists(self.headers) if self.headers else repeat(None),
+            zip(self.timestamp_type.tolist(), self.timestamp.tolist(), strict=True),
+            epochs,
+            repeat(None),
+            repeat(self.topic_id),
+            strict=False,
         )
-        for row, (offset, key, value, kind, time, epoch) in enumerate(rows):
-            header, known = headers[row] if headers else None, None if epoch < 0 else epoch
-            yield TierMessage(topic, partition, offset, key, value, header, (kind, time), known, topic_id=self.topic_id)
+        return map(tuple.__new__, repeat(TierMessage), rows)
+
+
+def broker_messages(messages: Iterable[Any], topic_id: str) -> Iterator[BrokerMessage]:
+    """Yield messages of confluent-kafka with a topic id."""
+    return map(tuple.__new__, repeat(BrokerMessage), zip(messages, repeat(topic_id), strict=False))
+
+
+def _describe_message(message: MessageLike) -> str:
+    """Return a message's text: its place, its key, and its value up to SHOWN_BYTES."""
+    error, where = message.error(), f"{message.topic()}-{message.partition()}@{message.offset()}"
+    if error is not None:
+        return f"<message {where} error={error}>"
+    return f"<message {where} key={_shorten(message.key())} value={_shorten(message.value())} timestamp={message.timestamp()[1]}>"
+
+
+def _shorten(data: bytes | None) -> str:
+    if data is None or len(data) <= SHOWN_BYTES:
+        return repr(data)
+    return f"{data[:SHOWN_BYTES]!r}... ({len(data)} bytes)"
 
 
 def copy_block(name: TopicPartition, selection: Selection, topic_id: str = "") -> RecordBlock:
@@ -257,13 +310,11 @@ def copy_block(name: TopicPartition, selection: Selection, topic_id: str = "") -
 
 def byte_strings(found: Slices) -> Iterator[bytes | None]:
     """Yield each byte string as an object; None for null."""
-    data, places = found.data.tobytes(), pairwise(found.begins.tolist())
+    data, places = found.data.tobytes(), found.begins.tolist()
+    strings = map(data.__getitem__, map(slice, places, islice(places, 1, None)))
     if found.valid.all():
-        for begin, end in places:
-            yield data[begin:end]
-    else:
-        for (begin, end), valid in zip(places, found.valid.tolist(), strict=True):
-            yield data[begin:end] if valid else None
+        return strings
+    return (string if valid else None for string, valid in zip(strings, found.valid.tolist(), strict=True))
 
 
 def _header_lists(found: HeaderSlices) -> list[MessageHeaders | None]:

@@ -23,11 +23,10 @@ from compactor.agent.plan import UploadFailure, UploadWatch, after_upload, is_up
 from compactor.agent.uploads import Uploader
 from compactor.brokers.metadata_topic.leaders import ClusterTopics
 from compactor.config.settings import Settings
-from compactor.consumer import tiered
+from compactor.consumer import ConsumerOptions, TieredConsumer, tiered
 from compactor.consumer.feed import Failed, TierFeed
 from compactor.consumer.messages import OFFSET_BEGINNING, Place
 from compactor.consumer.reading import LogChanged
-from compactor.consumer.tiered import ConsumerOptions, TieredConsumer
 from compactor.control.deletion import delete_partition
 from compactor.control.identity import Ownership
 from compactor.control.leadership import RequirementFailed

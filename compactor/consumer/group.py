@@ -1,0 +1,186 @@
+"""Port for membership in a consumer group: which partitions this member holds, and the offsets that the group has committed.
+
+Kafka's group coordinator decides. The member never reads a record through this port.
+
+Conformance: tests/contract/test_group_member.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from compactor.brokers.metadata_topic.connection import (
+    ClientErrors,
+    KafkaConnection,
+    create_client,
+    kafka_error,
+    load_confluent_kafka,
+    retry_until_answered,
+)
+from compactor.errors import StoreError
+from compactor.model.ids import TopicPartition
+
+GROUP_PROPERTIES: Final = frozenset(
+    {
+        "group.instance.id",
+        "group.protocol",
+        "group.remote.assignor",
+        "partition.assignment.strategy",
+        "session.timeout.ms",
+        "heartbeat.interval.ms",
+        "max.poll.interval.ms",
+        "coordinator.query.interval.ms",
+    }
+)
+"""Properties of librdkafka that concern the membership only."""
+
+
+class GroupOffset(NamedTuple):
+    """The offset of the next record, and the leader epoch of the record before it; None if unknown."""
+
+    offset: int
+    leader_epoch: int | None = None
+
+
+class RebalanceListener(Protocol):
+    """Receiver of changes of the assignment. Its methods are called from ``GroupMember.poll`` and ``GroupMember.close``."""
+
+    def add_partitions(self, names: Sequence[TopicPartition]) -> None:
+        """Accept partitions that this member holds from now on."""
+
+    def revoke_partitions(self, names: Sequence[TopicPartition]) -> None:
+        """Give up partitions. Another member gets them when this method returns; offsets may be committed until then."""
+
+    def lose_partitions(self, names: Sequence[TopicPartition]) -> None:
+        """Give up partitions that another member may hold already. Their offsets can no longer be committed."""
+
+
+class GroupMember(Protocol):
+    """Member of one consumer group, for use by one thread. Methods raise Unavailable and Refused."""
+
+    def subscribe(self, topics: Sequence[str], listener: RebalanceListener) -> None:
+        """Join the group for these topics; a topic that begins with ``^`` is a regular expression."""
+
+    def unsubscribe(self) -> None:
+        """Leave the group."""
+
+    def poll(self) -> Sequence[Any]:
+        """Report changes of the assignment to the listener, and return messages with errors.
+
+        It must be called more often than ``max.poll.interval.ms``: otherwise the coordinator gives the partitions to others.
+        An exception of the listener is raised after the change took effect.
+        """
+
+    def commit(self, offsets: Mapping[TopicPartition, GroupOffset], *, wait: bool) -> None:
+        """Commit offsets. With ``wait`` until the coordinator has answered; otherwise errors are reported to ``on_commit`` only."""
+
+    def committed(self, names: Iterable[TopicPartition]) -> Mapping[TopicPartition, GroupOffset]:
+        """Return the offsets that the group has committed, of those partitions that have one."""
+
+    def close(self) -> None:
+        """Give up all partitions, and leave the group."""
+
+
+class ConfluentGroup:
+    """GroupMember over confluent-kafka.
+
+    All its partitions are paused before they are assigned, so that the client never fetches them. Records are read elsewhere.
+
+    :param properties: settings of librdkafka for the membership, and the callbacks ``on_commit`` and ``stats_cb``.
+    """
+
+    def __init__(self, connection: KafkaConnection, group_id: str, properties: Mapping[str, Any] | None = None) -> None:
+        self._connection = connection
+        properties = dict(properties or {})
+        strategies = str(properties.get("partition.assignment.strategy", ""))
+        self._is_incremental = "cooperative" in strategies or properties.get("group.protocol") == "consumer"
+        self._errors = ClientErrors()
+        self._raised: BaseException | None = None
+        settings = connection.settings(
+            self._errors, group_id=group_id, enable_auto_commit=False, enable_auto_offset_store=False, auto_offset_reset="error"
+        )
+        self._client = create_client(lambda: load_confluent_kafka().Consumer(settings | properties))
+
+    def subscribe(self, topics: Sequence[str], listener: RebalanceListener) -> None:
+        def on_assign(client: Any, places: list[Any]) -> None:
+            self._assign_paused(places)
+            listener.add_partitions(_names(places))
+
+        self._client.subscribe(
+            list(topics),
+            on_assign=on_assign,
+            on_revoke=lambda _, places: self._give_up(places, listener.revoke_partitions),
+            on_lost=lambda _, places: self._give_up(places, listener.lose_partitions),
+        )
+
+    def unsubscribe(self) -> None:
+        self._client.unsubscribe()
+
+    def poll(self) -> Sequence[Any]:
+        message = self._client.poll(0)
+        self._raise_caught()
+        refusal = self._errors.tls_or_login_error(self._connection.bootstrap_servers, "joining the group")
+        if refusal is not None:
+            raise refusal
+        return [] if message is None else [message]
+
+    def commit(self, offsets: Mapping[TopicPartition, GroupOffset], *, wait: bool) -> None:
+        kafka = load_confluent_kafka()
+        places = [
+            kafka.TopicPartition(*name, at.offset, leader_epoch=-1 if at.leader_epoch is None else at.leader_epoch)
+            for name, at in offsets.items()
+        ]
+        try:
+            done = self._client.commit(offsets=places, asynchronous=not wait)
+        except kafka.KafkaException as error:
+            raise self._translate_error(error.args[0], "committing offsets") from None
+        for place in done or ():
+            if place.error is not None:
+                raise self._translate_error(place.error, f"committing the offset of {place.topic}-{place.partition}")
+
+    def committed(self, names: Iterable[TopicPartition]) -> Mapping[TopicPartition, GroupOffset]:
+        kafka = load_confluent_kafka()
+        places = [kafka.TopicPartition(*name) for name in names]
+
+        def ask(seconds: float) -> Mapping[TopicPartition, GroupOffset]:
+            found = self._client.committed(places, timeout=seconds)
+            for place in found:
+                if place.error is not None:
+                    raise kafka.KafkaException(place.error)
+            return {TopicPartition(at.topic, at.partition): GroupOffset(at.offset, at.leader_epoch) for at in found if at.offset >= 0}
+
+        return retry_until_answered(self._connection, self._errors, "committed offsets", ask) if places else {}
+
+    def close(self) -> None:
+        self._client.close()
+        self._raise_caught()
+
+    def _assign_paused(self, places: list[Any]) -> None:
+        kafka, client = load_confluent_kafka(), self._client
+        client.position(places)  # the client pauses only partitions that it knows
+        client.pause(places)
+        begin = [kafka.TopicPartition(place.topic, place.partition, 0) for place in places]
+        if self._is_incremental:
+            client.incremental_assign(begin)
+        else:
+            client.assign(begin)
+
+    def _give_up(self, places: list[Any], report: Callable[[Sequence[TopicPartition]], None]) -> None:
+        """Report a revocation. The client takes the partitions away when this method returns, also if the listener failed."""
+        try:
+            report(_names(places))
+        except BaseException as error:  # noqa: BLE001 - raised by poll
+            self._raised = error
+
+    def _raise_caught(self) -> None:
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised
+
+    def _translate_error(self, error: Any, what: str) -> StoreError:
+        return kafka_error(error, self._connection.bootstrap_servers, what)
+
+
+def _names(places: Iterable[Any]) -> list[TopicPartition]:
+    return [TopicPartition(place.topic, place.partition) for place in places]

@@ -1,0 +1,63 @@
+"""Decisions of a consumer: where a partition's next records come from, and which partitions are held. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from compactor.model.ids import TopicPartition
+
+Mode = Literal["remote_only", "kafka_only", "remote_preferred", "kafka_preferred"]
+"""Where records are read: from the tier only, from brokers only, or from both; then from the preferred one if both have an offset."""
+
+MODES: Final[tuple[Mode, ...]] = get_args(Mode)
+
+Source = Literal["tier", "broker", "none"]
+"""What a partition's records come from. With ``none`` the partition waits, and then starts again."""
+
+Step = Literal["start", "tier_ended", "broker_deleted"]
+"""Reason to decide anew.
+
+start: the partition was assigned or sought, or its waiting time is over.
+tier_ended: the tier holds no further record, or (with ``kafka_preferred``) the brokers hold the next one.
+broker_deleted: the brokers' log begins above the position.
+"""
+
+NEXT_SOURCE: Final[dict[tuple[Mode, Step], Source]] = {
+    ("remote_only", "start"): "tier",
+    ("remote_only", "tier_ended"): "none",
+    ("remote_only", "broker_deleted"): "none",
+    ("kafka_only", "start"): "broker",
+    ("kafka_only", "tier_ended"): "broker",
+    ("kafka_only", "broker_deleted"): "none",
+    ("remote_preferred", "start"): "tier",
+    ("remote_preferred", "tier_ended"): "broker",
+    ("remote_preferred", "broker_deleted"): "tier",
+    ("kafka_preferred", "start"): "broker",
+    ("kafka_preferred", "tier_ended"): "broker",
+    ("kafka_preferred", "broker_deleted"): "tier",
+}
+
+AssignmentStep = Literal["replace", "add", "remove"]
+"""Change of an assignment: all of it (``assign``), or a part of it (a cooperative rebalance)."""
+
+
+@dataclass(frozen=True)
+class AssignmentChange:
+    """Partitions to stop reading and partitions to start reading, in this order. With ``replace`` a partition may be in both."""
+
+    dropped: tuple[TopicPartition, ...]
+    added: tuple[TopicPartition, ...]
+
+
+def change_assignment(held: Collection[TopicPartition], step: AssignmentStep, names: Collection[TopicPartition]) -> AssignmentChange:
+    """Return what changes if an assignment is replaced by ``names``, or if ``names`` are added to it or removed from it.
+
+    :param held: partitions that are assigned now.
+    """
+    if step == "replace":
+        return AssignmentChange(tuple(held), tuple(names))
+    if step == "add":
+        return AssignmentChange((), tuple(name for name in names if name not in held))
+    return AssignmentChange(tuple(name for name in names if name in held), ())

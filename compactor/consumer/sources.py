@@ -1,0 +1,408 @@
+"""Tier and broker as sources of the partitions that a consumer has been assigned: decides for each where its next records come from.
+
+Reading moves from the tier to the broker at an offset: with read_uncommitted at the tier's end, with read_committed at the first offset of
+the oldest transaction that is open there, because the broker knows its outcome. If the broker has deleted that offset already
+(OFFSET_OUT_OF_RANGE below its log start), the tier is read again. There is neither a gap nor a repeat, because every step begins at the
+position: the offset after the last message that was returned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any, Final, Literal
+
+from compactor.access.tier import Tier
+from compactor.constants import MAX_OFFSET
+from compactor.consumer.assigned import AssignedPartition
+from compactor.consumer.broker import BrokerLog, LogBounds
+from compactor.consumer.feed import Ended, Failed, Item, TierFeed
+from compactor.consumer.history import EpochEnd, LogMismatch, ReadHistory, is_other_topic, position_history
+from compactor.consumer.messages import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    LogError,
+    MessageLike,
+    PlaceLike,
+    TierMessage,
+    broker_messages,
+    no_offset_error,
+    out_of_range_error,
+    truncation_error,
+)
+from compactor.consumer.reading import offset_by_time
+from compactor.consumer.serving import MODES, NEXT_SOURCE, Mode, Step
+from compactor.errors import UsageError
+from compactor.model.ids import TopicPartition
+
+NEVER_S: Final = 1e9
+"""A waiting time that does not end, in seconds."""
+BROKER_SLICE_S: Final = 0.05
+"""Longest wait for the broker while the tier is being read too, in seconds."""
+BROKER_WAIT_S: Final = 0.5
+"""Longest wait for the broker otherwise, in seconds, before the caller's timeout is checked again."""
+MAX_FETCH: Final = 10_000
+"""Largest number of messages that are taken from the broker's client at once."""
+
+
+@dataclass(frozen=True)
+class ConsumerOptions:
+    """Options of a TieredConsumer.
+
+    isolation: as in Kafka.
+    view: with ``latest``, only the last record of each key of what the tier holds when reading begins, without tombstones, and every record
+        from there on.
+    threads: number of threads that read the tier in advance.
+    queue_bytes: size of the records that they may hold.
+    refresh_s: seconds after which a partition that could not be read is retried.
+    offset_reset: where to begin if an offset is below all others, if none was given, or if the topic was created again; with ``error``, an
+        error message is returned instead.
+    topic_ids: topic name -> id of the topic to read, if it is not the latest one of this name. It is read from the tier alone.
+    mode: where records are read. Without a broker, every mode means ``remote_only``.
+
+    Raises UsageError if there is no such mode, or if it does not read the tier first and ``view`` is ``latest``.
+    """
+
+    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
+    view: Literal["all", "latest"] = "all"
+    threads: int = 4
+    queue_bytes: int = 64 << 20
+    refresh_s: float = 1.0
+    offset_reset: Literal["earliest", "latest", "error"] = "earliest"
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    mode: Mode = "remote_preferred"
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UsageError(f"no mode {self.mode!r}", hint=f"One of {', '.join(MODES)}")
+        if self.view == "latest" and self.mode not in ("remote_only", "remote_preferred"):
+            raise UsageError(f"the view latest cannot be read with mode {self.mode}", hint="It is read from the tier: use remote_preferred")
+
+    @property
+    def committed(self) -> bool:
+        """Return whether the isolation level is read_committed."""
+        return self.isolation == "read_committed"
+
+
+@dataclass
+class Run:
+    """Consecutive messages of one partition from one source, or one message with an error.
+
+    at: the partition, whose position follows the messages that are returned; None for an error.
+    epoch: leader epoch of a broker's messages, which is the same for all; None if unknown, and for those of the tier.
+    """
+
+    at: AssignedPartition | None
+    messages: Iterator[MessageLike]
+    is_from_broker: bool = False
+    epoch: int | None = None
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether the partition is still read from the source of these messages."""
+        return self.at is None or not self.is_from_broker or self.at.source == "broker"
+
+
+class LogSources:
+    """Reader of assigned partitions, each from the tier or from the broker. For use by one thread.
+
+    :param broker: closed with this object. None to read the tier alone.
+    """
+
+    def __init__(self, tier: Tier, broker: BrokerLog | None, options: ConsumerOptions) -> None:
+        self.tier = tier
+        self.options = options
+        self.assigned: dict[TopicPartition, AssignedPartition] = {}
+        self.ready: deque[Run] = deque()
+        self._mode: Mode = "remote_only" if broker is None else options.mode
+        self._client = broker
+        self._broker = None if self._mode == "remote_only" else broker
+        self._feed = TierFeed(
+            tier,
+            committed=options.committed,
+            latest_only=options.view == "latest",
+            threads=options.threads,
+            queue_bytes=options.queue_bytes,
+        )
+        self._lost: list[tuple[TopicPartition, int | None]] = []
+        self._chosen: dict[TopicPartition, TopicPartition] = {}
+
+    # ---- partitions ----------------------------------------------------------------------------------------------------------
+
+    def check_known(self, names: Collection[TopicPartition]) -> None:
+        """Raise UsageError if the tier alone is read and does not hold a partition."""
+        if self._broker is None:
+            self.tier.partitions([str(name) for name in names])
+
+    def start_reading(self, partitions: Iterable[AssignedPartition]) -> None:
+        """Read these partitions too, each from its position."""
+        self.assigned.update((at.name, at) for at in partitions)
+        self._resume_rested(time.monotonic())
+
+    def discard(self, names: Collection[TopicPartition]) -> None:
+        """Stop reading partitions and drop their queued records. They stay assigned, and their positions stay known."""
+        for name in names:
+            self._feed.stop_reading(name)
+            if name in self.assigned:
+                self.assigned[name].source, self.assigned[name].wake_s = "none", NEVER_S
+        if self._broker is not None and names:
+            self._broker.stop_reading(names)
+        self.ready = deque(run for run in self.ready if run.at is None or run.at.name not in names)
+
+    def release(self, names: Collection[TopicPartition]) -> None:
+        """Forget partitions."""
+        for name in names:
+            self.assigned.pop(name, None)
+
+    def restored_partition(self, name: TopicPartition, place: PlaceLike) -> AssignedPartition:
+        """Return a partition at a position. confluent_kafka.TopicPartition has no topic id. Raises UsageError if there is no offset."""
+        offset = self._resolve_offset(name, place.offset)
+        epoch = getattr(place, "leader_epoch", None) if offset == place.offset else None
+        read = position_history(offset, epoch, getattr(place, "topic_id", ""))
+        return AssignedPartition(name, offset, read.topic_id, read.epochs)
+
+    def begin_partition(self, name: TopicPartition, place: PlaceLike) -> AssignedPartition:
+        """Return a partition as ``restored_partition``. Without an offset, it waits and one message with an error is queued."""
+        try:
+            return self.restored_partition(name, place)
+        except UsageError as error:
+            self._queue_error(name, OFFSET_INVALID, no_offset_error(error.message))
+            return AssignedPartition(name, OFFSET_INVALID, wake_s=NEVER_S, is_reported=True)
+
+    def place(self, name: TopicPartition) -> TopicPartition:
+        """Return the incarnation of a partition that is read: the latest one that is known, or that of the chosen topic id."""
+        topic_id = self.options.topic_ids.get(name.topic, "")
+        if topic_id and name not in self._chosen:
+            self._chosen[name] = self.tier.partition_of_topic(name, topic_id)
+        return self._chosen.get(name) or self.tier.current(name)
+
+    def bounds(self, name: TopicPartition) -> LogBounds:
+        """Return the first offset that can be read, and the end offset (exclusive), of tier and broker together."""
+        if self._broker is not None and self._mode == "kafka_only":
+            return self._broker.log_bounds(name)
+        state = self.tier.open(self.place(name)).refresh()
+        mine = LogBounds(self.tier.first_readable_offset(state), state.end_offset + 1)
+        if self._broker is None:
+            return mine
+        its = self._broker.log_bounds(name)
+        return LogBounds(min(mine.start, its.start), max(mine.end, its.end)) if state.has_segments else its
+
+    def offset_at(self, name: TopicPartition, timestamp_ms: int) -> int | None:
+        """Return the offset of the first record with at least this timestamp, or None if there is none."""
+        offset = None if self._mode == "kafka_only" else offset_by_time(self.tier, self.place(name), timestamp_ms)
+        return self._broker.offset_at(name, timestamp_ms) if offset is None and self._broker is not None else offset
+
+    def close(self) -> None:
+        """End the threads and close the broker."""
+        self._feed.close()
+        if self._client is not None:
+            self._client.close()
+
+    # ---- records -----------------------------------------------------------------------------------------------------------
+
+    def receive_runs(self, wait_s: float) -> bool:
+        """Queue what has arrived, after everything before it was returned. Return whether anything has."""
+        now = time.monotonic()
+        self._handle_lost()
+        self._resume_rested(now)
+        rest = min((at.wake_s - now for at in self.assigned.values() if at.source == "none"), default=NEVER_S)
+        wait_s = max(0.0, min(wait_s, rest))
+        if self._broker is None or not any(at.source == "broker" for at in self.assigned.values()):
+            item = self._feed.next_item(wait_s)
+            if item is not None:
+                self._accept_item(item)
+            return item is not None
+        item = self._feed.next_item(0)
+        if item is not None:
+            self._accept_item(item)
+        most = 0.0 if item is not None else BROKER_SLICE_S if self._feed.is_busy else BROKER_WAIT_S
+        fetched = self._broker.fetch_messages(MAX_FETCH, min(wait_s, most))
+        self._queue_messages(fetched.messages)
+        self._lost += [*((name, None) for name in fetched.out_of_range), *fetched.truncated.items()]
+        return item is not None or bool(fetched.messages) or bool(self._lost)
+
+    def _queue_messages(self, messages: Sequence[Any]) -> None:
+        """Queue messages of a broker, without records before the position and of partitions that are not read from it."""
+        for (topic, partition, epoch), group in groupby(messages, lambda found: (found.topic(), found.partition(), found.leader_epoch())):
+            at = self.assigned.get(TopicPartition(topic, partition))
+            if at is not None and at.source == "broker":
+                mine = [message for message in group if message.offset() >= at.position]
+                self.ready.append(Run(at, broker_messages(mine, at.topic_id), is_from_broker=True, epoch=epoch))
+
+    def _queue_error(self, name: TopicPartition, offset: int, error: LogError, topic_id: str = "") -> None:
+        self.ready.append(Run(None, iter((TierMessage(*name, offset, error=error, topic_id=topic_id),))))
+
+    def _accept_item(self, item: Item) -> None:
+        at = self.assigned.get(item.name)
+        if at is None or at.source != "tier":
+            return
+        if isinstance(item, Ended):
+            self._schedule_retry(at)  # retried if the broker does not answer
+            if item.mismatch is not None:
+                self._continue_after_mismatch(at, item, item.mismatch)
+            else:
+                self._continue_after_tier(at, item)
+        elif isinstance(item, Failed):
+            self._schedule_retry(at)
+            raise item.error
+        else:
+            self.ready.append(Run(at, item.block.messages()))
+            at.note_log(item.log)
+
+    # ---- tier and broker -----------------------------------------------------------------------------------------------------
+
+    def _resume_rested(self, now: float) -> None:
+        """Start partitions whose waiting time is over."""
+        due = [at for at in self.assigned.values() if at.source == "none" and at.wake_s <= now]
+        if due and self.tier.kind.has_complete_log and self._mode != "kafka_only":
+            self.tier.catalog.refresh()  # the topic may have been created again
+        for at in due:
+            self._schedule_retry(at)
+            self._go_on(at, "start")
+
+    def _go_on(self, at: AssignedPartition, step: Step) -> None:
+        """Read a partition on from the source that the mode prescribes."""
+        source = NEXT_SOURCE[self._mode, step]
+        if source == "broker":
+            self._hand_over(at)
+        elif source == "tier":
+            at.source = "tier"
+            until = at.broker_start if self._mode == "kafka_preferred" and at.broker_start >= 0 else MAX_OFFSET
+            self._feed.start_reading(at.name, self.place(at.name), at.read, skip_view=at.is_view_done, until=until)
+
+    def _continue_after_tier(self, at: AssignedPartition, item: Ended) -> None:
+        """Decide where to continue, because the tier has no more records at the position."""
+        at.is_view_done = True
+        if item.offset < item.start <= item.end and not self._broker_has(at):
+            self._reset_below_start(at, item)
+            return
+        if item.offset >= item.start:
+            at.note_log(item.log)
+        at.position = max(at.position, item.offset)
+        if at.position >= at.broker_start:
+            self._go_on(at, "tier_ended")
+        elif item.end <= at.position:
+            self._report_out_of_range(at, f"the tier ends at {item.end}, and the broker begins at {at.broker_start}")
+
+    def _hand_over(self, at: AssignedPartition) -> None:
+        """Continue at the broker, if there is one and its topic is the same."""
+        if self._broker is None or at.name.topic in self.options.topic_ids:
+            return
+        topic_id = self._broker.topic_id(at.name)
+        if is_other_topic(at.topic_id, topic_id) and not self._reset_topic(at, "the broker", topic_id, self._broker.log_bounds(at.name)):
+            return
+        at.note_log(None)
+        at.topic_id = topic_id or at.topic_id
+        epoch = at.read.last_epoch
+        self._broker.read_from({at.name: at.position}, {} if epoch is None else {at.name: epoch})
+        at.broker_start, at.source = -1, "broker"
+
+    def _continue_after_mismatch(self, at: AssignedPartition, item: Ended, found: LogMismatch) -> None:
+        """Decide where to continue, because the tier's log is not the one that was read."""
+        broker = self._broker
+        if found.reason == "truncated":
+            self._report_truncation(at, item.log.history_below(found.agreed_offset))
+        elif found.reason == "topic" and (broker is None or broker.topic_id(at.name) != at.topic_id):
+            self._reset_topic(at, "the tier", item.log.topic_id, LogBounds(item.start, item.end))
+        elif broker is not None and at.position >= at.broker_start:
+            self._hand_over(at)
+        else:
+            what = f"of topic id {item.log.topic_id}" if found.reason == "topic" else "one that a later leader has disowned"
+            self._report_out_of_range(at, f"the tier's log is {what}, and no broker has the offset")
+
+    def _report_truncation(self, at: AssignedPartition, agreed: ReadHistory) -> None:
+        """Report that records which were read have been discarded, and return to where the logs agree unless ``offset_reset`` is error."""
+        if not at.is_reported:
+            at.is_reported = True
+            text = f"{at.name} was truncated: the log holds what was read up to offset {agreed.end}, and the position is {at.position}"
+            self._queue_error(at.name, agreed.end, truncation_error(text), at.topic_id)
+        if self.options.offset_reset != "error":
+            at.go_to(replace(agreed, topic_id=at.topic_id) if agreed.end < at.position else at.read)
+
+    def _reset_topic(self, at: AssignedPartition, holder: str, topic_id: str, bounds: LogBounds) -> bool:
+        """Report that the topic was created again, and return whether ``offset_reset`` lets reading begin in the new one."""
+        self._report_out_of_range(at, f"it was read from topic id {at.topic_id}, and {holder} has topic id {topic_id}")
+        reset = self.options.offset_reset
+        if reset != "error":
+            at.go_to(position_history(bounds.start if reset == "earliest" else bounds.end, None, topic_id))
+        return reset != "error"
+
+    def _broker_has(self, at: AssignedPartition) -> bool:
+        if self._broker is None:
+            return False
+        bounds = self._broker.log_bounds(at.name)
+        return bounds.start <= at.position <= bounds.end
+
+    def _reset_below_start(self, at: AssignedPartition, item: Ended) -> None:
+        """Continue where ``offset_reset`` says, because neither tier nor broker have the position any more."""
+        if self.options.offset_reset == "error":
+            self._report_out_of_range(at, f"the tier begins at {item.start}")
+        else:
+            at.note_log(item.log)
+            at.position = item.start if self.options.offset_reset == "earliest" else item.end
+            at.source = "tier"
+            self._feed.start_reading(at.name, self.place(at.name), at.read, skip_view=self.options.view == "all")
+
+    def _handle_lost(self) -> None:
+        """Handle partitions that the broker stopped reading, after all their messages were returned."""
+        while self._lost and self._broker is not None:
+            name, agreed = self._lost[-1]
+            at = self.assigned.get(name)
+            if at is not None and at.source == "broker":
+                self._continue_after_broker(at, agreed, self._broker)
+            self._lost.pop()
+
+    def _continue_after_broker(self, at: AssignedPartition, agreed: int | None, broker: BrokerLog) -> None:
+        """Decide where to continue, because the broker does not have the position.
+
+        :param agreed: the broker's log was truncated and holds what was read up to this offset; None if it was not truncated.
+        """
+        topic_id, bounds = broker.topic_id(at.name), broker.log_bounds(at.name)
+        self._schedule_retry(at)
+        if is_other_topic(at.topic_id, topic_id):
+            self._hand_over(at)
+        elif agreed is not None:
+            # A later epoch begins there: a tier without one holds the discarded records.
+            later = tuple(EpochEnd(epoch + 1, agreed) for epoch, _ in at.read.epochs[-1:])
+            self._report_truncation(at, ReadHistory(at.topic_id, at.read.below_offset(agreed).epochs + later, agreed))
+        elif self._mode == "kafka_only" and not bounds.start <= at.position <= bounds.end:
+            self._reset_in_broker(at, bounds)
+        elif at.position < bounds.start:
+            at.broker_start, at.is_view_done = bounds.start, True
+            self._go_on(at, "broker_deleted")
+        elif at.position > bounds.end:
+            self._report_out_of_range(at, f"the broker's log ends at {bounds.end}: was it truncated?")
+        else:
+            at.epochs = ()  # the broker cannot tell where the epoch ends
+
+    def _reset_in_broker(self, at: AssignedPartition, bounds: LogBounds) -> None:
+        """Continue where ``offset_reset`` says, because the broker does not have the position and the tier is not read."""
+        if self.options.offset_reset == "error":
+            self._report_out_of_range(at, f"the broker's log begins at {bounds.start} and ends at {bounds.end}")
+        else:
+            at.go_to(position_history(bounds.start if self.options.offset_reset == "earliest" else bounds.end, None, at.topic_id))
+            self._hand_over(at)
+
+    def _report_out_of_range(self, at: AssignedPartition, why: str) -> None:
+        if not at.is_reported:
+            at.is_reported = True
+            text = f"offset {at.position} of {at.name} is not there: {why}"
+            self._queue_error(at.name, at.position, out_of_range_error(text), at.topic_id)
+
+    def _schedule_retry(self, at: AssignedPartition) -> None:
+        at.source, at.wake_s = "none", time.monotonic() + self.options.refresh_s
+
+    def _resolve_offset(self, name: TopicPartition, offset: int) -> int:
+        """Return the offset that a logical offset stands for. Raises UsageError if an offset is needed and none is given."""
+        if offset >= 0:
+            return offset
+        reset = self.options.offset_reset
+        if offset == OFFSET_BEGINNING or (offset != OFFSET_END and reset == "earliest"):
+            return self.bounds(name).start
+        if offset == OFFSET_END or reset == "latest":
+            return self.bounds(name).end
+        raise UsageError(f"no offset for {name}", hint=f"Give one, or OFFSET_BEGINNING; {OFFSET_INVALID} is none")
