@@ -7,6 +7,7 @@ Conformance: tests/contract/test_group_member.py.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -18,7 +19,6 @@ from compactor.brokers.metadata_topic.connection import (
     load_confluent_kafka,
     retry_until_answered,
 )
-from compactor.errors import StoreError
 from compactor.model.ids import TopicPartition
 
 GROUP_PROPERTIES: Final = frozenset(
@@ -34,6 +34,13 @@ GROUP_PROPERTIES: Final = frozenset(
     }
 )
 """Properties of librdkafka that concern the membership only."""
+
+
+COMMIT_RETRY_S: Final = 5.0
+"""Seconds for which a commit is repeated while the client joins the group again."""
+_REJOINING_ERRORS: Final = ("REBALANCE_IN_PROGRESS", "ILLEGAL_GENERATION")
+"""Errors of a commit while the client joins the group again, which a cooperative member does without giving up its partitions."""
+_RETRY_DELAY_S: Final = 0.02
 
 
 class GroupOffset(NamedTuple):
@@ -131,13 +138,11 @@ class ConfluentGroup:
             kafka.TopicPartition(*name, at.offset, leader_epoch=-1 if at.leader_epoch is None else at.leader_epoch)
             for name, at in offsets.items()
         ]
-        try:
-            done = self._client.commit(offsets=places, asynchronous=not wait)
-        except kafka.KafkaException as error:
-            raise self._translate_error(error.args[0], "committing offsets") from None
-        for place in done or ():
-            if place.error is not None:
-                raise self._translate_error(place.error, f"committing the offset of {place.topic}-{place.partition}")
+        deadline = time.monotonic() + COMMIT_RETRY_S
+        while (error := self._commit_error(places, wait=wait)) is not None:
+            if error.name() not in _REJOINING_ERRORS or time.monotonic() >= deadline:
+                raise kafka_error(error, self._connection.bootstrap_servers, "committing offsets")
+            time.sleep(_RETRY_DELAY_S)
 
     def committed(self, names: Iterable[TopicPartition]) -> Mapping[TopicPartition, GroupOffset]:
         kafka = load_confluent_kafka()
@@ -178,8 +183,13 @@ class ConfluentGroup:
         if raised is not None:
             raise raised
 
-    def _translate_error(self, error: Any, what: str) -> StoreError:
-        return kafka_error(error, self._connection.bootstrap_servers, what)
+    def _commit_error(self, places: list[Any], *, wait: bool) -> Any:
+        """Commit once. Return the first error, or None."""
+        try:
+            done = self._client.commit(offsets=places, asynchronous=not wait)
+        except load_confluent_kafka().KafkaException as error:
+            return error.args[0]
+        return next((place.error for place in done or () if place.error is not None), None)
 
 
 def _names(places: Iterable[Any]) -> list[TopicPartition]:

@@ -20,7 +20,7 @@ Offsets = Mapping[TopicPartition, GroupOffset]
 
 @dataclass(frozen=True)
 class CommitOptions:
-    """Which offsets are committed without a call of ``commit``.
+    """Rules for committing offsets without a call of ``commit``.
 
     auto_commit: commit stored offsets every ``interval_s`` seconds, on revocation and on ``close``.
     auto_store: store the offset after each record that was returned, when the consumer is called the next time.
