@@ -2,7 +2,7 @@
 
 Kafka's group coordinator decides. The member never reads a record through this port.
 
-Conformance: tests/contract/test_group_member.py.
+Conformance: tests/contract/test_group_client.py.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GroupOffset(NamedTuple):
 
 
 class RebalanceListener(Protocol):
-    """Receiver of changes of the assignment. Its methods are called from ``GroupMember.poll`` and ``GroupMember.close``."""
+    """Receiver of changes of the assignment. Its methods are called from ``GroupClient.poll`` and ``GroupClient.close``."""
 
     def add_partitions(self, names: Sequence[TopicPartition]) -> None:
         """Accept partitions that this member holds from now on."""
@@ -63,7 +63,7 @@ class RebalanceListener(Protocol):
         """Give up partitions that another member may hold already. Their offsets can no longer be committed."""
 
 
-class GroupMember(Protocol):
+class GroupClient(Protocol):
     """Member of one consumer group, for use by one thread. Methods raise Unavailable and Refused."""
 
     def subscribe(self, topics: Sequence[str], listener: RebalanceListener) -> None:
@@ -90,7 +90,7 @@ class GroupMember(Protocol):
 
 
 class ConfluentGroup:
-    """GroupMember over confluent-kafka.
+    """GroupClient over confluent-kafka.
 
     All its partitions are paused before they are assigned, so that the client never fetches them. Records are read elsewhere.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from compactor.consumer.group import GroupMember, GroupOffset
+from compactor.consumer.group import GroupClient, GroupOffset
 from compactor.consumer.messages import Place
 from compactor.errors import StoreError
 from compactor.model.ids import TopicPartition
@@ -96,7 +96,7 @@ class Membership:
     Partitions that were added wait in ``added`` until the consumer has found out where they begin.
     """
 
-    def __init__(self, member: GroupMember, options: CommitOptions, hooks: ConsumerHooks) -> None:
+    def __init__(self, member: GroupClient, options: CommitOptions, hooks: ConsumerHooks) -> None:
         self._member = member
         self._options = options
         self._hooks = hooks

@@ -28,7 +28,7 @@ TIMESTAMP_CREATE_TIME: Final = 1
 TIMESTAMP_LOG_APPEND_TIME: Final = 2
 """Types of timestamps, as confluent_kafka has them."""
 
-SHOWN_BYTES: Final = 60
+REPR_BYTES: Final = 60
 """Largest number of bytes of a key or value in the text of a message."""
 
 MessageHeaders = list[tuple[str, bytes | None]]
@@ -276,7 +276,7 @@ def broker_messages(messages: Iterable[Any], topic_id: str) -> Iterator[BrokerMe
 
 
 def _describe_message(message: MessageLike) -> str:
-    """Return a message's text: its place, its key, and its value up to SHOWN_BYTES."""
+    """Return a message's text: its place, its key, and its value up to REPR_BYTES."""
     error, where = message.error(), f"{message.topic()}-{message.partition()}@{message.offset()}"
     if error is not None:
         return f"<message {where} error={error}>"
@@ -284,9 +284,9 @@ def _describe_message(message: MessageLike) -> str:
 
 
 def _shorten(data: bytes | None) -> str:
-    if data is None or len(data) <= SHOWN_BYTES:
+    if data is None or len(data) <= REPR_BYTES:
         return repr(data)
-    return f"{data[:SHOWN_BYTES]!r}... ({len(data)} bytes)"
+    return f"{data[:REPR_BYTES]!r}... ({len(data)} bytes)"
 
 
 def copy_block(name: TopicPartition, selection: Selection, topic_id: str = "") -> RecordBlock:

@@ -89,7 +89,7 @@ class ConsumerOptions:
 
 
 @dataclass
-class Run:
+class MessageRun:
     """Consecutive messages of one partition from one source, or one message with an error.
 
     at: the partition, whose position follows the messages that are returned; None for an error.
@@ -117,7 +117,7 @@ class LogSources:
         self.tier = tier
         self.options = options
         self.assigned: dict[TopicPartition, AssignedPartition] = {}
-        self.ready: deque[Run] = deque()
+        self.ready: deque[MessageRun] = deque()
         self._mode: Mode = "remote_only" if broker is None else options.mode
         self._client = broker
         self._broker = None if self._mode == "remote_only" else broker
@@ -231,10 +231,10 @@ class LogSources:
             at = self.assigned.get(TopicPartition(topic, partition))
             if at is not None and at.source == "broker":
                 mine = [message for message in group if message.offset() >= at.position]
-                self.ready.append(Run(at, broker_messages(mine, at.topic_id), is_from_broker=True, epoch=epoch))
+                self.ready.append(MessageRun(at, broker_messages(mine, at.topic_id), is_from_broker=True, epoch=epoch))
 
     def _queue_error(self, name: TopicPartition, offset: int, error: LogError, topic_id: str = "") -> None:
-        self.ready.append(Run(None, iter((TierMessage(*name, offset, error=error, topic_id=topic_id),))))
+        self.ready.append(MessageRun(None, iter((TierMessage(*name, offset, error=error, topic_id=topic_id),))))
 
     def _accept_item(self, item: Item) -> None:
         at = self.assigned.get(item.name)
@@ -250,7 +250,7 @@ class LogSources:
             self._schedule_retry(at)
             raise item.error
         else:
-            self.ready.append(Run(at, item.block.messages()))
+            self.ready.append(MessageRun(at, item.block.messages()))
             at.note_log(item.log)
 
     # ---- tier and broker -----------------------------------------------------------------------------------------------------

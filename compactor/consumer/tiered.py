@@ -1,6 +1,6 @@
 """A consumer of the tier and the broker as one log, with the methods of confluent_kafka.Consumer and, if it has a group, its subscriptions.
 
-A group is Kafka's own: its coordinator assigns partitions and keeps committed offsets, whatever serves the records (GroupMember). Where the
+A group is Kafka's own: its coordinator assigns partitions and keeps committed offsets, whatever serves the records (GroupClient). Where the
 records come from is decided per partition (LogSources).
 """
 
@@ -16,12 +16,12 @@ from typing import Any, Final, Self
 from compactor.access.tier import Tier
 from compactor.consumer.assigned import AssignedPartition
 from compactor.consumer.broker import BrokerLog
-from compactor.consumer.group import GroupMember, GroupOffset
+from compactor.consumer.group import GroupClient, GroupOffset
 from compactor.consumer.last_values import LastValues, latest
 from compactor.consumer.membership import CommitOptions, ConsumerHooks, Membership, RebalanceCallbacks
 from compactor.consumer.messages import OFFSET_END, OFFSET_INVALID, MessageLike, Place, PlaceLike
 from compactor.consumer.serving import AssignmentStep, change_assignment
-from compactor.consumer.sources import NEVER_S, ConsumerOptions, LogSources, Run
+from compactor.consumer.sources import NEVER_S, ConsumerOptions, LogSources, MessageRun
 from compactor.errors import CompactorError, UsageError
 from compactor.model.ids import TopicPartition
 
@@ -29,7 +29,7 @@ GROUP_POLL_S: Final = 0.1
 """Seconds after which rebalances and due commits are handled again, at the earliest."""
 GROUP_WAIT_S: Final = 1.0
 """Longest time for which ``consume`` of a group's member waits for more messages when it has some, in seconds."""
-NO_RUN: Final = Run(None, iter(()))
+NO_RUN: Final = MessageRun(None, iter(()))
 
 
 class TieredConsumer:
@@ -45,7 +45,7 @@ class TieredConsumer:
         tier: Tier,
         broker: BrokerLog | None = None,
         options: ConsumerOptions | None = None,
-        group: GroupMember | None = None,
+        group: GroupClient | None = None,
         commits: CommitOptions | None = None,
     ) -> None:
         self._sources = LogSources(tier, broker, options or ConsumerOptions())
@@ -128,7 +128,7 @@ class TieredConsumer:
         """Handle rebalances and due commits. Everything that was returned counts as processed."""
         self._group_due_s = time.monotonic() + GROUP_POLL_S
         for message in group.poll():
-            self._sources.ready.append(Run(None, iter((message,))))
+            self._sources.ready.append(MessageRun(None, iter((message,))))
         if group.added:
             places = group.start_places()
             self._starts = {place.name: place for place in places}
@@ -294,7 +294,7 @@ class TieredConsumer:
                 break
         return len(found) > before
 
-    def _take_run(self, run: Run) -> None:
+    def _take_run(self, run: MessageRun) -> None:
         """Return the messages of another run from now on."""
         self._settle()
         self._run, self._messages = run, run.messages if run.is_current else iter(())
