@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 
 from compactor.access.tier import Tier
+from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
 from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
@@ -65,10 +67,36 @@ def new_round(
     )
 
 
+def execute_round(
+    tier: Tier,
+    name: TopicPartition,
+    log: PartitionLog,
+    now_ms: int,
+    *,
+    force: bool = False,
+    on_stage: OnStage = lambda s, p: None,
+    disk: Budget | None = None,
+    check_stop: Callable[[], None] = lambda: None,
+) -> RoundReport:
+    """Run a round over one partition where the settings send it: in this process, or on a Spark cluster. Raises as Round.execute_round.
+
+    :param check_stop: raises to end the wait for another process.
+    """
+    why = ""
+    if tier.remote_rounds is not None and tier.settings.spark.names_cluster:
+        remote = tier.remote_rounds.run_round(tier, log.refresh(), now_ms, force=force, check_stop=check_stop)
+        if isinstance(remote, RoundReport):
+            log.refresh()
+            return remote
+        why = remote
+    report = new_round(tier, name, now_ms, force=force, on_stage=on_stage, disk=disk).execute_round(log)
+    return replace(report, reason=report.reason or why)
+
+
 def compact(tier: Tier, name: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None) -> RoundReport:
     """Run a round over one partition, and tell other processes of a change. Raises as Round.run."""
     log, hint = tier.open(name, leads=True), tier.changes.change_hint(name)
-    report = new_round(tier, name, now_ms, force=force, on_stage=on_stage).execute_round(log)
+    report = execute_round(tier, name, log, now_ms, force=force, on_stage=on_stage)
     tier.changes.cache_log_state(log, hint)
     if tier.local:
         tier.local.forget_heads([segment.id for segment in report.segments if segment.action == "rewritten"])

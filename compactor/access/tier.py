@@ -41,6 +41,7 @@ from compactor.tier.sidecars import Sidecars
 
 if TYPE_CHECKING:
     from compactor.brokers.view import BrokerMetadata
+    from compactor.round.compaction import RoundReport
     from compactor.round.engines import Engine
     from compactor.tier.layouts.pinterest.listing import ListedTier
 
@@ -207,6 +208,18 @@ class Engines(Protocol):
     def __call__(self, tier: Tier, name: TopicPartition) -> Engine | None: ...
 
 
+class RemoteRounds(Protocol):
+    """Another process that does whole rounds, with leadership and publication."""
+
+    def run_round(
+        self, tier: Tier, state: PartitionState, now_ms: int, *, force: bool, check_stop: Callable[[], None]
+    ) -> RoundReport | str:
+        """Run a round there and return its report. Return a text if this process has to run it: the reason if it should not, or "".
+
+        Raises the round's error, Leased if the other process is busy, and what ``check_stop`` raises, which is called while this waits.
+        """
+
+
 @dataclass(frozen=True)
 class Tier:
     """One process's access to one tier.
@@ -214,6 +227,7 @@ class Tier:
     counters: all requests and bytes, of data and control objects.
     local: cache on this machine, from which control logs are folded on; None to read everything from the tier.
     engines: chooses the engine for a partition's rounds; None if this process does the work.
+    remote_rounds: runs the rounds of large partitions; None if this process runs them all.
     metadata: source of partitions and live segments.
     """
 
@@ -223,6 +237,7 @@ class Tier:
     counters: Counters
     local: LocalState | None = None
     engines: Engines | None = None
+    remote_rounds: RemoteRounds | None = None
     ownership: Ownership = field(default_factory=Ownership)
     metadata: TierMetadata = field(default_factory=TierMetadata)
 

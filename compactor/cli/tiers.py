@@ -70,7 +70,11 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
     if any(cleaner.map_engine == "spark" for cleaner in (settings.cleaner, *settings.topics.values())):
         from compactor.spark.round.engine import SparkEngines
 
-        return replace(opened, engines=SparkEngines())
+        opened = replace(opened, engines=SparkEngines())
+    if writes in ("run", "daemon"):
+        from compactor.spark.round.child import SparkChild
+
+        opened = replace(opened, remote_rounds=SparkChild())
     return opened
 
 

@@ -291,9 +291,16 @@ class SparkSettings(Section):
 
     master: Annotated[str, AfterValidator(_refuse_empty_text)] = "local[*]"
     partitions: int = Field(0, ge=0, le=1_000_000)
+    above_bytes: int = Field(0, ge=0, le=_MAX_BYTES)
+    idle_ms: int = Field(600_000, ge=1_000, le=MAX_MS)
     led_at_once: int = Field(0, ge=0, le=1024)
     large_at_once: int = Field(2, ge=1, le=64)
     properties: Annotated[dict[str, str | bool | int | float], AfterValidator(_validate_spark_properties)] = {}
+
+    @property
+    def names_cluster(self) -> bool:
+        """Return whether the master is a cluster and not this machine."""
+        return not self.master.startswith("local")
 
 
 class Settings(Value):

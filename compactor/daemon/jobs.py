@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from compactor.access.rounds import new_round
+from compactor.access.rounds import execute_round, new_round
 from compactor.access.tier import Tier
 from compactor.config.settings import Cleaner, Settings
 from compactor.control.leadership import current_lease
@@ -88,7 +88,10 @@ def perform_job(
         if job.action is DaemonAction.RETIRE and 0 <= slot < log.state.slot:
             return JobResult(job, "nothing_to_do", "another process has written meanwhile", log)
         if job.action is DaemonAction.ROUND:
-            round_report = new_round(opened, job.name, now_ms, force=job.force, on_stage=on_stage, disk=resources.disk).execute_round(log)
+            stop = resources.stop.raise_if_stopped
+            round_report = execute_round(
+                opened, job.name, log, now_ms, force=job.force, on_stage=on_stage, disk=resources.disk, check_stop=stop
+            )
             if round_report.status in ("cleaned", "resumed", "expired"):
                 opened.changes.publish([log])
             result = JobResult(job, round_report.status, round_report.reason, log, round_report)

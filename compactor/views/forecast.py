@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from compactor.access.tier import Tier
-from compactor.cleaner.keys.disk_map import passes_needed
 from compactor.config.settings import Cleaner
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition
+from compactor.round.offload import passes_over_keys, reason_for_spark
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.skip import (
     FilterRecord,
@@ -164,8 +164,9 @@ def forecast_summary(
     dirty = sum(s.size_bytes for s in found.dirty) if found.due else 0
     again = dirty if isinstance(budget, int) and dirty > budget else 0
     writing = sizes["rewrite"] + sizes["filter"]
-    engine = choose_engine(cleaner.map_engine, keys, cleaner.map_budget_bytes)
-    passes = _passes_over_keys(cleaner, found, engine) if writing else 0
+    offloaded = reason_for_spark(cleaner, opened.settings.spark, found)
+    engine = "spark" if offloaded else choose_engine(cleaner.map_engine, keys, cleaner.map_budget_bytes)
+    passes = (passes_over_keys(cleaner, found) if engine == "partitioned" else 1) if writing else 0
     files = {s.id: s.file_count for s in summary.live}
     touched = [files[s.id] for s in segments if s.action == "rewrite"] + [files[s.id] for s in segments if s.action == "filter"]
     objects_read = passes * len(found.dirty) + sum(touched) + len(heads) + count["filter"] if writing else 0
@@ -234,14 +235,6 @@ def _segment_forecasts(
         return ("skip", decision.may) if decision.may else ("filter", "clean, and its filter is asked for the keys of the dirty range")
 
     return [SegmentForecast(s.id, s.start_offset, s.end_offset, s.size_bytes, *expected_action(s)) for s in summary.live]
-
-
-def _passes_over_keys(cleaner: Cleaner, found: RoundAssessment[SegmentSummary], engine: str) -> int:
-    """Return how often the dirty range is read for its keys."""
-    if engine != "partitioned" or not isinstance(cleaner.disk_budget_bytes, int):
-        return 1
-    rows, largest = sum(estimate_records(s) for s in found.dirty), max((s.size_bytes for s in found.covered_segments), default=0)
-    return passes_needed(rows, max(1, cleaner.disk_budget_bytes - largest))
 
 
 def _peak_disk_bytes(cleaner: Cleaner, wanted: int) -> int:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import pytest
 
 from benchmarks.spark import write_log
 from compactor.access.rounds import compact
+from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.retire import retire_partition
 from tests.builders import LZ4, NONE, LogBuilder
@@ -336,6 +337,66 @@ def test_tasks_that_are_tried_twice_at_a_time(tmp_path: Path, monkeypatch: pytes
     assert len(tasks) > 20
     if not any(speculative for stage, speculative in tasks if stage > 1):
         pytest.skip("Spark had no reason to try a task twice this time")
+
+
+def test_the_daemon_sends_a_large_partition_to_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One large partition and many small ones: it cleans the small ones itself, and ends Spark when that is idle."""
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    log_dir = large(tmp_path / "log", segments=4)
+    dice = random.Random(3)
+    with standalone(tmp_path) as url:
+        deployment = deployment_of(tmp_path, url, log_dir, above_bytes=1_000_000, idle_ms=5_000)
+        deployment.set(cleaner={"map_engine": "auto", "segment_bytes": SEGMENT_BYTES}, daemon={"interval_ms": 500, "listen": "127.0.0.1:0"})
+        small = [GrowingLog("small", number, tmp_path, dice) for number in range(8)]
+        for log in small:
+            deployment.do("import", log.write_part(), "--topic", log.topic, "--partition", log.partition)
+        rows = {f"{row['topic']}-{row['partition']}": row["map_engine"] for row in deployment.do("plan", "--sample", 0)["partitions"]}
+        assert [name for name, engine in rows.items() if engine == "spark"] == [str(NAME)]
+        daemon = deployment.start("daemon")
+        try:
+            wait_until(daemon, lambda: bool(_drivers(daemon.pid)))
+            wait_until(daemon, lambda: all(partition_state(deployment, name).first_dirty_offset for name in rows))
+            wait_until(daemon, lambda: not _drivers(daemon.pid))
+            assert daemon.poll() is None, daemon.said()
+            daemon.terminate()
+            assert daemon.wait(timeout=60) == 0, daemon.said()
+        finally:
+            daemon.put_down()
+    leaders = {name: {epoch.holder for epoch in partition_state(deployment, name).epochs} for name in rows}
+    own = leaders["small-0"]
+    assert len(own) == 1
+    assert [name for name, holders in leaders.items() if holders - own] == [str(NAME)], "only the large one was led by Spark's process"
+    assert "Spark did not start" not in daemon.said()
+    for log in small:
+        deployment.do("export", log.name, tmp_path / f"view-{log.name}")
+        assert log.wrong_in(tmp_path / f"view-{log.name}", clean=True) == []
+    assert deployment.do("verify")["ok"]
+
+
+def partition_state(deployment: Deployment, name: str) -> PartitionState:
+    return deployment.opened().open(TopicPartition.parse(name)).refresh()
+
+
+def _drivers(ancestor: int) -> list[int]:
+    """Java processes that this process or a child of it has started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and (entry / "comm").read_text().strip() == "java" and _descends(int(entry.name), ancestor):
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_cluster_that_is_not_there_leaves_the_work_to_this_process(tmp_path: Path) -> None:
+    deployment = deployment_of(tmp_path, "no-such-cluster://anywhere", large(tmp_path / "log", segments=2, records=2_000), above_bytes=1)
+    deployment.set(cleaner={"map_engine": "auto"})
+    done = deployment.process("run", "--now", NOW_MS, timeout=300)
+    assert done.code == 0, done.err
+    (row,) = done.document["partitions"]
+    assert (row["status"], row["map_engine"]) == ("cleaned", "memory")
+    assert row["reason"].startswith("cleaned by this process, because Spark did not start: ")
+    assert "no-such-cluster" in done.err
+    assert deployment.do("verify")["ok"]
 
 
 def pack(target: Path) -> None:

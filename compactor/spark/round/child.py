@@ -1,0 +1,187 @@
+"""Rounds on a Spark cluster, driven by a child process: for ``map_engine = "auto"``.
+
+The child starts Spark when the first round needs it and ends after ``[spark] idle_ms`` without a round. It is a process of its own because
+a stopped Spark session leaves its JVM behind, which ends only with the process that started it. The child leads, publishes and is fenced
+like any other compactor: if it is killed, the next round of the partition resumes what it began.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, NamedTuple
+
+from compactor.access.rounds import new_round
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.config.settings import Settings, SparkSettings
+from compactor.control.state import PartitionState
+from compactor.errors import BadData, CompactorError, Fenced, Leased, Unavailable
+from compactor.model.ids import TopicPartition
+from compactor.round.compaction import RoundReport
+from compactor.round.engines import Engine
+from compactor.round.offload import reason_for_spark
+from compactor.round.plan import assess_round
+
+if TYPE_CHECKING:
+    from compactor.spark.cluster.jobs import Cluster
+
+START_S = 300.0
+"""How long Spark may take to start. A cluster without a free executor would be waited for without end."""
+RETRY_START_S = 600.0
+"""How long rounds stay in this process after Spark could not be started."""
+POLL_S = 0.2
+
+_log = logging.getLogger(__name__)
+
+
+class _RoundOrder(NamedTuple):
+    """One round for the child. settings: those of the parent at present, which may have been read again."""
+
+    settings: Settings
+    name: TopicPartition
+    now_ms: int
+    force: bool
+
+
+class _Child(NamedTuple):
+    """A child process whose Spark runs, the parent's end of the pipe to it, and the settings that Spark was started with."""
+
+    process: BaseProcess
+    pipe: Connection
+    spark: SparkSettings
+
+    def stop(self) -> None:
+        """End the process, and with it its JVM."""
+        self.pipe.close()
+        self.process.terminate()
+        self.process.join(10)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+class SparkChild:
+    """Implements ``access.tier.RemoteRounds``: runs rounds over large partitions in the child, one at a time. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: _Child | None = None
+        self._failed_at: float | None = None
+        self._problem = ""
+
+    def run_round(
+        self, tier: Tier, state: PartitionState, now_ms: int, *, force: bool, check_stop: Callable[[], None]
+    ) -> RoundReport | str:
+        cleaner = tier.cleaner_for(state.topic)
+        why = reason_for_spark(cleaner, tier.settings.spark, assess_round(state, cleaner, now_ms, force=force))
+        if not why:
+            return ""
+        if self._failed_at is not None and time.monotonic() - self._failed_at < RETRY_START_S:
+            return self._problem
+        if not self._lock.acquire(blocking=False):
+            raise Leased(f"{state.name} waits for Spark, which works on another partition")
+        try:
+            child = self._running_child(tier.settings, check_stop)
+            if child is None:
+                return self._problem
+            _log.info("%s goes to Spark on %s: %s", state.name, tier.settings.spark.master, why)
+            return self._order_round(child, _RoundOrder(tier.settings, state.name, now_ms, force), check_stop)
+        finally:
+            self._lock.release()
+
+    def _running_child(self, settings: Settings, check_stop: Callable[[], None]) -> _Child | None:
+        """Return the child, started if necessary; None if Spark does not start, which is logged."""
+        if self._child is not None and (not self._child.process.is_alive() or self._child.spark != settings.spark):
+            self._stop_child()
+        if self._child is not None:
+            return self._child
+        context = multiprocessing.get_context("spawn")
+        pipe, theirs = context.Pipe()
+        process = context.Process(target=_serve_rounds, args=(settings, theirs), daemon=True, name="tiered-compactor-spark")
+        process.start()
+        theirs.close()
+        child = self._child = _Child(process, pipe, settings.spark)
+        problem = self._receive_answer(child, check_stop, START_S)
+        if problem is None:
+            self._failed_at = None
+            return child
+        self._stop_child()
+        self._failed_at = time.monotonic()
+        self._problem = f"cleaned by this process, because Spark did not start: {problem}"
+        _log.warning("large partitions are %s", self._problem)
+        return None
+
+    def _order_round(self, child: _Child, order: _RoundOrder, check_stop: Callable[[], None]) -> RoundReport:
+        """Have a round done and return its report. Raises the round's error, and Unavailable if the child has ended."""
+        try:
+            child.pipe.send(order)
+        except OSError as error:
+            answer: object = Unavailable(f"Spark's process has ended: {error}", hint="The next try starts another")
+        else:
+            answer = self._receive_answer(child, check_stop)
+        if isinstance(answer, RoundReport):
+            return answer
+        if not isinstance(answer, Leased | Fenced | BadData):
+            self._stop_child()  # the next round begins with a new Spark
+        raise answer if isinstance(answer, CompactorError) else CompactorError(f"Spark's process answered {answer!r}")
+
+    def _receive_answer(self, child: _Child, check_stop: Callable[[], None], within_s: float | None = None) -> object:
+        """Return the child's next answer, or the error that it ended or took too long. ``check_stop`` raises to end the child."""
+        begin = time.monotonic()
+        try:
+            while not child.pipe.poll(POLL_S):
+                check_stop()
+                if within_s is not None and time.monotonic() - begin > within_s:
+                    return Unavailable(f"no answer from {child.spark.master} within {within_s:.0f} s")
+            return child.pipe.recv()
+        except (EOFError, OSError):
+            child.process.join(POLL_S)
+            return Unavailable(f"Spark's process ended with code {child.process.exitcode}", hint="The next try starts another")
+        except BaseException:
+            self._stop_child()
+            raise
+
+    def _stop_child(self) -> None:
+        if self._child is not None:
+            self._child.stop()
+            self._child = None
+
+
+def _serve_rounds(settings: Settings, pipe: Connection) -> None:
+    """Start Spark, report None or the error, and do rounds until there is none for ``[spark] idle_ms``. Runs in the child."""
+    from compactor.spark.cluster.session import start_cluster
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted parent ends this process itself
+    try:
+        with start_cluster(settings) as started:
+            pipe.send(None)
+            while pipe.poll(settings.spark.idle_ms / 1000):
+                pipe.send(_round_outcome(pipe.recv(), started.cluster))
+    except CompactorError as error:
+        pipe.send(error)
+    except EOFError:
+        return  # the parent has ended
+
+
+def _round_outcome(order: _RoundOrder, cluster: Cluster) -> RoundReport | CompactorError:
+    """Return the report of a round, or its error."""
+    from compactor.spark.round.worker import SparkWorker
+
+    try:
+        tier = open_tier(order.settings)
+        if tier.kind.is_broker_managed:
+            tier.identity.create_catalog()
+        cleaner = tier.cleaner_for(order.name.topic)
+        engine = Engine("spark", lambda stats: SparkWorker(lambda: cluster, tier, cleaner, stats))
+        return new_round(tier, order.name, order.now_ms, force=order.force, engine=engine).execute_round(tier.open(order.name, leads=True))
+    except CompactorError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - a bug in one round must not end Spark for the others (I9)
+        return CompactorError(f"a bug: {type(error).__name__}: {error}")
