@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from compactor.access.metadata import BrokerManagedMetadata, ListedMetadata, TierMetadata
-from compactor.config.settings import Cleaner, Settings, StoreCosts
+from compactor.config.settings import Cleaner, Settings
+from compactor.config.store_sections import StoreCosts
 from compactor.control.identity import Ownership, foreign_problem
 from compactor.control.incarnations import current_incarnation, current_incarnations
 from compactor.control.logs import (

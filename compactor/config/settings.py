@@ -20,7 +20,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
@@ -29,7 +29,7 @@ from compactor.config.store_sections import MAX_MS, S3, Azure, Gcs, Milliseconds
 from compactor.errors import UsageError
 from compactor.model.base import Value
 from compactor.model.policy import MAX32, CleanerPolicy
-from compactor.storage.schemes import DIRECTORY, StorePrices, store_kind_of_scheme, url_problem
+from compactor.storage.schemes import DIRECTORY, store_kind_of_scheme, url_problem
 
 ENV_PREFIX = "TIERED_COMPACTOR__"
 ENV_FILE = "TIERED_COMPACTOR_CONFIG"
@@ -170,13 +170,6 @@ class KafkaSettings(Section):
     def names_brokers(self) -> bool:
         """Return whether the configuration itself names brokers, and not only the default does."""
         return "bootstrap_servers" in self.model_fields_set and bool(self.bootstrap_servers.strip())
-
-
-class StoreCosts(NamedTuple):
-    """Prices of a store, and for how many milliseconds replaced segments are kept there (grace, undo window)."""
-
-    prices: StorePrices
-    replaced_ms: int
 
 
 class Cleaner(Section):

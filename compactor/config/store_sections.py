@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from compactor.config.units import parse_setting
 from compactor.model.base import Value
-from compactor.storage.schemes import NO_CREDENTIALS
+from compactor.storage.schemes import NO_CREDENTIALS, StorePrices
 
 MAX_MS = 2**63 - 1
 
@@ -25,6 +25,13 @@ class Section(Value):
     @classmethod
     def _parse_durations_and_sizes(cls, values: dict[str, Any]) -> dict[str, Any]:
         return {key: parse_setting(key, value) for key, value in values.items()}
+
+
+class StoreCosts(NamedTuple):
+    """Prices of a store, and for how many milliseconds replaced segments are kept there (grace, undo window)."""
+
+    prices: StorePrices
+    replaced_ms: int
 
 
 def _endpoint(url: str) -> str:

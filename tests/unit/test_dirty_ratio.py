@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from compactor.config.settings import Cleaner, Settings, StoreCosts
+from compactor.config.settings import Cleaner, Settings
+from compactor.config.store_sections import StoreCosts
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.dirty_ratio import CHOICES, DirtyRatioThreshold, dirty_ratio_threshold
 from compactor.round.plan import assess_round
