@@ -21,6 +21,7 @@ from compactor.control.logs import (
     HASH_KEY_BYTES,
     CatalogLog,
     PartitionLog,
+    check_tier_settings,
     create_tier,
     open_catalog,
     open_partition,
@@ -96,7 +97,15 @@ class TierIdentity:
         self._check_free()
         url = "" if self.ownership.ours else self.settings.tier_url
         cluster_id = self.metadata.cluster_id()
-        state = create_tier(self.ports, kind=tier.kind, layout=tier.layout, url=url, cluster_id=cluster_id, hash_key=hash_key)
+        state = create_tier(
+            self.ports,
+            kind=tier.kind,
+            layout=tier.layout,
+            key_entropy_bits=tier.key_entropy_bits,
+            url=url,
+            cluster_id=cluster_id,
+            hash_key=hash_key,
+        )
         self.ownership.tier_id = state.tier_id
         self._check_foreign(state)
         self.ports.require_ownership(anew=True)
@@ -122,11 +131,7 @@ class TierIdentity:
     def _check_foreign(self, state: CatalogState) -> None:
         """Raise UsageError if the catalog is that of another tier."""
         tier = self.settings.tier
-        if (state.kind, state.layout) != (tier.kind, tier.layout):
-            raise UsageError(
-                f"the tier at {self.ports.layout.url} is of kind {state.kind} and layout {state.layout}, not {tier.kind} and {tier.layout}",
-                hint="Nothing was changed. Correct tier.kind and tier.layout in the configuration",
-            )
+        check_tier_settings(state, self.ports.layout.url, tier.kind, tier.layout, tier.key_entropy_bits)
         problem = foreign_problem(state, self.settings.tier_url, self.metadata.cluster_id() if state.cluster_id else "")
         if problem:
             raise UsageError(

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from compactor.config.allowed_values import describe_allowed_values, format_toml_value, is_text_setting
-from compactor.config.store_sections import MAX_MS, S3, Azure, Gcs, Milliseconds, Registry, Section
+from compactor.config.store_sections import MAX_MS, S3, Azure, Gcs, Milliseconds, Registry, Section, StoreCosts, refuse_archive_class
 from compactor.errors import UsageError
 from compactor.model.base import Value
 from compactor.model.policy import MAX32, CleanerPolicy
@@ -89,12 +89,6 @@ def _validate_key_pairs(files: dict[str, str]) -> dict[str, str]:
     return files
 
 
-def _validate_storage_class(name: str) -> str:
-    if name in ("GLACIER", "DEEP_ARCHIVE"):
-        raise ValueError("brokers could not read what lies there without being restored first")
-    return name
-
-
 class AivenSettings(Section):
     """[tier.aiven]: settings for ``layout = "aiven"``. They must match the brokers' ``rsm.config``, so that each side can read the
     other's objects.
@@ -106,7 +100,7 @@ class AivenSettings(Section):
     chunk_size: int = Field(4 << 20, ge=1, le=2**30 - 1)
     compression: Literal["none", "zstd", "heuristic"] = "none"
     custom_metadata_fields: tuple[Literal["REMOTE_SIZE", "OBJECT_PREFIX", "OBJECT_KEY"], ...] = Field((), strict=False)
-    storage_class: Annotated[str, AfterValidator(_validate_storage_class)] = ""
+    storage_class: Annotated[str, AfterValidator(refuse_archive_class)] = ""
 
     @model_validator(mode="after")
     def _check_active_key_pair(self) -> Self:
@@ -149,6 +143,7 @@ class TierSettings(Section):
     kind: Literal["object-log", "kafka"] = "object-log"
     url: Annotated[str, AfterValidator(_validate_store_url)] = ""
     layout: Literal["native", "kafka-local", "aiven", "pinterest"] = "native"
+    key_entropy_bits: int = Field(0, ge=0, le=32)
     control_url: Annotated[str, AfterValidator(_validate_store_url)] = ""
     state_dir: Annotated[str, AfterValidator(_refuse_empty_text)] = "/var/lib/tiered-compactor"
     on_topic_deletion: Literal["keep", "delete"] = "keep"
@@ -283,9 +278,9 @@ class SparkSettings(Section):
     """[spark]: settings of the `spark` map engine and of the `recompact` command."""
 
     master: Annotated[str, AfterValidator(_refuse_empty_text)] = "local[*]"
-    partitions: int = Field(0, ge=0, le=1_000_000)
     above_bytes: int = Field(0, ge=0, le=_MAX_BYTES)
     idle_ms: int = Field(600_000, ge=1_000, le=MAX_MS)
+    partitions: int = Field(0, ge=0, le=1_000_000)
     led_at_once: int = Field(0, ge=0, le=1024)
     large_at_once: int = Field(2, ge=1, le=64)
     properties: Annotated[dict[str, str | bool | int | float], AfterValidator(_validate_spark_properties)] = {}

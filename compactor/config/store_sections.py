@@ -42,6 +42,17 @@ def _endpoint(url: str) -> str:
     return url
 
 
+MINIMUM_DAYS = {"STANDARD_IA": 30, "ONEZONE_IA": 30, "GLACIER_IR": 90}
+"""Storage classes of S3 that bill an object for at least so many days, also if it is deleted earlier."""
+
+
+def refuse_archive_class(name: str) -> str:
+    """Return the name of a storage class whose objects can be read at any time. Raises ValueError for another one."""
+    if name in ("GLACIER", "DEEP_ARCHIVE"):
+        raise ValueError("what lies there cannot be read without being restored first")
+    return name
+
+
 class S3(Section):
     """[s3]: how S3 is reached. Credentials come from the usual AWS chain (environment, ~/.aws, instance role), never from the
     configuration.
@@ -50,6 +61,7 @@ class S3(Section):
     endpoint_url: Annotated[str, AfterValidator(_endpoint)] = ""
     region: str = ""
     first_answer_ms: Milliseconds = 60_000
+    storage_class: Annotated[str, AfterValidator(refuse_archive_class)] = ""
 
 
 class Gcs(Section):

@@ -13,6 +13,7 @@ from compactor.model.ids import TopicPartition, incarnation
 class TierCreated(Value):
     """Record: the tier's identity, created once. ``hash_key``: 32 hex digits, the SipHash key for everything that hashes record keys.
 
+    key_entropy_bits: [tier] key_entropy_bits. Programs that do not know it refuse the record if it is set.
     url, cluster_id: location and cluster of a broker-managed tier, in which nothing can be stored that identifies it.
     """
 
@@ -22,6 +23,7 @@ class TierCreated(Value):
     kind: str
     layout: str
     created_by: str
+    key_entropy_bits: int = Field(default=0, exclude_if=lambda value: value == 0)
     url: str = ""
     cluster_id: str = ""
 

@@ -79,7 +79,7 @@ def _catalog_changes(state: CatalogState, record: Record[Any], body: Any) -> Cha
         return {"wanted": dict([*others, (name, WantedRound(record.slot, record.at_ms))][-HISTORY:])}
     if isinstance(body, (r.TopicsConfirmed, r.TopicRecreated, r.TopicsInspected)):
         return incarnations.topic_changes(state, body)
-    return {} if state.tier_id else body.model_dump(include={"tier_id", "hash_key", "kind", "layout", "url", "cluster_id"})
+    return {} if state.tier_id else body.model_dump(exclude={"type", "created_by"})
 
 
 def _hint_changes(state: CatalogState, record: Record[Any], slots: Mapping[str, int]) -> Changes:

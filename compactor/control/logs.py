@@ -97,9 +97,11 @@ def open_catalog(ports: Ports) -> CatalogLog:
     return _open_log(ports, "catalog", "catalog", CatalogState(), CATALOG)
 
 
-def create_tier(ports: Ports, *, kind: str, layout: str, url: str = "", cluster_id: str = "", hash_key: bytes = b"") -> CatalogState:
+def create_tier(
+    ports: Ports, *, kind: str, layout: str, key_entropy_bits: int = 0, url: str = "", cluster_id: str = "", hash_key: bytes = b""
+) -> CatalogState:
     """Create the tier's identity and secret hash key, or return the existing ones. Raises UsageError if the tier is of another kind or
-    layout.
+    layout, or names its objects otherwise.
 
     For a compactor-managed tier the caller first checks that the data root is free (control.identity).
 
@@ -114,16 +116,27 @@ def create_tier(ports: Ports, *, kind: str, layout: str, url: str = "", cluster_
         kind=kind,
         layout=layout,
         created_by=ports.holder,
+        key_entropy_bits=key_entropy_bits,
         url=url,
         cluster_id=cluster_id,
     )
     state = log.transact(lambda state: None if state.tier_id else made)
+    check_tier_settings(state, ports.layout.url, kind, layout, key_entropy_bits)
+    return state
+
+
+def check_tier_settings(state: CatalogState, url: str, kind: str, layout: str, key_entropy_bits: int) -> None:
+    """Raise UsageError if the configuration says another kind or layout than the tier's identity, or names objects otherwise."""
     if (state.kind, state.layout) != (kind, layout):
         raise UsageError(
-            f"the tier at {ports.layout.url} is of kind {state.kind} and layout {state.layout}, not {kind} and {layout}",
-            hint="Correct tier.kind and tier.layout in the configuration",
+            f"the tier at {url} is of kind {state.kind} and layout {state.layout}, not {kind} and {layout}",
+            hint="Nothing was changed. Correct tier.kind and tier.layout in the configuration",
         )
-    return state
+    if state.key_entropy_bits != key_entropy_bits:
+        raise UsageError(
+            f"the keys of the tier at {url} begin with {state.key_entropy_bits} binary digits, not with {key_entropy_bits}",
+            hint="Nothing was changed. Set tier.key_entropy_bits to what the tier was made with; `import --from-tier` fills another tier",
+        )
 
 
 def publish_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:

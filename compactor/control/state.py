@@ -350,6 +350,7 @@ class CatalogState(LogState):
     hash_key: str = ""
     kind: str = ""
     layout: str = ""
+    key_entropy_bits: int = Field(default=0, exclude_if=lambda value: not value)
     url: str = ""
     cluster_id: str = ""
     """URL and cluster id of a broker-managed tier when this control store was created; empty for a compactor-managed tier."""

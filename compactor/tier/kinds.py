@@ -102,7 +102,12 @@ def _aiven(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> Segme
     return AivenLayout(store, topic_id, settings.tier.aiven)
 
 
-COMPACTOR_MANAGED = TierKind(lambda _, store, __: NativeLayout(store), MetadataSource.CONTROL_LOG, owns_root=True)
+COMPACTOR_MANAGED = TierKind(
+    lambda settings, store, _: NativeLayout(store, settings.tier.key_entropy_bits),
+    MetadataSource.CONTROL_LOG,
+    owns_root=True,
+    storage_class=lambda settings: settings.s3.storage_class,
+)
 BROKER_MANAGED = TierKind(_kafka_local, MetadataSource.METADATA_TOPIC, undo_copies=True, brokers_expire=True)
 
 KINDS: Mapping[tuple[str, str], TierKind] = {
@@ -138,9 +143,20 @@ def tier_kind(settings: Settings) -> TierKind:
             f"a tier of kind {tier.kind} cannot have the layout {tier.layout}",
             hint="Possible are " + ", ".join(f"{kind} with {layout}" for kind, layout in KINDS),
         )
+    if not found.owns_root:
+        _refuse_own_layout(settings)
     if found.brokers_expire:
         _refuse_retention(settings)
     return found
+
+
+def _refuse_own_layout(settings: Settings) -> None:
+    """Raise UsageError for settings of new objects that only tiers have which this program manages."""
+    for key, value in (("tier.key_entropy_bits", settings.tier.key_entropy_bits), ("s3.storage_class", settings.s3.storage_class)):
+        if value:
+            section, _, name = key.partition(".")
+            what = f"{settings.source_of(key)}: [{section}] {name} is set, and another program names and writes the objects of this tier"
+            raise UsageError(what, hint="Remove it; [tier.aiven] has a storage_class, and [tier.pinterest] has entropy_bits")
 
 
 def _refuse_retention(settings: Settings) -> None:

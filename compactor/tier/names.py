@@ -5,6 +5,7 @@ Brokers name objects by topic id, so that a topic which is deleted and created a
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -86,6 +87,12 @@ class ObjectStem(NamedTuple):
         """Return the stem that a text spells, or None."""
         match = _STEM.fullmatch(text)
         return ObjectStem(int(match[1]), match[2]) if match and int(match[1]) < 2**63 else None
+
+
+def binary_digits(text: str, bits: int) -> str:
+    """Return the first binary digits of a text's MD5. In front of a key they spread the keys over a bucket's index."""
+    digest = hashlib.md5(text.encode(), usedforsecurity=False).digest()
+    return f"{int.from_bytes(digest, 'big'):0128b}"[:bits]
 
 
 def object_stem(segment: SegmentRef) -> str:

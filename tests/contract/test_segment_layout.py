@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -136,6 +136,7 @@ class Row:
 
 RIGS: Mapping[str, Row] = {
     "native": Row(NativeLayout, plain(NativeLayout)),
+    "native with digits": Row(NativeLayout, plain(partial(NativeLayout, entropy_bits=3))),
     "flat": Row(FlatLayout, plain(FlatLayout)),
     "pinterest": Row(PinterestLayout, pinterest),
     "kafka-local": Row(KafkaLocalLayout, brokers("kafka-local")),

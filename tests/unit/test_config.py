@@ -64,12 +64,14 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
         "tier.url": "file:///a b",
         "tier.control_url": "s3://bucket",
         "tier.pinterest.entropy_bits": "7",
+        "tier.key_entropy_bits": "7",
         "tier.pinterest.target": "s3://bucket/compacted",
         "tier.pinterest.keep_ms": "3600001",
         "tier.aiven.key_pairs": '{key1 = "/etc/keys/key1.pem"}',
         "tier.aiven.compression": "zstd",
         "tier.aiven.custom_metadata_fields": '["OBJECT_KEY"]',
         "s3.endpoint_url": "https://[::1]:9000",
+        "registry.url": "http://[::1]:8081",
         "gcs.endpoint_url": "http://[::1]:4443",
         "azure.endpoint_url": "http://[::1]:10000/account",
         "kafka.topics": '["orders"]',
@@ -141,7 +143,7 @@ def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_pat
         ),
         (
             '[tier.aiven]\nstorage_class = "GLACIER"',
-            'FILE: [tier.aiven] storage_class = "GLACIER": brokers could not read what lies there without being restored first',
+            'FILE: [tier.aiven] storage_class = "GLACIER": what lies there cannot be read without being restored first',
         ),
         ("[tier.aiven]\nchunk_size = 0", "FILE: [tier.aiven] chunk_size = 0: allowed is a whole number from 1 to 1073741823"),
         (

@@ -84,7 +84,7 @@ def _check_compactor_managed(settings: Settings) -> list[dict[str, str]]:
     if not problems:
         problems = _check_stores(settings)
         problems += [] if any(problem["severity"] == "error" for problem in problems) else _check_topic_patterns(settings)
-    return [*problems, *_find_ineffective_settings(settings)]
+    return [*problems, *_check_storage_class(settings), *_find_ineffective_settings(settings)]
 
 
 def _check_broker_managed(settings: Settings) -> list[dict[str, str]]:
@@ -103,6 +103,18 @@ def _find_ineffective_settings(settings: Settings) -> list[dict[str, str]]:
         return []
     detail, key = "no broker is told anything of a tier of kind object-log", "publish.metadata_records_per_hour"
     return [{"severity": "note", "kind": "settings", "object": key, "detail": detail, "hint": "Take it out of the configuration"}]
+
+
+def _check_storage_class(settings: Settings) -> list[dict[str, str]]:
+    """Return a note about the least time for which the configured storage class is billed."""
+    from compactor.config.store_sections import MINIMUM_DAYS
+
+    name = settings.s3.storage_class
+    if name not in MINIMUM_DAYS:
+        return []
+    detail = f"S3 bills an object in {name} for at least {MINIMUM_DAYS[name]} days, also when a round replaces it earlier"
+    hint = "It pays for topics whose rounds are rarer: raise min_cleanable_dirty_ratio, or leave it out"
+    return [{"severity": "note", "kind": "storage-class", "object": "s3.storage_class", "detail": detail, "hint": hint}]
 
 
 def _check_state_dir(settings: Settings) -> list[dict[str, str]]:

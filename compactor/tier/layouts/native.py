@@ -1,4 +1,7 @@
-"""Layout of compactor-managed tiers: each file of a segment is one object, such as ``orders-0/00000000000000000042-<id>.log``."""
+"""Layout of compactor-managed tiers: each file of a segment is one object, such as ``orders-0/00000000000000000042-<id>.log``.
+
+With ``[tier] key_entropy_bits`` binary digits of a hash of the partition's name come first: ``0110/orders-0/...``.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from typing import Final
 
 from compactor.model.ids import INCARNATION_SUFFIX, TopicPartition
 from compactor.model.segment import FILE_KINDS
-from compactor.tier.names import object_stem
+from compactor.storage.port import ObjectStore
+from compactor.tier.names import binary_digits, object_stem
 from compactor.tier.plain import ComposableLayout, FileName
 from compactor.tier.ports import SegmentRef
 
@@ -16,10 +20,14 @@ _FOLDER: Final = re.compile(rf"([^/]+-\d+(?:{INCARNATION_SUFFIX})?)/[^/]+")
 
 
 class NativeLayout(ComposableLayout):
-    """SegmentLayout of compactor-managed tiers."""
+    """SegmentLayout of compactor-managed tiers. entropy_bits: number of binary digits in front of each partition's folder."""
+
+    def __init__(self, store: ObjectStore, entropy_bits: int = 0) -> None:
+        super().__init__(store)
+        self._entropy_bits = entropy_bits
 
     def partition_folder(self, name: TopicPartition) -> str:
-        return f"{name}/"
+        return f"{binary_digits(str(name), self._entropy_bits)}/{name}/" if self._entropy_bits else f"{name}/"
 
     def file_name(self, segment: SegmentRef, kind: str) -> str:
         return f"{object_stem(segment)}.{kind}"
@@ -29,5 +37,6 @@ class NativeLayout(ComposableLayout):
         return FileName(match[2], int(match[1]), match[3]) if match else None
 
     def partition_of(self, key: str) -> str:
-        match = _FOLDER.fullmatch(key)
-        return match[1] if match else ""
+        digits, _, rest = key.partition("/") if self._entropy_bits else ("", "", key)
+        match = _FOLDER.fullmatch(rest)
+        return match[1] if match and digits == binary_digits(match[1], self._entropy_bits) else ""

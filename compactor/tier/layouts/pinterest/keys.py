@@ -12,6 +12,7 @@ from typing import Final
 
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition, segment_id
+from compactor.tier.names import binary_digits
 
 OBJECT_KINDS: Final = ("log", "index", "timeindex")
 METADATA_FILE: Final = "_metadata"
@@ -58,8 +59,7 @@ class PartitionKeys:
 
 def entropy_prefix(cluster: str, name: TopicPartition, bits: int) -> str:
     """Return the first binary digits of the MD5 of ``<cluster>-<topic>-<partition>``."""
-    digest = hashlib.md5(f"{cluster}-{name}".encode(), usedforsecurity=False).digest()
-    return f"{int.from_bytes(digest, 'big'):0128b}"[:bits]
+    return binary_digits(f"{cluster}-{name}", bits)
 
 
 def file_name(base: int, kind: str) -> str:
