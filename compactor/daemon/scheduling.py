@@ -374,14 +374,15 @@ def next_action(schedule: PartitionSchedule, now_ms: int, *, rounds: bool = True
     output_due = schedule.output is not None and schedule.output.is_due(status, now_ms)
     if output_due and schedule.output is not None and schedule.output.rounds:
         return DaemonAction.OUTPUT  # it goes before the next round, or a partition that is always due would never have its output written
+    retire_due = now_ms >= schedule.retire_at_ms and (now_ms >= status.retire_at_ms or status.undone_slot > schedule.swept_slot)
+    if retire_due and not schedule.failures and not status.open_run:
+        return DaemonAction.RETIRE  # likewise: what a partition that is always due has replaced would never be deleted
     quarantine_ends_ms = status.quarantine_ms + backoff_ms(status.quarantine_failures)
     if status.due and may_begin and now_ms >= max(schedule.next_round_ms, schedule.next_repeat_ms, quarantine_ends_ms):
         return DaemonAction.ROUND
     if output_due:
         return DaemonAction.OUTPUT
-    if now_ms >= schedule.retire_at_ms and (now_ms >= status.retire_at_ms or status.undone_slot > schedule.swept_slot):
-        return DaemonAction.RETIRE
-    return None
+    return DaemonAction.RETIRE if retire_due else None
 
 
 def after_job(schedule: PartitionSchedule, job: Job, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> PartitionSchedule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from checkpoint.files import parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
@@ -45,18 +46,19 @@ def check_disk_budget(opened: Tier, name: TopicPartition, segment: RemoteLogSegm
 
 
 def check_companion_files(
-    source: SourceSegment, files: Mapping[str, bytes], lineage: Sequence[EpochEntry] = ()
+    source: SourceSegment, files: Mapping[str, bytes], lineage: Sequence[EpochEntry] = (), log_start: int = 0
 ) -> Iterator[tuple[str, str]]:
     """Yield (kind, problem) for the files beside a valid log.
 
     :param lineage: leader epochs that the leader-epoch checkpoint must have.
+    :param log_start: log start offset of the partition. Brokers drop leader epochs below it from later checkpoints.
     """
     checks: dict[str, Callable[[bytes], str]] = {
         "index": lambda data: index_mismatch(data, source.base, source.table),
         "timeindex": lambda data: timeindex_mismatch(data, source.base, source.table),
         "txnindex": lambda data: txn_index_mismatch(parse_txn_index(data, ""), source),
         "snapshot": _snapshot_problem,
-        "leader-epoch-checkpoint": lambda data: _checkpoint_problem(data, lineage),
+        "leader-epoch-checkpoint": lambda data: _checkpoint_problem(data, lineage, log_start),
     }
     for kind, check in checks.items():
         if kind in files:
@@ -73,15 +75,18 @@ def _snapshot_problem(data: bytes) -> str:
     return ""
 
 
-def _checkpoint_problem(data: bytes, lineage: Sequence[EpochEntry]) -> str:
+def _checkpoint_problem(data: bytes, lineage: Sequence[EpochEntry], log_start: int) -> str:
     """Return how the checkpoint's lineage differs from the metadata, as a message: a broker that uses the file would take another
-    lineage.
+    lineage. At a raised log start brokers drop the epochs that end before it, and let the one that contains it begin there.
     """
     try:
         known = {entry.epoch: entry.start_offset for entry in parse_leader_epoch_checkpoint(data.decode())}
     except UnicodeDecodeError:
         return "it is not text"
-    for entry in lineage:
-        if known.get(entry.epoch, entry.start_offset + 1) > entry.start_offset:
+    for entry, following in zip_longest(lineage, lineage[1:]):
+        if following is not None and following.start_offset <= log_start:
+            continue
+        latest = max(entry.start_offset, log_start)
+        if known.get(entry.epoch, latest + 1) > latest:
             return f"epoch {entry.epoch} begins at {known.get(entry.epoch, 'no offset')} in it, metadata says {entry.start_offset}"
     return ""

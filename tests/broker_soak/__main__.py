@@ -40,6 +40,7 @@ from kafka.errors import KafkaError
 
 from tests.broker_soak.cluster import Compactor, SoakCluster, aiven_settings, compactors, put_down
 from tests.broker_soak.faults import Faults, heal
+from tests.broker_soak.metadata_judge import newest_segment_violations
 from tests.broker_soak.network import Network
 from tests.broker_soak.readers import TOLERATED, Findings, all_readers, pause, read_and_judge, read_until
 from tests.broker_soak.sabotage import SABOTAGE
@@ -65,8 +66,10 @@ ELECTION_ERRORS = {
 """Kinds of errors with which a client asks again while a leader changes or a topic is created: which one comes up is mere chance."""
 STORE_ERRORS = {"UNKNOWN", "UnknownServerException"}
 """What a broker answers where its plug-in has asked the S3 server in vain; with Aiven's plug-in the soak lets that happen."""
-CALM_S = 45.0
-"""Time for daemons to come to rest after the last fault: longer than a grace period."""
+REST_S = 420.0
+"""Longest time that daemons may take after the last fault to clean what is due and to delete what was replaced."""
+TRANSIENT_CAUSES = ("java.io.IOException: Connection to", "Remote log metadata cache is not initialized")
+"""Causes of ERROR lines that come and go with the restart of any broker (KAFKA-19599)."""
 _LATE_RECORD = "Dropping the event"
 """Brokers say so of the record of a compactor that was replaced; it is documented and changes nothing."""
 
@@ -84,6 +87,9 @@ class Phase:
     skipped: Counter[str] = field(default_factory=Counter)
     broker_errors: Counter[str] = field(default_factory=Counter)
     verify_problems: Counter[str] = field(default_factory=Counter)
+    verify_examples: dict[str, str] = field(default_factory=dict)
+    verified: str = ""
+    metadata: list[str] = field(default_factory=list)
     requests_damaged: Counter[str] = field(default_factory=Counter)
     rounds: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
@@ -135,7 +141,7 @@ def play(arguments: argparse.Namespace, folder: Path, minutes: float, *, compact
             phase.requests_damaged = proxy.seen.faults
             phase.excused = sum(written.history.excused for written in topics.partitions())
             if arguments.keep:
-                _keep(arguments.keep / ("compacted" if compacts else "control"), cluster, daemons)
+                _keep(arguments.keep / ("compacted" if compacts else "control"), cluster, daemons, phase)
     return phase
 
 
@@ -191,7 +197,7 @@ def _finish(phase: Phase, topics: SoakTopics, faults: Faults, cluster: SoakClust
         phase.problems += [f"{name} did not end" for name in topics.stop()]
         topics.write_more(200)
         if daemons and not phase.findings.violations:
-            time.sleep(CALM_S)
+            _wait_for_rest(phase, beside)
         for daemon in daemons:
             _end_daemon(phase, daemon)
         for node in cluster.node_ids:
@@ -208,20 +214,42 @@ def _finish(phase: Phase, topics: SoakTopics, faults: Faults, cluster: SoakClust
                     phase.problems.append(f"{reader.name} of {written} never came to the end of a pass after the restart")
             reader.close()
         with ClusterAdmin(cluster) as admin:
-            phase.happened["records of the metadata topic, replayed by Kafka's formatter"] = len(admin.metadata_events())
+            phase.metadata = admin.metadata_events()
+        phase.happened["records of the metadata topic, replayed by Kafka's formatter"] = len(phase.metadata)
+        phase.findings.violations += newest_segment_violations(phase.metadata)[:5]
     except (NotYet, BrokerFailed, KafkaError) as error:
         phase.problems.append(f"at the end: {type(error).__name__}: {error}")
         return
     if daemons:
         done = beside.process("verify", "--deep", timeout=600)
+        phase.verified = done.out
         if '"problems"' not in done.out:
             phase.problems.append(f"verify --deep ended with {done.code}: {done.out[-1000:]} {done.err[-2000:]}")
             return
         for problem in done.document["problems"]:
             phase.verify_problems[problem["kind"]] += 1
+            where = f"{problem['topic']}-{problem['partition']}, {problem['object']}"
+            phase.verify_examples.setdefault(problem["kind"], f"{where}: {problem['detail']}")
             if problem["severity"] == "error" and problem["kind"] not in KNOWN_PROBLEMS:
                 phase.findings.violations.append(f"verify --deep: {problem}")
         phase.findings.violations += _tolerated_in_compacted(phase, beside)
+
+
+def _wait_for_rest(phase: Phase, beside: Deployment) -> None:
+    """Wait until nothing waits for its deletion, and look a few times more, because a round may be at work. Too late is a violation."""
+    began, looks_at_rest = time.monotonic(), 0
+    while looks_at_rest < 4:
+        asked = beside.process("status")
+        waiting = asked.document["totals"]["waiting_partitions"] if not asked.code else -1
+        looks_at_rest = 0 if waiting else looks_at_rest + 1
+        if time.monotonic() - began > REST_S:
+            text = (
+                f"{REST_S:.0f} s after the last fault {waiting} partitions have replaced segments that are not deleted {asked.err[-500:]}"
+            )
+            phase.findings.violations.append(text)
+            return
+        time.sleep(5)
+    phase.happened["seconds until nothing waited for deletion"] = round(time.monotonic() - began)
 
 
 def _tolerated_in_compacted(phase: Phase, beside: Deployment) -> list[str]:
@@ -253,12 +281,14 @@ def _end_daemon(phase: Phase, daemon: Compactor) -> None:
 
 
 def _errors_of(cluster: SoakCluster) -> list[str]:
-    """Return the ERROR lines of all brokers, without those whose cause is a connection that broke."""
+    """Return the ERROR lines of all brokers, without those whose cause is a connection that broke or a broker that has just started."""
     found = []
     for node in cluster.nodes.values():
         lines = node.text().splitlines()
         found += [
-            line for line, cause in pairwise([*lines, ""]) if "] ERROR " in line and "java.io.IOException: Connection to" not in cause
+            line
+            for line, cause in pairwise([*lines, ""])
+            if "] ERROR " in line and not any(transient in cause for transient in TRANSIENT_CAUSES)
         ]
     return found
 
@@ -291,13 +321,15 @@ def unlike_control(control: Phase | None, compacted: Phase, passing: set[str]) -
     return found
 
 
-def _keep(folder: Path, cluster: SoakCluster, daemons: list[Compactor]) -> None:
-    """Logs of brokers and daemons, for whoever looks into what was found."""
+def _keep(folder: Path, cluster: SoakCluster, daemons: list[Compactor], phase: Phase) -> None:
+    """Write what brokers, daemons and ``verify`` said, and the metadata topic, so that findings can be explained."""
     folder.mkdir(parents=True, exist_ok=True)
     for node, process in cluster.nodes.items():
         (folder / f"broker-{node}.log").write_text(process.text())
     for daemon in daemons:
         (folder / f"{daemon.name}.log").write_text(daemon.log_text())
+    (folder / "verify.json").write_text(phase.verified)
+    (folder / "metadata.txt").write_text("\n".join(phase.metadata))
 
 
 def record_of(arguments: argparse.Namespace, control: Phase | None, compacted: Phase, violations: list[str]) -> dict[str, Any]:
@@ -321,6 +353,7 @@ def record_of(arguments: argparse.Namespace, control: Phase | None, compacted: P
         "consumer_error_examples": dict(sorted(compacted.findings.error_texts.items())),
         "consumer_errors_control": dict(sorted(control.findings.errors.items())) if control else {},
         "verify_deep": dict(sorted(compacted.verify_problems.items())),
+        "verify_deep_examples": dict(sorted(compacted.verify_examples.items())),
         "read_from_uncompacted_segments": compacted.tolerated,
         "excused_by_unclean_elections": compacted.excused,
         "violations": violations,
@@ -340,7 +373,8 @@ def report(record: dict[str, Any]) -> int:
 def options() -> argparse.ArgumentParser:
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m tests.broker_soak", description=__doc__, formatter_class=shape)
-    parser.add_argument("--minutes", type=float, default=60, help="of the run with daemons; the control run takes a third of it")
+    parser.add_argument("--minutes", type=float, default=60, help="of the run with daemons")
+    parser.add_argument("--control-minutes", type=float, help="of the control run without daemons (default: a third of --minutes)")
     parser.add_argument("--seed", type=int, default=1)
     flavour = "local: Kafka's LocalTieredStorage; aiven: Aiven's plug-in on an S3 server"
     parser.add_argument("--flavour", choices=(LOCAL, AIVEN), default=LOCAL, help=flavour)
@@ -374,7 +408,8 @@ def main() -> int:
         violations: list[str] = []
         if not arguments.no_control:
             tell("control run, without daemons")
-            control = play(arguments, Path(scratch) / "control", arguments.minutes / 3, compacts=False)
+            minutes = arguments.control_minutes or arguments.minutes / 3
+            control = play(arguments, Path(scratch) / "control", minutes, compacts=False)
             violations += [f"in the control run: {text}" for text in (*control.problems, *control.findings.violations)]
         if not violations:
             tell("the run with daemons")

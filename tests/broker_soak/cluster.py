@@ -16,6 +16,8 @@ from tests.support.kafka_broker import CONTROLLER, HOST, KafkaCluster, free_port
 from tests.support.s3_server import Bucket
 
 BROKERS = 3
+AGING = "aging"
+"""The topic with a finite ``retention.ms``."""
 AIVEN_CHUNK_BYTES = 16_384
 DELETE_RETENTION_MS = 45_000
 """Longer than a consumer's pass takes."""
@@ -144,6 +146,8 @@ def compactors(
         if segments["layout"] == "aiven":
             settings["tier.aiven"] = {"chunk_size": AIVEN_CHUNK_BYTES}
         settings["kafka"] = {"bootstrap_servers": cluster.bootstrap, "topics": list(topics)}
+        if AGING in topics:
+            settings[f'topics."{AGING}"'] = {"cleanup_policy": "compact,delete"}
         return Deployment(folder / name, settings)
 
     made = [Compactor(name, deployment(name, proxy.url, tier), sabotage) for name in ("daemon-1", "daemon-2")]

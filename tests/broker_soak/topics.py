@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from kafka.errors import KafkaError
 
-from tests.broker_soak.cluster import SoakCluster
+from tests.broker_soak.cluster import AGING, SoakCluster
 from tests.broker_soak.readers import pause
 from tests.broker_soak.traffic import TOPIC_SETTINGS, PartitionWriter, WrittenPartition, joined
 from tests.support.kafka_admin import ClusterAdmin, wait_until
@@ -19,7 +19,6 @@ ORDERS = "orders"
 TRIMMED = "trimmed"
 REBORN = "reborn"
 RISKY = "risky"
-AGING = "aging"
 SEGMENT_BYTES = 24_576
 RISKY_REPLICAS = [1, 2]
 _FRESH_S = 5.0

@@ -204,8 +204,16 @@ class TestWanted:
         assert next_action(schedule(retire_at_ms=NOW + 5), NOW + 4) is None
         assert next_action(schedule(retire_at_ms=NOW + 5), NOW + 5) is DaemonAction.RETIRE
 
-    def test_a_round_goes_before_deletion(self) -> None:
-        assert next_action(schedule(due=True, retire_at_ms=NOW), NOW) is DaemonAction.ROUND
+    def test_deletion_goes_before_a_round_so_that_a_partition_that_is_always_due_gets_it(self) -> None:
+        due = schedule(due=True, retire_at_ms=NOW)
+        assert next_action(due, NOW) is DaemonAction.RETIRE
+        assert next_action(replace(due, retire_at_ms=NOW + RETRY_MS), NOW) is DaemonAction.ROUND
+
+    def test_a_round_goes_before_a_deletion_that_fails(self) -> None:
+        assert next_action(replace(schedule(due=True, retire_at_ms=NOW), failures=1), NOW) is DaemonAction.ROUND
+
+    def test_an_interrupted_round_goes_before_deletion(self) -> None:
+        assert next_action(schedule(due=True, open_run="run", retire_at_ms=NOW), NOW) is DaemonAction.ROUND
 
     def test_what_an_undone_round_left_is_swept_once(self) -> None:
         left = schedule(undone_slot=6)
@@ -323,7 +331,8 @@ def test_where_no_round_may_begin_open_ones_are_finished_and_the_rest_goes_on() 
     begun = replace(due, name=B, status=replace(seen, name=B, open_run="run"))
     old = replace(due, name=C, status=replace(seen, name=C), retire_at_ms=NOW)
     assert choose_jobs([due, begun, old], {}, 3, NOW, rounds=False) == [Job(B, DaemonAction.ROUND), Job(C, DaemonAction.RETIRE)]
-    assert [job.action for job in choose_jobs([due, begun, old], {}, 3, NOW)] == [DaemonAction.ROUND] * 3
+    begins = [job.action for job in choose_jobs([due, begun, old], {}, 3, NOW)]
+    assert begins == [DaemonAction.ROUND, DaemonAction.ROUND, DaemonAction.RETIRE]
 
 
 def test_a_partition_is_quarantined_since_its_first_failure_although_it_was_retried() -> None:

@@ -271,10 +271,11 @@ class _SegmentChecker:
             ]
         found = [self._segment_finding(kind, segment, "log", detail) for kind, detail in _log_problems(record, source)]
         beside = {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}
+        log_start = self.opened.brokers.topic_status(self.name.topic).log_starts.get(self.name.partition, 0)
         txn_index = beside.pop("txnindex", b"")
         found += [
             self._segment_finding(kind, segment, kind, detail)
-            for kind, detail in check_companion_files(source, beside, segment_lineage(record))
+            for kind, detail in check_companion_files(source, beside, segment_lineage(record), log_start)
         ]
         if detail := self._txn_index_problem(source, txn_index):
             found.append(self._segment_finding("txnindex", segment, "txnindex", detail))
