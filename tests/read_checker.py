@@ -179,12 +179,23 @@ def judge_read(history: PartitionHistory, read: Read) -> list[Violation]:
     for offset in sorted(found, reverse=True):
         if history.outcome_of(offset) is not Outcome.ABORTED:
             present[found[offset].key] = offset  # of each key the first offset that the read has
-    discarded = [one.offset for one in violations if one.kind == "discarded"]
+    discarded = {one.offset for one in violations if one.kind == "discarded"}
+    unseen = sorted({offset for offset, _ in history.disowned}) if read.is_committed else sorted(discarded)
+    surviving = sorted(found.keys() - discarded)
     for offset in history.between(max(read.start, history.log_start), read.end):
-        stands_in = bool(discarded) and min(discarded) <= offset <= max(discarded)  # the reader went on after the discarded records
-        if offset not in found and not stands_in:
+        if offset not in found and not _is_stood_in_for(offset, surviving, unseen):
             violations += _missing_violations(history, read, offset, present)
     return violations
+
+
+def _is_stood_in_for(offset: int, surviving: Sequence[int], discarded: Sequence[int]) -> bool:
+    """Return whether the reader passed ``offset`` in a discarded segment: between the surviving records that it found before and after
+    the offset there is a discarded one. A read_committed consumer does not see the discarded ones whose transaction never ended.
+    """
+    after = bisect_right(surviving, offset)
+    first = surviving[after - 1] if after else -1
+    last = surviving[after] if after < len(surviving) else 1 << 62
+    return bisect_left(discarded, last) > bisect_right(discarded, first)
 
 
 def _found_violations(history: PartitionHistory, read: Read, each: FoundRecord) -> list[Violation]:

@@ -103,7 +103,8 @@ class LibrdkafkaReader:
                         return Pass(start, end, found)
                     if refused.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                         continue  # of segments without records; reading goes on (docs/broker-protocol.md, What clients can notice)
-                    raise ReadFailed(refused.name(), f"{topic}-{partition}: {refused}")
+                    after = found[-1].offset if found else start - 1
+                    raise ReadFailed(refused.name(), f"{topic}-{partition} of [{start}, {end}) after {after}: {refused}")
                 if offset is not None and offset < end:
                     headers = dict(message.headers() or [])
                     found.append(FoundRecord(offset, SentRecord(message.key(), message.value(), headers.get(SERIAL))))
@@ -186,7 +187,7 @@ def read_and_judge(reader: LogReader, written: WrittenPartition, findings: Findi
         if written.generation == generation and generation % 2 == 0:
             kind = f"{reader.name.partition(',')[0]}: {error.kind}"
             findings.errors[kind] += 1
-            findings.error_texts.setdefault(kind, str(error))
+            findings.error_texts.setdefault(kind, f"{time.strftime('%H:%M:%S')} {error}")
         return False
     seconds = time.monotonic() - began
     bound = tiered_end(written)

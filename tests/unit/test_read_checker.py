@@ -93,3 +93,22 @@ def test_judge_ignores_records_before_the_log_start() -> None:
     made = history()
     made.log_start = 4
     assert kinds(made, read_of(made, 5, 6, 7)) == []
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_judge_excuses_what_a_discarded_segment_stands_in_for_up_to_the_next_surviving_record(*, is_committed: bool) -> None:
+    old = [SentRecord(offset, 0, offset) for offset in range(8)]
+    new = [SentRecord(offset, 1, 100 + offset) for offset in range(12)]
+    made = PartitionHistory.of(enumerate(old))
+    made.disown_from(4)
+    for offset in range(4, 12):
+        made.announce(new[offset])
+        made.acknowledge(100 + offset, offset)
+    discarded = [] if is_committed else [FoundRecord(5, old[5])]  # of a transaction that never ended
+    found = [
+        *(FoundRecord(offset, old[offset]) for offset in range(4)),
+        *discarded,
+        *(FoundRecord(offset, new[offset]) for offset in (8, 10, 11)),
+    ]
+    read = Read(0, 12, found, is_committed)
+    assert [one.offset for one in judge_read(made, read) if one.kind == "lost"] == [9]
