@@ -44,6 +44,7 @@ COMMANDS = (
     Command("segments", "list remote segments, and print the records of one", "compactor.cli.commands.segments"),
     Command("bloom", "show or rebuild the sidecars that let a round skip segments", "compactor.cli.commands.bloom"),
     Command("verify", "check that the tier is what its metadata say", "compactor.cli.commands.verify"),
+    Command("doctor", "tell what harms a broker-managed tier, or is going to, compacted or not", "compactor.cli.commands.doctor"),
     Command("orphans", "find and delete objects of broker-managed tiers that no metadata name", "compactor.cli.commands.orphans"),
     Command("checkpoints", "show cleaner offsets by compactor epoch: who led, who was fenced", "compactor.cli.commands.checkpoints"),
     Command("runs", "show past rounds: who ran them, how much they did, how they ended", "compactor.cli.commands.runs"),

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from checkpoint.files import format_leader_epoch_checkpoint
+from checkpoint.lineage import EpochEntry
 from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.control.records import seal_document
 from compactor.upkeep.segment_check import check_companion_files
@@ -220,6 +222,19 @@ def source(tmp_path: Path) -> SourceSegment:
 
 def problems(source: SourceSegment, kind: str, data: bytes) -> list[str]:
     return [f"{found}: {detail}" for found, detail in check_companion_files(source, {kind: data})]
+
+
+def test_a_leader_epoch_checkpoint_lacks_only_epochs_before_the_log_start(source: SourceSegment) -> None:
+    reported = (EpochEntry(2, 1739), EpochEntry(3, 2082), EpochEntry(5, 4000))
+
+    def found(*entries: EpochEntry, log_start: int) -> list[str]:
+        data = format_leader_epoch_checkpoint(entries).encode()
+        return [kind for kind, _ in check_companion_files(source, {"leader-epoch-checkpoint": data}, reported, log_start)]
+
+    assert found(*reported, log_start=0) == []
+    assert found(EpochEntry(3, 2500), EpochEntry(5, 4000), log_start=2500) == []  # brokers cut it there
+    assert found(EpochEntry(3, 2500), EpochEntry(5, 4000), log_start=2499) == ["leader-epoch-checkpoint"]
+    assert found(EpochEntry(5, 4000), log_start=2500) == ["leader-epoch-checkpoint"]
 
 
 def test_indexes_that_do_not_fit_their_log(source: SourceSegment) -> None:

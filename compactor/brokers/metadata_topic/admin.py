@@ -18,11 +18,14 @@ TOPIC_SETTINGS = (
     "cleanup.policy", "retention.ms", "retention.bytes", "local.retention.ms", "local.retention.bytes", "remote.storage.enable",
     "remote.log.copy.disable", "min.cleanable.dirty.ratio", "delete.retention.ms", "min.compaction.lag.ms", "max.compaction.lag.ms",
     "segment.bytes", "segment.index.bytes", "index.interval.bytes", "message.timestamp.type", "min.insync.replicas",
-    "file.delete.delay.ms",
+    "file.delete.delay.ms", "segment.ms", "remote.copy.lag.ms", "remote.copy.lag.bytes",
 )  # fmt: skip
 _SETTING_SOURCES = {1: "topic", 2: "broker", 3: "cluster", 4: "static", 5: "default", 6: "group", 0: "unknown"}
 """Of librdkafka's ConfigSource. ``topic``: set on the topic itself (Kafka's DYNAMIC_TOPIC_CONFIG)."""
 _VERSION_SETTING = "inter.broker.protocol.version"
+_LAST_TIERED_SETTING = "follower.fetch.last.tiered.offset.enable"
+_VERSION_BY_SETTING = {"log.remote.copy.lag.ms": "4.4", _LAST_TIERED_SETTING: "4.3"}
+"""Broker settings -> the version that brought them (KIP-1241, KIP-1023), the newest first."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,15 @@ class MissingRight:
 class BrokerFacts:
     """A broker's id, address and version. version: major and minor, or empty if it may not be read.
 
-    Kafka 3 reports it as the default of inter.broker.protocol.version; Kafka 4 has no such setting, so its version is "4".
+    Kafka 3 reports it as the default of inter.broker.protocol.version. Kafka 4 has no such setting: its version is told by the newest
+    setting that it has, so that it is "4", "4.3" or "4.4", and a later broker may be "4.4", too.
+    takes_last_tiered: whether its empty replicas begin at the newest tiered segment (KIP-1023).
     """
 
     id: int
     address: str
     version: str = ""
+    takes_last_tiered: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,26 +107,25 @@ class KafkaAdmin:
     def __init__(self, connection: KafkaConnection) -> None:
         self._timeout_s = connection.timeout_s
         self._session = AdminSession(connection)
-        self._versions: dict[int, str] = {}
+        self._broker_settings: dict[int, Mapping[str, Setting]] = {}
 
     def describe_cluster(self) -> ClusterFacts:
         """Return the cluster id and the brokers with their versions."""
         admin = self._session.client
         timeout = self._timeout_s
         described = self._session.request("describe the cluster", lambda: {"": admin.describe_cluster(request_timeout=timeout)})[""]
-        versions: dict[int, str] = {}
         missing = []
         for node in described.nodes:
             try:
-                versions[node.id] = _broker_version(self._describe_settings("BROKER", [str(node.id)])[str(node.id)])
+                self._broker_settings[node.id] = self._describe_settings("BROKER", [str(node.id)])[str(node.id)]
             except Refused as error:
                 missing = [MissingRight("the cluster", "DESCRIBE_CONFIGS", f"versions of brokers are unknown ({error.message})")]
             except Unavailable:
-                if node.id not in self._versions:
+                if node.id not in self._broker_settings:  # else it has just died, and is still listed
                     raise
-                versions[node.id] = self._versions[node.id]  # it has just died, and is still listed
-        self._versions |= versions
-        brokers = tuple(BrokerFacts(node.id, f"{node.host}:{node.port}", versions.get(node.id, "")) for node in described.nodes)
+        brokers = tuple(
+            _broker_facts(node.id, f"{node.host}:{node.port}", self._broker_settings.get(node.id, {})) for node in described.nodes
+        )
         return ClusterFacts(described.cluster_id, tuple(sorted(brokers, key=lambda one: one.id)), tuple(missing))
 
     def describe_topics(self, names: Sequence[str], *, write: bool = False) -> dict[str, TopicFacts]:
@@ -156,6 +161,19 @@ class KafkaAdmin:
         if offset < 0:
             raise Unavailable(f"the leader of {topic}-{partition} gives no log start offset", hint="Run again to go on")
         return offset
+
+    def offsets_by_timestamp(self, wanted: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], tuple[int, int]]:
+        """Return offset and timestamp of the first record at or after a timestamp, by topic and partition. Partitions without such a
+        record, and those that no leader answers for, are left out.
+
+        :param wanted: timestamp in milliseconds by topic and partition.
+        """
+        if not wanted:
+            return {}
+        kafka, admin, timeout = load_confluent_kafka(), self._session.client, self._timeout_s
+        requests = {kafka.TopicPartition(*name): kafka.admin.OffsetSpec.for_timestamp(at_ms) for name, at_ms in wanted.items()}
+        found = self._session.request("list offsets by time", lambda: admin.list_offsets(requests, request_timeout=timeout))
+        return {(at.topic, at.partition): (answer.offset, answer.timestamp) for at, answer in found.items() if answer.offset >= 0}
 
     def delete_records(self, topic: str, partition: int, offset: int) -> int:
         """Ask the partition's leader to delete the records below an offset (DeleteRecords), and return its new log start offset."""
@@ -265,9 +283,17 @@ def _parse_settings(entries: Mapping[str, Any], kind: str) -> dict[str, Setting]
     return {entry: Setting(entries[entry].value or "", _SETTING_SOURCES.get(entries[entry].source, "unknown")) for entry in wanted}
 
 
+def _broker_facts(node: int, address: str, settings: Mapping[str, Setting]) -> BrokerFacts:
+    """Return what a broker's settings tell of it."""
+    takes_last = settings.get(_LAST_TIERED_SETTING)
+    return BrokerFacts(node, address, _broker_version(settings), takes_last is not None and takes_last.value == "true")
+
+
 def _broker_version(settings: Mapping[str, Setting]) -> str:
     """Return the version from a broker's settings, like 3.9 for "3.9-IV0". A pinned protocol version is a lower bound."""
     if not settings:
         return ""
     message = settings.get(_VERSION_SETTING)
-    return message.value.split("-")[0] if message is not None and message.value else "4"
+    if message is not None and message.value:
+        return message.value.split("-")[0]
+    return next((version for name, version in _VERSION_BY_SETTING.items() if name in settings), "4")

@@ -206,6 +206,7 @@ def _check_brokers(settings: Settings) -> list[dict[str, str]]:
     from compactor.tier.kinds import control_url
     from compactor.upkeep.brokers.check import (
         check_cluster,
+        check_known_harm,
         check_metadata_record_budget,
         check_metadata_topic_reading,
         check_object_access,
@@ -228,9 +229,9 @@ def _check_brokers(settings: Settings) -> list[dict[str, str]]:
     names, problems = check_metadata_topic_reading(opened)
     found += problems
     if admin is not None:
-        found += check_topics(
-            admin, sorted({name.topic for name in names}), lambda topic: opened.settings.cleaner_for(topic).cleanup_policy
-        )
+        topics = sorted({name.topic for name in names})
+        found += check_topics(admin, topics, lambda topic: opened.settings.cleaner_for(topic).cleanup_policy)
+        found += check_known_harm(admin, topics)
     found += check_object_access(opened, names) if names else []
     found += check_metadata_record_budget(opened, names)
     return [finding._asdict() for finding in found]

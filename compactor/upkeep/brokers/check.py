@@ -13,6 +13,7 @@ from compactor.brokers.conditions import REQUIRED_TOPIC_SETTINGS, AdminQueries, 
 from compactor.brokers.metadata_topic.admin import ClusterFacts, MissingRight, metadata_topic_problem
 from compactor.errors import BadData, CompactorError, StoreError
 from compactor.model.ids import TopicPartition
+from compactor.upkeep.brokers.known_harm import cluster_harm, describe_topics
 
 _ERROR_SETTINGS = ("remote.storage.enable", "cleanup.policy")
 
@@ -75,6 +76,15 @@ def check_topics(
         if led:
             found.append(CheckFinding("warning", "topic", name, f"partitions {led} have no leader", "Look at the brokers"))
     return found
+
+
+def check_known_harm(admin: AdminQueries, names: Sequence[str]) -> list[CheckFinding]:
+    """Return what broker versions and settings of these topics will do to tiered data, compacted or not."""
+    topics = describe_topics(admin, names)
+    return [
+        CheckFinding(found.severity, found.kind, found.topic or found.object, f"{found.detail}: {found.means}", found.todo)
+        for found in cluster_harm(admin.describe_cluster().brokers, topics)
+    ]
 
 
 def check_object_access(opened: Tier, names: Sequence[TopicPartition]) -> list[CheckFinding]:

@@ -1,0 +1,44 @@
+"""Command ``doctor [TOPIC-PARTITION...]``: what harms a broker-managed tier now, or is going to, whether it is compacted or not."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from compactor.cli import frame, tiers
+from compactor.cli.output import Output
+from compactor.errors import BadData, UsageError
+from compactor.views.words import count_noun
+
+
+def add_arguments(parser: frame.Parser) -> None:
+    parser.set_command(
+        run_doctor,
+        tiers.PARTITIONS_ARGUMENT,
+        frame.argument("--fail-on", choices=("error", "warning"), default="error", help="exit with 3 if there is one (default: error)"),
+        frame.argument("--prices", type=Path, metavar="FILE", help="a TOML table of prices of your own (default: those of S3 Standard)"),
+    )
+
+
+def run_doctor(args: argparse.Namespace, out: Output) -> int:
+    from compactor.bootstrap import kafka_connection
+    from compactor.brokers.metadata_topic.admin import KafkaAdmin
+    from compactor.upkeep.brokers.checkup import examine_tier
+    from compactor.views.prices import prices_for
+
+    opened = tiers.open_read_only(args)
+    if not opened.kind.is_broker_managed or not opened.settings.kafka.names_brokers:
+        raise UsageError(
+            "doctor asks the brokers of a broker-managed tier", hint="Set kind under [tier] and bootstrap_servers under [kafka]"
+        )
+    names = tiers.select_partitions(opened, args.partitions)
+    admin = KafkaAdmin(kafka_connection(opened.settings))
+    try:
+        with out.progress("examining", len(names), "partitions") as progress:
+            found = examine_tier(opened, admin, names, prices_for(opened.settings.tier_url, args.prices), progress.advance)
+    finally:
+        admin.close()
+    severe = sum(finding.severity in ("error", args.fail_on) for finding in found)
+    well = f"{count_noun(len(names), 'partition')}: nothing harms them" if not found else "nothing is lost"
+    tiers.print_findings(found, out, well)
+    return BadData.exit_code if severe else 0

@@ -1,0 +1,95 @@
+"""Collects what ``doctor`` judges: settings and offsets from the cluster, segments from the metadata topic, objects from the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from compactor.access.tier import Tier
+from compactor.brokers.conditions import AdminQueries
+from compactor.brokers.metadata_topic.admin import TopicFacts, metadata_topic_problem
+from compactor.brokers.metadata_topic.chain import broker_view, offset_gaps
+from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
+from compactor.control.mirror import segment_from_broker
+from compactor.errors import BadData
+from compactor.model.ids import TopicPartition
+from compactor.upkeep.brokers.doctor import PartitionFacts, PendingRecord, newest_tiered, partition_findings
+from compactor.upkeep.brokers.known_harm import HealthFinding, cluster_harm, describe_topics, metadata_growth_findings
+from compactor.upkeep.brokers.objects import inspect_partition_objects
+from compactor.views.prices import PriceTable
+
+
+class HealthQueries(AdminQueries, Protocol):
+    """Requests about the cluster that ``doctor`` makes. Implemented by metadata_topic.admin.KafkaAdmin."""
+
+    def offsets_by_timestamp(self, wanted: Mapping[tuple[str, int], int]) -> Mapping[tuple[str, int], tuple[int, int]]:
+        """Return offset and timestamp of the first record at or after a timestamp, by topic and partition."""
+
+
+def examine_tier(
+    opened: Tier,
+    admin: HealthQueries,
+    names: Sequence[TopicPartition],
+    prices: PriceTable,
+    on_partition: Callable[[], None] = lambda: None,
+) -> list[HealthFinding]:
+    """Return all findings about these partitions and the cluster. Read-only.
+
+    :param on_partition: called after each partition.
+    :raises StoreError: if the store or the brokers do not answer.
+    """
+    topics = describe_topics(admin, sorted({name.topic for name in names}))
+    metadata_topic = admin.describe_metadata_topic()
+    found = []
+    if problem := metadata_topic_problem(metadata_topic):
+        means = "brokers forget segments when they start; consumers are reset, and the objects stay for ever"
+        todo = "Set it before a broker starts again; what is lost already: `orphans find`"
+        found.append(HealthFinding("error", "metadata-topic", "", -1, metadata_topic.topic, problem, means, todo))
+    found += cluster_harm(admin.describe_cluster().brokers, topics)
+    segments = 0
+    for name in names:
+        try:
+            facts = _partition_facts(opened, admin, name, topics)
+            segments += len(facts.segments)
+            found += partition_findings(facts, opened.ports.clock_ms(), prices)
+        except BadData as error:
+            means = "brokers stop reading the metadata topic there, too: the partition's tiered part cannot be read"
+            todo = "Ask who wrote it; see docs/broker-tiers.md"
+            where = f"{error.segment} at offset {error.offset}"
+            found.append(HealthFinding("error", "unreadable-metadata", name.topic, name.partition, where, error.cause, means, todo))
+        on_partition()
+    return [*found, *metadata_growth_findings(metadata_topic, segments)]
+
+
+def _partition_facts(opened: Tier, admin: HealthQueries, name: TopicPartition, topics: Mapping[str, TopicFacts]) -> PartitionFacts:
+    seen = inspect_partition_objects(opened, name)
+    segments = seen.folded.cache.list_all()
+    missing = [
+        opened.ports.layout.object_name(name, segment_from_broker(one), part)
+        for one in seen.readable
+        for part in seen.missing_parts(one, opened.ports.layout.required_parts)
+    ]
+    oldest_ms = opened.ports.clock_ms() - opened.retention.orphan_age_ms
+    orphans = [one.listed for one in seen.orphans if one.listed.modified_ms <= oldest_ms]
+    settings = {setting: found.value for setting, found in topics[name.topic].settings.items()} if name.topic in topics else {}
+    return PartitionFacts(
+        name,
+        segments,
+        settings,
+        _pending_record(admin, name, newest_tiered(segments), topics),
+        missing,
+        offset_gaps(broker_view(seen.folded.cache, name).links),
+        len(orphans),
+        sum(one.size for one in orphans),
+    )
+
+
+def _pending_record(
+    admin: HealthQueries, name: TopicPartition, newest: RemoteLogSegmentMetadataRecord | None, topics: Mapping[str, TopicFacts]
+) -> PendingRecord | None:
+    """Return the earliest record that is not tiered, found by its time. Timestamps that do not ascend hide it: then None, too."""
+    after_ms, after = (newest.max_timestamp_ms + 1, newest.end_offset) if newest is not None else (0, -1)
+    if name.topic not in topics or after_ms < 0:
+        return None
+    offset, timestamp_ms = admin.offsets_by_timestamp({(name.topic, name.partition): after_ms}).get((name.topic, name.partition), (-1, -1))
+    return PendingRecord(offset, timestamp_ms) if offset > after and timestamp_ms >= 0 else None

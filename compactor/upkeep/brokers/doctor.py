@@ -1,0 +1,209 @@
+"""Health of tiered partitions: uploads and deletions that do not end, segments that are never tiered, leaked and lost objects.
+
+Pure decisions over facts of one partition. They hold for every cluster with KIP-405, compacted or not; ``doctor`` collects the facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
+from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
+from compactor.model.segment import SegmentState
+from compactor.upkeep.brokers.known_harm import HealthFinding
+from compactor.views.prices import PriceTable
+from compactor.views.words import count_noun, format_duration, format_size
+
+SLACK_MS = 3_600_000
+"""Time that brokers may need for an upload or a deletion after it is due."""
+_FEW = 3
+
+
+@dataclass(frozen=True)
+class PendingRecord:
+    """The first record after the tiered part of a log."""
+
+    offset: int
+    timestamp_ms: int
+
+
+@dataclass(frozen=True)
+class PartitionFacts:
+    """What brokers and the store answered about one partition.
+
+    segments: in all states. settings: of the topic. pending: None if everything is tiered, or the record is unknown.
+    missing: objects of readable segments that the store does not have.
+    gaps: offsets, first and last inclusive, that no readable segment holds.
+    orphans, orphan_bytes: objects that no metadata names, older than an upload can be.
+    """
+
+    name: TopicPartition
+    segments: Sequence[RemoteLogSegmentMetadataRecord]
+    settings: Mapping[str, str]
+    pending: PendingRecord | None = None
+    missing: Sequence[str] = ()
+    gaps: Sequence[tuple[int, int]] = ()
+    orphans: int = 0
+    orphan_bytes: int = 0
+
+
+def newest_tiered(segments: Sequence[RemoteLogSegmentMetadataRecord]) -> RemoteLogSegmentMetadataRecord | None:
+    """Return the readable segment with the highest end offset, or None."""
+    finished = [one for one in segments if one.state is SegmentState.COPY_SEGMENT_FINISHED]
+    return max(finished, key=lambda one: one.end_offset, default=None)
+
+
+def partition_findings(facts: PartitionFacts, now_ms: int, prices: PriceTable) -> list[HealthFinding]:
+    """Return what is wrong with the tiered part of a partition."""
+    return [
+        *_unfinished_copies(facts, now_ms, prices),
+        *_pending_uploads(facts, now_ms),
+        *_overdue_deletions(facts, now_ms, prices),
+        *_lost_objects(facts),
+        *_leaked_objects(facts, prices),
+    ]
+
+
+def _finding(
+    facts: PartitionFacts, severity: str, kind: str, words: tuple[str, str, str], size: int = 0, usd: float = 0.0
+) -> HealthFinding:
+    """Return a finding about a partition. words: evidence, consequence for consumers, what to do."""
+    detail, means, todo = words
+    return HealthFinding(severity, kind, facts.name.topic, facts.name.partition, str(facts.name), detail, means, todo, size, usd)
+
+
+def _unfinished_copies(facts: PartitionFacts, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
+    """Yield copies that were begun long ago and never finished (Aiven#820)."""
+    begun = [
+        one
+        for one in facts.segments
+        if one.state is SegmentState.COPY_SEGMENT_STARTED
+        and one.broker_id != COMPACTOR_BROKER_ID
+        and now_ms - one.event_timestamp_ms > SLACK_MS
+    ]
+    if not begun:
+        return
+    newest, latest = newest_tiered(facts.segments), max(begun, key=lambda one: one.end_offset)
+    size = sum(one.size_bytes for one in begun)
+    age = format_duration(now_ms - min(one.event_timestamp_ms for one in begun))
+    ids = ", ".join(one.id for one in begun[:_FEW]) + " ..." * (len(begun) > _FEW)
+    brokers = sorted({one.broker_id for one in begun})
+    detail = f"{count_noun(len(begun), 'copy', 'copies')} of {format_size(size)} begun up to {age} ago by brokers {brokers}: {ids}"
+    if newest is None or newest.end_offset < latest.end_offset:
+        means = "nothing after it is tiered, and the leader's disk fills; if that disk is lost, so are these records"
+        todo = (
+            "Look for the upload in the leader's thread dump and log; restart that broker, or move the leader: the segment is copied again"
+        )
+        yield _finding(facts, "error", "copy-hangs", (detail, means, todo), size)
+    else:
+        means = "nobody: later segments are tiered. Objects of these copies may stay and be paid for"
+        todo = "`orphans find` lists such objects once the topic or the segments are gone; brokers do not take the copies up again"
+        yield _finding(facts, "warning", "copy-abandoned", (detail, means, todo), size, prices.stored_usd_month(size))
+
+
+def _pending_uploads(facts: PartitionFacts, now_ms: int) -> Iterator[HealthFinding]:
+    """Yield records that should have been tiered long ago (Aiven#699)."""
+    if facts.pending is None:
+        return
+    age_ms = now_ms - facts.pending.timestamp_ms
+    if facts.settings.get("remote.log.copy.disable") == "true":
+        words = (
+            f"remote.log.copy.disable is true; the earliest pending record has offset {facts.pending.offset}",
+            "nothing more is tiered, and all of it stays on the brokers' disks",
+            "Nothing if that is meant; otherwise set remote.log.copy.disable=false",
+        )
+        yield _finding(facts, "note", "copy-disabled", words)
+        return
+    delay_ms = _allowed_delay_ms(facts.settings)
+    if delay_ms is None or age_ms <= delay_ms + SLACK_MS:
+        return
+    age, delay = format_duration(age_ms), format_duration(delay_ms)
+    words = (
+        f"the earliest pending record, offset {facts.pending.offset}, is {age} old; segment.ms and remote.copy.lag.ms allow {delay}",
+        "what is not tiered is only on the brokers' disks, which fill; local retention does not delete it",
+        "Look for errors of RemoteLogManager's copy task in the leader's log, and at remote.log.manager.copy.max.bytes.per.second",
+    )
+    yield _finding(facts, "error", "not-tiered", words)
+
+
+def _allowed_delay_ms(settings: Mapping[str, str]) -> int | None:
+    """Return after how long a record is to be tiered at the latest, in milliseconds; None if there is no limit or it is unknown."""
+    if "segment.ms" not in settings:
+        return None
+    lag_ms = int(settings.get("remote.copy.lag.ms", "0"))
+    if lag_ms == -1:  # as long as local retention
+        lag_ms = int(settings.get("local.retention.ms", "-2"))
+        lag_ms = int(settings.get("retention.ms", "-1")) if lag_ms == -2 else lag_ms
+    return None if lag_ms < 0 else int(settings["segment.ms"]) + lag_ms
+
+
+def _overdue_deletions(facts: PartitionFacts, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
+    """Yield deletions that were begun and not finished, and segments that retention.ms should have removed."""
+    begun = [
+        one
+        for one in facts.segments
+        if one.state is SegmentState.DELETE_SEGMENT_STARTED
+        and one.broker_id != COMPACTOR_BROKER_ID
+        and now_ms - one.event_timestamp_ms > SLACK_MS
+    ]
+    if begun:
+        size = sum(one.size_bytes for one in begun)
+        age = format_duration(now_ms - min(one.event_timestamp_ms for one in begun))
+        words = (
+            f"{count_noun(len(begun), 'deletion')} of {format_size(size)} begun up to {age} ago and not finished",
+            "nobody: readers do not find these segments; their objects are paid for",
+            "Look for errors of the plug-in's deletions in the leader's log, such as permissions that are missing",
+        )
+        yield _finding(facts, "warning", "delete-hangs", words, size, prices.stored_usd_month(size))
+    limit_ms = int(facts.settings.get("retention.ms", "-1"))
+    if limit_ms < 0:
+        return
+    finished = sorted(
+        (one for one in facts.segments if one.state is SegmentState.COPY_SEGMENT_FINISHED),
+        key=lambda one: (one.start_offset, one.end_offset),
+    )
+    # Brokers stop at the first segment that has not expired, so that older ones after it stay rightly.
+    old = list(takewhile(lambda one: 0 <= one.max_timestamp_ms < now_ms - limit_ms - SLACK_MS, finished))
+    if old:
+        size = sum(one.size_bytes for one in old)
+        age = format_duration(now_ms - min(one.max_timestamp_ms for one in old))
+        words = (
+            f"{count_noun(len(old), 'segment')} of {format_size(size)} up to {age} old, and retention.ms is {format_duration(limit_ms)}",
+            "consumers still read records that should be gone, and the objects are paid for",
+            "Look at RLMExpirationTask in the leader's log: a segment that fails to be deleted holds up all after it",
+        )
+        yield _finding(facts, "warning", "delete-overdue", words, size, prices.stored_usd_month(size))
+
+
+def _lost_objects(facts: PartitionFacts) -> Iterator[HealthFinding]:
+    """Yield objects that something else than the brokers has deleted, and offsets without a segment."""
+    if facts.missing:
+        some = ", ".join(facts.missing[:_FEW]) + " ..." * (len(facts.missing) > _FEW)
+        words = (
+            f"{count_noun(len(facts.missing), 'object')} of readable segments are not in the store: {some}",
+            "consumers that reach these offsets get errors again and again",
+            "Restore them from the store's versions; remove lifecycle rules and scripts that delete below the tier's prefix",
+        )
+        yield _finding(facts, "error", "deleted-too-early", words)
+    if facts.gaps:
+        some = ", ".join(f"{first} to {last}" for first, last in facts.gaps[:_FEW]) + " ..." * (len(facts.gaps) > _FEW)
+        words = (
+            f"no readable segment holds offsets {some}",
+            "consumers that ask for them are reset (OFFSET_OUT_OF_RANGE)",
+            "Compare with what the brokers still have locally before their local retention passes",
+        )
+        yield _finding(facts, "error", "gap", words)
+
+
+def _leaked_objects(facts: PartitionFacts, prices: PriceTable) -> Iterator[HealthFinding]:
+    """Yield objects that no metadata names."""
+    if facts.orphans:
+        usd = prices.stored_usd_month(facts.orphan_bytes)
+        words = (
+            f"{count_noun(facts.orphans, 'object')} of {format_size(facts.orphan_bytes)} that no metadata names, {usd:.2f} USD a month",
+            "nobody; it is paid for, for ever",
+            "`orphans find --to FILE` lists them, `orphans purge FILE` deletes them after you have read the list",
+        )
+        yield _finding(facts, "warning", "leaked", words, facts.orphan_bytes, usd)

@@ -1,0 +1,144 @@
+"""Known harm that Kafka's tiered storage does, told before it happens: by broker version and settings, compacted or not.
+
+Decisions over what the cluster answered. ``config check`` and ``doctor`` print the findings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from compactor.brokers.conditions import AdminQueries
+from compactor.brokers.metadata_topic.admin import BrokerFacts, TopicFacts
+from compactor.errors import NotFound, Refused
+
+LAST_TIERED_SETTING = "follower.fetch.last.tiered.offset.enable"
+"""Of KIP-1023. A broker that has it is of version 4.3 or newer."""
+COPY_LAG_SETTINGS = ("remote.copy.lag.ms", "remote.copy.lag.bytes")
+"""Of KIP-1241. A topic has them from version 4.4 on."""
+FIRST_WITH_SIZE_FIX = (4, 4)
+"""First version of which every release has the fix of KAFKA-20732. 4.3.2 has it too, but brokers do not report their patch version."""
+MANY_METADATA_RECORDS = 500_000
+"""Records of one partition of the metadata topic, from which on a broker's start takes noticeably longer."""
+_IMMEDIATE_LAG = {"remote.copy.lag.ms": "0", "remote.copy.lag.bytes": "-1"}
+
+
+@dataclass(frozen=True)
+class HealthFinding:
+    """Harm that was found, or is to be expected.
+
+    severity: error (data is or will be lost), warning (it costs, or becomes an error) or note.
+    topic, partition: what is concerned; an empty topic and -1 for the whole cluster.
+    object: name of the broker, setting or segment.
+    detail: the evidence.
+    means: consequence for consumers.
+    bytes: bytes in the store that are concerned; 0 if unknown or none.
+    usd_month: what these bytes cost per month.
+    """
+
+    severity: str
+    kind: str
+    topic: str
+    partition: int
+    object: str
+    detail: str
+    means: str
+    todo: str
+    bytes: int = 0
+    usd_month: float = 0.0
+
+
+def describe_topics(admin: AdminQueries, names: Sequence[str]) -> dict[str, TopicFacts]:
+    """Describe topics one by one; those that the cluster does not have, or does not describe to this user, are left out."""
+    found: dict[str, TopicFacts] = {}
+    for name in names:
+        try:
+            found |= admin.describe_topics([name])
+        except (Refused, NotFound):
+            continue  # `config check` reports it
+    return found
+
+
+def cluster_harm(brokers: Sequence[BrokerFacts], topics: Mapping[str, TopicFacts]) -> list[HealthFinding]:
+    """Return what broker versions and settings of brokers and topics will do to tiered data."""
+    return [*_size_retention_findings(brokers, topics.values()), *_last_tiered_findings(brokers), *_copy_lag_findings(topics.values())]
+
+
+def metadata_growth_findings(metadata_topic: TopicFacts, segments: int) -> list[HealthFinding]:
+    """Return whether the metadata topic has grown so much that brokers start slowly.
+
+    :param segments: number of segments that the metadata names now, in all states.
+    """
+    sizes = {number: one.log_end - max(0, one.log_start) for number, one in metadata_topic.partitions.items() if one.log_end >= 0}
+    largest = max(sizes, key=lambda number: sizes[number], default=-1)
+    if largest < 0 or sizes[largest] < MANY_METADATA_RECORDS:
+        return []
+    total = sum(sizes.values())
+    detail = (
+        f"it has {total:,} records for {segments:,} segments that still exist; partition {largest} alone has {sizes[largest]:,}. "
+        "Nothing ever removes a record"
+    )
+    means = "a broker that starts reads all of them first; until then consumers' reads from the tier fail and are retried (KAFKA-19599)"
+    todo = (
+        "Restart brokers one at a time and wait for their metadata; use larger segments; when compacting, limit records with "
+        "[publish] metadata_records_per_hour"
+    )
+    return [HealthFinding("warning", "metadata-growth", "", -1, metadata_topic.topic, detail, means, todo)]
+
+
+def _size_retention_findings(brokers: Sequence[BrokerFacts], topics: Iterable[TopicFacts]) -> Iterator[HealthFinding]:
+    """Yield topics whose retention.bytes makes a fresh leader delete too much (KAFKA-20732)."""
+    unfixed = sorted({one.version or "unknown" for one in brokers if version_tuple(one.version) < FIRST_WITH_SIZE_FIX})
+    for topic in topics if unfixed else ():
+        limit = topic.settings.get("retention.bytes")
+        if limit is None or limit.value == "-1" or not _is_tiered(topic):
+            continue
+        detail = f"retention.bytes is {limit.value}, and brokers are of version {', '.join(unfixed)}"
+        means = (
+            "a new leader may count local segments twice and delete up to half of what should stay, in the tier and on all replicas; "
+            "consumers are reset (KAFKA-20732)"
+        )
+        todo = (
+            "Upgrade to 4.3.2, 4.4 or newer (older branches: see their release notes; brokers do not report their patch version), or "
+            f"until then: kafka-configs --alter --topic {topic.topic} --add-config retention.bytes=-1"
+        )
+        yield HealthFinding("warning", "size-retention", topic.topic, -1, "retention.bytes", detail, means, todo)
+
+
+def _last_tiered_findings(brokers: Sequence[BrokerFacts]) -> Iterator[HealthFinding]:
+    """Yield whether replicas are built from the newest tiered segment (KIP-1023)."""
+    enabled = [one.id for one in brokers if one.takes_last_tiered]
+    if not enabled:
+        return
+    others = [one.id for one in brokers if not one.takes_last_tiered]
+    detail = f"{LAST_TIERED_SETTING} is true on brokers {enabled}" + (f" and not on brokers {others}" if others else "")
+    means = (
+        "an empty replica is built from the newest tiered segment and has fewer local offsets than its leader"
+        " until the leader's local retention passes; compaction never replaces that segment"
+    )
+    todo = "Set it alike on all brokers" if others else "Nothing; keep local.retention as large as what consumers at the end read"
+    yield HealthFinding("warning" if others else "note", "last-tiered", "", -1, LAST_TIERED_SETTING, detail, means, todo)
+
+
+def _copy_lag_findings(topics: Iterable[TopicFacts]) -> Iterator[HealthFinding]:
+    """Yield topics whose uploads are delayed (KIP-1241)."""
+    for topic in topics:
+        found = {name: topic.settings[name].value for name in COPY_LAG_SETTINGS if name in topic.settings}
+        chosen = {name: value for name, value in found.items() if value != _IMMEDIATE_LAG[name]}
+        if not _is_tiered(topic) or "remote.copy.lag.ms" not in chosen:  # either condition makes a segment eligible
+            continue
+        detail = ", ".join(f"{name} is {value}" for name, value in found.items())
+        means = "the newest tiered segment is older by that time: compaction, exports and readers of the tier alone see records later"
+        todo = "Nothing if that is meant; otherwise remove the setting, or count it in when a maximum compaction lag is promised"
+        yield HealthFinding("note", "copy-lag", topic.topic, -1, "remote.copy.lag.ms", detail, means, todo)
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version like ``4.3``. Text that is not a version is the lowest one, because its fixes are unknown."""
+    parts = version.split(".")
+    return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
+
+
+def _is_tiered(topic: TopicFacts) -> bool:
+    setting = topic.settings.get("remote.storage.enable")
+    return setting is not None and setting.value == "true"

@@ -1,0 +1,171 @@
+"""What `doctor` says of a partition and of the cluster, from the facts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from compactor.access.metadata import BrokerManagedMetadata
+from compactor.access.tier import Tier
+from compactor.brokers.metadata_topic.admin import BrokerFacts, ClusterFacts, LeaderFacts, Setting, TopicFacts
+from compactor.brokers.metadata_topic.codec import TOPIC, RemoteLogSegmentMetadataRecord
+from compactor.config.settings import Settings, TierSettings
+from compactor.control.logs import open_catalog
+from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
+from compactor.model.segment import SegmentState
+from compactor.storage.counting import Counters
+from compactor.upkeep.brokers.check import check_known_harm
+from compactor.upkeep.brokers.checkup import examine_tier
+from compactor.upkeep.brokers.doctor import SLACK_MS, PartitionFacts, PendingRecord, partition_findings
+from compactor.upkeep.brokers.known_harm import MANY_METADATA_RECORDS, cluster_harm, metadata_growth_findings
+from compactor.views.prices import NO_PRICES, PriceTable
+from tests.metadata_events import finished, segment
+from tests.support.broker_metadata import brokers_of
+from tests.support.memory_store import Clock, MemoryStore, ports_on
+
+DAY_MS = 86_400_000
+NOW = 1_800_000_000_000
+NAME = TopicPartition("orders", 7)
+SETTINGS = {"remote.storage.enable": "true", "retention.ms": "-1", "retention.bytes": "-1", "segment.ms": str(DAY_MS)}
+FIXED = BrokerFacts(1, "a:9092", "4.4")
+S = SegmentState
+
+
+def at(state: SegmentState, number: int, start: int, end: int, *, begun_ms: int = NOW, broker: int = 1) -> RemoteLogSegmentMetadataRecord:
+    return segment(number, start, end, max_ms=begun_ms)._replace(state=state, event_timestamp_ms=begun_ms, broker_id=broker)
+
+
+def kinds(facts: PartitionFacts) -> list[tuple[str, str]]:
+    return [(found.severity, found.kind) for found in partition_findings(facts, NOW, NO_PRICES)]
+
+
+def facts(*segments: RemoteLogSegmentMetadataRecord, settings: Mapping[str, str] | None = None) -> PartitionFacts:
+    return PartitionFacts(NAME, segments, SETTINGS | dict(settings or {}))
+
+
+LONG_AGO = NOW - SLACK_MS - 1
+FIRST = at(S.COPY_SEGMENT_FINISHED, 1, 0, 9)
+
+
+def test_a_sound_partition_has_no_findings() -> None:
+    young = at(S.COPY_SEGMENT_STARTED, 2, 10, 19, begun_ms=NOW - SLACK_MS)
+    assert kinds(facts(FIRST, young)) == []
+
+
+def test_a_copy_that_never_ends_is_an_error_only_while_nothing_after_it_is_tiered() -> None:
+    hangs = at(S.COPY_SEGMENT_STARTED, 2, 10, 19, begun_ms=LONG_AGO)
+    assert kinds(facts(FIRST, hangs)) == [("error", "copy-hangs")]
+    assert kinds(facts(FIRST, hangs, at(S.COPY_SEGMENT_FINISHED, 3, 10, 29))) == [("warning", "copy-abandoned")]
+
+
+def test_copies_and_deletions_of_a_compactor_are_not_the_brokers_fault() -> None:
+    own = {"begun_ms": LONG_AGO, "broker": COMPACTOR_BROKER_ID}
+    assert kinds(facts(FIRST, at(S.COPY_SEGMENT_STARTED, 2, 0, 9, **own), at(S.DELETE_SEGMENT_STARTED, 3, 0, 4, **own))) == []
+
+
+def test_a_deletion_that_never_ends_is_a_warning_with_its_price() -> None:
+    hangs = at(S.DELETE_SEGMENT_STARTED, 2, 0, 9, begun_ms=LONG_AGO)._replace(size_bytes=2**40)
+    [found] = partition_findings(facts(FIRST, hangs), NOW, replace(NO_PRICES, stored_gib_month_usd=0.02))
+    assert (found.severity, found.kind, found.bytes, found.usd_month) == ("warning", "delete-hangs", 2**40, 20.48)
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "settings", "expected"),
+    [
+        (DAY_MS + SLACK_MS, {}, []),
+        (DAY_MS + SLACK_MS + 1, {}, [("error", "not-tiered")]),
+        (DAY_MS + SLACK_MS + 1, {"remote.copy.lag.ms": "1000"}, []),
+        (DAY_MS + SLACK_MS + 1001, {"remote.copy.lag.ms": "1000"}, [("error", "not-tiered")]),
+        (9 * DAY_MS, {"remote.copy.lag.ms": "-1", "local.retention.ms": "-2"}, []),
+        (9 * DAY_MS, {"remote.copy.lag.ms": "-1", "local.retention.ms": str(DAY_MS)}, [("error", "not-tiered")]),
+        (9 * DAY_MS, {"remote.log.copy.disable": "true"}, [("note", "copy-disabled")]),
+    ],
+)
+def test_a_record_that_is_not_tiered_in_time_is_an_error(age_ms: int, settings: dict[str, str], expected: list[tuple[str, str]]) -> None:
+    assert kinds(replace(facts(FIRST, settings=settings), pending=PendingRecord(10, NOW - age_ms))) == expected
+
+
+def test_segments_that_retention_should_have_removed_are_told_up_to_the_first_that_stays() -> None:
+    limit = {"retention.ms": str(DAY_MS)}
+    old, young = NOW - DAY_MS - SLACK_MS - 1, NOW - DAY_MS
+    log = [at(S.COPY_SEGMENT_FINISHED, number, number, number, begun_ms=ms) for number, ms in enumerate([old, old, young, old])]
+    [found] = partition_findings(facts(*log, settings=limit), NOW, NO_PRICES)
+    assert (found.kind, found.bytes) == ("delete-overdue", 200)
+    assert kinds(facts(*log[2:], settings=limit)) == []
+
+
+def test_lost_and_leaked_objects_are_counted() -> None:
+    harmed = replace(facts(FIRST), missing=["a.log"], gaps=[(3, 4)], orphans=2, orphan_bytes=10)
+    assert kinds(harmed) == [("error", "deleted-too-early"), ("error", "gap"), ("warning", "leaked")]
+
+
+def topic(name: str = "orders", **settings: str) -> TopicFacts:
+    chosen = SETTINGS | {each.replace("_", "."): value for each, value in settings.items()}
+    return TopicFacts(name, bytes(16), {0: LeaderFacts(1, 3, 0, 10, 10)}, {each: Setting(value, "topic") for each, value in chosen.items()})
+
+
+@pytest.mark.parametrize(
+    ("version", "limit", "told"),
+    [("3.9", "1000", 1), ("4", "1000", 1), ("4.3", "1000", 1), ("", "1000", 1), ("4.4", "1000", 0), ("3.9", "-1", 0)],
+)
+def test_size_retention_is_dangerous_under_brokers_without_its_fix(version: str, limit: str, told: int) -> None:
+    found = cluster_harm([BrokerFacts(1, "a:9092", version), FIXED], {"orders": topic(retention_bytes=limit)})
+    assert [(one.severity, one.kind, one.topic) for one in found] == [("warning", "size-retention", "orders")] * told
+
+
+def test_replicas_from_the_newest_tiered_segment_are_a_warning_if_brokers_differ() -> None:
+    both = [replace(FIXED, takes_last_tiered=True), replace(FIXED, id=2, takes_last_tiered=True)]
+    assert [one.severity for one in cluster_harm(both, {})] == ["note"]
+    assert [one.severity for one in cluster_harm([both[0], replace(FIXED, id=2)], {})] == ["warning"]
+
+
+def test_delayed_uploads_are_noted() -> None:
+    late = topic(remote_copy_lag_ms="3600000", remote_copy_lag_bytes="-1")
+    assert [(one.severity, one.kind) for one in cluster_harm([FIXED], {"orders": late})] == [("note", "copy-lag")]
+    assert cluster_harm([FIXED], {"orders": topic(remote_copy_lag_ms="0", remote_copy_lag_bytes="1000")}) == []
+
+
+def test_a_metadata_topic_that_has_grown_is_told_with_its_largest_partition() -> None:
+    def grown(records: int) -> TopicFacts:
+        return replace(topic(TOPIC), partitions={0: LeaderFacts(1, 0, 0, 5, 5), 1: LeaderFacts(1, 0, 0, records, records)})
+
+    assert metadata_growth_findings(grown(MANY_METADATA_RECORDS - 1), 3) == []
+    [found] = metadata_growth_findings(grown(MANY_METADATA_RECORDS), 3)
+    assert "500,005 records for 3 segments" in found.detail
+    assert "partition 1 alone" in found.detail
+
+
+class Cluster:
+    """HealthQueries: one topic, and one record that is not tiered."""
+
+    def __init__(self, known: TopicFacts, pending: tuple[int, int]) -> None:
+        self.known, self.pending = known, pending
+
+    def describe_cluster(self) -> ClusterFacts:
+        return ClusterFacts("cluster", (BrokerFacts(1, "a:9092", "3.9"),))
+
+    def describe_metadata_topic(self, *, write: bool = False) -> TopicFacts:
+        return replace(self.known, topic=TOPIC, settings={"cleanup.policy": Setting("compact", "topic")})
+
+    def describe_topics(self, names: Sequence[str]) -> Mapping[str, TopicFacts]:
+        return dict.fromkeys(names, self.known)
+
+    def offsets_by_timestamp(self, wanted: Mapping[tuple[str, int], int]) -> Mapping[tuple[str, int], tuple[int, int]]:
+        assert wanted == {("orders", 7): 1001}  # after the newest tiered record
+        return {("orders", 7): self.pending}
+
+
+@pytest.mark.parametrize(("pending", "told"), [((20, 1002), True), ((19, 1002), False)], ids=["after the tier", "in the tier"])
+def test_doctor_examines_cluster_metadata_and_objects(tmp_path: Path, pending: tuple[int, int], *, told: bool) -> None:
+    brokers = brokers_of([event for number in range(2) for event in finished(number, number * 10, number * 10 + 9)], tmp_path)
+    ports = ports_on(MemoryStore(Clock(), Counters()), Clock())
+    settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"))
+    opened = Tier(settings, ports, open_catalog(ports), Counters(), metadata=BrokerManagedMetadata(brokers))
+    cluster = Cluster(topic(retention_bytes="1000"), pending)
+    found = examine_tier(opened, cluster, brokers.partition_names(), PriceTable("today", "a test", 0.02, 0.0, 0.0))
+    expected = ["metadata-topic", "size-retention", *(["not-tiered"] if told else []), "deleted-too-early"]
+    assert [one.kind for one in found] == expected
+    assert [one.kind for one in check_known_harm(cluster, ["orders"])] == ["size-retention"]
