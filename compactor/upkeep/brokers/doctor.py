@@ -31,7 +31,7 @@ class PendingRecord:
 
 @dataclass(frozen=True)
 class PartitionFacts:
-    """What brokers and the store answered about one partition.
+    """Answers of brokers and store about one partition.
 
     segments: in all states. settings: of the topic. pending: None if everything is tiered, or the record is unknown.
     missing: objects of readable segments that the store does not have.
