@@ -63,7 +63,7 @@ def examine_tier(
 
 def _partition_facts(opened: Tier, admin: HealthQueries, name: TopicPartition, topics: Mapping[str, TopicFacts]) -> PartitionFacts:
     seen = inspect_partition_objects(opened, name)
-    segments = seen.folded.cache.list_all()
+    segments = list(seen.folded.cache.segments.values())
     missing = [
         opened.ports.layout.object_name(name, segment_from_broker(one), part)
         for one in seen.readable
