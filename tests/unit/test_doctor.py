@@ -19,7 +19,7 @@ from compactor.model.segment import SegmentState
 from compactor.storage.counting import Counters
 from compactor.upkeep.brokers.check import check_known_harm
 from compactor.upkeep.brokers.checkup import examine_tier
-from compactor.upkeep.brokers.doctor import SLACK_MS, PartitionFacts, PendingRecord, partition_findings
+from compactor.upkeep.brokers.doctor import SLACK_MS, ExaminedPartition, PendingRecord, partition_findings
 from compactor.upkeep.brokers.known_harm import MANY_METADATA_RECORDS, cluster_harm, metadata_growth_findings
 from compactor.views.prices import NO_PRICES, PriceTable
 from tests.metadata_events import finished, segment
@@ -38,12 +38,12 @@ def at(state: SegmentState, number: int, start: int, end: int, *, begun_ms: int 
     return segment(number, start, end, max_ms=begun_ms)._replace(state=state, event_timestamp_ms=begun_ms, broker_id=broker)
 
 
-def kinds(facts: PartitionFacts) -> list[tuple[str, str]]:
+def kinds(facts: ExaminedPartition) -> list[tuple[str, str]]:
     return [(found.severity, found.kind) for found in partition_findings(facts, NOW, NO_PRICES)]
 
 
-def facts(*segments: RemoteLogSegmentMetadataRecord, settings: Mapping[str, str] | None = None) -> PartitionFacts:
-    return PartitionFacts(NAME, segments, SETTINGS | dict(settings or {}))
+def facts(*segments: RemoteLogSegmentMetadataRecord, settings: Mapping[str, str] | None = None) -> ExaminedPartition:
+    return ExaminedPartition(NAME, segments, SETTINGS | dict(settings or {}))
 
 
 LONG_AGO = NOW - SLACK_MS - 1

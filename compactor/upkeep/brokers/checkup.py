@@ -13,7 +13,7 @@ from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecor
 from compactor.control.mirror import segment_from_broker
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.brokers.doctor import PartitionFacts, PendingRecord, newest_tiered, partition_findings
+from compactor.upkeep.brokers.doctor import ExaminedPartition, PendingRecord, newest_tiered, partition_findings
 from compactor.upkeep.brokers.known_harm import HealthFinding, cluster_harm, describe_topics, metadata_growth_findings
 from compactor.upkeep.brokers.objects import inspect_partition_objects
 from compactor.views.prices import PriceTable
@@ -61,7 +61,7 @@ def examine_tier(
     return [*found, *metadata_growth_findings(metadata_topic, segments)]
 
 
-def _partition_facts(opened: Tier, admin: HealthQueries, name: TopicPartition, topics: Mapping[str, TopicFacts]) -> PartitionFacts:
+def _partition_facts(opened: Tier, admin: HealthQueries, name: TopicPartition, topics: Mapping[str, TopicFacts]) -> ExaminedPartition:
     seen = inspect_partition_objects(opened, name)
     segments = list(seen.folded.cache.segments.values())
     missing = [
@@ -72,7 +72,7 @@ def _partition_facts(opened: Tier, admin: HealthQueries, name: TopicPartition, t
     oldest_ms = opened.ports.clock_ms() - opened.retention.orphan_age_ms
     orphans = [one.listed for one in seen.orphans if one.listed.modified_ms <= oldest_ms]
     settings = {setting: found.value for setting, found in topics[name.topic].settings.items()} if name.topic in topics else {}
-    return PartitionFacts(
+    return ExaminedPartition(
         name,
         segments,
         settings,

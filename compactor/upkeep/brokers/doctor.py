@@ -30,7 +30,7 @@ class PendingRecord:
 
 
 @dataclass(frozen=True)
-class PartitionFacts:
+class ExaminedPartition:
     """Answers of brokers and store about one partition.
 
     segments: in all states. settings: of the topic. pending: None if everything is tiered, or the record is unknown.
@@ -55,7 +55,7 @@ def newest_tiered(segments: Sequence[RemoteLogSegmentMetadataRecord]) -> RemoteL
     return max(finished, key=lambda one: one.end_offset, default=None)
 
 
-def partition_findings(facts: PartitionFacts, now_ms: int, prices: PriceTable) -> list[HealthFinding]:
+def partition_findings(facts: ExaminedPartition, now_ms: int, prices: PriceTable) -> list[HealthFinding]:
     """Return what is wrong with the tiered part of a partition."""
     return [
         *_unfinished_copies(facts, now_ms, prices),
@@ -67,14 +67,14 @@ def partition_findings(facts: PartitionFacts, now_ms: int, prices: PriceTable) -
 
 
 def _finding(
-    facts: PartitionFacts, severity: str, kind: str, words: tuple[str, str, str], size: int = 0, usd: float = 0.0
+    facts: ExaminedPartition, severity: str, kind: str, words: tuple[str, str, str], size: int = 0, usd: float = 0.0
 ) -> HealthFinding:
     """Return a finding about a partition. words: evidence, consequence for consumers, what to do."""
     detail, means, todo = words
     return HealthFinding(severity, kind, facts.name.topic, facts.name.partition, str(facts.name), detail, means, todo, size, usd)
 
 
-def _unfinished_copies(facts: PartitionFacts, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
+def _unfinished_copies(facts: ExaminedPartition, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
     """Yield copies that were begun long ago and never finished (Aiven#820)."""
     begun = [
         one
@@ -103,7 +103,7 @@ def _unfinished_copies(facts: PartitionFacts, now_ms: int, prices: PriceTable) -
         yield _finding(facts, "warning", "copy-abandoned", (detail, means, todo), size, prices.stored_usd_month(size))
 
 
-def _pending_uploads(facts: PartitionFacts, now_ms: int) -> Iterator[HealthFinding]:
+def _pending_uploads(facts: ExaminedPartition, now_ms: int) -> Iterator[HealthFinding]:
     """Yield records that should have been tiered long ago (Aiven#699)."""
     if facts.pending is None:
         return
@@ -139,7 +139,7 @@ def _allowed_delay_ms(settings: Mapping[str, str]) -> int | None:
     return None if lag_ms < 0 else int(settings["segment.ms"]) + lag_ms
 
 
-def _overdue_deletions(facts: PartitionFacts, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
+def _overdue_deletions(facts: ExaminedPartition, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
     """Yield deletions that were begun and not finished, and segments that retention.ms should have removed."""
     begun = [
         one
@@ -177,7 +177,7 @@ def _overdue_deletions(facts: PartitionFacts, now_ms: int, prices: PriceTable) -
         yield _finding(facts, "warning", "delete-overdue", words, size, prices.stored_usd_month(size))
 
 
-def _lost_objects(facts: PartitionFacts) -> Iterator[HealthFinding]:
+def _lost_objects(facts: ExaminedPartition) -> Iterator[HealthFinding]:
     """Yield objects that something else than the brokers has deleted, and offsets without a segment."""
     if facts.missing:
         some = ", ".join(facts.missing[:_FEW]) + " ..." * (len(facts.missing) > _FEW)
@@ -197,7 +197,7 @@ def _lost_objects(facts: PartitionFacts) -> Iterator[HealthFinding]:
         yield _finding(facts, "error", "gap", words)
 
 
-def _leaked_objects(facts: PartitionFacts, prices: PriceTable) -> Iterator[HealthFinding]:
+def _leaked_objects(facts: ExaminedPartition, prices: PriceTable) -> Iterator[HealthFinding]:
     """Yield objects that no metadata names."""
     if facts.orphans:
         usd = prices.stored_usd_month(facts.orphan_bytes)
