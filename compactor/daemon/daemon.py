@@ -19,7 +19,8 @@ from heapq import nsmallest
 from compactor.access.tier import Tier
 from compactor.bootstrap import kafka_connection
 from compactor.brokers.topic_ids import ask_about_topics
-from compactor.config.settings import Settings
+from compactor.config.settings import Cleaner, Settings
+from compactor.constants import HOUR_MS
 from compactor.daemon.change_feed import change_feed_for
 from compactor.daemon.jobs import JobResources, JobResult, check_stores_writable, perform_job, settings_per_job
 from compactor.daemon.partition_cache import PartitionCache
@@ -44,6 +45,7 @@ from compactor.daemon.scheduling import (
     with_suspension,
 )
 from compactor.daemon.status import DaemonStatus, JobMonitor, PartitionDetails
+from compactor.daemon.trend import TierTrend, merged_trend, read_trend, with_current_hour, write_trend
 from compactor.errors import CompactorError, StoreError
 from compactor.local.budget import Budget
 from compactor.local.spool import try_folder
@@ -95,6 +97,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         self._scan_incomplete = False
         self._swept_ms = self._started_ms
         self._asked_topics_ms = 0
+        self._trend = TierTrend()
         threads = opened.settings.daemon.threads
         self._disk = Budget(_total_disk_budget(opened, threads))
         self._resources = JobResources(self._disk, self.stop, configured_output(opened, lambda store: InterruptibleStore(store, self.stop)))
@@ -134,6 +137,23 @@ class Daemon(ServiceLoop[Job, JobResult]):
         self._check_writable(now)
         self._sweep_uploads(now)
         self._delete_removed_topics(now)
+        self._record_trend(now)
+
+    def _record_trend(self, now_ms: int) -> None:
+        """Write the hour's figures for the pages once an hour, when every partition was polled."""
+        if self._scan_incomplete or now_ms - now_ms % HOUR_MS <= self._trend.last_hour_ms:
+            return
+        control = self._opened.ports.control
+        statuses = [schedule.status for schedule in self._schedules.values() if schedule.status is not None]
+        try:
+            trend = with_current_hour(merged_trend(read_trend(control), self._trend), statuses, now_ms)
+            write_trend(control, trend)
+        except Stopped:
+            return
+        except CompactorError as error:
+            self._log(f"the figures of this hour are not kept: {error}", level=logging.WARNING)
+            trend = with_current_hour(self._trend, statuses, now_ms)
+        self._trend = trend
 
     def _sweep_uploads(self, now_ms: int) -> None:
         """Abort uploads that dead writers left unfinished, once per ``orphan_age_ms``."""
@@ -356,7 +376,12 @@ class Daemon(ServiceLoop[Job, JobResult]):
             disk_used=self._disk.used,
             disk_peak=self._disk.peak,
             disk_total=self._disk.total,
+            trend=self._trend,
         )
+
+    def cleaner_for(self, topic: str) -> Cleaner:
+        """Return the settings in force for a topic. Makes no request."""
+        return self._opened.cleaner_for(topic)
 
     def partition_details(self, name: TopicPartition) -> PartitionDetails | None:
         """Return what is known of one partition, or None if the tier does not hold it. Makes no request."""

@@ -23,6 +23,7 @@ from compactor.daemon.scheduling import (
     new_schedule,
     with_requests,
 )
+from compactor.daemon.trend import NO_TREND, TierTrend
 from compactor.errors import CompactorError
 from compactor.model.ids import TopicPartition
 from compactor.round.compaction import RoundReport
@@ -121,7 +122,7 @@ def add_job(so_far: JobTotals, done: JobResult, map_budget: int) -> JobTotals:
 
 @dataclass(frozen=True)
 class DaemonStatus(ServiceStatus):
-    """Status of a daemon. Disk sizes are in bytes. ready also means that the whole tier was scanned once."""
+    """Status of a daemon. Disk sizes are in bytes. ready also means that the whole tier was scanned once. trend: the last seven days."""
 
     schedules: tuple[PartitionSchedule, ...]
     running_jobs: tuple[RunningJob, ...]
@@ -129,6 +130,7 @@ class DaemonStatus(ServiceStatus):
     disk_used: int
     disk_peak: int
     disk_total: int
+    trend: TierTrend = NO_TREND
 
     @property
     def blocked_schedules(self) -> tuple[PartitionSchedule, ...]:

@@ -93,6 +93,9 @@ class AgentPages:
             due=sum(each.condition is PartitionCondition.DUE for each in led),
         )
 
+    def topics_document(self) -> None:
+        """Return None: an agent has no page of topics."""
+
     def partition_document(self, name: TopicPartition) -> UploadDocument | None:
         """Return the document of one partition, or None if no log directory has it."""
         status = self.status()

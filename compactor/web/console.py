@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from http import HTTPStatus
 from importlib import resources
@@ -66,6 +66,7 @@ def _template_environment() -> Environment:
         "width": _width_percent,
         "ticks": axis_ticks,
         "usd": _format_usd,
+        "spark": _spark_points,
     }
     found.globals |= {"asset_url": asset_url}
     return found
@@ -90,6 +91,12 @@ def _format_usd(amount: float) -> str:
     return f"{text} USD"
 
 
+def _spark_points(values: Sequence[int]) -> str:
+    """Return values as points of an SVG polyline in a box of 100 by 30, the largest value at the top."""
+    most, steps = max(values, default=0) or 1, max(1, len(values) - 1)
+    return " ".join(f"{100 * place / steps:.2f},{29 - 28 * value / most:.2f}" for place, value in enumerate(values))
+
+
 def _width_percent(axis: OffsetAxis, low: int, high: int) -> float:
     """Return the distance between two offsets on the axis, in percent."""
     return round(position_percent(axis, high) - position_percent(axis, low), 4)
@@ -106,7 +113,8 @@ SILENT_MS = 300_000
 may take minutes.
 """
 
-THERE_ARE = "there are /, /partitions/TOPIC-PARTITION, /api/status, /api/partitions/TOPIC-PARTITION, /metrics, /healthz and /readyz"
+_PATHS = "/topics, /partitions/TOPIC-PARTITION, /api/status, /api/topics, /api/partitions/TOPIC-PARTITION, /metrics, /healthz and /readyz"
+THERE_ARE = f"there are /, {_PATHS}"
 
 
 class HttpResponse(NamedTuple):
@@ -139,6 +147,9 @@ class ServicePages(Protocol):
 
     def status_page_document(self, query: ListQuery) -> Value:
         """Return the status document."""
+
+    def topics_document(self) -> Value | None:
+        """Return the document of the page of topics, or None if the service has none."""
 
     def partition_document(self, name: TopicPartition) -> Value | None:
         """Return one partition's document, or None for an unknown partition."""
@@ -180,6 +191,10 @@ class RequestRouter:
             found = self._find_partition_document(path.removeprefix("/partitions/"))
             page = render_template(self._pages.partition_template, document=found, root="../") if found else None
             return HttpResponse(HTTPStatus.OK, HTML, page) if page else _not_found_response()
+        if path in ("/topics", "/api/topics") and (topics := self._pages.topics_document()):
+            if path == "/api/topics":
+                return HttpResponse(HTTPStatus.OK, JSON, _to_json_bytes(topics))
+            return HttpResponse(HTTPStatus.OK, HTML, render_template("topics.html", document=topics, root=""))
         if path.startswith("/static/") and (name := path.removeprefix("/static/")) in ASSETS:
             return HttpResponse(HTTPStatus.OK, ASSETS[name], read_asset(name), FOR_EVER if query else "no-cache")
         return text_response(HTTPStatus.NOT_FOUND, THERE_ARE)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import nlargest
 from typing import ClassVar
 
 from compactor import __version__
+from compactor.config.settings import Cleaner
 from compactor.constants import NEVER_MS
 from compactor.control.state import EpochHistory, Run
 from compactor.control.summary import LastRound
@@ -15,6 +17,7 @@ from compactor.daemon.progress import RunningJob
 from compactor.daemon.scheduling import (
     PartitionCondition,
     PartitionSchedule,
+    PartitionStatus,
     failing_since_ms,
     failure_reason,
     next_step,
@@ -32,15 +35,19 @@ from compactor.web.documents import (
     PartitionDocument,
     PartitionRow,
     PlannedStep,
+    RecentRound,
     RoundEntry,
     RoundOutcome,
     StatusDocument,
+    TopicsDocument,
     WorkItem,
 )
 from compactor.web.listing import ListColumn, ListQuery
 from compactor.web.status_page import MOST_SHOWN, ORDER, command_line, status_document
+from compactor.web.topic_pages import hour_totals, queue_empty_ms, topics_document
 
 DAY_MS = 86_400_000
+MOST_RECENT_ROUNDS = 8
 
 
 @dataclass(frozen=True)
@@ -84,12 +91,14 @@ class DaemonPages:
     """Source of a daemon's pages.
 
     config: path of the daemon's configuration file, for the commands that pages show. prices: prices for costs and savings.
+    cleaner_for: returns the settings in force for a topic.
     """
 
     status: Callable[[], DaemonStatus]
     details: Callable[[TopicPartition], PartitionDetails | None]
     config: str = ""
     prices: PriceTable = NO_PRICES
+    cleaner_for: Callable[[str], Cleaner] = field(default=lambda topic: Cleaner())
     template: ClassVar[str] = "daemon.html"
     partition_template: ClassVar[str] = "partition.html"
     looks_for: ClassVar[str] = "work"
@@ -128,6 +137,10 @@ class DaemonPages:
             at_work=[_running_job_entry(work, status.now_ms) for work in sorted(status.running_jobs, key=lambda work: work.begun_ms)],
             due=totals.due_partitions,
         )
+
+    def topics_document(self) -> TopicsDocument:
+        """Return the document of the page of topics."""
+        return topics_document(self.status(), self.cleaner_for)
 
     def partition_document(self, name: TopicPartition) -> PartitionDocument | None:
         """Return the document of one partition, or None if the tier does not hold it."""
@@ -171,12 +184,22 @@ def _daemon_totals(status: DaemonStatus, failing_partitions: int) -> DaemonTotal
         waiting_partitions=len(moments),
         waiting_due_ms=min(moments, default=None),
         due_partitions=len(due),
-        due_bytes=sum(partition.dirty_bytes for partition in due),
+        due_bytes=(due_bytes := sum(partition.dirty_bytes for partition in due)),
+        queue_empty_ms=queue_empty_ms(status, due_bytes),
         attention_partitions=failing_partitions,
         requests=status.usage.total_requests,
         disk_used_bytes=status.disk_used,
         disk_budget_bytes=status.disk_total,
+        week=hour_totals(status.trend.hours),
+        recent_rounds=_recent_rounds(statuses),
     )
+
+
+def _recent_rounds(statuses: Sequence[PartitionStatus]) -> tuple[RecentRound, ...]:
+    """Return the latest round of each partition, newest first, at most MOST_RECENT_ROUNDS."""
+    found = [(seen.last_round.ended_ms, str(seen.name), seen.last_round) for seen in statuses if seen.last_round is not None]
+    newest = nlargest(MOST_RECENT_ROUNDS, found, key=lambda each: each[:2])
+    return tuple(RecentRound(partition=name, round=_round_outcome(last)) for _, name, last in newest)
 
 
 def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: str) -> NeedsAttention:

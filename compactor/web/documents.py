@@ -140,6 +140,22 @@ class ScanInfo(Value):
     interval_ms: int
 
 
+class HourTotals(Value):
+    """Bytes of one hour of the last seven days. ``stored_bytes``: with what waits for deletion. ``reclaimed_bytes``: deleted in it."""
+
+    hour_ms: int
+    stored_bytes: int
+    dirty_bytes: int
+    reclaimed_bytes: int
+
+
+class RecentRound(Value):
+    """The latest round of a partition."""
+
+    partition: str
+    round: RoundOutcome
+
+
 class ServiceTotals(Value):
     """Totals of a service. ``partitions``: all that the service knows. ``requests``: requests to the store since the start."""
 
@@ -150,7 +166,9 @@ class ServiceTotals(Value):
 
 class DaemonTotals(ServiceTotals):
     """Totals of a daemon. ``reclaimed_24h_bytes``: bytes of replaced segments that any process has deleted since ``reclaimed_since_ms``,
-    from run history, to the hour. ``waiting_due_ms``: when the first waiting segment may be deleted.
+    from run history, to the hour. ``waiting_due_ms``: when the first waiting segment may be deleted. ``queue_empty_ms``: when the due
+    rounds will be done if they go on as fast as those before; null while nothing is due or no round has ended. ``week``: oldest first.
+    ``recent_rounds``: newest first, one for each partition.
     """
 
     segments: int
@@ -163,8 +181,11 @@ class DaemonTotals(ServiceTotals):
     waiting_due_ms: int | None
     due_partitions: int
     due_bytes: int
+    queue_empty_ms: int | None
     disk_used_bytes: int
     disk_budget_bytes: int
+    week: tuple[HourTotals, ...]
+    recent_rounds: tuple[RecentRound, ...]
 
 
 class AgentTotals(ServiceTotals):
@@ -203,6 +224,44 @@ class StatusDocument(Value, Generic[TotalsT, RowT]):
     at_work: tuple[WorkItem, ...]
     conditions: dict[str, int]
     partitions: PartitionList[RowT]
+
+
+class PolicyInForce(Value):
+    """The cleaner's settings that hold for a topic."""
+
+    cleanup_policy: str
+    min_cleanable_dirty_ratio: float
+    min_compaction_lag_ms: int
+    max_compaction_lag_ms: int
+    delete_retention_ms: int
+    retention_ms: int
+    retention_bytes: int
+
+
+class TopicRow(Value):
+    """Totals of one topic. ``saved_bytes``: by the latest round of each partition. ``week``: empty if the topic is not a large one."""
+
+    topic: str
+    partitions: int
+    attention_partitions: int
+    due_partitions: int
+    segments: int
+    bytes: int
+    dirty_bytes: int
+    waiting_bytes: int
+    saved_bytes: int
+    policy: PolicyInForce
+    week: tuple[HourTotals, ...]
+
+
+class TopicsDocument(Value):
+    """Document of the page of topics and of ``/api/topics``. Topics come largest first."""
+
+    schema_version: int = DOCUMENT_SCHEMA_VERSION
+    version: str
+    tier: str
+    now_ms: int
+    topics: tuple[TopicRow, ...]
 
 
 class OffsetRange(Value):

@@ -27,7 +27,11 @@ pytestmark = pytest.mark.xdist_group("browser")
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 WIDTHS = (360, 768, 1600)
 SCHEMES = ("light", "dark")
-DRAWN = [*product(("status", "partition", "agent", "upload"), WIDTHS, SCHEMES), ("trouble", 360, "dark"), ("trouble", 1600, "light")]
+DRAWN = [
+    *product(("status", "topics", "partition", "agent", "upload"), WIDTHS, SCHEMES),
+    ("trouble", 360, "dark"),
+    ("trouble", 1600, "light"),
+]
 DRAWN += [("long", 360, "light"), ("long", 768, "dark")]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync"]
@@ -44,6 +48,7 @@ class Site:
     def urls(self) -> dict[str, str]:
         return {
             "status": f"{self.daemon}/?per_page=12",
+            "topics": f"{self.daemon}/topics",
             "partition": f"{self.daemon}/partitions/orders-17",
             "trouble": f"{self.daemon}/partitions/orders-1",
             "long": f"{self.daemon}/?q={console_samples.LONGEST}",
@@ -186,3 +191,35 @@ def test_it_renews_itself(browser: Browser, site: Site) -> None:
         assert "the store does not answer" in page.locator(".verdict").inner_text()
     finally:
         site.status = before
+
+
+@pytest.mark.parametrize(("width", "scheme"), [*product(WIDTHS, SCHEMES)])
+@pytest.mark.usefixtures("visits")
+def test_pages_of_five_thousand_partitions_fit(browser: Browser, site: Site, width: int, scheme: str) -> None:
+    before, site.status = site.status, console_samples.daemon_status(5_000)
+    try:
+        for path in ("/", "/topics"):
+            visit = opened(browser, site.daemon + path, width, scheme)
+            assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+            assert visit.page.evaluate(OVERFLOWING) == []
+            assert visit.wrong == []
+    finally:
+        site.status = before
+
+
+@pytest.mark.usefixtures("visits")
+def test_the_first_page_remembers_a_week_and_leads_to_topics(browser: Browser, site: Site) -> None:
+    visit = opened(browser, site.daemon)
+    page = visit.page
+    labels = [str(svg.get_attribute("aria-label")).split(":")[0] for svg in page.locator(".week svg").all()]
+    assert labels == ["Stored", "Dirty", "Reclaimed an hour"]
+    assert "9.0 TiB → 7.0 TiB" in page.locator(".week").inner_text()
+    assert page.locator(".recent li").count() == 8
+    assert "at this pace" in page.locator(".tiles").first.inner_text()
+    page.click("footer a:text('Topics')")
+    names = page.locator("tbody th").all_inner_texts()
+    assert sorted(names) == sorted({*console_samples.TOPICS, console_samples.LONGEST.topic})
+    assert "dirty ratio 0.5" in page.locator("tbody").inner_text()
+    page.click("tbody th a:text-is('orders')")
+    assert all(name.startswith("orders-") for name in page.locator("tbody th").all_inner_texts())
+    assert visit.wrong == []

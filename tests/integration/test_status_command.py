@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from compactor.access.tier import Tier
+from compactor.cli.commands import status
+from compactor.cli.main import entry
+from compactor.daemon import status as daemon_status
+from compactor.daemon.status import DaemonStatus
+from compactor.errors import Unavailable
 from tests.support.deployment import Deployment, GrowingLog
+from tests.support.terminal import on_terminal
 
 
 @pytest.fixture
@@ -49,3 +60,31 @@ def test_status_exits_with_3_and_names_the_command_when_a_partition_needs_help(d
     assert "tiered-compactor explain orders-0" in answer.document
     assert deployment.ask("status").document["needs_attention"][0]["kind"] == "quarantined"
     assert deployment.digest() == before
+
+
+def test_status_watch_draws_the_screen_anew_until_it_is_interrupted(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    codes: list[int] = []
+    inspect_tier = daemon_status.inspect_tier
+
+    def inspect_or_fail(opened: Tier, on_partition: Callable[[], None]) -> DaemonStatus:
+        if len(pauses) == 1:
+            raise Unavailable("the store does not answer")
+        return inspect_tier(opened, on_partition)
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    def watch(terminal: IO[str]) -> None:
+        with contextlib.redirect_stdout(terminal), contextlib.redirect_stderr(terminal):
+            codes.append(entry(["status", "--watch", "--config", str(deployment.config)]))
+
+    monkeypatch.setattr(daemon_status, "inspect_tier", inspect_or_fail)
+    monkeypatch.setattr(time, "sleep", sleep)
+    shown = on_terminal(80, watch)
+    assert (codes, pauses) == ([130], [status.WATCH_SECONDS] * 3)
+    assert shown.count(status.CLEAR_SCREEN) == shown.count("All well") == 2
+    assert shown.count("the store does not answer. It is tried again") == 1
+    assert "again every 5 s; Ctrl-C ends" in shown

@@ -18,6 +18,7 @@ from compactor.daemon.partition_history import PartitionHistory, ReplacedRange
 from compactor.daemon.progress import RunningJob
 from compactor.daemon.scheduling import DaemonAction, Job, PartitionSchedule, PartitionStatus
 from compactor.daemon.status import DaemonStatus, DurationHistogram, JobTotals, PartitionDetails
+from compactor.daemon.trend import HourFigures, TierTrend
 from compactor.model.ids import TopicPartition, segment_id
 from compactor.storage.counting import Usage
 
@@ -74,6 +75,7 @@ def daemon_status(partitions: int, *, trouble: bool = True) -> DaemonStatus:
             jobs={("round", "cleaned"): 3, ("retire", "retired"): 2},
             durations={("round", "cleaned"): taken, ("retire", "retired"): DurationHistogram().with_duration(0.2)},
             phases={"index": DurationHistogram().with_duration(1.0), "rewrite": DurationHistogram().with_duration(4.0)},
+            round_bytes_read=200 << 30,
             last_round_seconds=48.0,
             last_recopy_percent=31.0,
             last_map_percent=12.0,
@@ -81,7 +83,17 @@ def daemon_status(partitions: int, *, trouble: bool = True) -> DaemonStatus:
         disk_used=1 << 30,
         disk_peak=3 << 30,
         disk_total=4 << 30,
+        trend=_trend(),
     )
+
+
+def _trend() -> TierTrend:
+    """A week in which a backlog is worked off."""
+    begin = NOW - NOW % HOUR_MS - 167 * HOUR_MS
+    hours = tuple(
+        HourFigures(begin + at * HOUR_MS, (9 << 40) - at * (12 << 30), ((200 - at) % 60) << 32, (at % 24) << 30) for at in range(168)
+    )
+    return TierTrend(hours=hours, topics={"orders": hours})
 
 
 def _watch(name: TopicPartition, at: int, chance: random.Random) -> PartitionSchedule:

@@ -24,6 +24,7 @@ from compactor.web.documents import (
     PartitionDocument,
     PartitionRow,
     StatusDocument,
+    TopicsDocument,
     UploadDocument,
     UploadRow,
 )
@@ -33,6 +34,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "status-api.md"
 BEGIN = "## `/api/status` of a daemon\n"
 DOCUMENTS: dict[str, type[BaseModel]] = {
     "`/api/status` of a daemon": StatusDocument[DaemonTotals, PartitionRow],
+    "`/api/topics` of a daemon": TopicsDocument,
     "`/api/partitions/T-P` of a daemon": PartitionDocument,
     "`/api/status` of an agent": StatusDocument[AgentTotals, UploadRow],
     "`/api/partitions/T-P` of an agent": UploadDocument,
@@ -44,6 +46,7 @@ def examples() -> dict[str, Any]:
     daemon = DaemonPages(lambda: status, lambda name: console_samples.picture(), "/etc/tiered-compactor.toml")
     pages: dict[str, tuple[ServicePages, str]] = {
         "`/api/status` of a daemon": (daemon, "/api/status?per_page=1"),
+        "`/api/topics` of a daemon": (daemon, "/api/topics"),
         "`/api/partitions/T-P` of a daemon": (daemon, "/api/partitions/orders-17"),
         "`/api/status` of an agent": (AgentPages(lambda: agent), "/api/status?per_page=1"),
         "`/api/partitions/T-P` of an agent": (AgentPages(lambda: agent), "/api/partitions/payments_settled-0"),

@@ -30,7 +30,9 @@ def run_daemon(args: argparse.Namespace, out: Output) -> int:
         tell(f"{error.message}; waiting for it", level=logging.WARNING)
     daemon = Daemon(opened, log=tell)
     settings = opened.settings.daemon
-    pages = DaemonPages(daemon.status, daemon.partition_details, getattr(args, "config", ""), prices_for(opened.settings.tier_url))
+    pages = DaemonPages(
+        daemon.status, daemon.partition_details, getattr(args, "config", ""), prices_for(opened.settings.tier_url), daemon.cleaner_for
+    )
     with serve_pages(settings.listen, RequestRouter(pages, daemon.loop_age_ms, settings.interval_ms)) as address:
         tell(f"{opened.ports.holder} schedules {opened.ports.layout.url}; status at http://{address}/")
         return serving.run_service(

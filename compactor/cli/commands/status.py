@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, format_size
-from compactor.errors import BadData
-from compactor.views.words import count_noun, format_ago, format_until
+from compactor.errors import BadData, StoreError
+from compactor.views.words import count_noun, format_ago, format_moment, format_until
 
 if TYPE_CHECKING:
     from compactor.web.documents import DaemonTotals, PartitionRow, StatusDocument
@@ -34,14 +34,24 @@ def show_status(args: argparse.Namespace, out: Output) -> int:
 
     opened = tiers.open_read_only(args)
     while True:
-        with out.progress("reading the tier") as progress:
-            found = inspect_tier(opened, progress.advance)
+        try:
+            with out.progress("reading the tier") as progress:
+                found = inspect_tier(opened, progress.advance)
+        except StoreError as error:
+            if not args.watch:
+                raise
+            out.note(f"error: {error}. It is tried again")
+            time.sleep(WATCH_SECONDS)
+            continue
         pages = DaemonPages(lambda: found, lambda name: None, getattr(args, "config", ""))  # noqa: B023, called at once
         document = pages.status_page_document(ListQuery(per_page=max(MOST_PER_PAGE, len(found.schedules))))
         if args.watch and out.mode == "table":
             out.write_chunks([CLEAR_SCREEN.encode()])
+        watched = f"\n{format_moment(document.now_ms)}, again every {WATCH_SECONDS} s; Ctrl-C ends" if args.watch else ""
         out.print_result(
-            document.model_dump(mode="json", exclude={"schema_version"}), _partitions_table(document), summary=_totals_lines(document)
+            document.model_dump(mode="json", exclude={"schema_version"}),
+            _partitions_table(document),
+            summary=_totals_lines(document) + watched,
         )
         if not args.watch:
             return 0 if document.verdict.level == "ok" else BadData.exit_code

@@ -1,0 +1,119 @@
+"""Seven days of stored, dirty and reclaimed bytes, by the hour, of the whole tier and of its largest topics. For pages only.
+
+The figures are one object of the control store, which any daemon overwrites once an hour. Daemons that write at the same time may lose each
+other's latest hour.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from pydantic import ValidationError
+
+from compactor.constants import HOUR_MS
+from compactor.daemon.scheduling import PartitionStatus
+from compactor.errors import NotFound
+from compactor.model.base import Value
+from compactor.storage.port import ObjectStore
+
+TREND_KEY: Final = "trend/week.json.z"
+MOST_HOURS: Final = 7 * 24
+MOST_TOPICS: Final = 100
+"""Largest number of topics with figures of their own, so that the object stays below a few hundred KiB."""
+RECLAIMED_KNOWN_MS: Final = 24 * HOUR_MS
+"""How far back partitions report what deletions have freed."""
+
+
+class HourFigures(NamedTuple):
+    """Bytes of one hour. hour_ms: when it began. stored: with what waits for deletion. reclaimed: bytes deleted in this hour."""
+
+    hour_ms: int
+    stored: int
+    dirty: int
+    reclaimed: int
+
+
+class TierTrend(Value):
+    """Hours of a tier and of its largest topics, oldest first."""
+
+    hours: tuple[HourFigures, ...] = ()
+    topics: dict[str, tuple[HourFigures, ...]] = {}
+
+    @property
+    def last_hour_ms(self) -> int:
+        """Beginning of the latest hour in milliseconds; -1 if there is none."""
+        return self.hours[-1].hour_ms if self.hours else -1
+
+
+NO_TREND: Final = TierTrend()
+"""Trend of a tier of which no hour is known."""
+
+
+def with_current_hour(trend: TierTrend, statuses: Iterable[PartitionStatus], now_ms: int) -> TierTrend:
+    """Return the trend with the figures of the current hour, and with what was reclaimed in the hours before it."""
+    hour_ms = now_ms - now_ms % HOUR_MS
+    by_topic: dict[str, list[PartitionStatus]] = defaultdict(list)
+    for status in statuses:
+        by_topic[status.name.topic].append(status)
+    figures = {topic: _hour_figures(found, hour_ms) for topic, found in by_topic.items()}
+    largest = sorted(figures, key=lambda topic: (-figures[topic].stored, topic))[:MOST_TOPICS]
+    everything = [status for found in by_topic.values() for status in found]
+    return TierTrend(
+        hours=_extended(trend.hours, _hour_figures(everything, hour_ms), everything),
+        topics={topic: _extended(trend.topics.get(topic, ()), figures[topic], by_topic[topic]) for topic in largest},
+    )
+
+
+def merged_trend(stored: TierTrend, own: TierTrend) -> TierTrend:
+    """Return the hours of two trends. Where both have an hour, that of ``own`` counts."""
+    topics = {topic: _merged_hours(stored.topics.get(topic, ()), hours) for topic, hours in own.topics.items()}
+    return TierTrend(hours=_merged_hours(stored.hours, own.hours), topics=topics or stored.topics)
+
+
+def read_trend(control: ObjectStore) -> TierTrend:
+    """Return the stored trend; an empty one if there is none or it is damaged. Raises StoreError."""
+    try:
+        return TierTrend.model_validate_json(zlib.decompress(control.get(TREND_KEY)))
+    except (NotFound, ValidationError, zlib.error):
+        return TierTrend()
+
+
+def write_trend(control: ObjectStore, trend: TierTrend) -> None:
+    """Overwrite the stored trend. Raises StoreError."""
+    control.put(TREND_KEY, zlib.compress(trend.model_dump_json().encode()))
+
+
+def _hour_figures(statuses: Iterable[PartitionStatus], hour_ms: int) -> HourFigures:
+    """Return the sums of these partitions."""
+    found = list(statuses)
+    stored, dirty = sum(status.bytes + status.waiting_bytes for status in found), sum(status.dirty_bytes for status in found)
+    return HourFigures(hour_ms, stored, dirty, 0)
+
+
+def _extended(hours: tuple[HourFigures, ...], current: HourFigures, statuses: Iterable[PartitionStatus]) -> tuple[HourFigures, ...]:
+    """Return the hours with the current one, and with what these partitions have reclaimed."""
+    reclaimed = _reclaimed_by_hour(statuses)
+    known_ms = current.hour_ms - RECLAIMED_KNOWN_MS
+    return tuple(
+        each if each.hour_ms <= known_ms else each._replace(reclaimed=reclaimed.get(each.hour_ms, 0))
+        for each in _merged_hours(hours, (current,))
+    )
+
+
+def _reclaimed_by_hour(statuses: Iterable[PartitionStatus]) -> Mapping[int, int]:
+    """Return the bytes that deletions have freed, by the beginning of the hour in milliseconds."""
+    found: dict[int, int] = defaultdict(int)
+    for status in statuses:
+        for at_ms, size in status.freed:
+            found[at_ms - at_ms % HOUR_MS] += size
+    return found
+
+
+def _merged_hours(older: tuple[HourFigures, ...], newer: tuple[HourFigures, ...]) -> tuple[HourFigures, ...]:
+    """Return the hours of both, ascending, at most MOST_HOURS up to the latest. ``newer`` counts where both have an hour."""
+    found = {each.hour_ms: each for each in (*older, *newer)}
+    latest = max(found, default=0)
+    return tuple(found[hour] for hour in sorted(found) if hour > latest - MOST_HOURS * HOUR_MS)
