@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from compactor.agent.plan import UploadFailure, upload_lag
 from compactor.agent.status import SHARED, AgentStatus
-from compactor.service.metrics import MOST_LABELLED, OWN, add_labelled_values, make_counter, make_gauge, partition_gauges, store_metrics
+from compactor.service.metrics import MOST_LABELLED, OWN, add_labelled_values, make_counters, make_gauges, partition_gauges, store_metrics
 
 
 def agent_metrics(status: AgentStatus) -> Iterator[Metric]:
@@ -36,19 +36,27 @@ def _lag_metrics(status: AgentStatus) -> Iterator[Metric]:
             if watch.position is not None
         ),
     )
-    yield make_gauge(
-        "agent_total_lag_bytes", "Bytes of sealed segments that are not in the tier, all partitions", sum(found.bytes for _, found in led)
-    )
-    yield make_gauge(
-        "agent_total_lag_segments", "Sealed segments that are not in the tier, all partitions", sum(found.segments for _, found in led)
-    )
     staged = sum(found.staged for _, found in led)
-    yield make_gauge("agent_staged_segments", "Those of them that the broker has staged for deletion; they are held open", staged)
     oldest = max((_age_seconds(found.since_ms, status.now_ms) for _, found in led), default=0)
-    yield make_gauge(
-        "agent_max_lag_seconds",
-        "Seconds since the oldest segment outside the tier was sealed; the broker's retention must be longer",
-        oldest,
+    yield from make_gauges(
+        (
+            (
+                "agent_total_lag_bytes",
+                "Bytes of sealed segments that are not in the tier, all partitions",
+                sum(found.bytes for _, found in led),
+            ),
+            (
+                "agent_total_lag_segments",
+                "Sealed segments that are not in the tier, all partitions",
+                sum(found.segments for _, found in led),
+            ),
+            ("agent_staged_segments", "Those of them that the broker has staged for deletion; they are held open", staged),
+            (
+                "agent_max_lag_seconds",
+                "Seconds since the oldest segment outside the tier was sealed; the broker's retention must be longer",
+                oldest,
+            ),
+        )
     )
 
 
@@ -60,9 +68,15 @@ def _age_seconds(since_ms: int, now_ms: int) -> float:
 def _total_metrics(status: AgentStatus) -> Iterator[Metric]:
     """Yield counts of partitions, failures and uploads."""
     tallies = status.tallies
-    yield make_gauge("agent_partitions", "Partitions in the log directories whose topics match", len(status.watches))
-    yield make_gauge(
-        "agent_partitions_led", "Partitions in the log directories that this broker leads", sum(watch.leads for watch in status.watches)
+    yield from make_gauges(
+        (
+            ("agent_partitions", "Partitions in the log directories whose topics match", len(status.watches)),
+            (
+                "agent_partitions_led",
+                "Partitions in the log directories that this broker leads",
+                sum(watch.leads for watch in status.watches),
+            ),
+        )
     )
     now = Counter(watch.trouble for watch in status.watches if watch.leads and watch.trouble is not None)
     refused = GaugeMetricFamily(
@@ -74,14 +88,20 @@ def _total_metrics(status: AgentStatus) -> Iterator[Metric]:
     wrong = GaugeMetricFamily(f"{OWN}_agent_problems", "Problems that concern more than one partition, by place", labels=["where"])
     places = {where: float(where in status.problems) for where in SHARED}
     yield add_labelled_values(wrong, places | {"directory": len(status.problems.keys() - set(SHARED))})
-    yield make_gauge("agent_uploads_running", "Uploads that run now", len(status.running))
-    yield make_gauge("agent_ready", "1 while directories, brokers and tier can be read", status.ready)
-    yield make_counter("agent_scans", "Scans of the log directories", status.scans)
-    yield make_counter("agent_uploads", "Uploads that added segments", tallies.uploads)
-    yield make_counter("agent_segments", "Segments uploaded", tallies.segments)
-    yield make_counter("agent_bytes", "Bytes uploaded", tallies.bytes)
-    yield make_counter(
-        "agent_staged_not_taken", "Files staged for deletion that were not taken: the leadership is unknown", tallies.untaken
+    yield from make_gauges(
+        (
+            ("agent_uploads_running", "Uploads that run now", len(status.running)),
+            ("agent_ready", "1 while directories, brokers and tier can be read", status.ready),
+        )
     )
-    yield make_counter("agent_broker_failures", "Failed requests to the brokers", tallies.broker_failures)
+    yield from make_counters(
+        (
+            ("agent_scans", "Scans of the log directories", status.scans),
+            ("agent_uploads", "Uploads that added segments", tallies.uploads),
+            ("agent_segments", "Segments uploaded", tallies.segments),
+            ("agent_bytes", "Bytes uploaded", tallies.bytes),
+            ("agent_staged_not_taken", "Files staged for deletion that were not taken: the leadership is unknown", tallies.untaken),
+            ("agent_broker_failures", "Failed requests to the brokers", tallies.broker_failures),
+        )
+    )
     yield from store_metrics(status.usage)

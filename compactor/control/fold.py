@@ -254,10 +254,6 @@ def _apply_topic_adopted(state: PartitionState, record: Record[Any], body: r.Top
     return changes | {"lineage": (), "lineage_end": -1, "tail": ()} if other else changes
 
 
-def _apply_incarnation_opened(state: PartitionState, record: Record[Any], body: r.IncarnationOpened) -> Changes:
-    return {"topic_id": body.topic_id, "deleted_slot": 0}
-
-
 def _apply_partition_deleted(state: PartitionState, record: Record[Any], body: r.PartitionDeleted) -> Changes:
     """Empty the partition. Live segments wait for grace without a way back, and announced or registered ids become unusable for ever."""
     why = "the partition was deleted"
@@ -343,14 +339,6 @@ def _announced_ids(state: PartitionState) -> Iterator[str]:
     return (task.new_segment_id for task in state.intent.plan.tasks) if state.intent else iter(())
 
 
-def _apply_lineage_recorded(state: PartitionState, record: Record[Any], body: r.LineageRecorded) -> Changes:
-    return _move_lineage(state, body.lineage, body.end_offset)
-
-
-def _apply_segments_mirrored(state: PartitionState, record: Record[Any], body: r.SegmentsMirrored) -> Changes:
-    return mirror.mirrored_changes(state, body)
-
-
 def _move_lineage(state: PartitionState, newer: tuple[EpochEntry, ...], end: int) -> Changes:
     """Record the broker's lineage. If its log was truncated or has diverged, cleaner offsets above the divergence are lowered to it."""
     parted = lineage.first_divergent_offset(state.lineage, state.end_offset + 1, newer, end)
@@ -389,10 +377,6 @@ def _apply_receipts_added(state: PartitionState, record: Record[Any], body: r.Re
     return {"intent": intent.model_copy(update={"receipts": intent.receipts + body.receipts})}
 
 
-def _apply_survivors_stored(state: PartitionState, record: Record[Any], body: r.SurvivorsStored) -> Changes:
-    return {"intent": _open_intent(state).model_copy(update={"survivors": body.objects})}
-
-
 def _open_intent(state: PartitionState) -> Intent:
     """Return the open intent. The rules have already refused records that need one where there is none."""
     if state.intent is None:
@@ -403,10 +387,6 @@ def _open_intent(state: PartitionState) -> Intent:
 def _apply_intent_undone(state: PartitionState, record: Record[Any], body: r.IntentUndone) -> Changes:
     runs = _update_run(state, body.run_id, status="undone", reason=body.reason, ended_ms=record.at_ms)
     return {"intent": None, "runs": runs} | _void_ids(state, _announced_ids(state))
-
-
-def _apply_publish_begun(state: PartitionState, record: Record[Any], body: r.PublishBegun) -> Changes:
-    return {"intent": _open_intent(state).model_copy(update={"begun_slot": record.slot})}
 
 
 def _apply_round_published(state: PartitionState, record: Record[Any], body: r.RoundPublished) -> Changes:
@@ -555,18 +535,18 @@ EFFECTS: dict[type, Callable[[PartitionState, Record[Any], Any], Changes]] = {
     r.SegmentsPrepended: _apply_segments_prepended,
     r.TailTruncated: _apply_tail_truncated,
     r.TopicAdopted: _apply_topic_adopted,
-    r.IncarnationOpened: _apply_incarnation_opened,
+    r.IncarnationOpened: lambda state, record, body: {"topic_id": body.topic_id, "deleted_slot": 0},
     r.PartitionDeleted: _apply_partition_deleted,
     r.LogStartRaised: _apply_log_start_raised,
-    r.LineageRecorded: _apply_lineage_recorded,
-    r.SegmentsMirrored: _apply_segments_mirrored,
+    r.LineageRecorded: lambda state, record, body: _move_lineage(state, body.lineage, body.end_offset),
+    r.SegmentsMirrored: lambda state, record, body: mirror.mirrored_changes(state, body),
     r.BrokerLogStartSeen: lambda state, record, body: {"broker_log_start": body.offset},
     r.ImportVoided: _apply_import_voided,
     r.PlanAnnounced: _apply_plan_announced,
     r.ReceiptsAdded: _apply_receipts_added,
-    r.SurvivorsStored: _apply_survivors_stored,
+    r.SurvivorsStored: lambda state, record, body: {"intent": _open_intent(state).model_copy(update={"survivors": body.objects})},
     r.IntentUndone: _apply_intent_undone,
-    r.PublishBegun: _apply_publish_begun,
+    r.PublishBegun: lambda state, record, body: {"intent": _open_intent(state).model_copy(update={"begun_slot": record.slot})},
     r.RoundPublished: _apply_round_published,
     r.RetireBegun: _apply_retire_begun,
     r.Retired: _apply_retired,

@@ -9,7 +9,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from compactor.constants import NEVER_MS
 from compactor.daemon.scheduling import PartitionSchedule
 from compactor.daemon.status import DaemonStatus
-from compactor.service.metrics import MOST_LABELLED, OWN, make_counter, make_gauge, partition_gauges, store_metrics
+from compactor.service.metrics import (
+    MOST_LABELLED,
+    OWN,
+    make_counter,
+    make_counters,
+    make_gauge,
+    make_gauges,
+    partition_gauges,
+    store_metrics,
+)
 
 
 def daemon_metrics(status: DaemonStatus, *, aliases: bool = True) -> Iterator[Metric]:
@@ -71,8 +80,12 @@ def _health_metrics(status: DaemonStatus) -> Iterator[Metric]:
     """Yield the metrics that alerts watch: readiness, blocked partitions, the latest round."""
     for name, value in _cleaner_values(status).items():
         yield make_gauge(name, ALIASES[name][1], value)
-    yield make_gauge("last_scan_timestamp_seconds", "Time of the latest scan for work; 0 before the first", status.scan_ms / 1000)
-    yield make_gauge("ready", "1 once the whole tier was scanned and the latest scan succeeded", status.ready)
+    yield from make_gauges(
+        (
+            ("last_scan_timestamp_seconds", "Time of the latest scan for work; 0 before the first", status.scan_ms / 1000),
+            ("ready", "1 once the whole tier was scanned and the latest scan succeeded", status.ready),
+        )
+    )
     yield make_counter("scans", "Scans for work", status.scans)
 
 
@@ -99,37 +112,41 @@ def _partition_metrics(status: DaemonStatus) -> Iterator[Metric]:
 def _tier_metrics(status: DaemonStatus) -> Iterator[Metric]:
     """Yield the totals of all partitions."""
     seen = [schedule.status for schedule in status.schedules if schedule.status is not None]
-    yield make_gauge("partitions", "Partitions of the tier", len(status.schedules))
-    yield make_gauge("segments", "Live segments", sum(one.segments for one in seen))
     due = [schedule.due_status for schedule in status.schedules if schedule.due_status is not None]
-    yield make_gauge("partitions_due", "Partitions for which a round is due, without paused and failing ones", len(due))
-    yield make_gauge(
-        "due_bytes",
-        "Dirty bytes of partitions for which a round is due, without paused and failing ones",
-        sum(one.dirty_bytes for one in due),
-    )
-    yield make_gauge("total_live_bytes", "Bytes of live segments of all partitions", sum(one.bytes for one in seen))
-    yield make_gauge(
-        "total_dirty_bytes",
-        "Bytes of dirty segments of all partitions",
-        sum(one.dirty_bytes for one in seen),
-    )
     moments = [one.retire_at_ms for one in seen if one.retire_at_ms < NEVER_MS]
     overdue = max(0, status.now_ms - min(moments)) / 1000 if moments else 0
-    yield make_gauge("partitions_to_retire", "Partitions with objects that wait for deletion", len(moments))
-    yield make_gauge("waiting_bytes", "Replaced bytes that wait for deletion", sum(one.waiting_bytes for one in seen))
     lagging = sum(schedule.output is not None and schedule.output.failures > 0 for schedule in status.schedules)
-    yield make_gauge("generations_failing", "Partitions whose output could not be updated", lagging)
-    yield make_gauge("retire_overdue_seconds", "Seconds since the first replaced object could have been deleted", overdue)
+    yield from make_gauges(
+        (
+            ("partitions", "Partitions of the tier", len(status.schedules)),
+            ("segments", "Live segments", sum(one.segments for one in seen)),
+            ("partitions_due", "Partitions for which a round is due, without paused and failing ones", len(due)),
+            (
+                "due_bytes",
+                "Dirty bytes of partitions for which a round is due, without paused and failing ones",
+                sum(one.dirty_bytes for one in due),
+            ),
+            ("total_live_bytes", "Bytes of live segments of all partitions", sum(one.bytes for one in seen)),
+            ("total_dirty_bytes", "Bytes of dirty segments of all partitions", sum(one.dirty_bytes for one in seen)),
+            ("partitions_to_retire", "Partitions with objects that wait for deletion", len(moments)),
+            ("waiting_bytes", "Replaced bytes that wait for deletion", sum(one.waiting_bytes for one in seen)),
+            ("generations_failing", "Partitions whose output could not be updated", lagging),
+            ("retire_overdue_seconds", "Seconds since the first replaced object could have been deleted", overdue),
+        )
+    )
 
 
 def _job_metrics(status: DaemonStatus) -> Iterator[Metric]:
     """Yield the totals of jobs since the daemon started."""
     totals = status.totals
-    yield make_gauge("jobs_running", "Jobs that run now", len(status.running))
-    yield make_gauge("disk_bytes", "Bytes of local disk in use", status.disk_used)
-    yield make_gauge("disk_peak_bytes", "Largest number of bytes of local disk that were in use", status.disk_peak)
-    yield make_gauge("disk_budget_bytes", "Bytes of local disk that may be in use", status.disk_total)
+    yield from make_gauges(
+        (
+            ("jobs_running", "Jobs that run now", len(status.running)),
+            ("disk_bytes", "Bytes of local disk in use", status.disk_used),
+            ("disk_peak_bytes", "Largest number of bytes of local disk that were in use", status.disk_peak),
+            ("disk_budget_bytes", "Bytes of local disk that may be in use", status.disk_total),
+        )
+    )
     jobs = CounterMetricFamily(f"{OWN}_jobs", "Finished jobs by action and status", labels=["action", "status"])
     for (action, outcome), count in sorted(totals.jobs.items()):
         jobs.add_metric([action, outcome], count)
@@ -142,13 +159,17 @@ def _job_metrics(status: DaemonStatus) -> Iterator[Metric]:
     for phase, taken in totals.phases.items():
         phases.add_metric([phase], taken.prometheus_buckets, taken.total)
     yield from (rounds, deletions, phases)
-    yield make_counter("records_read", "Records read by rounds", totals.records_read)
-    yield make_counter("records_kept", "Records kept by rounds", totals.records_kept)
-    yield make_counter("segments_read", "Segments replaced by rounds", totals.segments_read)
-    yield make_counter("segments_written", "Segments written by rounds", totals.segments_written)
-    yield make_counter("segments_skipped", "Segments skipped by rounds", totals.segments_skipped)
-    yield make_counter("filters_asked", "Segments for which the Bloom filter alone decided whether to read them", totals.filters_asked)
-    yield make_counter("filters_useless", "Segments read because of a false positive of their Bloom filter", totals.filters_useless)
-    yield make_counter("objects_deleted", "Objects deleted or swept", totals.objects_deleted)
-    yield make_counter("bytes_deleted", "Bytes deleted or swept", totals.bytes_deleted)
-    yield make_counter("saved_bytes", "Bytes by which rounds made segments smaller", totals.saved_bytes)
+    yield from make_counters(
+        (
+            ("records_read", "Records read by rounds", totals.records_read),
+            ("records_kept", "Records kept by rounds", totals.records_kept),
+            ("segments_read", "Segments replaced by rounds", totals.segments_read),
+            ("segments_written", "Segments written by rounds", totals.segments_written),
+            ("segments_skipped", "Segments skipped by rounds", totals.segments_skipped),
+            ("filters_asked", "Segments for which the Bloom filter alone decided whether to read them", totals.filters_asked),
+            ("filters_useless", "Segments read because of a false positive of their Bloom filter", totals.filters_useless),
+            ("objects_deleted", "Objects deleted or swept", totals.objects_deleted),
+            ("bytes_deleted", "Bytes deleted or swept", totals.bytes_deleted),
+            ("saved_bytes", "Bytes by which rounds made segments smaller", totals.saved_bytes),
+        )
+    )

@@ -17,6 +17,8 @@ from compactor.storage.counting import STORE, Usage
 OWN = "tiered_compactor"
 MOST_LABELLED = 500
 """Number of partitions with time series of their own: those that matter most. Totals cover all partitions."""
+MetricRow = tuple[str, str, float]
+"""Name without the common prefix, help text, and value."""
 REQUESTS = ("get", "head", "put", "copy", "list", "delete", "multipart")
 
 
@@ -50,6 +52,16 @@ def make_gauge(name: str, help_text: str, value: float) -> Metric:
 def make_counter(name: str, help_text: str, value: float) -> Metric:
     """Return a counter with one value. The name gets the common prefix."""
     return CounterMetricFamily(f"{OWN}_{name}", help_text, value=value)
+
+
+def make_gauges(rows: Iterable[MetricRow]) -> Iterator[Metric]:
+    """Return a gauge for each row."""
+    return (make_gauge(*row) for row in rows)
+
+
+def make_counters(rows: Iterable[MetricRow]) -> Iterator[Metric]:
+    """Return a counter for each row."""
+    return (make_counter(*row) for row in rows)
 
 
 def partition_gauges(described: Mapping[str, str], values: Iterable[tuple[TopicPartition, Sequence[float]]]) -> list[GaugeMetricFamily]:
@@ -87,5 +99,9 @@ def store_metrics(usage: Usage) -> Iterator[Metric]:
         f"{OWN}_waited_seconds", "Time for which requests to the tier were delayed, all threads together, by reason", labels=["reason"]
     )
     yield add_labelled_values(waited, {reason: usage.waited_s.get(reason, 0.0) for reason in (*LimitSettings.model_fields, STORE)})
-    yield make_counter("read_bytes", "Bytes read from the tier", usage.bytes_read)
-    yield make_counter("written_bytes", "Bytes written to the tier", usage.bytes_written)
+    yield from make_counters(
+        (
+            ("read_bytes", "Bytes read from the tier", usage.bytes_read),
+            ("written_bytes", "Bytes written to the tier", usage.bytes_written),
+        )
+    )

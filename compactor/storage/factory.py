@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
@@ -9,13 +11,90 @@ from typing import Protocol
 
 from compactor.config.settings import LimitSettings, Settings
 from compactor.extras import require_extra
-from compactor.storage.counting import Counters
+from compactor.storage.counting import Counters, Meter
 from compactor.storage.options import StoreOptions
 from compactor.storage.port import ObjectStore
 from compactor.storage.retrying import FirstContact
 from compactor.storage.schemes import store_kind
 from compactor.storage.settings import Retries, Transfers
-from compactor.storage.throttled import RateLimits, ThrottledMeter
+
+# ---- rate limits of the settings ``[limits]``, enforced across all threads of a process --------------------------------------------
+
+
+class TokenBucket:
+    """Token bucket that holds at most one second's worth of tokens.
+
+    A caller that takes more tokens than are available leaves a debt and waits until it is paid; later callers wait longer. The average
+    therefore holds for requests of any size, and no caller starves.
+
+    :param rate: tokens per second.
+    """
+
+    def __init__(self, rate: int, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._level = float(rate)
+        self._at = clock()
+
+    def take(self, tokens: int) -> float:
+        """Take tokens, sleep until the bucket is out of debt, and return the seconds slept."""
+        with self._lock:
+            now = self._clock()
+            self._level = min(float(self._rate), self._level + (now - self._at) * self._rate) - tokens
+            self._at = now
+            wait = max(0.0, -self._level / self._rate)
+        if wait:
+            self._sleep(wait)
+        return wait
+
+
+class RateLimits:
+    """Token buckets by the name of their setting, shared by all stores of a process that have equal limits."""
+
+    def __init__(
+        self, limits: LimitSettings, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._buckets = {name: TokenBucket(rate, clock, sleep) for name, rate in limits.model_dump().items() if rate}
+
+    def take(self, setting: str, tokens: int) -> float:
+        """Take tokens from the bucket of a setting, and return the seconds slept; 0 if the setting is not in use."""
+        bucket = self._buckets.get(setting)
+        return bucket.take(tokens) if bucket else 0.0
+
+
+class ThrottledMeter:
+    """Meter that delays callers according to the rate limits and passes everything on."""
+
+    def __init__(self, inner: Meter, buckets: RateLimits) -> None:
+        self._inner = inner
+        self._buckets = buckets
+
+    def record_request(self, kind: str) -> None:
+        self._take("max_requests_per_s", 1)
+        self._inner.record_request(kind)
+
+    def record_retry(self) -> None:
+        self._inner.record_retry()
+
+    def record_read(self, size: int) -> None:
+        self._take("max_read_bytes_per_s", size)
+        self._inner.record_read(size)
+
+    def record_write(self, size: int) -> None:
+        self._take("max_write_bytes_per_s", size)
+        self._inner.record_write(size)
+
+    def record_wait(self, reason: str, seconds: float) -> None:
+        self._inner.record_wait(reason, seconds)
+
+    def _take(self, setting: str, tokens: int) -> None:
+        if seconds := self._buckets.take(setting, tokens):
+            self._inner.record_wait(setting, seconds)
+
+
+# ---- stores -----------------------------------------------------------------------------------------------------------------
 
 
 class Adapter(Protocol):

@@ -30,7 +30,6 @@ from compactor.storage.keys import RESERVED, check_key, check_metadata, check_pr
 from compactor.storage.options import StoreOptions
 from compactor.storage.os_errors import FULL, file_errors
 from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
-from compactor.storage.reserve import Reserve
 from compactor.storage.retrying import Retrier, RetryingStore
 from compactor.storage.schemes import local_path
 from compactor.storage.settings import Retries
@@ -448,3 +447,41 @@ def _sync_directory(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# ---- reserve ----------------------------------------------------------------------------------------------------------------
+# A few bytes of the disk are kept back for control records. Without them nothing could be deleted from a full disk: what is about to be
+# deleted has to be recorded first.
+
+RESERVE_BYTES = 1 << 20
+"""As many bytes as some thousand records take; more than `retire` writes before it frees some."""
+SLICE_BYTES = RESERVE_BYTES // 16
+"""What is given back at a time: enough for a record, little enough that others cannot take much of it."""
+
+
+class Reserve:
+    """File of 1 MiB that is given up when the disk is full, so that control records can still be written.
+
+    Best effort: without the file a full disk refuses them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def fill(self) -> None:
+        """Restore the file to its full size if the disk has space. Called after every write; makes one ``stat`` if nothing is missing."""
+        with suppress(OSError):
+            if not self._path.exists() or self._path.stat().st_size < RESERVE_BYTES:
+                with open(self._path, "ab") as file:
+                    os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
+
+    def spend(self) -> bool:
+        """Give a sixteenth of the file back to the file system. Return False if nothing is left."""
+        try:
+            size = self._path.stat().st_size
+            if size == 0:
+                return False
+            os.truncate(self._path, max(0, size - SLICE_BYTES))
+        except OSError:
+            return False
+        return True

@@ -45,12 +45,8 @@ class FencedView:
 
 
 @dataclass(frozen=True)
-class CheckpointView:
-    """One partition's checkpoint at one slot of its control log.
-
-    end_offset: inclusive; -1 for an empty partition. first_dirty_offset: first offset that is not clean.
-    open_run: id of a round that was begun and not finished, or None.
-    """
+class ControlLogView:
+    """Fields of every view of a partition: its state as of one slot of its control log."""
 
     topic: str
     partition: int
@@ -58,6 +54,16 @@ class CheckpointView:
     cleaner_offsets: tuple[CleanerOffset, ...]
     lease: LeaseInfo | None
     fenced: tuple[FencedView, ...]
+
+
+@dataclass(frozen=True)
+class CheckpointView(ControlLogView):
+    """One partition's checkpoint at one slot of its control log.
+
+    end_offset: inclusive; -1 for an empty partition. first_dirty_offset: first offset that is not clean.
+    open_run: id of a round that was begun and not finished, or None.
+    """
+
     start_offset: int
     end_offset: int
     first_dirty_offset: int
@@ -144,15 +150,9 @@ class EpochView:
 
 
 @dataclass(frozen=True)
-class LineageView:
+class LineageView(ControlLogView):
     """All remembered compactor epochs, oldest first. unowned: void records of imports and of epochs that are no longer remembered."""
 
-    topic: str
-    partition: int
-    slot: int
-    cleaner_offsets: tuple[CleanerOffset, ...]
-    lease: LeaseInfo | None
-    fenced: tuple[FencedView, ...]
     epochs: tuple[EpochView, ...]
     unowned: tuple[FencedView, ...]
 

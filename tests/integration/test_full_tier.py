@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.storage.reserve import RESERVE_BYTES
+from compactor.storage.local import RESERVE_BYTES
 from tests.builders import NONE, LogBuilder
 from tests.support.tier_cli import TierCli, latest
 

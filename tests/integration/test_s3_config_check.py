@@ -14,7 +14,7 @@ import pytest
 from compactor.cli.commands import config as config_command
 from compactor.config.settings import LimitSettings
 from compactor.storage import factory
-from compactor.storage.throttled import RateLimits
+from compactor.storage.factory import RateLimits
 from tests.support.bucket_cli import BucketCli, Minutes, through
 from tests.support.deployment import GrowingLog
 from tests.support.fault_proxy import Fault, FaultProxy

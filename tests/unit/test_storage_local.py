@@ -20,9 +20,8 @@ from compactor.errors import AlreadyExists, CompactorError, CopyDiffers, NotFoun
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
 from compactor.storage.keys import RESERVED, key_problem
-from compactor.storage.local import LocalStore
+from compactor.storage.local import RESERVE_BYTES, LocalStore
 from compactor.storage.port import ComposeSource, CopiedRange, FileRange
-from compactor.storage.reserve import RESERVE_BYTES
 from compactor.storage.schemes import local_path
 
 

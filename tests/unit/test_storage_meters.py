@@ -17,11 +17,10 @@ from compactor.config.settings import LimitSettings
 from compactor.config.store_sections import S3
 from compactor.errors import NotFound, Refused, Unavailable
 from compactor.storage.counting import Counters, Usage
-from compactor.storage.factory import open_store
+from compactor.storage.factory import RateLimits, ThrottledMeter, TokenBucket, open_store
 from compactor.storage.port import ObjectInfo
 from compactor.storage.retrying import FirstContact, Retrier, RetryingStore
 from compactor.storage.settings import Retries, Transfers
-from compactor.storage.throttled import RateLimits, ThrottledMeter, TokenBucket
 from tests.support.memory_store import Clock as MemoryClock, MemoryStore
 
 

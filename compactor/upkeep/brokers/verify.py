@@ -29,7 +29,7 @@ from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL
 from compactor.records.indexes import parse_txn_index
 from compactor.tier.contents import download_recorded
 from compactor.upkeep.brokers.objects import PartitionObjects, inspect_partition_objects
-from compactor.upkeep.segment_check import check_companion_files, check_disk_budget
+from compactor.upkeep.segment_check import SegmentProblem, check_companion_files, check_disk_budget
 
 _RESTORE_HINT = "Restore the object from the store's versions or a backup, or let retention pass over it"
 
@@ -104,20 +104,9 @@ FINDING_KINDS = {
 
 
 @dataclass(frozen=True)
-class BrokerFinding:
-    """A problem found in a partition of a broker-managed tier.
+class BrokerFinding(SegmentProblem):
+    """A problem found in a partition of a broker-managed tier: its kind is a key of FINDING_KINDS, with what that kind means."""
 
-    kind: a key of KINDS.
-    object: key or name of the object concerned.
-    detail: what was found there.
-    """
-
-    severity: str
-    kind: str
-    topic: str
-    partition: int
-    object: str
-    detail: str
     means: str
     todo: str
 
