@@ -40,7 +40,7 @@ from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_director
 from compactor.cleaner.passes.source import open_source
 from compactor.cleaner.precompile import precompile
 from compactor.records.batches import read_only
-from compactor.records.bulk import deflate_into
+from compactor.records.bulk import compress_bodies
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, ByteBuffer, compressed_bound
 from tests.conformance.kafka import Kafka, Unavailable
 
@@ -142,7 +142,7 @@ def _moved(path: Path, target: BinaryIO, most: int) -> int:
                 bound = compressed_bound(size)
                 slots.reserve(int(bound.sum()))
                 slot = np.cumsum(bound) - bound
-                deflate_into(chunk.buf, table.codec[some][: len(size)], chunk.body_start[: len(size)], size, slots.array, slot, bound)
+                compress_bodies(chunk.buf, table.codec[some][: len(size)], chunk.body_start[: len(size)], size, slots.array, slot, bound)
                 packed = read_only(slots.array)
             target.write(packed[:written].data)
             check_crc(packed[:written])

@@ -9,7 +9,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from compactor.records.build import Row, encode_batch
+from compactor.records.build import RecordToEncode, encode_batch
 
 BASE_MS = 1_700_000_000_000
 TOPIC_ID = "YmVuY2htYXJrLXRvcGljIQ"
@@ -25,7 +25,7 @@ def write_log(
     # Directories of one log that share no record: only the topic id shows that they belong together.
     (folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {TOPIC_ID}")
     value = np.random.default_rng(1).bytes(value_bytes)
-    rows = [Row(n, BASE_MS, b"key-%0*d" % (DIGITS, n), value) for n in range(per_batch)]
+    rows = [RecordToEncode(n, BASE_MS, b"key-%0*d" % (DIGITS, n), value) for n in range(per_batch)]
     template = encode_batch(rows, base_offset=0, last_offset=per_batch - 1)
     places = np.array([template.index(b"key-%0*d" % (DIGITS, n)) + 4 for n in range(per_batch)])
     offset = first_offset

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import google_crc32c
 
 from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_directory
-from compactor.records.build import NO_PRODUCER, Producer, Row, encode_batch, encode_marker
+from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, encode_batch, encode_marker
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress
 from tests.compare import describe
 from tests.plain_format import Batch, read_batches, segment_paths
@@ -105,7 +105,7 @@ class LogBuilder:
         rows = []
         for number, text in enumerate(pairs):
             offset = offsets[number] if offsets else base + number
-            rows.append(Row(offset, times[number] if times else self.time, *pair(text), headers))
+            rows.append(RecordToEncode(offset, times[number] if times else self.time, *pair(text), headers))
             self.time += 1
         last = rows[-1].offset if last_offset is None else last_offset
         producer = NO_PRODUCER

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from compactor.cleaner.gate.failures import GateFailed
-from compactor.records.build import NO_PRODUCER, Producer, Row, add_batch_header, encode_batch, encode_varint
+from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, add_batch_header, encode_batch, encode_varint
 from compactor.records.codecs import compress
 from tests.against_naive import Outcome, compare_with_naive
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, entry, snapshot, wrapper
@@ -204,7 +204,7 @@ def bomb(dice: Dice, segments: Segments) -> None:
     if dice.random() < 0.3 and codec != ZSTD:
         batches[at] = wrapper(1, base, [zeros], codec, timestamp=1)
     else:
-        rows = [Row(base, 1, b"a", zeros)]
+        rows = [RecordToEncode(base, 1, b"a", zeros)]
         body = compress(codec, encode_batch(rows)[61:] if dice.random() < 0.5 else zeros)
         batches[at] = add_batch_header(base, 0, 0, codec, 1, 1, NO_PRODUCER, dice.choice([1, 2**31 - 1]), body)
 
@@ -217,7 +217,9 @@ def nested(dice: Dice, segments: Segments) -> None:
     made = b""
     for _ in range(dice.randrange(1, 4)):
         made = wrapper(dice.randrange(2), dice.choice([base, base + len(inner), 0]), inner, dice.choice([GZIP, SNAPPY, LZ4]), timestamp=1)
-        inner = dice.choice([[made], [made, *inner], [encode_batch([Row(0, 1, b"a", b"1")])], [made[: dice.randrange(len(made))]]])
+        inner = dice.choice(
+            [[made], [made, *inner], [encode_batch([RecordToEncode(0, 1, b"a", b"1")])], [made[: dice.randrange(len(made))]]]
+        )
     batches[at] = dice.choice(
         [made, entry(1, base, "a", attributes=dice.randrange(8)), entry(0, base, "=x", attributes=dice.randrange(16))]
     )
@@ -228,7 +230,7 @@ def odd_control(dice: Dice, segments: Segments) -> None:
     batches, at = _pick(dice, segments)
     base = int.from_bytes(batches[at][:8], "big", signed=True)
     keys = [b"", None, b"\x00", b"\x00\x00\x00", b"\x00\x00\x00\x01", b"\xff\xff\x00\x01", b"\x00\x00\x00\x00\x00", b"\x00\x00\x7f\xff"]
-    rows = [Row(base + n, 1, dice.choice(keys), dice.choice([b"", b"\x00" * 6])) for n in range(dice.randrange(3))]
+    rows = [RecordToEncode(base + n, 1, dice.choice(keys), dice.choice([b"", b"\x00" * 6])) for n in range(dice.randrange(3))]
     producer = Producer(dice.randrange(3) if rows else 1, 0, -1, True)
     made = encode_batch(rows, base_offset=base, last_offset=base, producer=producer)
     raw = bytearray(made)

@@ -185,7 +185,7 @@ def _clean_log(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Cal
         records_kept=sum(segment.records_kept for segment in cleaned),
         bytes_read=sum(source.size for source in sources if source.base < next_dirty),
         bytes_written=sum(segment.size for segment in cleaned),
-        map_entries=survivors.keys,
+        map_entries=survivors.key_count,
         map_bytes=survivors.peak_bytes,
     )
 
@@ -255,8 +255,8 @@ def list_base_offsets(log_dir: Path, *, live: bool = False) -> list[int]:
 
 def open_segments(
     log_dir: Path,
-    bases: Sequence[int],
-    end: int | None,
+    base_offsets: Sequence[int],
+    next_base: int | None,
     index_interval_bytes: int,
     inflate_limit: int,
     read: Callable[[Path], Bytes] = map_file,
@@ -264,18 +264,21 @@ def open_segments(
 ) -> list[SourceSegment]:
     """Open neighbouring segments by their base offsets. Raises UsageError, BadData.
 
-    :param end: base offset of the segment behind them, None for the newest.
+    :param next_base: base offset of the segment behind them, None for the newest.
     :param workers: threads that read their headers; None: the caller's.
     """
-    if not bases:
+    if not base_offsets:
         raise UsageError(f"{log_dir} holds no segments", hint="Segments are called <20 digits>.log")
 
-    def opened(number: int, previous_last: int) -> SourceSegment:
-        path, following = log_dir / f"{bases[number]:020d}.log", bases[number + 1] if number + 1 < len(bases) else end
+    def open_segment(number: int, previous_last: int) -> SourceSegment:
+        path, following = (
+            log_dir / f"{base_offsets[number]:020d}.log",
+            base_offsets[number + 1] if number + 1 < len(base_offsets) else next_base,
+        )
         mtime_ms = path.stat().st_mtime_ns // 1_000_000
         txn_entries = read_txn_index(path.with_suffix(".txnindex"))
         source = open_source(
-            number, path, bases[number], following, mtime_ms, previous_last, inflate_limit, txn_entries=txn_entries, read=read
+            number, path, base_offsets[number], following, mtime_ms, previous_last, inflate_limit, txn_entries=txn_entries, read=read
         )
         if len(source.table) and int(source.table.last_offset[-1]) - source.base > MAX32:
             raise BadData(
@@ -288,18 +291,18 @@ def open_segments(
         source.index_bytes, source.timeindex_bytes = _index_sizes(path, source, index_interval_bytes)
         return source
 
-    def alone(buffers: ThreadBuffers, number: int) -> SourceSegment | None:
+    def open_independently(buffers: ThreadBuffers, number: int) -> SourceSegment | None:
         try:
-            return opened(number, -1)
+            return open_segment(number, -1)
         except BadData:
             return None
 
     sources: list[SourceSegment] = []
     previous_last = -1
     with nullcontext(workers) if workers is not None else WorkerThreads(1) as at_work:
-        for number, found in enumerate(at_work.run(alone, range(len(bases)))):
+        for number, found in enumerate(at_work.run_jobs(open_independently, range(len(base_offsets)))):
             # What is wrong is said by one who knows what lies before it.
-            source = found if found is not None and _begins_after(found.table, previous_last) else opened(number, previous_last)
+            source = found if found is not None and _begins_after(found.table, previous_last) else open_segment(number, previous_last)
             sources.append(source)
             if len(source.table):
                 previous_last = int(source.table.last_offset[-1])
@@ -328,7 +331,9 @@ def _index_sizes(path: Path, source: SourceSegment, interval: int) -> tuple[int,
 
 
 def _align_to_segment(sources: list[SourceSegment], offset: int) -> int:
-    """Return an offset moved down to the base offset of its segment (LogCleanerManager.calculateCleanableBytes)."""
+    """Return ``offset`` moved down to the base offset of the segment that contains it (Kafka's
+    LogCleanerManager.calculateCleanableBytes).
+    """
     if offset >= sources[-1].end:
         return offset
     return max((source.base for source in sources if source.base <= offset), default=sources[0].base)
@@ -350,7 +355,7 @@ def _active_producers(log_dir: Path, sources: list[SourceSegment], end: int) -> 
     """
     places = {source.base for source in sources[1:]} | {end}
     found = sorted((int(m[1]), path) for path in log_dir.iterdir() if (m := _SNAPSHOT_NAME.fullmatch(path.name)))
-    states, covered = ProducerStates.none(), 0
+    states, covered = ProducerStates.empty_states(), 0
     for offset, path in reversed(found):
         if offset not in places:
             continue
@@ -361,5 +366,5 @@ def _active_producers(log_dir: Path, sources: list[SourceSegment], end: int) -> 
             continue  # as Kafka: an older snapshot and more of the log say the same
     for source in sources:
         if source.end > covered:
-            states = states.replay(source.table, covered)
+            states = states.after_batches(source.table, covered)
     return states

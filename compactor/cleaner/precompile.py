@@ -14,7 +14,7 @@ from pathlib import Path
 
 from compactor.cleaner.offline import CleanRequest, clean_directory
 from compactor.kernels.jit import COMPLETE, cache_folder
-from compactor.records.build import Producer, Row, encode_batch, encode_marker
+from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_marker
 from compactor.records.codecs import LZ4
 
 
@@ -66,10 +66,14 @@ def _small_log_batches() -> list[bytes]:
     found = []
     for offset, codec in ((2, 0), (5, LZ4), (8, 0)):
         headers = ((b"\xff", b"not UTF-8"),)
-        rows = [Row(offset, 1, b"key", b"value", headers), Row(offset + 1, 1, b"key", None), Row(offset + 2, 2, b"another", b"", headers)]
+        rows = [
+            RecordToEncode(offset, 1, b"key", b"value", headers),
+            RecordToEncode(offset + 1, 1, b"key", None),
+            RecordToEncode(offset + 2, 2, b"another", b"", headers),
+        ]
         found.append(encode_batch(rows, codec=codec))
-    found.append(encode_batch([Row(11, 1, b"key", b"value")], producer=Producer(1, 0, 0, True)))
+    found.append(encode_batch([RecordToEncode(11, 1, b"key", b"value")], producer=Producer(1, 0, 0, True)))
     found.append(encode_marker(12, 1, 1, 0, commit=False))
     # More keys than the smallest table holds.
-    found.append(encode_batch([Row(offset, 1, str(offset).encode(), b"") for offset in range(13, 413)]))
+    found.append(encode_batch([RecordToEncode(offset, 1, str(offset).encode(), b"") for offset in range(13, 413)]))
     return found

@@ -35,20 +35,20 @@ SpoolRows = npt.NDArray[Any]
 class DiskReservation(Protocol):
     """Reserved bytes of the disk budget."""
 
-    def take(self, nbytes: int, /) -> None:
-        """Take bytes before they are written. Raises OutOfBudget."""
+    def take_bytes(self, nbytes: int, /) -> None:
+        """Reserve bytes before they are written. Raises OutOfBudget."""
 
-    def give(self, nbytes: int, /) -> None:
-        """Return bytes that were deleted."""
+    def return_bytes(self, nbytes: int, /) -> None:
+        """Return the reservation of bytes that were deleted."""
 
 
 class _NoLimit:
     """A DiskReservation without limit."""
 
-    def take(self, nbytes: int) -> None:
+    def take_bytes(self, nbytes: int) -> None:
         pass
 
-    def give(self, nbytes: int) -> None:
+    def return_bytes(self, nbytes: int) -> None:
         pass
 
 
@@ -85,9 +85,9 @@ class _Block:
     begins: npt.NDArray[np.int64]
     crcs: tuple[int, ...]
 
-    def row_count(self, number: int) -> int:
+    def rows_in_range(self, range_number: int) -> int:
         """Return the number of rows in a range."""
-        return int(self.begins[number + 1] - self.begins[number])
+        return int(self.begins[range_number + 1] - self.begins[range_number])
 
 
 class RowSpool:
@@ -114,11 +114,11 @@ class RowSpool:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
 
     @property
-    def rows(self) -> int:
-        """Number of rows so far."""
+    def row_count(self) -> int:
+        """Return the number of rows that were added so far."""
         return self.size // self._row_bytes + self._fill
 
-    def add(self, section: int, rows: SpoolRows) -> None:
+    def add_rows(self, section: int, rows: SpoolRows) -> None:
         """Add rows to a section; rows of other hash ranges are ignored. Raises OutOfBudget if the reservation, or the disk, is used up."""
         if section != self._section:
             self.flush()
@@ -134,12 +134,12 @@ class RowSpool:
             if self._fill == len(self._buffer):
                 self.flush()
 
-    def count_rows(self, section: int, number: int) -> int:
+    def count_rows(self, section: int, range_number: int) -> int:
         """Return the number of rows in a range; the first range of the spool is number 0."""
         self.flush()
-        return sum(block.row_count(number) for block in self._blocks.get(section, ()))
+        return sum(block.rows_in_range(range_number) for block in self._blocks.get(section, ()))
 
-    def read_range(self, section: int, number: int) -> Iterator[SpoolRows]:
+    def read_range(self, section: int, range_number: int) -> Iterator[SpoolRows]:
         """Yield the rows of a range in the order in which they were added. An array is valid until the next one is requested.
 
         Raises StoreError if a checksum does not match.
@@ -147,8 +147,8 @@ class RowSpool:
         self.flush()
         self._sorted = None
         for block in self._blocks.get(section, ()):
-            if block.row_count(number):
-                yield self._read_rows(block, number, number + 1)
+            if block.rows_in_range(range_number):
+                yield self._read_rows(block, range_number, range_number + 1)
 
     def read_section(self, section: int) -> Iterator[SpoolRows]:
         """Yield all rows of a section, block by block. An array is valid until the next one is requested. Raises StoreError if a checksum
@@ -167,7 +167,7 @@ class RowSpool:
         data, places = view_as_bytes(out[: self._fill]), (begins * self._row_bytes).tolist()
         crcs = tuple(crc32c(data[begin:end]) for begin, end in pairwise(places))
         self._blocks.setdefault(self._section, []).append(_Block(self.size, begins, crcs))
-        self._write(data)
+        self._write_bytes(data)
         self._sorted, self._fill = out, 0
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class RowSpool:
             os.close(self._descriptor)
             self._descriptor = -1
             self._path.unlink(missing_ok=True)
-            self._disk.give(self._reserved)
+            self._disk.return_bytes(self._reserved)
 
     def __enter__(self) -> Self:
         return self
@@ -184,9 +184,9 @@ class RowSpool:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _write(self, data: memoryview) -> None:
+    def _write_bytes(self, data: memoryview) -> None:
         """Append bytes to the file, within the reservation."""
-        self._disk.take(len(data))
+        self._disk.take_bytes(len(data))
         self._reserved += len(data)
         written = 0
         try:
@@ -235,10 +235,10 @@ def hash_range_of(word: np.uint64, ranges: int) -> int:
 
 
 @leaf
-def _copy_row(source: SpoolRows, row: int, target: SpoolRows, to: int) -> None:
-    target[to, 0], target[to, 1], target[to, 2] = source[row, 0], source[row, 1], source[row, 2]
+def _copy_row(source: SpoolRows, row: int, target: SpoolRows, target_row: int) -> None:
+    target[target_row, 0], target[target_row, 1], target[target_row, 2] = source[row, 0], source[row, 1], source[row, 2]
     for word in range(3, source.shape[1]):
-        target[to, word] = source[row, word]
+        target[target_row, word] = source[row, word]
 
 
 @kernel
@@ -256,15 +256,18 @@ def _copy_rows(rows: SpoolRows, start: int, ranges: int, first: int, count: int,
 
 
 @kernel
-def sort_by_range(rows: SpoolRows, fill: int, ranges: int, first: int, count: int, out: SpoolRows) -> npt.NDArray[np.int64]:
-    """Sort the first ``fill`` rows by range, keeping their order within a range. Return the first row of each range, and ``fill``."""
+def sort_by_range(rows: SpoolRows, row_count: int, ranges: int, first: int, count: int, out: SpoolRows) -> npt.NDArray[np.int64]:
+    """Sort the first ``row_count`` rows by range, keeping their order within a range.
+
+    Return the first row of each range, and ``row_count``.
+    """
     begins = np.zeros(count + 1, dtype=np.int64)
-    for row in range(fill):
+    for row in range(row_count):
         begins[hash_range_of(np.uint64(rows[row, 0]), ranges) - first + 1] += 1
     for number in range(count):
         begins[number + 1] += begins[number]
     place = begins[:-1].copy()
-    for row in range(fill):
+    for row in range(row_count):
         number = hash_range_of(np.uint64(rows[row, 0]), ranges) - first
         _copy_row(rows, row, out, place[number])
         place[number] += 1

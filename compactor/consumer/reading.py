@@ -471,7 +471,7 @@ def _rows_of_new_keys(
     seen = np.empty(len(hashes), np.bool_)
     if keys.insert_if_absent(hashes, seen) < len(hashes):
         raise OutOfBudget(
-            f"view = latest: {keys.entries} keys fill the {latest.map_budget_bytes} bytes that one task may use for them",
+            f"view = latest: {keys.key_count} keys fill the {latest.map_budget_bytes} bytes that one task may use for them",
             hint="Leave out keyRanges, or give it a higher number (each task then reads everything and keeps its share of the keys)",
         )
     found = picked[seen]
@@ -485,13 +485,13 @@ class _SpillBudget:
         self._most = most
         self._used = 0
 
-    def take(self, nbytes: int) -> None:
+    def take_bytes(self, nbytes: int) -> None:
         self._used += nbytes
         if 0 < self._most < self._used:
             hint = f"Set disk_budget_bytes to more than {self._most}, or give keyRanges a number: each task then reads everything"
             raise OutOfBudget(f"view = latest: the keys need more than {self._most} bytes of local disk", hint=hint)
 
-    def give(self, nbytes: int) -> None:
+    def return_bytes(self, nbytes: int) -> None:
         self._used -= nbytes
 
 

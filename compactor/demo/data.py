@@ -16,7 +16,7 @@ import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
-from compactor.records.build import Producer, Row, encode_batch, encode_marker
+from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_marker
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD
 
 CONNECTOR = 4001
@@ -131,7 +131,7 @@ class CustomersTable:
         self._versions: dict[int, int] = {}
         self._lsn = 1 << 32
 
-    def next_changes(self, count: int, offset: int, timestamp: int, *, aborted: bool) -> list[Row]:
+    def next_changes(self, count: int, offset: int, timestamp: int, *, aborted: bool) -> list[RecordToEncode]:
         """Return the records of the next ``count`` changes. Changes of an aborted transaction do not change the table."""
         ids = self._id_of_rank[np.searchsorted(self._popularity, self._random.random(count))].tolist()
         lots = self._random.random(count).tolist()
@@ -143,16 +143,16 @@ class CustomersTable:
             self.latest |= {row.key: row.value for row in rows if row.key is not None}
         return rows
 
-    def _next_change(self, versions: dict[int, int], key: int, lot: float, offset: int, timestamp: int) -> Row:
+    def _next_change(self, versions: dict[int, int], key: int, lot: float, offset: int, timestamp: int) -> RecordToEncode:
         self._lsn += 64 + key % 512
         name = b'{"id":%d}' % key
         headers = (("connector", b"shop-db"), ("lsn", b"%d" % self._lsn))
         version = versions.get(key, 0)
         if version and lot < _DELETES:
             del versions[key]
-            return Row(offset, timestamp, name, None, headers)
+            return RecordToEncode(offset, timestamp, name, None, headers)
         versions[key] = version + 1
-        return Row(offset, timestamp, name, _row_json(key, version, lot, timestamp, self._lsn), headers)
+        return RecordToEncode(offset, timestamp, name, _row_json(key, version, lot, timestamp, self._lsn), headers)
 
 
 def _row_json(key: int, version: int, lot: float, timestamp: int, lsn: int) -> bytes:

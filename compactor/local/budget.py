@@ -216,7 +216,7 @@ class SpaceReservation:
         self.size = size
         self.taken = 0
 
-    def take(self, size: int) -> None:
+    def take_bytes(self, size: int) -> None:
         """Count ``size`` bytes as used; called before they are written. Raises Overrun if neither the reservation nor
         the budget has them.
         """
@@ -230,7 +230,7 @@ class SpaceReservation:
             self.size += missing
         self.taken += size
 
-    def give(self, size: int) -> None:
+    def return_bytes(self, size: int) -> None:
         """Count ``size`` bytes as unused, after their file was deleted or cached."""
         self.taken -= size
 

@@ -137,7 +137,7 @@ class Staging:
                 finally:
                     self._remember_cached_file(wanted.what, path, self.budget.settle(own, lambda: path.unlink(missing_ok=True)))
             return
-        reservation.take(wanted.space)
+        reservation.take_bytes(wanted.space)
         try:
             self._fetch_file(wanted, path)
             yield path
@@ -147,7 +147,7 @@ class Staging:
                 path.unlink(missing_ok=True)
             else:
                 self._remember_cached_file(wanted.what, path, kept)
-            reservation.give(wanted.space)
+            reservation.return_bytes(wanted.space)
 
     def fetch_ahead(self, wanted: Wanted) -> None:
         """Prefetch a file in the background if the disk budget has unused bytes. Errors are ignored here and occur again in ``opened``."""

@@ -48,7 +48,7 @@ def zero_sums() -> Sums:
 
 
 def to_digest_sum(row: Sums) -> DigestSum:
-    """Convert a row of an array of sums to a Sum."""
+    """Convert a row of an array of sums to a DigestSum."""
     return DigestSum.of(int(row[0]), int(row[1]), int(row[2]))
 
 
@@ -56,14 +56,14 @@ def to_digest_sum(row: Sums) -> DigestSum:
 def sum_of_segment(buf: Bytes, key: BalanceKey) -> DigestSum:
     """Return the sum of all batches in a segment, computed from their headers. The bytes must be valid batches."""
     out = np.zeros(3, np.uint64)
-    _add_segment(buf, *key.halves, out)
+    _add_segment_digests(buf, *key.halves, out)
     return to_digest_sum(out)
 
 
 def sum_of_headers(headers: Bytes, key: BalanceKey) -> DigestSum:
     """Return the sum of v2 batches, computed from their headers of shape (batches, HEADER)."""
     out = np.zeros(3, np.uint64)
-    _add_headers(read_only(np.ascontiguousarray(headers).reshape(-1)), *key.halves, out)
+    _add_header_digests(read_only(np.ascontiguousarray(headers).reshape(-1)), *key.halves, out)
     return to_digest_sum(out)
 
 
@@ -118,7 +118,7 @@ def _finish_digest(state: np.uint64) -> np.uint64:
 
 
 @leaf
-def add_batch(raw: Bytes, position: int, magic: int, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
+def add_batch_digest(raw: Bytes, position: int, magic: int, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
     """Add the batch at a byte position to a row of sums.
 
     :param magic: message format of the batch.
@@ -171,14 +171,14 @@ def digest_second_half(digest: np.uint64, k1: np.uint64) -> np.uint64:
 
 
 @kernel
-def _add_headers(raw: Bytes, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
+def _add_header_digests(raw: Bytes, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
     """Add v2 batches, given by their headers in sequence, to a row of sums."""
     for position in range(0, raw.size, HEADER):
-        add_batch(raw, position, 2, k0, k1, out)
+        add_batch_digest(raw, position, 2, k0, k1, out)
 
 
 @kernel
-def _add_segment(buf: Bytes, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
+def _add_segment_digests(buf: Bytes, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
     """Add all batches of a segment to a row of sums."""
     at = 0
     while at + _LEGACY_HEADER <= buf.size:
@@ -186,7 +186,7 @@ def _add_segment(buf: Bytes, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
         magic = buf[at + 16]
         if at + size > buf.size or size < (HEADER if magic == 2 else _LEGACY_HEADER):
             break
-        add_batch(buf, at, magic, k0, k1, out)
+        add_batch_digest(buf, at, magic, k0, k1, out)
         at += size
 
 
@@ -223,9 +223,9 @@ def _add_to_accounts(
             continue
         if not opened[batch]:
             reason = BATCH_MARKER if control[batch] != NOT_CONTROL else BATCH_ABORTED if aborted[batch] else BATCH_SUPERSEDED
-            add_batch(raw, position[batch], magic[batch], k0, k1, sums[reason])
+            add_batch_digest(raw, position[batch], magic[batch], k0, k1, sums[reason])
             continue
-        add_batch(raw, position[batch], magic[batch], k0, k1, sums[OPENED])
+        add_batch_digest(raw, position[batch], magic[batch], k0, k1, sums[OPENED])
         for row in range(first_row[batch], first_row[batch + 1]):
             one = record_digest(buf, offset[row], key_start[row], key_length[row], value_start[row], value_length[row], k0)
             two = digest_second_half(one, k1)

@@ -28,7 +28,7 @@ _AFTER_CRC = struct.Struct(">hiqqqhii")
 _HEADER_BYTES_AFTER_LENGTH = 49
 
 
-class Row(NamedTuple):
+class RecordToEncode(NamedTuple):
     """A record to encode. ``timestamp`` is in milliseconds; ``key`` and ``value`` may be null; a header name may be bytes that are not
     valid UTF-8.
     """
@@ -54,7 +54,7 @@ NO_PRODUCER = Producer()
 
 
 def encode_batch(
-    rows: Sequence[Row],
+    rows: Sequence[RecordToEncode],
     *,
     codec: int = NONE,
     producer: Producer = NO_PRODUCER,
@@ -110,7 +110,7 @@ def encode_marker(
 ) -> bytes:
     """Encode the control batch that ends a transaction with COMMIT or ABORT (Kafka: EndTransactionMarker)."""
     base_timestamp = timestamp if delete_horizon is None else delete_horizon
-    row = Row(offset, timestamp, struct.pack(">hh", 0, int(commit)), struct.pack(">hi", 0, coordinator_epoch))
+    row = RecordToEncode(offset, timestamp, struct.pack(">hh", 0, int(commit)), struct.pack(">hi", 0, coordinator_epoch))
     attributes = TRANSACTIONAL_BIT | CONTROL_BIT
     attributes |= LOG_APPEND_TIME_BIT if append_time else 0
     attributes |= HORIZON_BIT if delete_horizon is not None else 0
@@ -158,7 +158,7 @@ _ONE_BYTE = tuple(bytes([n]) for n in range(128))
 _NULL = encode_varint(-1)
 
 
-def _encode_record(row: Row, base_offset: int, base_timestamp: int) -> bytes:
+def _encode_record(row: RecordToEncode, base_offset: int, base_timestamp: int) -> bytes:
     """Encode one record of a v2 batch."""
     offset, timestamp, key, value, headers, attributes = row
     parts = [

@@ -172,7 +172,7 @@ class Lz4Library:
 lz4_library = Lz4Library()
 
 
-def inflate_into(
+def inflate_bodies(
     buf: Bytes,
     codec: Codecs,
     start: Int64s,
@@ -180,13 +180,13 @@ def inflate_into(
     wanted: npt.NDArray[np.bool_],
     out: codecs.ByteBuffer,
     limit: int,
-    most: int,
+    total_limit: int,
     magic: npt.NDArray[Any],
 ) -> Int64s:
     """Decompress the bodies ``buf[start:end]`` of the wanted batches, append them to ``out``, and return the position in ``out`` where each
     one ends.
 
-    The result is shorter than ``wanted`` if ``out`` came to hold more than ``most`` bytes. It then ends with the body that exceeded them.
+    The result is shorter than ``wanted`` if ``out`` came to exceed ``total_limit`` bytes. Then its last body is the one that exceeded them.
 
     :param codec, magic: codec and message format of each batch.
     :param limit: most bytes that one body may have.
@@ -198,11 +198,11 @@ def inflate_into(
     while batch < len(wanted):
         if lz4_library.decompress and codec[batch] == LZ4:
             batch, out.size = _decompress_lz4(
-                lz4_library.decompress, buf, codec, start, end, wanted, batch, out.array, out.size, limit, most, ends
+                lz4_library.decompress, buf, codec, start, end, wanted, batch, out.array, out.size, limit, total_limit, ends
             )
         elif codec[batch] == SNAPPY:
-            batch, out.size = decompress_bodies(buf, codec, start, end, wanted, batch, out.array, out.size, limit, most, ends)
-        if batch < len(wanted) and out.size <= most:
+            batch, out.size = decompress_bodies(buf, codec, start, end, wanted, batch, out.array, out.size, limit, total_limit, ends)
+        if batch < len(wanted) and out.size <= total_limit:
             if wanted[batch]:
                 try:
                     codecs.decompress_into(int(codec[batch]), view[start[batch] : end[batch]], out, limit, int(magic[batch]))
@@ -210,13 +210,13 @@ def inflate_into(
                     raise BatchUnreadable(batch, str(error)) from None
             ends[batch] = out.size
             batch += 1
-        if out.size > most:
+        if out.size > total_limit:
             break
     return ends[:batch]
 
 
 @measure_stage(WorkStage.DEFLATE, lambda plain, codec, start, size, *_: int(size.sum()))
-def deflate_into(plain: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: Bytes, slot: Int64s, bound: Int64s) -> Int64s:
+def compress_bodies(plain: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: Bytes, slot: Int64s, bound: Int64s) -> Int64s:
     """Compress the bodies ``plain[start : start + size]``, each into its slot of ``out``, and return the compressed sizes.
 
     :param slot, bound: position and size of each body's slot; ``codecs.compressed_bound`` gives the size.
@@ -225,14 +225,14 @@ def deflate_into(plain: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: 
     kinds = np.unique(codec)
     if len(kinds) > 1:
         for some in (codec == kind for kind in kinds):
-            packed[some] = deflate_into(plain, codec[some], start[some], size[some], out, slot[some], bound[some])
+            packed[some] = compress_bodies(plain, codec[some], start[some], size[some], out, slot[some], bound[some])
         return packed
     if lz4_library.compress and len(size) and np.all(codec == LZ4):
         _compress_lz4(lz4_library.reset, lz4_library.compress, np.empty(_STREAM_BYTES, np.uint8), plain, start, size, out, slot, packed)
         return packed
     source, target = memoryview(plain), memoryview(out)
     if codecs.ZSTD_IN_BULK and len(size) and np.all(codec == ZSTD) and size.min() > 0:
-        for body, made in enumerate(codecs.zstd_in_bulk(source, np.column_stack((start, size)).tobytes())):
+        for body, made in enumerate(codecs.compress_zstd_bodies(source, np.column_stack((start, size)).tobytes())):
             packed[body] = len(made)
             target[slot[body] : slot[body] + len(made)] = memoryview(made)
         return packed
@@ -243,16 +243,18 @@ def deflate_into(plain: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: 
 
 
 @leaf
-def _read_word(buf: Bytes, at: int) -> int:
+def _read_word(buf: Bytes, position: int) -> int:
     """Read a little-endian 32-bit number."""
-    return np.int64(buf[at]) | np.int64(buf[at + 1]) << 8 | np.int64(buf[at + 2]) << 16 | np.int64(buf[at + 3]) << 24
+    return (
+        np.int64(buf[position]) | np.int64(buf[position + 1]) << 8 | np.int64(buf[position + 2]) << 16 | np.int64(buf[position + 3]) << 24
+    )
 
 
 @leaf
-def _write_word(buf: Bytes, at: int, word: int) -> None:
+def _write_word(buf: Bytes, position: int, word: int) -> None:
     """Write a little-endian 32-bit number."""
     for i in range(4):
-        buf[at + i] = (word >> 8 * i) & 255
+        buf[position + i] = (word >> 8 * i) & 255
 
 
 @leaf
@@ -299,7 +301,7 @@ def _decompress_lz4(
     """Decompress lz4 bodies from batch ``batch`` on, until one is met that ``codecs`` must decompress.
 
     Return the number of that batch (or the number of batches) and the position in ``out`` after the content. Parameters as for
-    ``inflate_into``.
+    ``inflate_bodies``.
     """
     while batch < wanted.size and to <= most:
         if wanted[batch]:

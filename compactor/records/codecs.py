@@ -76,7 +76,7 @@ class ByteBuffer:
         """Remove the content; the memory is kept."""
         self.size = 0
 
-    def reserve(self, nbytes: int) -> memoryview:
+    def reserve_space(self, nbytes: int) -> memoryview:
         """Return a view of at least ``nbytes`` bytes after the content. Bytes written there belong to the content once ``size`` is
         increased. The view is invalid after the next call.
         """
@@ -89,9 +89,9 @@ class ByteBuffer:
             self._view = grown.data
         return self._view[self.size : self.size + nbytes]
 
-    def append(self, data: Buffer) -> None:
+    def append_bytes(self, data: Buffer) -> None:
         """Append bytes to the content."""
-        self.reserve(len(data))[:] = data
+        self.reserve_space(len(data))[:] = data
         self.size += len(data)
 
     def content(self) -> memoryview:
@@ -137,21 +137,21 @@ def compress_into(codec: int, data: memoryview, out: memoryview) -> int:
     if codec == LZ4:
         return _compress_lz4(data, out)
     if codec == ZSTD:
-        return _copy_to_start(_contexts.zstd_compressor.compress(data), out)
+        return _copy_uncompressed(_contexts.zstd_compressor.compress(data), out)
     if codec == SNAPPY:
         return _compress_xerial(data, out)
     if codec == GZIP:
         # wbits 31 writes mtime 0: the same input gives the same bytes (I7).
-        return _copy_to_start(zlib_ng.compress(data, level=6, wbits=31), out)
+        return _copy_uncompressed(zlib_ng.compress(data, level=6, wbits=31), out)
     if codec == NONE:
-        return _copy_to_start(data, out)
+        return _copy_uncompressed(data, out)
     raise CodecError(f"unknown compression codec {codec}")
 
 
 ZSTD_IN_BULK: Final = {"buffer_types", "multi_compress_to_buffer"} <= set(zstandard.backend_features)
 
 
-def zstd_in_bulk(data: memoryview, bodies: bytes) -> Sequence[Any]:
+def compress_zstd_bodies(data: memoryview, bodies: bytes) -> Sequence[Any]:
     """Compress several bodies with zstd in one call that releases the GIL. The results equal those of ``compress_into``.
 
     :param bodies: for each body, its position in ``data`` and its size, which must not be 0, as 64-bit numbers.
@@ -160,7 +160,7 @@ def zstd_in_bulk(data: memoryview, bodies: bytes) -> Sequence[Any]:
     return list(made)
 
 
-def _copy_to_start(data: Buffer, out: memoryview) -> int:
+def _copy_uncompressed(data: Buffer, out: memoryview) -> int:
     """Copy ``data`` to the beginning of ``out`` and return its size."""
     out[: len(data)] = data
     return len(data)
@@ -214,7 +214,7 @@ def decompress_into(codec: int, data: memoryview, out: ByteBuffer, limit: int, m
         elif codec == GZIP:
             _decompress_gzip(data, out, limit)
         elif codec == NONE:
-            out.append(data)
+            out.append_bytes(data)
         else:
             raise CodecError(f"unknown compression codec {codec}")  # noqa: TRY301 - one way out
     except CodecError:
@@ -239,7 +239,7 @@ def _decompress_gzip(data: memoryview, out: ByteBuffer, limit: int) -> None:
             raise _too_large_error(GZIP, limit)
         if not member.eof:
             raise CodecError("gzip data ends early")
-        out.append(part)
+        out.append_bytes(part)
         rest = member.unused_data
         # Java's GZIPInputStream ignores what follows a member and is not another one.
         if bytes(rest[:2]) != b"\x1f\x8b":
@@ -274,7 +274,7 @@ def _decompress_snappy_block(block: memoryview, out: ByteBuffer, left: int, limi
     size: int = cramjam.snappy.decompress_raw_len(block)
     if size > left:
         raise _too_large_error(SNAPPY, limit)
-    if cramjam.snappy.decompress_raw_into(block, out.reserve(size)) != size:
+    if cramjam.snappy.decompress_raw_into(block, out.reserve_space(size)) != size:
         raise CodecError("snappy block is shorter than it says")
     out.size += size
     return size
@@ -283,7 +283,7 @@ def _decompress_snappy_block(block: memoryview, out: ByteBuffer, left: int, limi
 def _decompress_lz4(data: memoryview, out: ByteBuffer, limit: int, magic: int) -> None:
     block_size = LZ4_PLAIN.get(bytes(data[:LZ4_HEADER_BYTES]))
     if block_size is None:
-        out.append(_decompress_unusual_lz4(data, limit, magic))
+        out.append_bytes(_decompress_unusual_lz4(data, limit, magic))
         return
     most = out.size + limit
     begin, end = LZ4_HEADER_BYTES + 4, len(data)
@@ -297,9 +297,9 @@ def _decompress_lz4(data: memoryview, out: ByteBuffer, limit: int, magic: int) -
         if stop - begin > block_size:
             raise CodecError("an lz4 block is larger than its frame allows")
         if word & LZ4_STORED:
-            out.append(data[begin:stop])
+            out.append_bytes(data[begin:stop])
         else:
-            out.size += cramjam.lz4.decompress_block_into(data[begin:stop], out.reserve(block_size))
+            out.size += cramjam.lz4.decompress_block_into(data[begin:stop], out.reserve_space(block_size))
         if out.size > most:
             raise _too_large_error(LZ4, limit)
         begin = stop + 4
@@ -345,7 +345,7 @@ def _decompress_zstd(data: memoryview, out: ByteBuffer, limit: int) -> None:
     if len(data) > 8 and not data[4] & 0xE0 and _zstd_frame_end(data, 0) == len(data):
         most = min(limit, max(_ZSTD_RATIO * len(data), 1 << 16))
         try:
-            out.append(_contexts.zstd_decompressor.decompress(data, max_output_size=most))
+            out.append_bytes(_contexts.zstd_decompressor.decompress(data, max_output_size=most))
         except zstandard.ZstdError:
             pass  # who reads it in pieces says what is wrong, or that there is more
         else:
@@ -359,7 +359,7 @@ def _decompress_unusual_zstd(data: memoryview, out: ByteBuffer, limit: int) -> N
     left = limit
     guess = max(4 * len(data), 1 << 16)
     while True:
-        reserve_bytes = out.reserve(min(left + 1, guess))
+        reserve_bytes = out.reserve_space(min(left + 1, guess))
         size = reader.readinto(reserve_bytes)
         out.size += size
         left -= size

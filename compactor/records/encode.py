@@ -22,7 +22,7 @@ from compactor.kernels.memory import copy_bytes, read_varint, store_i16, store_i
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.batches import CODEC_MASK, CONTROL, HEADER, HORIZON, LOG_APPEND, TRANSACTIONAL, BatchTable, Bytes, Int64s, read_only
-from compactor.records.bulk import deflate_into
+from compactor.records.bulk import compress_bodies
 from compactor.records.rows import HEAD_LOOSE, LEGACY, TAIL_LOOSE, Chunk, Int32s, Rows
 
 Actions = npt.NDArray[np.uint8]
@@ -46,7 +46,7 @@ _PROBLEMS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedBatches:
     """Encoded batches of a chunk: their bytes, and one row per batch that is not dropped. ``anew``: whether the batch differs from its
     source.
     """
@@ -79,7 +79,7 @@ def encode_chunk(
     horizon: Int64s,
     output: OutputBuffer,
     segment: str,
-) -> Encoded:
+) -> EncodedBatches:
     """Encode the batches of a chunk as ``action`` says. The result is in ``output`` and valid until the next call.
 
     :param raw: the segment's bytes, from which unchanged batches are copied.
@@ -93,7 +93,7 @@ def encode_chunk(
     if np.all(action == COPY):
         start, end = int(table.position[chunk.first]), int(table.position[chunk.last - 1] + table.size[chunk.last - 1])
         anew = np.zeros(len(action), np.bool_)
-        return Encoded(memoryview(raw)[start:end], table.size[some], table.last_offset[some], table.max_timestamp[some], anew)
+        return EncodedBatches(memoryview(raw)[start:end], table.size[some], table.last_offset[some], table.max_timestamp[some], anew)
     buf = chunk.buf
     compressed = bool(table.codec[some].any())
     bound = HEADER * len(action) + chunk.body_bytes + _LONGEST_HEAD * len(rows)
@@ -104,7 +104,7 @@ def encode_chunk(
         if len(loose):
             buf, rows = _reencode_tails(buf, rows, loose)
             bound += len(buf)
-    output.plain.reserve(bound)
+    output.plain.reserve_space(bound)
     start = np.empty(len(action), np.int64)
     size = np.empty(len(action), np.int64)
     last_offset = table.last_offset[some].copy()
@@ -158,7 +158,7 @@ def encode_chunk(
     else:
         written = memoryview(output.plain.array)[: int(size.sum())]
         _write_lengths_and_crcs(output.plain.array, read_only(output.plain.array), action, size)
-    return Encoded(written, size[kept], last_offset[kept], max_timestamp[kept], action[kept] != COPY)
+    return EncodedBatches(written, size[kept], last_offset[kept], max_timestamp[kept], action[kept] != COPY)
 
 
 def _compress_bodies(
@@ -169,11 +169,11 @@ def _compress_bodies(
     body = np.where(action == REWRITE, size - HEADER, 0)
     bound = codecs.compressed_bound(body)
     slot = np.cumsum(bound) - bound  # where each compressed body begins; its room is what it may need
-    output.slots.reserve(int(bound.sum()))
-    output.packed.reserve(int(bound.sum()) + HEADER * len(action) + int(table.size[some][action == COPY].sum()))
+    output.slots.reserve_space(int(bound.sum()))
+    output.packed.reserve_space(int(bound.sum()) + HEADER * len(action) + int(table.size[some][action == COPY].sum()))
     rewritten = np.flatnonzero(action == REWRITE)
     codec = table.attributes[some][rewritten] & np.int16(CODEC_MASK)
-    size[rewritten] = HEADER + deflate_into(
+    size[rewritten] = HEADER + compress_bodies(
         read_only(output.plain.array), codec, start[rewritten] + HEADER, body[rewritten], output.slots.array, slot[rewritten],
         bound[rewritten],
     )  # fmt: skip
@@ -202,8 +202,8 @@ def _rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: Int64s, action: A
     return loose
 
 
-def _reencode_tails(buf: Bytes, rows: Rows, loose: Int64s) -> tuple[Bytes, Rows]:
-    """Return a small byte array and rows in which the tails of the rows ``loose`` are encoded as Kafka encodes them."""
+def _reencode_tails(buf: Bytes, rows: Rows, row_numbers: Int64s) -> tuple[Bytes, Rows]:
+    """Return a small byte array and rows in which the tails of the rows ``row_numbers`` are encoded as Kafka encodes them."""
     low, high = int(rows.start[0]), int(rows.end[-1])
     parts = [buf[low:high].tobytes()]
     moved = Rows(
@@ -219,7 +219,7 @@ def _reencode_tails(buf: Bytes, rows: Rows, loose: Int64s) -> tuple[Bytes, Rows]
         flags=rows.flags | np.uint8(HEAD_LOOSE),
     )
     at = high - low
-    for row in loose.tolist():
+    for row in row_numbers.tolist():
         tail = _reencode_tail(buf[int(rows.tail[row]) : int(rows.end[row])])
         parts.append(tail)
         moved.tail[row] = at
@@ -233,14 +233,14 @@ def _reencode_tail(tail: Bytes) -> bytes:
     out = bytearray()
     at = 0
 
-    def number() -> int:
+    def copy_number() -> int:
         nonlocal at
         value, at = read_varint(tail, at, len(tail))
         return int(value)
 
-    def text(name: bool) -> None:
+    def copy_text(name: bool) -> None:
         nonlocal at
-        length = number()
+        length = copy_number()
         data = tail[at : at + max(length, 0)].tobytes()
         at += max(length, 0)
         if name:
@@ -248,13 +248,13 @@ def _reencode_tail(tail: Bytes) -> bytes:
         out.extend(_encode_varint(len(data) if length >= 0 else -1) + data)
 
     with np.errstate(over="ignore"):
-        text(False)
-        text(False)
-        headers = number()
+        copy_text(False)
+        copy_text(False)
+        headers = copy_number()
         out.extend(_encode_varint(headers))
         for _ in range(headers):
-            text(True)
-            text(False)
+            copy_text(True)
+            copy_text(False)
     return bytes(out)
 
 
@@ -282,10 +282,10 @@ def as_java_utf8(name: bytes) -> bytes:
 
 
 @kernel
-def _write_lengths_and_crcs(out: Bytes, same: Bytes, action: Actions, size: Int64s) -> None:
+def _write_lengths_and_crcs(out: Bytes, read_only_out: Bytes, action: Actions, size: Int64s) -> None:
     """Write length and CRC into all batches of ``out`` that are not copies.
 
-    :param same: a read-only view of ``out``, because the CRC kernel is compiled for read-only arrays.
+    :param read_only_out: a read-only view of ``out``, because the CRC kernel is compiled for read-only arrays.
     :param size: size of each batch in bytes; dropped batches are not in ``out``.
     """
     at = np.int64(0)
@@ -294,7 +294,7 @@ def _write_lengths_and_crcs(out: Bytes, same: Bytes, action: Actions, size: Int6
             continue
         if action[batch] != COPY:
             store_i32(out, at + 8, size[batch] - 12)
-            store_i32(out, at + 17, crc32c(same, at + 21, at + size[batch]))
+            store_i32(out, at + 17, crc32c(read_only_out, at + 21, at + size[batch]))
         at += size[batch]
 
 
@@ -318,30 +318,30 @@ def _assemble(
 @leaf
 def _write_header(
     out: Bytes,
-    at: int,
-    base: int,
+    position: int,
+    base_offset: int,
     leader_epoch: int,
     attributes: int,
-    last: int,
+    last_offset: int,
     base_timestamp: int,
     max_timestamp: int,
-    pid: int,
-    epoch: int,
+    producer_id: int,
+    producer_epoch: int,
     sequence: int,
     count: int,
 ) -> None:
-    """Write a v2 batch header at position ``at``, without length and CRC. ``pid``: producer id."""
-    store_i64(out, at, base)
-    store_i32(out, at + 12, leader_epoch)
-    out[at + 16] = 2
-    store_i16(out, at + 21, attributes)
-    store_i32(out, at + 23, last - base)
-    store_i64(out, at + 27, base_timestamp)
-    store_i64(out, at + 35, max_timestamp)
-    store_i64(out, at + 43, pid)
-    store_i16(out, at + 51, epoch)
-    store_i32(out, at + 53, sequence)
-    store_i32(out, at + 57, count)
+    """Write a v2 batch header at byte ``position`` of ``out``, without length and CRC."""
+    store_i64(out, position, base_offset)
+    store_i32(out, position + 12, leader_epoch)
+    out[position + 16] = 2
+    store_i16(out, position + 21, attributes)
+    store_i32(out, position + 23, last_offset - base_offset)
+    store_i64(out, position + 27, base_timestamp)
+    store_i64(out, position + 35, max_timestamp)
+    store_i64(out, position + 43, producer_id)
+    store_i16(out, position + 51, producer_epoch)
+    store_i32(out, position + 53, sequence)
+    store_i32(out, position + 57, count)
 
 
 @leaf

@@ -63,8 +63,11 @@ def range_crc32c(headers: HeaderBytes) -> int:
     return int(_crc_of_batches(read_only(np.ascontiguousarray(headers).reshape(-1)), zero_bytes_tables()))
 
 
-class DigestInPieces:
-    """Computes ``digest_of_headers`` of a log that arrives in pieces of any size, verifying every CRC. Memory: one header."""
+class HeaderDigest:
+    """Computes ``digest_of_headers`` of a log whose bytes arrive in pieces of any size, verifying the CRC of every batch.
+
+    Holds one header in memory.
+    """
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256(_PREFIX)
@@ -93,7 +96,7 @@ def verified_header_digest(path: Path) -> str:
 
     The result is empty if a CRC does not match, if the file holds anything but v2 batches, or if it ends within a batch.
     """
-    buf, digest = map_file(path), DigestInPieces()
+    buf, digest = map_file(path), HeaderDigest()
     for start in range(0, len(buf), SCAN_BYTES):
         digest.update(buf[start : start + SCAN_BYTES])
     return digest.digest()
@@ -111,14 +114,14 @@ def _crc_of_batches(headers: Bytes, powers: CrcTable) -> int:
 
 
 @kernel
-def _collect_headers(between: Int64s, header: Bytes, buf: Bytes, out: Bytes) -> int:
+def _collect_headers(state: Int64s, header: Bytes, buf: Bytes, out: Bytes) -> int:
     """Write the headers of the batches that end in ``buf`` to ``out`` and return their number, or -1 if a batch is not v2 or its CRC does
     not match.
 
-    :param between: state between two calls: bytes of the current header, bytes of its batch still to come, and the CRC so far. Updated.
+    :param state: state between two calls: bytes of the current header, bytes of its batch still to come, and the CRC so far. Updated.
     :param header: the current header. Updated.
     """
-    have, left, crc = between[_HAVE], between[_LEFT], np.uint64(between[_STATE])
+    have, left, crc = state[_HAVE], state[_LEFT], np.uint64(state[_STATE])
     at = 0
     done = 0
     while True:
@@ -147,5 +150,5 @@ def _collect_headers(between: Int64s, header: Bytes, buf: Bytes, out: Bytes) -> 
         out[done * HEADER : (done + 1) * HEADER] = header
         done += 1
         have = 0
-    between[_HAVE], between[_LEFT], between[_STATE] = have, left, np.int64(crc)
+    state[_HAVE], state[_LEFT], state[_STATE] = have, left, np.int64(crc)
     return done

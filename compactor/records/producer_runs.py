@@ -91,26 +91,26 @@ def stand_in_table(runs: RunTable, markers: RunTable) -> BatchTable:
     data, control, zeros = len(rows), len(markers), np.zeros(len(rows) + len(markers), np.int64)
     order = np.argsort(np.concatenate((offset, markers["offset"])), kind="stable")
 
-    def joined(of_data: npt.ArrayLike, of_markers: npt.ArrayLike, dtype: type[np.generic] = np.int64) -> npt.NDArray[Any]:
+    def join_columns(of_data: npt.ArrayLike, of_markers: npt.ArrayLike, dtype: type[np.generic] = np.int64) -> npt.NDArray[Any]:
         columns = (np.broadcast_to(of_data, data), np.broadcast_to(of_markers, control))
         return np.concatenate(columns).astype(dtype)[order]
 
     return BatchTable(
         position=zeros,
         size=zeros,
-        base_offset=joined(offset, markers["offset"]),
-        last_offset=joined(last_offset, markers["offset"]),
-        base_timestamp=joined(rows["max_timestamp"], marker_timestamp),
-        max_timestamp=joined(rows["max_timestamp"], markers["max_timestamp"]),
-        producer_id=joined(rows["producer_id"], markers["producer_id"]),
-        magic=joined(2, 2, np.int8),
-        attributes=joined(np.where(rows["transactional"], TRANSACTIONAL, 0), marker_attributes, np.int16),
-        leader_epoch=joined(0, 0, np.int32),
-        producer_epoch=joined(rows["epoch"], markers["epoch"], np.int16),
-        base_sequence=joined(rows["base_sequence"], -1, np.int32),
-        count=joined(rows["has_records"], 1, np.int32),
-        control=joined(NOT_CONTROL, markers["control"], np.int8),
-        coordinator_epoch=joined(-1, markers["coordinator_epoch"], np.int32),
+        base_offset=join_columns(offset, markers["offset"]),
+        last_offset=join_columns(last_offset, markers["offset"]),
+        base_timestamp=join_columns(rows["max_timestamp"], marker_timestamp),
+        max_timestamp=join_columns(rows["max_timestamp"], markers["max_timestamp"]),
+        producer_id=join_columns(rows["producer_id"], markers["producer_id"]),
+        magic=join_columns(2, 2, np.int8),
+        attributes=join_columns(np.where(rows["transactional"], TRANSACTIONAL, 0), marker_attributes, np.int16),
+        leader_epoch=join_columns(0, 0, np.int32),
+        producer_epoch=join_columns(rows["epoch"], markers["epoch"], np.int16),
+        base_sequence=join_columns(rows["base_sequence"], -1, np.int32),
+        count=join_columns(rows["has_records"], 1, np.int32),
+        control=join_columns(NOT_CONTROL, markers["control"], np.int8),
+        coordinator_epoch=join_columns(-1, markers["coordinator_epoch"], np.int32),
     )
 
 

@@ -44,7 +44,7 @@ class ProducerStates:
     entries: npt.NDArray[Any]
 
     @staticmethod
-    def none() -> ProducerStates:
+    def empty_states() -> ProducerStates:
         """Return a state without producers."""
         return ProducerStates(np.empty(0, ENTRY))
 
@@ -67,7 +67,7 @@ class ProducerStates:
         behind = (known["last_offset"] >= 0) & (known["last_offset"] < reported["last_offset"])
         return not np.any(behind & (known["epoch"] == reported["epoch"]))
 
-    def rewind_to(self, end_offset: int, known: ProducerStates | None = None) -> ProducerStates:
+    def rewound_to(self, end_offset: int, known: ProducerStates | None = None) -> ProducerStates:
         """Return the state at the earlier offset ``end_offset`` (inclusive), as far as it is known: ``known``, and producers that have
         written nothing since.
         """
@@ -78,7 +78,7 @@ class ProducerStates:
         both = np.concatenate([known.entries, mine])
         return ProducerStates(both[np.argsort(both["producer_id"], kind="stable")])
 
-    def replay(self, table: BatchTable, from_offset: int = 0) -> ProducerStates:
+    def after_batches(self, table: BatchTable, from_offset: int = 0) -> ProducerStates:
         """Return the state after these batches. Batches before ``from_offset`` are skipped, because they are in the state already."""
         mine = np.flatnonzero((table.producer_id >= 0) & (table.last_offset >= from_offset))
         if not len(mine):

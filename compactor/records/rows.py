@@ -78,7 +78,7 @@ class RowBuffers:
     def __init__(self) -> None:
         self._arrays = _allocate(1 << 14)
 
-    def rows_for(self, count: int) -> Rows:
+    def allocate_rows(self, count: int) -> Rows:
         """Return uninitialized rows for ``count`` records, valid until the next call."""
         if count > len(self._arrays[0]):
             self._arrays = _allocate(max(count, 2 * len(self._arrays[0])))
@@ -133,7 +133,7 @@ def parse_records(table: BatchTable, chunk: Chunk, buffers: RowBuffers, segment:
         counts = chunk.wanted.astype(np.int64)
     first_row = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=first_row[1:])
-    rows = buffers.rows_for(int(first_row[-1]))
+    rows = buffers.allocate_rows(int(first_row[-1]))
     fill = _parse_v2 if magic == 2 else _parse_legacy
     problem, batch = fill(
         chunk.buf,

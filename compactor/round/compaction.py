@@ -354,7 +354,7 @@ class Round:
         found: PassOneResult | None,
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         context, cleaner, state = self._context, self._cleaner, session.state
-        keys = found.survivors.keys if found else 0
+        keys = found.survivors.key_count if found else 0
         yield from LocalWorker(
             layout=context.ports.layout,
             publisher=context.ports.publisher,

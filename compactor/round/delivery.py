@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compactor.cleaner.passes.describe import describe_content, first_due_ms_by_counts, read_first_due_ms
+from compactor.cleaner.passes.describe import content_facts, first_due_ms_by_counts, read_first_due_ms
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.model.balance import DigestSum
 from compactor.model.ids import TopicPartition
@@ -81,7 +81,7 @@ def upload_segment(
     :raises CannotCopy: if the store cannot compose the log from pieces.
     """
     layout, publisher = where
-    about = describe_content(made.table)
+    about = content_facts(made.table)
     metadata = RemoteLogSegmentMetadata(
         id=task.new_segment_id,
         start_offset=task.start_offset,

@@ -258,7 +258,7 @@ def _attempt_in_memory(job: _PassOneJob, expected: int, rows: int) -> PassOneRes
     try:
         _scan_dirty(scan)
         _fold_transactions(scan)
-        decisions = _decide_by_sidecars(job, _bound_on_disk_keys(job, rows) if survivors.is_on_disk else survivors.keys)
+        decisions = _decide_by_sidecars(job, _bound_on_disk_keys(job, rows) if survivors.is_on_disk else survivors.key_count)
         answers = _ask_filters(scan, decisions, _FilterAnswers())
         answers = _choose_segment_parts(scan, decisions, answers)
         survivors.finish_part()
@@ -370,8 +370,9 @@ def _scan_dirty(scan: _ScanAttempt) -> None:
             if not opened.folded:
                 opened.verdicts[ordinal] = Verdicts(aborted, aborted, np.zeros(len(aborted), np.bool_), np.empty(0, TXN_ENTRY))
             # Only the outcomes of markers are known yet, so chunks that contain markers are not cleaned ahead.
-            ahead = not np.any((source.table.control != NOT_CONTROL) & (source.table.codec > 0))
-            survivors.scan_dirty_segment(source, survivors.key_scan.batches_to_map(source), job.settings.workers, ahead=ahead)
+            clean_at_once = not np.any((source.table.control != NOT_CONTROL) & (source.table.codec > 0))
+            to_map = survivors.key_scan.batches_to_map(source)
+            survivors.scan_dirty_segment(source, to_map, job.settings.workers, clean_at_once=clean_at_once)
 
 
 def _fold_transactions(scan: _ScanAttempt) -> None:
@@ -447,7 +448,7 @@ def _choose_segment_parts(scan: _ScanAttempt, decisions: dict[int, SidecarDecisi
         is_read = (decision.must or ordinal in answers.met) and (inquiry.in_part is None or segment.id in inquiry.in_part)
         if not is_read or opened.is_segment_open(ordinal):
             return False
-        why = reason_to_read_whole(segment, job.roles.sidecar_head(ordinal).sidecar, survivors.keys, copies)
+        why = reason_to_read_whole(segment, job.roles.sidecar_head(ordinal).sidecar, survivors.key_count, copies)
         if why:
             _log.debug("%s is read whole: %s", job.reading.log_key(ordinal), why)
         return not why
@@ -504,7 +505,7 @@ def _build_pass_one_result(
             {live[n].id: why for n, why in answers.met.items()},
             {live[n].id: why for n in job.roles.clean if (why := _reason_due_by_fold(job, n))},
             asked=(live[n].id for n in answers.asked),
-            keys=survivors.keys,
+            keys=survivors.key_count,
             sidecar_bytes=job.cost.bytes,
             in_part=(live[n].id for n in job.opened.parts),
         ),

@@ -27,7 +27,7 @@ from compactor.cleaner.passes.chunks import FinishedChunks
 from compactor.cleaner.passes.describe import negative_timestamps
 from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
-from compactor.cleaner.passes.sidecar_builder import SidecarBuilder, scan_into
+from compactor.cleaner.passes.sidecar_builder import SidecarBuilder, add_segment_to_builder
 from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.cleaner.passes.transactions import Verdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
@@ -143,7 +143,7 @@ class LocalWorker:
         else:
             reading.ranges.update(found.opened.reading.ranges)
         self.stats.peak_map_bytes = found.survivors.peak_bytes
-        self.stats.map_entries = found.survivors.keys
+        self.stats.map_entries = found.survivors.key_count
         yield from self._rewrite_and_upload_groups(PlanExecution(self, plan, reading, workers, found), tasks, session)
         if self.found is not None and self.found is not found:
             self.found.survivors.segments_superseded |= found.survivors.segments_superseded  # for filter_stats
@@ -316,7 +316,7 @@ class PlanExecution:
         interval = self._plan.policy.index_interval_bytes
         answers = self._answers
         rewriting = RewritePass(answers.survivors, self._rules, interval, self._limit, answers.finished, answers.witness)
-        reservation.take(len(FILE_KINDS) * BLOCK)  # the last block of each file is partly unused
+        reservation.take_bytes(len(FILE_KINDS) * BLOCK)  # the last block of each file is partly unused
         part = self._part_of_group(members)
         cleaned = rewriting.rewrite_group(
             task.start_offset,
@@ -337,7 +337,7 @@ class PlanExecution:
         balance = tally.balance()
         if part:
             balance = balance_with_copied_batches(part, balance, self._live[part.source.ordinal].content, self._key)
-        reservation.take(self._worker.layout.upload_space_bytes(cleaned.size))
+        reservation.take_bytes(self._worker.layout.upload_space_bytes(cleaned.size))
         return RewrittenGroup(task, members, cleaned, folder, reservation.handed_over(), balance, part)
 
     def _part_of_group(self, members: Sequence[int]) -> SegmentPart | None:
@@ -429,10 +429,10 @@ class PlanExecution:
         if last.is_cut and "snapshot" in found:
             copied = parse_snapshot(found["snapshot"], self._reading.object_key(last, "snapshot"))
             before = self._live[ordinal - 1] if ordinal else None
-            known = ProducerStates.none()
+            known = ProducerStates.empty_states()
             if before is not None and "snapshot" in before.files:
                 known = parse_snapshot(self._reading.read_small_file(before, "snapshot"), self._reading.object_key(before, "snapshot"))
-            states = copied.rewind_to(end, known.rewind_to(last.start_offset - 1).replay(self._answers.sources[ordinal].table))
+            states = copied.rewound_to(end, known.rewound_to(last.start_offset - 1).after_batches(self._answers.sources[ordinal].table))
             found["snapshot"] = format_snapshot(states)
         if last.is_cut and "leader-epoch-checkpoint" in found:
             where = self._reading.object_key(last, "leader-epoch-checkpoint")
@@ -461,7 +461,7 @@ class PlanExecution:
         directory = worker.splices and is_key_directory_worthwhile(metadata, len(output.table), worker.layout.range_copies)
         builder = SidecarBuilder(output, design, worker.hash_key, sketch=design is not None, directory=directory)
         with WorkerThreads(1) as workers:
-            scan_into(builder, output, self._limit, workers)
+            add_segment_to_builder(builder, output, self._limit, workers)
         worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(builder.build_sidecar(metadata.id))
         if directory:
             worker.stats.sidecar_bytes_written += worker.sidecars.add_directory(builder.build_directory(metadata.id))

@@ -174,7 +174,7 @@ class RestoreRound:
         with staging.reserve_space(need, f"group {task.group} of {reading.partition}", inputs) as reservation:
             try:
                 entries = _concatenate_segments(reading, ordinals, task, log, reservation)
-                reservation.take(self.ports.layout.upload_space_bytes(log.stat().st_size))
+                reservation.take_bytes(self.ports.layout.upload_space_bytes(log.stat().st_size))
                 return self._upload_copy(plan, task, group, log, entries, reading)
             finally:
                 log.unlink(missing_ok=True)
@@ -227,7 +227,7 @@ def _concatenate_segments(
         for ordinal in ordinals:
             with reading.open_segment(ordinal, reservation) as source:
                 check_crcs(source.buf, source.table, 0, len(source.table), source.name)
-                reservation.take(len(source.buf))
+                reservation.take_bytes(len(source.buf))
                 file.write(source.buf.data)
                 aborted.append(source.txn_entries)
                 last = int(source.table.last_offset[-1]) if len(source.table) else last

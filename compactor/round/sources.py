@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from compactor.cleaner.passes.sidecar_builder import NO_BYTES
-from compactor.cleaner.passes.source import SourceSegment, cut_after_offset, open_source
+from compactor.cleaner.passes.source import SourceSegment, open_source, without_batches_after
 from compactor.config.settings import Cleaner
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
@@ -77,7 +77,9 @@ def read_producers_at_end(layout: SegmentLayout, state: PartitionState) -> Produ
 
 def parse_end_snapshot(layout: SegmentLayout, state: PartitionState, snapshot: bytes) -> ProducerStates:
     """Return the producer states of the last segment's snapshot; none if ``snapshot`` is empty. Raises BadData."""
-    return parse_snapshot(snapshot, layout.object_name(state.name, state.live[-1], "snapshot")) if snapshot else ProducerStates.none()
+    return (
+        parse_snapshot(snapshot, layout.object_name(state.name, state.live[-1], "snapshot")) if snapshot else ProducerStates.empty_states()
+    )
 
 
 def read_end_snapshot(layout: SegmentLayout, state: PartitionState) -> bytes:
@@ -135,7 +137,7 @@ class StagedSegmentReader:
                 txn_entries=self.read_txn_index(metadata) if txn_index else None,
             )  # fmt: skip
             source.name = self.log_key(ordinal)
-            source = cut_after_offset(source, metadata.end_offset) if metadata.is_cut else source
+            source = without_batches_after(source, metadata.end_offset) if metadata.is_cut else source
             try:
                 yield source
             finally:

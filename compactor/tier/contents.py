@@ -54,9 +54,9 @@ class StreamDigest:
         self._sha256 = hashlib.sha256() if recorded.sha256 else None
         self._batches = None
         if recorded.batches and not recorded.sha256:
-            from compactor.records.headers import DigestInPieces  # loads the compiler, which few commands need
+            from compactor.records.headers import HeaderDigest  # loads the compiler, which few commands need
 
-            self._batches = DigestInPieces()
+            self._batches = HeaderDigest()
 
     def update(self, data: bytes) -> None:
         """Add the next piece."""

@@ -18,7 +18,7 @@ import numpy as np
 from checkpoint.files import format_leader_epoch_checkpoint, parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry, Lineage, restore_removed_epochs
 from compactor.cleaner.passes.describe import (
-    describe_content,
+    content_facts,
     epochs_within,
     first_due_ms_by_counts,
     lineage_from_tables,
@@ -180,7 +180,7 @@ def _check_piece(piece: LogPiece, checks: CheckSettings, workers: WorkerThreads)
         return int(table.position[last - 1] + table.size[last - 1]), found, seen
 
     try:
-        for until, found, looks in workers.run(read, source.batch_ranges()):
+        for until, found, looks in workers.run_jobs(read, source.batch_ranges()):
             sha256.update(source.buf.data[done:until])  # while the bytes are in the processor's cache
             negative += found
             if builder is not None:
@@ -267,7 +267,7 @@ def form_segments(log_dir: Path, pieces: Sequence[CheckedPiece], before: Produce
     for checked, source, verdict in zip(pieces, sources, verdicts, strict=True):
         # The end of an empty last segment is not known, because it may still be written to.
         end = (int(source.table.last_offset[-1]) if source.size else source.base - 1) if source.is_last else source.end - 1
-        states = _producer_states_at(log_dir, end + 1, states.replay(source.table))
+        states = _producer_states_at(log_dir, end + 1, states.after_batches(source.table))
         if source.size:
             # Indexes store offsets relative to the segment's start in 32 bits.
             start = max(start, int(source.table.last_offset[-1]) - MAX32)
@@ -399,7 +399,7 @@ def prepare_upload(
     epochs = format_leader_epoch_checkpoint(tuple(entry for entry in lineage if entry.start_offset <= member.end))
     beside["leader-epoch-checkpoint"] = _write_file(folder / "epochs", epochs.encode())
     files = {kind: SegmentFile(size=path.stat().st_size, sha256=file_sha256(path)) for kind, path in beside.items()}
-    content, builder = describe_content(source.table), member.checked.builder
+    content, builder = content_facts(source.table), member.checked.builder
     undecided = member.states.first_open_offset()
     metadata = RemoteLogSegmentMetadata(
         id=new_id,

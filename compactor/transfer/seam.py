@@ -17,7 +17,7 @@ import numpy as np
 from checkpoint.lineage import Lineage, epoch_at, first_disowned_offset, truncate_lineage
 from checkpoint.offsets import clean_end_offset
 from compactor.cleaner.offline import list_base_offsets, open_segments
-from compactor.cleaner.passes.source import SourceSegment, cut_source
+from compactor.cleaner.passes.source import SourceSegment, select_batch_range
 from compactor.control.fold import TAIL
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
@@ -202,7 +202,7 @@ def _batches_between(log_dir: Path, source: SourceSegment, start: int, end: int)
         return None
     if 0 <= int(table.base_offset[first]) < start:
         raise _straddling_batch_error(source, first, start)
-    part = cut_source(source, first, last, max(start, source.base), min(end, source.end))
+    part = select_batch_range(source, first, last, max(start, source.base), min(end, source.end))
     return LogPiece(part, path, int(table.position[first]), source.size)
 
 

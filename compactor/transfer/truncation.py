@@ -17,7 +17,7 @@ import numpy as np
 from checkpoint.offsets import clean_end_offset
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.describe import negative_timestamps
-from compactor.cleaner.passes.source import cut_source, open_source
+from compactor.cleaner.passes.source import open_source, select_batch_range
 from compactor.control import ordering
 from compactor.control.fold import fold_partition
 from compactor.control.logs import PartitionLog
@@ -113,9 +113,9 @@ def segment_head_before(tier: Tier, state: PartitionState, offset: int, policy: 
         )
     if last == 0:
         return None
-    part = cut_source(source, 0, last, first.start_offset, offset)
+    part = select_batch_range(source, 0, last, first.start_offset, offset)
     before = read_producers_at_end(layout, state.model_copy(update={"live": state.live[:place]}))
     negative = negative_timestamps(part, limit) if first.negative_timestamps else 0
     os.utime(path, ns=(first.mtime_ms * 1_000_000,) * 2)
     piece = CheckedPiece(LogPiece(part, path, 0, source.size), negative, hashlib.sha256(part.buf.data).hexdigest(), None)
-    return FutureSegment(piece, first.start_offset, offset - 1, before.replay(part.table), part.txn_entries)
+    return FutureSegment(piece, first.start_offset, offset - 1, before.after_batches(part.table), part.txn_entries)

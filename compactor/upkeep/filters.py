@@ -15,7 +15,7 @@ import numpy as np
 from bloom.sidecar import Sidecar
 from compactor.access.rounds import read_partition
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.sidecar_builder import SidecarBuilder, scan_into
+from compactor.cleaner.passes.sidecar_builder import SidecarBuilder, add_segment_to_builder
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.constants import NEVER_MS
 from compactor.control.state import PartitionState
@@ -136,7 +136,7 @@ def rebuild_sidecars(
                             segment, len(source.table), opened.ports.layout.range_copies
                         )
                         builder = SidecarBuilder(source, design, opened.identity.hash_key(), sketch=True, directory=directory)
-                        scan_into(builder, source, reading.inflate_limit, workers)
+                        add_segment_to_builder(builder, source, reading.inflate_limit, workers)
                         keys = builder.build_directory(segment.id) if directory else None
                 except NotFound:
                     if segment.id in opened.open(name).refresh().live_by_id():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.describe import describe_content, negative_timestamps
+from compactor.cleaner.passes.describe import content_facts, negative_timestamps
 from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
@@ -160,7 +160,7 @@ class _SegmentVerifier(NamedTuple):
 
 def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> str:
     """Return how a log differs from the metadata that readers use without opening it. The fold has checked ids, offsets and epochs."""
-    latest = describe_content(source.table).max_timestamp_ms
+    latest = content_facts(source.table).max_timestamp_ms
     if segment.size_bytes != source.size:
         return f"its metadata says {segment.size_bytes} bytes, it has {source.size}"
     if segment.max_timestamp_ms != latest:

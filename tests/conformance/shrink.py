@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from compactor.records.build import Producer, Row, encode_batch
+from compactor.records.build import Producer, RecordToEncode, encode_batch
 from tests.compare import describe, show
 from tests.plain_format import Batch, Unreadable, read_batches, segment_paths
 
@@ -120,7 +120,7 @@ def _simpler(raw: bytes) -> Iterator[bytes]:
     if each.magic != 2 or each.control:
         return
     try:
-        rows = [Row(*record) for record in each.records]
+        rows = [RecordToEncode(*record) for record in each.records]
     except Unreadable:
         return
     for fewer in (rows[: len(rows) // 2], rows[len(rows) // 2 :], *(rows[:n] + rows[n + 1 :] for n in range(len(rows)))):
@@ -131,7 +131,7 @@ def _simpler(raw: bytes) -> Iterator[bytes]:
         yield _again(each, short)
 
 
-def _again(each: Batch, rows: list[Row]) -> bytes:
+def _again(each: Batch, rows: list[RecordToEncode]) -> bytes:
     return encode_batch(
         rows,
         producer=Producer(each.producer_id, each.producer_epoch, each.base_sequence, each.transactional),

@@ -12,7 +12,7 @@ from compactor.cleaner.passes import chunks
 from compactor.control.logs import PartitionLog
 from compactor.control.state import LogState, PartitionState
 from compactor.model.segment import SegmentFile
-from compactor.records.encode import Encoded, encode_chunk
+from compactor.records.encode import EncodedBatches, encode_chunk
 from tests.builders import LZ4, LogBuilder
 from tests.plain_format import Batch
 from tests.support.damage import Damage, misbehave, settled
@@ -83,12 +83,12 @@ def test_what_is_lost_or_made_up_is_noticed_without_the_gate(cli: TierCli, name:
 def test_a_wrong_decision_of_a_single_record_is_noticed(cli: TierCli, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written is not what was decided."""
 
-    def wrong(*arguments: Any) -> Encoded:
+    def wrong(*arguments: Any) -> EncodedBatches:
         keep = arguments[5].copy()
         if "orders-0" in arguments[9]:
             changed = (keep if change == "lost" else ~keep).nonzero()[0]
             keep[changed[:1]] = change != "lost"
-        write: Callable[..., Encoded] = encode_chunk
+        write: Callable[..., EncodedBatches] = encode_chunk
         return write(*arguments[:5], keep, *arguments[6:])
 
     with monkeypatch.context() as patched:

@@ -30,13 +30,13 @@ class Budget:
     def __init__(self, limit: int = 1 << 40) -> None:
         self.limit, self.used, self.peak = limit, 0, 0
 
-    def take(self, nbytes: int) -> None:
+    def take_bytes(self, nbytes: int) -> None:
         if self.used + nbytes > self.limit:
             raise OutOfBudget("the disk budget is used up")
         self.used += nbytes
         self.peak = max(self.peak, self.used)
 
-    def give(self, nbytes: int) -> None:
+    def return_bytes(self, nbytes: int) -> None:
         self.used -= nbytes
         assert self.used >= 0
 

@@ -39,7 +39,7 @@ def test_a_key_set_is_a_set(calls: list[tuple[str, list[tuple[int, int]]]]) -> N
             assert answer.tolist() == [key_of(row) in model for row in some]
         else:
             assert key_set.grow()
-        assert key_set.entries == len(model)
+        assert key_set.key_count == len(model)
     assert {key_of((int(a), int(b))) for chunk in key_set.key_chunks() for a, b in chunk} == model
 
 
@@ -63,7 +63,7 @@ def test_the_bounded_map_is_a_dict_that_stops(batches: list[list[tuple[int, int]
     offset, stopped = 0, False
     for some in batches:
         hashes = np.array(some, dtype=np.uint64).reshape(-1, 2)
-        taken = offset_map.put_until_full(hashes, np.arange(offset, offset + len(some), dtype=np.int64))
+        taken = offset_map.put_rows_until_full(hashes, np.arange(offset, offset + len(some), dtype=np.int64))
         expected = 0
         for row in some:
             if len(model) >= limit:
@@ -76,5 +76,5 @@ def test_the_bounded_map_is_a_dict_that_stops(batches: list[list[tuple[int, int]
         out = np.zeros(len(some), dtype=np.int64)
         offset_map.find_latest_offsets(hashes, out)
         assert out.tolist() == [model.get((row[0] or 1, row[1]), ABSENT) for row in some]
-    assert offset_map.entries == len(model) <= limit
+    assert offset_map.key_count == len(model) <= limit
     assert not stopped or len(model) == limit

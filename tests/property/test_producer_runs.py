@@ -66,7 +66,7 @@ def test_stand_ins_give_the_verdicts_of_their_segments(log: list[list[tuple[int,
         tables.append(table)
     stand_ins = [stand_in_table(*runs_and_markers(table)) if skip else table for table, skip in zip(tables, skipped, strict=False)]
     expected, got = fold_transactions([source(t) for t in tables]), fold_transactions([source(t) for t in stand_ins])
-    states, other_states = ProducerStates.none(), ProducerStates.none()
+    states, other_states = ProducerStates.empty_states(), ProducerStates.empty_states()
     for table, stand_in, verdict, other in zip(tables, stand_ins, expected, got, strict=True):
         assert marker_verdicts(stand_in, other) == marker_verdicts(table, verdict)
         if stand_in is table:
@@ -77,7 +77,7 @@ def test_stand_ins_give_the_verdicts_of_their_segments(log: list[list[tuple[int,
             assert {int(o) for o in stand_in.base_offset[other.aborted]} <= aborted
             lost = bool(np.any(verdict.aborted & (table.count > 0)))
             assert bool(np.any(other.aborted & (stand_in.count > 0))) == lost
-        states, other_states = states.replay(table), other_states.replay(stand_in)
+        states, other_states = states.after_batches(table), other_states.after_batches(stand_in)
         assert other_states.entries.tolist() == states.entries.tolist()
 
 

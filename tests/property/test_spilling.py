@@ -18,7 +18,7 @@ from compactor.cleaner.offline import open_directory
 from compactor.cleaner.passes.chunks import FinishedChunks
 from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.rewrite import OpenMember, RewritePass
-from compactor.cleaner.passes.source import cut_source, open_source
+from compactor.cleaner.passes.source import open_source, select_batch_range
 from compactor.cleaner.passes.transactions import fold_transactions
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.errors import BadData
@@ -32,10 +32,10 @@ class NoLimit:
     def __init__(self) -> None:
         self.used = 0
 
-    def take(self, nbytes: int) -> None:
+    def take_bytes(self, nbytes: int) -> None:
         self.used += nbytes
 
-    def give(self, nbytes: int) -> None:
+    def return_bytes(self, nbytes: int) -> None:
         self.used -= nbytes
 
 
@@ -62,7 +62,7 @@ class Log:
 
     def rules(self) -> RoundRules:
         end = self.sources[-1].end
-        return RoundRules(1_000_000, 0, 0, end, end - 1, ProducerStates.none())
+        return RoundRules(1_000_000, 0, 0, end, end - 1, ProducerStates.empty_states())
 
     def in_memory(self) -> Survivors:
         return scan_backwards(self.one, KeySet(1 << 20), self.workers)
@@ -134,10 +134,10 @@ def test_all_engines_make_the_same_bytes(made: tuple[LogBuilder, int], parts: in
             want = log.output(memory)
             on_disk = log.spilling(None, parts=parts)
             assert log.output(on_disk) == want
-            assert on_disk.keys == memory.keys
+            assert on_disk.key_count == memory.key_count
             tiny = log.spilling(KeySet((16 + key_set.SPACE) * key_set.ENTRY_BYTES))
             assert log.output(tiny) == want
-            assert tiny.has_spilled == (memory.keys > 12), "0.8 of 16"
+            assert tiny.has_spilled == (memory.key_count > 12), "0.8 of 16"
             roomy = log.spilling(KeySet(1 << 20))
             assert log.output(roomy) == want
             assert not roomy.has_spilled
@@ -204,7 +204,7 @@ def test_a_filler_behind_a_source_without_a_batch_is_of_the_epoch_at_the_end(tmp
     log.put("b=1")
     log.write(tmp_path / "log")
     opened = Log(tmp_path, 0, 1)
-    cut = cut_source(opened.sources[1], 0, 0, 1, 2)
+    cut = select_batch_range(opened.sources[1], 0, 0, 1, 2)
     verdicts = fold_transactions([opened.sources[0], cut])
     out = tmp_path / "out"
     out.mkdir()

@@ -18,7 +18,7 @@ from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic.codec import TopicIdPartition
 from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.model.ids import segment_id
-from compactor.records.build import Row as BuiltRow, encode_batch
+from compactor.records.build import RecordToEncode as BuiltRow, encode_batch
 from tests.simulation.symbolic import NAME, Row
 from tests.support.replicas import Record, Replica, Replicas
 

@@ -19,7 +19,7 @@ from compactor.cleaner.offline import CleanRequest, OfflineRound, clean_director
 from compactor.cleaner.passes.grouping import group_segments
 from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.records.build import Producer, Row, add_batch_header, encode_batch
+from compactor.records.build import Producer, RecordToEncode, add_batch_header, encode_batch
 from compactor.records.codecs import compress
 from compactor.round import pass_two as worker
 from tests.builders import read
@@ -127,7 +127,7 @@ def encoded(each: Batch) -> bytes:
     """A batch as it is, or, where it was changed, with these header fields, these records and a right CRC."""
     if each.raw:
         return each.raw
-    rows = [Row(r.offset, r.timestamp, r.key, r.value, r.headers) for r in each.records]
+    rows = [RecordToEncode(r.offset, r.timestamp, r.key, r.value, r.headers) for r in each.records]
     body = b""
     if rows:
         plain = encode_batch(rows, base_offset=each.base_offset, last_offset=each.last_offset, delete_horizon=each.base_timestamp)

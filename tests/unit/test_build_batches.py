@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.records.build import Producer, Row, encode_batch, encode_marker, encode_varint
+from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_marker, encode_varint
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD
 from tests.plain_format import Record, read_batches, varint as read_varint
 from tests.plain_log import control_type
 
 ROWS = [
-    Row(10, 1_000, b"a", b"1"),
-    Row(12, 900, b"", None, (("h", b"v"), ("", None), (b"\xff", b""))),
-    Row(15, 2_000, None, b""),
-    Row(16, -1, b"k" * 300, b"v" * 100_000),
+    RecordToEncode(10, 1_000, b"a", b"1"),
+    RecordToEncode(12, 900, b"", None, (("h", b"v"), ("", None), (b"\xff", b""))),
+    RecordToEncode(15, 2_000, None, b""),
+    RecordToEncode(16, -1, b"k" * 300, b"v" * 100_000),
 ]
 
 

@@ -38,7 +38,7 @@ def inflated(
     end = np.cumsum(sizes)
     out = ByteBuffer(100)
     count = len(frames)
-    ends = bulk.inflate_into(
+    ends = bulk.inflate_bodies(
         read_only(np.frombuffer(b"".join(frames) + bytes(64), np.uint8)), np.full(count, codec, np.int16), end - sizes, end,
         np.array(wanted), out, limit, most, np.full(count, magic, np.int8),
     )  # fmt: skip
@@ -54,7 +54,7 @@ def test_bulk_compression_gives_the_bytes_of_single_calls(codec: int) -> None:
     slot = np.cumsum(bound) - bound
     out = np.zeros(int(bound.sum()), np.uint8)
     plain = read_only(np.frombuffer(b"".join(all_bodies), np.uint8))
-    packed = bulk.deflate_into(plain, np.full(len(size), codec, np.int16), np.cumsum(size) - size, size, out, slot, bound)
+    packed = bulk.compress_bodies(plain, np.full(len(size), codec, np.int16), np.cumsum(size) - size, size, out, slot, bound)
     frames = [out[at : at + length].tobytes() for at, length in zip(slot.tolist(), packed.tolist(), strict=True)]
     assert frames == [compress(codec, body) for body in all_bodies]
     assert inflated(frames, codec, [True] * len(frames)) == all_bodies

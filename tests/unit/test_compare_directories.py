@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.records.build import NO_PRODUCER, Producer, Row, add_batch_header, encode_batch
+from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, add_batch_header, encode_batch
 from tests.builders import GZIP, ZSTD, LogBuilder, read, txn_index
 from tests.compare import directories_differ, segments_differ
 from tests.plain_format import fix_crc, read_batches
@@ -97,7 +97,7 @@ def test_differences_are_seen(tmp_path: Path, name: str) -> None:
 
 
 def test_compressed_bytes_may_differ_content_may_not(tmp_path: Path) -> None:
-    rows = [Row(0, 1, b"a", b"value " * 100), Row(1, 1, b"b", b"value " * 100)]
+    rows = [RecordToEncode(0, 1, b"a", b"value " * 100), RecordToEncode(1, 1, b"b", b"value " * 100)]
     body = encode_batch(rows)[61:]
     made = []
     for level in (1, 9):

@@ -256,7 +256,7 @@ def test_key_table_has_the_last_record_of_each_key_of_its_range(
             table.shrink_range(point)
             left = left[done:]
     held = dict(enumerate(table.flags_in_range(hashes_of(list(range(61)))).tolist()))
-    assert all(held.values()) == (table.ranges == 1)
+    assert all(held.values()) == (table.range_count == 1)
     for some in outside:
         table.add_expected_sums_outside(rows([(key, offset, digest, False) for key, offset, digest, _ in some]), bounds, found)
     table.add_expected_sums(bounds, found)
@@ -264,7 +264,7 @@ def test_key_table_has_the_last_record_of_each_key_of_its_range(
     assert found.tolist() == sums([put for put in kept if held[put[0]]])
     latest = [model[key][1] if key in model and held[key] else ABSENT_KEY for key in range(61)]
     assert table.latest_offsets(hashes_of(list(range(61)))).tolist() == latest
-    assert table.keys == sum(held[key] for key in model)
+    assert table.key_count == sum(held[key] for key in model)
 
 
 @given(PUTS, st.integers(0, 2**64 - 1))
@@ -278,7 +278,7 @@ def test_a_range_that_was_made_smaller_is_the_range_that_was_asked_for_at_once(p
     at_once.reset_to_range(60, 8, point * 8 >> 64)
     assert at_once.put_rows(everything) == len(everything)
     keys = hashes_of(list(range(61)))
-    assert (table.keys, table.latest_offsets(keys).tolist()) == (at_once.keys, at_once.latest_offsets(keys).tolist())
+    assert (table.key_count, table.latest_offsets(keys).tolist()) == (at_once.key_count, at_once.latest_offsets(keys).tolist())
 
 
 def test_more_keys_of_one_hash_than_the_memory_holds_are_refused() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from compactor.cleaner.gate.failures import GateFailed
-from compactor.records.build import NO_PRODUCER, Row, encode_batch
+from compactor.records.build import NO_PRODUCER, RecordToEncode, encode_batch
 from compactor.records.encode import empty_batch
 from tests.builders import LZ4, LogBuilder
 from tests.plain_format import Batch, Record, fix_crc, read_batches
@@ -111,7 +111,7 @@ def repeated(batches: list[Batch]) -> list[Batch]:
 
 
 def invented_batch(batches: list[Batch]) -> list[Batch]:
-    made = next(iter(read_batches(encode_batch([Row(28, 1_000, b"new", b"1")], producer=NO_PRODUCER))))
+    made = next(iter(read_batches(encode_batch([RecordToEncode(28, 1_000, b"new", b"1")], producer=NO_PRODUCER))))
     return [*batches, made]
 
 

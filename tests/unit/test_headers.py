@@ -17,7 +17,7 @@ from compactor.kernels.crc import combine_crc32c, crc_after_zero_bytes, zero_byt
 from compactor.records import headers
 from compactor.records.batches import read_only, scan_batches
 from compactor.records.build import NO_PRODUCER, add_batch_header
-from compactor.records.headers import HEADER_BYTES, DigestInPieces, copy_headers, digest_of_headers, range_crc32c, verified_header_digest
+from compactor.records.headers import HEADER_BYTES, HeaderDigest, copy_headers, digest_of_headers, range_crc32c, verified_header_digest
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, entry, wrapper
 from tests.plain_format import Batch, read_batches
 
@@ -49,7 +49,7 @@ def headers_in(data: bytes) -> headers.HeaderBytes:
 
 
 def digest_of(data: bytes) -> str:
-    digest = DigestInPieces()
+    digest = HeaderDigest()
     digest.update(data)
     return digest.digest()
 
@@ -84,7 +84,7 @@ class TestDigest:
     @given(st.lists(st.integers(0, 40_000), max_size=12), st.integers(0, 3))
     def test_pieces_may_end_anywhere(self, cuts: list[int], seed: int) -> None:
         data = log_of(seed, 12)
-        digest = DigestInPieces()
+        digest = HeaderDigest()
         for start, end in itertools.pairwise([0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]):
             digest.update(data[start:end])
         assert digest.digest() == plain_digest(list(read_batches(data)))
@@ -93,7 +93,7 @@ class TestDigest:
         data = log_of(2, 6)
         batches = list(read_batches(data))
         ends = dict(zip(itertools.accumulate(len(batch.raw) for batch in batches), itertools.count(1)))
-        digest = DigestInPieces()
+        digest = HeaderDigest()
         for at in range(len(data)):
             digest.update(data[at : at + 1])
             assert digest.digest() == (plain_digest(batches[: ends[at + 1]]) if at + 1 in ends else ""), at
@@ -162,7 +162,7 @@ class TestDamage:
         assert digest_of(bytes(data)) == ""
 
     def test_what_comes_after_damage_does_not_heal_it(self) -> None:
-        digest, data = DigestInPieces(), log_of(1, 2)
+        digest, data = HeaderDigest(), log_of(1, 2)
         digest.update(b"\0" * 61)
         digest.update(data)
         assert digest.digest() == ""

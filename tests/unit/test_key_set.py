@@ -45,7 +45,7 @@ def test_first_seen_in_order_while_growing_from_the_smallest_size() -> None:
     hashes = random_hashes(200_000, 80_000)
     key_set = KeySet(4 * MEGABYTE)
     assert first_seen(key_set, hashes) == expected_first_seen(hashes)
-    assert key_set.entries == len(np.unique(hashes, axis=0))
+    assert key_set.key_count == len(np.unique(hashes, axis=0))
     assert all(contained(key_set, hashes))
     assert not any(contained(key_set, random_hashes(50_000, 50_000, seed=2)))
 
@@ -57,9 +57,9 @@ def test_at_most_20_bytes_a_key_at_any_size(keys: int) -> None:
     sizes = []
     for begin in range(0, keys, 997):
         first_seen(key_set, hashes[begin : begin + 997])
-        if key_set.entries >= 5_000:
-            sizes.append(key_set.peak_bytes / key_set.entries)
-    assert key_set.entries == keys
+        if key_set.key_count >= 5_000:
+            sizes.append(key_set.peak_bytes / key_set.key_count)
+    assert key_set.key_count == keys
     assert sizes
     assert max(sizes) <= 20
 
@@ -79,7 +79,7 @@ def test_the_budget_ends_it_at_a_row_and_what_is_known_stays_answerable() -> Non
     done = key_set.insert_if_absent(hashes, answer)
     assert 0 < done < len(hashes)
     assert key_set.peak_bytes <= budget
-    assert key_set.entries == int((budget // ENTRY_BYTES - SPACE) * 0.8)
+    assert key_set.key_count == int((budget // ENTRY_BYTES - SPACE) * 0.8)
     assert answer[:done].tolist() == expected_first_seen(hashes[:done])
     assert all(contained(key_set, hashes[:done]))
     assert not contained(key_set, hashes[done : done + 1])[0]
@@ -144,7 +144,7 @@ def test_nothing_in_nothing_out() -> None:
     empty = hashes_of([])
     assert first_seen(key_set, empty) == []
     assert contained(key_set, empty) == []
-    assert key_set.entries == 0
+    assert key_set.key_count == 0
 
 
 def test_growing_keeps_every_entry_findable_from_its_home() -> None:
@@ -154,12 +154,12 @@ def test_growing_keeps_every_entry_findable_from_its_home() -> None:
     while key_set.grow():
         assert all(contained(key_set, hashes))
     cells = key_set.table.reshape(-1, 3)
-    assert np.count_nonzero(cells[:, 0]) == key_set.entries
+    assert np.count_nonzero(cells[:, 0]) == key_set.key_count
     assert not cells[-1].any()
 
 
 def put(offset_map: BoundedOffsetMap, pairs: list[tuple[str, int]]) -> int:
-    return offset_map.put_until_full(named([key for key, _ in pairs]), np.array([offset for _, offset in pairs], dtype=np.int64))
+    return offset_map.put_rows_until_full(named([key for key, _ in pairs]), np.array([offset for _, offset in pairs], dtype=np.int64))
 
 
 def named(keys: list[str]) -> Hashes:
@@ -177,7 +177,7 @@ def test_the_bounded_map_keeps_what_was_put_last() -> None:
     assert put(offset_map, [("a", 0), ("b", 1), ("a", 2)]) == 3
     assert put(offset_map, [("c", 2**40), ("b", 7)]) == 2
     assert latest(offset_map, ["a", "b", "c", "d"]) == [2, 7, 2**40, key_set.ABSENT]
-    assert offset_map.entries == 3
+    assert offset_map.key_count == 3
 
 
 def test_a_full_map_stops_even_at_a_key_that_it_holds() -> None:
@@ -198,7 +198,7 @@ def test_the_bounded_map_wraps_around_its_end() -> None:
     offset_map = BoundedOffsetMap(50, rows=50)
     hashes = hashes_of([(i, LAST - i % 2) for i in range(50)])  # (0, LAST) is the marker with the remapped half
     hashes[1, 0] = 77
-    assert offset_map.put_until_full(hashes, np.arange(50, dtype=np.int64)) == 50
+    assert offset_map.put_rows_until_full(hashes, np.arange(50, dtype=np.int64)) == 50
     out = np.zeros(50, dtype=np.int64)
     offset_map.find_latest_offsets(hashes, out)
     assert out.tolist() == list(range(50))

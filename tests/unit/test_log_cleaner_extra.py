@@ -13,7 +13,7 @@ import zstandard
 
 from compactor.cleaner.offline import CleanRequest, clean_directory
 from compactor.errors import BadData
-from compactor.records.build import NO_PRODUCER, Producer, Row, add_batch_header, encode_batch, encode_marker, encode_varint
+from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, add_batch_header, encode_batch, encode_marker, encode_varint
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, Life, LogBuilder, entry, live, read, snapshot, txn_index, wrapper
 from tests.plain_format import fix_crc
 from tests.plain_log import transaction_index
@@ -234,7 +234,7 @@ def test_record_and_batch_attributes_survive_only_a_copy(tmp_path: Path) -> None
     log = LogBuilder()
     raws = []
     for base, keys in ((0, b"ab"), (2, b"ac"), (4, b"de")):
-        plain = encode_batch([Row(base + n, 1, keys[n : n + 1], b"1", (), 5 + n) for n in range(2)])
+        plain = encode_batch([RecordToEncode(base + n, 1, keys[n : n + 1], b"1", (), 5 + n) for n in range(2)])
         raws.append(fix_crc(plain[:21] + b"\x7f\x80" + plain[23:]))
         log.raw(raws[-1], base + 1)
     log.put("a=2")
@@ -299,7 +299,7 @@ def test_empty_keys_and_values_are_keys_and_values(tmp_path: Path) -> None:
 def test_sequence_zero_without_a_producer_is_kept(tmp_path: Path) -> None:
     """Some clients write producer id -1 with sequence 0; the cleaner does not mind."""
     log = LogBuilder()
-    rows = [Row(0, 1, b"a", b"1"), Row(1, 1, b"b", b"1")]
+    rows = [RecordToEncode(0, 1, b"a", b"1"), RecordToEncode(1, 1, b"b", b"1")]
     log.raw(encode_batch(rows, producer=NO_PRODUCER._replace(sequence=0)), 1)
     log.put("a=2")
     life = Life(tmp_path, log)
@@ -553,7 +553,7 @@ def framed(codec: int, data: bytes) -> list[bytes]:
 @pytest.mark.parametrize("codec", COMPRESSED)
 def test_every_framing_is_read(tmp_path: Path, codec: int) -> None:
     """6.5 o: raw and framed snappy, lz4 with every option, zstd with and without size, several members and frames."""
-    rows = [Row(number, 1, b"key%d" % number, b"value" * number) for number in range(8)]
+    rows = [RecordToEncode(number, 1, b"key%d" % number, b"value" * number) for number in range(8)]
     body = encode_batch(rows)[61:]
     for number, data in enumerate(framed(codec, body)):
         log = LogBuilder()

@@ -10,7 +10,7 @@ import pytest
 
 from compactor.cleaner import precompile
 from compactor.kernels.jit import COMPLETE
-from compactor.records.build import Row, encode_batch
+from compactor.records.build import RecordToEncode, encode_batch
 
 ROOT = Path(__file__).parents[2]
 MISSES = """
@@ -62,7 +62,7 @@ def test_a_small_run_loads_what_it_needs(tmp_path: Path) -> None:
     log, config = tmp_path / "orders-0", tmp_path / "tier.toml"
     log.mkdir()
     for base in (0, 100):
-        rows = [Row(base + i, 1, b"key-%d" % (i % 7), b"value") for i in range(100)]
+        rows = [RecordToEncode(base + i, 1, b"key-%d" % (i % 7), b"value") for i in range(100)]
         (log / f"{base:020d}.log").write_bytes(encode_batch(rows))
     config.write_text(f'[tier]\nurl = "{(tmp_path / "tier").as_uri()}"\nstate_dir = "{tmp_path / "state"}"\n')
     run_by_itself("import", str(log), "--topic", "orders", "--partition", "0", "--config", str(config))

@@ -24,12 +24,12 @@ class Disk:
     def __init__(self, limit: int = 1 << 30) -> None:
         self.limit, self.used = limit, 0
 
-    def take(self, nbytes: int) -> None:
+    def take_bytes(self, nbytes: int) -> None:
         if self.used + nbytes > self.limit:
             raise OutOfBudget("the disk budget is used up")
         self.used += nbytes
 
-    def give(self, nbytes: int) -> None:
+    def return_bytes(self, nbytes: int) -> None:
         self.used -= nbytes
 
 
@@ -60,7 +60,7 @@ def test_rows_come_back_by_range_in_the_order_in_which_they_were_added(
             disk = Disk()
             with RowSpool(Path(folder) / "rows", disk, HashRanges.of_part(count, part, parts), words, dtype, "rows") as spool:
                 for section, numbers in added:
-                    spool.add(section, rows_of(numbers, words, dtype))
+                    spool.add_rows(section, rows_of(numbers, words, dtype))
                 for section in (0, 1):
                     total = 0
                     for number in range(count):
@@ -69,7 +69,7 @@ def test_rows_come_back_by_range_in_the_order_in_which_they_were_added(
                         found[section] += read
                         total += len(read)
                     assert sum(len(rows) for rows in spool.read_section(section)) == total
-                assert disk.used == spool.size == spool.rows * words * np.dtype(dtype).itemsize
+                assert disk.used == spool.size == spool.row_count * words * np.dtype(dtype).itemsize
             assert disk.used == 0
         assert not list(Path(folder).iterdir())
     for section in (0, 1):
@@ -86,7 +86,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_blocks")
 def test_a_row_that_the_disk_has_changed_is_an_error_and_not_an_answer(tmp_path: Path) -> None:
     with RowSpool(tmp_path / "rows", Disk(), HashRanges(4), 4, np.uint32, "the rows") as spool:
-        spool.add(0, rows_of(list(range(0, 2**32, 2**27)), 4, np.uint32))
+        spool.add_rows(0, rows_of(list(range(0, 2**32, 2**27)), 4, np.uint32))
         path = tmp_path / "rows"
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
@@ -109,7 +109,7 @@ def test_a_write_asks_for_its_bytes_before_the_first_of_them(tmp_path: Path, mon
 
     monkeypatch.setattr("compactor.cleaner.row_spool.os.pwrite", watched)
     spool = RowSpool(tmp_path / "rows", disk, HashRanges(1), 4, np.uint32, "rows")
-    spool.add(0, rows_of(list(range(35)), 4, np.uint32))
+    spool.add_rows(0, rows_of(list(range(35)), 4, np.uint32))
     assert sizes == [160, 60] * 3
     with pytest.raises(OutOfBudget, match="used up"):
         spool.flush()
@@ -123,7 +123,7 @@ def test_an_error_of_the_disk_that_is_not_a_full_disk_is_raised_as_it_is(tmp_pat
 
     monkeypatch.setattr("compactor.cleaner.row_spool.os.pwrite", fails)
     with RowSpool(tmp_path / "rows", Disk(), HashRanges(1), 4, np.uint32, "rows") as spool:
-        spool.add(0, rows_of([1], 4, np.uint32))
+        spool.add_rows(0, rows_of([1], 4, np.uint32))
         with pytest.raises(OSError, match="Input/output"):
             spool.flush()
         spool._fill = 0

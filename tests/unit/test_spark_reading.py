@@ -325,13 +325,13 @@ def test_values_are_read_once_whatever_the_number_of_ranges(
     monkeypatch.setattr(datasource, "KEY_BYTES", ranges * numbered.settings.cleaner.map_budget_bytes // records)
     monkeypatch.setattr(disk_map, "CACHE_BYTES", max(1, records * KEY_BYTES // ranges))
     looked_at: set[int] = set()
-    answer = disk_map.DiskOffsetMap._find_in_range
+    answer = disk_map.DiskOffsetMap._mark_survivors_in_range
 
     def told(self: Any, bucket: int, *arguments: Any) -> None:
         looked_at.add(bucket)
         answer(self, bucket, *arguments)
 
-    monkeypatch.setattr(disk_map.DiskOffsetMap, "_find_in_range", told)
+    monkeypatch.setattr(disk_map.DiskOffsetMap, "_mark_survivors_in_range", told)
     fetched: list[int] = []
     get = type(numbered.ports.data).get
 

@@ -49,13 +49,13 @@ _UNCHANGED_FIELDS = {
 }  # fmt: skip
 
 
-def headers_from_table(table: BatchTable, some: slice = slice(None)) -> HeaderFields:
+def headers_from_table(table: BatchTable, rows: slice = slice(None)) -> HeaderFields:
     """Convert a segment's batch table to the gate's headers, without CRCs. Such headers must be compared with the segment's bytes, too
     (``table_mismatch``).
     """
-    headers = np.zeros((len(col.FIELDS), len(table.position[some])), np.int64)
+    headers = np.zeros((len(col.FIELDS), len(table.position[rows])), np.int64)
     for field, name in FROM_TABLE.items():
-        headers[field] = getattr(table, name)[some]
+        headers[field] = getattr(table, name)[rows]
     return headers
 
 
@@ -226,9 +226,9 @@ class BatchPairs:
         return BatchPairs(source, group.origin[mine] - begin, group.output[:, mine])
 
 
-def find_unchanged_batches(of: HeaderFields, out: HeaderFields) -> Flags:
+def find_unchanged_batches(sources: HeaderFields, outputs: HeaderFields) -> Flags:
     """Return which output batches equal their source batch byte for byte: same size and same checksum, which was verified."""
-    same = [of[c] == out[c] for c in (col.SIZE, col.STORED_CRC, col.MAGIC, col.BASE, col.LEADER_EPOCH)]
+    same = [sources[c] == outputs[c] for c in (col.SIZE, col.STORED_CRC, col.MAGIC, col.BASE, col.LEADER_EPOCH)]
     return np.logical_and.reduce(same)
 
 
@@ -272,7 +272,8 @@ def match_batches(source: SourceBatches, output: HeaderFields, first_reaches: in
 
 
 def batches_that_must_stay(headers: SourceBatches, rules: RoundRules) -> Flags:
-    """Return which batches keep their header if all their records are removed: the last batch of each live producer, and the batch that
+    """Return which batches must keep their header even if all their records are removed: the last batch of each live producer, and the
+    batch that
     ends at the high watermark.
     """
     entries = rules.producers.entries
@@ -338,58 +339,58 @@ def copy_problems(group: ComparedGroup) -> Iterator[BatchProblem]:
     yield from _first_problem(out, "a control batch was changed", control & ~gone & ~markers_due_for_horizon(of, idle, gone) & ~copied)
 
 
-def markers_due_for_horizon(of: HeaderFields, idle: Flags, gone: Flags) -> Flags:
+def markers_due_for_horizon(sources: HeaderFields, idle: Flags, removed: Flags) -> Flags:
     """Return which transaction markers get their delete horizon in this round: those whose transaction has no data left."""
-    return idle & ~gone & (of[col.ATTRIBUTES] & HORIZON == 0)
+    return idle & ~removed & (sources[col.ATTRIBUTES] & HORIZON == 0)
 
 
-def _has_new_horizon(of: HeaderFields, out: HeaderFields, rules: RoundRules) -> Flags:
+def _has_new_horizon(sources: HeaderFields, outputs: HeaderFields, rules: RoundRules) -> Flags:
     """Return which batches got this round's delete horizon and kept their record."""
-    dated = (out[col.ATTRIBUTES] & HORIZON != 0) & (out[col.BASE_TIMESTAMP] == rules.delete_horizon_ms)
-    return dated & (out[col.COUNT] == of[col.COUNT])
+    dated = (outputs[col.ATTRIBUTES] & HORIZON != 0) & (outputs[col.BASE_TIMESTAMP] == rules.delete_horizon_ms)
+    return dated & (outputs[col.COUNT] == sources[col.COUNT])
 
 
-def record_dependent_problems(of: HeaderFields, out: HeaderFields, records: Records, rules: RoundRules) -> Iterator[BatchProblem]:
+def record_dependent_problems(sources: HeaderFields, outputs: HeaderFields, records: Records, rules: RoundRules) -> Iterator[BatchProblem]:
     """Yield the problems of data batches whose headers do not match their records, such as a wrong maximum timestamp. No batch may be
     empty.
     """
     begin, end = records.first_row[:-1], records.first_row[1:] - 1
     flags = np.bitwise_or.reduceat(records.flags, begin)
     tombstones = flags & col.NULL_VALUE != 0
-    copied = find_unchanged_batches(of, out)
-    yield from _first_problem(out, "record attributes, which Kafka does not write", ~copied & (flags & col.ODD_ATTRIBUTES != 0))
-    had, has = of[col.ATTRIBUTES] & HORIZON != 0, out[col.ATTRIBUTES] & HORIZON != 0
-    yield from _first_problem(out, "a delete horizon is missing, or has no reason", has != (had | tombstones))
-    horizon = np.where(had, of[col.BASE_TIMESTAMP], rules.delete_horizon_ms)
-    yield from _first_problem(out, "another delete horizon than the cleaner sets", has & (out[col.BASE_TIMESTAMP] != horizon))
-    other = out[col.BASE_TIMESTAMP] != records.timestamp[begin]
-    appended = of[col.ATTRIBUTES] & LOG_APPEND != 0
+    copied = find_unchanged_batches(sources, outputs)
+    yield from _first_problem(outputs, "record attributes, which Kafka does not write", ~copied & (flags & col.ODD_ATTRIBUTES != 0))
+    had, has = sources[col.ATTRIBUTES] & HORIZON != 0, outputs[col.ATTRIBUTES] & HORIZON != 0
+    yield from _first_problem(outputs, "a delete horizon is missing, or has no reason", has != (had | tombstones))
+    horizon = np.where(had, sources[col.BASE_TIMESTAMP], rules.delete_horizon_ms)
+    yield from _first_problem(outputs, "another delete horizon than the cleaner sets", has & (outputs[col.BASE_TIMESTAMP] != horizon))
+    other = outputs[col.BASE_TIMESTAMP] != records.timestamp[begin]
+    appended = sources[col.ATTRIBUTES] & LOG_APPEND != 0
     # Magic 0 inside such a wrapper of magic 1 has no timestamp of its own.
-    other &= ~(appended & (of[col.MAGIC] == 1) & (out[col.BASE_TIMESTAMP] == -1))
-    yield from _first_problem(out, "a base timestamp that is not the first record's", ~has & ~copied & other)
-    highest = np.where(appended | copied, of[col.MAX_TIMESTAMP], np.maximum.reduceat(records.timestamp, begin))
-    yield from _first_problem(out, "another maximum timestamp than its records have", out[col.MAX_TIMESTAMP] != highest)
-    elsewhere = (out[col.BASE] != records.offset[begin]) | (out[col.LAST] != records.offset[end])
-    yield from _first_problem(out, "offsets that are not its records'", (of[col.MAGIC] < 2) & elsewhere)
+    other &= ~(appended & (sources[col.MAGIC] == 1) & (outputs[col.BASE_TIMESTAMP] == -1))
+    yield from _first_problem(outputs, "a base timestamp that is not the first record's", ~has & ~copied & other)
+    highest = np.where(appended | copied, sources[col.MAX_TIMESTAMP], np.maximum.reduceat(records.timestamp, begin))
+    yield from _first_problem(outputs, "another maximum timestamp than its records have", outputs[col.MAX_TIMESTAMP] != highest)
+    elsewhere = (outputs[col.BASE] != records.offset[begin]) | (outputs[col.LAST] != records.offset[end])
+    yield from _first_problem(outputs, "offsets that are not its records'", (sources[col.MAGIC] < 2) & elsewhere)
 
 
-def _first_problem(headers: HeaderFields | SourceBatches, cause: str, wrong: Flags) -> Iterator[BatchProblem]:
-    """Yield the first of the batches flagged as ``wrong``, if any, as a problem with this cause."""
-    if wrong.any():
-        yield cause, int(headers[col.LAST][wrong][0])
+def _first_problem(headers: HeaderFields | SourceBatches, cause: str, invalid: Flags) -> Iterator[BatchProblem]:
+    """Yield the first of the batches flagged as ``invalid``, if any, as a problem with this cause."""
+    if invalid.any():
+        yield cause, int(headers[col.LAST][invalid][0])
 
 
 # ---- indexes ----------------------------------------------------------------------------------------------------------------
 
 
-def _txn_index_problems(of: HeaderFields, idle: Flags, began: Int64s, paths: Mapping[str, Path]) -> Iterator[BatchProblem]:
-    kept = (of[col.CONTROL_KIND] == ABORT) & ~idle
+def _txn_index_problems(sources: HeaderFields, idle: Flags, began: Int64s, paths: Mapping[str, Path]) -> Iterator[BatchProblem]:
+    kept = (sources[col.CONTROL_KIND] == ABORT) & ~idle
     entries = np.frombuffer(paths["txnindex"].read_bytes() if "txnindex" in paths else b"", TXN_ENTRY)
     same = len(entries) == np.count_nonzero(kept)
     same = (
         same
-        and np.array_equal(entries["last_offset"], of[col.LAST, kept])
-        and np.array_equal(entries["producer_id"], of[col.PRODUCER_ID, kept])
+        and np.array_equal(entries["last_offset"], sources[col.LAST, kept])
+        and np.array_equal(entries["producer_id"], sources[col.PRODUCER_ID, kept])
     )
     if not same or np.any(entries["first_offset"] > began[kept]):
         yield "the transaction index does not name the aborted transactions whose markers stay", -1

@@ -63,28 +63,28 @@ def find_source_rows(segment: str, source: Records, written: Records) -> Int64s:
     return at
 
 
-def explain_by_keys(segment: str, source: Records, there: Flags, latest: Int64s, must_go: Flags, checked: Flags) -> None:
+def explain_by_keys(segment: str, source: Records, in_output: Flags, latest: Int64s, must_go: Flags, checked: Flags) -> None:
     """Raise GateFailed for the first record that is missing from the output, or that is there although a later record has its key.
 
-    :param there: a flag per source record: it is in the output.
+    :param in_output: a flag per source record, set if it is in the output.
     :param latest: last offset of each record's key.
     :param must_go: records that must not be left.
     :param checked: records to compare.
     """
-    invalid = checked & (there == must_go)
+    invalid = checked & (in_output == must_go)
     for row in np.flatnonzero(invalid)[:1].tolist():
-        raise record_failure(f"superseded by the record at offset {latest[row]}" if there[row] else LOST, segment, source, invalid)
+        raise record_failure(f"superseded by the record at offset {latest[row]}" if in_output[row] else LOST, segment, source, invalid)
 
 
-def explain_by_sums(segment: str, source: Records, there: Flags, mismatch: SumMismatch) -> None:
+def explain_by_sums(segment: str, source: Records, in_output: Flags, mismatch: SumMismatch) -> None:
     """Raise GateFailed if a single missing or surplus record explains the mismatch of the sums; such a record is recognised by its mark.
 
-    :param there: a flag per source record: it is in the output.
+    :param in_output: a flag per source record, set if it is in the output.
     """
     marks, keyed = record_marks(source.offset, source.digest), source.flags & KEYLESS_RECORD == 0
     for cause, invalid in (
-        (LOST, ~there & keyed & (marks == np.uint64(-mismatch.excess % 2**64))),
-        ("superseded by a later record of its key", there & (marks == np.uint64(mismatch.excess))),
+        (LOST, ~in_output & keyed & (marks == np.uint64(-mismatch.excess % 2**64))),
+        ("superseded by a later record of its key", in_output & (marks == np.uint64(mismatch.excess))),
     ):
         if invalid.any():
             raise record_failure(cause, segment, source, invalid)

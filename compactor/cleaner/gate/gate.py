@@ -57,10 +57,10 @@ from compactor.cleaner.gate.parser import (
     KEYLESS_RECORD,
     NULL_VALUE,
     HeaderFields,
-    InflatedTooLarge,
+    InflatedTooLargeError,
     RecordReader,
     Records,
-    UnreadableBatches,
+    UnreadableBatchesError,
     first_crc_mismatch,
     header_blocks,
     read_headers,
@@ -110,7 +110,10 @@ class GateReport:
 
 @dataclass(frozen=True, slots=True)
 class _OutsideSums:
-    """Sums over the records outside the dirty range that must be left, per batch of a segment; ``sums`` is valid where ``known``."""
+    """Sums over the records outside the dirty range that must be in the output, per batch of a segment.
+
+    ``sums`` is valid where ``known`` is True.
+    """
 
     known: Flags
     sums: GateSums
@@ -148,7 +151,8 @@ class GateTerms:
 
 
 class Gate:
-    """One round's gate: a ``Witness`` of both passes, then asked about each group.
+    """The second, independent check of one round. It reads the chunks of both passes (``Witness``) and then compares each cleaned group
+    with its sources.
 
     Used by one thread at a time, except ``read_chunk`` and ``add_expected_chunk``.
     """
@@ -158,13 +162,13 @@ class Gate:
         terms: GateTerms,
         table: KeyTable,
         outcomes: Mapping[int, BatchTransactions] | None = None,
-        left: Mapping[int, Words] | None = None,
+        expected: Mapping[int, Words] | None = None,
     ) -> None:
         """Create a gate.
 
         :param table: takes the last record of each key.
         :param outcomes: outcomes of transactions by ordinal of the segment, if known from the start.
-        :param left: count and marks of what must be left of segments, by ordinal, if computed elsewhere.
+        :param expected: number and marks of the records that must remain, by ordinal of the segment, if computed elsewhere.
         """
         self._terms = terms
         self._rules = terms.rules
@@ -172,7 +176,7 @@ class Gate:
         self._table = table
         self._outcomes_of = dict(outcomes or {})
         self._whole: dict[int, BatchTransactions] = {}
-        self._left: dict[int, Words] = dict(left or {})
+        self._left: dict[int, Words] = dict(expected or {})
         self._dirty: dict[int, SourceSegment] = {}
         self._outcomes: dict[int, int] = {}
         """By producer id, its first marker behind all that was read so far."""
@@ -187,10 +191,10 @@ class Gate:
     @property
     def coverage(self) -> float:
         """Return the share of the keys that are looked up, 1.0 for all."""
-        return 1 / self._table.ranges
+        return 1 / self._table.range_count
 
     def free_keys(self) -> None:
-        """Free the key table: nothing is checked any more."""
+        """Free the memory of the key table. Afterwards no key can be checked."""
         self._table = KeyTable(0, 0)
 
     # ---- transactions
@@ -291,7 +295,7 @@ class Gate:
                     raise GateFailed(problem[0], segment=source.name, offset=problem[1])
                 crcs[read : read + headers.shape[1]] = headers[col.STORED_CRC]
                 read += headers.shape[1]
-        except UnreadableBatches as unreadable:
+        except UnreadableBatchesError as unreadable:
             raise GateFailed(f"the gate cannot read it: {unreadable}", segment=source.name) from None
         if read != len(table):
             raise GateFailed(f"the cleaner saw {len(table)} batches, there are {read}", segment=source.name)
@@ -330,15 +334,15 @@ class Gate:
             headers, records = self._parse_chunk(buffers, source, chunk, mine)
             self._add_outside_sums(source, chunk.first + np.flatnonzero(mine), headers, records)
 
-    def _parse_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk, mine: Flags) -> tuple[HeaderFields, Records]:
-        """Parse the records of the batches flagged in ``mine``, in a worker thread."""
+    def _parse_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk, selected: Flags) -> tuple[HeaderFields, Records]:
+        """Parse the records of the batches flagged in ``selected``, in a worker thread."""
         if buffers.second_reader is None:
             buffers.second_reader = RecordReader(*self._key)
-        headers = headers_from_table(source.table, slice(chunk.first, chunk.last))[:, mine]
-        body = np.stack((chunk.body_start[mine], chunk.body_end[mine]))
+        headers = headers_from_table(source.table, slice(chunk.first, chunk.last))[:, selected]
+        body = np.stack((chunk.body_start[selected], chunk.body_end[selected]))
         try:
             return headers, buffers.second_reader.parse_bodies(chunk.buf, headers, body)
-        except UnreadableBatches as problem:
+        except UnreadableBatchesError as problem:
             raise GateFailed(f"unreadable: {problem}", segment=source.name) from None
 
     def _parse_batches(
@@ -352,10 +356,10 @@ class Gate:
             some = waiting.pop()
             try:
                 records = reader.read_batches(buf, headers[:, some])
-            except InflatedTooLarge:
+            except InflatedTooLargeError:
                 waiting += np.array_split(some, 2)[::-1]
                 continue
-            except UnreadableBatches as problem:
+            except UnreadableBatchesError as problem:
                 raise GateFailed(f"unreadable: {problem}", segment=segment) from None
             yield some, records
 
@@ -398,7 +402,7 @@ class Gate:
 
     def _is_checked(self, records: Records) -> Flags:
         """Return which records are compared: those whose keys are looked up, and those after the mapped range, which always stay."""
-        if self._table.ranges == 1:
+        if self._table.range_count == 1:
             return np.ones(len(records.offset), np.bool_)
         return self._table.flags_in_range(records.hashes) | (records.offset > self._rules.latest_offset)
 
@@ -476,13 +480,13 @@ class Gate:
             begin += len(source.table)
         for cause, offset in copy_problems(group):
             raise GateFailed(cause, segment=name, offset=offset)
-        return GateReport(headers.shape[1], records, self._table.keys, self.coverage)
+        return GateReport(headers.shape[1], records, self._table.key_count, self.coverage)
 
     def _read_output(self, output: Bytes, base: int, end_offset: int | None, name: str) -> HeaderFields:
         """Return the batch headers of the cleaned segment after checking framing, checksums, order of offsets and the end offset."""
         try:
             headers = read_headers(output)
-        except UnreadableBatches as problem:
+        except UnreadableBatchesError as problem:
             raise GateFailed(f"unreadable: {problem}", segment=name) from None
         wrong = first_crc_mismatch(output, headers)
         if wrong >= 0:
@@ -503,19 +507,21 @@ class Gate:
         with mapped(source):
             return int(self._parse_batch(source, 0)[1].offset[-1])
 
-    def _match_group(self, sources: Sequence[SourceSegment], output: HeaderFields, end: int | None, reach: int, name: str) -> ComparedGroup:
+    def _match_group(
+        self, sources: Sequence[SourceSegment], output: HeaderFields, end_offset: int | None, first_batch_end: int, name: str
+    ) -> ComparedGroup:
         """Match output batches with source batches; leave out a filler that takes the place of a removed last batch."""
         source = SourceBatches([s.table for s in sources])
         parts = [self._outcomes_of[s.ordinal] for s in sources]
         outcomes = BatchTransactions(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("aborted", "idle", "began")))
         filler = False
-        if end is not None and is_filler(output[:, -1], end):
+        if end_offset is not None and is_filler(output[:, -1], end_offset):
             # The header of a batch that must stay can look just like one.
-            filler = not np.any(batches_that_must_stay(source, self._rules) & (source[col.LAST] == end))
+            filler = not np.any(batches_that_must_stay(source, self._rules) & (source[col.LAST] == end_offset))
             if filler and len(source) and output[col.LEADER_EPOCH, -1] != source[col.LEADER_EPOCH][-1]:
-                raise GateFailed("a filler of another leader epoch than the last source batch", segment=name, offset=end)
+                raise GateFailed("a filler of another leader epoch than the last source batch", segment=name, offset=end_offset)
         output = output[:, : output.shape[1] - int(filler)]
-        origin, problem = match_batches(source, output, reach)
+        origin, problem = match_batches(source, output, first_batch_end)
         if problem:
             raise GateFailed(problem[0], segment=name, offset=problem[1])
         return ComparedGroup(source, outcomes, output, origin, self._rules)

@@ -56,26 +56,26 @@ class KeyTable:
         self._most = max(8, budget_bytes // GATE_ROW_BYTES)
         self._cells: Words = np.zeros(WORDS * self._cells_for(rows), np.uint64)
         self._state = np.zeros(5, np.int64)
-        self._reset(len(self._cells) // WORDS, 1, 0)
+        self._reset_table(len(self._cells) // WORDS, 1, 0)
 
     @property
-    def keys(self) -> int:
+    def key_count(self) -> int:
         """Return the number of keys in the table."""
         return int(self._state[TABLE_ENTRIES])
 
     @property
-    def ranges(self) -> int:
+    def range_count(self) -> int:
         """Return the number of ranges into which the hash is divided; the table holds the keys of one of them."""
         return int(self._state[RANGES])
 
-    def reset_to_range(self, rows: int, ranges: int, number: int) -> None:
-        """Remove all keys, and hold the keys of range ``number`` of ``ranges`` from now on, for at most ``rows`` records."""
+    def reset_to_range(self, rows: int, ranges: int, range_number: int) -> None:
+        """Remove all keys, and hold the keys of range ``range_number`` of ``ranges`` from now on, for at most ``rows`` records."""
         cells = self._cells_for(rows)
         if WORDS * cells > len(self._cells):
             self._cells = np.zeros(WORDS * self._cells_for(rows + rows // 8), np.uint64)  # the next range may be a little larger
         else:
             self._cells[: WORDS * cells] = 0
-        self._reset(cells, ranges, number)
+        self._reset_table(cells, ranges, range_number)
 
     def put_rows(self, rows: GateRows) -> int:
         """Add records in any order; of each key the one with the highest offset is kept. Rows of other ranges are ignored.
@@ -89,7 +89,7 @@ class KeyTable:
 
         Raises OutOfBudget if so many keys share one hash that no range is small enough.
         """
-        ranges = 2 * self.ranges
+        ranges = 2 * self.range_count
         if ranges > MAX_GATE_RANGES:
             raise OutOfBudget("more keys than the gate's memory holds share one hash", hint="Raise map_budget_bytes")
         self._state[RANGES], self._state[RANGE] = ranges, (point * ranges) >> 64
@@ -122,8 +122,8 @@ class KeyTable:
     def _cells_for(self, rows: int) -> int:
         return max(8, min(self._most, int(rows / _LOAD) + 64))
 
-    def _reset(self, cells: int, ranges: int, number: int) -> None:
-        self._state[:] = 0, cells, int(cells * _LOAD), ranges, number
+    def _reset_table(self, cells: int, ranges: int, range_number: int) -> None:
+        self._state[:] = 0, cells, int(cells * _LOAD), ranges, range_number
 
 
 def pack_table_rows(hashes: Words, offsets: Int64s, digests: Words) -> GateRows:

@@ -34,7 +34,7 @@ from compactor.records.batches import (
     Bytes,
     Int64s,
 )
-from compactor.records.bulk import BatchUnreadable, inflate_into
+from compactor.records.bulk import BatchUnreadable, inflate_bodies
 from compactor.records.encode import as_java_utf8
 
 HeaderFields = npt.NDArray[np.int64]
@@ -53,11 +53,11 @@ ODD_NAMES: Final = 4  # a header name that is not ASCII: Java may write other by
 ODD_ATTRIBUTES: Final = 8  # unused bits, which only a copy keeps
 
 
-class UnreadableBatches(Exception):
+class UnreadableBatchesError(Exception):
     """Raised for bytes that are not valid batches or records. The message contains the reason and the position."""
 
 
-class InflatedTooLarge(Exception):
+class InflatedTooLargeError(Exception):
     """Raised if several batches together inflate to more bytes than may be held at once. The caller retries with half of them."""
 
 
@@ -93,22 +93,23 @@ _BLOCK: Final = 1 << 15
 
 
 def header_blocks(buf: Bytes) -> Iterator[HeaderFields]:
-    """Yield the batch headers of a segment in blocks of some thousands. A block is valid until the next one is requested. Raises
-    Unreadable.
+    """Yield the batch headers of a segment in blocks of some thousands.
+
+    A block is valid until the next one is requested. Raises UnreadableBatchesError.
     """
     headers = np.empty((len(FIELDS), _BLOCK), np.int64)
     at = 0
     while at < len(buf):
         count, at, fine = _parse_headers(buf, at, headers)
         if not fine:
-            raise UnreadableBatches(f"position {at}: a header that makes no sense")
+            raise UnreadableBatchesError(f"position {at}: a header that makes no sense")
         if not count:
-            raise UnreadableBatches(f"position {at}: {len(buf) - at} bytes that are no whole batch")
+            raise UnreadableBatchesError(f"position {at}: {len(buf) - at} bytes that are no whole batch")
         yield headers[:, :count]
 
 
 def read_headers(buf: Bytes) -> HeaderFields:
-    """Return the headers of all batches of a segment. Raises Unreadable."""
+    """Return the headers of all batches of a segment. Raises UnreadableBatchesError."""
     return np.concatenate([np.empty((len(FIELDS), 0), np.int64), *(block.copy() for block in header_blocks(buf))], axis=1)
 
 
@@ -118,87 +119,87 @@ def first_crc_mismatch(buf: Bytes, headers: HeaderFields) -> int:
 
 
 @leaf
-def _read_big_endian(buf: Bytes, at: int, size: int) -> int:
+def _read_big_endian(buf: Bytes, position: int, size: int) -> int:
     """Return a signed big-endian number of ``size`` bytes."""
-    value = np.int64(np.int8(buf[at]))
-    for i in range(at + 1, at + size):
+    value = np.int64(np.int8(buf[position]))
+    for i in range(position + 1, position + size):
         value = (value << 8) | np.int64(buf[i])
     return value
 
 
 @leaf
-def parse_varint(buf: Bytes, at: int, end: int) -> tuple[int, int]:
+def parse_varint(buf: Bytes, position: int, end: int) -> tuple[int, int]:
     """Read a varint. Return its value and the next position, which is beyond ``end`` if the number does not end before it."""
-    if at < end and buf[at] < 128:
-        low = np.int64(buf[at])
-        return (low >> 1) ^ -(low & 1), at + 1
+    if position < end and buf[position] < 128:
+        low = np.int64(buf[position])
+        return (low >> 1) ^ -(low & 1), position + 1
     value = np.uint64(0)
     shift = np.uint64(0)
-    while at < end and shift < np.uint64(64):
-        byte = np.uint64(buf[at])
-        at += 1
+    while position < end and shift < np.uint64(64):
+        byte = np.uint64(buf[position])
+        position += 1
         value |= (byte & np.uint64(127)) << shift
         shift += np.uint64(7)
         if byte < np.uint64(128):
-            return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), at
+            return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), position
     return np.int64(0), end + 1
 
 
 @kernel
-def _parse_headers(buf: Bytes, at: int, headers: HeaderFields) -> tuple[int, int, bool]:
-    """Fill ``headers`` with the batches from position ``at`` on. Return (number of batches, position after the last one, whether all were
+def _parse_headers(buf: Bytes, position: int, headers: HeaderFields) -> tuple[int, int, bool]:
+    """Fill ``headers`` with the batches from ``position`` on. Return (number of batches, position after the last one, whether all were
     valid).
     """
     count = 0
     row = np.empty(len(headers), np.int64)
-    while count < headers.shape[1] and at + 26 <= buf.size:
-        size = 12 + _read_big_endian(buf, at + 8, 4)
-        magic = np.int64(buf[at + 16])
-        if magic > 2 or size < (61 if magic == 2 else 26) or at + size > buf.size:
+    while count < headers.shape[1] and position + 26 <= buf.size:
+        size = 12 + _read_big_endian(buf, position + 8, 4)
+        magic = np.int64(buf[position + 16])
+        if magic > 2 or size < (61 if magic == 2 else 26) or position + size > buf.size:
             break
-        row[POSITION], row[SIZE], row[MAGIC] = at, size, magic
+        row[POSITION], row[SIZE], row[MAGIC] = position, size, magic
         row[CONTROL_KIND], row[COORDINATOR_EPOCH] = NOT_CONTROL, -1
-        row[BASE] = _read_big_endian(buf, at, 8)
+        row[BASE] = _read_big_endian(buf, position, 8)
         if magic == 2:
-            row[LEADER_EPOCH] = _read_big_endian(buf, at + 12, 4)
-            row[STORED_CRC] = _read_big_endian(buf, at + 17, 4) & 0xFFFFFFFF
-            row[ATTRIBUTES] = _read_big_endian(buf, at + 21, 2)
-            row[LAST] = row[BASE] + _read_big_endian(buf, at + 23, 4)
-            row[BASE_TIMESTAMP] = _read_big_endian(buf, at + 27, 8)
-            row[MAX_TIMESTAMP] = _read_big_endian(buf, at + 35, 8)
-            row[PRODUCER_ID] = _read_big_endian(buf, at + 43, 8)
-            row[PRODUCER_EPOCH] = _read_big_endian(buf, at + 51, 2)
-            row[BASE_SEQUENCE] = _read_big_endian(buf, at + 53, 4)
-            row[COUNT] = _read_big_endian(buf, at + 57, 4)
+            row[LEADER_EPOCH] = _read_big_endian(buf, position + 12, 4)
+            row[STORED_CRC] = _read_big_endian(buf, position + 17, 4) & 0xFFFFFFFF
+            row[ATTRIBUTES] = _read_big_endian(buf, position + 21, 2)
+            row[LAST] = row[BASE] + _read_big_endian(buf, position + 23, 4)
+            row[BASE_TIMESTAMP] = _read_big_endian(buf, position + 27, 8)
+            row[MAX_TIMESTAMP] = _read_big_endian(buf, position + 35, 8)
+            row[PRODUCER_ID] = _read_big_endian(buf, position + 43, 8)
+            row[PRODUCER_EPOCH] = _read_big_endian(buf, position + 51, 2)
+            row[BASE_SEQUENCE] = _read_big_endian(buf, position + 53, 4)
+            row[COUNT] = _read_big_endian(buf, position + 57, 4)
             if row[ATTRIBUTES] & CONTROL:
                 row[CONTROL_KIND], row[COORDINATOR_EPOCH] = _control_kind(buf, row)
             if row[BASE] < 0 or row[LAST] < row[BASE] or row[COUNT] < 0:
-                return count, at, False
+                return count, position, False
         else:
-            codec = np.int64(buf[at + 17]) & CODEC_MASK
-            row[ATTRIBUTES] = codec | (np.int64(buf[at + 17]) & LOG_APPEND if magic == 1 else 0)
-            row[STORED_CRC] = _read_big_endian(buf, at + 12, 4) & 0xFFFFFFFF
+            codec = np.int64(buf[position + 17]) & CODEC_MASK
+            row[ATTRIBUTES] = codec | (np.int64(buf[position + 17]) & LOG_APPEND if magic == 1 else 0)
+            row[STORED_CRC] = _read_big_endian(buf, position + 12, 4) & 0xFFFFFFFF
             row[LAST] = row[BASE]
             row[BASE] = -1 if codec else row[BASE]
             row[COUNT] = 0 if codec else 1
-            row[BASE_TIMESTAMP] = row[MAX_TIMESTAMP] = _read_big_endian(buf, at + 18, 8) if magic == 1 else -1
+            row[BASE_TIMESTAMP] = row[MAX_TIMESTAMP] = _read_big_endian(buf, position + 18, 8) if magic == 1 else -1
             row[LEADER_EPOCH], row[PRODUCER_ID], row[PRODUCER_EPOCH], row[BASE_SEQUENCE] = -1, -1, -1, -1
         for field in range(row.size):
             headers[field, count] = row[field]
         count += 1
-        at += size
-    return count, at, True
+        position += size
+    return count, position, True
 
 
 @leaf
-def _control_kind(buf: Bytes, row: Int64s) -> tuple[int, int]:
+def _control_kind(buf: Bytes, columns: Int64s) -> tuple[int, int]:
     """Return (kind, coordinator epoch) of a control batch."""
-    if row[ATTRIBUTES] & CODEC_MASK:
+    if columns[ATTRIBUTES] & CODEC_MASK:
         return PACKED, -1
-    if row[COUNT] == 0:
+    if columns[COUNT] == 0:
         return EMPTIED, -1
-    end = row[POSITION] + row[SIZE]
-    _, at = parse_varint(buf, row[POSITION] + 61, end)
+    end = columns[POSITION] + columns[SIZE]
+    _, at = parse_varint(buf, columns[POSITION] + 61, end)
     _, at = parse_varint(buf, at + 1, end)
     _, at = parse_varint(buf, at, end)
     length, at = parse_varint(buf, at, end)
@@ -235,8 +236,9 @@ class RecordReader:
         self._columns = _allocate_columns(1 << 14)
 
     def read_batches(self, buf: Bytes, headers: HeaderFields) -> Records:
-        """Parse the records of these batches of one segment. Raises Unreadable; TooMuch if several batches together inflate to too many
-        bytes.
+        """Parse the records of these batches of one segment.
+
+        Raises UnreadableBatchesError, and InflatedTooLargeError if several batches together inflate to too many bytes.
         """
         body = np.empty((2, headers.shape[1]), np.int64)
         if not np.any(headers[ATTRIBUTES] & CODEC_MASK):
@@ -252,11 +254,11 @@ class RecordReader:
         return records
 
     def parse_bodies(self, buf: Bytes, headers: HeaderFields, body: Int64s) -> Records:
-        """Parse the records of batches whose inflated bodies lie at ``buf[body[0, i] : body[1, i]]``. Raises Unreadable."""
+        """Parse the records of batches whose inflated bodies lie at ``buf[body[0, i] : body[1, i]]``. Raises UnreadableBatchesError."""
         headers = np.ascontiguousarray(headers)
         counts = _record_counts(buf, headers, body)
         if np.any(counts * 7 > body[1] - body[0]):
-            raise UnreadableBatches("a batch that claims more records than its bytes can hold")
+            raise UnreadableBatchesError("a batch that claims more records than its bytes can hold")
         first_row = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
         rows = int(first_row[-1])
         if rows > len(self._columns[0]):
@@ -267,7 +269,7 @@ class RecordReader:
         )  # fmt: skip
         records = Records(first_row, offset, timestamp, hashes, digest, flags, key_start, key_length, buf)
         if batch >= 0:
-            raise UnreadableBatches(f"offset {headers[LAST, batch]}: records that cannot be read")
+            raise UnreadableBatchesError(f"offset {headers[LAST, batch]}: records that cannot be read")
         for row in np.flatnonzero(records.flags & ODD_NAMES).tolist():
             records.digest[row] = _digest_of_odd_names(records, row)
         return records
@@ -280,21 +282,21 @@ class RecordReader:
         everything = np.ones(len(position), np.bool_)
         self._bodies.clear()
         try:
-            ends = inflate_into(
+            ends = inflate_bodies(
                 buf, codec, start, position + headers[SIZE], everything, self._bodies, self._limit,
                 _MOST_BYTES if len(position) > 1 else MAX_OFFSET, magic,
             )  # fmt: skip
         except BatchUnreadable as error:
-            raise UnreadableBatches(f"position {position[error.batch]}: {error}") from None
+            raise UnreadableBatchesError(f"position {position[error.batch]}: {error}") from None
         if len(position) > 1 and self._bodies.size > _MOST_BYTES:
-            raise InflatedTooLarge
+            raise InflatedTooLargeError
         body[0] = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
         body[1] = ends
 
 
-def split_into_chunks(headers: HeaderFields, wanted: npt.NDArray[np.bool_]) -> Iterator[Int64s]:
-    """Yield the numbers of the wanted batches in chunks of bounded size, each either all compressed or all uncompressed."""
-    batches = np.flatnonzero(wanted)
+def split_into_chunks(headers: HeaderFields, selected: npt.NDArray[np.bool_]) -> Iterator[Int64s]:
+    """Yield the numbers of the selected batches in chunks of bounded size, each either all compressed or all uncompressed."""
+    batches = np.flatnonzero(selected)
     if not len(batches):
         return
     packed = (headers[ATTRIBUTES, batches] & CODEC_MASK != 0).astype(np.int8)
@@ -435,20 +437,20 @@ def _digest_of_odd_names(records: Records, row: int) -> int:
     key_end = int(records.key_start[row]) + max(int(records.key_length[row]), 0)
     end = len(buf)
 
-    def number(at: int) -> tuple[int, int]:
+    def read_number(at: int) -> tuple[int, int]:
         value, after = parse_varint(buf, at, end)
         return int(value), int(after)
 
     parts = [int(records.timestamp[row]).to_bytes(8, "little", signed=True), *_digest_bytes(records.key_of_row(row))]
     with np.errstate(over="ignore"):
-        length, at = number(key_end)
+        length, at = read_number(key_end)
         parts += _digest_bytes(None if length < 0 else buf[at : at + length].tobytes())
-        names, at = number(at + max(length, 0))
+        names, at = read_number(at + max(length, 0))
         parts.append(names.to_bytes(8, "little", signed=True))
         for _ in range(names):
-            length, at = number(at)
+            length, at = read_number(at)
             parts += _digest_bytes(as_java_utf8(buf[at : at + length].tobytes()))
-            length, at = number(at + length)
+            length, at = read_number(at + length)
             parts += _digest_bytes(None if length < 0 else buf[at : at + length].tobytes())
             at += max(length, 0)
     return checksums.crc32c(b"".join(parts)) ^ int(START)

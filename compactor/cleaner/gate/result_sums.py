@@ -9,10 +9,10 @@ from compactor.cleaner.gate.parser import (
     MAGIC,
     POSITION,
     HeaderFields,
-    InflatedTooLarge,
+    InflatedTooLargeError,
     RecordReader,
     Records,
-    UnreadableBatches,
+    UnreadableBatchesError,
     first_crc_mismatch,
     parse_varint,
     read_headers,
@@ -31,7 +31,7 @@ from compactor.records.balance import (
     RECORDS_DROPPED,
     BalanceKey,
     Sums,
-    add_batch,
+    add_batch_digest,
     digest_second_half,
     record_digest,
     to_digest_sum,
@@ -40,8 +40,9 @@ from compactor.records.batches import Bytes, Int64s, map_file
 
 
 class ResultSums:
-    """Collects the sums of batches and records of one new segment. The gate passes on the records that it parses; ``balance`` parses the
-    others.
+    """Collects the sums of batches and records of one new segment.
+
+    The gate adds the records that it parses; ``balance`` parses the others.
     """
 
     def __init__(self, cleaned: CleanedSegment, key: BalanceKey, inflate_limit: int) -> None:
@@ -93,10 +94,10 @@ class ResultSums:
             buf = map_file(self._cleaned.paths["log"])
             try:
                 headers = read_headers(buf)
-            except UnreadableBatches as problem:
-                raise self._data_error(f"cannot be read: {problem}") from None
+            except UnreadableBatchesError as problem:
+                raise self._unparsable_error(f"cannot be read: {problem}") from None
             if first_crc_mismatch(buf, headers) >= 0:
-                raise self._data_error("has a batch with a wrong CRC")
+                raise self._unparsable_error("has a batch with a wrong CRC")
             self.set_segment(buf, headers)
             return buf, headers
         return self._begun
@@ -112,14 +113,14 @@ class ResultSums:
             some = waiting.pop()
             try:
                 reader.read_batches(buf, headers[:, some])
-            except InflatedTooLarge:
+            except InflatedTooLargeError:
                 waiting += np.array_split(some, 2)[::-1]
-            except UnreadableBatches as problem:
-                raise self._data_error(f"cannot be read: {problem}") from None
+            except UnreadableBatchesError as problem:
+                raise self._unparsable_error(f"cannot be read: {problem}") from None
 
-    def _data_error(self, what: str) -> BadData:
+    def _unparsable_error(self, cause: str) -> BadData:
         """Return the error for a new segment that cannot be parsed."""
-        return BadData(f"the new segment {what}", segment=self._cleaned.paths["log"].name, hint="This is a bug; please report it")
+        return BadData(f"the new segment {cause}", segment=self._cleaned.paths["log"].name, hint="This is a bug; please report it")
 
 
 @kernel
@@ -149,8 +150,10 @@ def _add_records(
 
 
 @kernel
-def _add_batches(buf: Bytes, position: Int64s, magic: Int64s, anew: Flags, k0: np.uint64, k1: np.uint64, left: Sums, result: Sums) -> None:
+def _add_batches(
+    buf: Bytes, position: Int64s, magic: Int64s, rewritten: Flags, k0: np.uint64, k1: np.uint64, unchanged_sums: Sums, new_sums: Sums
+) -> None:
     for i in range(position.size):
-        add_batch(buf, position[i], magic[i], k0, k1, result)
-        if not anew[i]:
-            add_batch(buf, position[i], magic[i], k0, k1, left)
+        add_batch_digest(buf, position[i], magic[i], k0, k1, new_sums)
+        if not rewritten[i]:
+            add_batch_digest(buf, position[i], magic[i], k0, k1, unchanged_sums)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.siphash import key_tag
-from compactor.cleaner.keys.key_set import AHEAD, CAPACITY, HashTable, KeySet, State, holds_key, home_of, put_key
+from compactor.cleaner.keys.key_set import AHEAD, CAPACITY, HashTable, KeySet, State, holds_key, home_cell, put_key
 from compactor.cleaner.row_spool import DiskReservation, HashRanges, RowSpool, hash_range_of
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import KEY_BYTES, Flags, Hashes
@@ -128,7 +128,7 @@ class DiskOffsetMap:
             raise ValueError(f"ordinal {self._most} was added, the bitmap is for {ordinals}")
         bitmap = np.zeros((ordinals + 7) // 8, dtype=np.uint8)
         for bucket in range(self._ranges.count):
-            self._find_in_range(bucket, self._ranges.total, self._ranges.first + bucket, bitmap)
+            self._mark_survivors_in_range(bucket, self._ranges.total, self._ranges.first + bucket, bitmap)
         return bitmap
 
     def close(self) -> None:
@@ -152,38 +152,38 @@ class DiskOffsetMap:
     def _add_rows(self, section: int, hashes: Hashes, ordinals: Ordinals) -> None:
         rows = np.empty((len(hashes), 4), np.uint32)
         _pack_rows(hashes, ordinals, rows)
-        self._spool.add(section, rows)
+        self._spool.add_rows(section, rows)
 
-    def _find_in_range(self, bucket: int, ranges: int, wanted: int, bitmap: Bitmap) -> None:
-        """Set the bits of the surviving rows of a spool range whose tag lies in range ``wanted`` of ``ranges``."""
+    def _mark_survivors_in_range(self, bucket: int, ranges: int, part: int, bitmap: Bitmap) -> None:
+        """Set the bits of the surviving rows of a spool range, of those rows only whose tag lies in range ``part`` of ``ranges``."""
         if ranges > 2**32:
             raise OutOfBudget("more keys than the map budget holds share one tag: the key hashes are not uniform")
         keys = KeySet(self._map_budget_bytes, expected_keys=self._guess)
         done = 0
         for rows in self._spool.read_range(DIRTY, bucket):
-            taken = mark_first_of_each_key(keys.table, keys.state, rows, 0, ranges, wanted, bitmap)
+            taken = mark_newest_of_each_key(keys.table, keys.state, rows, 0, ranges, part, bitmap)
             while taken < len(rows) and keys.grow():
-                taken = mark_first_of_each_key(keys.table, keys.state, rows, taken, ranges, wanted, bitmap)
+                taken = mark_newest_of_each_key(keys.table, keys.state, rows, taken, ranges, part, bitmap)
             done += taken
             if taken < len(rows):
                 # The bits set so far are valid; the smaller ranges set them once more.
                 del keys
                 pieces = max(2, -(-self._spool.count_rows(DIRTY, bucket) // max(1, done)))
                 for piece in range(pieces):
-                    self._find_in_range(bucket, ranges * pieces, wanted * pieces + piece, bitmap)
+                    self._mark_survivors_in_range(bucket, ranges * pieces, part * pieces + piece, bitmap)
                 return
         for rows in self._spool.read_range(CLEAN, bucket):
-            mark_absent_keys(keys.table, keys.state, rows, ranges, wanted, bitmap)
-        self.entries += keys.entries
+            mark_absent_keys(keys.table, keys.state, rows, ranges, part, bitmap)
+        self.entries += keys.key_count
         self.peak_bytes = max(self.peak_bytes, keys.peak_bytes)
-        self._guess = keys.entries + keys.entries // 20
+        self._guess = keys.key_count + keys.key_count // 20
 
 
 # ---- kernels: plain arrays, rows of (tag, low word, high word, ordinal) -----------------------------------------------------
 
 
 @leaf
-def hash_second_half(rows: KeyRows, row: int) -> np.uint64:
+def second_hash_half(rows: KeyRows, row: int) -> np.uint64:
     """Return the second half of the key hash of a row."""
     return np.uint64(rows[row, 1]) | (np.uint64(rows[row, 2]) << np.uint64(32))
 
@@ -204,17 +204,17 @@ def _flag_rows_in_part(hashes: Hashes, ranges: int, first: int, count: int, answ
 
 
 @kernel
-def mark_first_of_each_key(table: HashTable, state: State, rows: KeyRows, start: int, ranges: int, wanted: int, bitmap: Bitmap) -> int:
+def mark_newest_of_each_key(table: HashTable, state: State, rows: KeyRows, start: int, ranges: int, part: int, bitmap: Bitmap) -> int:
     """Set the bit of the first row of each key. Rows come newest first.
 
-    Return the number of rows, or the first row for which the key set has no space. Only rows whose tag lies in range ``wanted`` of
+    Return the number of rows, or the first row for which the key set has no space. Only rows whose tag lies in range ``part`` of
     ``ranges`` count.
     """
     for row in range(start, len(rows)):
         if row + AHEAD < len(rows):
-            prefetch(table, 3 * home_of(hash_second_half(rows, row + AHEAD), state[CAPACITY]))
-        if hash_range_of(np.uint64(rows[row, 0]), ranges) == wanted:
-            answer = put_key(table, state, np.uint64(rows[row, 0]), hash_second_half(rows, row))
+            prefetch(table, 3 * home_cell(second_hash_half(rows, row + AHEAD), state[CAPACITY]))
+        if hash_range_of(np.uint64(rows[row, 0]), ranges) == part:
+            answer = put_key(table, state, np.uint64(rows[row, 0]), second_hash_half(rows, row))
             if answer < 0:
                 return row
             if answer == 1 and rows[row, 3] != SEEN:
@@ -223,12 +223,12 @@ def mark_first_of_each_key(table: HashTable, state: State, rows: KeyRows, start:
 
 
 @kernel
-def mark_absent_keys(table: HashTable, state: State, rows: KeyRows, ranges: int, wanted: int, bitmap: Bitmap) -> None:
-    """Set the bits of the rows whose key is not in the set. Only rows whose tag lies in range ``wanted`` of ``ranges`` count."""
+def mark_absent_keys(table: HashTable, state: State, rows: KeyRows, ranges: int, part: int, bitmap: Bitmap) -> None:
+    """Set the bits of the rows whose key is not in the set. Only rows whose tag lies in range ``part`` of ``ranges`` count."""
     for row in range(len(rows)):
         if row + AHEAD < len(rows):
-            prefetch(table, 3 * home_of(hash_second_half(rows, row + AHEAD), state[CAPACITY]))
-        if hash_range_of(np.uint64(rows[row, 0]), ranges) == wanted and not holds_key(
-            table, state, np.uint64(rows[row, 0]), hash_second_half(rows, row)
+            prefetch(table, 3 * home_cell(second_hash_half(rows, row + AHEAD), state[CAPACITY]))
+        if hash_range_of(np.uint64(rows[row, 0]), ranges) == part and not holds_key(
+            table, state, np.uint64(rows[row, 0]), second_hash_half(rows, row)
         ):
             bitmap[rows[row, 3] >> 3] |= np.uint8(128 >> (rows[row, 3] & 7))

@@ -45,7 +45,7 @@ State = npt.NDArray[np.int64]
 
 
 @leaf
-def home_of(h1: np.uint64, capacity: int) -> int:
+def home_cell(h1: np.uint64, capacity: int) -> int:
     """Return the cell of a hash table where the search for a key begins: its hash scaled to the capacity."""
     return np.int64(multiply_high(h1, np.uint64(capacity)))  # type: ignore[return-value]
 
@@ -55,7 +55,7 @@ def find_cell(table: HashTable, capacity: int, tag: np.uint32, h1: np.uint64) ->
     """Return the cell that holds the key, or the bitwise complement of the empty cell where it would be stored."""
     low = np.uint32(h1 & np.uint64(0xFFFFFFFF))
     high = np.uint32(h1 >> np.uint64(32))
-    cell = home_of(h1, capacity)
+    cell = home_cell(h1, capacity)
     while True:
         found = table[3 * cell]
         if found == 0:
@@ -97,7 +97,7 @@ def put_keys(table: HashTable, state: State, hashes: Hashes, start: int, first_s
     capacity = state[CAPACITY]
     for row in range(start, rows):
         if row + AHEAD < rows:
-            prefetch(table, 3 * home_of(hashes[row + AHEAD, 1], capacity))
+            prefetch(table, 3 * home_cell(hashes[row + AHEAD, 1], capacity))
         answer = put_key(table, state, hashes[row, 0], hashes[row, 1])
         if answer < 0:
             return row
@@ -111,7 +111,7 @@ def find_held_keys(table: HashTable, state: State, hashes: Hashes, out: npt.NDAr
     rows = len(hashes)
     for row in range(rows):
         if row + AHEAD < rows:
-            prefetch(table, 3 * home_of(hashes[row + AHEAD, 1], state[CAPACITY]))
+            prefetch(table, 3 * home_cell(hashes[row + AHEAD, 1], state[CAPACITY]))
         out[row] = holds_key(table, state, hashes[row, 0], hashes[row, 1])
 
 
@@ -127,14 +127,13 @@ def longest_cluster(table: HashTable, cells: int) -> int:
 
 
 @kernel
-def spread_to_capacity(table: HashTable, cells: int, capacity: int, scratch: HashTable) -> None:
-    """Move the entries of the first ``cells`` cells to their places in a table of the larger ``capacity``. ``scratch`` must have the size
-    of the longest cluster.
+def spread_to_capacity(table: HashTable, old_capacity: int, new_capacity: int, scratch: HashTable) -> None:
+    """Move the entries of the first ``old_capacity`` cells to their places in a table of the larger ``new_capacity``.
 
-    An entry's new home is at or after its old one, hence after every entry that is still to be moved. No entry is further after the last
-    home than before, so SPACE is enough again.
+    ``scratch`` must have the size of the longest cluster. An entry's new home is at or after its old one, hence after every entry that is
+    still to be moved. No entry is further after the last home than before, so SPACE is enough again.
     """
-    cell = cells - 1
+    cell = old_capacity - 1
     while cell >= 0:
         # Plain loops over words: slices cost more than the handful of entries that a cluster has.
         words = 0
@@ -145,7 +144,7 @@ def spread_to_capacity(table: HashTable, cells: int, capacity: int, scratch: Has
             words += 3
             cell -= 1
         for word in range(0, words, 3):
-            home = home_of(np.uint64(scratch[word + 1]) | (np.uint64(scratch[word + 2]) << np.uint64(32)), capacity)
+            home = home_cell(np.uint64(scratch[word + 1]) | (np.uint64(scratch[word + 2]) << np.uint64(32)), new_capacity)
             while table[3 * home] != 0:
                 home += 1
             for i in range(3):
@@ -173,7 +172,7 @@ class KeySet:
         self._resize(max(SMALLEST, int(expected_keys / MAX_LOAD) + 1))
 
     @property
-    def entries(self) -> int:
+    def key_count(self) -> int:
         """Return the number of keys in the set."""
         return int(self.state[ENTRIES])
 
@@ -209,7 +208,10 @@ class KeySet:
         return True
 
     def key_chunks(self, rows: int = 1 << 16) -> Iterator[Hashes]:
-        """Yield the keys as hashes of shape (n, 2), in chunks of ``rows`` rows. Bits that sets and filters do not use are zero."""
+        """Yield all keys as hashes of shape (n, 2), in chunks of ``rows`` rows.
+
+        Hash bits that neither sets nor Bloom filters use are zero.
+        """
         cells = self.table[: 3 * int(self.state[CELLS])].reshape(-1, 3)
         for begin in range(0, len(cells), rows):
             chunk = cells[begin : begin + rows].astype(np.uint64)
@@ -229,7 +231,7 @@ ABSENT = -1
 @leaf
 def find_bounded_cell(table: Hashes, cells: int, h0: np.uint64, h1: np.uint64) -> int:
     """Return the cell that holds the key, or the bitwise complement of the empty cell where it would be stored. ``h0`` is not 0."""
-    cell = home_of(h1, cells)
+    cell = home_cell(h1, cells)
     while True:
         found = table[3 * cell]
         if found == 0:
@@ -246,7 +248,7 @@ def replace_zero_hash(h0: np.uint64) -> np.uint64:
 
 
 @kernel
-def put_until_full(table: Hashes, state: State, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> int:
+def put_rows_until_full(table: Hashes, state: State, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> int:
     """Add keys in ascending order of their offsets, as Kafka's pass 1 does: keep the latest offset of each key until LIMIT keys are held.
 
     Return the number of rows taken. As in Kafka, the first row after the table is full ends the pass, even if its key is in the table.
@@ -273,7 +275,7 @@ def find_latest_offsets(table: Hashes, state: State, hashes: Hashes, out: npt.ND
     rows = len(hashes)
     for row in range(rows):
         if row + AHEAD < rows:
-            prefetch(table, 3 * home_of(hashes[row + AHEAD, 1], cells))
+            prefetch(table, 3 * home_cell(hashes[row + AHEAD, 1], cells))
         cell = find_bounded_cell(table, cells, replace_zero_hash(hashes[row, 0]), hashes[row, 1])
         out[row] = np.int64(table[3 * cell + 2]) if cell >= 0 else ABSENT
 
@@ -293,7 +295,7 @@ class BoundedOffsetMap:
         self.state[LIMIT] = limit
 
     @property
-    def entries(self) -> int:
+    def key_count(self) -> int:
         """Return the number of keys in the map."""
         return int(self.state[ENTRIES])
 
@@ -303,11 +305,11 @@ class BoundedOffsetMap:
         return self.table.nbytes
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
-    def put_until_full(self, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> int:
+    def put_rows_until_full(self, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> int:
         """Add rows in ascending order of their offsets until the map is full, and return the number of rows taken. If it is less than the
         number given, the pass is over.
         """
-        return put_until_full(self.table, self.state, hashes, offsets)
+        return put_rows_until_full(self.table, self.state, hashes, offsets)
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def find_latest_offsets(self, hashes: Hashes, out: npt.NDArray[np.int64]) -> None:

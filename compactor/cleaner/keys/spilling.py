@@ -56,8 +56,8 @@ class SpillingSurvivors(BackwardSurvivors):
         """Ordinals of segments of which pass 2 has found a superseded record below the dirty range."""
 
     @property
-    def keys(self) -> int:
-        return self._entries or self._set.entries
+    def key_count(self) -> int:
+        return self._entries or self._set.key_count
 
     @property
     def peak_bytes(self) -> int:
@@ -65,23 +65,29 @@ class SpillingSurvivors(BackwardSurvivors):
 
     @property
     def key_scan(self) -> KeyScan:
-        """Return the parameters of the scan. After the first part they have no witness, because the witness has seen all keys."""
+        """Return the parameters of the scan.
+
+        After the first part of the keys there is no witness in them, because the witness has seen all keys.
+        """
         return self._scan
 
     @property
     def is_on_disk(self) -> bool:
-        """Return whether rows of this part are on disk. If so, rows below the dirty range must be looked up in pass 1."""
+        """Return whether the rows of the current part of the keys are on disk.
+
+        If so, rows below the dirty range must be looked up in pass 1.
+        """
         return self._map is not None
 
     @property
     def has_spilled(self) -> bool:
-        """Return whether the disk was needed."""
+        """Return whether keys were moved to disk because memory did not suffice."""
         return self._map is not None or self._entries > 0
 
-    def scan_dirty_segment(self, source: SourceSegment, wanted: Flags, workers: WorkerThreads, *, ahead: bool = True) -> None:
+    def scan_dirty_segment(self, source: SourceSegment, wanted: Flags, workers: WorkerThreads, *, clean_at_once: bool = True) -> None:
         before = self._bits.pop(source.ordinal, None)
         self._places[source.ordinal] = self._next
-        super().scan_dirty_segment(source, wanted, workers, ahead=ahead)
+        super().scan_dirty_segment(source, wanted, workers, clean_at_once=clean_at_once)
         if before is not None:  # an earlier part of the keys has begun these bits, in the same places
             self._bits[source.ordinal] = before
 
@@ -116,11 +122,11 @@ class SpillingSurvivors(BackwardSurvivors):
         begins = self._next
         added: list[npt.NDArray[np.uint8]] = []
 
-        def read(buffers: ThreadBuffers, job: tuple[int, int]) -> list[HashedChunk]:
+        def hash_range(buffers: ThreadBuffers, job: tuple[int, int]) -> list[HashedChunk]:
             first, last = job
             return key_scan.hash_chunks(buffers, source, first, last, wanted[first:last], backwards=False, below=True)
 
-        for pieces in workers.run(read, [(first, last) for first, last in source.batch_ranges() if wanted[first:last].any()]):
+        for pieces in workers.run_jobs(hash_range, [(first, last) for first, last in source.batch_ranges() if wanted[first:last].any()]):
             for piece in pieces:
                 rows = int(piece.first_row[-1])
                 place = self._reserve_ordinals(rows)
@@ -159,13 +165,13 @@ class SpillingSurvivors(BackwardSurvivors):
             self._map.close()
 
     def free_keys(self) -> None:
-        """Free the key set: no key is looked up any more."""
-        self._entries, self._peak = self.keys, self.peak_bytes
+        """Free the memory of the key set. Afterwards no key can be looked up."""
+        self._entries, self._peak = self.key_count, self.peak_bytes
         self._set = KeySet(MIN_MAP_BYTES)
 
-    def _find_superseded_below(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
+    def _find_superseded_clean_rows(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
         if not self.has_spilled:
-            found = super()._find_superseded_below(source, chunk, rows, first_row, below)
+            found = super()._find_superseded_clean_rows(source, chunk, rows, first_row, below)
         elif source.ordinal in self._clean:
             found = self._clean[source.ordinal].find_superseded(chunk, first_row)[below]
         else:

@@ -45,14 +45,14 @@ class SurvivorCounts:
 
 
 class Survivors(Protocol):
-    """Result of pass 1 as pass 2 uses it: which records have a later record of the same key."""
+    """Result of pass 1, as pass 2 uses it: tells which records have a later record of the same key."""
 
     @property
     def latest_offset(self) -> int:
         """Return the last offset that the offset map covers. Records after it stay."""
 
     @property
-    def keys(self) -> int:
+    def key_count(self) -> int:
         """Return the number of distinct keys in the map."""
 
     @property
@@ -193,6 +193,8 @@ class _SegmentScan:
 
 @dataclass(frozen=True, slots=True)
 class _ScanJob:
+    """A range of batches of one dirty segment, to be hashed by a worker thread."""
+
     scanned: _SegmentScan
     first: int
     last: int
@@ -212,38 +214,40 @@ class BackwardSurvivors:
         return self._scan.end - 1
 
     @property
-    def keys(self) -> int:
-        return self._set.entries
+    def key_count(self) -> int:
+        return self._set.key_count
 
     @property
     def peak_bytes(self) -> int:
         return self._set.peak_bytes
 
-    def scan_dirty_segment(self, source: SourceSegment, wanted: Flags, workers: WorkerThreads, *, ahead: bool = True) -> None:
+    def scan_dirty_segment(self, source: SourceSegment, wanted: Flags, workers: WorkerThreads, *, clean_at_once: bool = True) -> None:
         """Read one dirty segment; segments come in descending order. Raises BadData; OutOfBudget if the set is full.
 
-        :param ahead: compressed chunks may be cleaned at once, because the verdicts on their batches are known.
+        :param clean_at_once: compressed chunks may be cleaned at once, because the verdicts on their batches are known.
         """
-        self.scan_dirty_segments([(source, wanted)], workers, ahead=ahead)
+        self.scan_dirty_segments([(source, wanted)], workers, clean_at_once=clean_at_once)
 
-    def scan_dirty_segments(self, segments: Iterable[tuple[SourceSegment, Flags]], workers: WorkerThreads, *, ahead: bool = True) -> None:
+    def scan_dirty_segments(
+        self, segments: Iterable[tuple[SourceSegment, Flags]], workers: WorkerThreads, *, clean_at_once: bool = True
+    ) -> None:
         """Read several dirty segments in descending order. Workers begin the next segment while the last chunks of one
         are being processed.
         """
         key_scan = self._scan
         begun: list[_SegmentScan] = []
 
-        def jobs() -> Iterator[_ScanJob]:
+        def scan_jobs() -> Iterator[_ScanJob]:
             for source, wanted in segments:
-                begun.append(self._begin_segment(source, ahead))
+                begun.append(self._begin_segment(source, clean_at_once))
                 for first, last in reversed(source.batch_ranges()):
                     if wanted[first:last].any():
                         yield _ScanJob(begun[-1], first, last, wanted[first:last])
 
-        def prepare(buffers: ThreadBuffers, job: _ScanJob) -> tuple[_SegmentScan, list[HashedChunk]]:
+        def hash_range(buffers: ThreadBuffers, job: _ScanJob) -> tuple[_SegmentScan, list[HashedChunk]]:
             return job.scanned, key_scan.hash_chunks(buffers, job.scanned.source, job.first, job.last, job.wanted, backwards=True)
 
-        def decide(prepared: tuple[_SegmentScan, list[HashedChunk]]) -> tuple[_SegmentScan, HashedChunk, Flags] | None:
+        def mark_survivors(prepared: tuple[_SegmentScan, list[HashedChunk]]) -> tuple[_SegmentScan, HashedChunk, Flags] | None:
             scanned, pieces = prepared
             marked = [(piece, *self._mark_first_seen(piece)) for piece in pieces]
             for piece in pieces:
@@ -253,12 +257,12 @@ class BackwardSurvivors:
                 scanned.bits.add_chunk(piece, survives, key_scan.first_dirty, scanned.source, final=final)
             return (scanned, *marked[0][:2]) if len(marked) == 1 and marked[0][2] else None
 
-        for _ in workers.run_in_steps(prepare, decide, self._clean_decided_chunk, jobs()):
+        for _ in workers.run_jobs_in_steps(hash_range, mark_survivors, self._clean_decided_chunk, scan_jobs()):
             pass
         for scanned in begun:
             scanned.bits.finish()
 
-    def _begin_segment(self, source: SourceSegment, ahead: bool) -> _SegmentScan:
+    def _begin_segment(self, source: SourceSegment, clean_at_once: bool) -> _SegmentScan:
         """Prepare the scan of a segment: an empty bitmap, and the decisions on its batches if chunks may be cleaned at once."""
         key_scan = self._scan
         if key_scan.witness is not None:
@@ -266,7 +270,7 @@ class BackwardSurvivors:
         bits = self._bits.setdefault(source.ordinal, SurvivorBits(len(source.table)))
         decisions = (
             decide_batches(source.table, key_scan.verdicts[source.ordinal], key_scan.rules, source.name)
-            if key_scan.rules and ahead
+            if key_scan.rules and clean_at_once
             else None
         )
         return _SegmentScan(source, bits, decisions)
@@ -289,11 +293,13 @@ class BackwardSurvivors:
         key_scan.finished.store_chunk(source, chunk, clean)
 
     def _mark_first_seen(self, hashed: HashedChunk) -> tuple[Flags, bool]:
-        """Return a flag per row of the chunk, set for the first record seen of its key, and whether the flags are final."""
+        """Return a flag per row of the chunk, set if the row is the first one with its key (the newest, because the log is read backwards),
+        and whether the flags are final.
+        """
         seen = np.empty(len(hashed.hashes), np.bool_)
         if self._set.insert_if_absent(hashed.hashes, seen) < len(seen):
             raise OutOfBudget(
-                f"the offset map is full at {self._set.entries} keys ({self._set.peak_bytes} bytes)",
+                f"the offset map is full at {self._set.key_count} keys ({self._set.peak_bytes} bytes)",
                 hint='Raise map_budget_bytes, or let map_engine = "auto" choose an engine that needs less memory',
             )
         survives = np.zeros(int(hashed.first_row[-1]), np.bool_)
@@ -310,10 +316,10 @@ class BackwardSurvivors:
         if source.base < self._scan.first_dirty:
             below = _rows_below(rows.offset, rows.key_length, self._scan.first_dirty)
             if len(below):
-                superseded[below] = self._find_superseded_below(source, chunk, rows, first_row, below)
+                superseded[below] = self._find_superseded_clean_rows(source, chunk, rows, first_row, below)
         return superseded
 
-    def _find_superseded_below(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
+    def _find_superseded_clean_rows(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
         """Return for rows below the dirty range whether the dirty range has their key."""
         found = np.empty(len(below), np.bool_)
         self._set.contains(_hash_picked_rows(chunk, rows, below, self._scan.hash_key), found)
@@ -336,8 +342,8 @@ class BoundedSurvivors:
         self.latest_offset = -1
 
     @property
-    def keys(self) -> int:
-        return self._table.entries
+    def key_count(self) -> int:
+        return self._table.key_count
 
     @property
     def peak_bytes(self) -> int:
@@ -357,7 +363,7 @@ class BoundedSurvivors:
     def add_chunk(self, source: SourceSegment, hashed: HashedChunk) -> bool:
         """Add the rows of a chunk to the map. Return False if the map was full when another record with a key came."""
         offsets = hashed.offset[hashed.picked]
-        taken = self._table.put_until_full(hashed.hashes, offsets)
+        taken = self._table.put_rows_until_full(hashed.hashes, offsets)
         chunk = hashed.chunk
         if taken == len(offsets):
             self._move_end(int(source.table.last_offset[chunk.last - 1]))
@@ -386,7 +392,7 @@ def scan_bounded(key_scan: KeyScan, table: BoundedOffsetMap, workers: WorkerThre
     for source, wanted in key_scan.dirty_segments():
         # Chunks without a record that may enter count as read too, so they are not left out.
         jobs = [(source, first, last, wanted[first:last]) for first, last in source.batch_ranges()]
-        for pieces in workers.run(lambda buffers, job: key_scan.hash_chunks(buffers, *job, backwards=False), jobs):
+        for pieces in workers.run_jobs(lambda buffers, job: key_scan.hash_chunks(buffers, *job, backwards=False), jobs):
             for piece in pieces:
                 if not found.add_chunk(source, piece):
                     return found
@@ -468,21 +474,23 @@ def _rows_below(offset: Int64s, key_length: Int32s, first_dirty: int) -> Int64s:
 
 
 @kernel
-def _count_survivors(first_row: Int64s, survives: Flags, value_length: Int32s, whole: Flags, kept: Int32s, tombstones: Flags) -> None:
-    """Count the survivors of each ``whole`` batch (-1 for the others), and note whether tombstones are among them."""
+def _count_survivors(first_row: Int64s, survives: Flags, value_length: Int32s, complete: Flags, kept: Int32s, tombstones: Flags) -> None:
+    """Count the survivors of each ``complete`` batch (-1 for the others), and note whether tombstones are among them."""
     for batch in range(kept.size):
         count = 0
         null = False
         for row in range(first_row[batch], first_row[batch + 1]):
             count += survives[row]
             null = null or (survives[row] and value_length[row] < 0)
-        kept[batch] = count if whole[batch] else -1
+        kept[batch] = count if complete[batch] else -1
         tombstones[batch] = null
 
 
 @kernel
 def _unpack_superseded(packed: npt.NDArray[np.uint8], begin: Int64s, first_row: Int64s, superseded: Flags) -> None:
-    """Set a flag per row from the packed bits of its batch; rows of batches that are not in the map stay as they are."""
+    """Set a flag per row, True if the record is superseded, from the packed bits of its batch; rows of batches that are not in the map stay
+    as they are.
+    """
     for batch in range(begin.size):
         if begin[batch] >= 0:
             for row in range(first_row[batch], first_row[batch + 1]):

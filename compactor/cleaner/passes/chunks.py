@@ -20,15 +20,18 @@ from compactor.kernels.common import Flags
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records.balance import Sums, chunk_sums
 from compactor.records.batches import NOT_CONTROL, Int64s
-from compactor.records.encode import COPY, Encoded, encode_chunk
+from compactor.records.encode import COPY, EncodedBatches, encode_chunk
 from compactor.records.rows import Chunk, Rows
 
 
 @dataclass(frozen=True, slots=True)
 class CleanChunk:
-    """Cleaned batches of a chunk to be written, its number of records before and after, and its part of the balance (None: not wanted)."""
+    """Cleaned batches of a chunk, ready to be written, with its number of records before and after cleaning.
 
-    encoded: Encoded
+    sums: its part of the balance; None if no balance is computed.
+    """
+
+    encoded: EncodedBatches
     records_read: int
     records_kept: int
     sums: Sums | None = None
@@ -38,7 +41,7 @@ class CleanChunk:
         old = self.encoded
         if len(data):  # numpy lets other threads run meanwhile: memory that was never touched is slow
             np.copyto(np.frombuffer(data, np.uint8), np.frombuffer(old.data, np.uint8))
-        moved = Encoded(data, old.size, old.last_offset, old.max_timestamp, old.anew)
+        moved = EncodedBatches(data, old.size, old.last_offset, old.max_timestamp, old.anew)
         return CleanChunk(moved, self.records_read, self.records_kept, self.sums)
 
     def copy_bytes(self) -> CleanChunk:

@@ -16,7 +16,7 @@ from compactor.records.rows import RowBuffers, parse_records
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ContentFacts:
     """Timestamps and number of records of a segment.
 
     max_timestamp_ms: without control records, whose timestamps come from the broker's clock; -1 for none.
@@ -28,10 +28,10 @@ class Content:
     records: int
 
 
-def describe_content(table: BatchTable) -> Content:
+def content_facts(table: BatchTable) -> ContentFacts:
     """Return timestamps and number of records of a segment."""
     data = table.max_timestamp[(table.control == NOT_CONTROL) & ((table.count > 0) | (table.magic < 2))]
-    return Content(
+    return ContentFacts(
         max_timestamp_ms=int(data.max(initial=-1)),
         first_timestamp_ms=int(table.max_timestamp[0]) if len(table) else -1,
         records=int(table.count.sum()),
@@ -59,11 +59,11 @@ def read_first_due_ms(source: SourceSegment, inflate_limit: int) -> int:
     return due if due != NEVER_MS else NO_TIMESTAMP
 
 
-def first_due_ms_by_counts(table: BatchTable, seen: RecordsDue) -> int:
+def first_due_ms_by_counts(table: BatchTable, counted: RecordsDue) -> int:
     """Return the earliest time at which a delete horizon passes, in milliseconds, or -1, using the tombstones that were counted for a
     sidecar.
     """
-    due = min(_first_marker_ms(table), seen.earliest_tombstone_horizon_ms)
+    due = min(_first_marker_ms(table), counted.earliest_tombstone_horizon_ms)
     return due if due != NEVER_MS else NO_TIMESTAMP
 
 

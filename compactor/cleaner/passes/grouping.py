@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from compactor.model.policy import MAX32
 
 
-class Groupable(Protocol):
+class GroupableSegment(Protocol):
     """A segment that can be grouped: its base offset, and its size and the sizes of its indexes in bytes."""
 
     @property
@@ -21,7 +21,7 @@ class Groupable(Protocol):
     def timeindex_bytes(self) -> int: ...
 
 
-S = TypeVar("S", bound=Groupable)
+S = TypeVar("S", bound=GroupableSegment)
 
 
 def _always_join(current: list[S], segment: S) -> bool:
@@ -34,18 +34,18 @@ def group_segments(
     segment_bytes: int,
     segment_index_bytes: int,
     first_uncleanable: int,
-    joins: Callable[[list[S], S], bool] = _always_join,
+    may_join: Callable[[list[S], S], bool] = _always_join,
 ) -> list[list[S]]:
     """Return groups of neighbouring segments, greedily and in order.
 
     A segment larger than ``segment_bytes`` is a group of its own; an empty one joins whatever its offsets.
 
-    :param joins: asked in addition whether a segment may join a group.
+    :param may_join: asked in addition whether a segment may join a group.
     """
     groups: list[list[S]] = []
     for i, segment in enumerate(segments):
         last = (segments[i + 1].base if i + 1 < len(segments) else first_uncleanable) - 1
-        if groups and _fits_limits(groups[-1], segment, last, segment_bytes, segment_index_bytes) and joins(groups[-1], segment):
+        if groups and _fits_limits(groups[-1], segment, last, segment_bytes, segment_index_bytes) and may_join(groups[-1], segment):
             groups[-1].append(segment)
         else:
             groups.append([segment])

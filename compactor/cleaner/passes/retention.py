@@ -60,9 +60,9 @@ class BatchDecisions:
     retain_empty: Flags
     discarded: Flags
 
-    def select_batches(self, some: slice) -> BatchDecisions:
-        """Return the decisions on some of the batches."""
-        return BatchDecisions(self.action[some], self.retain_empty[some], self.discarded[some])
+    def select_batches(self, rows: slice) -> BatchDecisions:
+        """Return the decisions on these batches."""
+        return BatchDecisions(self.action[rows], self.retain_empty[rows], self.discarded[rows])
 
 
 @measure_stage(WorkStage.DECIDE)

@@ -25,7 +25,7 @@ from compactor.model.balance import DigestSum
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records.balance import Sums, sum_of_segment, zero_sums
 from compactor.records.batches import HEADER, HORIZON, NOT_CONTROL, BatchTable, Int64s
-from compactor.records.encode import COPY, DROP, EMPTY, FILTER, MAX_SEGMENT, Encoded, empty_batch
+from compactor.records.encode import COPY, DROP, EMPTY, FILTER, MAX_SEGMENT, EncodedBatches, empty_batch
 from compactor.records.indexes import build_indexes
 from compactor.records.rows import Chunk, parse_records
 
@@ -69,7 +69,7 @@ class _Progress:
     mtime_ms: int = 0
     txnindex: bytes = b""
 
-    def add_encoded(self, encoded: Encoded) -> None:
+    def add_encoded(self, encoded: EncodedBatches) -> None:
         self.anew.append(encoded.anew)
         self.sizes.append(encoded.size)
         self.last_offsets.append(encoded.last_offset)
@@ -82,7 +82,10 @@ GroupMember = Callable[[], AbstractContextManager[tuple[SourceSegment, Verdicts]
 
 @dataclass(frozen=True, slots=True)
 class OpenMember:
-    """A group member whose bytes stay available until its last chunk is written, while the next member is begun already."""
+    """A source of a group, opened by calling it.
+
+    Its bytes stay available until its last chunk is written, while the next source is opened already.
+    """
 
     source: SourceSegment
     verdicts: Verdicts
@@ -93,7 +96,7 @@ class OpenMember:
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Batches [first, last) of a source, with the decisions on them."""
+    """Batches [first, last) of a source segment, with the decisions on them."""
 
     source: SourceSegment
     first: int
@@ -103,7 +106,7 @@ class _Range:
 
 @dataclass(frozen=True, slots=True)
 class RewritePass:
-    """Pass 2 of a round, for all of its groups."""
+    """Pass 2 of a round: writes the new segment of each of its groups."""
 
     survivors: Survivors
     rules: RoundRules
@@ -137,7 +140,7 @@ class RewritePass:
         log = folder / f"{base:020d}.log"
         with log.open("xb") as file:
 
-            def append(cleaned: tuple[SourceSegment, list[CleanChunk]]) -> None:
+            def append_chunks(cleaned: tuple[SourceSegment, list[CleanChunk]]) -> None:
                 source, pieces = cleaned
                 for piece in pieces:
                     _append_chunk(file, piece, source, done, disk)
@@ -145,7 +148,7 @@ class RewritePass:
             # Whatever happens, no buffers is at work any more when a source loses its bytes.
             with (
                 closing(self._iterate_ranges(group, done)) as ranges,
-                closing(workers.run_in_steps(self._clean_range, append, lambda buffers, _: None, ranges)) as written,
+                closing(workers.run_jobs_in_steps(self._clean_range, append_chunks, lambda buffers, _: None, ranges)) as written,
             ):
                 for _ in written:
                     pass
@@ -159,7 +162,7 @@ class RewritePass:
         for kind, data in (("index", index), ("timeindex", timeindex), ("txnindex", done.txnindex)):
             if data or kind != "txnindex":
                 paths[kind] = folder / f"{base:020d}.{kind}"
-                disk.take(len(data))
+                disk.take_bytes(len(data))
                 paths[kind].write_bytes(data)
         for path in paths.values():
             os.utime(path, ns=(done.mtime_ms * 1_000_000,) * 2)
@@ -208,7 +211,7 @@ class RewritePass:
             none = np.empty(0, np.bool_)
             return [
                 clean_chunk(
-                    buffers, source, chunk, buffers.rows.rows_for(0), np.zeros(last - first + 1, np.int64), none, decisions, self.rules
+                    buffers, source, chunk, buffers.rows.allocate_rows(0), np.zeros(last - first + 1, np.int64), none, decisions, self.rules
                 )
             ]
         found = []
@@ -232,7 +235,7 @@ def _append_chunk(file: BinaryIO, piece: CleanChunk, source: SourceSegment, done
             segment=source.name,
             hint="Lower segment_bytes; recompression at the default level can make batches larger",
         )
-    disk.take(len(piece.encoded.data))
+    disk.take_bytes(len(piece.encoded.data))
     _write_all(file, piece.encoded.data)
     done.add_encoded(piece.encoded)
     done.records_read += piece.records_read
@@ -247,10 +250,10 @@ def _append_filler(file: BinaryIO, done: _Progress, base: int, end_offset: int, 
     if last >= end_offset:
         return
     filler = empty_batch(end_offset, end_offset, done.leader_epoch)
-    disk.take(len(filler))
+    disk.take_bytes(len(filler))
     _write_all(file, memoryview(filler))
     size, last_offset, max_timestamp = (np.array([number], np.int64) for number in (HEADER, end_offset, -1))
-    done.add_encoded(Encoded(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
+    done.add_encoded(EncodedBatches(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
 
 
 def _apply_known_counts(table: BatchTable, decisions: BatchDecisions, counts: SurvivorCounts, now_ms: int) -> None:

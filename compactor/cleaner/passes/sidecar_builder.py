@@ -156,10 +156,12 @@ def build_sidecar(
 
     :raises BadData: the segment cannot be read.
     """
-    return scan_into(SidecarBuilder(source, design, hash_key, sketch=sketch), source, inflate_limit, workers).build_sidecar(segment_id)
+    return add_segment_to_builder(SidecarBuilder(source, design, hash_key, sketch=sketch), source, inflate_limit, workers).build_sidecar(
+        segment_id
+    )
 
 
-def scan_into(builder: SidecarBuilder, source: SourceSegment, inflate_limit: int, workers: WorkerThreads) -> SidecarBuilder:
+def add_segment_to_builder(builder: SidecarBuilder, source: SourceSegment, inflate_limit: int, workers: WorkerThreads) -> SidecarBuilder:
     """Add every data batch of ``source`` to ``builder`` and return the builder. Raises BadData."""
     wanted = source.table.control == NOT_CONTROL
 
@@ -168,7 +170,7 @@ def scan_into(builder: SidecarBuilder, source: SourceSegment, inflate_limit: int
         chunks = source.read_chunks(first, last, wanted[first:last], inflate_limit, buffers.bodies)
         return [builder.summarize_chunk(chunk, *parse_records(source.table, chunk, buffers.rows, source.name)) for chunk in chunks]
 
-    for found in workers.run(summarize, [(first, last) for first, last in source.batch_ranges() if wanted[first:last].any()]):
+    for found in workers.run_jobs(summarize, [(first, last) for first, last in source.batch_ranges() if wanted[first:last].any()]):
         for summary in found:
             builder.add_summary(summary)
     return builder
@@ -181,20 +183,20 @@ def stand_in_source(ordinal: int, name: str, base: int, end: int, mtime_ms: int,
 
 
 def verdicts_from_stand_in(source: SourceSegment, stand_in: SourceSegment, verdicts: Verdicts) -> Verdicts:
-    """Convert the verdicts on a stand-in's batches to verdicts on the batches of the segment itself.
+    """Convert verdicts on a stand-in's batches (producer runs and markers of a sidecar) to verdicts on the batches of the segment itself.
 
     A marker has a batch of its own in the stand-in; a data batch has the verdict of its run, which is the next batch of its producer there.
     """
     producers = np.unique(stand_in.table.producer_id)
     offsets = np.unique(np.concatenate((stand_in.table.base_offset, source.table.base_offset)))
 
-    def place(table: BatchTable) -> npt.NDArray[np.int64]:
-        """One number per batch that sorts by producer and base offset."""
+    def run_order(table: BatchTable) -> npt.NDArray[np.int64]:
+        """Return one number per batch that sorts by producer and base offset."""
         return np.searchsorted(producers, table.producer_id) * len(offsets) + np.searchsorted(offsets, table.base_offset)
 
-    events_at = place(stand_in.table)
+    events_at = run_order(stand_in.table)
     order = np.argsort(events_at, kind="stable")
-    following = np.searchsorted(events_at[order], place(source.table))
+    following = np.searchsorted(events_at[order], run_order(source.table))
     known = np.isin(source.table.producer_id, producers) & (following < len(order))
     event = order[following[known]]
     flags = {}

@@ -26,7 +26,7 @@ from compactor.records.batches import (
     read_only,
     scan_batches,
 )
-from compactor.records.bulk import BatchUnreadable, inflate_into
+from compactor.records.bulk import BatchUnreadable, inflate_bodies
 from compactor.records.indexes import TXN_ENTRY, TxnEntries
 from compactor.records.rows import Chunk, RowBuffers, parse_records, uncompressed_chunk
 
@@ -153,7 +153,7 @@ class SourceSegment:
                 start[batch], end[batch] = self._wrapper_body(first + batch)
         most = INFLATED_CHUNK if last - first > 1 else np.iinfo(np.int64).max
         try:
-            ends = inflate_into(self.buf, table.codec[some], start, end, wanted, bodies, limit, most, table.magic[some])
+            ends = inflate_bodies(self.buf, table.codec[some], start, end, wanted, bodies, limit, most, table.magic[some])
         except BatchUnreadable as error:
             raise self._data_error(
                 first + error.batch, str(error), hint="Kafka cannot read this batch either, or the limit is too low"
@@ -214,7 +214,7 @@ def open_source(
     return source
 
 
-def cut_source(source: SourceSegment, first: int, last: int, base: int, end: int) -> SourceSegment:
+def select_batch_range(source: SourceSegment, first: int, last: int, base: int, end: int) -> SourceSegment:
     """Return the batches [first, last) of a segment as a segment of their own that covers the offsets [base, end)."""
     table = source.table
     columns = {column.name: getattr(table, column.name)[first:last] for column in fields(BatchTable)}
@@ -228,7 +228,7 @@ def cut_source(source: SourceSegment, first: int, last: int, base: int, end: int
     )  # fmt: skip
 
 
-def cut_after_offset(source: SourceSegment, end_offset: int) -> SourceSegment:
+def without_batches_after(source: SourceSegment, end_offset: int) -> SourceSegment:
     """Return a segment without the batches after ``end_offset``, which must be before its last offset.
 
     A header without records that ends after it is left out. Raises BadData if a batch with records crosses it.
@@ -243,7 +243,7 @@ def cut_after_offset(source: SourceSegment, end_offset: int) -> SourceSegment:
             position=int(table.position[last]),
             hint="No two replicas of one log have other batches: check the leader epochs of the segments",
         )
-    return cut_source(source, 0, last, source.base, end_offset + 1)
+    return select_batch_range(source, 0, last, source.base, end_offset + 1)
 
 
 def read_compressed_markers(source: SourceSegment, limit: int) -> None:

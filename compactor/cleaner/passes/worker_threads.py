@@ -148,7 +148,7 @@ class WorkerThreads:
         for _ in range(2 * threads if threads > 1 else 1):
             self._free.put(ThreadBuffers())
 
-    def run(self, work: Callable[[ThreadBuffers, J], R], jobs: Iterable[J | Barrier]) -> Generator[R, None, None]:
+    def run_jobs(self, work: Callable[[ThreadBuffers, J], R], jobs: Iterable[J | Barrier]) -> Generator[R, None, None]:
         """Yield the results of ``work`` in the order of the jobs. A result is valid until the next one is asked for."""
         if self._pool is None:
             yield from self._run_inline(work, jobs)
@@ -169,7 +169,7 @@ class WorkerThreads:
         finally:
             self._release_buffers(running)
 
-    def run_in_steps(
+    def run_jobs_in_steps(
         self,
         prepare: Callable[[ThreadBuffers, J], A],
         decide: Callable[[A], D],

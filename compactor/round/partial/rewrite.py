@@ -17,7 +17,7 @@ import numpy as np
 from bloom.directory import HashPrefixes, KeyDirectory
 from bloom.sidecar import RecordsDue
 from compactor.cleaner.passes.retention import RoundRules, decide_batches
-from compactor.cleaner.passes.sidecar_builder import NO_BYTES, SidecarBuilder, scan_into, verdicts_from_stand_in
+from compactor.cleaner.passes.sidecar_builder import NO_BYTES, SidecarBuilder, add_segment_to_builder, verdicts_from_stand_in
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
@@ -193,7 +193,7 @@ def describe_composed_segment(
     splice = part.splice
     builder = SidecarBuilder(output, None, hash_key, sketch=False, directory=True)
     with WorkerThreads(1) as workers:
-        scan_into(builder, output, inflate_limit, workers)
+        add_segment_to_builder(builder, output, inflate_limit, workers)
     directory = merge_key_directory(splice, segment_id, output.table, builder.build_directory(segment_id))
     table = table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
     if int(table.size.sum()) > MAX_SEGMENT or np.any(table.base_offset[1:] <= table.last_offset[:-1]):

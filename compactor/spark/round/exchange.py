@@ -160,7 +160,7 @@ class StoredSurvivors:
 
     def __init__(self, latest_offset: int) -> None:
         self.latest_offset = latest_offset
-        self.keys = 0
+        self.key_count = 0
         self.peak_bytes = 0
         self._segments: dict[int, tuple[Bytes, Int64s, SurvivorCounts]] = {}
 

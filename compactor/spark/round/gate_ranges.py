@@ -115,4 +115,4 @@ def sum_range(gate_range: StoredGateRange, table: KeyTable, ranges: int, number:
     table.add_expected_sums(bounds, sums)
     for rows in gate_range.read_section(OUTSIDE):
         table.add_expected_sums_outside(rows, bounds, sums)
-    return table.keys
+    return table.key_count

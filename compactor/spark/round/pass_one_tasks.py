@@ -18,7 +18,7 @@ import numpy.typing as npt
 from bloom.siphash import key_halves
 from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.key_table import GATE_ROW_BYTES, WORDS
-from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, mark_absent_keys, mark_first_of_each_key
+from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, mark_absent_keys, mark_newest_of_each_key
 from compactor.cleaner.keys.key_set import KeySet
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts
@@ -145,7 +145,7 @@ def index_bundle(shared: SharedSettings, items: tuple[SegmentToIndex, ...], cost
         done = IndexedBundle(tuple(indexed), None)
         if any(item.rows for item in items):
             done = bundle.write_bundle(done, name, staging.folder / "keys", reserve_disk)
-            cost.rows += bundle.key_rows.rows
+            cost.rows += bundle.key_rows.row_count
             cost.exchanged_bytes += sum(part.size for part in (done.keys, done.gate) if part)
         return done
 
@@ -154,9 +154,9 @@ def index_bundle(shared: SharedSettings, items: tuple[SegmentToIndex, ...], cost
 class _TaskReservation:
     """Disk reservation that is held until the task ends, for a RowSpool."""
 
-    take: Callable[[int], None]
+    take_bytes: Callable[[int], None]
 
-    def give(self, nbytes: int) -> None:
+    def return_bytes(self, nbytes: int) -> None:
         """Do nothing: the whole reservation is released when the task ends."""
 
 
@@ -184,10 +184,10 @@ class _BundleWriter:
         undecided = item.rows and item.verdicts is None and bool(data.any())
         first, ordinals_, rows = -1, 0, 0
         if item.rows and not undecided:
-            before = self.key_rows.rows
+            before = self.key_rows.row_count
             first, ordinals_ = self.next_ordinal, self._add_keys(source, item)
             self.next_ordinal = -(-(first + ordinals_) // 8) * 8
-            rows = self.key_rows.rows - before
+            rows = self.key_rows.row_count - before
         self.reading.staging.forget([self.reading.log_request(ordinal)])
         deciding = BatchTable(**{name: getattr(table, name)[places] for name in table.__dataclass_fields__})
         return IndexedSegment(name, len(table), places, deciding, source.txn_entries, undecided, first, ordinals_, rows)
@@ -209,10 +209,10 @@ class _BundleWriter:
         shared, store = self.shared, open_task_tier(self.shared).ports.control
         gate = None
         if self.gate_rows is not None:
-            reserve(self.gate_rows.rows * GATE_ROW_BYTES + (shared.ranges + 1) * DIRECTORY_ENTRY_BYTES)
+            reserve(self.gate_rows.row_count * GATE_ROW_BYTES + (shared.ranges + 1) * DIRECTORY_ENTRY_BYTES)
             gate = write_gate_bundle(self.gate_rows, path, f"{shared.scratch}{GATE_PREFIX}{name}")
             create_scratch_once(store, gate.key, path)
-        reserve(self.key_rows.rows * KEY_ROW_BYTES)
+        reserve(self.key_rows.row_count * KEY_ROW_BYTES)
         with path.open("wb") as file:
             begins, _ = write_spooled_rows(self.key_rows, file)
             file.write(begins.tobytes())
@@ -256,13 +256,13 @@ def _sort_rows(
             next_ordinal += len(rows)
             mark_tombstone_batches(first_row, rows.value_length, tombstones[some])
             if source.end > first_dirty:
-                key_rows.add(DIRTY_ROWS, pack_key_rows(chunk, rows, first_row, begin, halves, first_dirty, MAX_OFFSET))
+                key_rows.add_rows(DIRTY_ROWS, pack_key_rows(chunk, rows, first_row, begin, halves, first_dirty, MAX_OFFSET))
                 if gate is not None and gate_rows is not None:
-                    gate_rows.add(DIRTY_ROWS, gate.read_chunk(buffers, source, chunk).rows)
+                    gate_rows.add_rows(DIRTY_ROWS, gate.read_chunk(buffers, source, chunk).rows)
             if source.base < first_dirty:
-                key_rows.add(OUTSIDE, pack_key_rows(chunk, rows, first_row, begin, halves, 0, first_dirty))
+                key_rows.add_rows(OUTSIDE, pack_key_rows(chunk, rows, first_row, begin, halves, 0, first_dirty))
                 if gate is not None and gate_rows is not None:
-                    gate_rows.add(OUTSIDE, gate.read_chunk(buffers, source, chunk, below=True).rows)
+                    gate_rows.add_rows(OUTSIDE, gate.read_chunk(buffers, source, chunk, below=True).rows)
     packed_legacy = (table.magic < 2) & (table.codec > 0)
     return BatchRowFacts(tombstones, counts if (packed_legacy & selected_batches).any() else counts[:0]), next_ordinal - begun_at
 
@@ -354,9 +354,9 @@ def _find_range_survivors(
         full = False
         for place, rows in rows_of.read_dirty(exchange.dirty):
             by_row, kept = _with_row_numbers(rows)
-            taken = mark_first_of_each_key(keys.table, keys.state, by_row, 0, ranges, wanted, kept)
+            taken = mark_newest_of_each_key(keys.table, keys.state, by_row, 0, ranges, wanted, kept)
             while taken < len(rows) and keys.grow():
-                taken = mark_first_of_each_key(keys.table, keys.state, by_row, taken, ranges, wanted, kept)
+                taken = mark_newest_of_each_key(keys.table, keys.state, by_row, taken, ranges, wanted, kept)
             if taken < len(rows):
                 full = True
                 break
@@ -372,8 +372,8 @@ def _find_range_survivors(
             mark_absent_keys(keys.table, keys.state, by_row, ranges, wanted, kept)
             if kept.any():
                 yield place, encode_survivors(rows, kept)
-        cost.map_entries += keys.entries
-        guess = keys.entries + keys.entries // 20
+        cost.map_entries += keys.key_count
+        guess = keys.key_count + keys.key_count // 20
         part += 1
 
 
@@ -434,6 +434,6 @@ def load_kernels() -> None:
     """Compile the kernels for finding survivors, or load them from the cache."""
     keys, kept = KeySet(1 << 16, expected_keys=0), np.zeros(1, np.uint8)
     rows = np.frombuffer(bytes(16), np.uint32).reshape(-1, 4)
-    mark_first_of_each_key(keys.table, keys.state, rows, 0, 1, 0, kept)
+    mark_newest_of_each_key(keys.table, keys.state, rows, 0, 1, 0, kept)
     mark_absent_keys(keys.table, keys.state, rows, 1, 0, kept)
     decode_gaps(np.frombuffer(encode_survivors(rows, kept), np.uint8), kept)

@@ -17,7 +17,7 @@ from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.cache import segment_lineage
 from compactor.brokers.metadata_topic.chain import broker_view, offset_gaps
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
-from compactor.cleaner.passes.describe import describe_content
+from compactor.cleaner.passes.describe import content_facts
 from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.cleaner.passes.transactions import txn_index_mismatch
 from compactor.control.mirror import segment_from_broker
@@ -322,7 +322,7 @@ def _log_problems(record: RemoteLogSegmentMetadataRecord, source: SourceSegment)
         return
     # Brokers count the timestamps of markers, too; this program does not (docs/broker-protocol.md, R7).
     ours = record.broker_id == COMPACTOR_BROKER_ID
-    latest = describe_content(table).max_timestamp_ms if ours else int(table.max_timestamp.max())
+    latest = content_facts(table).max_timestamp_ms if ours else int(table.max_timestamp.max())
     if source.size != record.size_bytes:
         yield "size", f"it has {source.size} bytes, metadata says {record.size_bytes}"
     if int(table.last_offset[-1]) != record.end_offset:
