@@ -110,10 +110,7 @@ class GateReport:
 
 @dataclass(frozen=True, slots=True)
 class _OutsideSums:
-    """Sums over the records outside the dirty range that must be in the output, per batch of a segment.
-
-    ``sums`` is valid where ``known`` is True.
-    """
+    """Sums over the records outside the dirty range that must remain, per batch of a segment. ``sums`` is valid where ``known``."""
 
     known: Flags
     sums: GateSums
@@ -151,10 +148,8 @@ class GateTerms:
 
 
 class Gate:
-    """The second, independent check of one round. It reads the chunks of both passes (``Witness``) and then compares each cleaned group
-    with its sources.
-
-    Used by one thread at a time, except ``read_chunk`` and ``add_expected_chunk``.
+    """Second, independent check of one round: reads the chunks of both passes (``Witness``), then compares each group with its sources.
+    Used by one thread at a time, except ``read_chunk`` and ``add_expected_chunk``, which any thread may call.
     """
 
     def __init__(
@@ -335,7 +330,7 @@ class Gate:
             self._add_outside_sums(source, chunk.first + np.flatnonzero(mine), headers, records)
 
     def _parse_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk, selected: Flags) -> tuple[HeaderFields, Records]:
-        """Parse the records of the batches flagged in ``selected``, in a worker thread."""
+        """Parse the records of the batches flagged in ``selected``. Runs in a worker thread."""
         if buffers.second_reader is None:
             buffers.second_reader = RecordReader(*self._key)
         headers = headers_from_table(source.table, slice(chunk.first, chunk.last))[:, selected]
