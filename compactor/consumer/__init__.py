@@ -6,6 +6,7 @@ from compactor.consumer.last_values import latest as latest
 from compactor.consumer.messages import (
     OFFSET_BEGINNING as OFFSET_BEGINNING,
     OFFSET_END as OFFSET_END,
+    OFFSET_INVALID as OFFSET_INVALID,
     MessageLike as MessageLike,
     Place as Place,
 )

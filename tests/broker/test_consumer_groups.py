@@ -248,6 +248,37 @@ def test_three_members_that_rebalance_while_the_tier_changes_read_every_record_o
     assert any(isinstance(message, TierMessage) for message in readers.found)
 
 
+class EnoughRead(Exception):
+    """Ends the example, which reads for ever."""
+
+
+def test_the_example_of_the_documentation_reads_the_topic(tiered: TieredTopic) -> None:
+    tiered.write(100)
+    tiered.bring()
+    text = (Path(__file__).parents[2] / "docs" / "consumer.md").read_text(encoding="utf-8")
+    example = text.split("```python\n")[1].split("```")[0]
+    assert len([line for line in example.splitlines() if line]) == 15
+    for word, ours in (
+        ("127.0.0.1:9092", tiered.cluster.bootstrap),
+        ("tiered-compactor.toml", str(tiered.config)),
+        ("orders", tiered.topic),
+    ):
+        assert word in example
+        example = example.replace(word, ours)
+    printed: list[tuple[int, int]] = []
+
+    def take(topic: str, partition: int, offset: int, key: bytes, value: bytes) -> None:
+        record = tiered.truth(TopicPartition(topic, partition))[offset]
+        assert (key, value) == (record.key, record.value)
+        printed.append((partition, offset))
+        if len(printed) == PARTITIONS * 100:
+            raise EnoughRead
+
+    with pytest.raises(EnoughRead):
+        exec(compile(example, "docs/consumer.md", "exec"), {"print": take})
+    assert sorted(printed) == [(partition, offset) for partition in range(PARTITIONS) for offset in range(100)]
+
+
 @pytest.mark.slow_broker
 def test_a_member_that_stalls_loses_its_partitions_and_no_record_is_lost(tiered: TieredTopic, readers: Readers) -> None:
     given_up: list[Place] = []

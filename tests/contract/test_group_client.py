@@ -1,0 +1,122 @@
+"""One suite for every GroupClient: the one in memory, and the one over confluent-kafka against a real broker."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from compactor.brokers.metadata_topic.connection import KafkaConnection
+from compactor.consumer.group import ConfluentGroup, GroupClient, GroupOffset
+from compactor.model.ids import TopicPartition
+from tests.support.memory_group import MemoryCoordinator
+from tests.support.waiting import wait_for
+
+
+@dataclass
+class Held:
+    """RebalanceListener that notes what a member holds, and does something when partitions are revoked."""
+
+    names: set[TopicPartition] = field(default_factory=set)
+    on_revoke: Callable[[Sequence[TopicPartition]], None] = lambda names: None
+    revoked: list[TopicPartition] = field(default_factory=list)
+
+    def add_partitions(self, names: Sequence[TopicPartition]) -> None:
+        assert not self.names & set(names)
+        self.names |= set(names)
+
+    def revoke_partitions(self, names: Sequence[TopicPartition]) -> None:
+        self.revoked += names
+        self.names -= set(names)
+        self.on_revoke(names)
+
+    def lose_partitions(self, names: Sequence[TopicPartition]) -> None:
+        self.names -= set(names)
+
+
+@dataclass
+class GroupRig:
+    topic: str
+    names: set[TopicPartition]
+    open: Callable[[], GroupClient]
+    is_cooperative: bool
+
+
+@pytest.fixture(params=["eager", "cooperative"])
+def is_cooperative(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "cooperative")
+
+
+@pytest.fixture(params=["memory", pytest.param("confluent", marks=pytest.mark.broker)])
+def rig(request: pytest.FixtureRequest, is_cooperative: bool) -> Iterator[GroupRig]:
+    topic = f"group-{uuid.uuid4()}"
+    names = {TopicPartition(topic, number) for number in range(4)}
+    opened: list[GroupClient] = []
+    if request.param == "memory":
+        make: Callable[[], GroupClient] = MemoryCoordinator(sorted(names), is_cooperative).open
+    else:
+        cluster, admin = request.getfixturevalue("broker"), request.getfixturevalue("broker_admin")
+        admin.create_topic(topic, replicas=[[1]] * 4, settings={"remote.storage.enable": "false"})
+        properties = {"partition.assignment.strategy": "cooperative-sticky" if is_cooperative else "range", "session.timeout.ms": 6000}
+
+        def make() -> GroupClient:
+            return ConfluentGroup(KafkaConnection(cluster.bootstrap), topic, properties)
+
+    def open_client() -> GroupClient:
+        opened.append(make())
+        return opened[-1]
+
+    yield GroupRig(topic, names, open_client, is_cooperative)
+    for client in opened:
+        client.close()
+
+
+def poll_until(clients: Sequence[GroupClient], condition: Callable[[], bool]) -> None:
+    def is_met() -> bool:
+        for client in clients:
+            assert client.poll() == []
+        return condition()
+
+    wait_for(is_met, seconds=40)
+
+
+def test_a_member_commits_and_reads_offsets_with_leader_epochs(rig: GroupRig) -> None:
+    client, held = rig.open(), Held()
+    client.subscribe([rig.topic], held)
+    poll_until([client], lambda: held.names == rig.names)
+    first, second = sorted(rig.names)[:2]
+    assert client.committed(rig.names) == {}
+    client.commit({first: GroupOffset(7, 3), second: GroupOffset(9)}, wait=True)
+    assert client.committed(rig.names) == {first: GroupOffset(7, 3), second: GroupOffset(9)}
+
+
+def test_members_share_partitions_and_commit_before_they_give_one_up(rig: GroupRig) -> None:
+    client, other = rig.open(), rig.open()
+    held, others = Held(), Held()
+    held.on_revoke = lambda names: client.commit({name: GroupOffset(5, 0) for name in names}, wait=True)
+    client.subscribe([rig.topic], held)
+    poll_until([client], lambda: held.names == rig.names)
+    other.subscribe([rig.topic], others)
+    poll_until([client, other], lambda: len(held.names) == len(others.names) == 2)
+    assert held.names | others.names == rig.names
+    assert len(held.revoked) == (2 if rig.is_cooperative else 4)
+    assert set(other.committed(others.names).values()) == {GroupOffset(5, 0)}
+    client.close()
+    poll_until([other], lambda: others.names == rig.names)
+
+
+def test_an_error_of_the_listener_is_raised_after_the_partitions_were_given_up(rig: GroupRig) -> None:
+    def fail(names: Sequence[TopicPartition]) -> None:
+        raise ValueError("not now")
+
+    client, other = rig.open(), rig.open()
+    held, others = Held(on_revoke=fail), Held()
+    client.subscribe([rig.topic], held)
+    poll_until([client], lambda: held.names == rig.names)
+    other.subscribe([rig.topic], others)
+    with pytest.raises(ValueError, match="not now"):
+        poll_until([client, other], lambda: False)
+    held.on_revoke = lambda names: None
+    poll_until([client, other], lambda: len(held.names) == len(others.names) == 2)
