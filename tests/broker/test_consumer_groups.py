@@ -106,6 +106,7 @@ class TieredTopic:
             "tier.refresh.ms": 100,
             "auto.offset.reset": "earliest",
             "session.timeout.ms": 6000,
+            "heartbeat.interval.ms": 300,
             "topic.metadata.refresh.interval.ms": 500,
         }
         return open_consumer(common | settings)

@@ -59,7 +59,7 @@ def rig(request: pytest.FixtureRequest, is_cooperative: bool) -> Iterator[GroupR
     else:
         cluster, admin = request.getfixturevalue("broker"), request.getfixturevalue("broker_admin")
         admin.create_topic(topic, replicas=[[1]] * 4, settings={"remote.storage.enable": "false"})
-        properties = {"partition.assignment.strategy": "cooperative-sticky" if is_cooperative else "range", "session.timeout.ms": 6000}
+        properties = {"partition.assignment.strategy": "cooperative-sticky" if is_cooperative else "range", "heartbeat.interval.ms": 300}
 
         def make() -> GroupClient:
             return ConfluentGroup(KafkaConnection(cluster.bootstrap), topic, properties)
