@@ -90,6 +90,11 @@ def recreation_problem(state: CatalogState, body: TopicRecreated) -> str:
     return ""
 
 
+def topics_of_cluster(state: CatalogState, topic_ids: Iterable[str], cluster_id: str) -> set[str]:
+    """Return those of the topic ids about which this cluster can say whether they exist: the ones that are recorded as its own."""
+    return {topic_id for topic_id in topic_ids if state.topic_clusters.get(topic_id) == cluster_id}
+
+
 def is_deletion_confirmed(state: CatalogState, topic_id: str) -> bool:
     """Return whether the topic's cluster has said twice, far enough apart and without contradiction, that there is no such topic."""
     found = state.missing.get(topic_id)
@@ -128,7 +133,7 @@ def topic_changes(state: CatalogState, body: TopicsConfirmed | TopicRecreated | 
         former = state.superseded.get(body.topic, {}) | {body.superseded_id: body.topic_id}
         clusters = {body.topic_id: body.cluster_id} if body.cluster_id else {}
         return {"superseded": state.superseded | {body.topic: former}, "topic_clusters": clusters | state.topic_clusters}
-    asked = {topic_id for topic_id in (*body.missing, *body.present) if state.topic_clusters.get(topic_id) == body.cluster_id}
+    asked = topics_of_cluster(state, (*body.missing, *body.present), body.cluster_id)
     missing = {topic_id: entry for topic_id, entry in state.missing.items() if topic_id not in asked.intersection(body.present)}
     for topic_id in asked.intersection(body.missing).difference(body.present):
         first_ms = missing[topic_id].first_ms if topic_id in missing else body.asked_ms

@@ -350,7 +350,7 @@ class S3Store:
         send_parts: Callable[[MultipartUpload], Sequence[dict[str, Any]]],
     ) -> ObjectInfo:
         """Create an object by a multipart upload whose parts ``send_parts`` sends. Raises AlreadyExists."""
-        if self._exists(key):  # before a gigabyte travels for nothing; the completion decides
+        if self._find_object(key) is not None:  # before a gigabyte travels for nothing; the completion decides
             raise AlreadyExists(f"{self._requests.object_url(key)} exists already")
         token = uuid.uuid4().hex
         for _ in range(_RESTARTS):
@@ -361,7 +361,7 @@ class S3Store:
                 upload.abort()
                 if own := self._find_own_object(key, token):
                     return own
-                if isinstance(error, PreconditionFailed) or self._exists(key):
+                if isinstance(error, PreconditionFailed) or self._find_object(key) is not None:
                     raise AlreadyExists(f"{self._requests.object_url(key)} exists already") from error
                 # A conflict with another writer (409) has used the upload up, and neither came through.
             except BaseException:
@@ -371,18 +371,14 @@ class S3Store:
 
     def _find_own_object(self, key: str, token: str) -> ObjectInfo | None:
         """Return the object if this call wrote it, as its write token shows, else None."""
+        found = self._find_object(key)
+        return _remove_write_token(found) if found is not None and found.metadata.get(_MARK) == token else None
+
+    def _find_object(self, key: str) -> ObjectInfo | None:
         try:
-            found = self._head_object(key)
+            return self._head_object(key)
         except NotFound:
             return None
-        return _remove_write_token(found) if found.metadata.get(_MARK) == token else None
-
-    def _exists(self, key: str) -> bool:
-        try:
-            self._head_object(key)
-        except NotFound:
-            return False
-        return True
 
     def _delete_batch(self, batch: Sequence[str]) -> None:
         root = self._requests.prefix

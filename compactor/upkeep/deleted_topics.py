@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from compactor.access.tier import Tier
 from compactor.brokers.topic_ids import TopicAnswers
 from compactor.control.deletion import delete_partition
-from compactor.control.incarnations import CONFIRMATION_MS, is_deletion_confirmed
+from compactor.control.incarnations import CONFIRMATION_MS, is_deletion_confirmed, topics_of_cluster
 from compactor.control.logs import cut_if_due, open_catalog
 from compactor.control.records import TopicsInspected
 from compactor.control.state import CatalogState
@@ -50,7 +50,7 @@ def delete_removed_topics(tier: Tier, ask: AskAboutTopics) -> list[TopicPartitio
 
     def decide(state: CatalogState) -> TopicsInspected | None:
         # The fold ignores what another cluster says: recorded, it would be decided again for ever.
-        asked = {topic_id for topic_id, cluster_id in state.topic_clusters.items() if cluster_id == answers.cluster_id}
+        asked = topics_of_cluster(state, (*answers.missing, *answers.present), answers.cluster_id)
         missing = tuple(topic_id for topic_id in answers.missing if topic_id in asked and _adds_to_record(state, topic_id, now_ms))
         present = tuple(topic_id for topic_id in answers.present if topic_id in asked and topic_id in state.missing)
         if not missing and not present:
@@ -59,7 +59,8 @@ def delete_removed_topics(tier: Tier, ask: AskAboutTopics) -> list[TopicPartitio
 
     state = catalog.transact(decide)
     cut_if_due(catalog)
-    due = {topic_id for topic_id in answers.missing if _is_due(tier, state, topic_id, answers.cluster_id, now_ms)}
+    asked = topics_of_cluster(state, answers.missing, answers.cluster_id)
+    due = {topic_id for topic_id in asked if _is_due(tier, state, topic_id, now_ms)}
     return _delete_topics(tier, due) if due else []
 
 
@@ -69,10 +70,9 @@ def _adds_to_record(state: CatalogState, topic_id: str, now_ms: int) -> bool:
     return known is None or (not is_deletion_confirmed(state, topic_id) and now_ms - known.first_ms >= CONFIRMATION_MS)
 
 
-def _is_due(tier: Tier, state: CatalogState, topic_id: str, cluster_id: str, now_ms: int) -> bool:
+def _is_due(tier: Tier, state: CatalogState, topic_id: str, now_ms: int) -> bool:
     kept_ms = tier.settings.tier.deleted_topic_retention_ms
-    confirmed = is_deletion_confirmed(state, topic_id) and state.topic_clusters.get(topic_id) == cluster_id
-    return confirmed and now_ms - state.missing[topic_id].first_ms >= kept_ms
+    return is_deletion_confirmed(state, topic_id) and now_ms - state.missing[topic_id].first_ms >= kept_ms
 
 
 def _delete_topics(tier: Tier, topic_ids: set[str]) -> list[TopicPartition]:

@@ -30,15 +30,41 @@ _RESERVED_PROPERTIES = (
 )  # fmt: skip
 _TLS_ERRORS = ("_SSL",)
 _LOGIN_ERRORS = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE")
-_AUTHORIZATION_ERRORS = ("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED")
-_NO_TOPIC_ERRORS = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_ID")
-_NO_OFFSET_ERRORS = ("OFFSET_OUT_OF_RANGE", "_AUTO_OFFSET_RESET", "_LOG_TRUNCATION")
 _NETWORK_ERRORS = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE")
 _RETRIABLE_ERRORS = (
     "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_MSG_TIMED_OUT", "REQUEST_TIMED_OUT", "LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION",
     "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "BROKER_NOT_AVAILABLE", "_PURGE_QUEUE", "_PURGE_INFLIGHT",
     "REPLICA_NOT_AVAILABLE", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "OFFSET_NOT_AVAILABLE", "NETWORK_EXCEPTION",
 )  # fmt: skip
+_MEANINGS: tuple[tuple[tuple[str, ...], type[StoreError], str, str], ...] = (
+    (_TLS_ERRORS, Refused, "TLS with {servers} fails: {detail}", "Look at security.protocol and the ssl.* properties"),
+    (_LOGIN_ERRORS, Refused, "{servers} refuses the login: {detail}", "Look at sasl.mechanism, sasl.username and sasl.password"),
+    (
+        ("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"),
+        Refused,
+        "{request}: not authorized ({name})",
+        "Grant the user of this program what is missing with kafka-acls --add",
+    ),
+    (
+        ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_ID"),
+        Refused,
+        "{request}: there is no such topic or partition",
+        "Brokers create the metadata topic when they tier for the first time",
+    ),
+    (
+        ("OFFSET_OUT_OF_RANGE", "_AUTO_OFFSET_RESET", "_LOG_TRUNCATION"),
+        NotFound,
+        "{request}: the offset is not there any more ({detail})",
+        "",
+    ),
+    (
+        _NETWORK_ERRORS,
+        Unavailable,
+        "{request}: no broker answers at {servers} ({detail})",
+        "Is it running, and is security.protocol right?",
+    ),
+)
+"""Names of librdkafka's errors, the kind of error that they become, its message and its hint."""
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -253,20 +279,9 @@ def kafka_error(error: KafkaError, servers: str, request: str) -> StoreError:
     :param request: the request, for the message.
     """
     name, detail = error.name(), error.str()
-    if name in _TLS_ERRORS:
-        return Refused(f"TLS with {servers} fails: {detail}", hint="Look at security.protocol and the ssl.* properties")
-    if name in _LOGIN_ERRORS:
-        return Refused(f"{servers} refuses the login: {detail}", hint="Look at sasl.mechanism, sasl.username and sasl.password")
-    if name in _AUTHORIZATION_ERRORS:
-        return Refused(f"{request}: not authorized ({name})", hint="Grant the user of this program what is missing with kafka-acls --add")
-    if name in _NO_TOPIC_ERRORS:
-        return Refused(
-            f"{request}: there is no such topic or partition", hint="Brokers create the metadata topic when they tier for the first time"
-        )
-    if name in _NO_OFFSET_ERRORS:
-        return NotFound(f"{request}: the offset is not there any more ({detail})")
-    if name in _NETWORK_ERRORS:
-        return Unavailable(f"{request}: no broker answers at {servers} ({detail})", hint="Is it running, and is security.protocol right?")
+    for names, kind, text, hint in _MEANINGS:
+        if name in names:
+            return kind(text.format(request=request, servers=servers, name=name, detail=detail), hint=hint)
     if name in _RETRIABLE_ERRORS or error.retriable():
         return Unavailable(f"{request}: {detail} ({name})", hint="Try again")
     return Refused(f"{request}: {detail} ({name})")
