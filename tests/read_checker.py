@@ -87,6 +87,7 @@ class PartitionHistory:
     disowned: acknowledged records that an unclean election discarded, as (offset, record).
     log_start: first offset that the log may still have; rises before records are deleted.
     excused: records that were missing because a disowned record had superseded them before it was discarded.
+    transactions: offsets of a decided transaction, by each of them.
     """
 
     sent: dict[Hashable, SentRecord] = field(default_factory=dict)
@@ -95,6 +96,7 @@ class PartitionHistory:
     disowned: set[tuple[int, SentRecord]] = field(default_factory=set)
     log_start: int = 0
     excused: int = 0
+    transactions: dict[int, Sequence[int]] = field(default_factory=dict)
     _offsets: list[int] = field(default_factory=list)
     _by_key: dict[Hashable, list[int]] = field(default_factory=dict)
 
@@ -123,6 +125,7 @@ class PartitionHistory:
 
     def decide(self, offsets: Sequence[int], outcome: Outcome) -> None:
         """Note how the transaction of these acknowledged records ended."""
+        self.transactions.update(dict.fromkeys(offsets, tuple(offsets)))
         for offset in offsets:
             if outcome is Outcome.COMMITTED:
                 self.outcomes.pop(offset, None)
@@ -130,8 +133,15 @@ class PartitionHistory:
                 self.outcomes[offset] = outcome
 
     def disown_from(self, end: int) -> None:
-        """Discard what was acknowledged at or after ``end``: the surviving leader's log ended there."""
+        """Discard what was acknowledged at or after ``end``: the surviving leader's log ended there.
+
+        If the last record that survives is of a transaction, the surviving log may lack its marker. The producer's next transaction then
+        decides over these records as well, whatever the producer was told of them.
+        """
         cut = bisect_left(self._offsets, end)
+        for offset in self.transactions.get(self._offsets[cut - 1], ()) if cut else ():
+            if offset in self.records:
+                self.outcomes[offset] = Outcome.UNDECIDED
         for offset in self._offsets[cut:]:
             record = self.records.pop(offset)
             self.outcomes.pop(offset, None)

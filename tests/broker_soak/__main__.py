@@ -61,15 +61,19 @@ KNOWN_PROBLEMS = {"txnindex", "unread"}
 ELECTION_ERRORS = {
     "NOT_LEADER_FOR_PARTITION", "OFFSET_NOT_AVAILABLE", "LEADER_NOT_AVAILABLE", "_TRANSPORT", "_TIMED_OUT", "_ALL_BROKERS_DOWN",
     "REPLICA_NOT_AVAILABLE", "UNKNOWN_LEADER_EPOCH", "FENCED_LEADER_EPOCH", "REQUEST_TIMED_OUT", "TimeoutException",
-    "_DESTROY_BROKER", "_UNKNOWN_PARTITION",
+    "_DESTROY_BROKER", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART",
 }  # fmt: skip
 """Kinds of errors with which a client asks again while a leader changes or a topic is created: which one comes up is mere chance."""
 STORE_ERRORS = {"UNKNOWN", "UnknownServerException"}
 """What a broker answers where its plug-in has asked the S3 server in vain; with Aiven's plug-in the soak lets that happen."""
 REST_S = 420.0
 """Longest time that daemons may take after the last fault to clean what is due and to delete what was replaced."""
-TRANSIENT_CAUSES = ("java.io.IOException: Connection to", "Remote log metadata cache is not initialized")
-"""Causes of ERROR lines that come and go with the restart of any broker (KAFKA-19599)."""
+TRANSIENT_CAUSES = (
+    "java.io.IOException: Connection to",
+    "Remote log metadata cache is not initialized",
+    "errors.TimeoutException: Expiring",
+)
+"""Causes of ERROR lines that come and go with any broker: broken connections, KAFKA-19599 after a start, partitions without a leader."""
 _LATE_RECORD = "Dropping the event"
 """Brokers say so of the record of a compactor that was replaced; it is documented and changes nothing."""
 
@@ -177,6 +181,8 @@ def _load(phase: Phase, topics: SoakTopics, faults: Faults, cluster: SoakCluster
             if time.monotonic() - told > 60:
                 told = time.monotonic()
                 tell(f"  {sum(faults.happened.values())} faults, {sum(phase.findings.passes.values())} passes judged")
+        for line in (*phase.findings.violations, *phase.problems):
+            tell(f"  {line[:400]}")
     finally:
         faults.over.set()
         phase.seconds = time.monotonic() - began
@@ -384,6 +390,8 @@ def options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--retention-ms", type=int, default=0, help="adds a topic with this retention.ms")
     parser.add_argument("--no-control", action="store_true", help="without the control run, kinds of errors are shown and not judged")
+    text = "take the consumers' errors of the control run from this record of the same seed; the brokers' are not judged then"
+    parser.add_argument("--control-record", type=Path, help=text)
     parser.add_argument("--only", nargs="*", default=[], metavar="FAULT", help="inject these kinds of faults only")
     parser.add_argument("--sabotage", choices=sorted(SABOTAGE), help="break the daemons on purpose: the run must find it")
     parser.add_argument("--record", type=Path, help="write the run here, as JSON")
@@ -406,7 +414,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="broker-soak-") as scratch:
         control = None
         violations: list[str] = []
-        if not arguments.no_control:
+        if not (arguments.no_control or arguments.control_record):
             tell("control run, without daemons")
             minutes = arguments.control_minutes or arguments.minutes / 3
             control = play(arguments, Path(scratch) / "control", minutes, compacts=False)
@@ -416,6 +424,8 @@ def main() -> int:
             compacted = play(arguments, Path(scratch) / "compacted", arguments.minutes, compacts=True)
             violations += [*compacted.problems, *compacted.findings.violations]
             passing = ELECTION_ERRORS | (STORE_ERRORS if arguments.flavour == AIVEN else set())
+            if arguments.control_record:
+                passing |= {kind.partition(": ")[2] for kind in json.loads(arguments.control_record.read_text())["consumer_errors_control"]}
             violations += unlike_control(control, compacted, passing)
         else:
             compacted = control or Phase()

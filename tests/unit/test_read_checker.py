@@ -112,3 +112,17 @@ def test_judge_excuses_what_a_discarded_segment_stands_in_for_up_to_the_next_sur
     ]
     read = Read(0, 12, found, is_committed)
     assert [one.offset for one in judge_read(made, read) if one.kind == "lost"] == [9]
+
+
+@pytest.mark.parametrize(("end", "wrong"), [(7, ["came back"]), (6, []), (4, [])], ids=["marker survives", "marker lost", "cut"])
+def test_judge_does_not_know_the_end_of_a_transaction_whose_marker_an_unclean_election_discarded(end: int, wrong: list[str]) -> None:
+    """A transaction deletes a at offset 3, writes b at 4 and has its marker at 5; the read is as if it had been aborted."""
+    sent = {offset: SentRecord(key, value, offset) for offset, key, value in [(0, "a", 0), (3, "a", None), (4, "b", 1), (6, "d", 1)]}
+    made = PartitionHistory()
+    for offset, record in sent.items():
+        made.announce(record)
+        made.acknowledge(offset, offset, Outcome.UNDECIDED if offset in (3, 4) else Outcome.COMMITTED)
+    made.decide([3, 4], Outcome.COMMITTED)
+    made.disown_from(end)
+    found = [FoundRecord(offset, sent[offset]) for offset in (0, 4, 6) if offset < end]
+    assert [violation.kind for violation in judge_read(made, Read(0, end, found, cleaned_below=end))] == wrong

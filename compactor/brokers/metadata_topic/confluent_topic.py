@@ -85,7 +85,7 @@ class ConfluentMetadataTopic:
                 raise no_answer_error(self._connection, self._listener, self._topic)
             time.sleep(_POLL_TIMEOUT_S)
             self.identity()
-            seconds *= 1.5  # it may be slow
+            seconds = min(seconds * 1.5, self._connection.timeout_s - passed + _POLL_TIMEOUT_S)  # it may be slow
         self._silent = silent
         return dict(sorted(found.items()))
 
