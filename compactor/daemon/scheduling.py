@@ -537,9 +537,9 @@ def next_step(schedule: PartitionSchedule, now_ms: int) -> NextStep:
         why = "it failed before" if waits > now_ms or schedule.problem else schedule.waiting_reason or seen.reason
         steps.append(NextStep(DaemonAction.ROUND, max(now_ms, schedule.next_round_ms, schedule.next_repeat_ms, waits), why))
     if seen.retire_at_ms < NEVER_MS:
-        steps.append(
-            NextStep(DaemonAction.RETIRE, max(now_ms, schedule.retire_at_ms, seen.retire_at_ms), "replaced segments may be deleted")
-        )
+        step = NextStep(DaemonAction.RETIRE, max(now_ms, schedule.retire_at_ms, seen.retire_at_ms), "replaced segments may be deleted")
+        goes_first = not schedule.failures and not seen.open_run  # of steps at the same time; see ``next_action``
+        steps.insert(int(schedule.requested and may_begin) if goes_first else len(steps), step)
     output = schedule.output
     if output is not None and output.is_due(seen, max(now_ms, output.retry_at_ms)):
         steps.append(NextStep(DaemonAction.OUTPUT, max(now_ms, output.retry_at_ms), "the output lacks the latest changes"))

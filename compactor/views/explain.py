@@ -30,6 +30,8 @@ from compactor.views.words import count_noun, format_duration, format_size, iso_
 
 OnRead = Callable[[int], None]
 
+QUARANTINE_ADVICE = "`verify` names all damage; restore the object from the store's versions or a backup. The next `run` tries again."
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -101,7 +103,7 @@ def _partition_answer(state: PartitionState, lease: LeaseInfo | None, found: Rou
             return f"It is being cleaned now: {lease.holder} works on run {run_id}."
         return f"Run {run_id} was interrupted; the next `run` finishes or undoes it."
     if state.quarantine is not None:
-        return f"It is quarantined: {state.quarantine.reason}. The next `run` tries again."
+        return f"It is quarantined: {state.quarantine.reason}. {QUARANTINE_ADVICE}"
     if led and lease is not None:
         return f"{lease.holder} holds its lease (epoch {lease.epoch}) until {iso_time(lease.expires_ms)}."
     if found.due:

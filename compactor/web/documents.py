@@ -119,7 +119,9 @@ RowT = TypeVar("RowT", PartitionRow, UploadRow)
 
 
 class PartitionList(Value, Generic[RowT]):
-    """One page of the list of partitions. ``matching``: number of partitions that match the search and the condition, on all pages."""
+    """One page of the list of partitions. ``matching``: number of partitions that match the search and the condition, on all pages.
+    ``conditions``: number of partitions that match the search, by condition.
+    """
 
     search: str
     condition: str
@@ -129,6 +131,7 @@ class PartitionList(Value, Generic[RowT]):
     pages: int
     per_page: int
     matching: int
+    conditions: dict[str, int]
     rows: tuple[RowT, ...]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
@@ -94,7 +95,9 @@ def list_partitions_page(
     sort = query.sort if query.sort in columns else next(iter(columns))
     condition = query.condition if query.condition in set(PartitionCondition) else ""
     wanted = query.search.lower()
-    found = [item for item in items if wanted in item.name.lower() and condition in ("", item.condition)]
+    named = [item for item in items if wanted in item.name.lower()]
+    counts = Counter(item.condition for item in named)
+    found = [item for item in named if condition in ("", item.condition)]
     descending = columns[sort].descending if query.descending is None else query.descending
     found.sort(key=columns[sort].key, reverse=descending)
     pages = max(1, -(-len(found) // query.per_page))
@@ -108,5 +111,6 @@ def list_partitions_page(
         pages=pages,
         per_page=query.per_page,
         matching=len(found),
+        conditions={each.value: counts[each] for each in PartitionCondition},
         rows=tuple(map(row, found[(page - 1) * query.per_page : page * query.per_page])),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,15 @@ FULL = {
     },
     "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/x"}},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}, "runbookUrl": "https://docs.example/operating.md"},
+    "dashboard": {"enabled": True},
+    "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
+    "podDisruptionBudget": {"enabled": True},
 }
+
+
+OF_THE_OPERATOR = ("ServiceMonitor", "PrometheusRule")
+"""Kinds of the Prometheus operator, which Kubernetes does not know."""
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +69,11 @@ def test_kubernetes_accepts_it(helm: Path, tmp_path: Path, values: dict[str, Any
     ran = rendered(helm, tmp_path, values)
     assert ran.returncode == 0, ran.stderr
     found = [one for one in yaml.safe_load_all(ran.stdout) if one]
-    kinds = {one["kind"]: one for one in found}
-    assert {"ConfigMap", "Service", "ServiceAccount", "StatefulSet"} == set(kinds) - {"ServiceMonitor"}
+    kinds = {one["kind"]: one for one in found if not one["metadata"]["name"].endswith("-dashboard")}
+    optional = {"NetworkPolicy", "PodDisruptionBudget", *OF_THE_OPERATOR} if values is FULL else set()
+    assert {"ConfigMap", "Service", "ServiceAccount", "StatefulSet", *optional} == set(kinds)
     for manifest in found:
-        if manifest["kind"] != "ServiceMonitor":  # the operator's own kind
+        if manifest["kind"] not in OF_THE_OPERATOR:
             for version in VERSIONS:
                 kubernetes_validate.validate(manifest, version, strict=True)
     pod = kinds["StatefulSet"]["spec"]["template"]["spec"]
@@ -99,3 +109,19 @@ def test_helm_finds_nothing_to_say(helm: Path, tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(FULL))
     ran = subprocess.run([helm, "lint", "--strict", CHART, "--values", file], capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stdout
+
+
+def test_alerts_and_dashboard_of_the_chart_are_those_of_conf_monitoring(helm: Path, tmp_path: Path) -> None:
+    found = [one for one in yaml.safe_load_all(rendered(helm, tmp_path, FULL).stdout) if one]
+    rules = next(one for one in found if one["kind"] == "PrometheusRule")["spec"]
+    written = (CHART.parents[1] / "monitoring" / "alerts.yml").read_text().replace("docs/operating.md", "https://docs.example/operating.md")
+    assert rules == yaml.safe_load(written)
+    dashboard = next(one for one in found if one["metadata"]["name"].endswith("-dashboard"))
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    shown = json.loads(dashboard["data"]["tiered-compactor.json"])
+    assert shown == json.loads((CHART.parents[1] / "monitoring" / "dashboard.json").read_text())
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/tier", "az://account/container/tier"])
+def test_tiers_of_other_clouds_are_accepted(helm: Path, tmp_path: Path, url: str) -> None:
+    assert rendered(helm, tmp_path, {"config": f'[tier]\nurl = "{url}"\n'}).returncode == 0

@@ -110,8 +110,8 @@ class TierCli:
         return target
 
     def digest(self) -> dict[str, str]:
-        """Every object of the tier with what is in it; a tier that was not made yet is empty."""
-        files = (path for path in sorted(self.tier.rglob("*")) if path.is_file())
+        """Every object of the tier with what is in it, but the audit; a tier that was not made yet is empty."""
+        files = (path for path in sorted(self.tier.rglob("*")) if path.is_file() and path.parent.name != "audit")
         return {str(path.relative_to(self.tier)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 

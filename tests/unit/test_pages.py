@@ -91,6 +91,13 @@ def test_search_order_and_states() -> None:
     assert names_of(pages, "?sort=nonsense&state=nonsense&page=-1&per_page=x") == names_of(pages, "")
 
 
+def test_numbers_beside_states_are_those_of_what_the_search_finds() -> None:
+    listed = json.loads(console(60).respond("/api/status?q=payments").body)
+    assert sum(listed["partitions"]["conditions"].values()) == listed["partitions"]["matching"] == 9
+    assert sum(listed["conditions"].values()) == 60
+    assert "All <b>9</b>" in console(60).respond("/?q=payments&state=due").body.decode()
+
+
 def test_links_of_a_list_keep_what_was_chosen_and_begin_at_the_first_page() -> None:
     query = parse_list_query("q=a%26b&state=due&sort=size&dir=asc&page=4&per_page=20")
     assert query == ListQuery("a&b", "due", "size", False, 4, 20)

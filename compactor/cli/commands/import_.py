@@ -147,7 +147,8 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
         out.note(f"{name}: the tier has all of this directory; nothing to do")
     document = {key: value for key, value in tiers.report_document(report).items() if key != "notes"}
     row = (str(name), report.segments, format_size(report.bytes), report.start_offset, report.end_offset)
-    out.print_result(document, Table("", ("partition", "segments", "size", "start offset", "end offset"), [row]))
+    table = Table("", ("partition", "segments", "size", "start offset", "end offset"), [row])
+    out.print_result(document, *([table] if report.segments else []))
 
 
 def _partition_to_import(args: argparse.Namespace, out: Output) -> TopicPartition:
