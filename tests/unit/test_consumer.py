@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -14,6 +14,7 @@ from compactor.access.tier import Tier
 from compactor.consumer import OFFSET_BEGINNING, OFFSET_END, ConsumerOptions, Place, TieredConsumer, feed as feeding
 from compactor.consumer.messages import MessageLike
 from compactor.consumer.pieces import SegmentReader
+from compactor.consumer.serving import Mode
 from compactor.control.ports import Retention
 from compactor.errors import BadData, StoreError, UsageError
 from compactor.model.ids import TopicPartition
@@ -25,6 +26,7 @@ from tests.support.keys import object_key
 from tests.support.plain_broker import PlainBroker, consumed
 from tests.support.spark_tier import NAME, NOW_MS, Twins, state_of
 
+MODES_READ: Final[tuple[Mode, ...]] = ("remote_preferred", "kafka_preferred")
 REFRESH_S = 0.002
 """Seconds after which a partition that could not be read is retried."""
 
@@ -145,7 +147,7 @@ def test_a_consumer_returns_every_record_once_and_in_order_while_rounds_and_rete
     isolation = "read_committed" if committed else "read_uncommitted"
     first = growing.dice.choice((0, growing.log.next_offset // 2))
     found: list[MessageLike] = []
-    with TieredConsumer(tier, growing.broker, options(isolation=isolation, queue_bytes=2000)) as consumer:
+    with TieredConsumer(tier, growing.broker, options(isolation=isolation, queue_bytes=2000, mode=MODES_READ[seed % 2])) as consumer:
         consumer.assign([Place(*NAME, first)])
         for _ in range(25):
             growing.step()
