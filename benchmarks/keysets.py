@@ -103,7 +103,7 @@ def bounded(rows: int, keys: int, clock: Clock) -> tuple[int, int]:
     for begin, hashes in rows_of(rows, keys):
         offsets = np.arange(begin, begin + len(hashes), dtype=np.int64)
         with clock:
-            done = table.put_until_full(hashes, offsets)
+            done = table.put_rows_until_full(hashes, offsets)
         if done < len(hashes):
             break
     return table.entries, table.peak_bytes

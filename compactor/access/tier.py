@@ -66,7 +66,7 @@ class TierIdentity:
         local = self.local
         kept = local.catalog() if local and not local.bound else None
         if kept:
-            self.catalog.load(kept.state, kept.mark)
+            self.catalog.adopt_state(kept.state, kept.mark)
         state = self.catalog.refresh()
         if not state.tier_id and self.metadata.exists_elsewhere:
             return state  # an identity is needed only by a process that writes into the control store
@@ -82,7 +82,7 @@ class TierIdentity:
         if local:
             if not local.bound:
                 local.bind(state.tier_id, diverged=self.catalog.diverged or (kept is not None and state.slot < kept.state.slot))
-            local.keep_catalog(state, self.catalog.mark())
+            local.keep_catalog(state, self.catalog.state_mark())
         return state
 
     def create_catalog(self, hash_key: bytes = b"") -> CatalogState:
@@ -179,14 +179,14 @@ class ChangeNotes:
 
     def cache_log_state(self, log: PartitionLog, hint: int) -> None:
         """Keep a folded log in local state. hint: the hint about it from before it was read."""
-        mark = log.mark() if self.local and self.local.bound else None
+        mark = log.state_mark() if self.local and self.local.bound else None
         if mark and self.local:
             self.local.keep(log.state, mark, hint, self.ports.clock_ms())
 
     def publish(self, logs: Sequence[PartitionLog]) -> None:
         """Tell other processes in one record that these logs have changed, and that none may end below the slot it has reached."""
         if self.hints:
-            publish_hints(self.catalog, {log.state.name: log.reached() for log in logs})
+            publish_hints(self.catalog, {log.state.name: log.confirmed_slot() for log in logs})
         else:
             self.publish_slots(logs)
 
@@ -362,7 +362,7 @@ class Tier:
         log = open_partition(self.ports, name, self.known_slot(name), key=self.log_key(name), view=view)
         kept = self.local.state(name) if self.local and self.local.bound else None
         if kept:
-            log.load(*kept)
+            log.adopt_state(*kept)
         return log
 
     def log_key(self, name: TopicPartition) -> str:

@@ -479,7 +479,7 @@ class StagedHolder:
                 files.close_outdated(listed)
             except OSError:
                 files.close()
-        return tuple(each.file for each in files.files)
+        return tuple(each.file for each in files.held_files)
 
     def hold(
         self, name: TopicPartition, log_dir: Path, wanted: Sequence[StagedFile], *, running: bool, space: bool = True
@@ -492,15 +492,15 @@ class StagedHolder:
         if name not in self._held and not wanted:
             return ()
         files = self._held.setdefault(name, HeldFiles(log_dir))
-        files.hold(wanted)
+        files.open_files(wanted)
         if not running:
             inodes = {file.inode for file in wanted}
-            files.keep(
+            files.close_unwanted(
                 lambda each: each.file.inode in inodes and not (each.is_unlinked and (not space or each.file.base in files.refusals))
             )
-            if not files.files:
+            if not files.held_files:
                 del self._held[name]
-        return tuple(each.file for each in files.files)
+        return tuple(each.file for each in files.held_files)
 
     def report(self, what: str, files: Iterable[StagedFile]) -> list[StagedFile]:
         """Return those of the files for which this was not reported before. ``what``: names the report."""

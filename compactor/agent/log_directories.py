@@ -21,7 +21,7 @@ from compactor.records.indexes import TIME_ENTRY
 from compactor.transfer.import_root import METADATA_LOG
 from compactor.transfer.log_directory import log_path
 from compactor.transfer.log_identity import read_topic_id
-from compactor.transfer.staged_files import staged_before
+from compactor.transfer.staged_files import list_staged_before
 
 META = "meta.properties"
 EPOCHS = "leader-epoch-checkpoint"
@@ -115,7 +115,7 @@ def scan_partition_directory(name: TopicPartition, path: Path, mtime_ms: int, no
         return SeenDirectory(name, str(path), mtime_ms, now_ms, problem=f"{path} cannot be read: {error.strerror}")
     ordered = sorted(bases)
     try:
-        staged = staged_before(path, ordered)
+        staged = list_staged_before(path, ordered)
     except OSError:
         staged = []  # the directory has changed, and is listed again
     sealed = [SealedFile(base, end, bases[base].st_size, bases[base].st_mtime_ns // 1_000_000) for base, end in pairwise(ordered)]

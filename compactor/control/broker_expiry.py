@@ -16,7 +16,7 @@ from compactor.control.state import Intent, PartitionState
 from compactor.model.plan import CompactionTask
 
 
-def find_expired(leadership: Leadership, wanted: Collection[str]) -> frozenset[str]:
+def find_expired_segments(leadership: Leadership, wanted: Collection[str]) -> frozenset[str]:
     """Return which segments, by id, brokers have deleted and lie wholly below the highest log start that brokers ever reported.
 
     :param wanted: ids of live segments, or of the open round's new ones. Other ids are ignored.
@@ -41,8 +41,8 @@ def observe_log_start(leadership: Leadership) -> int:
     seen = ports.broker_log_start(state.name) if ports.broker_log_start is not None else 0
     if seen > state.broker_log_start:
         body = BrokerLogStartSeen(leader_epoch=leadership.epoch, offset=seen)
-        state = leadership.append(body, lambda state: state.broker_log_start >= seen)
-        leadership.require(state)  # it may be another leader that has recorded it
+        state = leadership.append_record(body, lambda state: state.broker_log_start >= seen)
+        leadership.require_in_state(state)  # it may be another leader that has recorded it
     return state.broker_log_start
 
 
@@ -56,16 +56,16 @@ class ExpiredSources:
     leadership: Leadership
     ids: set[str] = field(default_factory=set)
 
-    def find(self, wanted: Iterable[str]) -> frozenset[str]:
+    def find_expired(self, wanted: Iterable[str]) -> frozenset[str]:
         """Return which of these segments have expired, by id. Only those that are not known to have expired are inquired about."""
         names = frozenset(wanted)
-        self.ids |= find_expired(self.leadership, names - self.ids)
+        self.ids |= find_expired_segments(self.leadership, names - self.ids)
         return names & self.ids
 
     def refresh(self, intent: Intent) -> bool:
         """Find out which sources of a round have expired by now, and return whether there are more than before."""
         before = len(self.ids)
-        self.find(intent.plan.sources)
+        self.find_expired(intent.plan.sources)
         return len(self.ids) > before
 
     def has_expired(self, task: CompactionTask) -> bool:
@@ -76,6 +76,6 @@ class ExpiredSources:
         """Return the first task of which some sources have expired and others have not, or None."""
         return next((task for task in tasks if self.ids.intersection(task.sources) and not self.has_expired(task)), None)
 
-    def without(self, state: PartitionState) -> PartitionState:
+    def without_expired(self, state: PartitionState) -> PartitionState:
         """Return the state without the expired segments, so that nobody tries to read them."""
         return state.model_copy(update={"live": tuple(segment for segment in state.live if segment.id not in self.ids)})

@@ -150,23 +150,23 @@ class ControlLog(Generic[S]):
 
     @property
     def state(self) -> S:
-        """State as of the last fold, changed by ``view``. Call ``refresh`` first for the current one."""
-        return self._seen(self._folded_state)
+        """Return the state as of the last fold, changed by ``view``. Call ``refresh`` first for the current one."""
+        return self._visible_state(self._folded_state)
 
     @property
     def _folded_state(self) -> S:
-        """Folded state without ``view``. Folds now if nothing was folded yet."""
+        """Return the folded state without ``view``. Folds now if nothing was folded yet."""
         if self._state is not None:
             return self._state
         if not self._adopt_loaded_state():
             self._reset_to_snapshot()
         return self._fold_to_tail(None)
 
-    def _seen(self, state: S) -> S:
+    def _visible_state(self, state: S) -> S:
         """Return a folded state as readers see it (``view``)."""
         return state if self._view is None else self._view(state)
 
-    def load(self, state: S, mark: StateMark | None = None) -> None:
+    def adopt_state(self, state: S, mark: StateMark | None = None) -> None:
         """Continue from a state that was folded earlier. If a boundary has passed it, the next fold starts over.
 
         :param mark: identity of the state in its log. With it the state may come from another process: the next fold first checks that the
@@ -175,7 +175,7 @@ class ControlLog(Generic[S]):
         self._state, self._kept = (state, None) if mark is None else (None, (state, mark))
         self._last = None
 
-    def mark(self) -> StateMark | None:
+    def state_mark(self) -> StateMark | None:
         """Return the identity that another process needs to ``load`` the present state, or None if the log does not determine it."""
         state = self.state
         if self._boundary.slot == state.slot:
@@ -250,7 +250,7 @@ class ControlLog(Generic[S]):
         self._fold_to_tail(None)
         return self.state
 
-    def history(self) -> tuple[S, list[tuple[Record[Any], S]]]:
+    def records_with_states(self) -> tuple[S, list[tuple[Record[Any], S]]]:
         """Return the state from which the log still begins, and each later record with the state after it. For display. Reads only."""
         while True:
             self._reset_to_snapshot()
@@ -264,14 +264,14 @@ class ControlLog(Generic[S]):
                 self._state = state
                 return base, steps
 
-    def poll(self) -> bool:
+    def has_new_records(self) -> bool:
         """Return whether the log has changed since the last fold. Makes two requests if it has not.
 
         If the log was replaced by an older copy meanwhile, the next fold starts over.
         """
-        state, mark = self.state, self.mark()
+        state, mark = self.state, self.state_mark()
         if mark is None:
-            return self._get(self.record_key(state.slot + 1)) is not None or self._read_boundary().slot > state.slot
+            return self._read_object(self.record_key(state.slot + 1)) is not None or self._read_boundary().slot > state.slot
         if not self.has_changed_since(state.slot, mark):
             return False
         tied = self.has_mark(state.slot, mark)
@@ -289,15 +289,15 @@ class ControlLog(Generic[S]):
         if self.floor > slot or not self.has_mark(slot, mark):
             return True
         # Where the record still stands nobody has cut beyond it; a snapshot's own slot is gone, so that the boundary has to be asked.
-        return self._get(self.record_key(slot + 1)) is not None or (not mark.incarnation and self._read_boundary().slot > slot)
+        return self._read_object(self.record_key(slot + 1)) is not None or (not mark.incarnation and self._read_boundary().slot > slot)
 
     def is_far_behind(self, slots: int) -> bool:
         """Return whether at least ``slots`` records have been added since the present state. Folding them takes one request each."""
-        return self._get(self.record_key(self.state.slot + slots)) is not None
+        return self._read_object(self.record_key(self.state.slot + slots)) is not None
 
-    def reached(self) -> int:
+    def confirmed_slot(self) -> int:
         """Return the slot of the present state after reading that record back from the store, or 0 if it is not there."""
-        state, mark = self.state, self.mark()
+        state, mark = self.state, self.state_mark()
         return state.slot if mark is not None and self.has_mark(state.slot, mark) else 0
 
     def transact(self, decide: Callable[[S], Body | None], *, most_lost: int = 0) -> S:
@@ -308,7 +308,7 @@ class ControlLog(Generic[S]):
         so the caller must not change anything that depends on it.
 
         :param decide: the present state -> body of the record to append, or None when there is nothing left to append.
-        :param most_lost: number of slots lost to other writers after which Crowded is raised; 0 for no limit.
+        :param most_lost: number of slots lost to other writers after which SlotContention is raised; 0 for no limit.
         """
         lost = 0
         while True:
@@ -334,7 +334,7 @@ class ControlLog(Generic[S]):
                 if lost == most_lost:
                     raise SlotContention
 
-    def cut(self, minimum: int = CUT_EVERY) -> bool:
+    def write_snapshot_and_cut(self, minimum: int = CUT_EVERY) -> bool:
         """Write a snapshot and a boundary and delete the slots before it, if at least ``minimum`` slots have come since the last boundary.
 
         Any process may do this at any time, also several at once. Returns whether old slots were deleted. The present state decides whether
@@ -542,17 +542,17 @@ class ControlLog(Generic[S]):
         """Return the object at ``key`` as a value of this type, or None if there is none. A corrupt object is fetched once more before it
         is refused.
         """
-        data = self._get(key)
+        data = self._read_object(key)
         if data is None:
             return None
         where = f"{self.store.url}/{key}"
         try:
             return records.decode_sealed(kind, data, where)
         except BadControlRecord:
-            again = self._get(key)
+            again = self._read_object(key)
             return records.decode_sealed(kind, data if again is None else again, where)
 
-    def _get(self, key: str) -> bytes | None:
+    def _read_object(self, key: str) -> bytes | None:
         """Return an object's bytes, or None if there is none."""
         try:
             return self.store.get(key)

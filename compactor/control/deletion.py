@@ -35,30 +35,30 @@ def delete_partition(ports: Ports, log: PartitionLog, lease: Lease, deleted_topi
         before = leadership.state
         try:
             body = PartitionDeleted(leader_epoch=leadership.epoch, grace_ms=ports.grace_ms, deleted_topic_id=deleted_topic_id)
-            state = leadership.append(body, lambda state: state.deleted_slot > before.slot and not state.has_segments)
+            state = leadership.append_record(body, lambda state: state.deleted_slot > before.slot and not state.has_segments)
         except RequirementFailed as refused:
             raise UsageError(f"{log.state.name} cannot be deleted: {refused}", hint="`topics` lists what the tier holds") from refused
         cut_if_due(log)
         return before, state
 
 
-def raise_log_start(leadership: Leadership, choose: Callable[[PartitionState], int | None]) -> PartitionState:
-    """Raise the log start to the offset that ``choose`` names, and return the state in which this counts.
+def raise_log_start(leadership: Leadership, choose_offset: Callable[[PartitionState], int | None]) -> PartitionState:
+    """Raise the log start to the offset that ``choose_offset`` names, and return the state in which this counts.
 
-    :param choose: asked of the latest state, again after each change: the new log start, or None to leave it where it is.
+    :param choose_offset: asked of the latest state, again after each change: the new log start, or None to leave it where it is.
 
     Nothing is written if the log start is there already and no segment can leave. Raises Fenced, RequirementFailed if an ordering rule
     refuses the record, and StoreError if it is unknown whether the record was written.
     """
 
-    def decide(state: PartitionState) -> LogStartRaised | None:
-        offset = choose(state)
+    def decide_record(state: PartitionState) -> LogStartRaised | None:
+        offset = choose_offset(state)
         if offset is None or (offset == state.log_start and not removable_below(state.live, offset)):
             return None
-        leadership.require(state)
+        leadership.require_in_state(state)
         body = log_start_record(state, offset, leadership.epoch, leadership.ports.grace_ms)
         require_appendable(leadership.log, state, body)
         return body
 
     leadership.pulse.steps += 1
-    return leadership.log.transact(decide)
+    return leadership.log.transact(decide_record)

@@ -102,14 +102,14 @@ def with_times(state: PartitionState, modified_ms: Callable[[int], int]) -> Part
     deleted.
     """
 
-    def timed(entry: Any) -> Any:
+    def with_time(entry: Any) -> Any:
         return entry if entry.since_ms is not None else entry.model_copy(update={"since_ms": modified_ms(entry.slot)})
 
     return state.model_copy(
         update={
-            "leader": state.leader if state.leader is None or state.leader.released else timed(state.leader),
-            "waiting": tuple(timed(group) for group in state.waiting),
-            "registrations": {name: timed(entry) for name, entry in state.registrations.items()},
+            "leader": state.leader if state.leader is None or state.leader.released else with_time(state.leader),
+            "waiting": tuple(with_time(group) for group in state.waiting),
+            "registrations": {name: with_time(entry) for name, entry in state.registrations.items()},
         }
     )
 
@@ -205,7 +205,7 @@ def _apply_tail_truncated(state: PartitionState, record: Record[Any], body: r.Ta
     """
     gone = set(body.voided)
     kept = tuple(segment for segment in state.live if segment.id not in gone)
-    changes = _clamp_offsets(state, body.offset)
+    changes = _lower_cleaner_offsets(state, body.offset)
     group = Waiting(
         slot=record.slot,
         run_id=body.cut_id,
@@ -343,17 +343,17 @@ def _move_lineage(state: PartitionState, newer: tuple[EpochEntry, ...], end: int
     """Record the broker's lineage. If its log was truncated or has diverged, cleaner offsets above the divergence are lowered to it."""
     parted = lineage.first_divergent_offset(state.lineage, state.end_offset + 1, newer, end)
     moved: Changes = {"lineage": newer, "lineage_end": end}
-    return moved if parted is None or parted >= offsets.clean_end_offset(state.vector) else moved | _clamp_offsets(state, parted)
+    return moved if parted is None or parted >= offsets.clean_end_offset(state.vector) else moved | _lower_cleaner_offsets(state, parted)
 
 
-def _clamp_offsets(state: PartitionState, parted: int) -> Changes:
+def _lower_cleaner_offsets(state: PartitionState, parted: int) -> Changes:
     """Lower all cleaner offsets above ``parted`` to it, including those stored for undo and for deletions."""
 
-    def clamped(entry: Any) -> Any:
+    def with_lower_offset(entry: Any) -> Any:
         both = {name: offsets.clamp_vector(getattr(entry, name), parted) for name in ("vector_before", "vector")}
         return entry.model_copy(update=both)
 
-    return {"vector": offsets.clamp_vector(state.vector, parted), "waiting": tuple(clamped(group) for group in state.waiting)}
+    return {"vector": offsets.clamp_vector(state.vector, parted), "waiting": tuple(with_lower_offset(group) for group in state.waiting)}
 
 
 def _apply_plan_announced(state: PartitionState, record: Record[Any], body: r.PlanAnnounced) -> Changes:
@@ -511,7 +511,7 @@ def _apply_run_ended(state: PartitionState, record: Record[Any], body: r.RunEnde
     """Add outcome and figures of a run to the history. A quarantined run increases the partition's count of failures."""
     reported = {"status": body.status, "reason": body.reason, "segment": body.segment, "stats": body.stats}
     runs = _update_run(state, body.run_id, **reported)
-    if state.run(body.run_id) is None:  # it failed before there was a plan
+    if state.find_run(body.run_id) is None:  # it failed before there was a plan
         holder = state.leader.holder if state.leader else ""
         run = Run(run_id=body.run_id, leader_epoch=body.leader_epoch, holder=holder, slot=record.slot, started_ms=record.at_ms)
         runs = (*runs, run.model_copy(update=reported | {"ended_ms": record.at_ms}))[-HISTORY:]

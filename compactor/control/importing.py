@@ -29,11 +29,11 @@ BodyT = TypeVar("BodyT")
 
 
 def register_import(
-    ports: Ports, log: PartitionLog, import_id: str, ids: Sequence[str], fits: Callable[[PartitionState], None] = lambda state: None
+    ports: Ports, log: PartitionLog, import_id: str, ids: Sequence[str], check_fits: Callable[[PartitionState], None] = lambda state: None
 ) -> PartitionState:
     """Register an import and its segment ids, which may be uploaded from then on. Both are fresh (``ports.new_id``).
 
-    :param fits: raises if the import does not match the state to which the registration is added. A later truncation voids the import.
+    :param check_fits: raises if the import does not match the state to which the registration is added. A truncation voids it.
 
     Raises BadData if a rule refuses the registration, and Unavailable if the log grew so much that the import may have been voided already.
     """
@@ -41,15 +41,15 @@ def register_import(
     began = log.refresh_and_check_gaps().slot
     body = IdsRegistered(import_id=import_id, ids=tuple(ids), holder=ports.holder)
 
-    def decide(state: PartitionState) -> IdsRegistered | None:
+    def decide_record(state: PartitionState) -> IdsRegistered | None:
         if import_id in state.registrations or closed_import(state, import_id):
             return None
         if state.slot - began >= HISTORY:  # it may have been registered, voided and forgotten: such ids must not come back
             raise Unavailable(f"{state.name}: the log went on while this import was being registered", hint="Import again")
-        fits(state)
+        check_fits(state)
         return _checked(log, state, body, "Nothing was changed")
 
-    return log.transact(decide)
+    return log.transact(decide_record)
 
 
 def tier_segments(
@@ -90,8 +90,9 @@ def prepend_segments(
     lineage: Sequence[EpochEntry] = (),
     topic_id: str = "",
 ) -> PartitionState:
-    """Make uploaded segments readable before the first segment of the log, if no part of it is compacted yet. Parameters and errors as for
-    ``tier``.
+    """Make uploaded segments readable before the first segment of the log, if no part of it is compacted yet.
+
+    Parameters and errors as for ``tier_segments``.
     """
     return _append_import_record(
         log, SegmentsPrepended(import_id=import_id, segments=tuple(segments), lineage=tuple(lineage), topic_id=topic_id)
@@ -103,7 +104,7 @@ def _append_import_record(log: PartitionLog, body: SegmentsTiered | SegmentsPrep
     log.refresh()
     import_id, end = body.import_id, body.segments[-1].end_offset
 
-    def decide(state: PartitionState) -> SegmentsTiered | SegmentsPrepended | None:
+    def decide_record(state: PartitionState) -> SegmentsTiered | SegmentsPrepended | None:
         entry = state.registrations.get(import_id)
         known = entry or closed_import(state, import_id)
         if known is not None and known.tiered_end >= end and state.end_offset >= end:
@@ -112,7 +113,7 @@ def _append_import_record(log: PartitionLog, body: SegmentsTiered | SegmentsPrep
             raise _voided_import_error(state, import_id)
         return _checked(log, state, body, "Another process was faster. Import again what is still missing")
 
-    state = log.transact(decide)
+    state = log.transact(decide_record)
     cut_if_due(log)
     return state
 
@@ -127,14 +128,14 @@ def truncate_tail(ports: Ports, log: PartitionLog, body: TailTruncated) -> Parti
     log.refresh()
     body = body.model_copy(update={"grace_ms": ports.grace_ms})
 
-    def decide(state: PartitionState) -> TailTruncated | None:
+    def decide_record(state: PartitionState) -> TailTruncated | None:
         if any(group.run_id == body.cut_id for group in state.waiting):
             return None
         if body.new_segments and body.cut_id not in state.registrations:
             raise _voided_import_error(state, body.cut_id)
         return _checked(log, state, body, "Another process was faster. Import again")
 
-    state = log.transact(decide)
+    state = log.transact(decide_record)
     cut_if_due(log)
     return state
 
@@ -143,13 +144,13 @@ def adopt_topic(log: PartitionLog, body: TopicAdopted) -> PartitionState:
     """Record that the log in the tier is that of a topic, or continues at a seam. Raises BadData if a rule refuses it."""
     log.refresh()
 
-    def decide(state: PartitionState) -> TopicAdopted | None:
+    def decide_record(state: PartitionState) -> TopicAdopted | None:
         seam = body.seam if body.seam >= 0 else state.adopted_seam
         if (state.topic_id, state.adopted_seam) == (body.topic_id or state.topic_id, seam):
             return None
         return _checked(log, state, body, "Nothing was changed")
 
-    return log.transact(decide)
+    return log.transact(decide_record)
 
 
 def open_incarnation(log: PartitionLog, topic_id: str, by: str) -> PartitionState:
@@ -157,12 +158,12 @@ def open_incarnation(log: PartitionLog, topic_id: str, by: str) -> PartitionStat
     log.refresh_and_check_gaps()
     body = IncarnationOpened(topic_id=topic_id, by=by)
 
-    def decide(state: PartitionState) -> IncarnationOpened | None:
+    def decide_record(state: PartitionState) -> IncarnationOpened | None:
         if state.topic_id == topic_id:
             return None
         return _checked(log, state, body, "Import again: another process was faster")
 
-    return log.transact(decide)
+    return log.transact(decide_record)
 
 
 def _checked(log: PartitionLog, state: PartitionState, body: BodyT, hint: str) -> BodyT:

@@ -75,46 +75,46 @@ class Leadership:
 
     @property
     def state(self) -> PartitionState:
-        """State of the partition as of the last fold."""
+        """Return the partition's state as of the last fold."""
         return self.log.state
 
-    def append(self, body: Any, counted: Callable[[PartitionState], bool]) -> PartitionState:
+    def append_record(self, body: Any, counted: Callable[[PartitionState], bool]) -> PartitionState:
         """Append a record unless ``counted`` says that the state shows it already, and return the state in which it counts.
 
         Raises Fenced if this process no longer leads, RequirementFailed if an ordering rule refuses the record, and StoreError if it is
         unknown whether the record is in the log.
         """
 
-        def decide(state: PartitionState) -> Any:
+        def decide_record(state: PartitionState) -> Any:
             if counted(state):
                 return None
-            self.require(state)
+            self.require_in_state(state)
             require_appendable(self.log, state, body)
             return body
 
         self.pulse.steps += 1
-        return self.log.transact(decide)
+        return self.log.transact(decide_record)
 
     def check_append(self, body: Any) -> None:
         """Raise what ``append`` would raise now. Called before others are informed of what the record is going to say."""
-        self.require(self.state)
+        self.require_in_state(self.state)
         require_appendable(self.log, self.state, body)
 
-    def require(self, state: PartitionState) -> None:
+    def require_in_state(self, state: PartitionState) -> None:
         """Raise Fenced unless this process leads in ``state``."""
         ordering.require_leadership(state, self.log.incarnation, self.epoch)
 
-    def check(self, *, waiting: bool = False) -> PartitionState:
+    def check_still_leading(self, *, waiting: bool = False) -> PartitionState:
         """Read new records and return the state. Raises Fenced if another process has taken over.
 
         :param waiting: do not count this call as a step of work.
         """
         self.pulse.steps += not waiting
         state = self.log.refresh()
-        self.require(state)
+        self.require_in_state(state)
         return state
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Write the heartbeat object, which shows waiting processes that this leader is alive. Liveness only."""
         self.pulse.beaten = True
         body = {"epoch": self.epoch, "holder": self.ports.holder, "incarnation": self.log.incarnation}
@@ -123,11 +123,11 @@ class Leadership:
     def release(self) -> None:
         """Give up the leadership. Raises Fenced if it was lost already."""
 
-        def counted(state: PartitionState) -> bool:
+        def has_counted(state: PartitionState) -> bool:
             leader = state.leader
             return leader is not None and leader.released and (leader.epoch, leader.incarnation) == (self.epoch, self.log.incarnation)
 
-        self.append(LeadershipReleased(leader_epoch=self.epoch), counted)
+        self.append_record(LeadershipReleased(leader_epoch=self.epoch), has_counted)
         if self.pulse.beaten:
             self.ports.control.delete([_heartbeat_key(self.log, self.epoch)])
 
@@ -153,12 +153,12 @@ def hold_leadership(ports: Ports, log: PartitionLog, lease: Lease) -> Iterator[L
     leadership = acquire_leadership(ports, log, lease)
     most = lease.stall_ms * HEARTBEATS_PER_TTL // lease.ttl_ms
 
-    def beat() -> None:
+    def send_heartbeat() -> None:
         if leadership.pulse.should_beat(most):
-            leadership.beat()
+            leadership.send_heartbeat()
 
     try:
-        with ports.keep_alive(beat, lease.ttl_ms / 1000 / HEARTBEATS_PER_TTL):
+        with ports.keep_alive(send_heartbeat, lease.ttl_ms / 1000 / HEARTBEATS_PER_TTL):
             yield leadership
     finally:
         try:
@@ -213,14 +213,14 @@ def send_heartbeats_in_background(beat: Callable[[], None], interval_s: float) -
     """Send heartbeats from a background thread. Implements KeepAlive."""
     over = threading.Event()
 
-    def run() -> None:
+    def beat_until_stopped() -> None:
         while not over.wait(interval_s):
             try:
                 beat()
             except (StoreError, OutOfBudget):
                 pass  # the next one may pass; a leader that nobody replaces needs no heartbeat
 
-    thread = threading.Thread(target=run, name="heartbeat", daemon=True)
+    thread = threading.Thread(target=beat_until_stopped, name="heartbeat", daemon=True)
     thread.start()
     try:
         yield

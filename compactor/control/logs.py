@@ -152,7 +152,7 @@ def publish_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> N
     known = catalog.refresh().partitions
     seen = {str(name): known.get(str(name), 0) for name in slots}
 
-    def decide(state: CatalogState) -> PartitionChanged | PartitionsChanged | None:
+    def decide_record(state: CatalogState) -> PartitionChanged | PartitionsChanged | None:
         new = {name: slot for name, slot in slots.items() if not _is_hinted(state, str(name), slot, seen[str(name)])}
         if len(new) == 1:
             ((name, slot),) = new.items()
@@ -162,7 +162,7 @@ def publish_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> N
     listed = all(seen.values())
     try:
         # A thousand writers do not wait for each other: where slots are taken away, what is known already is left in the inbox.
-        catalog.transact(decide, most_lost=MOST_LOST if listed else 0)
+        catalog.transact(decide_record, most_lost=MOST_LOST if listed else 0)
     except SlotContention:
         _store_in_inbox(catalog, slots)
         return
@@ -177,24 +177,24 @@ def record_lower_bounds(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> No
     """Record the current slots of many partition logs as lower bounds, in one record; none if all are recorded already."""
     known = catalog.refresh().reached
     behind = [log for log in logs if log.state.slot > known.get(log.name, 0)]
-    slots = {log.name: log.reached() for log in behind}
+    slots = {log.name: log.confirmed_slot() for log in behind}
 
-    def decide(state: CatalogState) -> SlotsReached | None:
+    def decide_record(state: CatalogState) -> SlotsReached | None:
         new = {name: slot for name, slot in slots.items() if slot > state.reached.get(name, 0)}
         return SlotsReached(slots=new) if new else None
 
     try:
-        catalog.transact(decide, most_lost=MOST_LOST)
+        catalog.transact(decide_record, most_lost=MOST_LOST)
     except SlotContention:
         return  # bounds are told again with the next change
     cut_if_due(catalog)
 
 
-def record_inspections(catalog: CatalogLog, looks: Mapping[str, RetireInspection]) -> None:
+def record_inspections(catalog: CatalogLog, inspections: Mapping[str, RetireInspection]) -> None:
     """Record until when partitions need no retirement check, in one record. Skipped if the log is busy, which costs a later check."""
-    left = dict(looks)
+    left = dict(inspections)
 
-    def decide(state: CatalogState) -> PartitionsInspected | None:
+    def decide_record(state: CatalogState) -> PartitionsInspected | None:
         new = {
             name: inspection
             for name, inspection in left.items()
@@ -203,7 +203,7 @@ def record_inspections(catalog: CatalogLog, looks: Mapping[str, RetireInspection
         return PartitionsInspected(looks=new) if new else None
 
     try:
-        catalog.transact(decide, most_lost=MOST_LOST)
+        catalog.transact(decide_record, most_lost=MOST_LOST)
     except SlotContention:
         return
     cut_if_due(catalog)
@@ -228,11 +228,11 @@ def collect_inbox(catalog: CatalogLog) -> int:
         return 0
     seen = catalog.refresh().slot
 
-    def decide(state: CatalogState) -> PartitionsChanged | None:
+    def decide_record(state: CatalogState) -> PartitionsChanged | None:
         new = {name: slot for name, slot in found.items() if not _is_hinted(state, name, slot, seen)}
         return PartitionsChanged(slots=new) if new else None
 
-    catalog.transact(decide)
+    catalog.transact(decide_record)
     catalog.store.delete(keys)
     cut_if_due(catalog)
     return len(keys)
@@ -255,7 +255,7 @@ def _store_in_inbox(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) ->
 def cut_if_due(log: ControlLog[Any]) -> None:
     """Cut a log if that saves requests. Called after records were added. If the store is busy, the next call does it."""
     try:
-        log.cut()
+        log.write_snapshot_and_cut()
     except (Unavailable, OutOfBudget):
         pass
 

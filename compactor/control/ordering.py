@@ -239,7 +239,7 @@ def check_plan(state: PartitionState, record: Record[Any]) -> str:
     plan: CompactionPlan = record.body.plan
     if (plan.name, plan.leader_epoch) != (state.name, record.body.leader_epoch):
         return "the plan is another partition's or another epoch's"
-    if state.run(plan.run_id) is not None or not plan.tasks or len(set(plan.sources)) != len(plan.sources):
+    if state.find_run(plan.run_id) is not None or not plan.tasks or len(set(plan.sources)) != len(plan.sources):
         return f"run {plan.run_id} is known already, has no tasks, or names a source twice"
     back = plan.next_dirty_offset < offsets.clean_end_offset(plan.vector) and not plan.restores
     if len({task.group for task in plan.tasks}) != len(plan.tasks) or back:

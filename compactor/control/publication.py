@@ -74,7 +74,7 @@ POLL_INTERVAL_MS = 1000
 def announce_plan(leadership: Leadership, plan: CompactionPlan) -> PartitionState:
     """Record the plan of a round as its intent. Its objects may be created from then on. Raises RequirementFailed, Fenced."""
     body = PlanAnnounced(leader_epoch=leadership.epoch, plan=plan)
-    return leadership.append(body, lambda state: _is_open_run(state, plan.run_id))
+    return leadership.append_record(body, lambda state: _is_open_run(state, plan.run_id))
 
 
 def add_receipts(leadership: Leadership, receipts: Sequence[CompactionReceipt]) -> PartitionState:
@@ -84,18 +84,18 @@ def add_receipts(leadership: Leadership, receipts: Sequence[CompactionReceipt]) 
     run_id = receipts[0].run_id
     groups = {receipt.group for receipt in receipts}
 
-    def counted(state: PartitionState) -> bool:
+    def has_counted(state: PartitionState) -> bool:
         """Return whether the state has all these receipts."""
         intent = state.intent
         return intent is not None and intent.plan.run_id == run_id and groups.issubset(receipt.group for receipt in intent.receipts)
 
-    return leadership.append(ReceiptsAdded(leader_epoch=leadership.epoch, receipts=tuple(receipts)), counted)
+    return leadership.append_record(ReceiptsAdded(leader_epoch=leadership.epoch, receipts=tuple(receipts)), has_counted)
 
 
 def store_survivors(leadership: Leadership, run_id: str, objects: Sequence[ScratchObject]) -> PartitionState:
     """Record the scratch objects with the result of pass 1, so that a process which resumes the round does not repeat it."""
     body = SurvivorsStored(leader_epoch=leadership.epoch, run_id=run_id, objects=tuple(objects))
-    return leadership.append(body, lambda state: _is_open_run(state, run_id) and state.intent.survivors == body.objects)  # type: ignore[union-attr]
+    return leadership.append_record(body, lambda state: _is_open_run(state, run_id) and state.intent.survivors == body.objects)  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True)
@@ -122,25 +122,27 @@ def publish_round(
     done = [task for task in intent.plan.tasks if task.group in receipts]
     replacements = [Replacement(sources=task.sources, segment=receipts[task.group].segment) for task in done]
 
-    def begun() -> None:
+    def append_publish_begun() -> None:
         """Append *publish begun* and wait until messages of replaced leaders can no longer arrive."""
-        leadership.append(PublishBegun(leader_epoch=leadership.epoch, run_id=run_id), lambda state: _has_publication_begun(state, run_id))
+        leadership.append_record(
+            PublishBegun(leader_epoch=leadership.epoch, run_id=run_id), lambda state: _has_publication_begun(state, run_id)
+        )
         _wait_for_predecessors(leadership)
         on_begun()
 
-    def record(unpublished: Collection[str]) -> None:
+    def append_round_published(unpublished: Collection[str]) -> None:
         """Append *round published* without the replacements that were cut off or have expired."""
         body = _published_record(leadership, intent, replacements, unpublished, expired, reported)
-        leadership.append(body, lambda state: was_published(state, run_id))
+        leadership.append_record(body, lambda state: was_published(state, run_id))
 
     if len(done) == len(intent.plan.tasks):  # a round with expired groups can be recorded only once its publication has begun
         leadership.check_append(_published_record(leadership, intent, replacements, (), expired, reported))
     leadership.ports.publisher.publish_replacements(
         leadership.state.name,
         replacements,
-        begun,
-        record,
-        expired=expired.find,
+        append_publish_begun,
+        append_round_published,
+        expired=expired.find_expired,
         backwards=bool(intent.plan.restores),
         resumed=intent.begun_slot > 0,
     )
@@ -199,14 +201,14 @@ def _wait_for_predecessors(leadership: Leadership) -> None:
         since = taken.at_ms  # the slot was cut, which takes longer than what is waited for
     while (left := since + late_ms - ports.control.clock_ms()) > 0:
         ports.sleep(min(left, POLL_INTERVAL_MS) / 1000)
-        leadership.check()
+        leadership.check_still_leading()
 
 
 def remove_stray_segments(leadership: Leadership) -> int:
     """Remove segments that dead compactors left among readers' segments, and return their number. Raises Fenced."""
     if leadership.ports.brokers is None:
         return 0  # readers go by the control log: there are no others to be told of anything
-    state = leadership.check()
+    state = leadership.check_still_leading()
     live = [segment for segment in state.live if segment.id in state.published_by]
     return leadership.ports.publisher.cut_off_strays(state.name, live, ordering.known_ids(state))
 
@@ -216,7 +218,7 @@ def undo_intent(leadership: Leadership, intent: Intent, reason: str) -> Partitio
     nothing.
     """
     run_id = intent.plan.run_id
-    state = leadership.append(
+    state = leadership.append_record(
         IntentUndone(leader_epoch=leadership.epoch, run_id=run_id, reason=reason),
         lambda state: not _is_open_run(state, run_id) and not was_published(state, run_id),
     )
@@ -230,17 +232,17 @@ def undo_intent(leadership: Leadership, intent: Intent, reason: str) -> Partitio
 def record_run_end(leadership: Leadership, ended: RunEnded) -> PartitionState:
     """Record the outcome of a run that published nothing."""
 
-    def counted(state: PartitionState) -> bool:
+    def has_counted(state: PartitionState) -> bool:
         """Return whether the run history has this outcome."""
-        run = state.run(ended.run_id)
+        run = state.find_run(ended.run_id)
         return run is not None and run.status == ended.status and run.stats == ended.stats
 
-    return leadership.append(ended, counted)
+    return leadership.append_record(ended, has_counted)
 
 
 def delete_scratch(leadership: Leadership, intent: Intent) -> None:
     """Delete the scratch objects of a run that is no longer open. Raises Fenced."""
-    leadership.require(leadership.state)
+    leadership.require_in_state(leadership.state)
     keys = [item.key for item in intent.survivors]
     if keys and not _is_open_run(leadership.state, intent.plan.run_id):
         leadership.ports.control.delete(keys)
@@ -263,7 +265,7 @@ def stored_segments_problem(ports: Ports, state: PartitionState, segments: Seque
 
 def was_published(state: PartitionState, run_id: str) -> bool:
     """Return whether the round's publication has counted, by the folded state alone."""
-    run = state.run(run_id)
+    run = state.find_run(run_id)
     return run is not None and run.published_slot > 0
 
 

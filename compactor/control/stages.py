@@ -61,7 +61,7 @@ class StageTracker:
     def __init__(self, stage: Stage | None = None) -> None:
         self.stage = stage
 
-    def advance(self, stage: Stage) -> None:
+    def advance_to(self, stage: Stage) -> None:
         """Go to the next stage. Raises CompactorError (a bug) if it may not follow the present one."""
         if stage not in STAGES[self.stage]:
             raise CompactorError(f"a round cannot go from {self.stage or 'nothing'} to {stage}", hint="This is a bug; please report it")

@@ -158,7 +158,7 @@ class Run(Value):
     content: DigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @property
-    def stands(self) -> bool:
+    def is_in_effect(self) -> bool:
         """Return whether the run was published and not reverted since, not even in part."""
         return bool(self.published_slot) and not self.status.startswith("reverted")
 
@@ -303,7 +303,7 @@ class PartitionState(LogState):
         """Sum of all batches that readers have; None if it is not known of each segment."""
         return sum_batches_of(self.live)
 
-    def run(self, run_id: str) -> Run | None:
+    def find_run(self, run_id: str) -> Run | None:
         """Return the latest entry of the run history with this id, or None."""
         return next((run for run in reversed(self.runs) if run.run_id == run_id), None)
 

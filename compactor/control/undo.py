@@ -21,7 +21,7 @@ def undo_round(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> Pa
     The run's outputs wait for grace and are then deleted by ``retire``. Raises UsageError if a rule refuses it (an open intent, a later
     round, deletion of the sources has begun), BadData if a source is missing or damaged, Leased, and Fenced.
     """
-    known = log.refresh().run(run_id)
+    known = log.refresh().find_run(run_id)
     if known is None:
         raise UsageError(f"{log.state.name} has no run {run_id} that is remembered", hint="`runs list` shows those that are")
     with hold_leadership(ports, log, lease) as leadership:
@@ -30,16 +30,16 @@ def undo_round(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> Pa
 
         body = RoundUndone(leader_epoch=leadership.epoch, run_id=run_id, grace_ms=ports.grace_ms)
 
-        def record() -> None:
+        def append_round_undone() -> None:
             """Append *round undone* unless it has counted."""
-            leadership.append(body, lambda state: was_reverted(state, run_id))
+            leadership.append_record(body, lambda state: was_reverted(state, run_id))
 
         try:
             leadership.check_append(body)
-            ports.publisher.restore_segments(log.state.name, sources, _live_outputs(leadership.state, run_id), record)
+            ports.publisher.restore_segments(log.state.name, sources, _live_outputs(leadership.state, run_id), append_round_undone)
         except RequirementFailed as refused:
             raise UsageError(f"run {run_id} of {log.state.name} cannot be undone: {refused}", hint="Nothing was changed") from refused
-        StageTracker(Stage.PUBLISHED).advance(Stage.REVERTED)
+        StageTracker(Stage.PUBLISHED).advance_to(Stage.REVERTED)
         return leadership.state
 
 
@@ -64,5 +64,5 @@ def _require_intact_segments(ports: Ports, state: PartitionState, run_id: str, s
 
 def was_reverted(state: PartitionState, run_id: str) -> bool:
     """Return whether the undo has counted, by the folded state alone."""
-    run = state.run(run_id)
+    run = state.find_run(run_id)
     return run is not None and run.status == "reverted"

@@ -63,7 +63,7 @@ class CatalogChangeFeed:
         if self._reported and now - self._inbox_ms >= INBOX_POLL_MS:
             self._inbox_ms = now
             taken = collect_inbox(opened.catalog)
-        if self._reported and not taken and not opened.catalog.poll():
+        if self._reported and not taken and not opened.catalog.has_new_records():
             return None
         state = opened.identity.read()
         hints = {name: state.partitions[str(name)] for name in state.names}
@@ -97,7 +97,7 @@ class BrokerChangeFeed:
         self._policies: dict[str, int] = {}
 
     def poll_changes(self, opened: Tier) -> ChangeReport | None:
-        if not self._versions or opened.catalog.poll():
+        if not self._versions or opened.catalog.has_new_records():
             opened.identity.read()
         brokers = self._brokers
         brokers.refresh(within_s=0.0)

@@ -73,7 +73,7 @@ def perform_job(
 
     opened = opened.with_stores(data=InterruptibleStore(opened.ports.data, resources.stop, observer.record_moved_bytes))
     opened = replace(opened, catalog=open_catalog(opened.ports))
-    opened.catalog.load(catalog)
+    opened.catalog.adopt_state(catalog)
     log = opened.open(job.name, leads=True)
     try:
         if job.action is DaemonAction.OUTPUT and resources.output is not None:

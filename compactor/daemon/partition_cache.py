@@ -94,7 +94,7 @@ class PartitionCache:
         self._opened.changes.cache_log_state(log, hint)
         # One request for each slot whose time the log does not hold.
         slot_times_ms = read_slot_times(self._opened.ports, log) if log.state.waiting or log.state.registrations else {}
-        mark = log.mark()
+        mark = log.state_mark()
         position = Seen(slot=log.state.slot, hint=hint, checked_ms=now_ms, mark=mark) if mark else None
         self._histories[log.state.name] = serialize_history(partition_history(log.state))
         self._known[log.state.name] = CachedPartition(summarize_state(self._opened.state_for_readers(log.state)), position, slot_times_ms)

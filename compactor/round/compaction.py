@@ -32,7 +32,7 @@ from compactor.round.expiry import find_expired_segments
 from compactor.round.pass_one import CleanSegmentQuery, PassOneResult, PassOneSettings, bound_remaining_bytes, run_pass_one
 from compactor.round.pass_two import LocalWorker, cleaner_rules, executor_fingerprint
 from compactor.round.plan import RoundAssessment, RoundFacts, assess_round, draft_plan, expected_metadata_records, plan_round
-from compactor.round.ports import LeadershipCheck, Postponed, Stats, WorkSession, WorkStats
+from compactor.round.ports import LeadershipCheck, PostponedError, Stats, WorkSession, WorkStats
 from compactor.round.roles import RoundExtent
 from compactor.round.skip import (
     FilterRecord,
@@ -275,7 +275,7 @@ class Round:
         if wait is not None:
             alone = ", for an hour that has none: it is larger than that" if wait.records > per_hour else ""
             detail = f"metadata_records_per_hour is {per_hour}: a round of about {wait.records} records has to wait{alone}"
-            raise Postponed(detail, wait.until_ms)
+            raise PostponedError(detail, wait.until_ms)
 
     def run_tasks(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: GatheredRound | None

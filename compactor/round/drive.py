@@ -13,7 +13,7 @@ from typing import Final
 
 from compactor.cleaner.gate.failures import GateFailed
 from compactor.control import ordering, publication
-from compactor.control.broker_expiry import ExpiredSources, find_expired
+from compactor.control.broker_expiry import ExpiredSources, find_expired_segments
 from compactor.control.deletion import raise_log_start
 from compactor.control.leadership import Leadership, RequirementFailed, hold_leadership
 from compactor.control.logs import PartitionLog, cut_if_due
@@ -25,7 +25,7 @@ from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget, Ref
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round import mirroring
-from compactor.round.ports import FactsT, Postponed, RoundWork
+from compactor.round.ports import FactsT, PostponedError, RoundWork
 
 PLANS = 3
 """How many plans a round makes before it gives up, if the log changes between gathering facts and announcing the plan."""
@@ -66,7 +66,7 @@ class _DriverSession:
 
     @property
     def state(self) -> PartitionState:
-        return self.missing.without(self.leadership.state) if self.missing else self.leadership.state
+        return self.missing.without_expired(self.leadership.state) if self.missing else self.leadership.state
 
     @property
     def stored_survivors(self) -> tuple[ScratchObject, ...]:
@@ -80,7 +80,7 @@ class _DriverSession:
         publication.store_survivors(self.leadership, self.run_id, objects)
 
     def check_leadership(self, *, waiting: bool = False) -> None:
-        self.leadership.check(waiting=waiting)
+        self.leadership.check_still_leading(waiting=waiting)
 
 
 def run_round(ports: Ports, log: PartitionLog, lease: Lease, work: RoundWork[FactsT]) -> RoundResult:
@@ -138,12 +138,12 @@ def _run_planned_round(leadership: Leadership, work: RoundWork[FactsT], undone: 
                 mirroring.mirror_broker_segments(leadership)
                 mirrored = True
                 gathered = leadership.state.live
-                facts = gathering.enter_context(work.gather_facts(leadership.state, leadership.check))
+                facts = gathering.enter_context(work.gather_facts(leadership.state, leadership.check_still_leading))
                 plan = None if facts is None else work.make_plan(facts, leadership.epoch, leadership.ports.new_id)
                 if plan is not None:
                     work.admit_plan(plan)
             except (BadData, NotFound) as error:
-                if mirrored and find_expired(leadership, [segment.id for segment in leadership.state.live]):
+                if mirrored and find_expired_segments(leadership, [segment.id for segment in leadership.state.live]):
                     undone = "brokers have expired segments since the facts were gathered"
                     continue
                 message = error.message if isinstance(error, BadData) else f"missing object: {error.message}"
@@ -151,7 +151,7 @@ def _run_planned_round(leadership: Leadership, work: RoundWork[FactsT], undone: 
                 return _record_quarantine(leadership, leadership.ports.new_id(), None, message, segment)
             except GateFailed as error:
                 return _record_quarantine(leadership, leadership.ports.new_id(), None, f"gate: {error.message}", "")
-            except Postponed as wait:
+            except PostponedError as wait:
                 return RoundResult("waiting", leadership.state, reason=wait.reason, undone=undone, until_ms=wait.until_ms)
             if plan is None:
                 break
@@ -161,7 +161,7 @@ def _run_planned_round(leadership: Leadership, work: RoundWork[FactsT], undone: 
                 undone = str(refused)  # the broker's lineage changed since the facts were gathered, so gather them again
                 continue
             steps = StageTracker()
-            steps.advance(Stage.ANNOUNCED)
+            steps.advance_to(Stage.ANNOUNCED)
             if leadership.state.live[: len(gathered)] != gathered:
                 # Pass 1 identifies segments by their index in the log, which segments added before its beginning have changed.
                 undone = "segments were added before the log's beginning since the facts were gathered"
@@ -194,7 +194,7 @@ def settle_open_intent(leadership: Leadership, work: RoundWork[FactsT] | None) -
         return _finish_intent(leadership, work, None, steps, "")
     except OutOfBudget as error:
         # The next attempt would fail in the same way, and nothing of the partition can be swept while the intent is open.
-        still = leadership.check().intent
+        still = leadership.check_still_leading().intent
         if still is None or still.plan.run_id != intent.plan.run_id:
             raise
         reason = f"it could not be resumed: {error.message}"
@@ -209,7 +209,7 @@ def _finish_intent(leadership: Leadership, work: RoundWork[FactsT], facts: Facts
     :param facts: None for a plan that was found open.
     :raises Fenced: if another compactor has taken the plan over, and may have added receipts to it.
     """
-    leadership.require(leadership.state)
+    leadership.require_in_state(leadership.state)
     intent = _require_intent(leadership)
     plan = intent.plan
     expired = ExpiredSources(leadership)
@@ -229,19 +229,19 @@ def _finish_intent(leadership: Leadership, work: RoundWork[FactsT], facts: Facts
         reason = f"brokers have expired a part of what group {parted.group} replaces"
         return RoundResult("nothing_to_do", _undo_intent(leadership, steps, intent, reason), plan, undone=reason)
     if intent.pending:
-        steps.advance(Stage.UPLOADED)
+        steps.advance_to(Stage.UPLOADED)
         intent = _require_intent(leadership)
     problem = publication.balance_problem(leadership.state, intent)
     if problem:
         return _undo_and_quarantine(leadership, steps, CompactionFailure(run_id=plan.run_id, group=-1, kind="balance", message=problem), "")
     problem = _stored_outputs_problem(leadership, intent, expired)
-    if problem and expired.find([receipt.segment.id for receipt in intent.receipts]):
+    if problem and expired.find_expired([receipt.segment.id for receipt in intent.receipts]):
         reason = "brokers have expired a segment that the round wrote before all that it replaces"
         return RoundResult("nothing_to_do", _undo_intent(leadership, steps, intent, reason), plan, undone=reason)
     if problem:
         failure = CompactionFailure(run_id=plan.run_id, group=-1, kind="verify", message=problem)
         return _undo_and_quarantine(leadership, steps, failure, "")
-    steps.advance(Stage.VERIFIED)
+    steps.advance_to(Stage.VERIFIED)
     work.on_stage(Stage.VERIFIED, plan)
     return _publish_intent(leadership, work, facts, steps, intent, undone)
 
@@ -257,9 +257,9 @@ def _publish_intent(
     """
     plan = intent.plan
 
-    def begun() -> None:
+    def on_publication_begun() -> None:
         if steps.stage is not Stage.PUBLISH_BEGUN:
-            steps.advance(Stage.PUBLISH_BEGUN)
+            steps.advance_to(Stage.PUBLISH_BEGUN)
         if work is not None:
             work.on_stage(Stage.PUBLISH_BEGUN, plan)
 
@@ -269,12 +269,14 @@ def _publish_intent(
     status = "resumed" if facts is None else "cleaned"
     stats = work.history_stats(plan, intent.receipts) if work is not None else {}
     try:
-        publication.publish_round(leadership, intent, publication.RunOutcome("restored" if plan.restores else status, stats), begun)
+        publication.publish_round(
+            leadership, intent, publication.RunOutcome("restored" if plan.restores else status, stats), on_publication_begun
+        )
     except RequirementFailed as refused:
         if steps.stage is Stage.PUBLISH_BEGUN:
             raise CompactorError(f"a round that has to go on cannot: {refused}", hint="This is a bug; please report it") from refused
         return RoundResult("nothing_to_do", _undo_intent(leadership, steps, intent, str(refused)), plan, undone=str(refused))
-    steps.advance(Stage.PUBLISHED)
+    steps.advance_to(Stage.PUBLISHED)
     if work is not None:
         work.on_stage(Stage.PUBLISHED, plan)
     publication.delete_scratch(leadership, intent)
@@ -334,20 +336,20 @@ def _try_pending_tasks(
 def _stored_outputs_problem(leadership: Leadership, intent: Intent, expired: ExpiredSources) -> str:
     """Return why an object of the round's new segments is not as recorded, or an empty string. Groups that have expired do not count."""
 
-    def problem() -> str:
+    def first_problem() -> str:
         tasks = {task.group: task for task in intent.plan.tasks}
         outputs = [receipt.segment for receipt in intent.receipts if not expired.has_expired(tasks[receipt.group])]
         return publication.stored_segments_problem(leadership.ports, leadership.state, outputs)
 
-    found = problem()
-    return problem() if found and expired.refresh(intent) else found
+    found = first_problem()
+    return first_problem() if found and expired.refresh(intent) else found
 
 
 def _undo_intent(leadership: Leadership, steps: StageTracker, intent: Intent, reason: str) -> PartitionState:
     """Undo the open intent and delete its objects. This is possible only before anything was published."""
-    steps.advance(Stage.UNDONE)
+    steps.advance_to(Stage.UNDONE)
     state = publication.undo_intent(leadership, intent, reason)
-    steps.advance(Stage.DELETED)
+    steps.advance_to(Stage.DELETED)
     return state
 
 
@@ -378,7 +380,7 @@ def scratch_prefix(log: PartitionLog) -> str:
 
 def _require_intent(leadership: Leadership) -> Intent:
     """Return the open intent. Raises Fenced if another process has taken over, and RequirementFailed if there is none."""
-    leadership.require(leadership.state)
+    leadership.require_in_state(leadership.state)
     if leadership.state.intent is None:
         raise RequirementFailed("the intent is not open any more")
     return leadership.state.intent

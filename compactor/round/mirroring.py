@@ -48,7 +48,7 @@ def open_round_problem(leadership: Leadership, expired: ExpiredSources) -> str:
     there = {(link.segment.id, link.last) for link in ports.brokers(state.name).links}
     ends = {segment.id: segment.end_offset for segment in state.live}
     missing = [name for name in segments_of_open_round(state) if (name, ends.get(name)) not in there]
-    explained = expired.find(missing)
+    explained = expired.find_expired(missing)
     gone = next((name for name in missing if name not in explained), "")
     if gone:
         return f"segment {gone} is not what brokers read any more"
@@ -78,7 +78,7 @@ def mirror_broker_segments(leadership: Leadership) -> PartitionState:
     if added and added[-1].id == view.links[-1].segment.id:
         check_newest_lineage(ports.layout, name, added[-1], view.lineage)
     try:
-        return leadership.append(body.model_copy(update={"added": added}), lambda state: mirroring_record(state, view) is None)
+        return leadership.append_record(body.model_copy(update={"added": added}), lambda state: mirroring_record(state, view) is None)
     except RequirementFailed as refused:
         raise BadData(f"what brokers read is no whole log: {refused}", segment=str(name)) from refused
 
@@ -102,7 +102,7 @@ def check_newest_lineage(
     which
     of two segments belongs to the log.
 
-    :param told: lineage from the metadata of all segments.
+    :param reported: lineage from the metadata of all segments.
     """
     kind = "leader-epoch-checkpoint"
     if kind not in newest.files:

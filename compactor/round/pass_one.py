@@ -131,7 +131,7 @@ class PassOneResult:
 
     @contextmanager
     def open_segment(self, ordinal: int, reservation: SpaceReservation | None) -> Iterator[tuple[SourceSegment, Verdicts]]:
-        """Open a segment: yield its bytes and the verdicts on its batches. Raises BadData, StoreError, OutOfBudget, NeedsWholeSegment."""
+        """Open a segment: yield its bytes and batch verdicts. Raises BadData, StoreError, OutOfBudget, NeedsWholeSegmentError."""
         known, part = self.opened.is_segment_open(ordinal), self.part_of_segment(ordinal)
         with self.opened.map_segment(ordinal, reservation) as source:
             if not known and self.gate is not None:
@@ -191,11 +191,10 @@ class _ScanAttempt:
 
 
 @dataclass(frozen=True)
-class _FilterAnswers:
-    """Answers of Bloom filters for clean segments, by ordinal.
+class FilterAnswers:
+    """Answers of Bloom filters about clean segments, by ordinal.
 
-    asked: segments that only their filter could decide.
-    met: why a segment must be read although its filter was asked.
+    asked: segments that only their filter could decide. met: why a segment must be read although its filter was asked.
     """
 
     asked: frozenset[int] = frozenset()
@@ -241,7 +240,7 @@ def _attempt_in_memory(job: _PassOneJob, expected: int, rows: int) -> PassOneRes
     finished = FinishedChunks(max(0, spare - gate_share))
     gate = _create_gate(job, gate_share, rows)
 
-    def spill(part: int, parts: int) -> DiskOffsetMap:
+    def open_spill_map(part: int, parts: int) -> DiskOffsetMap:
         if settings.engine == "memory":
             raise OutOfBudget(
                 f"the offset map is full: a map budget of {settings.map_budget_bytes} bytes holds about "
@@ -253,13 +252,13 @@ def _attempt_in_memory(job: _PassOneJob, expected: int, rows: int) -> PassOneRes
         return DiskOffsetMap(staging.folder / "disk_map", space.reservation, map_budget_bytes=settings.map_budget_bytes, expected_rows=rows)
 
     budget = settings.map_budget_bytes - (0 if settings.engine == "memory" else spare)
-    survivors = SpillingSurvivors(_create_key_scan(job, finished, gate), KeySet(budget, expected_keys=expected), spill)
+    survivors = SpillingSurvivors(_create_key_scan(job, finished, gate), KeySet(budget, expected_keys=expected), open_spill_map)
     scan = _ScanAttempt(job, survivors, gate, finished, space)
     try:
         _scan_dirty(scan)
         _fold_transactions(scan)
         decisions = _decide_by_sidecars(job, _bound_on_disk_keys(job, rows) if survivors.is_on_disk else survivors.key_count)
-        answers = _ask_filters(scan, decisions, _FilterAnswers())
+        answers = _ask_filters(scan, decisions, FilterAnswers())
         answers = _choose_segment_parts(scan, decisions, answers)
         survivors.finish_part()
     finally:
@@ -287,7 +286,7 @@ def _attempt_on_disk(job: _PassOneJob, rows: int, parts: int) -> PassOneResult:
         survivors = SpillingSurvivors(_create_key_scan(job, finished, gate), None, open_disk_map, parts)
         scan = _ScanAttempt(job, survivors, gate, finished, space)
         decisions: Mapping[int, SidecarDecision] | None = None
-        answers = _FilterAnswers()
+        answers = FilterAnswers()
         try:
             for _ in range(parts):
                 _scan_dirty(scan)
@@ -413,7 +412,7 @@ def _reason_due_by_fold(job: _PassOneJob, ordinal: int) -> str:
     return reason_markers_are_due(job.opened.sources[ordinal].table, verdicts.aborted, verdicts.discardable, job.extent.rules.now_ms)
 
 
-def _ask_filters(scan: _ScanAttempt, decisions: Mapping[int, SidecarDecision], before: _FilterAnswers) -> _FilterAnswers:
+def _ask_filters(scan: _ScanAttempt, decisions: Mapping[int, SidecarDecision], before: FilterAnswers) -> FilterAnswers:
     """Ask filters about the keys of this part. With keys on disk, also read the segments that may have one of them."""
     job, survivors, on_disk = scan.job, scan.survivors, scan.survivors.is_on_disk
     asked = [n for n, decision in decisions.items() if decision.askable and not decision.may and (on_disk or not decision.must)]
@@ -432,7 +431,7 @@ def _ask_filters(scan: _ScanAttempt, decisions: Mapping[int, SidecarDecision], b
     )
 
 
-def _choose_segment_parts(scan: _ScanAttempt, decisions: dict[int, SidecarDecision], answers: _FilterAnswers) -> _FilterAnswers:
+def _choose_segment_parts(scan: _ScanAttempt, decisions: dict[int, SidecarDecision], answers: FilterAnswers) -> FilterAnswers:
     """Choose the clean segments of which a part is enough, by their key directories. Not done with keys on disk, which need all rows now.
 
     A segment in which nothing is due and whose directory has none of the keys is skipped whatever its filter says: the filter of a composed
@@ -443,7 +442,7 @@ def _choose_segment_parts(scan: _ScanAttempt, decisions: dict[int, SidecarDecisi
         return answers
     copies, opened = job.reading.staging.layout.range_copies, job.opened
 
-    def may_be(ordinal: int, decision: SidecarDecision) -> bool:
+    def may_be_read_in_part(ordinal: int, decision: SidecarDecision) -> bool:
         segment = job.roles.live[ordinal]
         is_read = (decision.must or ordinal in answers.met) and (inquiry.in_part is None or segment.id in inquiry.in_part)
         if not is_read or opened.is_segment_open(ordinal):
@@ -453,13 +452,13 @@ def _choose_segment_parts(scan: _ScanAttempt, decisions: dict[int, SidecarDecisi
             _log.debug("%s is read whole: %s", job.reading.log_key(ordinal), why)
         return not why
 
-    asked = [ordinal for ordinal, decision in decisions.items() if may_be(ordinal, decision)]
+    asked = [ordinal for ordinal, decision in decisions.items() if may_be_read_in_part(ordinal, decision)]
     if not asked:
         return answers
     met = dict(answers.met)
     directories = KeyDirectoryCache(inquiry.sidecars)
     search = PartSearch(job.reading, job.extent.rules, distinct_hash_prefixes(survivors.dirty_keys()), directories)
-    for ordinal, (directory, fetched) in zip(asked, directories.load_each([job.roles.live[n] for n in asked]), strict=True):
+    for ordinal, (directory, fetched) in zip(asked, directories.load_directories([job.roles.live[n] for n in asked]), strict=True):
         job.cost.bytes += fetched
         job.settings.check()
         if directory is None:
@@ -479,17 +478,17 @@ def _match_filters(scan: _ScanAttempt, ordinals: Sequence[int]) -> dict[int, str
     if job.inquiry.sidecars is None:
         return {}
 
-    def keys() -> Iterator[Hashes]:
+    def dirty_keys() -> Iterator[Hashes]:
         job.settings.check()
         return scan.survivors.dirty_keys()
 
-    met, size = job.inquiry.sidecars.match_segments([live[n].id for n in ordinals], keys)
+    met, size = job.inquiry.sidecars.match_segments([live[n].id for n in ordinals], dirty_keys)
     job.cost.bytes += size
     return {n: met[live[n].id] for n in ordinals if live[n].id in met}
 
 
 def _build_pass_one_result(
-    scan: _ScanAttempt, decisions: Mapping[int, SidecarDecision], answers: _FilterAnswers, passes: int
+    scan: _ScanAttempt, decisions: Mapping[int, SidecarDecision], answers: FilterAnswers, passes: int
 ) -> PassOneResult:
     job, live, survivors = scan.job, scan.job.roles.live, scan.survivors
     if scan.gate is not None:

@@ -47,7 +47,7 @@ from compactor.round.delivery import FinishedSegment, describe_file, upload_segm
 from compactor.round.partial.plan import inherited_sidecar, is_key_directory_worthwhile, new_log_pieces
 from compactor.round.partial.rewrite import (
     ComposedSegment,
-    NeedsWholeSegment,
+    NeedsWholeSegmentError,
     SegmentPart,
     balance_with_copied_batches,
     describe_composed_segment,
@@ -112,7 +112,7 @@ class LocalWorker:
                     for outcome in self._run_attempt(plan, tasks, session, workers, self.found, in_part=self.splices):
                         del left[outcome.group]
                         yield outcome
-                except NeedsWholeSegment as why:
+                except NeedsWholeSegmentError as why:
                     _log.warning("%s is read whole: %s", plan.name, why)
                 if left:
                     if self.found is not None:
@@ -131,7 +131,7 @@ class LocalWorker:
         *,
         in_part: bool,
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        """Yield the outcomes of the tasks. Raises GateFailed, and NeedsWholeSegment if a segment must be read whole after all.
+        """Yield the outcomes of the tasks. Raises GateFailed, and NeedsWholeSegmentError if a segment must be read whole after all.
 
         :param found: result of pass 1; None if it is still to be done.
         :param in_part: whether pass 1 may choose parts of segments.
@@ -211,7 +211,7 @@ class RewrittenGroup:
 
     @property
     def unread_records(self) -> int:
-        """Number of records in batches that were not read because the store copies them."""
+        """Return the number of records in batches that were not read because the store copies them."""
         return int(self.part.whole.table.count.sum() - self.part.source.table.count.sum()) if self.part else 0
 
 
@@ -241,7 +241,7 @@ class PassOneAnswers(Protocol):
     def open_segment(self, ordinal: int, reservation: SpaceReservation | None) -> AbstractContextManager[tuple[SourceSegment, Verdicts]]:
         """Open a segment: yield its bytes and the verdicts on its batches. Raises BadData, StoreError, OutOfBudget.
 
-        If ``part_of_segment`` returns a part, only that part is opened, and NeedsWholeSegment is raised if it turns out not to be enough.
+        If ``part_of_segment`` returns a part, only that part is opened; NeedsWholeSegmentError is raised if it is not enough.
         """
 
     def part_of_segment(self, ordinal: int) -> SegmentPart | None:
@@ -274,7 +274,7 @@ class PlanExecution:
 
         :param following: the next tasks, whose sources are fetched meanwhile if there is space.
         :raises OutOfBudget: if the group does not fit even alone.
-        :raises NeedsWholeSegment: if a segment must be read whole after all.
+        :raises NeedsWholeSegmentError: if a segment must be read whole after all.
         """
         members = tuple(ordinal for ordinal, metadata in enumerate(self._live) if metadata.id in task.sources)
         inputs = [self._reading.log_request(ordinal) for ordinal in members]
@@ -282,7 +282,7 @@ class PlanExecution:
         what = f"group {task.group} of {self._partition}"
         interval = self._plan.policy.index_interval_bytes
 
-        def within(size: int) -> RewrittenGroup:
+        def rewrite_within(size: int) -> RewrittenGroup:
             with staging.reserve_space(size, what, inputs) as reservation:
                 for coming in following:
                     self._prefetch_sources(coming)
@@ -293,18 +293,18 @@ class PlanExecution:
                     shutil.rmtree(folder, ignore_errors=True)
                     raise
 
-        def attempt() -> RewrittenGroup:
+        def rewrite_with_reservation() -> RewrittenGroup:
             sources = [self._live[ordinal] for ordinal in members]
             part = self._part_of_group(members)
             most = int(part.source.table.size.sum()) if part else task.most_bytes
             need = group_space(sources, interval, staging.missing(inputs), most_bytes=most)
             try:
-                return within(min(need, staging.budget.total))
+                return rewrite_within(min(need, staging.budget.total))
             except Overrun:
-                return within(staging.budget.total)
+                return rewrite_within(staging.budget.total)
 
         try:
-            return staging.retry_until_space(attempt)
+            return staging.retry_until_space(rewrite_with_reservation)
         finally:
             staging.forget(inputs)
             self._update_stats()
@@ -346,7 +346,7 @@ class PlanExecution:
     def upload_group(self, written: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
         """Upload a rewritten group, then release its disk space. May run while another group is rewritten.
 
-        Raises StoreError, NeedsWholeSegment.
+        Raises StoreError, NeedsWholeSegmentError.
         """
         try:
             return self._worker.staging.retry_until_space(lambda: self._upload_with_sidecar(written))
@@ -383,7 +383,7 @@ class PlanExecution:
                 negative_timestamps=negative_timestamps(output, self._limit) if negative else 0,
             )
         except (CannotCopy, CopyDiffers) as refused:
-            raise NeedsWholeSegment(refused.message) from None
+            raise NeedsWholeSegmentError(refused.message) from None
         if problem:
             return CompactionFailure(run_id=self._plan.run_id, group=task.group, kind="upload", message=problem)
         if joined is None:

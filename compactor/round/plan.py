@@ -46,7 +46,6 @@ class RoundAssessment(Generic[S]):
     first_dirty: first offset that is not clean.
     end: exclusive end of the round's range.
     horizon_due: ids of segments in which a delete horizon has passed.
-    threshold: the dirty ratio above which a round is due.
     """
 
     due: bool
@@ -61,7 +60,7 @@ class RoundAssessment(Generic[S]):
 
     @property
     def covered_segments(self) -> tuple[S, ...]:
-        """Live segments below the round's end."""
+        """Return the live segments below the round's end."""
         return self.clean + self.dirty
 
 
@@ -183,7 +182,7 @@ class GroupCandidate:
         object.__setattr__(self, "timeindex_bytes", self.metadata.timeindex_bytes * left // max(whole, 1))
 
     @property
-    def has_no_records_left(self) -> bool:
+    def is_emptied(self) -> bool:
         """Return whether no record of the segment is left after the round."""
         return self.left is not None and self.left.records == 0
 
@@ -204,14 +203,14 @@ def plan_round(facts: RoundFacts, leader_epoch: int, new_id: Callable[[], str]) 
     """
     state, found, clean, cleaner = facts.state, facts.assessment, facts.clean, facts.cleaner
     rules = (
-        _GroupingRules(
+        GroupingRules(
             cleaner,
             facts.left,
             _ordinals_beginning_epoch(found.covered_segments) | _ordinals_beginning_after_expiring(facts),
             large=True,
         )
         if state.mirrored
-        else _GroupingRules(cleaner)
+        else GroupingRules(cleaner)
     )
     groups, merged = _choose_groups(found, clean, rules)
     sources = {segment.id for members in groups for segment in members}
@@ -276,7 +275,7 @@ def _last_round_ms(state: PartitionState) -> int:
 
 
 @dataclass(frozen=True)
-class _GroupingRules:
+class GroupingRules:
     """Rules by which neighbouring segments become one group.
 
     left: upper bound on what remains of a segment, by id; groups are sized by it.
@@ -302,13 +301,13 @@ class _GroupingRules:
         is left
         would be worse, so that empty segments always join.
         """
-        if other.has_no_records_left or all(member.has_no_records_left for member in members):
+        if other.is_emptied or all(member.is_emptied for member in members):
             return True
         most = min(MOST_SOURCES * self.cleaner.segment_bytes, MAX32)
         return sum(member.metadata.size_bytes for member in members) + other.metadata.size_bytes <= most
 
 
-def _choose_groups(found: _Assessed, clean: CleanVerdicts, rules: _GroupingRules) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
+def _choose_groups(found: _Assessed, clean: CleanVerdicts, rules: GroupingRules) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
     """Return the groups of segments that become one segment each, ascending, and the ids that only the rule for small neighbours adds."""
     groups: list[list[RemoteLogSegmentMetadata]] = []
     merged: set[str] = set()

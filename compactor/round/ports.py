@@ -26,10 +26,10 @@ class LeadershipCheck(Protocol):
         """
 
 
-class Postponed(Exception):
-    """A round must wait because it would exceed [publish] metadata_records_per_hour. Nothing was announced.
+class PostponedError(Exception):
+    """Raised if a round must wait because it would exceed [publish] metadata_records_per_hour.
 
-    until_ms: when to try again, by this machine's clock.
+    Nothing was announced. until_ms: when to try again, by this machine's clock.
     """
 
     def __init__(self, reason: str, until_ms: int) -> None:
@@ -43,11 +43,11 @@ class WorkSession(Protocol):
 
     @property
     def state(self) -> PartitionState:
-        """The folded state, in which the plan is the open intent. ``state.live`` has the metadata of the plan's sources."""
+        """Return the folded state, in which the plan is the open intent. ``state.live`` has the metadata of the plan's sources."""
 
     @property
     def stored_survivors(self) -> tuple[ScratchObject, ...]:
-        """Scratch objects with the result of pass 1 that an earlier attempt at this plan stored; empty if there are none."""
+        """Return the scratch objects with the result of pass 1 that an earlier attempt at this plan stored; empty if there are none."""
 
     def scratch_key(self, name: str) -> str:
         """Return the control store key for a scratch object of this run. It is swept when the run is closed."""
@@ -104,7 +104,10 @@ FactsT = TypeVar("FactsT")
 
 
 class RoundWork(Protocol[FactsT]):
-    """StageTracker of a round, called by the driver in this order: facts, plan, work. Each step gets the result of the one before."""
+    """The steps of a round that the driver calls, in this order: gather facts, make the plan, run its tasks.
+
+    Each step gets the result of the one before.
+    """
 
     def is_due(self, state: PartitionState) -> bool:
         """Return whether a round is due, cheaply and before leadership is acquired. Raises BadData."""

@@ -17,7 +17,7 @@ from compactor.local.budget import SpaceReservation, blocks
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
-from compactor.round.partial.rewrite import NeedsWholeSegment, SegmentPart
+from compactor.round.partial.rewrite import NeedsWholeSegmentError, SegmentPart
 from compactor.round.skip import estimate_distinct_keys, estimate_records
 from compactor.round.sources import StagedSegmentReader
 from compactor.tier.sidecars import SidecarHead, Sidecars
@@ -102,7 +102,7 @@ class SourceTable:
     def map_segment(self, ordinal: int, reservation: SpaceReservation | None) -> Iterator[SourceSegment]:
         """Open a segment: yield its headers, with its bytes while the block runs, and verdicts if they are folded.
 
-        Of a segment that is read in part, only that part is opened. Raises BadData, StoreError, OutOfBudget, NeedsWholeSegment.
+        Of a segment that is read in part, only that part is opened. Raises BadData, StoreError, OutOfBudget, NeedsWholeSegmentError.
         """
         part = self.parts.get(ordinal)
         if part is not None:
@@ -110,7 +110,7 @@ class SourceTable:
                 try:
                     stack.enter_context(self.reading.map_segment(part.source, reservation))
                 except BadData as wrong:
-                    raise NeedsWholeSegment(str(wrong)) from None
+                    raise NeedsWholeSegmentError(str(wrong)) from None
                 part.require_matching_batches()
                 yield part.source
             return

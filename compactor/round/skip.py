@@ -53,7 +53,7 @@ class FilterRecord:
 
     @property
     def skip_rate(self) -> float:
-        """Share of clean segments that have no dirty key."""
+        """Return the share of clean segments that have no dirty key, from 0 to 1."""
         return (self.skipped + self.useless) / self.asked if self.asked >= TRIAL else sizing.SKIP_RATE
 
     @property
@@ -215,7 +215,7 @@ def clean_verdicts(
 ) -> CleanVerdicts:
     """Combine the answers of sidecars and filters into verdicts, by segment id.
 
-    :param looks: what the sidecars say.
+    :param decisions: what the sidecars say.
     :param met: why segments whose filter was asked must be read.
     :param keys: number of keys that the filters were asked about.
     """

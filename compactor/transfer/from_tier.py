@@ -61,10 +61,10 @@ def import_tier(
         raise UsageError(f"both configurations name the tier at {target.ports.layout.url}", hint="--config is where the segments go")
     threads = target.settings.daemon.threads
 
-    def bring(name: TopicPartition, origin: Tier, company: ImportResources) -> ImportReport:
+    def import_one(name: TopicPartition, origin: Tier, company: ImportResources) -> ImportReport:
         return _PartitionTransfer(origin, target, name, options, company, threads).transfer_partition()
 
-    return import_partitions(target, [(name, source) for name in names], bring, at_once=threads, on_partition=on_partition)
+    return import_partitions(target, [(name, source) for name in names], import_one, parallel=threads, on_partition=on_partition)
 
 
 class _PartitionTransfer:

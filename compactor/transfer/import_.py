@@ -61,6 +61,7 @@ from compactor.transfer.log_identity import IdentityCheck, create_identity_check
 from compactor.transfer.seam import (
     Divergence,
     SegmentListing,
+    add_staged_files,
     check_before_start,
     check_gap,
     check_tail_batches,
@@ -75,7 +76,6 @@ from compactor.transfer.seam import (
     position_check,
     refused_files,
     skip_gap,
-    with_staged,
 )
 from compactor.transfer.segment_upload import SegmentUpload, UploadSettings, check_free_space
 from compactor.transfer.staged import TierEnd
@@ -170,7 +170,7 @@ class _DirectoryImport:
         first = not state.live and state.log_start_offset is None
         self.log_start = max(self.options.log_start, log_start_offset(self.log_dir, self.name)) if first else 0
         diverged = self._find_acceptable_divergence(found, state)
-        found = self.whole = self._with_staged(found, state, diverged)
+        found = self.whole = self._add_staged_files(found, state, diverged)
         if diverged is not None and diverged.offset <= state.end_offset:
             self.cleaned = None
             self._check_broker_cleaner(diverged.offset)
@@ -200,19 +200,23 @@ class _DirectoryImport:
         return self._build_import_report()
 
     def _first_offset_needed(self, state: PartitionState) -> int:
-        """Return the offset from which the directory is read: of the first batch in the tail, else the tier's end, or its log start."""
+        """Return the first offset that must be read from the directory: that of the first batch in the tail, else the tier's end or its log
+        start.
+        """
         if not state.has_segments:
             return self.log_start
         return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
 
-    def _with_staged(self, found: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
+    def _add_staged_files(self, found: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
         """Add what the broker has staged for deletion between the tier's end, or where it is to be cut, and the live log."""
         if not self.options.live:
             return found
         position = state.end_offset + 1 if diverged is None else min(diverged.offset, state.end_offset + 1)
         lineage = state.lineage if diverged is None else truncate_lineage(state.lineage, diverged.offset)
         tier_end = TierEnd(position if state.live else None, lineage)
-        return with_staged(found, self.held, self.options.staged_problem, self.policy, tier_end, cleaner_offset(self.log_dir, self.name))
+        return add_staged_files(
+            found, self.held, self.options.staged_problem, self.policy, tier_end, cleaner_offset(self.log_dir, self.name)
+        )
 
     def _check_refill(self, state: PartitionState) -> None:
         if state.deleted_slot and not self.options.refill:
@@ -527,9 +531,9 @@ class _DirectoryImport:
         """
         if not self.tier.cleaner_for(self.name.topic).bloom:
             return None
-        return SidecarBuilder(source, None, self._hash_key(), sketch=True)
+        return SidecarBuilder(source, None, self._tier_hash_key(), sketch=True)
 
-    def _hash_key(self) -> bytes:
+    def _tier_hash_key(self) -> bytes:
         """Return the tier's hash key, or the one with which this import will create the tier: it is needed before anything is written."""
         if self.tier.catalog.state.tier_id:
             return self.tier.identity.hash_key()

@@ -100,8 +100,8 @@ Source = TypeVar("Source")
 class CatalogChangeBatcher:
     """Batches catalog records of several threads: changes that arrive while one record is written are written together in the next one."""
 
-    def __init__(self, say: Callable[[Mapping[TopicPartition, int]], None]) -> None:
-        self._say = say
+    def __init__(self, publish: Callable[[Mapping[TopicPartition, int]], None]) -> None:
+        self._say = publish
         self._writing = threading.Lock()
         self._changed = threading.Lock()
         self._waiting: list[tuple[TopicPartition, int, Future[None]]] = []
@@ -132,36 +132,36 @@ class CatalogChangeBatcher:
 def import_partitions(
     tier: Tier,
     sources: Sequence[tuple[TopicPartition, Source]],
-    bring: Callable[[TopicPartition, Source, ImportResources], ImportReport],
+    import_one: Callable[[TopicPartition, Source, ImportResources], ImportReport],
     *,
-    at_once: int,
+    parallel: int,
     on_partition: Callable[[PartitionImport], None],
 ) -> list[PartitionImport]:
     """Import several partitions at a time and return their results in order. One that fails does not stop the others (isolation, I9).
 
     :param sources: what to import each partition from.
-    :param bring: imports one partition; called from threads, with the resources that they share.
-    :param at_once: number of partitions imported at the same time.
+    :param import_one: imports one partition; called from threads, with the resources that they share.
+    :param parallel: number of partitions imported at the same time.
     :param on_partition: called with each result, by one thread at a time.
     """
     one_at_a_time = threading.Lock()
     changes = CatalogChangeBatcher(lambda slots: publish_hints(tier.catalog, slots))
 
-    def take(source: tuple[TopicPartition, Source]) -> PartitionImport:
+    def import_source(source: tuple[TopicPartition, Source]) -> PartitionImport:
         try:
-            done = PartitionImport(source[0], bring(*source, company))
+            done = PartitionImport(source[0], import_one(*source, company))
         except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
             done = PartitionImport(source[0], None, error)
         with one_at_a_time:
             on_partition(done)
         return done
 
-    company = ImportResources(1, lambda log: changes.record_change(log.state.name, log.reached()), threading.Lock())
+    company = ImportResources(1, lambda log: changes.record_change(log.state.name, log.confirmed_slot()), threading.Lock())
     if sources:
         tier.identity.create_catalog()
         tier.identity.read()
-    with ThreadPoolExecutor(at_once, "import") as pool:
-        return list(pool.map(take, sources))
+    with ThreadPoolExecutor(parallel, "import") as pool:
+        return list(pool.map(import_source, sources))
 
 
 def import_root(
@@ -180,8 +180,10 @@ def import_root(
     """
     options = replace(options, may_be_empty=True)
 
-    def bring(name: TopicPartition, path: Path, company: ImportResources) -> ImportReport:
+    def import_one(name: TopicPartition, path: Path, company: ImportResources) -> ImportReport:
         policy = tier.cleaner_for(name.topic).cleaner_policy()
         return import_directory(tier, path, name, policy, ImportProgress(advance=on_bytes), options, company)
 
-    return import_partitions(tier, directories, bring, at_once=IMPORTS_PER_THREAD * tier.settings.daemon.threads, on_partition=on_partition)
+    return import_partitions(
+        tier, directories, import_one, parallel=IMPORTS_PER_THREAD * tier.settings.daemon.threads, on_partition=on_partition
+    )

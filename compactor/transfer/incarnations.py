@@ -103,11 +103,11 @@ def confirm_topics(catalog: CatalogLog, topic_ids: Mapping[str, str], ask: AskTo
     answer = ask(sorted(unknown))
     found = {topic: given for topic, given in unknown.items() if answer.topic_ids.get(topic) == given}
 
-    def decide(state: CatalogState) -> TopicsConfirmed | None:
+    def decide_record(state: CatalogState) -> TopicsConfirmed | None:
         new = {topic: given for topic, given in found.items() if given not in state.topic_clusters}
         return TopicsConfirmed(cluster_id=answer.cluster_id, topic_ids=new) if new and answer.cluster_id else None
 
-    catalog.transact(decide)
+    catalog.transact(decide_record)
     cut_if_due(catalog)
 
 
@@ -129,7 +129,7 @@ def _record_recreation(catalog: CatalogLog, state: PartitionState, topic_id: str
     former_id = latest_topic_id(state.topic_id, catalog.state.superseded.get(state.topic, {}))
     body = TopicRecreated(topic=state.topic, superseded_id=former_id, topic_id=topic_id, cluster_id=cluster_id, by=holder)
 
-    def decide(known: CatalogState) -> TopicRecreated | None:
+    def decide_record(known: CatalogState) -> TopicRecreated | None:
         if known.superseded.get(state.topic, {}).get(former_id) == topic_id:
             return None
         problem = recreation_problem(known, body)
@@ -137,15 +137,15 @@ def _record_recreation(catalog: CatalogLog, state: PartitionState, topic_id: str
             raise other_topic_error(state, topic_id, where, problem)
         return body
 
-    catalog.transact(decide)
+    catalog.transact(decide_record)
     cut_if_due(catalog)
 
 
-def other_topic_error(state: PartitionState, topic_id: str, where: str, why: str) -> BadData:
-    """Return the error for a log of another topic. ``why``: why no new incarnation is opened; empty if nobody has said that it is one."""
+def other_topic_error(state: PartitionState, topic_id: str, where: str, reason: str) -> BadData:
+    """Return the error for a log of another topic. ``reason``: why no new incarnation is opened; empty if nothing says that it is new."""
     return BadData(
         f"this is the log of topic id {topic_id}, and the tier has {state.name} of topic id {state.topic_id}: the topic was deleted and "
-        f"created anew, or this is another cluster's{f' ({why})' if why else ''}",
+        f"created anew, or this is another cluster's{f' ({reason})' if reason else ''}",
         segment=where,
         hint=f"If the topic was created anew, `import --new-incarnation` keeps both. If it was restored with the same records, say "
         f"`topics adopt {state.topic} --topic-id {topic_id}`. Else import it under another name",

@@ -47,7 +47,7 @@ class ArrivingSegments:
     at_once: number of segments uploaded at the same time.
     topic_id: id of the broker's topic; empty if unknown.
     fits: raises if the segments no longer match a changed state.
-    listed: called before anything is created, so that a sweep finds what a killed import leaves behind.
+    listed: called before anything is created, so that the catalog lists the partition and a sweep finds what a killed import leaves behind.
     noted: called when the log has a new record.
     log_start: log start offset of an incoming log, for the first segments of a partition; 0 if it begins with them.
     cut: the segments replace the tier's end; one that begins before the cut is its head. None to append them.
@@ -125,14 +125,14 @@ def _upload_segments(incoming: Sequence[IncomingSegment], ids: Sequence[str], at
     begun.
     """
 
-    def bring(one: IncomingSegment, registered: str) -> RemoteLogSegmentMetadata | None:
+    def upload_one(one: IncomingSegment, registered: str) -> RemoteLogSegmentMetadata | None:
         metadata = one.upload_under_id(registered)
         if metadata is not None:
             recheck_source(one)
         return metadata
 
     found = []
-    for metadata in _upload_in_order(bring, incoming, ids, at_once):
+    for metadata in _upload_in_order(upload_one, incoming, ids, at_once):
         if metadata is None:
             return None
         found.append(metadata)
@@ -140,18 +140,18 @@ def _upload_segments(incoming: Sequence[IncomingSegment], ids: Sequence[str], at
 
 
 def _upload_in_order(
-    bring: Callable[[IncomingSegment, str], RemoteLogSegmentMetadata | None],
+    upload: Callable[[IncomingSegment, str], RemoteLogSegmentMetadata | None],
     incoming: Sequence[IncomingSegment],
     ids: Sequence[str],
     at_once: int,
 ) -> Iterator[RemoteLogSegmentMetadata | None]:
-    """Yield what ``bring`` returns for each segment, in order. A single segment is brought in the caller's thread."""
+    """Yield what ``upload`` returns for each segment, in order. A single segment is brought in the caller's thread."""
     if min(at_once, len(incoming)) < 2:
-        yield from map(bring, incoming, ids)
+        yield from map(upload, incoming, ids)
         return
     pool = ThreadPoolExecutor(at_once, "upload")
     try:
-        yield from pool.map(bring, incoming, ids)
+        yield from pool.map(upload, incoming, ids)
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -169,7 +169,7 @@ def _check_piece(piece: LogPiece, checks: CheckSettings, workers: WorkerThreads)
     sha256 = hashlib.sha256()
     negative = done = 0
 
-    def read(buffers: ThreadBuffers, job: tuple[int, int]) -> tuple[int, int, list[ChunkSummary]]:
+    def summarize_range(buffers: ThreadBuffers, job: tuple[int, int]) -> tuple[int, int, list[ChunkSummary]]:
         first, last = job
         found, seen = 0, []
         for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), checks.limit, buffers.bodies):
@@ -180,7 +180,7 @@ def _check_piece(piece: LogPiece, checks: CheckSettings, workers: WorkerThreads)
         return int(table.position[last - 1] + table.size[last - 1]), found, seen
 
     try:
-        for until, found, looks in workers.run_jobs(read, source.batch_ranges()):
+        for until, found, looks in workers.run_jobs(summarize_range, source.batch_ranges()):
             sha256.update(source.buf.data[done:until])  # while the bytes are in the processor's cache
             negative += found
             if builder is not None:
@@ -250,14 +250,14 @@ def _find_gap(sources: Sequence[SourceSegment]) -> tuple[SourceSegment, SourceSe
 # ---- what its segments cover ------------------------------------------------------------------------------------------------
 
 
-def form_segments(log_dir: Path, pieces: Sequence[CheckedPiece], before: ProducerStates) -> list[FutureSegment]:
+def form_segments(log_dir: Path, pieces: Sequence[CheckedPiece], initial_states: ProducerStates) -> list[FutureSegment]:
     """Return the segments that the pieces become. A zero-byte segment joins the one before it, or the one after it if it is the first.
 
-    :param before: producer states where the pieces begin, unless the directory has a snapshot for that offset.
+    :param initial_states: producer states where the pieces begin, unless the directory has a snapshot for that offset.
     :raises BadData: if the log is corrupt.
     """
     sources = [checked.piece.source for checked in pieces]
-    states = _producer_states_at(log_dir, sources[0].base, before)
+    states = _producer_states_at(log_dir, sources[0].base, initial_states)
     # Verdicts have the order of the sources.
     verdicts = fold_transactions(
         [replace(source, ordinal=place) for place, source in enumerate(sources)], _open_transaction_offsets(states)
@@ -280,14 +280,14 @@ def form_segments(log_dir: Path, pieces: Sequence[CheckedPiece], before: Produce
     return found
 
 
-def tail_batches(sources: Sequence[SourceSegment], batches: int) -> tuple[TailBatch, ...]:
+def tail_batches(sources: Sequence[SourceSegment], count: int) -> tuple[TailBatch, ...]:
     """Return the last batches of these segments, by which the next import recognises the log. A digest covers the header with its CRC.
 
-    :param batches: how many.
+    :param count: how many.
     """
     found: list[TailBatch] = []
     for source in reversed(sources):
-        first = max(0, len(source.table) - batches + len(found))
+        first = max(0, len(source.table) - count + len(found))
         found += [tail_batch(source, batch) for batch in reversed(range(first, len(source.table)))]
     return tuple(reversed(found))
 
@@ -322,14 +322,14 @@ def _open_transaction_offsets(states: ProducerStates) -> dict[int, int]:
     return {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in opened}
 
 
-def _merge_txn_entries(reported: TxnEntries, given: TxnEntries) -> TxnEntries:
+def _merge_txn_entries(from_markers: TxnEntries, from_index: TxnEntries) -> TxnEntries:
     """Merge two lists of aborted transactions: those that control records show, and those of the transaction index.
 
     Brokers lose some of the first kind; of some of the second kind the data is gone already.
     """
-    known = set(zip(reported["producer_id"].tolist(), reported["last_offset"].tolist(), strict=True))
-    other = [pair not in known for pair in zip(given["producer_id"].tolist(), given["last_offset"].tolist(), strict=True)]
-    both = np.concatenate((reported, given[np.array(other, np.bool_)])).astype(TXN_ENTRY)  # concatenate changes the byte order
+    known = set(zip(from_markers["producer_id"].tolist(), from_markers["last_offset"].tolist(), strict=True))
+    other = [pair not in known for pair in zip(from_index["producer_id"].tolist(), from_index["last_offset"].tolist(), strict=True)]
+    both = np.concatenate((from_markers, from_index[np.array(other, np.bool_)])).astype(TXN_ENTRY)  # concatenate changes the byte order
     return both[np.argsort(both["last_offset"].astype(np.int64), kind="stable")]
 
 
@@ -445,7 +445,7 @@ def check_file_unchanged(member: FutureSegment) -> None:
 
 
 def disk_bytes_needed(member: FutureSegment, index_interval_bytes: int) -> int:
-    """Return the bytes that a segment takes in a directory, at most: its log, its indexes and a block for each small file."""
+    """Return an upper bound of the bytes that a segment takes in a directory: its log, its indexes and one block for each small file."""
     batches = min(len(member.source.table), member.source.size // max(1, index_interval_bytes) + 1)
     per_batch = OFFSET_ENTRY.itemsize + TIME_ENTRY.itemsize
     return blocks(member.source.size) + batches * per_batch + member.states.entries.nbytes + member.txn_entries.nbytes + 6 * BLOCK

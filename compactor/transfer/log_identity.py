@@ -87,8 +87,10 @@ def identify_log(evidence: IdentityEvidence) -> IdentityVerdict:
     return IdentityVerdict.SAME if evidence.adopted or evidence.compared or evidence.same_directory else IdentityVerdict.UNKNOWN
 
 
-def learns_topic_id(evidence: IdentityEvidence) -> bool:
-    """Return whether the tier, which holds segments of a topic without an id, gets the directory's id."""
+def should_record_topic_id(evidence: IdentityEvidence) -> bool:
+    """Return whether the directory's topic id should be recorded in the tier, because the tier holds segments of this log and no
+    topic id.
+    """
     return bool(evidence.holds and evidence.given_id and not evidence.recorded_id and identify_log(evidence) is IdentityVerdict.SAME)
 
 
@@ -103,7 +105,7 @@ def _unidentified_error(state: PartitionState, topic_id: str, where: str, bound:
             f", or its {PARTITION_METADATA}" if state.topic_id else ""
         )
     else:
-        way_out = f"If it is the same log, say `{_adopt_command(state, topic_id)}`"
+        way_out = f"If it is the same log, say `{adopt_command_text(state, topic_id)}`"
     return BadData(
         f"nothing tells that this is the log that the tier has as {state.name}: {ids}, and no record below offset {bound} could be "
         "compared",
@@ -112,7 +114,7 @@ def _unidentified_error(state: PartitionState, topic_id: str, where: str, bound:
     )
 
 
-def _adopt_command(state: PartitionState, topic_id: str) -> str:
+def adopt_command_text(state: PartitionState, topic_id: str) -> str:
     """Return the command by which a person declares that the log is the same one."""
     if topic_id and not state.topic_id:
         return f"topics adopt {state.topic} --topic-id {topic_id}"
@@ -293,7 +295,7 @@ class IdentityCheck:
     def adoption_note(self) -> str:
         """Return a message that the next segment will be refused until a person adopts the log."""
         state = self.log.state
-        way = _adopt_command(state, self.given_id)
+        way = adopt_command_text(state, self.given_id)
         return f"{state.name}: no record could be compared with the tier's, so that what comes next is refused until `{way}` is said"
 
     def remember_directory(self) -> None:
@@ -316,7 +318,7 @@ class IdentityCheck:
 
     def _accept_identity(self, evidence: IdentityEvidence) -> None:
         self.settled = True
-        if learns_topic_id(evidence):
+        if should_record_topic_id(evidence):
             why = "its seam was adopted" if evidence.adopted else f"{evidence.compared} records or batches compared equal"
             why = why if evidence.adopted or evidence.compared else "its directory is the one that was compared last"
             adopt_topic(self.log, TopicAdopted(topic_id=self.given_id, by=self.ports.holder, why=why))

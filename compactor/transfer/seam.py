@@ -27,7 +27,7 @@ from compactor.records.batches import NOT_CONTROL, Bytes, map_file, read_only
 from compactor.records.rows import RowBuffers, parse_records
 from compactor.transfer.log_directory import CHECKPOINT, FutureSegment, LogPiece, lineage_from_batches, log_path, staged_path, tail_batch
 from compactor.transfer.staged import LiveLog, StagedFile, TierEnd, choose_staged
-from compactor.transfer.staged_files import HeldFile, HeldFiles, first_live_epoch, staged_before
+from compactor.transfer.staged_files import HeldFile, HeldFiles, first_live_epoch, list_staged_before
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class SegmentListing:
 
     @property
     def size_bytes(self) -> int:
-        """Size in bytes of the listed segments."""
-        return sum(self.size_of(base) for base in self.bases)
+        """Return the total size of the listed segments in bytes."""
+        return sum(self.segment_size(base) for base in self.bases)
 
-    def size_of(self, base: int) -> int:
+    def segment_size(self, base_offset: int) -> int:
         """Return the size of a segment in bytes. Raises OSError."""
-        return self.staged[base].file.size if base in self.staged else log_path(self.log_dir, base).stat().st_size
+        return self.staged[base_offset].file.size if base_offset in self.staged else log_path(self.log_dir, base_offset).stat().st_size
 
     def from_offset(self, offset: int) -> SegmentListing:
         """Return the listing without the segments that end below an offset, as far as the next segment's name shows it."""
@@ -77,7 +77,7 @@ class SegmentListing:
         """Return the first segments of the listing, together at most ``most_bytes`` large, but at least one."""
         total, count = 0, 0
         for base in self.bases:
-            total += self.size_of(base)
+            total += self.segment_size(base)
             if count and total > most_bytes:
                 break
             count += 1
@@ -117,7 +117,7 @@ def open_listed_segments(found: SegmentListing, policy: CleanerPolicy, *, live: 
     Staged files are mapped in any case.
     """
     following = zip(found.bases, (*found.bases, found.end)[1:], strict=True)
-    staged = [found.staged[base].opened(found.log_dir, end, policy) for base, end in following if base in found.staged]
+    staged = [found.staged[base].open_segment(found.log_dir, end, policy) for base, end in following if base in found.staged]
     bases = found.bases[len(staged) :]  # what is staged lies below the live log
     if not bases:
         return staged
@@ -126,27 +126,27 @@ def open_listed_segments(found: SegmentListing, policy: CleanerPolicy, *, live: 
     return [*staged, *opened_live]
 
 
-def with_staged(
+def add_staged_files(
     found: SegmentListing, held: HeldFiles, problem: Callable[[StagedFile], str], policy: CleanerPolicy, tier: TierEnd, cleaned: int
 ) -> SegmentListing:
-    """Return the listing of a live log with the staged files that lead from the tier's end to it (``choose_staged``).
+    """Return the listing of a live log together with the staged files that connect the tier's end with it (``choose_staged``).
 
-    :param held: opens the files, and is told which are refused.
+    :param held: opens the files, and records which are refused.
     :param problem: returns why the caller refuses a file with missing offsets, or an empty string.
     :param cleaned: first offset that the broker's own log cleaner has not cleaned.
-    :raises OSError: a file of the log vanished meanwhile.
+    :raises OSError: if a file of the log vanished meanwhile.
     """
     held.refusals.clear()
     live = found.bases if found.end is None else (*found.bases, found.end)
     if not live or (tier.position is not None and live[0] <= tier.position):
         return found
-    listed = staged_before(found.log_dir, live)
+    listed = list_staged_before(found.log_dir, live)
     held.close_outdated(listed)
-    held.hold(listed)
-    files, segments = held.files, []
+    held.open_files(listed)
+    files, segments = held.held_files, []
     for each in files:
         try:
-            segment = each.segment(found.log_dir, policy)
+            segment = each.describe_segment(found.log_dir, policy)
         except BadData as error:
             held.refusals[each.file.base] = str(error)
             continue
@@ -166,7 +166,7 @@ def with_staged(
 
 
 def refused_files(refusals: Mapping[int, str]) -> list[str]:
-    """Return a sentence about each staged file that is not taken. ``refusals``: the reasons, by base offset."""
+    """Return a sentence for people about each staged file that is not imported. ``refusals``: the reasons, by base offset."""
     named = {staged_path(Path(), base): reason for base, reason in sorted(refusals.items())}
     return [f"{path} is staged for deletion and is not taken: {reason}" for path, reason in named.items()]
 
@@ -206,27 +206,29 @@ def _batches_between(log_dir: Path, source: SourceSegment, start: int, end: int)
     return LogPiece(part, path, int(table.position[first]), source.size)
 
 
-def check_gap(state: PartitionState, end: int, first: SourceSegment, fetched_from: int, refusals: Mapping[int, str], *, gaps: bool) -> None:
-    """Refuse a directory that begins after the tier's end. Raises BadData.
+def check_gap(
+    state: PartitionState, end_offset: int, first: SourceSegment, fetched_from: int, refusals: Mapping[int, str], *, gaps: bool
+) -> None:
+    """Raise BadData if a directory begins after the tier's end, unless gaps are allowed.
 
-    :param end: last offset of the tier, or of what a truncation leaves of it.
-    :param first: first segment of the directory above it.
+    :param end_offset: last offset of the tier, or of what a truncation leaves of it.
+    :param first: first segment of the directory after it.
     :param fetched_from: the directory holds only what its log has from this offset on.
     :param refusals: why staged files were not taken, by base offset.
-    :param gaps: whether gaps are in order.
+    :param gaps: whether gaps are allowed.
     """
-    if end + 1 < fetched_from:
+    if end_offset + 1 < fetched_from:
         raise BadData(
-            f"{state.name} ends at {end} by now, and segments were fetched from offset {fetched_from} on",
+            f"{state.name} ends at {end_offset} by now, and segments were fetched from offset {fetched_from} on",
             segment=first.name,
             hint="Another process was faster. Import again what is still missing",
         )
     if not gaps:
-        gap = f"the directory begins at offset {first.base}, and {state.name} ends at {end} in the tier: it leaves a gap"
+        gap = f"the directory begins at offset {first.base}, and {state.name} ends at {end_offset} in the tier: it leaves a gap"
         raise BadData(
             ". ".join([gap, *refused_files(refusals)]),
             segment=first.name,
-            hint=f"Give a directory that begins at {end + 1} or before; if what is missing is gone, say --allow-gaps",
+            hint=f"Give a directory that begins at {end_offset + 1} or before; if what is missing is gone, say --allow-gaps",
         )
 
 
@@ -433,7 +435,7 @@ def compare_records(
     state: PartitionState,
     found: SegmentListing,
     stored: StoredSegments,
-    listed: Callable[[SegmentListing], Sequence[SourceSegment]],
+    open_listed: Callable[[SegmentListing], Sequence[SourceSegment]],
     limit: int,
     *,
     below: int,
@@ -447,7 +449,7 @@ def compare_records(
 
     :param found: the directory's segments.
     :param stored: opens a segment of the tier.
-    :param listed: opens segments of the directory.
+    :param open_listed: opens segments of the directory.
     :param limit: bytes that one batch may inflate to.
     :param below: exclusive bound on the compared offsets.
     :param rewritten: records below this offset may have been compacted in the directory.
@@ -459,7 +461,7 @@ def compare_records(
             known = _read_records(source, first, below - 1, limit, TAIL)
         if not known:
             continue
-        sources = listed(found.from_offset(min(known)).before_offset(max(known) + 1))
+        sources = open_listed(found.from_offset(min(known)).before_offset(max(known) + 1))
         given: dict[int, _Record] = {}
         for source in sources:
             given |= _read_records(source, min(known), max(known), limit)

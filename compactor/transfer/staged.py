@@ -73,7 +73,9 @@ class TierEnd:
 
 @dataclass(frozen=True)
 class StagedChoice:
-    """Base offsets of the staged files to take, ascending, and why others with missing offsets are not taken, by base offset."""
+    """Decision about a broker's staged files: base offsets of the files to import, ascending, and for others with missing offsets the
+    reason why not, by base offset.
+    """
 
     taken: tuple[int, ...] = ()
     refusals: Mapping[int, str] = field(default_factory=dict)
@@ -82,14 +84,14 @@ class StagedChoice:
 def choose_staged(segments: Sequence[StagedSegment], live: LiveLog, tier: TierEnd) -> StagedChoice:
     """Return which staged segments continue the tier up to the live log. None are taken if the live log continues it by itself.
 
-    :param segments: in any order. Those that have no offset at or after the tier's position are passed over in silence.
+    :param segments: in any order. Those that have no offset at or after the tier's position are ignored.
     """
     position = 0 if tier.position is None else tier.position
     if not live.bases or (tier.position is not None and live.bases[0] <= position):
         return StagedChoice()
     missing = [segment for segment in segments if segment.last_offset >= max(segment.base, position)]
     refusals = {segment.base: live_file_problem(segment, live) or order_problem(segment, live) for segment in missing}
-    chain = linked([segment for segment in missing if not refusals[segment.base]], live)
+    chain = linked_to_live_log([segment for segment in missing if not refusals[segment.base]], live)
     while tier.position is None and (reason := cleaned_problem(chain, live, tier)):
         refusals[chain[0].base], chain = reason, chain[1:]  # an empty tier may begin with what the cleaner has not reached
     problem = seam_problem(chain, tier) or epoch_problem(chain, live, tier) or cleaned_problem(chain, live, tier)
@@ -103,27 +105,29 @@ def choose_staged(segments: Sequence[StagedSegment], live: LiveLog, tier: TierEn
 
 
 def live_file_problem(segment: StagedSegment, live: LiveLog) -> str:
-    """Return why a segment with a live file of the same base is not taken, or an empty string.
+    """Return why a segment is not imported because the live log has a file with the same base offset, or an empty string.
 
-    The log cleaner and a roll over an empty active segment replace a file by one of the same name.
+    The log cleaner, and a roll over an empty active segment, replace a file by one of the same name.
     """
     return "a live segment has its base offset: it was replaced" if segment.base in live.bases else ""
 
 
 def order_problem(segment: StagedSegment, live: LiveLog) -> str:
-    """Return why a segment that is not wholly below the lowest live base is not taken, or an empty string.
+    """Return why a segment is not imported because it is not entirely below the lowest base offset of the live log, or an empty string.
 
-    Retention removes from the front. What was staged above is the end that a truncation removed, or has a cleaned successor.
+    Retention removes segments from the front only. A file staged above the front was removed by a truncation or replaced by the log
+    cleaner.
     """
     if segment.base < live.bases[0] and segment.last_offset < live.bases[0]:
         return ""
     return f"it is not wholly below offset {live.bases[0]}, where the live log begins: a truncation or the log cleaner removed it"
 
 
-def linked(segments: Sequence[StagedSegment], live: LiveLog) -> tuple[StagedSegment, ...]:
-    """Return the segments, ascending, of which each ends where the next one begins and the last one where the live log begins.
+def linked_to_live_log(segments: Sequence[StagedSegment], live: LiveLog) -> tuple[StagedSegment, ...]:
+    """Return the longest chain of segments, ascending, in which each ends where the next one begins and the last one ends where the live
+    log begins.
 
-    It goes back as far as exactly one segment ends there: two of them are of two branches of the log, and nothing tells them apart.
+    The chain stops where two segments end at the same offset, because they are of two branches of the log and nothing tells them apart.
     """
     chain: list[StagedSegment] = []
     begin = live.bases[0]
@@ -134,16 +138,19 @@ def linked(segments: Sequence[StagedSegment], live: LiveLog) -> tuple[StagedSegm
 
 
 def seam_problem(chain: Sequence[StagedSegment], tier: TierEnd) -> str:
-    """Return why linked segments do not continue the tier's end without a gap, or an empty string. An empty tier has no end."""
+    """Return why a chain of segments does not continue the tier's end without a gap, or an empty string.
+
+    Any chain continues an empty tier.
+    """
     if not chain or tier.position is None or chain[0].base <= tier.position:
         return ""
     return f"the tier ends before offset {tier.position}, and what is staged begins at {chain[0].base}: it leaves a gap"
 
 
 def epoch_problem(chain: Sequence[StagedSegment], live: LiveLog, tier: TierEnd) -> str:
-    """Return why the leader epochs of linked segments do not fit the tier's lineage or the first live batch, or an empty string.
+    """Return why the leader epochs of a chain of segments contradict the tier's lineage or the first live batch, or an empty string.
 
-    Epochs never fall along a log. Batches of v0 and v1 name none.
+    Epochs never decrease along a log. Batches of v0 and v1 have none.
     """
     named = [entry for segment in chain for entry in segment.epochs if entry.epoch >= 0]
     falls = next((after for before, after in pairwise(named) if after.epoch < before.epoch), None)
@@ -156,20 +163,20 @@ def epoch_problem(chain: Sequence[StagedSegment], live: LiveLog, tier: TierEnd) 
         return ""
     older = given[0].epoch < epoch_at(tier.lineage, given[0].start_offset)
     if older or first_disowned_offset(tier.lineage, tier.position, given, chain[-1].last_offset + 1) is not None:
-        both = f"{_named(tier.lineage)} in the tier, {_named(given)} in what is staged"
+        both = f"{_epochs_text(tier.lineage)} in the tier, {_epochs_text(given)} in what is staged"
         return f"its leader epochs are not those of the tier's log: {both}"
     return ""
 
 
 def cleaned_problem(chain: Sequence[StagedSegment], live: LiveLog, tier: TierEnd) -> str:
-    """Return why linked segments do not go with a live log that the broker's own cleaner has cleaned, or an empty string.
+    """Return why a chain of segments cannot precede a live log that the broker's own cleaner has cleaned, or an empty string.
 
-    The cleaner may have dropped a tombstone after retention had staged the key's older records: these would bring the key back.
+    The cleaner may have dropped a tombstone after retention had staged the key's older records. Importing these would bring the key back.
     """
     if not chain or live.cleaned <= max(chain[0].base, tier.position or 0):
         return ""
     return f"the broker's own cleaner has cleaned up to offset {live.cleaned}: tombstones may be gone that delete keys in what is staged"
 
 
-def _named(lineage: Lineage) -> str:
+def _epochs_text(lineage: Lineage) -> str:
     return ", ".join(f"{entry.epoch} from {entry.start_offset}" for entry in lineage) or "none"

@@ -35,16 +35,16 @@ class HeldFile:
 
     @property
     def is_unlinked(self) -> bool:
-        """True once the broker has deleted the file, so that only this process can still read it."""
+        """Return whether the broker has deleted the file, so that only this process can still read it."""
         return os.fstat(self.descriptor).st_nlink == 0
 
-    def mapped(self) -> Bytes:
+    def map_bytes(self) -> Bytes:
         """Return the file's bytes. A broker never changes a staged file, so that a mapping of it stays valid."""
         if not self.file.size:
             return read_only(np.empty(0, np.uint8))
         return np.frombuffer(mmap.mmap(self.descriptor, self.file.size, access=mmap.ACCESS_READ), np.uint8)
 
-    def opened(self, log_dir: Path, end: int | None, policy: CleanerPolicy) -> SourceSegment:
+    def open_segment(self, log_dir: Path, end: int | None, policy: CleanerPolicy) -> SourceSegment:
         """Return the segment with its batch table. Raises BadData.
 
         :param end: base offset of the segment after it, None if it is not known yet.
@@ -52,62 +52,63 @@ class HeldFile:
         file, limit, path = self.file, policy.max_decompressed_batch_bytes, staged_path(log_dir, self.file.base)
         entries = parse_txn_index(self.txn_index, path.name.replace(".log", ".txnindex"))
 
-        def read(path: Path) -> Bytes:
-            return self.mapped()
+        def read_from_open_file(path: Path) -> Bytes:
+            return self.map_bytes()
 
-        return open_source(0, path, file.base, end, file.mtime_ms, -1, limit, txn_entries=entries, read=read)
+        return open_source(0, path, file.base, end, file.mtime_ms, -1, limit, txn_entries=entries, read=read_from_open_file)
 
-    def segment(self, log_dir: Path, policy: CleanerPolicy) -> StagedSegment:
-        """Return its offsets and leader epochs, by the headers of its batches. Raises BadData."""
-        table = self.opened(log_dir, None, policy).table
+    def describe_segment(self, log_dir: Path, policy: CleanerPolicy) -> StagedSegment:
+        """Return the file's offsets and leader epochs, read from the headers of its batches. Raises BadData."""
+        table = self.open_segment(log_dir, None, policy).table
         last = int(table.last_offset[-1]) if len(table) else self.file.base - 1
-        return StagedSegment(self.file.base, last, epochs_named(table))
+        return StagedSegment(self.file.base, last, epochs_of_batches(table))
 
 
-def changed_ms(stat: os.stat_result) -> int:
+def inode_change_ms(stat: os.stat_result) -> int:
     """Return the change time of an inode, in milliseconds."""
     return stat.st_ctime_ns // 1_000_000
 
 
 def staged_file(base: int, stat: os.stat_result) -> StagedFile:
-    """Return a staged file as the system describes it."""
-    return StagedFile(base, stat.st_size, stat.st_mtime_ns // 1_000_000, changed_ms(stat), (stat.st_dev, stat.st_ino))
+    """Return the description of a staged file from its base offset and its ``stat`` result."""
+    return StagedFile(base, stat.st_size, stat.st_mtime_ns // 1_000_000, inode_change_ms(stat), (stat.st_dev, stat.st_ino))
 
 
-def staged_before(log_dir: Path, live: Sequence[int]) -> list[StagedFile]:
+def list_staged_before(log_dir: Path, live_bases: Sequence[int]) -> list[StagedFile]:
     """Return the staged files, by base offset, that begin below the lowest live base. Raises OSError."""
     found = []
     with os.scandir(log_dir) as entries:
         for entry in entries:
             match = STAGED_NAME.fullmatch(entry.name)
-            if match and int(match[1]) < min(live, default=0):
+            if match and int(match[1]) < min(live_bases, default=0):
                 with suppress(FileNotFoundError):
                     found.append(staged_file(int(match[1]), entry.stat()))
     return sorted(found, key=lambda file: file.base)
 
 
-def epochs_named(table: BatchTable) -> Lineage:
-    """Return the leader epochs that batches name, in their order, each with the offset of the first batch that names it."""
+def epochs_of_batches(table: BatchTable) -> Lineage:
+    """Return the leader epochs in these batches, in order, each with the offset of its first batch."""
     epochs = table.leader_epoch
     changes = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist()] if len(epochs) else []
     return tuple(EpochEntry(int(epochs[batch]), int(table.base_offset[batch])) for batch in changes)
 
 
-def first_live_epoch(log_dir: Path, live: Sequence[int]) -> int:
+def first_live_epoch(log_dir: Path, live_bases: Sequence[int]) -> int:
     """Return the leader epoch at the beginning of the live log, -1 if it is unknown. Raises BadData, OSError.
 
     It is that of the first batch, or that of the leader-epoch-checkpoint while the live segments have no batch.
     """
-    for base in live:
+    for base in live_bases:
         with log_path(log_dir, base).open("rb") as file:
             header = file.read(_MAGIC + 1)
         if len(header) > _MAGIC:
             return int.from_bytes(header[_EPOCH], "big", signed=True) if header[_MAGIC] == 2 else -1
-    return epoch_at(read_epoch_checkpoint(log_dir), live[0])
+    return epoch_at(read_epoch_checkpoint(log_dir), live_bases[0])
 
 
 class HeldFiles:
-    """The staged files of one partition's directory that this process holds open.
+    """Files of one partition that the broker has staged for deletion and that this process holds open, so that they can be read after the
+    broker deletes them.
 
     Any thread may open files; only the thread that reads them, or one that knows that none reads them, may close any.
 
@@ -122,17 +123,17 @@ class HeldFiles:
         self._changing = threading.RLock()
 
     @property
-    def files(self) -> tuple[HeldFile, ...]:
-        """The files held, by base offset."""
+    def held_files(self) -> tuple[HeldFile, ...]:
+        """Return the open files, ascending by base offset."""
         with self._changing:
             return tuple(sorted(self._held.values(), key=lambda held: held.file.base))
 
-    def hold(self, files: Sequence[StagedFile]) -> None:
-        """Open those files that are not held yet. One that was unlinked or replaced meanwhile is left out. Closes none."""
+    def open_files(self, files: Sequence[StagedFile]) -> None:
+        """Open those of the files that are not open yet, and close none. A file that was deleted or replaced meanwhile is left out."""
         for file in files:
             with self._changing, suppress(OSError):
                 if file.inode not in self._held:
-                    self._open(file)
+                    self._open_file(file)
 
     def close_outdated(self, listed: Sequence[StagedFile]) -> None:
         """Close files whose names other files have taken, and all if another directory has taken the place of theirs.
@@ -144,13 +145,13 @@ class HeldFiles:
         """
         moved = self._directory >= 0 and not os.path.samestat(os.fstat(self._directory), self.log_dir.stat())
         inodes = {file.base: file.inode for file in listed}
-        self.keep(lambda held: not moved and inodes.get(held.file.base, held.file.inode) == held.file.inode)
+        self.close_unwanted(lambda held: not moved and inodes.get(held.file.base, held.file.inode) == held.file.inode)
 
-    def keep(self, wanted: Callable[[HeldFile], bool]) -> None:
-        """Close all files but those that are wanted."""
+    def close_unwanted(self, is_wanted: Callable[[HeldFile], bool]) -> None:
+        """Close all files for which ``is_wanted`` returns False."""
         with self._changing:
             for inode, held in list(self._held.items()):
-                if not wanted(held):
+                if not is_wanted(held):
                     del self._held[inode]
                     os.close(held.descriptor)
             if not self._held and self._directory >= 0:
@@ -159,9 +160,9 @@ class HeldFiles:
 
     def close(self) -> None:
         """Close all files."""
-        self.keep(lambda held: False)
+        self.close_unwanted(lambda held: False)
 
-    def _open(self, file: StagedFile) -> None:
+    def _open_file(self, file: StagedFile) -> None:
         """Open one file. Raises OSError, also if it is not the file that was listed."""
         descriptor = os.open(staged_path(self.log_dir, file.base), os.O_RDONLY)
         try:

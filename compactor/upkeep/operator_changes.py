@@ -80,7 +80,7 @@ def undo_round_by_copies(opened: Tier, log: PartitionLog, run_id: str) -> Partit
 
 
 def _check_undoable(state: PartitionState, run_id: str) -> None:
-    run = state.run(run_id)
+    run = state.find_run(run_id)
     if run is None:
         raise UsageError(f"{state.name} has no run {run_id} that is remembered", hint="`runs list` shows those that are")
     if state.intent is not None and state.intent.plan.restores == run_id:

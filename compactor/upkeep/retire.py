@@ -152,12 +152,12 @@ def retire_as_leader(
         settle_open_intent(leadership, work)
         gone += _retire_due_segments(leadership, retention, clock)
     for import_id in _stale_imports(ports, log, retention, clock):
-        leadership.append(
+        leadership.append_record(
             ImportVoided(leader_epoch=leadership.epoch, import_id=import_id, reason="its importer did not come back"),
             lambda state, import_id=import_id: import_id not in state.registrations,  # type: ignore[misc]
         )
     found = survey_retirable(ports, log, retention, clock)  # the LIST comes before the fold
-    leadership.require(log.state)
+    leadership.require_in_state(log.state)
     left: list[SegmentRef] = [*dict.fromkeys(SegmentName(item.segment_id, item.start_offset) for item in found.orphans)]
     reported = {segment.id for segment in found.strays}
     left = [segment for segment in left if segment.id not in reported] + list(found.strays)
@@ -245,8 +245,8 @@ def _retire_due_segments(leadership: Leadership, retention: Retention, clock: Gr
     if not due:
         return ()
     steps = StageTracker(Stage.PUBLISHED)
-    steps.advance(Stage.RETIRE_BEGUN)
-    leadership.append(
+    steps.advance_to(Stage.RETIRE_BEGUN)
+    leadership.append_record(
         RetireBegun(leader_epoch=leadership.epoch, ids=tuple(segment.id for segment in due)),
         lambda state: not {segment.id for segment in due}.intersection(ordering.protected_ids(state)),
     )
@@ -259,12 +259,12 @@ def _complete_begun_retiring(leadership: Leadership, steps: StageTracker) -> tup
     segments = state.retiring
     if segments:
         delete_objects(leadership, state, segments)
-        steps.advance(Stage.DELETED)
+        steps.advance_to(Stage.DELETED)
         ids = tuple(segment.id for segment in segments)
-        leadership.append(
+        leadership.append_record(
             Retired(leader_epoch=leadership.epoch, ids=ids), lambda state: not any(segment.id in ids for segment in state.retiring)
         )
-        steps.advance(Stage.RETIRED)
+        steps.advance_to(Stage.RETIRED)
     return segments
 
 

@@ -49,7 +49,7 @@ def verify_checkpoints(opened: Tier, name: TopicPartition) -> list[SegmentProble
     slots = _list_slots(opened, f"{log.prefix}/log/")
     snapshots = _list_slots(opened, f"{log.prefix}/snapshot/")
     try:
-        base, steps = log.history()
+        base, steps = log.records_with_states()
     except BadControlRecord as error:
         add("control-log", error.cause, error.segment)
         return found

@@ -70,7 +70,7 @@ class RecordedHistory:
     """The history that one control log still holds. Reads the log once."""
 
     def __init__(self, log: PartitionLog) -> None:
-        self._base, self._steps = log.history()
+        self._base, self._steps = log.records_with_states()
 
     @property
     def latest_point(self) -> HistoryPoint:
@@ -87,7 +87,7 @@ class RecordedHistory:
         if text.isascii() and text.isdigit():
             number = int(text)
             return self._point_at_time(number) if number >= MILLISECONDS_FROM else self._point_at_slot(number)
-        run = self.latest_point.state.run(text) if self.latest_point.state else None
+        run = self.latest_point.state.find_run(text) if self.latest_point.state else None
         if run is not None:
             return self._point_after_run(run)
         moment = _parse_time(text)
@@ -100,7 +100,7 @@ class RecordedHistory:
 
     def points_around_run(self, run_id: str) -> tuple[HistoryPoint, HistoryPoint] | None:
         """Return the points before and after a run, or None if there is no run of this id."""
-        run = self.latest_point.state.run(run_id) if self.latest_point.state else None
+        run = self.latest_point.state.find_run(run_id) if self.latest_point.state else None
         if run is None:
             return None
         slot = (run.published_slot or run.slot) - 1

@@ -185,14 +185,14 @@ def _leftover_facts(state: PartitionState, opened: Tier, now_ms: int) -> Iterato
 def _last_round_facts(past: RecordedHistory, state: PartitionState) -> Iterator[Fact]:
     """Yield the reason why the latest round rewrote or skipped each segment, if its plan is still in the control log."""
     plans = [record.body.plan for record in past.records if isinstance(record.body, PlanAnnounced)]
-    plan = next((plan for plan in reversed(plans) if (run := state.run(plan.run_id)) is not None and run.status != "undone"), None)
+    plan = next((plan for plan in reversed(plans) if (run := state.find_run(plan.run_id)) is not None and run.status != "undone"), None)
     if plan is None:
         if state.runs:
             yield Fact(
                 "last_round", f"the plan of run {state.runs[-1].run_id} is no longer in the control log; `runs show` has its figures"
             )
         return
-    run = state.run(plan.run_id)
+    run = state.find_run(plan.run_id)
     status = run.status if run else ""
     dirty = plan.first_dirty_offset < plan.end_offset
     what = f"over offsets {plan.first_dirty_offset} to {plan.end_offset - 1}" if dirty else f"over what was clean, below {plan.end_offset}"

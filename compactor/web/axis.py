@@ -87,7 +87,7 @@ def last_skipped_ranges(runs: Sequence[Run]) -> list[SkippedRange]:
 
     :param runs: oldest first.
     """
-    last = next((run for run in reversed(runs) if run.stands), None)
+    last = next((run for run in reversed(runs) if run.is_in_effect), None)
     return parse_skipped_ranges(str(last.stats.get(SKIPPED_RANGES_STAT, ""))) if last else []
 
 

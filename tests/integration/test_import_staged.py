@@ -11,7 +11,7 @@ import pytest
 
 from compactor.transfer import seam
 from compactor.transfer.import_ import _DirectoryImport
-from compactor.transfer.staged_files import HeldFile, staged_before
+from compactor.transfer.staged_files import HeldFile, list_staged_before
 from tests.support.side_broker import SideScene
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -66,7 +66,7 @@ def test_an_empty_tier_takes_what_is_staged_before_the_live_log(tmp_path: Path) 
 
 def test_nothing_staged_is_read_that_the_tier_has(scene: SideScene) -> None:
     scene.replica.stage_until(8)
-    with patch.object(HeldFile, "segment", side_effect=AssertionError("it was read")):
+    with patch.object(HeldFile, "describe_segment", side_effect=AssertionError("it was read")):
         assert imported(scene)["segments"] == 0
 
 
@@ -100,14 +100,14 @@ def test_a_file_that_is_rolled_while_files_are_listed_is_looked_for_again(scene:
     seen: list[Any] = []
 
     def renamed_meanwhile(log_dir: Path, live: Any) -> Any:
-        found = staged_before(log_dir, live) if seen else []
+        found = list_staged_before(log_dir, live) if seen else []
         if not seen:
             scene.story.write(scene.replica, 5)
         seen.append(live)
         return found
 
     expire_all(scene)
-    with patch.object(seam, "staged_before", renamed_meanwhile):
+    with patch.object(seam, "list_staged_before", renamed_meanwhile):
         assert imported(scene, "--allow-gaps")["start_offset"] == 8
     assert scene.tier.held() == scene.story.written[: scene.replica.bases[-1]]
 

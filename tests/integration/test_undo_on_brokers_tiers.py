@@ -141,7 +141,7 @@ def test_what_a_dead_undo_left_the_next_round_takes_up(undoing: Undoing, count: 
         assert (report.status, undoing.batches()) == ("resumed", whole)
     else:
         assert undoing.batches() == compacted
-        assert undoing.state().run(begun.plan.run_id).status == "undone"  # type: ignore[union-attr]
+        assert undoing.state().find_run(begun.plan.run_id).status == "undone"  # type: ignore[union-attr]
 
 
 def test_where_brokers_delete_in_mid_undo_it_is_told_that_a_part_is_not_taken_back(undoing: Undoing) -> None:

@@ -131,7 +131,7 @@ class Actors:
             if log.refresh().published:
                 self.take_back(ports, log)
         else:
-            log.cut(self.world.rng.choice((1, 4)))
+            log.write_snapshot_and_cut(self.world.rng.choice((1, 4)))
 
     def take_back(self, ports: Ports, log: PartitionLog) -> None:
         """Undo the latest round."""
@@ -160,7 +160,7 @@ class Actors:
             self.take_back(ports, log)
 
     def collector(self, ports: Ports, log: PartitionLog) -> None:
-        log.cut(self.world.rng.choice((1, 1, 6)))
+        log.write_snapshot_and_cut(self.world.rng.choice((1, 1, 6)))
 
     def sweeper(self, ports: Ports, log: PartitionLog) -> None:
         """With another configuration, where there is one: what was recorded with what waits counts, too."""

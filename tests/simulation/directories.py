@@ -333,7 +333,7 @@ class Directories(Replicas):
     def _data(self, records: Mapping[int, int]) -> bytes:
         return b"".join(self.raw[number] for number in records.values())
 
-    def changed_ms(self, stat: os.stat_result) -> int:
+    def inode_change_ms(self, stat: os.stat_result) -> int:
         """When a file was renamed, by the clock of the life."""
         return self.renamed.get((stat.st_dev, stat.st_ino), 0)
 

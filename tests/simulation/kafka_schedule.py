@@ -139,7 +139,7 @@ def expired_without_log_start() -> AbstractContextManager[Any]:
     def found(leadership: Leadership, wanted: Collection[str]) -> frozenset[str]:
         return leadership.ports.publisher.deleted_by_brokers(leadership.state.name, wanted)
 
-    return patch.object(broker_expiry, "find_expired", found)
+    return patch.object(broker_expiry, "find_expired_segments", found)
 
 
 KAFKA_MUTATIONS: dict[str, Mutation] = {

@@ -44,7 +44,7 @@ class Losses:
         log = open_partition(ports, self.oracle.name)
         kept = self._kept.get(holder)
         if kept and self.world.hazards.random() < REMEMBERED:
-            log.load(*self.world.hazards.choice(kept))
+            log.adopt_state(*self.world.hazards.choice(kept))
         return log
 
     def hear(self, process: str, log: PartitionLog) -> None:
@@ -53,7 +53,7 @@ class Losses:
 
     def tell(self, process: str, holder: str, log: PartitionLog) -> None:
         """After what it has done; a process may die before it comes to this."""
-        mark = log.mark()
+        mark = log.state_mark()
         if mark is not None:
             self._kept.setdefault(holder, []).append((log.state, StateMark.model_validate_json(mark.model_dump_json())))
         if self.world.hazards.random() < TELLS:

@@ -131,7 +131,7 @@ def delete_before_undone() -> Iterator[None]:
 @contextmanager
 def delete_before_retire_begun() -> Iterator[None]:
     """What is due is deleted, and then the record is written."""
-    append = Leadership.append
+    append = Leadership.append_record
 
     def early(self: Leadership, body: Any, counted: Any) -> PartitionState:
         if isinstance(body, r.RetireBegun):
@@ -140,7 +140,7 @@ def delete_before_retire_begun() -> Iterator[None]:
             self.ports.data.delete([object_key(self.state.name, segment, kind) for segment in segments for kind in segment.files])
         return append(self, body, counted)
 
-    with patch.object(Leadership, "append", early):
+    with patch.object(Leadership, "append_record", early):
         yield
 
 
@@ -173,7 +173,10 @@ def fold_before_list() -> Iterator[None]:
 @contextmanager
 def no_check_at_append() -> Iterator[None]:
     """Records are appended without asking the rules; the fold is left to drop them."""
-    with patch.object(leadership, "check_before_append", lambda log, state, body: ""), patch.object(Leadership, "require", lambda *_: None):
+    with (
+        patch.object(leadership, "check_before_append", lambda log, state, body: ""),
+        patch.object(Leadership, "require_in_state", lambda *_: None),
+    ):
         yield
 
 
@@ -294,7 +297,7 @@ def undo_does_not_ask() -> Iterator[None]:
 @contextmanager
 def truncation_does_not_clamp() -> Iterator[None]:
     """The cleaner offsets stay where they were when the broker's log was truncated below them."""
-    with patch.object(fold, "_clamp_offsets", lambda state, parted: {"vector": state.vector, "waiting": state.waiting}):
+    with patch.object(fold, "_lower_cleaner_offsets", lambda state, parted: {"vector": state.vector, "waiting": state.waiting}):
         yield
 
 
@@ -314,7 +317,9 @@ def swept_though_announced() -> Iterator[None]:
 def clamp_leaves_waiting_groups() -> Iterator[None]:
     """What waits keeps the cleaner offsets from before the truncation."""
     with patch.object(
-        fold, "_clamp_offsets", lambda state, parted: {"vector": offsets.clamp_vector(state.vector, parted), "waiting": state.waiting}
+        fold,
+        "_lower_cleaner_offsets",
+        lambda state, parted: {"vector": offsets.clamp_vector(state.vector, parted), "waiting": state.waiting},
     ):
         yield
 

@@ -28,7 +28,7 @@ def remembering(seed: int) -> Iterator[list[int]]:
 
     def keeping(log: ControlLog[Any], appended: Any) -> Any:
         state = settle(log, appended)
-        if isinstance(state, PartitionState) and rng.random() < 0.3 and (mark := log.mark()):
+        if isinstance(state, PartitionState) and rng.random() < 0.3 and (mark := log.state_mark()):
             kept.append((state, StateMark.model_validate_json(mark.model_dump_json())))
         return state
 
@@ -37,7 +37,7 @@ def remembering(seed: int) -> Iterator[list[int]]:
         if kept and rng.random() < 0.8:
             chosen = rng.choice(kept)
             ages.append(kept[-1][0].slot - chosen[0].slot)
-            log.load(*chosen)
+            log.adopt_state(*chosen)
         return log
 
     with (

@@ -161,7 +161,7 @@ def violations(tell: Callable[[ToldLife], None], folder: Path) -> list[str]:
             break
     for disk in brokers.disks[1:]:
         disk.follow(brokers.leader, 1000, world.rng)
-    with in_one_thread(world), patch.object(staged_files, "changed_ms", brokers.changed_ms):
+    with in_one_thread(world), patch.object(staged_files, "inode_change_ms", brokers.inode_change_ms):
         tell(ToldLife(way, way.mine.tier(Process("told", "told"))))
     for holder in way.holders:
         holder.forget(NAME)

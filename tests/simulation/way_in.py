@@ -53,7 +53,11 @@ def run_way_in(seed: int, *, steps: int = STEPS, trace: bool = False) -> Outcome
         world.trace = []
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder, patch.object(os, "fsync", lambda _: None):
         way = made(world, Path(folder))
-        with in_one_thread(world), watched(world, way.mine.oracle), patch.object(staged_files, "changed_ms", way.brokers.changed_ms):
+        with (
+            in_one_thread(world),
+            watched(world, way.mine.oracle),
+            patch.object(staged_files, "inode_change_ms", way.brokers.inode_change_ms),
+        ):
             play(way, steps)
         for holder in way.holders:
             holder.forget(NAME)

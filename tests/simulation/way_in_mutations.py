@@ -141,7 +141,7 @@ WAY_IN_MUTATIONS: Mapping[str, Mutation] = {
     "epochs that begin in a gap are compared": lambda: patch.object(seam, "first_held_offset", lambda state, offset, stored: offset),
     "cleaned logs are accepted": cleaned_logs_accepted,
     "divergence is not noticed": divergence_not_noticed,
-    "staged files are not taken": lambda: patch.object(import_, "with_staged", lambda found, *_: found),
+    "staged files are not taken": lambda: patch.object(import_, "add_staged_files", lambda found, *_: found),
     "staged files need not lead to the live log": without_rules("linked"),
     "staged files need not lie below the live log": without_rules("linked", "order_problem", "live_file_problem"),
     "staged files need not continue the tier": without_rules("seam_problem"),

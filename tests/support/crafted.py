@@ -122,7 +122,9 @@ class Author:
     def publish(self, run_id: str, sources: list[str], *published: tuple[int, int]) -> PartitionState:
         plan = self.announce(run_id, sources, published[-1][1])
         state = self.finish(plan, vector(*published))
-        return state if state.run(run_id) is None else self.append(r.RunEnded(leader_epoch=self.epoch, run_id=run_id, status="cleaned"))
+        return (
+            state if state.find_run(run_id) is None else self.append(r.RunEnded(leader_epoch=self.epoch, run_id=run_id, status="cleaned"))
+        )
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from compactor.round.partial import plan as splice
-from compactor.round.partial.rewrite import NeedsWholeSegment, SegmentPart
+from compactor.round.partial.rewrite import NeedsWholeSegmentError, SegmentPart
 from tests.support.tier_cli import TierCli
 
 
@@ -29,7 +29,7 @@ def small_copies(least: int = 300, *, most_read: int = 1) -> Iterator[pytest.Mon
 
 
 def _not_today(part: SegmentPart) -> None:
-    raise NeedsWholeSegment("the test says so")
+    raise NeedsWholeSegmentError("the test says so")
 
 
 def run_whole_on_copy(tier: TierCli, folder: Path, *arguments: object) -> tuple[TierCli, dict[str, Any]]:

@@ -37,7 +37,7 @@ from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
 from compactor.transfer.staged import StagedFile
-from compactor.transfer.staged_files import HeldFiles, staged_before
+from compactor.transfer.staged_files import HeldFiles, list_staged_before
 
 NOW = 1_000_000
 ORDERS = TopicPartition("orders", 0)
@@ -148,7 +148,7 @@ def stage(folder: Path, base: int, data: bytes) -> StagedFile:
     path = folder / f"{base:020}.log.deleted"
     path.with_suffix(".new").write_bytes(data)
     path.with_suffix(".new").replace(path)
-    return next(file for file in staged_before(folder, [100]) if file.base == base)
+    return next(file for file in list_staged_before(folder, [100]) if file.base == base)
 
 
 def test_a_file_that_is_held_stays_readable_after_it_was_unlinked(tmp_path: Path) -> None:
@@ -159,8 +159,8 @@ def test_a_file_that_is_held_stays_readable_after_it_was_unlinked(tmp_path: Path
     assert holder.known(ORDERS, [], running=False) == (file,)
     held = holder.held(ORDERS)
     assert held is not None
-    assert held.files[0].is_unlinked
-    assert held.files[0].mapped().tobytes() == b"its bytes"
+    assert held.held_files[0].is_unlinked
+    assert held.held_files[0].map_bytes().tobytes() == b"its bytes"
     held.refusals[20] = "it leaves a gap"
     holder.hold(ORDERS, folder, [file], running=True)
     assert holder.held(ORDERS) is held, "an upload reads it"
@@ -197,11 +197,11 @@ def test_files_of_a_topic_that_was_created_again_are_closed(tmp_path: Path) -> N
 
 def test_a_file_whose_name_another_one_has_taken_is_closed(tmp_path: Path) -> None:
     held = HeldFiles(tmp_path / "orders-0")
-    held.hold([stage(held.log_dir, 20, b"truncated")])
+    held.open_files([stage(held.log_dir, 20, b"truncated")])
     later = stage(held.log_dir, 20, b"expired")
     held.close_outdated([later])
-    held.hold([later])
-    assert [each.mapped().tobytes() for each in held.files] == [b"expired"]
+    held.open_files([later])
+    assert [each.map_bytes().tobytes() for each in held.held_files] == [b"expired"]
     held.close()
 
 
@@ -209,5 +209,5 @@ def test_a_file_that_is_not_the_listed_one_any_more_is_not_opened(tmp_path: Path
     held = HeldFiles(tmp_path / "orders-0")
     file = stage(held.log_dir, 20, b"truncated")
     stage(held.log_dir, 20, b"expired")
-    held.hold([file])
-    assert held.files == ()
+    held.open_files([file])
+    assert held.held_files == ()

@@ -112,7 +112,7 @@ def test_a_crowd_of_writers_does_not_wait_for_each_other_and_is_heard(tmp_path: 
     base = open_catalog(ports).refresh()
     logs = [open_catalog(ports) for _ in idle.names]
     for log in logs:
-        log.load(base)
+        log.adopt_state(base)
     before = idle.counters.usage()
     together = threading.Barrier(len(logs))
 

@@ -45,7 +45,7 @@ def test_a_foreign_lease_is_waited_for_one_ttl_and_then_leased(play: Play) -> No
     holder, other = play.process("a"), play.process("b")
     leadership = acquire_leadership(holder.ports, holder.log, LEASE)
     for number in range(40):  # it beats while the other waits
-        play.before("get partitions/t-0/boundary", leadership.beat, skip=number)
+        play.before("get partitions/t-0/boundary", leadership.send_heartbeat, skip=number)
     began = play.world.now_ms
     with pytest.raises(Leased, match="a holds the lease") as error:
         acquire_leadership(other.ports, other.log, LEASE)
@@ -58,11 +58,11 @@ def test_a_foreign_lease_is_waited_for_one_ttl_and_then_leased(play: Play) -> No
 def test_a_silent_leader_is_replaced_within_one_ttl_and_learns_of_it(play: Play) -> None:
     holder, other = play.process("a"), play.process("b")
     leadership = acquire_leadership(holder.ports, holder.log, LEASE)
-    leadership.beat()
+    leadership.send_heartbeat()
     taken = acquire_leadership(other.ports, other.log, LEASE)
     assert taken.epoch == leadership.epoch + 1
     with pytest.raises(Fenced, match="b, which acquired epoch 1") as error:
-        leadership.check()
+        leadership.check_still_leading()
     assert error.value.exit_code == 4
     with pytest.raises(Fenced):
         leadership.release()
@@ -75,7 +75,7 @@ def test_the_clocks_of_the_machines_do_not_matter(play: Play) -> None:
     object.__setattr__(holder.ports, "clock_ms", lambda: slow)
     leadership = acquire_leadership(holder.ports, holder.log, LEASE)
     play.pass_time(TTL_MS * 0.9)
-    leadership.beat()
+    leadership.send_heartbeat()
     other.state()
     info = current_lease(other.ports, other.log)
     assert info is not None
@@ -86,7 +86,7 @@ def test_the_clocks_of_the_machines_do_not_matter(play: Play) -> None:
 def test_a_dead_leader_is_replaced_although_the_stores_clock_was_set_back(play: Play) -> None:
     """By its last sign it would be alive for a day."""
     holder, other = play.process("a"), play.process("b")
-    acquire_leadership(holder.ports, holder.log, LEASE).beat()
+    acquire_leadership(holder.ports, holder.log, LEASE).send_heartbeat()
     play.pass_time(-86_400_000)
     assert acquire_leadership(other.ports, other.log, LEASE).epoch == 1
 
@@ -145,9 +145,9 @@ def test_a_leader_whose_work_takes_no_step_falls_silent(play: Play) -> None:
             return len(play.requests)
 
         assert heard(6) == 6
-        leadership.check()
+        leadership.check_still_leading()
         assert heard(6) == 6, "a step begins the time anew"
-        leadership.check(waiting=True)
+        leadership.check_still_leading(waiting=True)
         assert heard(6) == 1, "looking at others is no step"
         play.pass_time(TTL_MS + 1)
         other = play.process("other")

@@ -23,7 +23,7 @@ def append(log: CatalogLog, times: int) -> CatalogState:
 
 
 def kept(log: CatalogLog) -> tuple[CatalogState, StateMark]:
-    mark = log.mark()
+    mark = log.state_mark()
     assert mark is not None
     return log.state, StateMark.model_validate_json(mark.model_dump_json())
 
@@ -31,7 +31,7 @@ def kept(log: CatalogLog) -> tuple[CatalogState, StateMark]:
 def after(play: Play, known: tuple[CatalogState, StateMark]) -> CatalogLog:
     """Another process that goes on from there."""
     log = catalog(play)
-    log.load(*known)
+    log.adopt_state(*known)
     play.requests.clear()
     log.refresh()
     return log
@@ -63,7 +63,7 @@ def test_every_state_of_a_log_with_cuts_leads_to_its_end(play: Play) -> None:
         append(writer, 1 + turn % 3)
         states.append(kept(writer))
         if turn % 4 == 3:
-            writer.cut(1)
+            writer.write_snapshot_and_cut(1)
             states.append(kept(writer))
     for known in states:
         log = after(play, known)
@@ -75,7 +75,7 @@ def test_every_state_of_a_log_with_cuts_leads_to_its_end(play: Play) -> None:
 def test_a_state_that_is_a_snapshot_is_tied_to_its_boundary(play: Play) -> None:
     writer = catalog(play)
     append(writer, 4)
-    writer.cut(1)
+    writer.write_snapshot_and_cut(1)
     reader = catalog(play)
     reader.refresh()
     known = kept(reader)
@@ -88,7 +88,7 @@ def test_a_state_that_is_a_snapshot_is_tied_to_its_boundary(play: Play) -> None:
 def test_an_empty_log_is_not_kept(play: Play) -> None:
     log = catalog(play)
     log.refresh()
-    assert log.mark() is None
+    assert log.state_mark() is None
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -96,7 +96,7 @@ def test_a_state_of_another_log_is_not_believed(play: Play, cut: bool) -> None:
     writer = catalog(play)
     append(writer, 4)
     if cut:
-        writer.cut(1)
+        writer.write_snapshot_and_cut(1)
     known = kept(writer)
     play.world.control.objects.clear()
     other = catalog(play)
@@ -130,7 +130,7 @@ def test_an_idle_look_needs_the_last_slot_and_the_next_one_only(play: Play) -> N
     assert len(play.requests) == 2
     append(writer, 1)
     assert catalog(play).has_changed_since(state.slot, mark)
-    writer.cut(1)
+    writer.write_snapshot_and_cut(1)
     assert catalog(play).has_changed_since(state.slot, mark)
 
 
@@ -142,13 +142,13 @@ def test_a_log_that_was_set_back_is_news(play: Play, cut: bool) -> None:
     backup = dict(play.world.control.objects)
     append(writer, 2)
     if cut:
-        writer.cut(1)
+        writer.write_snapshot_and_cut(1)
     state, mark = kept(writer)
     assert not catalog(play).has_changed_since(state.slot, mark)
     play.world.control.objects.clear()
     play.world.control.objects.update(backup)
     assert catalog(play).has_changed_since(state.slot, mark)
-    assert writer.poll(), "a process that has folded it notices, too"
+    assert writer.has_new_records(), "a process that has folded it notices, too"
     assert writer.refresh().slot == 3
     append(catalog(play), 2)
     assert catalog(play).has_changed_since(state.slot, mark), "other records in the same slots"

@@ -64,11 +64,11 @@ class TestTables:
     def test_a_step_out_of_turn_is_refused(self, stage: Stage | None, following: Stage) -> None:
         steps = StageTracker(stage)
         if following in STAGES[stage]:
-            steps.advance(following)
+            steps.advance_to(following)
             assert steps.stage == following
         else:
             with pytest.raises(CompactorError, match="cannot go"):
-                steps.advance(following)
+                steps.advance_to(following)
 
     def test_before_publish_only_back_and_after_it_only_forward(self) -> None:
         before = [Stage.ANNOUNCED, Stage.UPLOADED, Stage.VERIFIED]
@@ -248,7 +248,7 @@ class TestLeaders:
         led.leadership.release()
         assert "released" in led.announce()
         with pytest.raises(Fenced):
-            led.leadership.require(led.state)
+            led.leadership.require_in_state(led.state)
 
 
 class TestDeleting:
@@ -297,7 +297,7 @@ class TestTakingBack:
             )
             for number, one in enumerate(made)
         )  # fmt: skip
-        earlier = state.run(state.published[-1])
+        earlier = state.find_run(state.published[-1])
         assert earlier
         return CompactionPlan(
             run_id="back", topic=state.topic, partition=state.partition, leader_epoch=led.epoch, now_ms=0, first_dirty_offset=0,

@@ -23,7 +23,7 @@ from compactor.records.batches import HORIZON, BatchTable, select_batches
 from compactor.records.encode import COPY
 from compactor.records.headers import copy_headers, digest_of_headers
 from compactor.round.partial.plan import BatchRange, PartialRewritePlan, batches_that_may_change, combined_due, reason_to_read_whole
-from compactor.round.partial.rewrite import KeyDirectoryCache, NeedsWholeSegment, SegmentPart, balance_with_copied_batches
+from compactor.round.partial.rewrite import KeyDirectoryCache, NeedsWholeSegmentError, SegmentPart, balance_with_copied_batches
 from compactor.storage.port import CopyLimits
 from compactor.tier.sidecars import Sidecars
 from tests.builders import LogBuilder
@@ -80,14 +80,14 @@ class TestWhatIsReadIsWhatTheDirectorySays:
         """The batches that were read are sound; only the directory tells that they are not those that were meant."""
         headers = directory.headers.copy()
         headers[batch, 7] ^= 1
-        with pytest.raises(NeedsWholeSegment, match="its batches are not what its key directory says"):
+        with pytest.raises(NeedsWholeSegmentError, match="its batches are not what its key directory says"):
             part_with(source, replace(directory, headers=headers)).require_matching_batches()
 
     def test_a_payload_that_does_not_fit_its_crc(self, source: SourceSegment, directory: KeyDirectory) -> None:
         part = part_with(source, directory)
         buf = part.source.buf.copy()
         buf[-1] ^= 1
-        with pytest.raises(NeedsWholeSegment, match="CRC"):
+        with pytest.raises(NeedsWholeSegmentError, match="CRC"):
             replace(part, source=replace(part.source, buf=buf)).require_matching_batches()
 
 
@@ -97,7 +97,7 @@ class TestTheDirectoryIsTheSegments:
             def load_directories(self, ids: Sequence[str]) -> Iterator[tuple[KeyDirectory, int]]:
                 return ((directory, 1) for _ in ids)
 
-        ((found, _),) = KeyDirectoryCache(cast("Sidecars", Stored())).load_each([segment(batches=recorded)])
+        ((found, _),) = KeyDirectoryCache(cast("Sidecars", Stored())).load_directories([segment(batches=recorded)])
         return found
 
     def test_by_the_digest_of_its_headers(self, directory: KeyDirectory) -> None:
@@ -119,7 +119,7 @@ class TestTheSumOfAllBatches:
     @pytest.mark.parametrize("recorded", [None, DigestSum(), DigestSum(count=BATCHES, digest="1" * 32)])
     def test_is_another_than_was_recorded(self, source: SourceSegment, directory: KeyDirectory, recorded: DigestSum | None) -> None:
         read = sum_of_headers(directory.headers[READ], KEY)
-        with pytest.raises(NeedsWholeSegment, match="do not come to the sum that was recorded"):
+        with pytest.raises(NeedsWholeSegmentError, match="do not come to the sum that was recorded"):
             balance_with_copied_batches(part_with(source, directory), Balance(sources=read), recorded, KEY)
 
 

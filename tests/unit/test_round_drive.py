@@ -108,13 +108,13 @@ def test_a_round_is_one_publication(play: Play) -> None:
 
 def test_every_stage_of_the_table_is_entered_somewhere(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     entered: list[Stage] = []
-    to = StageTracker.advance
+    to = StageTracker.advance_to
 
     def noted(steps: StageTracker, stage: Stage) -> None:
         to(steps, stage)
         entered.append(stage)
 
-    monkeypatch.setattr(StageTracker, "advance", noted)
+    monkeypatch.setattr(StageTracker, "advance_to", noted)
     actor = play.process("a")
     result = actor.run()
     assert entered == [Stage.ANNOUNCED, Stage.UPLOADED, Stage.VERIFIED, Stage.PUBLISHED]
@@ -314,7 +314,7 @@ class TestFailures:
         assert intent
         body = RoundPublished(leader_epoch=leadership.epoch, run_id=intent.plan.run_id, replacements=(), vector_before=(), vector=())
         with pytest.raises(RequirementFailed, match="no receipt"):
-            leadership.append(body, lambda state: False)
+            leadership.append_record(body, lambda state: False)
 
 
 class TestRetention:

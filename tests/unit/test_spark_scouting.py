@@ -364,17 +364,17 @@ def test_a_store_that_fails_while_scratch_is_deleted_hides_no_damage(tmp_path: P
     it = Growing(tmp_path, 3)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
-    check = Leadership.check
+    check = Leadership.check_still_leading
 
     class Damaged(HereCluster):
         def run_job(self, what: str, *args: Any, **kwargs: Any) -> Any:
             if "offset map" in what:
-                monkeypatch.setattr(Leadership, "check", unanswered)
+                monkeypatch.setattr(Leadership, "check_still_leading", unanswered)
                 raise BadData("damaged: as it was told to", segment="s")
             return super().run_job(what, *args, **kwargs)
 
     def unanswered(leadership: Leadership, **_: object) -> None:
-        monkeypatch.setattr(Leadership, "check", check)
+        monkeypatch.setattr(Leadership, "check_still_leading", check)
         raise Unavailable("the store does not answer", hint="")
 
     report = spread(it.twins.remote, Damaged())

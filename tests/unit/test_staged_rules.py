@@ -19,7 +19,7 @@ from compactor.transfer.staged import (
     choose_staged,
     cleaned_problem,
     epoch_problem,
-    linked,
+    linked_to_live_log,
     live_file_problem,
     order_problem,
     seam_problem,
@@ -66,10 +66,10 @@ def test_a_truncated_or_merged_file_is_not_wholly_below_the_live_log() -> None:
 
 def test_a_chain_ends_where_two_files_end_at_one_offset() -> None:
     other = StagedSegment(30, 39)
-    assert linked([FIRST, SECOND], LIVE) == (FIRST, SECOND)
-    assert linked([FIRST, other, SECOND], LIVE) == (SECOND,)
-    assert linked([FIRST, replace(SECOND, last_offset=58)], LIVE) == ()
-    assert linked([FIRST], LIVE) == ()
+    assert linked_to_live_log([FIRST, SECOND], LIVE) == (FIRST, SECOND)
+    assert linked_to_live_log([FIRST, other, SECOND], LIVE) == (SECOND,)
+    assert linked_to_live_log([FIRST, replace(SECOND, last_offset=58)], LIVE) == ()
+    assert linked_to_live_log([FIRST], LIVE) == ()
 
 
 def test_a_chain_begins_at_the_tiers_end_or_before() -> None:

@@ -65,31 +65,31 @@ class PartialRewritePlan:
 
     @property
     def rows_read(self) -> Int64s:
-        """Indexes of the batches that are read, ascending."""
+        """Return the indexes of the batches that are read, ascending."""
         return np.concatenate([np.arange(stretch.first, stretch.last) for stretch in self.stretches if not stretch.is_copied])
 
     @property
     def ranges_read(self) -> tuple[tuple[int, int], ...]:
-        """Position and length of each range of the log that is read."""
+        """Return (position, length) of each range of the log that is read."""
         return tuple(log_range(self.table, stretch) for stretch in self.stretches if not stretch.is_copied)
 
     @property
     def is_copied(self) -> Flags:
-        """For each batch, whether the store copies it."""
+        """Return for each batch whether the store copies it."""
         stays = np.ones(len(self.table), np.bool_)
         stays[self.rows_read] = False
         return stays
 
     @property
     def bytes_copied(self) -> int:
-        """Bytes that the store copies."""
+        """Return the number of bytes that the store copies."""
         return int(self.table.size[self.is_copied].sum())
 
 
-def log_range(table: BatchTable, stretch: BatchRange) -> tuple[int, int]:
+def log_range(table: BatchTable, batches: BatchRange) -> tuple[int, int]:
     """Return position and length in the log of consecutive batches."""
-    start = int(table.position[stretch.first])
-    return start, int(table.position[stretch.last - 1] + table.size[stretch.last - 1]) - start
+    start = int(table.position[batches.first])
+    return start, int(table.position[batches.last - 1] + table.size[batches.last - 1]) - start
 
 
 # ---- whether a segment is read in part
@@ -128,10 +128,12 @@ def reason_to_read_whole(segment: RemoteLogSegmentMetadata, sidecar: Sidecar | N
     return ""
 
 
-def batches_that_may_change(table: BatchTable, decisions: BatchDecisions, directory: KeyDirectory, holding: Flags, now_ms: int) -> Flags:
+def batches_that_may_change(
+    table: BatchTable, decisions: BatchDecisions, directory: KeyDirectory, may_hold_dirty_key: Flags, now_ms: int
+) -> Flags:
     """Return, for each batch, whether it may change, so that it cannot be copied.
 
-    :param holding: batches that may hold a dirty key.
+    :param may_hold_dirty_key: batches that may hold a dirty key.
 
     The last batch always counts, because a filler may be needed after it (coverage, I1).
     """
@@ -140,24 +142,24 @@ def batches_that_may_change(table: BatchTable, decisions: BatchDecisions, direct
     by_header = (decisions.action != FILTER) & (decisions.action != COPY)
     undated = (table.control != NOT_CONTROL) & (decisions.action == FILTER)
     # An empty batch that an earlier round retained is removed by the next round that reads it.
-    found: Flags = holding | due | by_header | undated | (table.count == 0) | (table.control < EMPTIED)
+    found: Flags = may_hold_dirty_key | due | by_header | undated | (table.count == 0) | (table.control < EMPTIED)
     found[-1:] = True
     return found
 
 
-def divide_into_ranges(table: BatchTable, marked: Flags, copies: CopyLimits) -> tuple[BatchRange, ...]:
+def divide_into_ranges(table: BatchTable, may_change: Flags, copies: CopyLimits) -> tuple[BatchRange, ...]:
     """Divide a segment into stretches that are read and stretches that are copied; return nothing if too much would have to be read.
 
     Between two copied ranges at least ``copies.least_bytes`` that surely stay are read, so that the new part of the object is large enough
     for the store.
 
-    :param marked: for each batch, whether it may change.
+    :param may_change: for each batch, whether it may change.
     """
-    if MOST_READ * int(table.size[marked].sum()) > int(table.size.sum()):
+    if MOST_READ * int(table.size[may_change].sum()) > int(table.size.sum()):
         return ()
     end = np.concatenate((table.position, table.position[-1:] + table.size[-1:]))
     least, shortest_copy, total = copies.least_bytes, shortest_copy_bytes(copies), len(table)
-    places = [*np.flatnonzero(marked).tolist(), total]
+    places = [*np.flatnonzero(may_change).tolist(), total]
     found: list[BatchRange] = []
     at = number = 0
     while at < total:
@@ -185,7 +187,7 @@ def divide_into_ranges(table: BatchTable, marked: Flags, copies: CopyLimits) -> 
 # ---- the new segment
 
 
-def new_log_pieces(splice: PartialRewritePlan, key: str, log: Path, cleaned: BatchTable) -> list[ComposeSource]:
+def new_log_pieces(plan: PartialRewritePlan, key: str, log: Path, cleaned: BatchTable) -> list[ComposeSource]:
     """Return the pieces from which the store composes the new log: ranges of the source's object and of a local file.
 
     :param key: key of the source's object.
@@ -193,59 +195,59 @@ def new_log_pieces(splice: PartialRewritePlan, key: str, log: Path, cleaned: Bat
     :param cleaned: the batches in that file.
     """
     made: list[ComposeSource] = []
-    headers = splice.directory().headers
-    for stretch, (first, last) in zip(splice.stretches, _rewritten_batches(splice, cleaned), strict=True):
+    headers = plan.directory().headers
+    for stretch, (first, last) in zip(plan.stretches, _rewritten_batches(plan, cleaned), strict=True):
         if stretch.is_copied:
-            start, length = log_range(splice.table, stretch)
+            start, length = log_range(plan.table, stretch)
             crc = range_crc32c(headers[stretch.first : stretch.last])
-            made.append(CopiedRange(key, start, length, splice.version, crc))
+            made.append(CopiedRange(key, start, length, plan.version, crc))
         elif last > first:
             made.append(FileRange(log, *log_range(cleaned, BatchRange(first, last, is_copied=False))))
     return made
 
 
-def merge_key_directory(splice: PartialRewritePlan, segment_id: str, cleaned: BatchTable, fresh: KeyDirectory) -> KeyDirectory:
+def merge_key_directory(plan: PartialRewritePlan, segment_id: str, cleaned: BatchTable, written: KeyDirectory) -> KeyDirectory:
     """Return the key directory of the composed segment.
 
-    :param fresh: key directory of what the cleaner wrote.
+    :param written: key directory of what the cleaner wrote.
     """
-    source = splice.directory()
+    source = plan.directory()
     return concatenate_directories(
         segment_id,
         [
-            source.select_batches(stretch.first, stretch.last) if stretch.is_copied else fresh.select_batches(first, last)
-            for stretch, (first, last) in zip(splice.stretches, _rewritten_batches(splice, cleaned), strict=True)
+            source.select_batches(stretch.first, stretch.last) if stretch.is_copied else written.select_batches(first, last)
+            for stretch, (first, last) in zip(plan.stretches, _rewritten_batches(plan, cleaned), strict=True)
         ],
     )
 
 
-def _rewritten_batches(splice: PartialRewritePlan, cleaned: BatchTable) -> Iterator[tuple[int, int]]:
+def _rewritten_batches(plan: PartialRewritePlan, cleaned: BatchTable) -> Iterator[tuple[int, int]]:
     """Yield for each stretch the range of batches that the cleaner made of it; (0, 0) if it is copied. A filler belongs to the last
     stretch.
     """
     done = 0
-    for number, stretch in enumerate(splice.stretches):
+    for number, stretch in enumerate(plan.stretches):
         if stretch.is_copied:
             yield 0, 0
             continue
-        end = splice.table.last_offset[stretch.last - 1]
-        is_last = number == len(splice.stretches) - 1
+        end = plan.table.last_offset[stretch.last - 1]
+        is_last = number == len(plan.stretches) - 1
         upto = len(cleaned) if is_last else int(np.searchsorted(cleaned.last_offset, end, side="right"))
         yield done, upto
         done = upto
 
 
-def combined_due(splice: PartialRewritePlan, fresh: RecordsDue) -> RecordsDue:
+def combined_due(plan: PartialRewritePlan, written: RecordsDue) -> RecordsDue:
     """Return what becomes due in the composed segment. A copied batch with tombstones counts as one tombstone with the batch's horizon.
 
-    :param fresh: what becomes due in the batches that the cleaner wrote.
+    :param written: what becomes due in the batches that the cleaner wrote.
     """
-    buried = splice.is_copied & ((splice.directory().flags & HAS_TOMBSTONE) != 0)
+    buried = plan.is_copied & ((plan.directory().flags & HAS_TOMBSTONE) != 0)
     return RecordsDue(
-        fresh.tombstones + int(np.count_nonzero(buried)),
-        fresh.tombstones_without_horizon,
-        min(fresh.earliest_tombstone_horizon_ms, int(splice.table.base_timestamp[buried].min(initial=NEVER_MS))),
-        fresh.keyless_records,
+        written.tombstones + int(np.count_nonzero(buried)),
+        written.tombstones_without_horizon,
+        min(written.earliest_tombstone_horizon_ms, int(plan.table.base_timestamp[buried].min(initial=NEVER_MS))),
+        written.keyless_records,
     )
 
 

@@ -1,7 +1,7 @@
 """Partial rewrite of clean segments: only some batches are read, and the new segment is composed of new bytes and ranges that the store
 copies.
 
-NeedsWholeSegment is raised if anything does not match on the way: a key directory is gone, bytes differ from it, or the store refuses to
+NeedsWholeSegmentError is raised if anything does not match: a key directory is gone, bytes differ from it, or the store refuses to
 copy. The segment is then read whole. Both ways give the same objects (I7).
 """
 
@@ -37,8 +37,8 @@ KEPT = 3
 """Number of key directories held in memory: of the segment being read, of the one being uploaded, and of the next one."""
 
 
-class NeedsWholeSegment(Exception):
-    """A segment that was to be read in part must be read whole. This does not mean that the segment is corrupt."""
+class NeedsWholeSegmentError(Exception):
+    """Raised if a segment that was to be read in part must be read whole. It does not mean that the segment is corrupt."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,16 +58,16 @@ class SegmentPart:
     verdicts: Verdicts
 
     def require_matching_batches(self) -> None:
-        """Raise NeedsWholeSegment if the batches that were read are corrupt or do not match the key directory."""
+        """Raise NeedsWholeSegmentError if the batches that were read are corrupt or do not match the key directory."""
         source = self.source
         length = int(source.table.size.sum())
         wanted = self.splice.directory().headers[self.rows]
         if len(source.buf) != length or not np.array_equal(copy_headers(source.buf, source.table.position), wanted):
-            raise NeedsWholeSegment(f"{source.name}: its batches are not what its key directory says")
+            raise NeedsWholeSegmentError(f"{source.name}: its batches are not what its key directory says")
         try:
             source.verify_crcs(0, len(source.table))
         except BadData as wrong:
-            raise NeedsWholeSegment(str(wrong)) from None
+            raise NeedsWholeSegmentError(str(wrong)) from None
 
 
 class KeyDirectoryCache:
@@ -81,7 +81,7 @@ class KeyDirectoryCache:
         self._kept: dict[str, KeyDirectory] = {}
         self._lock = threading.Lock()
 
-    def load_each(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[tuple[KeyDirectory | None, int]]:
+    def load_directories(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[tuple[KeyDirectory | None, int]]:
         """Yield for each segment its key directory, or None if it has none that can be used, and the number of bytes fetched. Raises
         StoreError.
         """
@@ -90,23 +90,23 @@ class KeyDirectoryCache:
             is_its = directory is not None and digest_of_headers(directory.headers) == segment.file("log").batches
             yield directory if is_its else None, fetched
 
-    def add(self, directory: KeyDirectory) -> None:
+    def add_directory(self, directory: KeyDirectory) -> None:
         """Add a directory to the cache."""
         with self._lock:
             self._kept[directory.segment_id] = directory
             while len(self._kept) > KEPT:
                 del self._kept[next(iter(self._kept))]
 
-    def load(self, segment: RemoteLogSegmentMetadata) -> KeyDirectory:
-        """Return a key directory that existed before. Raises StoreError, and NeedsWholeSegment if it is gone."""
+    def load_directory(self, segment: RemoteLogSegmentMetadata) -> KeyDirectory:
+        """Return a key directory that existed before. Raises StoreError, and NeedsWholeSegmentError if it is gone."""
         with self._lock:
             kept = self._kept.get(segment.id)
         if kept is not None:
             return kept
-        ((directory, _),) = self.load_each([segment])
+        ((directory, _),) = self.load_directories([segment])
         if directory is None:
-            raise NeedsWholeSegment(f"the key directory of segment {segment.id} is gone")
-        self.add(directory)
+            raise NeedsWholeSegmentError(f"the key directory of segment {segment.id} is gone")
+        self.add_directory(directory)
         return directory
 
 
@@ -124,10 +124,7 @@ class PartSearchResult:
 
 @dataclass(frozen=True)
 class PartSearch:
-    """Search for clean segments of a partition that can be read in part.
-
-    pieces: hashes of the dirty keys (bloom.directory).
-    """
+    """Search for clean segments of a partition of which reading a part is enough. pieces: hashes of the dirty keys (bloom.directory)."""
 
     reading: StagedSegmentReader
     rules: RoundRules
@@ -163,8 +160,8 @@ class PartSearch:
             version = layout.log_version(self.reading.partition, segment)
         except (NotFound, BadData):
             return None  # reading the whole segment reports the error
-        self.directories.add(directory)
-        splice = PartialRewritePlan(partial(self.directories.load, segment), table, stretches, version)
+        self.directories.add_directory(directory)
+        splice = PartialRewritePlan(partial(self.directories.load_directory, segment), table, stretches, version)
         rows = splice.rows_read
         flags = (of_all.aborted[rows], of_all.discardable[rows], of_all.indexed[rows])
         source = replace(whole, table=select_batches(table, rows))
@@ -186,7 +183,7 @@ class ComposedSegment:
 def describe_composed_segment(
     part: SegmentPart, segment_id: str, output: SourceSegment, hash_key: bytes, inflate_limit: int
 ) -> ComposedSegment:
-    """Return the description of a composed segment. Raises NeedsWholeSegment if its parts do not fit together.
+    """Return the description of a composed segment. Raises NeedsWholeSegmentError if its parts do not fit together.
 
     :param output: what the cleaner made of the batches that were read.
     """
@@ -197,7 +194,7 @@ def describe_composed_segment(
     directory = merge_key_directory(splice, segment_id, output.table, builder.build_directory(segment_id))
     table = table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
     if int(table.size.sum()) > MAX_SEGMENT or np.any(table.base_offset[1:] <= table.last_offset[:-1]):
-        raise NeedsWholeSegment(f"{output.name}: what it would be put together from does not fit")
+        raise NeedsWholeSegmentError(f"{output.name}: what it would be put together from does not fit")
     return ComposedSegment(directory, table, combined_due(splice, builder.due))
 
 
@@ -205,10 +202,10 @@ def balance_with_copied_batches(part: SegmentPart, read: Balance, recorded: Dige
     """Return the group's balance, with the copied batches accounted as unchanged.
 
     :param read: balance of the batches that were read.
-    :param recorded: the source's recorded sum; NeedsWholeSegment is raised if its batches do not add up to it.
+    :param recorded: the source's recorded sum; NeedsWholeSegmentError is raised if its batches do not add up to it.
     """
     rest = sum_of_headers(part.splice.directory().headers[part.splice.is_copied], key)
     sources = read.sources.plus(rest)
     if sources != recorded:
-        raise NeedsWholeSegment(f"{part.source.name}: its batches do not come to the sum that was recorded of them")
+        raise NeedsWholeSegmentError(f"{part.source.name}: its batches do not come to the sum that was recorded of them")
     return read.model_copy(update={"sources": sources, "left": read.left.plus(rest), "result": read.result.plus(rest)})
