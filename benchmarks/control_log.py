@@ -88,7 +88,7 @@ def appends(root: Path, records: int) -> dict[str, float]:
     began, requests = time.perf_counter(), counters.usage().total_requests
     while log.state.slot < records:
         acquire_leadership(ports, log, LEASE).release()
-        log.cut()
+        log.write_snapshot_and_cut()
     seconds = time.perf_counter() - began
     count = log.state.slot
     per_record = (counters.usage().total_requests - requests) / count

@@ -57,7 +57,7 @@ def crowd(idle: Idle) -> None:
     logs = [open_catalog(ports) for _ in range(WRITERS)]
     base = open_catalog(ports).refresh()
     for log in logs:
-        log.load(base)
+        log.adopt_state(base)
     before, begun = idle.counters.usage(), time.monotonic()
     threads = [threading.Thread(target=publish_hint, args=(log, TopicPartition("orders", number), 99)) for number, log in enumerate(logs)]
     for thread in threads:
