@@ -24,7 +24,7 @@ class AdminClusterQueries:
     def cluster_id(self) -> str:
         """Return the Kafka cluster id. Cached after the first request."""
         if not self._cluster_id:
-            self._cluster_id = self._admin.describe_cluster().cluster_id
+            self._cluster_id = self._admin.cluster_id()
         return self._cluster_id
 
     def topic_statuses(self, names: Sequence[str]) -> Mapping[str, TopicStatus]:

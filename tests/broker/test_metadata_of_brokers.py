@@ -152,6 +152,7 @@ def test_the_cluster_and_its_metadata_topic(broker: KafkaCluster) -> None:
     admin = KafkaAdmin(KafkaConnection(broker.bootstrap))
     facts = admin.describe_cluster()
     assert ([one.id for one in facts.brokers], facts.brokers[0].version, facts.missing_rights) == ([1], "4.4", ())
+    assert KafkaAdmin(KafkaConnection(broker.bootstrap)).cluster_id() == facts.cluster_id
     topic = admin.describe_metadata_topic(write=True)
     assert (metadata_topic_problem(topic), topic.missing_rights) == ("", ())
     assert admin.describe_metadata_topic() is not None

@@ -109,6 +109,10 @@ class KafkaAdmin:
         self._session = AdminSession(connection)
         self._broker_settings: dict[int, Mapping[str, Setting]] = {}
 
+    def cluster_id(self) -> str:
+        """Return the cluster id. Needs an answer from one broker only, so that a broker that has just died does not matter."""
+        return self._session.list_cluster("ask for the cluster id").cluster_id or self.describe_cluster().cluster_id
+
     def describe_cluster(self) -> ClusterFacts:
         """Return the cluster id and the brokers with their versions."""
         admin = self._session.client
