@@ -106,7 +106,7 @@ def bounded(rows: int, keys: int, clock: Clock) -> tuple[int, int]:
             done = table.put_rows_until_full(hashes, offsets)
         if done < len(hashes):
             break
-    return table.entries, table.peak_bytes
+    return table.key_count, table.peak_bytes
 
 
 def python_set(rows: int, keys: int, clock: Clock) -> tuple[int, int]:

@@ -126,7 +126,7 @@ def in_order(segments: Sequence[StagedSegment], live: LiveLog) -> tuple[StagedSe
 
 def without_rules(*rules: str) -> Mutation:
     """Staged files are chosen without these rules of transfer/staged.py."""
-    return together(*(partial(patch.object, staged, rule, in_order if rule == "linked" else lambda *_: "") for rule in rules))
+    return together(*(partial(patch.object, staged, rule, in_order if rule == "linked_to_live_log" else lambda *_: "") for rule in rules))
 
 
 WAY_IN_MUTATIONS: Mapping[str, Mutation] = {
@@ -142,15 +142,15 @@ WAY_IN_MUTATIONS: Mapping[str, Mutation] = {
     "cleaned logs are accepted": cleaned_logs_accepted,
     "divergence is not noticed": divergence_not_noticed,
     "staged files are not taken": lambda: patch.object(import_, "add_staged_files", lambda found, *_: found),
-    "staged files need not lead to the live log": without_rules("linked"),
-    "staged files need not lie below the live log": without_rules("linked", "order_problem", "live_file_problem"),
+    "staged files need not lead to the live log": without_rules("linked_to_live_log"),
+    "staged files need not lie below the live log": without_rules("linked_to_live_log", "order_problem", "live_file_problem"),
     "staged files need not continue the tier": without_rules("seam_problem"),
     "staged files may have any leader epoch": without_rules("epoch_problem"),
     "staged files go with a cleaned log": without_rules("cleaned_problem"),
     "staged files need no leadership": leadership_not_compared,
     "staged files need neither leadership nor epochs": together(leadership_not_compared, without_rules("epoch_problem")),
     "staged files need nothing": together(
-        leadership_not_compared, without_rules("linked", "order_problem", "epoch_problem", "seam_problem")
+        leadership_not_compared, without_rules("linked_to_live_log", "order_problem", "epoch_problem", "seam_problem")
     ),
 }
 

@@ -117,7 +117,7 @@ def test_an_empty_tier_begins_with_the_staged_files_that_the_cleaner_has_not_rea
 WITHOUT_REASON: dict[str, Callable[..., Any]] = {
     "live_file_problem": lambda *_: "",
     "order_problem": lambda *_: "",
-    "linked": lambda segments, live: tuple(sorted(segments, key=lambda segment: segment.base)),
+    "linked_to_live_log": lambda segments, live: tuple(sorted(segments, key=lambda segment: segment.base)),
     "seam_problem": lambda *_: "",
     "epoch_problem": lambda *_: "",
     "cleaned_problem": lambda *_: "",
@@ -127,7 +127,7 @@ WITHOUT_REASON: dict[str, Callable[..., Any]] = {
 REFUSED: dict[str, tuple[list[StagedSegment], LiveLog, TierEnd]] = {
     "live_file_problem": ([StagedSegment(60, 70)], LIVE, TIER),
     "order_problem": ([StagedSegment(40, 65)], LIVE, TIER),
-    "linked": ([FIRST, replace(SECOND, last_offset=55)], LIVE, TIER),
+    "linked_to_live_log": ([FIRST, replace(SECOND, last_offset=55)], LIVE, TIER),
     "seam_problem": ([SECOND], LIVE, TIER),
     "epoch_problem": ([FIRST, SECOND], LIVE, replace(TIER, lineage=lineage((1, 0)))),
     "cleaned_problem": ([FIRST, SECOND], replace(LIVE, cleaned=60), TierEnd(None)),
