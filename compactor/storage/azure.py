@@ -247,7 +247,7 @@ class AzureClient:
         if self._access.token is not None:
             return {"source_url": source.url, "source_authorization": f"Bearer {self._access.token.get_token(_SCOPE).token}"}
         if self._access.sas:
-            return {"source_url": source.url}  # it has the signature already
+            return {"source_url": f"{source.url}?{self._access.sas}"}
         signature = generate_blob_sas(
             self._account,
             self._name,
@@ -398,7 +398,7 @@ def _status_error(error: Any, what: str, key: str) -> CompactorError:
     if code == "KeyBasedAuthenticationNotPermitted":
         return Refused(f"{message}: the account allows no keys", hint="Use a managed or workload identity, or allow keys in the account")
     if code in ("AuthorizationFailure", "AuthorizationSourceIPMismatch"):
-        return Refused(f"{message}: access denied", hint=f"Check the network rules of the account. {_ROLE}")
+        return Refused(f"{message}: access denied", hint=f"Check the network rules of the account. {_HINTS.credentials}. {_ROLE}")
     if code == "AccountIsDisabled":
         return Refused(message, hint="Enable the account, or check [tier] url")
     if code == "ContainerBeingDeleted":

@@ -1,7 +1,7 @@
 """What every object store does, whichever it is and whatever fails on the way to it.
 
-Adapters: a directory; the memory that other tests use; S3 on moto (behind a lock) and on versitygw;
-both servers again behind a proxy that lets every tenth request fail.
+Adapters: a directory; the memory that other tests use; S3 on moto (behind a lock), versitygw and S3Proxy; Google Cloud Storage on
+fake-gcs-server; Azure on Azurite. Most servers again behind a proxy that lets every tenth request fail.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.memory_store import Clock, MemoryStore
 from tests.support.s3_server import Bucket
 from tests.support.servers import BUCKETS
+from tests.support.store_costs import COSTS, measured
 
 PART = 5 << 20
 SMALL_PAGES = Transfers(part_bytes=PART, threads=3, list_page=3)
@@ -57,6 +58,7 @@ FAULTS = [
         "faulty moto",
         pytest.param("versitygw", marks=pytest.mark.slow),
         pytest.param("faulty versitygw", marks=pytest.mark.slow),
+        pytest.param("S3Proxy", marks=pytest.mark.slow),
         "fake-gcs-server",
         pytest.param("faulty fake-gcs-server", marks=pytest.mark.slow),
         "Azurite",
@@ -517,6 +519,16 @@ class TestUnfinished:
         assert len({upload.key for upload in found}) == 5
         store.abort_uploads(found)
         assert list(store.unfinished_uploads("")) == []
+
+
+@pytest.mark.parametrize(
+    "server",
+    ["moto", "fake-gcs-server", "Azurite", *(pytest.param(name, marks=pytest.mark.slow) for name in ("versitygw", "S3Proxy"))],
+)
+def test_each_use_costs_the_requests_that_the_page_says(request: pytest.FixtureRequest, tmp_path: Path, server: str) -> None:
+    bucket: Bucket | CloudBucket = request.getfixturevalue(BUCKETS[server])
+    scheme = bucket.url.partition(":")[0]
+    assert measured(bucket, tmp_path) == {use: by_scheme[scheme] for use, by_scheme in COSTS.items() if scheme in by_scheme}
 
 
 def begin(store: ObjectStore, key: str) -> None:

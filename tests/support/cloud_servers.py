@@ -77,12 +77,12 @@ def new_gcs_bucket(endpoint: str) -> CloudBucket:
 
 
 @contextmanager
-def running_azurite(port: int = 0) -> Iterator[str]:
-    """The endpoint of an emulator of Azure Blob Storage that keeps everything in memory. Raises Unbuildable."""
+def running_azurite(*options: str, port: int = 0) -> Iterator[str]:
+    """The endpoint of an emulator of Azure Blob Storage that keeps everything in memory. options: more of its own. Raises Unbuildable."""
     binary = npm_tool("azurite", AZURITE).with_name("azurite-blob")
     number = port or free_port()
     command = [str(binary), "--blobHost", "127.0.0.1", "--blobPort", str(number), "--silent", "--inMemoryPersistence"]
-    command += ["--extentMemoryLimit", "2000", "--skipApiVersionCheck", "--disableTelemetry"]
+    command += ["--extentMemoryLimit", "2000", "--skipApiVersionCheck", "--disableTelemetry", *options]
     with running(command, stdout=subprocess.DEVNULL) as process:
         wait_for(f"127.0.0.1:{number}", process)
         yield f"http://127.0.0.1:{number}"

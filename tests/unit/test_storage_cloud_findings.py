@@ -1,0 +1,107 @@
+"""What `config check` finds where deleted objects are kept: prepared answers, because the emulators know few of these settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compactor.config.settings import Settings
+from compactor.config.store_sections import Azure, Gcs
+from compactor.storage.cloud import CloudStore
+from compactor.storage.factory import open_store
+from tests.support.canned_s3 import Answer, answering, failure
+from tests.support.cloud_servers import ACCOUNT, KEY
+
+XML = {"Content-Type": "application/xml"}
+MODIFIED = "Tue, 24 Nov 2026 00:00:00 GMT"
+
+
+def gcs_store(url: str) -> CloudStore:
+    store = open_store("gs://bucket/tier", settings=Settings(gcs=Gcs(endpoint_url=url)))
+    assert isinstance(store, CloudStore)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("bucket", "kinds", "says"),
+    [
+        ({}, [], ""),
+        ({"softDeletePolicy": {"retentionDurationSeconds": "0"}}, [], ""),
+        ({"versioning": {"enabled": True}}, ["versioning"], "keeps versions"),
+        ({"softDeletePolicy": {"retentionDurationSeconds": "604800"}}, ["soft-delete"], "for 604800 seconds"),
+        ({"retentionPolicy": {"retentionPeriod": "3600"}}, ["retention"], "3600 seconds"),
+        ({"defaultEventBasedHold": True}, ["holds"], "event-based hold"),
+        ({"versioning": {"enabled": True}, "defaultEventBasedHold": True}, ["versioning", "holds"], "keeps versions"),
+    ],
+)
+def test_a_bucket_of_google_that_keeps_deleted_objects_is_found(bucket: dict[str, Any], kinds: list[str], says: str) -> None:
+    answer = Answer(200, json.dumps({"name": "bucket", **bucket}).encode(), {"Content-Type": "application/json"})
+    with answering([answer]) as canned:
+        found = gcs_store(canned.url).inspect("", 0)
+        assert [finding.kind for finding in found] == kinds
+        assert {finding.severity for finding in found} <= {"warning"}
+        assert says in "".join(finding.detail for finding in found)
+        assert gcs_store(canned.url).deletes_free_space() is (not kinds)
+
+
+def test_a_bucket_of_google_that_may_not_be_asked_promises_nothing() -> None:
+    with answering([Answer(403, b'{"error": {"code": 403, "message": "no"}}', {"Content-Type": "application/json"})]) as canned:
+        store = gcs_store(canned.url)
+        [finding] = store.inspect("", 0)
+        assert (finding.severity, finding.kind, "storage.buckets.get" in finding.hint) == ("note", "versioning-unknown", True)
+        assert store.deletes_free_space() is None
+
+
+def service(days: int) -> Answer:
+    policy = f"<Enabled>true</Enabled><Days>{days}</Days>" if days else "<Enabled>false</Enabled>"
+    text = f"<StorageServiceProperties><DeleteRetentionPolicy>{policy}</DeleteRetentionPolicy></StorageServiceProperties>"
+    return Answer(200, text.encode(), XML)
+
+
+def listing(*names: str) -> Answer:
+    about = f"<Last-Modified>{MODIFIED}</Last-Modified><Etag>0x1</Etag><Content-Length>1</Content-Length><BlobType>BlockBlob</BlobType>"
+    blobs = "".join(f"<Blob><Name>{name}</Name><Properties>{about}</Properties></Blob>" for name in names)
+    return Answer(200, f"<EnumerationResults><Blobs>{blobs}</Blobs><NextMarker/></EnumerationResults>".encode(), XML)
+
+
+def headers(**more: str) -> Answer:
+    known = {"ETag": '"0x1"', "Last-Modified": MODIFIED, "x-ms-blob-type": "BlockBlob"}
+    return Answer(200, b"", {**known, **{name.replace("_", "-"): value for name, value in more.items()}})
+
+
+VERSIONED = headers(x_ms_version_id="2026-11-24T00:00:00.0000000Z")
+NO_POLICY = headers(x_ms_has_immutability_policy="false", x_ms_has_legal_hold="false")
+
+
+@pytest.mark.parametrize(
+    ("answers", "kinds", "frees_space"),
+    [
+        ([service(0), listing("tier/k"), headers(), NO_POLICY], [], True),
+        ([service(7), listing("tier/k"), headers(), NO_POLICY], ["soft-delete"], False),
+        ([service(0), listing("tier/k"), VERSIONED, NO_POLICY], ["versioning"], False),
+        ([service(0), listing("tier/k"), headers(), headers(x_ms_has_immutability_policy="true")], ["retention"], False),
+        ([service(0), listing("tier/k"), headers(), headers(x_ms_has_legal_hold="true")], ["holds"], False),
+        ([service(0), listing(), NO_POLICY], ["versioning-unknown"], None),
+        (
+            [failure(403, "AuthorizationPermissionMismatch", "no"), listing("tier/k"), headers(), NO_POLICY],
+            ["versioning-unknown"],
+            None,
+        ),
+    ],
+)
+def test_a_container_of_azure_that_keeps_deleted_objects_is_found(
+    tmp_path: Path, answers: list[Answer], kinds: list[str], frees_space: bool | None
+) -> None:
+    (tmp_path / "key").write_text(KEY)
+    for ask in ("inspect", "deletes_free_space"):
+        with answering(answers) as canned:
+            settings = Azure(endpoint_url=f"{canned.url}/{ACCOUNT}", credentials_file=str(tmp_path / "key"))
+            store = open_store(f"az://{ACCOUNT}/container/tier", settings=Settings(azure=settings))
+            assert isinstance(store, CloudStore)
+            if ask == "inspect":
+                assert [finding.kind for finding in store.inspect("", 0)] == kinds
+            else:
+                assert store.deletes_free_space() is frees_space
