@@ -205,16 +205,14 @@ class AzureClient:
 
         The service does not say whether the account keeps versions, so an existing object is asked instead.
         """
-        days, versions = self._soft_delete_days(), self._keeps_versions()
-        with self._translated_errors("ask for the settings of"):
-            container = self._container_client().get_container_properties()
+        days, versions, holds = self._soft_delete_days(), self._keeps_versions(), self._container_holds()
         found = [
             ("versioning", "keeps versions: a deleted object stays as an earlier version, and is paid for", versions),
             ("soft-delete", f"keeps deleted objects for {days} days (soft delete), and they are paid for", days),
-            ("retention", "has an immutability policy: objects cannot be deleted before it ends", container.has_immutability_policy),
-            ("holds", "has a legal hold: objects cannot be deleted", container.has_legal_hold),
+            ("retention", "has an immutability policy: objects cannot be deleted before it ends", holds and holds[0]),
+            ("holds", "has a legal hold: objects cannot be deleted", holds and holds[1]),
         ]
-        return [(kind, detail) for kind, detail, is_set in found if is_set], days is not None and versions is not None
+        return [(kind, detail) for kind, detail, is_set in found if is_set], None not in (days, versions, holds)
 
     def _soft_delete_days(self) -> int | None:
         """Return for how many days deleted objects are kept, or None if the credentials may not ask."""
@@ -224,6 +222,18 @@ class AzureClient:
         except Refused:
             return None
         return int(policy.days or 1) if policy.enabled else 0
+
+    def _container_holds(self) -> tuple[bool, bool] | None:
+        """Return whether the container has an immutability policy and a legal hold, or None if the credentials may not ask.
+
+        Shared access signatures of a container may not.
+        """
+        try:
+            with self._translated_errors("ask for the settings of"):
+                found = self._container_client().get_container_properties()
+        except Refused:
+            return None
+        return bool(found.has_immutability_policy), bool(found.has_legal_hold)
 
     def _keeps_versions(self) -> bool | None:
         """Return whether objects have versions, or None if there is no object."""

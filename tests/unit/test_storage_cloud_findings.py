@@ -85,6 +85,7 @@ NO_POLICY = headers(x_ms_has_immutability_policy="false", x_ms_has_legal_hold="f
         ([service(0), listing("tier/k"), headers(), headers(x_ms_has_immutability_policy="true")], ["retention"], False),
         ([service(0), listing("tier/k"), headers(), headers(x_ms_has_legal_hold="true")], ["holds"], False),
         ([service(0), listing(), NO_POLICY], ["versioning-unknown"], None),
+        ([service(0), listing("tier/k"), headers(), failure(403, "AuthorizationFailure", "no")], ["versioning-unknown"], None),
         (
             [failure(403, "AuthorizationPermissionMismatch", "no"), listing("tier/k"), headers(), NO_POLICY],
             ["versioning-unknown"],
