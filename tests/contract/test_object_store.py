@@ -1,6 +1,6 @@
 """What every object store does, whichever it is and whatever fails on the way to it.
 
-Adapters: a directory; the memory that other tests use; S3 on moto (behind a lock), versitygw and S3Proxy; Google Cloud Storage on
+Adapters: a directory; the memory that other tests use; S3 on moto (behind a lock) and versitygw; Google Cloud Storage on
 fake-gcs-server; Azure on Azurite. Most servers again behind a proxy that lets every tenth request fail.
 """
 
@@ -58,7 +58,6 @@ FAULTS = [
         "faulty moto",
         pytest.param("versitygw", marks=pytest.mark.slow),
         pytest.param("faulty versitygw", marks=pytest.mark.slow),
-        pytest.param("S3Proxy", marks=pytest.mark.slow),
         "fake-gcs-server",
         pytest.param("faulty fake-gcs-server", marks=pytest.mark.slow),
         "Azurite",
@@ -523,7 +522,7 @@ class TestUnfinished:
 
 @pytest.mark.parametrize(
     "server",
-    ["moto", "fake-gcs-server", "Azurite", *(pytest.param(name, marks=pytest.mark.slow) for name in ("versitygw", "S3Proxy"))],
+    ["moto", "fake-gcs-server", "Azurite", pytest.param("versitygw", marks=pytest.mark.slow)],
 )
 def test_each_use_costs_the_requests_that_the_page_says(request: pytest.FixtureRequest, tmp_path: Path, server: str) -> None:
     bucket: Bucket | CloudBucket = request.getfixturevalue(BUCKETS[server])

@@ -1,4 +1,4 @@
-"""The jars of a Kafka broker, of its tools, and of the S3 server S3Proxy: Maven fetches the pinned ones once."""
+"""The jars of a Kafka broker: Maven fetches the pinned ones once, afterwards no network is needed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from pathlib import Path
 POMS = Path(__file__).parents[1] / "broker"
 VERSIONS = ("4.4.0", "3.9.2")
 TOOLS = "tools"
-S3PROXY = "s3proxy"
-_OTHERS = (TOOLS, S3PROXY)
 
 
 class BrokerUnavailable(Exception):
@@ -38,11 +36,11 @@ class BrokerJars:
 
 
 def broker_jars(version: str) -> BrokerJars:
-    """Return the jars of one of VERSIONS, of a version between them, of TOOLS, or of S3PROXY. Raises BrokerUnavailable."""
+    """Return the jars of one of VERSIONS, of a version between them, or of TOOLS. Raises BrokerUnavailable."""
     for tool, package in (("java", "Java 17"), ("mvn", "Maven 3.8")):
         if not shutil.which(tool):
             raise BrokerUnavailable(f"'{tool}' is not installed: tests with a real broker need {package} (Debian: apt install maven)")
-    pom = POMS / (f"{version}.xml" if version in _OTHERS else "pom.xml")
+    pom = POMS / ("tools.xml" if version == TOOLS else "pom.xml")
     digest = hashlib.sha256(pom.read_bytes()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiered-compactor"
     home = cache / f"broker-{version}-{digest}"
@@ -77,7 +75,7 @@ def _resolve(version: str, pom: Path) -> str:
 
 def _version_goals(version: str) -> list[str]:
     """Return what names the version to Maven. Versions without a profile of their own are between those that have one."""
-    if version in _OTHERS:
+    if version == TOOLS:
         return []
     if version in VERSIONS:
         return ["-P", version]

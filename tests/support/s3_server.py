@@ -19,7 +19,6 @@ from compactor.config.store_sections import S3
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from tests.support.go_tools import go_tool
-from tests.support.kafka_jars import S3PROXY, broker_jars
 
 ROOT = Path(__file__).parents[2]
 VERSITYGW = "v1.8.0"
@@ -114,29 +113,14 @@ def running_versitygw(binary: Path, directory: Path) -> Iterator[S3Server]:
         yield server
 
 
-@contextmanager
-def running_s3proxy(directory: Path) -> Iterator[S3Server]:
-    """A server in Java that keeps everything in memory. Raises BrokerUnavailable."""
-    server = S3Server(f"http://127.0.0.1:{free_port()}")
-    settings = directory / "s3proxy.conf"
-    settings.write_text(
-        f"s3proxy.endpoint={server.endpoint}\ns3proxy.authorization=aws-v2-or-v4\njclouds.provider=transient-nio2\n"
-        f"s3proxy.identity={server.access_key}\ns3proxy.credential={server.secret_key}\n"
-    )
-    command = broker_jars(S3PROXY).command("org.gaul.s3proxy.Main", heap_mb=512)
-    with running([*command, "--properties", str(settings)], stdout=subprocess.DEVNULL, LOG_LEVEL="error") as process:
-        wait_for(server.endpoint.removeprefix("http://"), process)
-        yield server
-
-
 def versitygw_binary() -> Path:
     """Raises Unbuildable."""
     return go_tool("github.com/versity/versitygw/cmd/versitygw", VERSITYGW)
 
 
 @contextmanager
-def running(command: list[str], stdout: int, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+def running(command: list[str], stdout: int) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=stdout, stderr=subprocess.DEVNULL)
     try:
         yield process

@@ -17,13 +17,11 @@ from tests.conformance.kafka import Kafka, Unavailable
 from tests.support.cloud_servers import AnyBucket, CloudBucket, new_azure_container, new_gcs_bucket, running_azurite, running_fake_gcs
 from tests.support.fault_proxy import FaultProxy
 from tests.support.go_tools import Unbuildable
-from tests.support.kafka_jars import BrokerUnavailable
-from tests.support.s3_server import Bucket, S3Server, running_moto, running_s3proxy, running_versitygw, versitygw_binary
+from tests.support.s3_server import Bucket, S3Server, running_moto, running_versitygw, versitygw_binary
 
 BUCKETS = {
     "moto": "s3_bucket",
     "versitygw": "versity_bucket",
-    "S3Proxy": "s3proxy_bucket",
     "fake-gcs-server": "gcs_bucket",
     "Azurite": "azure_container",
 }
@@ -76,15 +74,6 @@ def versity_server() -> Iterator[S3Server]:
 
 
 @pytest.fixture(scope="session")
-def s3proxy_server() -> Iterator[S3Server]:
-    try:
-        with tempfile.TemporaryDirectory(prefix="s3proxy-") as directory, running_s3proxy(Path(directory)) as server:
-            yield server
-    except BrokerUnavailable as why:
-        missing(why)
-
-
-@pytest.fixture(scope="session")
 def fake_gcs() -> Iterator[str]:
     """The endpoint of fake-gcs-server."""
     try:
@@ -126,12 +115,6 @@ def s3_bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 def versity_bucket(versity_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A new bucket on versitygw; the environment holds its credentials."""
     return _new_bucket(versity_server, monkeypatch)
-
-
-@pytest.fixture
-def s3proxy_bucket(s3proxy_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """A new bucket on S3Proxy; the environment holds its credentials."""
-    return _new_bucket(s3proxy_server, monkeypatch)
 
 
 @pytest.fixture

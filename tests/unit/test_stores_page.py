@@ -87,7 +87,10 @@ file and publish it by a rename that fails if the target exists. On a mini clust
 did that: of twelve renames to one name at once, one succeeded and eleven were answered 403 (FileAlreadyExistsException). The rename
 keeps the modification time of the staged file, as expected, so that the adapter has to give a slot a time that is not before its
 publication. `RENAME` without `renameoptions` answers 200 with `{"boolean":false}` where the target exists. An adapter was not written.
-Kerberos was not tried. Garage and MinIO were not built for the tests.
+Kerberos was not tried.
+
+Garage and MinIO were not built for the tests. S3Proxy 4.1.0 creates, reads and lists as S3 does, but refuses partial rewrites: it wants
+the CRC-32C of copied parts when an upload is completed, and does not give it when it copies them.
 """
 
 
