@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from compactor.storage.port import CopiedRange, FileRange, ObjectStore
@@ -35,7 +36,7 @@ def measured(bucket: AnyBucket, folder: Path) -> dict[str, int]:
             store.create(f"ten/{number}", b"x")
         store.create_from_file("source", folder / "large")
         version = store.head("source").etag
-        uses = [
+        uses: list[Callable[[], object]] = [
             lambda: store.create("small", b"x"),
             lambda: store.create_from_file("large", folder / "large"),
             lambda: store.get("small"),
