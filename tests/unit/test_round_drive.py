@@ -10,14 +10,17 @@ import pytest
 
 from checkpoint.offsets import CleanerOffset, clean_end_offset
 from compactor.control import publication
+from compactor.control.broker_expiry import ExpiredSources
 from compactor.control.deletion import raise_log_start
+from compactor.control.fold import fold_partition
 from compactor.control.leadership import RequirementFailed, acquire_leadership, hold_leadership
-from compactor.control.records import RoundPublished, RunEnded
+from compactor.control.ordering import refusal
+from compactor.control.records import PartitionRecord, RoundPublished, RunEnded, decode_sealed
 from compactor.control.stages import Stage, StageTracker
 from compactor.control.state import PartitionState
 from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, StoreError, UsageError
-from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
+from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, Replacement
 from compactor.round.drive import run_round
 from compactor.round.ports import WorkSession
 from tests.simulation.actors import LEASE
@@ -73,6 +76,43 @@ class TestTheTable:
             publication.publish_round(late, intent.model_copy(update={"receipts": tuple(outcomes)}), publication.RunOutcome("cleaned", {}))
         state = play.process("reader").state()
         assert (state.live, state.vector) == (published.live, published.vector)
+
+    def test_in_every_order_of_arrival_the_claim_of_a_counts_only_before_b_has_acquired(self, play: Play) -> None:
+        """A's publication, folded at each place between B's records, from before B acquires to after B has published."""
+        a, b = play.process("a"), play.process("b")
+        a.run()
+        play.importing(1)
+        late = acquire_leadership(a.ports, a.log, LEASE)
+        plan = SymbolicPlanner(play.oracle.contents)(a.log.state, 0, late.epoch, a.ports.new_id)
+        assert plan
+        publication.announce_plan(late, plan)
+        session = type("Session", (), {"state": a.log.state, "stored_survivors": ()})()
+        outcomes = [outcome for outcome in SymbolicWorker(a.ports)(plan, plan.tasks, session) if not isinstance(outcome, CompactionFailure)]
+        publication.add_receipts(late, outcomes)
+        shared, intent = a.log.state, a.log.state.intent
+        assert intent
+        replacements = [Replacement(sources=task.sources, segment=one.segment) for task, one in zip(plan.tasks, outcomes, strict=True)]
+        outcome = publication.RunOutcome("cleaned", {})
+        claim = a.log.candidate_record(publication._published_record(late, intent, replacements, (), ExpiredSources(late), outcome))
+        play.pass_time(TTL_MS * 2)
+        planner, worker = SymbolicPlanner(play.oracle.contents), SymbolicWorker(b.ports)
+        run_round(b.ports, b.log, LEASE, SymbolicRound(b.ports, 0, planner, worker, resumable=lambda plan: "other settings"))
+        slots = range(shared.slot + 1, b.log.state.slot + 1)
+        theirs = [decode_sealed(PartitionRecord, b.log.store.get(b.log.record_key(slot)), "") for slot in slots]
+        assert theirs[0].body.type == "leadership_acquired"
+        assert "round_published" in [record.body.type for record in theirs]
+        for place in range(len(theirs) + 1):
+            state = shared
+            for record in (*theirs[:place], claim, *theirs[place:]):
+                state = fold_partition(state, record.model_copy(update={"slot": state.slot + 1}), refusal)
+            by_a = [segment.id for segment in state.live if segment.id in {new.segment.id for new in replacements}]
+            if place == 0:
+                assert by_a == [new.segment.id for new in replacements]
+                assert state.vector == claim.body.vector
+            else:
+                assert by_a == []
+                assert (state.live, state.vector) == (b.log.state.live, b.log.state.vector)
+                assert ("round_published", late.epoch) in [(fenced.type, fenced.leader_epoch) for fenced in state.fenced]
 
     def test_what_a_published_before_b_acquired_is_granted_whole(self, play: Play) -> None:
         a, b = play.process("a"), play.process("b")
