@@ -24,6 +24,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import map_file, scan_batches
 from compactor.tier.contents import download_recorded
 from compactor.transfer.cleaned import LOG_STARTS
+from compactor.transfer.fresh_cluster import prepare_for_fresh_cluster, write_topic_id
 
 _SUFFIXED = ("log", "index", "timeindex", "txnindex")
 
@@ -38,22 +39,32 @@ class ExportReport:
     end_offset: int
 
 
+@dataclass(frozen=True)
+class FreshCluster:
+    """The cluster for which an export is prepared, which has not written the log. topic_id: id of the topic there; empty if unknown."""
+
+    topic_id: str = ""
+
+
 def export_partition(
     opened: Tier,
     name: TopicPartition,
     folder: Path,
     on_bytes: Callable[[int], None] = lambda size: None,
     on_begin: Callable[[int], None] = lambda size: None,
+    *,
+    fresh: FreshCluster | None = None,
 ) -> ExportReport:
     """Write a partition's current view into ``folder``, which must not exist and appears complete or not at all.
 
+    :param fresh: prepare the directory for a cluster that has not written it; None for the log as it is.
     :param on_bytes: called with the size of each segment when it is written.
     :param on_begin: called with the total number of bytes; again if the export restarts.
     :raises UsageError: if the folder exists or cannot be written, or the partition has no segments.
     :raises BadData: if an object is missing or does not match its recorded digest.
     :raises OutOfBudget: if the disk is full.
     """
-    return read_again_if_missing(name, lambda: _write_view(opened, name, opened.open(name).refresh(), folder, on_bytes, on_begin))
+    return read_again_if_missing(name, lambda: _write_view(opened, name, opened.open(name).refresh(), folder, on_bytes, on_begin, fresh))
 
 
 def _write_view(
@@ -63,6 +74,7 @@ def _write_view(
     folder: Path,
     on_bytes: Callable[[int], None],
     on_begin: Callable[[int], None],
+    fresh: FreshCluster | None,
 ) -> ExportReport:
     if not state.has_segments:
         raise UsageError(f"{name} holds no segments yet", hint="`topics` lists what the tier holds")
@@ -74,9 +86,19 @@ def _write_view(
             before = segment.end_offset
             on_bytes(segment.size_bytes)
         _write_epoch_checkpoint(opened, state, partial)
+        report = ExportReport(len(state.live), state.bytes, state.start_offset, state.end_offset)
+        if fresh is not None:
+            undecided = state.live[-1].open_txn_offset
+            stable_end = undecided if undecided >= 0 else state.end_offset + 1
+            interval = opened.cleaner_for(name.topic).index_interval_bytes
+            last = prepare_for_fresh_cluster(partial, state.log_start, stable_end, interval)
+            if fresh.topic_id:
+                write_topic_id(partial, fresh.topic_id)
+            sizes = [path.stat().st_size for path in partial.glob("*.log")]
+            report = ExportReport(len(sizes), sum(sizes), state.start_offset, last)
     if state.log_start > state.start_offset:
         _write_log_start(folder.absolute().parent / LOG_STARTS, name, state.log_start)
-    return ExportReport(len(state.live), state.bytes, state.start_offset, state.end_offset)
+    return report
 
 
 @contextmanager

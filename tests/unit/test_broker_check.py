@@ -95,9 +95,17 @@ def test_topics_whose_retention_or_policy_is_unsafe() -> None:
     settings = dict(ORDERS.settings) | {"retention.ms": Setting("86400000", "topic"), "remote.storage.enable": Setting("false", "default")}
     found = check_topics(Answers(known={"orders": replace(ORDERS, settings=settings)}), ["orders"])
     assert [(one.severity, one.hint) for one in found] == [
-        ("error", "kafka-configs --alter --topic orders --add-config remote.storage.enable=true"),
-        ("warning", "kafka-configs --alter --topic orders --add-config retention.ms=-1"),
+        ("error", "kafka-configs --alter --topic orders --add-config remote.storage.enable=true,retention.ms=-1"),
+        ("warning", "kafka-configs --alter --topic orders --add-config remote.storage.enable=true,retention.ms=-1"),
     ]
+
+
+def test_the_next_step_of_a_compacted_topic_is_one_alteration() -> None:
+    """First the policy and then the retention would let brokers delete what is older than seven days."""
+    changed = {"cleanup.policy": Setting("compact", "topic"), "retention.ms": Setting("604800000", "default")}
+    found = check_topics(Answers(known={"orders": replace(ORDERS, settings=dict(ORDERS.settings) | changed)}), ["orders"])
+    command = "kafka-configs --alter --topic orders --add-config cleanup.policy=delete,retention.ms=-1"
+    assert {one.hint for one in found} == {f"{command}, in one command; docs/migrating.md says what to check before"}
 
 
 @pytest.mark.parametrize(("per_hour", "said"), [(0, 0), (4, 1), (6, 0)])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, format_size
+from compactor.errors import UsageError
 
 
 def add_arguments(parser: frame.Parser) -> None:
@@ -14,15 +15,36 @@ def add_arguments(parser: frame.Parser) -> None:
         run_export,
         tiers.PARTITION_ARGUMENT,
         tiers.TOPIC_ID_ARGUMENT,
+        frame.argument(
+            "--leader-epoch-zero",
+            action="store_true",
+            help="for a cluster that has not written the log: leader epoch 0, no producers, and no transaction that is still open",
+        ),
+        frame.argument("--new-topic-id", metavar="ID", help="with --leader-epoch-zero: id that the topic has in that cluster"),
         frame.argument("folder", metavar="DIR", type=Path, help="must not exist"),
     )
 
 
 def run_export(args: argparse.Namespace, out: Output) -> None:
-    from compactor.transfer.export import export_partition
+    from compactor.tier.names import is_topic_id
+    from compactor.transfer.export import FreshCluster, export_partition
+
+    topic_id = args.new_topic_id or ""
+    if topic_id and not (args.leader_epoch_zero and is_topic_id(topic_id)):
+        raise UsageError(
+            f"--new-topic-id {topic_id} is not a valid topic id, or --leader-epoch-zero is missing",
+            hint="`kafka-topics --describe` shows the id of the topic",
+        )
 
     opened, name = tiers.open_partition(args, tiers.open_configured_tier)
     with out.progress(f"exporting {name}", unit="bytes") as progress:
-        report = export_partition(opened, name, args.folder, progress.advance, lambda size: progress.begin_step(progress.title, size))
+        report = export_partition(
+            opened,
+            name,
+            args.folder,
+            progress.advance,
+            lambda size: progress.begin_step(progress.title, size),
+            fresh=FreshCluster(topic_id) if args.leader_epoch_zero else None,
+        )
     row = (str(name), report.segments, format_size(report.bytes), report.start_offset, report.end_offset)
     out.print_result(tiers.report_document(report), Table("", ("partition", "segments", "size", "start offset", "end offset"), [row]))

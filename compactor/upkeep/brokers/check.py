@@ -5,7 +5,7 @@ Read-only; nothing is written to the tier as a test. Each unsafe setting is repo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from compactor.access.tier import Tier
@@ -66,12 +66,7 @@ def check_topics(
             found.append(CheckFinding("error", "topic", name, error.message, error.hint))
             continue
         found += _permission_findings(topic.missing_rights)
-        for setting, (wanted, why) in REQUIRED_TOPIC_SETTINGS.items():
-            value = topic.settings.get(setting)
-            if value is not None and setting_problem(name, setting, value.value, policy_of(name)):
-                mend = f"kafka-configs --alter --topic {name} --add-config {setting}={wanted}"
-                severity = "error" if setting in _ERROR_SETTINGS else "warning"
-                found.append(CheckFinding(severity, "topic", name, f"{setting} is {value.value}, not {wanted}: {why}", mend))
+        found += _topic_setting_findings(name, {key: one.value for key, one in topic.settings.items()}, policy_of(name))
         led = [number for number, one in topic.partitions.items() if one.leader < 0]
         if led:
             found.append(CheckFinding("warning", "topic", name, f"partitions {led} have no leader", "Look at the brokers"))
@@ -85,6 +80,22 @@ def check_known_harm(admin: AdminQueries, names: Sequence[str]) -> list[CheckFin
         CheckFinding(found.severity, found.kind, found.topic or found.object, f"{found.detail}: {found.means}", found.todo)
         for found in cluster_harm(admin.describe_cluster().brokers, topics)
     ]
+
+
+def _topic_setting_findings(name: str, settings: Mapping[str, str], policy: str) -> Iterator[CheckFinding]:
+    """Yield the settings of a topic that rule out compaction. The next step is one command for all of them.
+
+    In two commands, the first could leave the topic with ``delete`` and the default retention of seven days, and brokers would delete data.
+    """
+    wrong = [one for one in REQUIRED_TOPIC_SETTINGS if one in settings and setting_problem(name, one, settings[one], policy)]
+    alteration = ",".join(f"{setting}={REQUIRED_TOPIC_SETTINGS[setting][0]}" for setting in wrong)
+    step = f"kafka-configs --alter --topic {name} --add-config {alteration}"
+    if "compact" in settings.get("cleanup.policy", ""):
+        step += ", in one command; docs/migrating.md says what to check before"
+    for setting in wrong:
+        wanted, why = REQUIRED_TOPIC_SETTINGS[setting]
+        severity = "error" if setting in _ERROR_SETTINGS else "warning"
+        yield CheckFinding(severity, "topic", name, f"{setting} is {settings[setting]}, not {wanted}: {why}", step)
 
 
 def check_object_access(opened: Tier, names: Sequence[TopicPartition]) -> list[CheckFinding]:

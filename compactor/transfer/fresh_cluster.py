@@ -1,0 +1,87 @@
+"""Prepares an exported log directory for a cluster that has not written it, so that its brokers read, tier and keep it.
+
+What brokers need was learnt on real ones (docs/migrating.md):
+
+- Producer snapshots: the copy to remote storage fails for ever at a segment without one. They are empty, because a fresh cluster gives out
+  producer ids from 0 again, and would refuse new producers for the sequence numbers of old ones.
+- Leader epochs: a fresh partition leads at epoch 0. Under batches with higher epochs its lineage collapses, and consumers that resume from
+  a commit get nothing. The epoch of a batch lies outside its CRC.
+- Open transactions: nobody will end them, and the last stable offset would stand still. So the log ends before the first of them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from checkpoint.files import format_leader_epoch_checkpoint
+from checkpoint.lineage import EpochEntry
+from compactor.errors import UsageError
+from compactor.records.batches import BatchTable, map_file, scan_batches
+from compactor.records.indexes import build_indexes, read_txn_index
+from compactor.records.producers import ProducerStates, format_snapshot
+
+EPOCH_POSITION = 12
+"""Position of the leader epoch in a batch of version 2 (Kafka: DefaultRecordBatch.PARTITION_LEADER_EPOCH_OFFSET), 4 bytes."""
+
+
+def prepare_for_fresh_cluster(folder: Path, log_start: int, stable_end: int, index_interval_bytes: int) -> int:
+    """Change the log directory in place, and return its last offset, inclusive.
+
+    :param log_start: first offset that readers may read.
+    :param stable_end: the last stable offset, exclusive end of what is kept.
+    :raises UsageError: if nothing lies below ``stable_end``.
+    """
+    for path in folder.glob("*.snapshot"):
+        path.unlink()
+    ends: list[int] = []
+    for log in sorted(folder.glob("*.log")):
+        table = scan_batches(map_file(log), log.name, -1)
+        kept = int(np.searchsorted(table.last_offset, stable_end))
+        if not kept:
+            for path in folder.glob(f"{log.stem}.*"):
+                path.unlink()
+            continue
+        if kept < len(table):
+            _cut_segment(log, table, kept, index_interval_bytes)
+        _clear_leader_epochs(log, table, kept)
+        ends.append(int(table.last_offset[kept - 1]) + 1)
+    if not ends:
+        raise UsageError(f"nothing lies below offset {stable_end}, from which on a transaction is open", hint="End it, and export again")
+    bases = [int(log.stem) for log in sorted(folder.glob("*.log"))]
+    for offset in (*bases[1:], ends[-1]):
+        (folder / f"{offset:020d}.snapshot").write_bytes(format_snapshot(ProducerStates.none()))
+    lineage = format_leader_epoch_checkpoint((EpochEntry(0, log_start),))
+    (folder / "leader-epoch-checkpoint").write_text(lineage, encoding="utf-8")
+    return ends[-1] - 1
+
+
+def write_topic_id(folder: Path, topic_id: str) -> None:
+    """Write the ``partition.metadata`` of a log directory. A broker renames a directory with another topic's id to ``-stray``."""
+    (folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}", encoding="utf-8")
+
+
+def _cut_segment(log: Path, table: BatchTable, kept: int, index_interval_bytes: int) -> None:
+    """Cut a segment behind its first ``kept`` batches, and write its indexes anew, so that a broker need not recover it."""
+    modified = log.stat().st_mtime_ns
+    os.truncate(log, int(table.position[kept - 1] + table.size[kept - 1]))
+    os.utime(log, ns=(modified, modified))
+    columns = table.size[:kept], table.last_offset[:kept], table.max_timestamp[:kept]
+    for suffix, data in zip((".index", ".timeindex"), build_indexes(int(log.stem), *columns, index_interval_bytes), strict=True):
+        log.with_suffix(suffix).write_bytes(data)
+    aborted = log.with_suffix(".txnindex")
+    if aborted.exists():
+        entries = read_txn_index(aborted)
+        aborted.write_bytes(entries[entries["last_offset"] <= table.last_offset[kept - 1]].tobytes())
+
+
+def _clear_leader_epochs(log: Path, table: BatchTable, kept: int) -> None:
+    """Set the leader epoch of the first ``kept`` batches to 0. Batches before version 2 have none."""
+    modified = log.stat().st_mtime_ns
+    positions = table.position[:kept][table.magic[:kept] == 2]
+    data = np.memmap(log, np.uint8, "r+")
+    data[positions[:, None] + np.arange(EPOCH_POSITION, EPOCH_POSITION + 4)] = 0
+    data.flush()
+    os.utime(log, ns=(modified, modified))
