@@ -52,9 +52,12 @@ class BadData(CompactorError):
     :param segment: file or object name.
     :param position: byte position of the batch in the segment, -1 if unknown.
     :param offset: base offset of the batch, -1 if unknown.
+
+    is_other_content: the bytes are sound, and differ from what is known at the same offsets.
     """
 
     exit_code = 3
+    is_other_content = False
 
     def __init__(self, cause: str, *, segment: str = "", position: int = -1, offset: int = -1, hint: str = "") -> None:
         where = segment or "segment"

@@ -135,7 +135,10 @@ def pinterest_keys(settings: Settings) -> PartitionKeys:
 
 
 def tier_kind(settings: Settings) -> TierKind:
-    """Return the row for the configured kind and layout. Raises UsageError if the two cannot be combined, or not with retention."""
+    """Return the row for the configured kind and layout.
+
+    Raises UsageError if the two cannot be combined, or not with retention or on_topic_deletion.
+    """
     tier = settings.tier
     found = KINDS.get((tier.kind, tier.layout))
     if found is None:
@@ -147,6 +150,11 @@ def tier_kind(settings: Settings) -> TierKind:
         _refuse_own_layout(settings)
     if found.brokers_expire:
         _refuse_retention(settings)
+    if tier.on_topic_deletion != "keep" and not found.owns_root:
+        source = settings.source_of("tier.on_topic_deletion")
+        what = f'{source}: on_topic_deletion is "{tier.on_topic_deletion}", and this tier has another owner'
+        hint = 'Set it to "keep" under [tier]: brokers delete the segments of a deleted topic themselves, and a listed tier is only read'
+        raise UsageError(what, hint=hint)
     return found
 
 

@@ -24,7 +24,7 @@ from compactor.control.incarnations import (
     latest_topic_id,
     recreation_problem,
 )
-from compactor.control.logs import CatalogLog, cut_if_due, open_catalog
+from compactor.control.logs import CatalogLog, cut_if_due, open_catalog, publish_hints
 from compactor.control.records import TopicRecreated, TopicsConfirmed
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import BadData
@@ -80,9 +80,12 @@ def find_incarnation(
         raise other_topic_error(state, topic_id, where, "its records are the same as the tier's")
     if verdict is TopicVerdict.OTHER:
         _record_recreation(catalog, state, topic_id, where, rule, tier.ports.holder)
-    following = incarnation(state.topic, state.partition, state.incarnation + 1)
-    open_incarnation(tier.open(following), topic_id, tier.ports.holder)
-    return following
+    following = tier.open(incarnation(state.topic, state.partition, state.incarnation + 1))
+    if following.refresh().topic_id not in catalog.state.superseded.get(state.topic, {}):
+        open_incarnation(following, topic_id, tier.ports.holder)
+    # Listed before its first segment comes: its topic may be superseded until then, and the next one is found through it.
+    publish_hints(catalog, {following.state.name: following.reached()})
+    return following.state.name
 
 
 def check_not_superseded(tier: Tier, state: PartitionState, topic_id: str, where: str) -> None:
@@ -112,9 +115,12 @@ def confirm_topics(catalog: CatalogLog, topic_ids: Mapping[str, str], ask: AskTo
 
 
 def _has_equal_records(compare: Callable[[], int]) -> bool:
+    """Return whether the last records that both logs have are equal. Raises BadData if they cannot be read: damage is no difference."""
     try:
         return compare() > 0
-    except BadData:
+    except BadData as error:
+        if not error.is_other_content:
+            raise
         return False
 
 

@@ -502,12 +502,14 @@ def _read_records(source: SourceSegment, start: int, end: int, limit: int, batch
 
 
 def _other_content_error(state: PartitionState, offset: int, holder: str) -> BadData:
-    return BadData(
+    error = BadData(
         f"what it has at offset {offset} is not what was imported as {state.name}: other content under known offsets",
         segment=holder,
         hint="This is another log, or one that its broker has compacted since. Import it under another name; `topics delete` "
         "frees this one",
     )
+    error.is_other_content = True
+    return error
 
 
 def _lineage_text(lineage: Sequence[EpochEntry]) -> str:

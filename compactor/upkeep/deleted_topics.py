@@ -6,12 +6,13 @@ ask by id -> record what is new or contradicts -> delete what is confirmed, miss
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from compactor.access.tier import Tier
 from compactor.brokers.topic_ids import TopicAnswers
 from compactor.control.deletion import delete_partition
 from compactor.control.incarnations import CONFIRMATION_MS, is_deletion_confirmed, topics_of_cluster
-from compactor.control.logs import cut_if_due, open_catalog
+from compactor.control.logs import CatalogLog, cut_if_due, open_catalog
 from compactor.control.records import TopicsInspected
 from compactor.control.state import CatalogState
 from compactor.errors import UsageError
@@ -21,53 +22,52 @@ AskAboutTopics = Callable[[Sequence[str]], TopicAnswers]
 """Asks the cluster about topic ids. Raises StoreError, UsageError."""
 
 
-def deletion_settings_problem(tier: Tier) -> str:
-    """Return why topics that are deleted cannot be deleted from this tier, or an empty string."""
-    if tier.settings.tier.on_topic_deletion == "keep":
-        return ""
-    if not tier.ownership.ours:
-        return "on_topic_deletion is for tiers that this program manages: brokers delete the segments of a deleted topic themselves"
-    return "" if tier.settings.kafka.names_brokers else "on_topic_deletion asks the cluster, and [kafka] bootstrap_servers names none"
-
-
 def delete_removed_topics(tier: Tier, ask: AskAboutTopics) -> list[TopicPartition]:
     """Ask the cluster about all topic ids that are recorded as its own, and delete the partitions that are due. Return these.
 
     :raises UsageError: if the settings do not allow it. :raises Leased: if another compactor is at work on a partition that is due.
     :raises StoreError: if brokers or stores fail.
     """
-    problem = deletion_settings_problem(tier)
-    if problem:
-        raise UsageError(problem, hint='Set on_topic_deletion = "keep" under [tier]')
     if tier.settings.tier.on_topic_deletion == "keep":
         return []
+    if not tier.settings.kafka.names_brokers:
+        what = "on_topic_deletion asks the cluster, and [kafka] bootstrap_servers names none"
+        raise UsageError(what, hint='Set on_topic_deletion = "keep" under [tier]')
     catalog = open_catalog(tier.ports)
     topic_ids = sorted(catalog.refresh().topic_clusters)
     if not topic_ids:
         return []
-    now_ms = min(tier.ports.clock_ms(), tier.ports.control.clock_ms())  # before the question: an answer is not older than this
+    # Both clocks are read before the question, so that no answer is older. A first answer counts from the later one and is confirmed by
+    # the earlier one, so that a wrong clock does not make two answers of one.
+    earlier_ms, later_ms = sorted((tier.ports.clock_ms(), tier.ports.control.clock_ms()))
     answers = ask(topic_ids)
+    _record_answers(catalog, answers, later_ms, lambda state, topic_id: topic_id not in state.missing)
+    state = _record_answers(catalog, answers, earlier_ms, partial(_confirms_absence, asked_ms=earlier_ms))
+    cut_if_due(catalog)
+    asked = topics_of_cluster(state, answers.missing, answers.cluster_id)
+    due = {topic_id for topic_id in asked if _is_due(tier, state, topic_id, earlier_ms)}
+    return _delete_topics(tier, due) if due else []
+
+
+def _record_answers(catalog: CatalogLog, answers: TopicAnswers, asked_ms: int, adds: Callable[[CatalogState, str], bool]) -> CatalogState:
+    """Record contradictions, and those answers that a topic is missing which add something. Returns the folded catalog."""
 
     def decide(state: CatalogState) -> TopicsInspected | None:
         # The fold ignores what another cluster says: recorded, it would be decided again for ever.
         asked = topics_of_cluster(state, (*answers.missing, *answers.present), answers.cluster_id)
-        missing = tuple(topic_id for topic_id in answers.missing if topic_id in asked and _adds_to_record(state, topic_id, now_ms))
+        missing = tuple(topic_id for topic_id in answers.missing if topic_id in asked and adds(state, topic_id))
         present = tuple(topic_id for topic_id in answers.present if topic_id in asked and topic_id in state.missing)
         if not missing and not present:
             return None
-        return TopicsInspected(cluster_id=answers.cluster_id, missing=missing, present=present, asked_ms=now_ms)
+        return TopicsInspected(cluster_id=answers.cluster_id, missing=missing, present=present, asked_ms=asked_ms)
 
-    state = catalog.transact(decide)
-    cut_if_due(catalog)
-    asked = topics_of_cluster(state, answers.missing, answers.cluster_id)
-    due = {topic_id for topic_id in asked if _is_due(tier, state, topic_id, now_ms)}
-    return _delete_topics(tier, due) if due else []
+    return catalog.transact(decide)
 
 
-def _adds_to_record(state: CatalogState, topic_id: str, now_ms: int) -> bool:
-    """Return whether an answer that a topic is missing is the first one, or the one that confirms it."""
+def _confirms_absence(state: CatalogState, topic_id: str, asked_ms: int) -> bool:
+    """Return whether an answer that a topic is missing is the first one that is far enough from the one before."""
     known = state.missing.get(topic_id)
-    return known is None or (not is_deletion_confirmed(state, topic_id) and now_ms - known.first_ms >= CONFIRMATION_MS)
+    return known is not None and not is_deletion_confirmed(state, topic_id) and asked_ms - known.first_ms >= CONFIRMATION_MS
 
 
 def _is_due(tier: Tier, state: CatalogState, topic_id: str, now_ms: int) -> bool:

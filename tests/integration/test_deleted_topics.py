@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,9 @@ from compactor.brokers.topic_ids import TopicAnswers, client_options
 from compactor.config.settings import load_settings
 from compactor.errors import UsageError
 from compactor.transfer.incarnations import confirm_topics
-from compactor.upkeep.deleted_topics import delete_removed_topics
+from compactor.upkeep import deleted_topics
 from tests.builders import TOPIC_ID as ID, LogBuilder
+from tests.simulation.life_mutations import DELETION_MUTATIONS
 from tests.support.tier_cli import TierCli
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -59,7 +61,7 @@ class Clocked:
             assert topic_ids == [ID]
             return answer
 
-        return [str(name) for name in delete_removed_topics(self.at(hours, store_hours=store_hours), asked)]
+        return [str(name) for name in deleted_topics.delete_removed_topics(self.at(hours, store_hours=store_hours), asked)]
 
 
 @pytest.fixture
@@ -103,6 +105,13 @@ def test_one_answer_is_none_and_two_in_one_hour_are_one(cli: TierCli) -> None:
     assert clocked.at(0).catalog.refresh().missing[ID].last_ms == clocked.at(0).catalog.refresh().missing[ID].first_ms
 
 
+def test_a_topic_that_is_not_to_be_kept_takes_two_answers_an_hour_apart(cli: TierCli) -> None:
+    cli.set(tier={"deleted_topic_retention_ms": 0})
+    clocked = Clocked(cli)
+    assert clocked.ask(0, NO) == clocked.ask(0.9, NO) == []
+    assert clocked.ask(1, NO) == ["orders-0"]
+
+
 def test_a_contradiction_begins_anew(cli: TierCli) -> None:
     clocked = Clocked(cli)
     assert clocked.ask(0, NO) == clocked.ask(2, NO) == clocked.ask(4, YES) == clocked.ask(6, NO) == clocked.ask(8, NO) == []
@@ -115,6 +124,13 @@ def test_a_clock_that_is_ahead_deletes_nothing(cli: TierCli) -> None:
     assert clocked.ask(1000, NO, store_hours=3) == clocked.ask(3, NO, store_hours=1000) == []
 
 
+def test_a_clock_that_is_behind_makes_one_answer_of_two_at_the_same_time(cli: TierCli) -> None:
+    clocked = Clocked(cli)
+    assert clocked.ask(-30, NO, store_hours=0) == clocked.ask(0, NO, store_hours=-30) == clocked.ask(0.1, NO) == []
+    assert clocked.ask(4.9, NO) == []
+    assert clocked.ask(5.1, NO) == ["orders-0"]
+
+
 def test_topics_are_kept_by_default(cli: TierCli) -> None:
     cli.set(tier={"on_topic_deletion": "keep"})
     clocked = Clocked(cli)
@@ -125,7 +141,22 @@ def test_deletion_needs_brokers_to_ask(cli: TierCli) -> None:
     tier = open_tier(load_settings(str(cli.config)))
     tier = replace(tier, settings=tier.settings.model_copy(update={"kafka": type(tier.settings.kafka)()}))
     with pytest.raises(UsageError, match="bootstrap_servers names none"):
-        delete_removed_topics(tier, lambda topic_ids: NO)
+        deleted_topics.delete_removed_topics(tier, lambda topic_ids: NO)
+
+
+@pytest.mark.parametrize(
+    ("kafka", "reason"),
+    [
+        ({"bootstrap_servers": ""}, "bootstrap_servers names none"),
+        ({"bootstrap_servers": "127.0.0.1:1", "properties": {'"sasl.oauthbearer.config"': "x"}}, "cannot be asked about by id"),
+    ],
+    ids=["no brokers", "a login that the client does not have"],
+)
+def test_config_check_says_that_the_cluster_cannot_be_asked(cli: TierCli, kafka: dict[str, Any], reason: str) -> None:
+    properties = kafka.pop("properties", {})
+    cli.set(kafka=kafka, **{"kafka.properties": properties})
+    [problem] = [each for each in cli.ask("config", "check").document["problems"] if each["object"] == "tier.on_topic_deletion"]
+    assert (problem["severity"], reason in problem["detail"]) == ("error", True)
 
 
 def test_the_connection_has_the_login_of_the_configuration() -> None:
@@ -141,3 +172,19 @@ def test_the_connection_has_the_login_of_the_configuration() -> None:
     assert (options["security_protocol"], options["sasl_plain_username"], options["ssl_cafile"]) == ("SASL_SSL", "u", "ca")
     with pytest.raises(UsageError, match="ssl.keystore.location"):
         client_options(KafkaConnection("a:1", {"ssl.keystore.location": "k"}))
+
+
+@pytest.mark.parametrize(
+    ("rule", "noticed_by"),
+    [
+        ("one answer is enough", test_a_topic_that_is_not_to_be_kept_takes_two_answers_an_hour_apart),
+        ("answers need not lie apart", test_a_topic_that_is_not_to_be_kept_takes_two_answers_an_hour_apart),
+        ("contradictions do not count", test_a_contradiction_begins_anew),
+        ("answers of any cluster count", test_no_other_answer_deletes_a_topic),
+        ("the earlier clock counts", test_a_clock_that_is_behind_makes_one_answer_of_two_at_the_same_time),
+    ],
+)
+def test_a_missing_rule_about_deleted_topics_is_noticed(rule: str, noticed_by: Callable[..., None], cli: TierCli) -> None:
+    arguments = {"answer": ANOTHER} if noticed_by is test_no_other_answer_deletes_a_topic else {}
+    with DELETION_MUTATIONS[rule](), pytest.raises(AssertionError):
+        noticed_by(cli, **arguments)

@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from compactor.bootstrap import open_tier
+from compactor.config.settings import load_settings
 from compactor.consumer import OFFSET_BEGINNING, ConsumerOptions, Place, open_consumer
 from compactor.control.state import CatalogState
-from compactor.errors import UsageError
+from compactor.errors import Unavailable, UsageError
 from compactor.model.ids import TopicPartition, incarnation
+from compactor.transfer import import_, incarnations
 from tests.builders import TOPIC_ID as ID, LogBuilder
 from tests.integration.test_log_identity import OTHER_ID as OTHER
+from tests.simulation.life_mutations import OPENING_MUTATIONS
 from tests.support.tier_cli import TierCli
 
 ORDERS = TopicPartition("orders", 0)
+THIRD, FOURTH = "BBBBBBBBBBBBBBBBBBBBBQ", "CCCCCCCCCCCCCCCCCCCCCQ"
 SECOND = incarnation("orders", 0, 2)
 
 
@@ -138,6 +144,47 @@ def test_a_topic_that_was_restored_with_the_same_records_is_adopted_first(cli: T
     cli.do("topics", "adopt", "orders", "--topic-id", OTHER)
     assert bring(cli, tmp_path / "again", "a", 4, OTHER).code == 0
     assert keys(cli) == ["a0", "a1", "a2", "a3"]
+
+
+def test_damage_is_no_difference_that_makes_another_topic(cli: TierCli, tmp_path: Path) -> None:
+    bring(cli, tmp_path / "old", "a", 3, ID)
+    log_dir = log_of("a", 4, OTHER).write(tmp_path / "restored")
+    for path in log_dir.glob("*.log"):
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    answer = cli.ask("import", log_dir, "--topic", "orders", "--partition", 0, "--new-incarnation")
+    assert answer.code == 3
+    assert "topics adopt" not in answer.stderr, answer.stderr
+    assert open_tier(load_settings(str(cli.config))).catalog.refresh().superseded == {}
+
+
+def test_a_topic_may_be_superseded_before_its_first_segment_has_come(cli: TierCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bring(cli, tmp_path / "old", "a", 3, ID)
+    with monkeypatch.context() as patched:
+        patched.setattr(import_, "form_segments", fail)
+        assert bring(cli, tmp_path / "new", "b", 2, OTHER, "--new-incarnation").code == 5
+        patched.setattr(incarnations, "publish_hints", fail)
+        assert bring(cli, tmp_path / "third", "c", 2, THIRD, "--new-incarnation").code == 5
+    assert bring(cli, tmp_path / "again", "d", 2, FOURTH, "--new-incarnation").code == 0
+    assert keys(cli) == ["d0", "d1"]
+    rows = [(row["incarnation"], row["topic_id"], row["segments"]) for row in cli.do("topics")["partitions"]]
+    assert rows == [(1, ID, 3), (4, FOURTH, 2)]
+
+
+@pytest.mark.parametrize("rule", OPENING_MUTATIONS)
+def test_a_missing_rule_about_new_incarnations_is_noticed(rule: str, cli: TierCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    damaged = rule == "damage is a difference"
+    noticed_by = (
+        test_damage_is_no_difference_that_makes_another_topic
+        if damaged
+        else partial(test_a_topic_may_be_superseded_before_its_first_segment_has_come, monkeypatch=monkeypatch)
+    )
+    with OPENING_MUTATIONS[rule](), pytest.raises(AssertionError):
+        noticed_by(cli, tmp_path)
+
+
+def fail(*arguments: object, **options: object) -> None:
+    """Fail as a store does that is not there."""
+    raise Unavailable("the store is not there")
 
 
 def test_a_consumer_goes_on_with_the_new_topic_and_reads_the_former_one_by_its_id(cli: TierCli, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PROMISES = ("Covered", "Readable", "NothingOldAfterNew", "CanBeFinished")
+EXPIRY_PROMISES = ("Covered", "NoDeletedKeyReturns", "NoneCutOff", "CanBeFinished")
 
 
 class Unavailable(Exception):
@@ -21,12 +22,13 @@ class Unavailable(Exception):
 @dataclass(frozen=True)
 class Size:
     """``dropped``: rules left out; ``epochs``: compactors that lead one after another; ``broker_acts``: it deletes records by itself;
-    ``undoes``: the second round takes the first one back."""
+    ``undoes``: the second round takes the first one back; ``expires``: brokers expire segments (Expiry.tla, of one compactor)."""
 
     dropped: frozenset[str] = frozenset()
     epochs: int = 2
     broker_acts: bool = False
     undoes: bool = False
+    expires: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,19 @@ def check(size: Size, memory: str = "2g") -> Checked:
     """Explores everything that can be reached at this size. Raises Unavailable; RuntimeError where the checker itself fails."""
     with tempfile.TemporaryDirectory(prefix="model-") as name:
         folder = Path(name)
-        shutil.copy(HERE / "Replacement.tla", folder)
+        module = "Expiry" if size.expires else "Replacement"
+        shutil.copy(HERE / f"{module}.tla", folder)
         dropped = ", ".join(f'"{rule}"' for rule in sorted(size.dropped))
-        (folder / "Replacement.cfg").write_text(
-            f"SPECIFICATION Spec\nCONSTANTS\n  Drop = {{{dropped}}}\n  Epochs = {size.epochs}\n"
-            f"  BrokerActs = {str(size.broker_acts).upper()}\n  Undoes = {str(size.undoes).upper()}\n"
-            f"INVARIANTS {' '.join(PROMISES)}\nCHECK_DEADLOCK FALSE\n"
+        constants = f"Drop = {{{dropped}}}"
+        if not size.expires:
+            flags = f"BrokerActs = {str(size.broker_acts).upper()}\n  Undoes = {str(size.undoes).upper()}"
+            constants += f"\n  Epochs = {size.epochs}\n  {flags}"
+        promises = " ".join(EXPIRY_PROMISES if size.expires else PROMISES)
+        (folder / f"{module}.cfg").write_text(
+            f"SPECIFICATION Spec\nCONSTANTS\n  {constants}\nINVARIANTS {promises}\nCHECK_DEADLOCK FALSE\n"
         )
         done = subprocess.run(
-            ["java", f"-Xmx{memory}", "-XX:+UseParallelGC", "-cp", jar(), "tlc2.TLC", "-workers", "2", "-metadir", name, "Replacement"],
+            ["java", f"-Xmx{memory}", "-XX:+UseParallelGC", "-cp", jar(), "tlc2.TLC", "-workers", "2", "-metadir", name, module],
             cwd=folder, capture_output=True, text=True, check=False,
         )  # fmt: skip
     states = re.search(r"([\d,]+) distinct states found, ", done.stdout)

@@ -1,4 +1,4 @@
-"""The rules that Replacement.tla can leave out, the size at which each is missed, and the promise that breaks without it."""
+"""The rules that Replacement.tla and Expiry.tla can leave out, the size at which each is missed, and the promise that breaks without it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tests.model.checker import Size
 WHOLE = (
     Size(epochs=1, broker_acts=True),
     Size(epochs=1, undoes=True),
+    Size(epochs=1, expires=True),
     Size(epochs=2),
     Size(epochs=2, broker_acts=True),
 )
@@ -20,8 +21,8 @@ class Rule(NamedTuple):
     breaks: str
 
 
-def _without(name: str, breaks: str, *, epochs: int = 1, broker_acts: bool = False, undoes: bool = False) -> Rule:
-    return Rule(Size(frozenset({name}), epochs, broker_acts, undoes), breaks)
+def _without(name: str, breaks: str, *, epochs: int = 1, broker_acts: bool = False, undoes: bool = False, expires: bool = False) -> Rule:
+    return Rule(Size(frozenset({name}), epochs, broker_acts, undoes, expires), breaks)
 
 
 RULES = {
@@ -35,5 +36,7 @@ RULES = {
     "behind": _without("behind", "NothingOldAfterNew", broker_acts=True),
     "grace": _without("grace", "Readable"),
     "cut off": _without("cut off", "CanBeFinished", epochs=2),
+    "deleted too": _without("deleted too", "NoDeletedKeyReturns", expires=True),
+    "topic first": _without("topic first", "NoneCutOff", expires=True),
     "wait": _without("wait", "Covered", epochs=2),
 }

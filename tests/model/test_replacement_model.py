@@ -21,7 +21,7 @@ def checker() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", WHOLE[:3], ids=["the broker deletes", "a round is taken back", "a zombie"])
+@pytest.mark.parametrize("size", WHOLE[:4], ids=["the broker deletes", "a round is taken back", "segments expire", "a zombie"])
 def test_every_promise_holds(size: Size) -> None:
     found = check(size)
     assert found.broken == "", found.told

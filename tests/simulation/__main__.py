@@ -14,6 +14,8 @@ from typing import Any
 
 from tests.evidence import write_record
 from tests.simulation.kafka_schedule import KAFKA_MUTATIONS, kafka_bites, run_kafka_schedule
+from tests.simulation.life_mutations import LIFE_MUTATIONS, life_bites
+from tests.simulation.lives import run_life
 from tests.simulation.mutations import COVERED, MUTATIONS, Mutation, bites
 from tests.simulation.schedule import Outcome, run_schedule
 from tests.simulation.way_in import run_way_in
@@ -65,15 +67,19 @@ def main() -> int:
     parser.add_argument("--drop", metavar="RULE", help="drop rules of mutations.py by name (or 'all') and show which seeds notice")
     parser.add_argument("--brokers", action="store_true", help="tiers that brokers write")
     parser.add_argument("--way-in", action="store_true", help="lives of brokers' directories, and what imports them")
+    parser.add_argument("--lives", action="store_true", help="lives of a topic that expires, is deleted and is created again")
     parser.add_argument("--record", type=Path, help="write what was found here, as JSON")
     arguments = parser.parse_args()
     suite = "broker-managed tiers" if arguments.brokers else "importing directories" if arguments.way_in else "compactor-managed tiers"
+    suite = "lives of topics" if arguments.lives else suite
     schedule: Schedule = run_schedule
     dropped: tuple[Mapping[str, Mutation], Bites] = MUTATIONS, bites
     if arguments.brokers:
         schedule, dropped = run_kafka_schedule, (KAFKA_MUTATIONS, kafka_bites)
     if arguments.way_in:
         schedule, dropped = run_way_in, (WAY_IN_MUTATIONS, way_in_bites)
+    if arguments.lives:
+        schedule, dropped = run_life, (LIFE_MUTATIONS, life_bites)
     if arguments.drop is not None:
         rules = show_bites(arguments.drop, range(arguments.start, arguments.start + arguments.seeds), *dropped)
         write_record(arguments.record, "mutants", {"suite": suite, "seeds": arguments.seeds, "rules": rules})

@@ -40,7 +40,7 @@ class Oracle:
         self.name = name
         self.log = f"partitions/{name}/log/"
         self.rows: list[Row] = [row for segment in broker for row in segment]
-        self.state = PartitionState(topic=name.topic, partition=name.partition)
+        self.state = PartitionState(topic=name.topic, partition=name.partition, incarnation=name.incarnation)
         self.fingerprints: dict[int, Fingerprint] = {0: fingerprint(self.state)}
         self.times: dict[int, float] = {}
         self.contents: dict[str, Rows] = {}

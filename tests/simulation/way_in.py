@@ -129,8 +129,15 @@ def end_phase(way: WayIn) -> None:
         check_reading(way, way.readings[0], tier)
 
 
-def finish(way: WayIn, side: Side, act: Callable[[], None], options: ImportOptions) -> None:
-    """The import succeeds in the end, and nothing is missing."""
+def finish(
+    way: WayIn,
+    side: Side,
+    act: Callable[[], None],
+    options: ImportOptions,
+    excuse: Callable[[WayIn, Side, ImportOptions], str] | None = None,
+) -> None:
+    """The import succeeds in the end, and nothing is missing. ``excuse``: returns why the import may be refused, or an empty string."""
+    excuse = excuse or excuse_of
     world, oracle, led = way.world, side.oracle, way.brokers.led
     reason = ""
     for number_ in range(ATTEMPTS):
@@ -151,6 +158,7 @@ def finish(way: WayIn, side: Side, act: Callable[[], None], options: ImportOptio
         break
     if world.violations:
         return
+    oracle = side.oracle
     end = led.bases[-1] if options.live else len(led.log)
     if oracle.state.end_offset + 1 < end and not reason:
         world.violate(f"the tier ends at {oracle.state.end_offset}, and the leader's log at {end - 1}")
@@ -177,7 +185,7 @@ def bring(way: WayIn, process: Process) -> None:
             return
 
 
-def excuse(way: WayIn, side: Side, options: ImportOptions) -> str:
+def excuse_of(way: WayIn, side: Side, options: ImportOptions) -> str:
     """Why the import may be refused, by what really is; an empty string where it may not."""
     led, oracle, state = way.brokers.led, side.oracle, side.oracle.state
     if any(each.damaged for each in led.staged.values()):

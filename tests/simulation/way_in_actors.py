@@ -181,6 +181,10 @@ class WayIn:
             self.hear()
         self.world.push(self.world.now_ms + rng.choice((20, 300, 1500)), self.event)
 
+    def ask(self, topics: Sequence[str]) -> ClusterTopics:
+        """Return what the cluster says of topic ids: nothing."""
+        return ClusterTopics("", {})
+
     def hear(self) -> None:
         """Agents learn who leads, and where the log ends."""
         self.heard = (self.brokers.leader.number, self.brokers.end(), self.brokers.incarnation, int(self.world.now_ms))
@@ -237,7 +241,7 @@ class WayIn:
         def now() -> Source:
             there = self.brokers.disks[disk.number]
             version = (self.brokers.incarnation, there.version)
-            return Source(there.present(), there.start, version, there.takeable(is_taken), there.clean_to)
+            return Source(there.present(), there.start, version, there.takeable(is_taken), there.clean_to, active=there.bases[-1])
 
         return now
 
@@ -248,8 +252,8 @@ class WayIn:
             rng = self.world.rng
             rules = {"accept_truncation": rng.random() < 0.7, "allow_gaps": rng.random() < 0.4}
             agent = tier.settings.agent.model_copy(update=rules)
-            opened, silent = replace(tier, settings=tier.settings.model_copy(update={"agent": agent})), ClusterTopics("", {})
-            uploads = Uploader(opened, StopRequest(threading.Event()), lambda names: silent)
+            opened = replace(tier, settings=tier.settings.model_copy(update={"agent": agent}))
+            uploads = Uploader(opened, StopRequest(threading.Event()), self.ask)
             known: list[UploadWatch | None] = [None]
             holder = StagedHolder()
             self.holders.append(holder)

@@ -11,10 +11,11 @@ from greenlet import getcurrent
 from checkpoint.offsets import clean_end_offset
 from compactor.control.records import PartitionDeleted, SegmentsPrepended, SegmentsTiered, TailTruncated
 from compactor.control.state import PartitionState
+from compactor.model.ids import TopicPartition
 from tests.plain_format import read_batches
 from tests.simulation.directories import Directories
 from tests.simulation.oracle import Oracle, _id
-from tests.simulation.symbolic import Row, Rows, view
+from tests.simulation.symbolic import NAME, Row, Rows, view
 from tests.simulation.world import SimStore, World
 
 
@@ -24,7 +25,7 @@ class Source:
 
     ``version`` changes with every change. ``staged``: offset -> number of what is staged for deletion before it and must be taken, where
     a live log is read. ``cleaned``: end of what its own cleaner has cleaned. ``lost``: what a tier lacks because retention
-    had taken it from its own source.
+    had taken it from its own source. ``active``: first offset of the newest segment.
     """
 
     present: Mapping[int, int]
@@ -33,6 +34,7 @@ class Source:
     staged: Mapping[int, int] = field(default_factory=dict)
     cleaned: int = 0
     lost: frozenset[int] = frozenset()
+    active: int = 2**63 - 1
 
     def must_give(self, seam: int) -> int:
         """The offset up to which staged records must come in where they are missing from ``seam`` on."""
@@ -94,8 +96,8 @@ class WayInOracle(Oracle):
     lost: those that retention had taken.
     """
 
-    def __init__(self, world: World, control: SimStore, data: SimStore, brokers: Directories) -> None:
-        super().__init__(WayInWorld(world, control, data), [])  # type: ignore[arg-type]
+    def __init__(self, world: World, control: SimStore, data: SimStore, brokers: Directories, name: TopicPartition = NAME) -> None:
+        super().__init__(WayInWorld(world, control, data), [], name)  # type: ignore[arg-type]
         self.brokers = brokers
         self.lost: set[int] = set()
         self.absent: dict[int, int] = {}

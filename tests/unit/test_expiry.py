@@ -171,3 +171,13 @@ def test_tiers_that_brokers_manage_refuse_retention_of_ours(table: str, tmp_path
         tier_kind(load_settings(str(file), {}))
     file.write_text('[tier]\nurl = "s3://b"\n' + table)
     tier_kind(load_settings(str(file), {}))
+
+
+@pytest.mark.parametrize("kind", ['kind = "kafka"\nlayout = "aiven"', 'layout = "pinterest"'])
+def test_only_tiers_of_our_own_delete_topics_that_their_cluster_has_deleted(kind: str, tmp_path: Any) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(f'[tier]\n{kind}\nurl = "s3://b"\non_topic_deletion = "delete"\n')
+    with pytest.raises(UsageError, match="this tier has another owner"):
+        tier_kind(load_settings(str(file), {}))
+    file.write_text('[tier]\nurl = "s3://b"\non_topic_deletion = "delete"\n')
+    tier_kind(load_settings(str(file), {}))

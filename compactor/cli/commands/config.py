@@ -84,7 +84,7 @@ def _check_compactor_managed(settings: Settings) -> list[dict[str, str]]:
     if not problems:
         problems = _check_stores(settings)
         problems += [] if any(problem["severity"] == "error" for problem in problems) else _check_topic_patterns(settings)
-    return [*problems, *_check_storage_class(settings), *_find_ineffective_settings(settings)]
+    return [*problems, *_check_storage_class(settings), *_check_topic_deletion(settings), *_find_ineffective_settings(settings)]
 
 
 def _check_broker_managed(settings: Settings) -> list[dict[str, str]]:
@@ -95,6 +95,24 @@ def _check_broker_managed(settings: Settings) -> list[dict[str, str]]:
 def _check_listed(settings: Settings) -> list[dict[str, str]]:
     """Return the problems of a listed tier."""
     return [*_check_listed_tier(settings), *_check_topic_patterns(settings), *_find_ineffective_settings(settings)]
+
+
+def _check_topic_deletion(settings: Settings) -> list[dict[str, str]]:
+    """Return why no cluster can be asked about deleted topics, although ``on_topic_deletion`` needs that."""
+    from compactor.bootstrap import kafka_connection
+    from compactor.brokers.topic_ids import client_options
+
+    if settings.tier.on_topic_deletion == "keep":
+        return []
+    detail, hint = "it asks the cluster, and [kafka] bootstrap_servers names none", 'Name brokers, or set it to "keep"'
+    if settings.kafka.names_brokers:
+        try:
+            client_options(kafka_connection(settings))
+        except CompactorError as error:
+            detail, hint = error.message, error.hint
+        else:
+            return []
+    return [{"severity": "error", "kind": "settings", "object": "tier.on_topic_deletion", "detail": detail, "hint": hint}]
 
 
 def _find_ineffective_settings(settings: Settings) -> list[dict[str, str]]:

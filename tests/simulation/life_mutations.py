@@ -1,0 +1,186 @@
+"""The rules about topics that are deleted and created again, each dropped in turn: whole lives must notice, or directed tests.
+
+``python -m tests.simulation --lives --drop all`` shows which seeds notice what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from compactor.control import incarnations as rule
+from compactor.control.importing import open_incarnation
+from compactor.control.state import PartitionState
+from compactor.errors import BadData, CompactorError
+from compactor.model.ids import TopicPartition, incarnation as named
+from compactor.transfer import import_, incarnations
+from compactor.upkeep import deleted_topics
+from tests.simulation import lives
+from tests.simulation.mutations import Mutation, together
+
+
+@contextmanager
+def nobody_is_asked() -> Iterator[None]:
+    """Another topic id supersedes the tier's, whoever brings it."""
+    record = incarnations._record_recreation
+
+    def by_hand(catalog: Any, state: Any, topic_id: str, where: str, opening: incarnations.OpeningRule, holder: str) -> None:
+        record(catalog, state, topic_id, where, replace(opening, by_hand=True), holder)
+
+    with patch.object(incarnations, "_record_recreation", by_hand):
+        yield
+
+
+@contextmanager
+def any_cluster_is_believed() -> Iterator[None]:
+    """It does not matter which cluster says that a topic was created again."""
+    problem = rule.recreation_problem
+
+    def careless(state: Any, body: Any) -> str:
+        return problem(state, body.model_copy(update={"cluster_id": ""}))
+
+    with patch.object(rule, "recreation_problem", careless), patch.object(incarnations, "recreation_problem", careless):
+        yield
+
+
+@contextmanager
+def superseded_topics_come_back() -> Iterator[None]:
+    """An id that was superseded is one like any other."""
+    judge, problem = rule.judge_topic_id, rule.recreation_problem
+
+    def forgetful(recorded_id: str, given_id: str, superseded: Any) -> rule.TopicVerdict:
+        return judge(recorded_id, given_id, {})
+
+    def careless(state: Any, body: Any) -> str:
+        return problem(state.model_copy(update={"superseded": {}}), body)
+
+    with (
+        patch.object(incarnations, "judge_topic_id", forgetful),
+        patch.object(incarnations, "latest_topic_id", lambda topic_id, superseded: topic_id),
+        patch.object(import_, "check_not_superseded", lambda *_: None),
+        patch.object(rule, "recreation_problem", careless),
+        patch.object(incarnations, "recreation_problem", careless),
+    ):
+        yield
+
+
+@contextmanager
+def damage_is_a_difference() -> Iterator[None]:
+    """Records that cannot be read count as other records than the tier's."""
+
+    def has_equal_records(compare: Any) -> bool:
+        try:
+            return bool(compare() > 0)
+        except BadData:
+            return False
+
+    with patch.object(incarnations, "_has_equal_records", has_equal_records):
+        yield
+
+
+@contextmanager
+def incarnations_are_listed_late() -> Iterator[None]:
+    """A new incarnation is listed with its first segment, not when it is opened."""
+    find = incarnations.find_incarnation
+
+    def late(tier: Any, state: PartitionState, topic_id: str, *means: Any) -> TopicPartition:
+        with patch.object(incarnations, "publish_hints", lambda *_: None):
+            following = tier.open(named(state.topic, state.partition, state.incarnation + 1))
+            found = find(tier, state, topic_id, *means)
+            if found != state.name and found == following.state.name:
+                open_incarnation(following, topic_id, "")
+            return found
+
+    with patch.object(import_, "find_incarnation", late):
+        yield
+
+
+@contextmanager
+def one_answer_is_enough() -> Iterator[None]:
+    """A topic is deleted once its cluster has said one time that it does not exist."""
+
+    def confirmed(state: Any, topic_id: str) -> bool:
+        return topic_id in state.missing
+
+    with patch.object(deleted_topics, "is_deletion_confirmed", confirmed):
+        yield
+
+
+@contextmanager
+def contradictions_do_not_count() -> Iterator[None]:
+    """That a topic exists after all does not matter."""
+    delete = deleted_topics.delete_removed_topics
+
+    def deaf(tier: Any, ask: Any) -> Any:
+        return delete(tier, lambda topic_ids: replace(ask(topic_ids), present=()))
+
+    with patch.object(deleted_topics, "delete_removed_topics", deaf):
+        yield
+
+
+@contextmanager
+def answers_of_any_cluster_count() -> Iterator[None]:
+    """Nobody looks which cluster says that a topic does not exist: all answers are taken for those of the recorded one."""
+    delete = deleted_topics.delete_removed_topics
+
+    def careless(tier: Any, ask: Any) -> Any:
+        def recorded(topic_ids: Any) -> Any:
+            return replace(ask(topic_ids), cluster_id=next(iter(tier.catalog.refresh().topic_clusters.values())))
+
+        return delete(tier, recorded)
+
+    with patch.object(deleted_topics, "delete_removed_topics", careless):
+        yield
+
+
+def earlier_twice(values: Iterable[Any]) -> list[Any]:
+    """Return the earlier of two clocks twice; other values in order."""
+    found = sorted(values)
+    return [found[0]] * 2 if len(found) == 2 and isinstance(found[0], int) else found
+
+
+def readers_do_not_know_the_log_start() -> AbstractContextManager[Any]:
+    """Readers begin with the first live segment."""
+    return patch.object(PartitionState, "log_start", property(lambda self: self.start_offset))
+
+
+LIFE_MUTATIONS: Mapping[str, Mutation] = {
+    "nobody is asked who the topic is": nobody_is_asked,
+    "any cluster may say that a topic was created again": any_cluster_is_believed,
+    "superseded topics come back, and nobody is asked": together(superseded_topics_come_back, nobody_is_asked),
+    "restored topics are not adopted": lambda: patch.object(incarnations, "_has_equal_records", lambda compare: False),
+    "one answer is enough": one_answer_is_enough,
+    "readers do not know the log start": readers_do_not_know_the_log_start,
+}
+"""Noticed by lives."""
+
+OPENING_MUTATIONS: Mapping[str, Mutation] = {
+    "damage is a difference": damage_is_a_difference,
+    "incarnations are listed late": incarnations_are_listed_late,
+}
+"""Rare in lives: tests/integration/test_incarnations.py notices."""
+
+DELETION_MUTATIONS: Mapping[str, Mutation] = {
+    "one answer is enough": one_answer_is_enough,
+    "answers need not lie apart": lambda: lives.confirmed_within(0),
+    "contradictions do not count": contradictions_do_not_count,
+    "answers of any cluster count": answers_of_any_cluster_count,
+    "the earlier clock counts": lambda: patch.object(deleted_topics, "sorted", earlier_twice, create=True),
+}
+"""Rare in lives: tests/integration/test_deleted_topics.py notices."""
+
+
+def life_bites(mutation: Mutation, seeds: Iterable[int]) -> Iterator[tuple[int, str]]:
+    """(seed, first violation) of each life that notices."""
+    for seed in seeds:
+        with mutation():
+            try:
+                outcome = lives.run_life(seed)
+            except (CompactorError, AssertionError) as error:
+                yield seed, f"{type(error).__name__}: {error}"
+                continue
+        if outcome.violations:
+            yield seed, outcome.violations[0]
