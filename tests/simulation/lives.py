@@ -22,7 +22,8 @@ from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.leaders import ClusterTopics
 from compactor.brokers.topic_ids import TopicAnswers
 from compactor.consumer.messages import Place
-from compactor.consumer.tiered import ConsumerOptions, TieredConsumer
+from compactor.consumer.sources import ConsumerOptions
+from compactor.consumer.tiered import TieredConsumer
 from compactor.control import incarnations
 from compactor.control.records import IncarnationOpened, LogStartRaised, PartitionDeleted, RoundPublished, SegmentsTiered, TailTruncated
 from compactor.control.state import PartitionState
