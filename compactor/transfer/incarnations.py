@@ -84,7 +84,7 @@ def find_incarnation(
     if following.refresh().topic_id not in catalog.state.superseded.get(state.topic, {}):
         open_incarnation(following, topic_id, tier.ports.holder)
     # Listed before its first segment comes: its topic may be superseded until then, and the next one is found through it.
-    publish_hints(catalog, {following.state.name: following.reached()})
+    publish_hints(catalog, {following.state.name: following.confirmed_slot()})
     return following.state.name
 
 

@@ -416,7 +416,7 @@ def run_life(seed: int, *, steps: int = STEPS, trace: bool = False) -> Outcome:
         brokers.write()
         life = Life(world, brokers, Path(folder))
         stack.enter_context(watched(world, *life.oracles))
-        stack.enter_context(patch.object(staged_files, "changed_ms", brokers.changed_ms))
+        stack.enter_context(patch.object(staged_files, "inode_change_ms", brokers.inode_change_ms))
         play(life, steps)
         for holder in life.holders:
             holder.forget(NAME)
