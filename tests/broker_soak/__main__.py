@@ -246,7 +246,7 @@ def _wait_for_rest(phase: Phase, beside: Deployment) -> None:
     began, looks_at_rest = time.monotonic(), 0
     while looks_at_rest < 4:
         asked = beside.process("status")
-        waiting = asked.document["totals"]["waiting_partitions"] if not asked.code else -1
+        waiting = asked.document["totals"]["waiting_partitions"] if '"totals"' in asked.out else -1  # exit code 3: some need attention
         looks_at_rest = 0 if waiting else looks_at_rest + 1
         if time.monotonic() - began > REST_S:
             text = (
