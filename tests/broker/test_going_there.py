@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 
-from tests.broker.test_compaction import BrokerTierCli, assert_compacted, cli
+from tests.broker.test_compaction import BrokerTierCli, assert_compacted
 from tests.support.kafka_admin import ClusterAdmin, wait_until
 from tests.support.kafka_broker import KafkaCluster
 from tests.support.kafka_traffic import DraftRecord, Writer, WrittenPartition, consume
@@ -22,7 +22,7 @@ LONG_AGO_MS = 1_700_000_000_000
 def test_a_topic_that_brokers_compacted_is_tiered_and_compacted_here(
     broker: KafkaCluster,
     broker_admin: ClusterAdmin,
-    cli: Callable[..., BrokerTierCli],
+    tmp_path: Path,
 ) -> None:
     model = WrittenPartition()
     broker_admin.create_topic("going", settings=COMPACTED)
@@ -40,7 +40,7 @@ def test_a_topic_that_brokers_compacted_is_tiered_and_compacted_here(
     write_rounds(20, 30)
     broker_admin.wait_tiered("going")
 
-    ours = cli(broker, "going")
+    ours = BrokerTierCli(broker, tmp_path / "compactor", ["going"])
     assert ours.process("config", "check")["problems"] == []
     [done] = ours.process("run")["partitions"]
     assert done["status"] == "cleaned"
