@@ -41,14 +41,17 @@ class ManualAction(Value):
 
 
 class ActionOutcome(Value):
-    """Outcome of an action. error: empty if it succeeded."""
+    """Outcome of a person's action.
+
+    error: the error message; empty if the action succeeded.
+    """
 
     at_ms: int
     error: str = ""
 
 
 class RecordedAction(Value):
-    """An action of the audit with its outcome; None if the process ended before it could record one."""
+    """An action of the audit with its outcome. The outcome is None if the process ended before it could record one."""
 
     id: str
     action: ManualAction

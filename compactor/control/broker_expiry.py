@@ -17,7 +17,7 @@ from compactor.model.plan import CompactionTask
 
 
 def find_expired_segments(leadership: Leadership, wanted: Collection[str]) -> frozenset[str]:
-    """Return which segments, by id, brokers have deleted and lie wholly below the highest log start that brokers ever reported.
+    """Return the ids of the segments that brokers have deleted and that lie wholly below the highest log start that brokers ever reported.
 
     :param wanted: ids of live segments, or of the open round's new ones. Other ids are ignored.
 
@@ -48,7 +48,8 @@ def observe_log_start(leadership: Leadership) -> int:
 
 @dataclass
 class ExpiredSources:
-    """The segments of one open round that brokers have expired, as far as was found out. They stay expired for ever.
+    """Segments of one open round that brokers have deleted by retention, as far as this process has found out. Expired segments never
+    return.
 
     ids: segment ids.
     """
@@ -57,7 +58,9 @@ class ExpiredSources:
     ids: set[str] = field(default_factory=set)
 
     def find_expired(self, wanted: Iterable[str]) -> frozenset[str]:
-        """Return which of these segments have expired, by id. Only those that are not known to have expired are inquired about."""
+        """Return the ids of those segments that brokers have expired. Brokers are asked only about segments that are not known to have
+        expired.
+        """
         names = frozenset(wanted)
         self.ids |= find_expired_segments(self.leadership, names - self.ids)
         return names & self.ids
@@ -73,9 +76,9 @@ class ExpiredSources:
         return self.ids.issuperset(task.sources) or task.new_segment_id in self.ids
 
     def partly_expired(self, tasks: Iterable[CompactionTask]) -> CompactionTask | None:
-        """Return the first task of which some sources have expired and others have not, or None."""
+        """Return the first task some of whose source segments brokers have expired and others not, or None."""
         return next((task for task in tasks if self.ids.intersection(task.sources) and not self.has_expired(task)), None)
 
     def without_expired(self, state: PartitionState) -> PartitionState:
-        """Return the state without the expired segments, so that nobody tries to read them."""
+        """Return the state without the expired segments, so that no code tries to read them."""
         return state.model_copy(update={"live": tuple(segment for segment in state.live if segment.id not in self.ids)})

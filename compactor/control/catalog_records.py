@@ -29,7 +29,7 @@ class TierCreated(Value):
 
 
 class _AboutPartition(Value):
-    """Base of records of the tier-wide log about one partition."""
+    """Base of the records of the tier-wide log that concern one partition."""
 
     topic: str
     partition: int
@@ -42,28 +42,36 @@ class _AboutPartition(Value):
 
 
 class PartitionChanged(_AboutPartition):
-    """Record: this partition exists, and its control log has new records. ``slot``: a slot that its log has had; 0 if not stated."""
+    """Record: this partition exists, and its control log has new records.
+
+    slot: a position that its log has reached; 0 if not stated.
+    """
 
     type: Literal["partition_changed"] = "partition_changed"
     slot: int = 0
 
 
 class SlotsReached(Value):
-    """Record: a slot that each control log has had, read back before this was written. A log that ends below its slot was damaged."""
+    """Record: for each control log, a position (slot) that it has reached, confirmed by reading it back. A log that ends before its
+    position was damaged.
+    """
 
     type: Literal["slots_reached"] = "slots_reached"
     slots: dict[str, int]
 
 
 class PartitionsChanged(Value):
-    """Record: the same as PartitionChanged for many partitions, by name; written from hints that had waited in the inbox."""
+    """Record: these partitions exist, and their control logs have new records (PartitionChanged for many partitions). Written from change
+    hints that were stored as separate objects.
+    """
 
     type: Literal["partitions_changed"] = "partitions_changed"
     slots: dict[str, int]
 
 
 class RetireInspection(NamedTuple):
-    """Result of a retirement check of a partition: its log ended at ``slot``, and no object of it can be deleted before ``next_ms``.
+    """Result of a check what can be deleted of a partition. Its log ended at ``slot``, and no object of it can be deleted before
+    ``next_ms``.
 
     at_ms: time of the check, in milliseconds since the epoch.
     """
@@ -74,8 +82,8 @@ class RetireInspection(NamedTuple):
 
 
 class PartitionsInspected(Value):
-    """Record: until when ``retire`` has nothing to do in each partition, unless its log changes. Only saves ``retire`` from checking
-    again.
+    """Record: for each partition, the time before which ``retire`` has nothing to delete, unless the log changes. It only saves ``retire``
+    from checking again.
     """
 
     type: Literal["partitions_looked"] = "partitions_looked"
@@ -107,9 +115,10 @@ class RoundWanted(_AboutPartition):
 
 
 class TopicsConfirmed(Value):
-    """Record: a cluster has said that these topic names have these ids. ``topic_ids``: by topic name.
+    """Record: a cluster has reported these topic names with their ids. From then on only this cluster can report whether these topics
+    exist.
 
-    From then on only this cluster can say what becomes of these topics.
+    topic_ids: by topic name.
     """
 
     type: Literal["topics_confirmed"] = "topics_confirmed"

@@ -49,7 +49,9 @@ Body = Any
 
 
 class Boundary(Value):
-    """Object saying that slots up to and including ``slot`` may be gone, because snapshot ``slot`` replaces them. Numbered from 1."""
+    """Object stating that the control log's records up to and including ``slot`` (a numbered position) may have been deleted, because a
+    snapshot replaces them. Boundaries are numbered from 1.
+    """
 
     version: int
     log: str
@@ -58,7 +60,7 @@ class Boundary(Value):
 
 
 class Snapshot(Value, Generic[S]):
-    """Stored state of a control log up to and including ``state.slot``."""
+    """Stored state of a control log after the records up to and including position ``state.slot``."""
 
     version: int
     log: str
@@ -66,19 +68,22 @@ class Snapshot(Value, Generic[S]):
 
 
 class SlotContention(Exception):
-    """Raised when other processes took the next slot repeatedly. Only for appends that the caller can replace by something else."""
+    """Raised when other processes took the next position of the log (its slot) repeatedly. Raised only for appends that the caller can
+    replace by something else.
+    """
 
 
 class StateMark(Value):
-    """Identity of a folded state within its log: incarnation and attempt of the last record in it, or the boundary of the snapshot that it
-    is.
+    """Identity of a state within its control log, by which another process can check whether the log still contains that state.
 
-    With it a state that was stored elsewhere, for instance on local disk, can be checked against the log, and no search for the boundary is
-    needed.
+    It names the last record from which the state was computed, or the boundary of the snapshot that the state equals. With it a state
+    stored elsewhere, for instance on local disk, can be used without a search for the boundary.
 
-    boundary: the highest boundary that was known to the fold.
+    boundary: the highest boundary that was known when the state was computed.
+
     incarnation: random id of the writer of the last record; empty if the state is exactly the boundary's snapshot.
-    attempt: the writer's number of that create.
+
+    attempt: the number of that record among its writer's creates.
     """
 
     boundary: Boundary
@@ -103,10 +108,10 @@ class LogFormat(Generic[S]):
 
 
 class ControlLog(Generic[S]):
-    """One process's access to one control log, with the state that its records fold to. Not thread-safe. Each instance has its own
-    incarnation.
+    """Access of one process to one control log, with the state that results from replaying its records. Not thread-safe.
 
-    Reading methods raise BadControlRecord if an object is corrupt or in the wrong place, and StoreError if the store fails.
+    Each instance has its own incarnation, a random id that marks its records. Reading methods raise BadControlRecord if an object is
+    corrupt or in the wrong place, and StoreError if the store fails.
     """
 
     def __init__(
@@ -150,12 +155,12 @@ class ControlLog(Generic[S]):
 
     @property
     def state(self) -> S:
-        """Return the state as of the last fold, changed by ``view``. Call ``refresh`` first for the current one."""
+        """Return the state as of the last read of the log, as ``view`` shows it. Call ``refresh`` first for the current one."""
         return self._visible_state(self._folded_state)
 
     @property
     def _folded_state(self) -> S:
-        """Return the folded state without ``view``. Folds now if nothing was folded yet."""
+        """Return the state that results from the log's records, without ``view``. Reads the log now if it was not read yet."""
         if self._state is not None:
             return self._state
         if not self._adopt_loaded_state():
@@ -163,27 +168,28 @@ class ControlLog(Generic[S]):
         return self._fold_to_tail(None)
 
     def _visible_state(self, state: S) -> S:
-        """Return a folded state as readers see it (``view``)."""
+        """Return a state as readers see it, that is after applying ``view``."""
         return state if self._view is None else self._view(state)
 
     def adopt_state(self, state: S, mark: StateMark | None = None) -> None:
-        """Continue from a state that was folded earlier. If a boundary has passed it, the next fold starts over.
+        """Continue from a state that was computed earlier from the same log. If the log was cut beyond that state meanwhile, it is read
+        again from its snapshot.
 
-        :param mark: identity of the state in its log. With it the state may come from another process: the next fold first checks that the
+        :param mark: identity of the state in its log. With it the state may come from another process: the next read first checks that the
             log still has the record which the mark names.
         """
         self._state, self._kept = (state, None) if mark is None else (None, (state, mark))
         self._last = None
 
     def state_mark(self) -> StateMark | None:
-        """Return the identity that another process needs to ``load`` the present state, or None if the log does not determine it."""
+        """Return the identity that another process needs to adopt the present state, or None if the log does not determine it."""
         state = self.state
         if self._boundary.slot == state.slot:
             return StateMark(boundary=self._boundary) if state.slot else None
         return StateMark(boundary=self._boundary, incarnation=self._last[0], attempt=self._last[1]) if self._last else None
 
     def record_key(self, slot: int) -> str:
-        """Return the object key of a slot."""
+        """Return the object key of the record at a position (slot) of the log."""
         return f"{self.prefix}/log/{slot:020d}.json"
 
     def candidate_record(self, body: Body) -> Record[Any]:
@@ -199,18 +205,18 @@ class ControlLog(Generic[S]):
         )
 
     def refresh(self) -> S:
-        """Read new records up to the tail of the log, and return the state."""
+        """Read new records up to the end of the log, and return the state."""
         if self._state is None and not self._adopt_loaded_state():
             self._reset_to_snapshot()
         self._fold_to_tail(None)
         return self.state
 
     def refresh_and_check_gaps(self) -> S:
-        """Fold to the tail, check by LIST that no object is missing before it, and return the state.
+        """Read the log to its end, check by LIST that no object is missing before it, and return the state.
 
-        Slots are numbered without gaps, so every listed object is within reach of a fold unless an earlier one was lost; a fold alone would
-        take the gap for the tail. Called before irreversible decisions, and when no slot of the log is known at all. Raises
-        BadControlRecord if an object is missing.
+        Records are numbered without gaps, so every listed object can be reached unless an earlier one was lost; reading alone would take
+        the gap for the end. Called before irreversible decisions, and when no position of the log is known at all. Raises BadControlRecord
+        if an object is missing.
         """
         beyond = self._last_listed_keys()
         if beyond:
@@ -223,8 +229,8 @@ class ControlLog(Generic[S]):
         return self.state
 
     def _last_listed_keys(self) -> dict[str, str]:
-        """Return the last listed key after the present state, for each kind of object that has one. One LIST request, more if other objects
-        fill its page.
+        """Return the last listed key after the present state, for each kind of object (record, snapshot, boundary) that has one. Takes one
+        LIST request, or more if other objects fill its page.
         """
         last = {kind: self._last_folded_key(kind) for kind in SLOT_KINDS}
         keys = [info.key for info in islice(self.store.list(f"{self.prefix}/", after=min(last.values())), PAGE)]
@@ -238,20 +244,20 @@ class ControlLog(Generic[S]):
         return found
 
     def _last_folded_key(self, kind: str) -> str:
-        """Return the key of the last object of this kind that the present state includes."""
+        """Return the key of the last object of this kind (record, snapshot or boundary) that the present state includes."""
         number = self._boundary.number if kind == "boundary" else self.state.slot
         return f"{self.prefix}/{kind}/{number:020d}.json"
 
     def reload(self) -> S:
-        """Fold again from the snapshot, and return the state. Unlike an older folded state, a snapshot has the modification times of
-        deleted slots.
+        """Read the log again from its snapshot, and return the state. Unlike an older state in memory, a snapshot has the modification
+        times of deleted records.
         """
         self._reset_to_snapshot()
         self._fold_to_tail(None)
         return self.state
 
     def records_with_states(self) -> tuple[S, list[tuple[Record[Any], S]]]:
-        """Return the state from which the log still begins, and each later record with the state after it. For display. Reads only."""
+        """Return the state from which the log still begins, and each later record with the state after it. For display; writes nothing."""
         while True:
             self._reset_to_snapshot()
             base = state = self._folded_state
@@ -265,9 +271,8 @@ class ControlLog(Generic[S]):
                 return base, steps
 
     def has_new_records(self) -> bool:
-        """Return whether the log has changed since the last fold. Makes two requests if it has not.
-
-        If the log was replaced by an older copy meanwhile, the next fold starts over.
+        """Return whether the log has changed since it was last read. Makes two requests if it has not. If the log was replaced by an older
+        copy meanwhile, the next read starts over.
         """
         state, mark = self.state, self.state_mark()
         if mark is None:
@@ -281,9 +286,9 @@ class ControlLog(Generic[S]):
         return True
 
     def has_changed_since(self, slot: int, mark: StateMark) -> bool:
-        """Return whether the log has changed since another process folded it up to and including ``slot``.
+        """Return whether the log has changed since another process read it up to and including position ``slot``.
 
-        :param mark: identity of that process's state. A log that no longer has the record which it names counts as changed.
+        :param mark: identity of that process's state. A log that no longer has the record which it names is reported as changed.
         """
         self._boundary = mark.boundary
         if self.floor > slot or not self.has_mark(slot, mark):
@@ -296,19 +301,22 @@ class ControlLog(Generic[S]):
         return self._read_object(self.record_key(self.state.slot + slots)) is not None
 
     def confirmed_slot(self) -> int:
-        """Return the slot of the present state after reading that record back from the store, or 0 if it is not there."""
+        """Return the position (slot) of the last record in the present state after reading that record back from the store, or 0 if it is
+        not there.
+        """
         state, mark = self.state, self.state_mark()
         return state.slot if mark is not None and self.has_mark(state.slot, mark) else 0
 
     def transact(self, decide: Callable[[S], Body | None], *, most_lost: int = 0) -> S:
-        """Append the record that ``decide`` returns, repeatedly, until it returns None; return the folded state in which it did.
+        """Append the record that ``decide`` returns, again and again until it returns None, and return the state in which it did.
 
         ``decide`` is called again after every append and whenever the log has grown. It must see from the state whether its record has
-        counted, because nothing else proves that. It may raise to give up. After a StoreError the last record may or may not be in the log,
-        so the caller must not change anything that depends on it.
+        taken effect, because nothing else proves that. It may raise to give up.
+
+        After a StoreError the last record may or may not be in the log, so the caller must not change anything that depends on it.
 
         :param decide: the present state -> body of the record to append, or None when there is nothing left to append.
-        :param most_lost: number of slots lost to other writers after which SlotContention is raised; 0 for no limit.
+        :param most_lost: number of positions lost to other writers after which SlotContention is raised; 0 for no limit.
         """
         lost = 0
         while True:
@@ -335,10 +343,10 @@ class ControlLog(Generic[S]):
                     raise SlotContention
 
     def write_snapshot_and_cut(self, minimum: int = CUT_EVERY) -> bool:
-        """Write a snapshot and a boundary and delete the slots before it, if at least ``minimum`` slots have come since the last boundary.
+        """Write a snapshot and a boundary and delete the records before it, if at least ``minimum`` records were added since the last
+        boundary. Return whether records were deleted.
 
-        Any process may do this at any time, also several at once. Returns whether old slots were deleted. The present state decides whether
-        it is time, without a request, because the process that made the log longer knows its length.
+        Any process may do this at any time, also several at once. The present state decides whether it is time, without a request.
         """
         if self._folded_state.slot - self._boundary.slot < max(minimum, 1):
             return False
@@ -358,10 +366,10 @@ class ControlLog(Generic[S]):
         return True
 
     def restart_empty(self, empty: Callable[[int], S]) -> S:
-        """Abandon a log that is damaged for good: write a snapshot of ``empty(slot)`` above every slot that ever existed, and return the
-        new state.
+        """Abandon a log that is damaged for good: write a snapshot of ``empty(slot)`` above every position that was ever used, and return
+        the new state.
 
-        Records below it that reappear later, or that a process writes after a pause, do not count. Raises Unavailable if the snapshot
+        Records below it that reappear later, or that a process writes after a pause, have no effect. Raises Unavailable if the snapshot
         cannot be read back.
         """
         self._read_boundary()
@@ -380,9 +388,9 @@ class ControlLog(Generic[S]):
         return max((int(name[:20]) for name in names if _NUMBERED.fullmatch(name)), default=0)
 
     def _fold_to_tail(self, appended: Record[Any] | None) -> S:
-        """Fold on, then read the boundary, and start over if the fold began below it. Return the state.
+        """Read the log to its end and then its boundary; read everything again if the log was cut meanwhile. Return the state.
 
-        :param appended: record that was just created, to be folded without reading it back; None to read the log up to its tail.
+        :param appended: record that was just created, so that it need not be read back; None to read the log up to its end.
         """
         while True:
             base = self._folded_state
@@ -397,7 +405,7 @@ class ControlLog(Generic[S]):
             appended = None
 
     def _check_floor(self, state: S) -> None:
-        """Raise BadControlRecord if the log ends below the slot that it is known to have had: it was damaged or replaced by an older
+        """Raise BadControlRecord if the log ends below a position that it is known to have reached: it was damaged or replaced by an older
         copy.
         """
         if state.slot < self.floor:
@@ -411,8 +419,8 @@ class ControlLog(Generic[S]):
             raise BadControlRecord(cause, segment=f"{self.store.url}/{self.record_key(state.slot + 1)}", hint=hint)
 
     def has_mark(self, slot: int, mark: StateMark) -> bool | None:
-        """Return whether the log still has the record or boundary that a mark names; None if the record is gone, by ``cut`` or by a
-        loss.
+        """Return whether the log still has the record or boundary that a mark names; None if the record was deleted after a snapshot, or
+        lost.
         """
         if not mark.incarnation:
             return self._decode(Boundary, self._boundary_key(mark.boundary.number)) == mark.boundary
@@ -420,13 +428,13 @@ class ControlLog(Generic[S]):
         return None if record is None else (record.incarnation, record.attempt) == (mark.incarnation, mark.attempt)
 
     def _records_after(self, slot: int) -> Iterator[Record[Any]]:
-        """Yield the records after ``slot`` up to the tail, one request each."""
+        """Yield the records after position ``slot`` up to the end of the log, one request each."""
         while (record := self._read_slot(slot + 1)) is not None:
             yield record
             slot = record.slot
 
     def _adopt_loaded_state(self) -> bool:
-        """Adopt the state given to ``load`` if the log still has its last record, and return whether it was adopted."""
+        """Use the state given to ``adopt_state`` if the log still has its last record, and return whether it is used."""
         if self._kept is None:
             return False
         (state, mark), self._kept = self._kept, None
@@ -461,7 +469,9 @@ class ControlLog(Generic[S]):
         raise BadControlRecord(f"the snapshot that boundary {boundary.number} names is missing", segment=where, hint="Restore it")
 
     def _read_slot(self, slot: int) -> Record[Any] | None:
-        """Return the record of a slot, or None if there is none. Raises BadControlRecord if the object belongs to another slot or log."""
+        """Return the record at a position (slot) of the log, or None if there is none. Raises BadControlRecord if the object belongs to
+        another position or log.
+        """
         key = self.record_key(slot)
         record = self._decode(self._form.record, key)
         if record is not None and (record.slot != slot or record.log != self.name):
@@ -470,11 +480,13 @@ class ControlLog(Generic[S]):
         return record
 
     def _snapshot_key(self, slot: int) -> str:
-        """Return the object key of the snapshot of a slot."""
+        """Return the object key of the snapshot taken at a position (slot) of the log."""
         return f"{self.prefix}/snapshot/{slot:020d}.json"
 
     def read_snapshot(self, slot: int) -> S | None:
-        """Return the snapshot of a slot, or None if there is none. Raises BadControlRecord if the object belongs to another slot or log."""
+        """Return the snapshot taken at position ``slot``, or None if there is none. Raises BadControlRecord if the object belongs to
+        another position or log.
+        """
         key = self._snapshot_key(slot)
         snapshot = self._decode(self._form.snapshot, key)
         if snapshot is None:
@@ -485,7 +497,7 @@ class ControlLog(Generic[S]):
         return snapshot.state
 
     def _create_snapshot(self, state: S) -> bool:
-        """Create a snapshot, read it back, and return whether it exists. A snapshot of the same slot by another process is equally
+        """Create a snapshot, read it back, and return whether it exists. A snapshot by another process at the same position is equally
         valid.
         """
         snapshot = self._form.snapshot(version=records.VERSION, log=self.name, state=state)
@@ -500,7 +512,9 @@ class ControlLog(Generic[S]):
         return f"{self.prefix}/boundary/{number:020d}.json"
 
     def _read_boundary(self) -> Boundary:
-        """Return the highest boundary. Makes one request if there is no new one; otherwise searches by doubling and halving the number."""
+        """Return the highest boundary, up to which records may have been deleted. Makes one request if there is no new one; otherwise
+        searches by doubling and halving the number.
+        """
         known = self._boundary
         step = 1
         while (found := self._decode(Boundary, self._boundary_key(known.number + step))) is not None:
@@ -514,8 +528,8 @@ class ControlLog(Generic[S]):
         return known
 
     def _create_boundary(self, slot: int) -> None:
-        """Create the next boundary for ``slot``. Errors are ignored, because the highest boundary is read again before anything is
-        deleted.
+        """Create the next boundary, which permits deletion of the records up to ``slot``. Errors are ignored, because the highest boundary
+        is read again before anything is deleted.
         """
         number = self._boundary.number + 1
         boundary = Boundary(version=records.VERSION, log=self.name, number=number, slot=slot)
@@ -525,8 +539,8 @@ class ControlLog(Generic[S]):
             pass
 
     def _delete_old(self) -> None:
-        """Delete the slots and snapshots below the highest boundary, which is read again first, including records that were written there
-        late.
+        """Delete the records and snapshots below the highest boundary, which is read again first. This includes records that were written
+        there late.
         """
         bound = self._read_boundary().slot
         for kind, beyond in (("log", bound + 1), ("snapshot", bound)):
@@ -561,5 +575,5 @@ class ControlLog(Generic[S]):
 
 
 def is_same_attempt(stored: Record[Any], attempted: Record[Any]) -> bool:
-    """Return whether the record in a slot is the one that this process tried to create: same incarnation and same attempt."""
+    """Return whether a stored record is the one that this process tried to create: same writer incarnation and same attempt number."""
     return stored.incarnation == attempted.incarnation and stored.attempt == attempted.attempt

@@ -18,7 +18,7 @@ from compactor.model.ids import TopicPartition
 
 
 def restart_lost_log(log: PartitionLog) -> PartitionState:
-    """Restart a control log that is lost for good as an empty log. The objects of its segments are then unknown to the tier."""
+    """Restart a control log that is lost for good as an empty log. The tier then no longer knows the objects of its segments."""
     name = TopicPartition.parse_prefix(log.name)
     empty = PartitionState(topic=name.topic, partition=name.partition, incarnation=name.incarnation)
     return log.restart_empty(lambda slot: empty.model_copy(update={"slot": slot, "deleted_slot": slot}))
@@ -43,11 +43,12 @@ def delete_partition(ports: Ports, log: PartitionLog, lease: Lease, deleted_topi
 
 
 def raise_log_start(leadership: Leadership, choose_offset: Callable[[PartitionState], int | None]) -> PartitionState:
-    """Raise the log start to the offset that ``choose_offset`` names, and return the state in which this counts.
+    """Raise the log start to the offset that ``choose_offset`` returns, and return the state in which it has this value.
 
-    :param choose_offset: asked of the latest state, again after each change: the new log start, or None to leave it where it is.
+    :param choose_offset: called with the latest state, and again after each change. Returns the new log start, or None to leave it where it
+        is.
 
-    Nothing is written if the log start is there already and no segment can leave. Raises Fenced, RequirementFailed if an ordering rule
+    Nothing is written if the log start is there already and no segment can be removed. Raises Fenced, RequirementFailed if an ordering rule
     refuses the record, and StoreError if it is unknown whether the record was written.
     """
 

@@ -41,7 +41,10 @@ Changes = dict[str, Any]
 
 
 def fold_partition(state: PartitionState, record: Record[Any], refusal: Refusal) -> PartitionState:
-    """Return the state after one more record. ``refusal``: returns why the record does not count in a state, or an empty string."""
+    """Return the partition's state after one more record of its control log.
+
+    :param refusal: returns why the record has no effect in a state, or an empty string.
+    """
     reason = refusal(state, record)
     changes = _fenced_changes(state, record, reason) if reason else EFFECTS[type(record.body)](state, record, record.body)
     changes["slot"] = record.slot
@@ -49,8 +52,8 @@ def fold_partition(state: PartitionState, record: Record[Any], refusal: Refusal)
 
 
 def fold_catalog(state: CatalogState, record: Record[Any]) -> CatalogState:
-    """Return the state of the tier-wide log after one more record. Only the first identity counts; later ones lost the race to create
-    it.
+    """Return the state of the tier-wide log after one more record. Only the first tier identity is valid; a later one lost the race to
+    create it.
     """
     return state.model_copy(update={"slot": record.slot, **_catalog_changes(state, record, record.body)})
 
@@ -83,9 +86,10 @@ def _catalog_changes(state: CatalogState, record: Record[Any], body: Any) -> Cha
 
 
 def _hint_changes(state: CatalogState, record: Record[Any], slots: Mapping[str, int]) -> Changes:
-    """Return the changes by hints that partitions have new records.
+    """Return the changed fields after hints that partitions have new records.
 
-    A hint that does not state a slot invalidates the last retirement check; one that states it is compared with that check (``reached``).
+    A hint that does not state a log position invalidates the last retirement check. A hint that states one is compared with that check
+    (``reached``).
     """
     changes: Changes = {"partitions": state.partitions | dict.fromkeys(slots, record.slot), "reached": _raise_bounds(state.reached, slots)}
     unsaid = {name for name, slot in slots.items() if not slot} & state.looks.keys()
@@ -93,13 +97,13 @@ def _hint_changes(state: CatalogState, record: Record[Any], slots: Mapping[str, 
 
 
 def _raise_bounds(known: dict[str, int], new: Mapping[str, int]) -> dict[str, int]:
-    """Return the larger bound of each name. Bounds only grow, in whatever order they arrive."""
+    """Return the larger lower bound of each control log, by its name. Bounds only grow, in whatever order they arrive."""
     return known | {name: slot for name, slot in new.items() if slot > known.get(name, 0)}
 
 
 def with_times(state: PartitionState, modified_ms: Callable[[int], int]) -> PartitionState:
-    """Return the state with the store's times of the slots from which grace, leases and import age count, before those slots are
-    deleted.
+    """Return the state with the store's modification times of the records from which grace periods, leases and the age of imports are
+    measured, before those records are deleted.
     """
 
     def with_time(entry: Any) -> Any:
@@ -115,7 +119,7 @@ def with_times(state: PartitionState, modified_ms: Callable[[int], int]) -> Part
 
 
 def _fenced_changes(state: PartitionState, record: Record[Any], reason: str) -> Changes:
-    """Return the changes by a record that does not count: one entry in the list of fenced appends."""
+    """Return the changes by a record that has no effect: one entry in the list of fenced appends."""
     body = record.body
     entry = FencedAppend(
         slot=record.slot,
@@ -199,9 +203,10 @@ def _apply_segments_prepended(state: PartitionState, record: Record[Any], body: 
 
 
 def _apply_tail_truncated(state: PartitionState, record: Record[Any], body: r.TailTruncated) -> Changes:
-    """Replace the discarded branch by the new one. Its segments wait for grace, and cleaner offsets above the cut are lowered to it.
+    """Return the changes by a truncation: the new branch replaces the discarded one.
 
-    Open imports were checked against the discarded branch, so they become void.
+    Discarded segments wait for grace (a period before their deletion), and cleaner offsets above the truncation are lowered to it. Open
+    imports become void, because they were checked against the discarded branch.
     """
     gone = set(body.voided)
     kept = tuple(segment for segment in state.live if segment.id not in gone)
@@ -248,14 +253,18 @@ def _void_open_imports(state: PartitionState, record: Record[Any], why: str) -> 
 
 
 def _apply_topic_adopted(state: PartitionState, record: Record[Any], body: r.TopicAdopted) -> Changes:
-    """Record the topic id. A topic that replaces another one has other leader epochs and batches, so lineage and tail are dropped."""
+    """Return the changes by the declaration of a topic id. A topic that replaces another one has other leader epochs and batches, so the
+    recorded leader epochs and last batches are dropped.
+    """
     changes: Changes = {"topic_id": body.topic_id or state.topic_id, "adopted_seam": body.seam}
     other = body.topic_id and body.previous_id and body.topic_id != body.previous_id
     return changes | {"lineage": (), "lineage_end": -1, "tail": ()} if other else changes
 
 
 def _apply_partition_deleted(state: PartitionState, record: Record[Any], body: r.PartitionDeleted) -> Changes:
-    """Empty the partition. Live segments wait for grace without a way back, and announced or registered ids become unusable for ever."""
+    """Return the changes by a deletion: the partition is empty. Live segments wait for their deletion and cannot be restored; announced or
+    registered ids become unusable for ever.
+    """
     why = "the partition was deleted"
     group = Waiting(
         slot=record.slot,
@@ -294,7 +303,9 @@ def _apply_partition_deleted(state: PartitionState, record: Record[Any], body: r
 
 
 def _apply_log_start_raised(state: PartitionState, record: Record[Any], body: r.LogStartRaised) -> Changes:
-    """Remove the segments below the new log start from the view. They wait for grace without a way back."""
+    """Return the changes by a raised log start: readers no longer see the segments below it. These wait for their deletion and cannot be
+    restored.
+    """
     gone = set(body.ids)
     changes: Changes = {"log_start_offset": body.offset, "log_start_slot": record.slot}
     if not gone:
@@ -335,19 +346,21 @@ def _void_ids(state: PartitionState, ids: Iterable[str]) -> Changes:
 
 
 def _announced_ids(state: PartitionState) -> Iterator[str]:
-    """Return the segment ids that the open intent announced."""
+    """Yield the ids of the new segments that the open intent has announced."""
     return (task.new_segment_id for task in state.intent.plan.tasks) if state.intent else iter(())
 
 
 def _move_lineage(state: PartitionState, newer: tuple[EpochEntry, ...], end: int) -> Changes:
-    """Record the broker's lineage. If its log was truncated or has diverged, cleaner offsets above the divergence are lowered to it."""
+    """Return the changes by the broker's new leader-epoch lineage. If the broker's log was truncated or has diverged, cleaner offsets above
+    the divergence are lowered to it.
+    """
     parted = lineage.first_divergent_offset(state.lineage, state.end_offset + 1, newer, end)
     moved: Changes = {"lineage": newer, "lineage_end": end}
     return moved if parted is None or parted >= offsets.clean_end_offset(state.vector) else moved | _lower_cleaner_offsets(state, parted)
 
 
 def _lower_cleaner_offsets(state: PartitionState, parted: int) -> Changes:
-    """Lower all cleaner offsets above ``parted`` to it, including those stored for undo and for deletions."""
+    """Return the changes that lower all cleaner offsets above ``parted`` to it, including those stored for undo and for deletions."""
 
     def with_lower_offset(entry: Any) -> Any:
         both = {name: offsets.clamp_vector(getattr(entry, name), parted) for name in ("vector_before", "vector")}
@@ -378,7 +391,7 @@ def _apply_receipts_added(state: PartitionState, record: Record[Any], body: r.Re
 
 
 def _open_intent(state: PartitionState) -> Intent:
-    """Return the open intent. The rules have already refused records that need one where there is none."""
+    """Return the open intent. The ordering rules have already refused records that need one if there is none."""
     if state.intent is None:
         raise AssertionError("the rules let a record pass that needs an open intent")
     return state.intent
@@ -390,7 +403,9 @@ def _apply_intent_undone(state: PartitionState, record: Record[Any], body: r.Int
 
 
 def _apply_round_published(state: PartitionState, record: Record[Any], body: r.RoundPublished) -> Changes:
-    """Replace sources by new segments for all readers at once. The objects of the sources begin to wait for grace."""
+    """Return the changes by a publication: new segments replace their sources for all readers at once. The sources' objects begin to wait
+    for grace, a period before their deletion.
+    """
     by_id = state.live_by_id()
     replaced_by = {source: new.segment.id for new in body.replacements for source in new.sources}
     outputs = {new.sources[0]: new.segment for new in body.replacements}
@@ -446,10 +461,10 @@ def _apply_round_published(state: PartitionState, record: Record[Any], body: r.R
 def _take_back_round(state: PartitionState, run_id: str, made: Waiting, *, stay: int) -> Changes:
     """Return the changes by a round that restores the sources of ``run_id`` as copies.
 
-    The run's outputs wait for grace like other removed segments. The objects that it had replaced are deleted when their time has come,
-    because the copies have taken their place.
+    The run's outputs wait for their deletion like other removed segments. The objects that the run had replaced are deleted when their time
+    has come, because copies have taken their place.
 
-    :param made: the outputs that leave the view.
+    :param made: the outputs that readers no longer use.
     :param stay: number of groups that could not be restored, so that readers keep the run's outputs.
     """
     why = f"run {run_id} was taken back"
@@ -482,7 +497,7 @@ def _apply_retired(state: PartitionState, record: Record[Any], body: r.Retired) 
 
 
 def _apply_round_undone(state: PartitionState, record: Record[Any], body: r.RoundUndone) -> Changes:
-    """Restore the sources of a round for readers. Its outputs wait for grace like other removed segments."""
+    """Return the changes by an undo: readers get the round's sources back. Its outputs wait for grace like other removed segments."""
     group = next(group for group in state.waiting if group.run_id == body.run_id and not group.undone)
     outputs = set(group.replaced_by.values())
     left = tuple(segment for segment in state.live if segment.id in outputs)
@@ -508,7 +523,9 @@ def _apply_round_undone(state: PartitionState, record: Record[Any], body: r.Roun
 
 
 def _apply_run_ended(state: PartitionState, record: Record[Any], body: r.RunEnded) -> Changes:
-    """Add outcome and figures of a run to the history. A quarantined run increases the partition's count of failures."""
+    """Return the changes by the end of a run: its outcome and figures in the run history. A quarantined run increases the partition's
+    number of failures in a row.
+    """
     reported = {"status": body.status, "reason": body.reason, "segment": body.segment, "stats": body.stats}
     runs = _update_run(state, body.run_id, **reported)
     if state.find_run(body.run_id) is None:  # it failed before there was a plan

@@ -17,7 +17,8 @@ ReplacedGroup = Waiting | WaitingSummary
 
 
 def retention_time_ms(group: ReplacedGroup, retention: Retention) -> int:
-    """Return how long a group is kept after it left the view: the larger of the recorded and the configured time, in milliseconds.
+    """Return how long a group of replaced segments is kept after readers stopped using it: the larger of the recorded and the configured
+    time, in milliseconds.
 
     The undo window applies only to groups that ``undo`` can restore.
     """
@@ -26,10 +27,16 @@ def retention_time_ms(group: ReplacedGroup, retention: Retention) -> int:
 
 
 def earliest_retire_ms(group: ReplacedGroup, retention: Retention, since: Mapping[int, int], now_ms: int) -> int:
-    """Return the first time at which a group of replaced segments may be deleted. ``since``: slot -> the store's time of it."""
+    """Return the first time at which a group of replaced segments may be deleted, in milliseconds.
+
+    :param since: position of a record in the control log (slot) -> the store's modification time of that record.
+    """
     return since.get(group.slot, now_ms) + retention_time_ms(group, retention)
 
 
 def import_abandoned_ms(entry: Registration | ImportSummary, retention: Retention, since: Mapping[int, int], now_ms: int) -> int:
-    """Return the first time at which an open import counts as abandoned. ``since``: slot -> the store's time of it."""
+    """Return the first time at which an open import is regarded as abandoned, in milliseconds.
+
+    :param since: position of a record in the control log (slot) -> the store's modification time of that record.
+    """
     return since.get(entry.slot, now_ms) + retention.orphan_age_ms

@@ -100,7 +100,7 @@ def prepend_segments(
 
 
 def _append_import_record(log: PartitionLog, body: SegmentsTiered | SegmentsPrepended) -> PartitionState:
-    """Append the record that makes an import's segments readable, unless it has counted already."""
+    """Append the record that makes an import's segments readable, unless the state shows that it has taken effect already."""
     log.refresh()
     import_id, end = body.import_id, body.segments[-1].end_offset
 
@@ -119,11 +119,11 @@ def _append_import_record(log: PartitionLog, body: SegmentsTiered | SegmentsPrep
 
 
 def truncate_tail(ports: Ports, log: PartitionLog, body: TailTruncated) -> PartitionState:
-    """Replace the end of the log from an offset on by the first segments of the broker's new branch, in one record.
+    """Replace the end of the log, from an offset on, by the first segments of the broker's new branch, in one record. Return the resulting
+    state.
 
-    Discarded segments wait for grace, at least as long as ``ports.retention`` says, whichever process retires them.
-
-    Raises BadData if the view is not the one that the record was made for, and Fenced if the new segments' ids were voided meanwhile.
+    Discarded segments wait for grace, at least as long as ``ports.retention`` says, whichever process deletes them. Raises BadData if
+    readers' segments are not those for which the record was made, and Fenced if the new segments' ids were voided meanwhile.
     """
     log.refresh()
     body = body.model_copy(update={"grace_ms": ports.grace_ms})
@@ -141,7 +141,9 @@ def truncate_tail(ports: Ports, log: PartitionLog, body: TailTruncated) -> Parti
 
 
 def adopt_topic(log: PartitionLog, body: TopicAdopted) -> PartitionState:
-    """Record that the log in the tier is that of a topic, or continues at a seam. Raises BadData if a rule refuses it."""
+    """Declare that the log in the tier is that of a topic, or that it continues at an offset; return the resulting state. Raises BadData if
+    a rule refuses the declaration.
+    """
     log.refresh()
 
     def decide_record(state: PartitionState) -> TopicAdopted | None:
@@ -154,7 +156,9 @@ def adopt_topic(log: PartitionLog, body: TopicAdopted) -> PartitionState:
 
 
 def open_incarnation(log: PartitionLog, topic_id: str, by: str) -> PartitionState:
-    """Open the log of a later incarnation for a topic id. Raises BadData if it is in use for another one."""
+    """Open the control log of a later incarnation of the topic name (the topic was deleted and created again) for a topic id. Raises
+    BadData if the log is in use for another topic id.
+    """
     log.refresh_and_check_gaps()
     body = IncarnationOpened(topic_id=topic_id, by=by)
 
@@ -167,7 +171,9 @@ def open_incarnation(log: PartitionLog, topic_id: str, by: str) -> PartitionStat
 
 
 def _checked(log: PartitionLog, state: PartitionState, body: BodyT, hint: str) -> BodyT:
-    """Return the body of a record that counts if it is appended to this state. Raises BadData, with the hint, if a rule refuses it."""
+    """Return the body of a record after checking that it would take effect in this state. Raises BadData, with the hint, if a rule refuses
+    it.
+    """
     problem = check_before_append(log, state, body)
     if problem:
         raise BadData(problem, segment=str(state.name), hint=hint)

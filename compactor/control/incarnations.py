@@ -41,9 +41,9 @@ class TopicVerdict(StrEnum):
 
 
 def judge_topic_id(recorded_id: str, given_id: str, superseded: Mapping[str, str]) -> TopicVerdict:
-    """Return what a log of topic id ``given_id`` is to the tier's log of ``recorded_id``. An empty id is unknown.
+    """Return how a log with topic id ``given_id`` relates to the tier's log with topic id ``recorded_id``. An empty id is unknown.
 
-    :param superseded: of the topic's name: former topic id -> the topic id that superseded it.
+    :param superseded: for this topic name: former topic id -> the topic id of the topic that was created in its place.
     """
     if (given_id or recorded_id) in superseded:
         return TopicVerdict.SUPERSEDED
@@ -77,7 +77,9 @@ def current_incarnations(known: Iterable[TopicPartition]) -> list[TopicPartition
 
 
 def recreation_problem(state: CatalogState, body: TopicRecreated) -> str:
-    """Return why a topic id does not supersede another one, or an empty string. Used by the fold and before the append."""
+    """Return why a topic id does not supersede another one, or an empty string. Used when the catalog's log is replayed and before the
+    append.
+    """
     former = state.superseded.get(body.topic, {})
     for topic_id in (body.superseded_id, body.topic_id):
         if topic_id in former:
@@ -91,24 +93,28 @@ def recreation_problem(state: CatalogState, body: TopicRecreated) -> str:
 
 
 def topics_of_cluster(state: CatalogState, topic_ids: Iterable[str], cluster_id: str) -> set[str]:
-    """Return those of the topic ids about which this cluster can say whether they exist: the ones that are recorded as its own."""
+    """Return those of the topic ids that are recorded as belonging to this cluster. Only that cluster can report whether they exist."""
     return {topic_id for topic_id in topic_ids if state.topic_clusters.get(topic_id) == cluster_id}
 
 
 def is_deletion_confirmed(state: CatalogState, topic_id: str) -> bool:
-    """Return whether the topic's cluster has said twice, far enough apart and without contradiction, that there is no such topic."""
+    """Return whether the topic's cluster has reported twice, far enough apart and without contradiction, that the topic does not exist."""
     found = state.missing.get(topic_id)
     return found is not None and found.last_ms - found.first_ms >= CONFIRMATION_MS
 
 
 def check_incarnation_opened(state: PartitionState, record: Record[Any]) -> str:
-    """Require, in the log of a later incarnation, that it was opened for a topic id, or that the partition was deleted since."""
+    """Return why an import cannot register ids in the log of a later incarnation of its topic name, or an empty string. Requires, in the
+    log of a later incarnation, that it was opened for a topic id, or that the partition was deleted since.
+    """
     unopened = state.incarnation > 1 and not state.topic_id and not state.deleted_slot
     return f"no topic id was recorded for {state.name}" if unopened else ""
 
 
 def check_unused_incarnation(state: PartitionState, record: Record[Any]) -> str:
-    """Require the log of a later incarnation that holds nothing of another topic: no topic id, segments or open imports."""
+    """Return why the log of a later incarnation cannot be opened for a topic id, or an empty string. Requires the log of a later
+    incarnation that holds nothing of another topic: no topic id, segments or open imports.
+    """
     if state.incarnation == 1 or not record.body.topic_id:
         return "only a later incarnation is opened, and for a topic id"
     used = state.topic_id or state.has_segments or state.registrations
@@ -116,13 +122,15 @@ def check_unused_incarnation(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_deleted_topic(state: PartitionState, record: Record[Any]) -> str:
-    """Require the known topic id, if the record names the topic that the cluster has deleted."""
+    """Return why a deleted topic is not the one in the tier, or an empty string. Requires the known topic id, if the record names the topic
+    that the cluster has deleted.
+    """
     given: str = record.body.deleted_topic_id
     return "" if given in ("", state.topic_id) else f"topic id {given} was deleted, and the tier has the log of {state.topic_id or 'none'}"
 
 
 def topic_changes(state: CatalogState, body: TopicsConfirmed | TopicRecreated | TopicsInspected) -> dict[str, Any]:
-    """Return the fields of the catalog that a record about topic ids changes; none if the record does not count."""
+    """Return the changed fields of the catalog after a record about topic ids; an empty dictionary if the record has no effect."""
     if isinstance(body, TopicsConfirmed):
         # The first cluster counts: topic ids are unique, so that a second one is a mistake or a copy.
         new = {topic_id: body.cluster_id for topic_id in body.topic_ids.values() if topic_id not in state.topic_clusters}

@@ -56,8 +56,8 @@ class LeaderProgress:
     """Whether a heartbeat object may exist. A short round writes none."""
 
     def should_beat(self, most: int) -> bool:
-        """Return whether to send this heartbeat: False after more than ``most`` heartbeats without a step of work. Called once per
-        heartbeat.
+        """Return whether to send the next heartbeat: False after more than ``most`` heartbeats without a step of work between them. Called
+        once per heartbeat.
         """
         self.silent_beats = 0 if self.steps != self.beaten_steps else self.silent_beats + 1
         self.beaten_steps = self.steps
@@ -79,7 +79,9 @@ class Leadership:
         return self.log.state
 
     def append_record(self, body: Any, counted: Callable[[PartitionState], bool]) -> PartitionState:
-        """Append a record unless ``counted`` says that the state shows it already, and return the state in which it counts.
+        """Append a record unless the state shows its effect already, and return the state in which it has taken effect.
+
+        :param counted: returns whether a state shows the record's effect.
 
         Raises Fenced if this process no longer leads, RequirementFailed if an ordering rule refuses the record, and StoreError if it is
         unknown whether the record is in the log.
@@ -133,12 +135,12 @@ class Leadership:
 
 
 def check_before_append(log: PartitionLog, state: PartitionState, body: Any) -> str:
-    """Return why a record would not count if it were appended now, or an empty string. Spares the log a record without effect."""
+    """Return why a record would have no effect if it were appended now, or an empty string. Saves the log a record without effect."""
     return ordering.refusal(state, log.candidate_record(body))
 
 
 def require_appendable(log: PartitionLog, state: PartitionState, body: Any) -> None:
-    """Raise RequirementFailed if a record would not count if it were appended now."""
+    """Raise RequirementFailed if a record would have no effect when appended now."""
     problem = check_before_append(log, state, body)
     if problem:
         raise RequirementFailed(problem)
@@ -240,7 +242,7 @@ def _acquisition_unless_changed(
 
 
 def _other_living_leader(ports: Ports, log: PartitionLog, state: PartitionState) -> Leader | None:
-    """Return the other leader that is still alive, or None. An earlier epoch of this process does not count."""
+    """Return the leader if it is another process and still alive, else None. An earlier epoch of this process is ignored."""
     leader = state.leader
     if leader is None or leader.released or leader.incarnation == log.incarnation:
         return None

@@ -22,7 +22,7 @@ S = TypeVar("S", bound=SegmentFacts)
 
 
 def removable_below(live: Sequence[S], offset: int) -> tuple[S, ...]:
-    """Return the live segments that lie wholly below an offset, without the newest segment, which always stays."""
+    """Return the live segments that lie wholly below an offset, except the newest segment, which always stays."""
     return tuple(segment for segment in live[:-1] if segment.end_offset < offset)
 
 
@@ -40,7 +40,9 @@ def log_start_record(state: PartitionState, offset: int, leader_epoch: int, grac
 
 
 def check_log_start_rises(state: PartitionState, record: Record[Any]) -> str:
-    """Require an offset from the log start to the end offset + 1; the log start itself only to remove segments."""
+    """Return why the log start cannot be raised to the record's offset, or an empty string. Requires an offset from the log start to the
+    end offset + 1; the log start itself only to remove segments.
+    """
     body: LogStartRaised = record.body
     if not state.has_segments or not state.log_start <= body.offset <= state.end_offset + 1:
         return f"offset {body.offset} does not lie between the log start {state.log_start} and {state.end_offset + 1}"
@@ -48,14 +50,18 @@ def check_log_start_rises(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_removed_segments(state: PartitionState, record: Record[Any]) -> str:
-    """Require exactly the live segments wholly below the offset, never the newest."""
+    """Return that the record removes other segments than those below its offset, or an empty string. Requires exactly the live segments
+    wholly below the offset, never the newest.
+    """
     body: LogStartRaised = record.body
     gone = tuple(segment.id for segment in removable_below(state.live, body.offset))
     return "" if gone == body.ids else f"the live segments below offset {body.offset} are others"
 
 
 def check_removed_balance(state: PartitionState, record: Record[Any]) -> str:
-    """Require the recorded sums of the batches that are removed and of those that stay."""
+    """Return that the record's sums of batches are not those of its segments, or an empty string. Requires the recorded sums of the batches
+    that are removed and of those that stay.
+    """
     body: LogStartRaised = record.body
     gone = set(body.ids)
     removed = sum_batches_of(segment for segment in state.live if segment.id in gone)
@@ -64,7 +70,9 @@ def check_removed_balance(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_imported_log_start(state: PartitionState, record: Record[Any]) -> str:
-    """Require a log start only with the first segments of a partition, within them or right after them."""
+    """Return why an import cannot set its log start, or an empty string. Requires a log start only with the first segments of a partition,
+    within them or right after them.
+    """
     body: SegmentsTiered = record.body
     if body.log_start_offset is None:
         return ""
@@ -75,23 +83,31 @@ def check_imported_log_start(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_log_start_never_raised(state: PartitionState, record: Record[Any]) -> str:
-    """Require a log start that was never raised, because what retention has removed does not come back."""
+    """Return that older segments cannot be added below a raised log start, or an empty string. Requires a log start that was never raised,
+    because what retention has removed does not come back.
+    """
     return "" if state.log_start_offset is None else f"the log start was raised to {state.log_start_offset}"
 
 
 def check_cut_above_log_start(state: PartitionState, record: Record[Any]) -> str:
-    """Require an offset above the log start, if that was ever raised."""
+    """Return why the log cannot be truncated at the record's offset, or an empty string. Requires an offset above the log start, if that
+    was ever raised.
+    """
     return truncation_problem(state, record.body.offset)
 
 
 def check_broker_log_start_rises(state: PartitionState, record: Record[Any]) -> str:
-    """Require an offset above the highest one recorded."""
+    """Return that a log start reported by brokers is not above the one recorded before, or an empty string. Requires an offset above the
+    highest one recorded.
+    """
     known = state.broker_log_start
     return "" if record.body.offset > known else f"brokers have reported the log start {known} already"
 
 
 def check_expired_groups(state: PartitionState, record: Record[Any]) -> str:
-    """Require expired groups that lie wholly below the log start of brokers and are not cut off."""
+    """Return which group is declared expired although brokers have not deleted all of its sources, or an empty string. Requires expired
+    groups that lie wholly below the log start of brokers and that are not also left out for another reason.
+    """
     expired = set(record.body.expired)
     if expired.intersection(record.body.cut_off):
         return "a group is both cut off and expired"
@@ -108,13 +124,13 @@ def truncation_problem(state: PartitionState, offset: int) -> str:
 
 
 def restoring_problem(state: PartitionState, group: Waiting) -> str:
-    """Return which of a round's replaced segments lies wholly below the log start, so that it must not come back, or an empty string."""
+    """Return which segment that a round replaced lies wholly below the log start, so that it must not come back, or an empty string."""
     below = next((segment for segment in group.segments if segment.end_offset < (state.log_start_offset or 0)), None)
     return f"segment {below.id}, which it replaced, ends below the log start {state.log_start_offset}" if below else ""
 
 
 def built_on_problem(state: PartitionState, group: Waiting) -> str:
-    """Return why a round's new segments are not all live, or an empty string. Those that brokers have expired do not count."""
+    """Return why the new segments of a round are not all live, or an empty string. New segments that brokers have expired are ignored."""
     lost = set(group.replaced_by.values()) - {segment.id for segment in state.live}
     if any(segment.end_offset >= state.broker_log_start for segment in group.segments if group.replaced_by[segment.id] in lost):
         return f"something was built on run {group.run_id}"

@@ -142,7 +142,7 @@ def check_tier_settings(state: CatalogState, url: str, kind: str, layout: str, k
 def publish_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
     """Add partitions to the tier-wide log and tell other processes that they have new records, in one record.
 
-    :param slots: a slot that each partition's own log has had (``ControlLog.reached``). A log that ends below it is refused from now on.
+    :param slots: for each partition, a position (slot) that its control log has reached. A log that ends below it is refused from now on.
 
     Raises StoreError only if a partition is new; a lost hint about a known partition merely delays others.
     """
@@ -174,7 +174,9 @@ def publish_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> N
 
 
 def record_lower_bounds(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
-    """Record the current slots of many partition logs as lower bounds, in one record; none if all are recorded already."""
+    """Record the present length of many partitions' control logs, so that a log which loses records later is noticed. Writes one record, or
+    none if all lengths are recorded already.
+    """
     known = catalog.refresh().reached
     behind = [log for log in logs if log.state.slot > known.get(log.name, 0)]
     slots = {log.name: log.confirmed_slot() for log in behind}
@@ -239,12 +241,12 @@ def collect_inbox(catalog: CatalogLog) -> int:
 
 
 def _is_hinted(state: CatalogState, name: str, slot: int, seen: int) -> bool:
-    """Return whether the log has a hint about this partition that is later than ``seen`` and states at least ``slot``."""
+    """Return whether the tier-wide log has a hint about this partition that is later than ``seen`` and states position ``slot`` or more."""
     return state.partitions.get(name, 0) > seen and state.reached.get(name, 0) >= slot
 
 
 def _store_in_inbox(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
-    """Store hints as separate objects that need no slot, so that writers do not wait for each other. Store errors are ignored."""
+    """Store change hints as separate objects, so that writers do not compete for the next position in the log. Store errors are ignored."""
     for name, slot in slots.items():
         key = f"{catalog.prefix}/inbox/{catalog.incarnation}-{slot}-{zlib.crc32(str(name).encode()):08x}.json"
         hint = PartitionChanged(topic=name.topic, partition=name.partition, incarnation=name.incarnation, slot=slot)
@@ -253,7 +255,9 @@ def _store_in_inbox(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) ->
 
 
 def cut_if_due(log: ControlLog[Any]) -> None:
-    """Cut a log if that saves requests. Called after records were added. If the store is busy, the next call does it."""
+    """Replace old records of a control log by a snapshot if that saves requests. Called after records were added. If the store is busy, the
+    next call does it.
+    """
     try:
         log.write_snapshot_and_cut()
     except (Unavailable, OutOfBudget):

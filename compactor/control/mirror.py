@@ -104,14 +104,14 @@ def _first_retiered_offset(state: PartitionState, body: SegmentsMirrored) -> int
 
 
 def live_after_mirroring(state: PartitionState, body: SegmentsMirrored) -> tuple[RemoteLogSegmentMetadata, ...]:
-    """Return the live segments after a *segments mirrored* record."""
+    """Return the segments that readers use after a record of the brokers' changes (*segments mirrored*)."""
     gone = set(body.gone)
     kept = (segment for segment in state.live if segment.id not in gone)
     return tuple(sorted((*kept, *body.added), key=lambda segment: segment.end_offset))
 
 
 def apply_broker_view(state: PartitionState, view: BrokerView) -> PartitionState:
-    """Return the state with the brokers' view applied in memory, for code that only reads."""
+    """Return the state with the segments that brokers report, in memory only. For code that only reads."""
     body = mirroring_record(state, view)
     return state if body is None else state.model_copy(update=mirrored_changes(state, body))
 

@@ -28,14 +28,14 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 
 
 def check_next_epoch(state: PartitionState, record: Record[Any]) -> str:
-    """Require a compactor epoch one higher than the last."""
+    """Return why the epoch is refused, or an empty string. Requires a compactor epoch one higher than the last."""
     if record.body.leader_epoch != state.last_epoch + 1:
         return f"epoch {record.body.leader_epoch} does not follow epoch {state.last_epoch}"
     return ""
 
 
 def check_writer_leads(state: PartitionState, record: Record[Any]) -> str:
-    """Require the current leader as writer: the last acquired epoch, by this incarnation, not released."""
+    """Return why it may not write, or an empty string. Requires the leader as writer: the last epoch, by this incarnation, not released."""
     return leadership_problem(state, record.incarnation, record.body.leader_epoch)
 
 
@@ -62,7 +62,7 @@ def require_leadership(state: PartitionState, incarnation: str, epoch: int) -> N
 
 
 def check_fresh_import(state: PartitionState, record: Record[Any]) -> str:
-    """Require an import id and segment ids that were never used before."""
+    """Return which id was used before, or an empty string. Requires an import id and segment ids that were never used before."""
     body: r.IdsRegistered = record.body
     is_known = body.import_id in state.registrations or any(closed.import_id == body.import_id for closed in state.closed_imports)
     if is_known or not body.ids:
@@ -71,7 +71,7 @@ def check_fresh_import(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_registered_ids(state: PartitionState, record: Record[Any]) -> str:
-    """Require segment ids that this import has registered and that are not void."""
+    """Return which id is not registered, or an empty string. Requires segment ids that this import has registered and that are not void."""
     body: r.SegmentsTiered = record.body
     entry = state.registrations.get(body.import_id)
     if entry is None:
@@ -81,7 +81,7 @@ def check_registered_ids(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_continues_log(state: PartitionState, record: Record[Any]) -> str:
-    """Require segments that start at the end offset + 1 and follow each other without a gap."""
+    """Return why they cannot follow, or an empty string. Requires segments that start at the end offset + 1, without gaps between them."""
     segments: tuple[RemoteLogSegmentMetadata, ...] = record.body.segments
     if not segments or len({segment.id for segment in segments}) != len(segments):
         return "no segments, or one of them twice"
@@ -91,7 +91,9 @@ def check_continues_log(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_lineage_kept(state: PartitionState, record: Record[Any]) -> str:
-    """Require a lineage that gives no live offset to another epoch (checked for records with a tail, which early versions lack)."""
+    """Return why the record's leader-epoch lineage contradicts the tier's, or an empty string. Requires a lineage that gives no live offset
+    to another epoch (checked for records that state their last batches, which early versions did not).
+    """
     body: r.SegmentsTiered = record.body
     end = state.end_offset + 1
     parted = lineage.first_disowned_offset(state.lineage, end, body.lineage, end) if body.tail and state.has_segments else None
@@ -99,12 +101,14 @@ def check_lineage_kept(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_same_topic(state: PartitionState, record: Record[Any]) -> str:
-    """Require the known topic id, if the record names one; a partition with segments but without an id gets one by adoption only."""
+    """Return a conflict of topics, or an empty string. Requires the known topic id, if the record names one; a partition with segments but
+    without an id gets one by adoption only.
+    """
     return topic_conflict(state, record.body.topic_id)
 
 
 def topic_conflict(state: PartitionState, topic_id: str) -> str:
-    """Return why a log of this topic id is not the one that the tier holds, or an empty string. An empty id conflicts with none."""
+    """Return why a log with this topic id is not the one that the tier holds, or an empty string. An empty id conflicts with none."""
     if not topic_id or topic_id == state.topic_id:
         return ""
     if state.topic_id:
@@ -113,7 +117,9 @@ def topic_conflict(state: PartitionState, topic_id: str) -> str:
 
 
 def check_adopted_topic(state: PartitionState, record: Record[Any]) -> str:
-    """Require a topic id, or a seam at the end of the tier; and the topic id that the tier had when it was decided."""
+    """Return why the tier's log cannot be declared to be that of a topic, or an empty string. Requires a topic id, or a seam (the offset at
+    which the next import continues) at the end of the tier; and the topic id that the tier had when this was decided.
+    """
     body: r.TopicAdopted = record.body
     if not state.has_segments and not state.topic_id:
         return "the partition is empty: the first import brings its topic id"
@@ -125,7 +131,7 @@ def check_adopted_topic(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_precedes_log(state: PartitionState, record: Record[Any]) -> str:
-    """Require segments that end at the start offset - 1 and follow each other without a gap."""
+    """Return why they cannot precede, or an empty string. Requires segments that end at the start offset - 1, without gaps between them."""
     segments: tuple[RemoteLogSegmentMetadata, ...] = record.body.segments
     if not segments or len({segment.id for segment in segments}) != len(segments):
         return "no segments, or one of them twice"
@@ -135,13 +141,13 @@ def check_precedes_log(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_whole_import(state: PartitionState, record: Record[Any]) -> str:
-    """Require all registered segments of the import at once."""
+    """Return that some segments are missing, or an empty string. Requires all registered segments of the import at once."""
     entry = state.registrations.get(record.body.import_id)
     return "" if entry and set(entry.ids) == {segment.id for segment in record.body.segments} else "not all that the import has registered"
 
 
 def check_nothing_compacted(state: PartitionState, record: Record[Any]) -> str:
-    """Require a partition of which no part was compacted or is being compacted."""
+    """Return what was compacted, or an empty string. Requires a partition of which no part was compacted or is being compacted."""
     return compacted_problem(state)
 
 
@@ -159,7 +165,9 @@ def compacted_problem(state: PartitionState) -> str:
 
 
 def check_truncated_segments(state: PartitionState, record: Record[Any]) -> str:
-    """Require exactly the live segments that end at the offset or later, and as head the first one's part below the offset."""
+    """Return why the discarded part differs, or an empty string. Requires exactly the live segments that end at the offset or later, and,
+    as a new segment, the part of the first one below the offset.
+    """
     body: r.TailTruncated = record.body
     voided = tuple(segment for segment in state.live if segment.end_offset >= body.offset)
     if not voided or tuple(segment.id for segment in voided) != body.voided:
@@ -173,7 +181,9 @@ def check_truncated_segments(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_new_branch(state: PartitionState, record: Record[Any]) -> str:
-    """Require all segments that the cut has registered: the head, and a new branch that begins at the offset and has no gap."""
+    """Return why the segments that a truncation adds are not valid, or an empty string. Requires all segments that the truncation has
+    registered: the part of the first discarded segment below the offset, and a new branch that begins at the offset and has no gap.
+    """
     body: r.TailTruncated = record.body
     new = body.new_segments
     entry = state.registrations.get(body.cut_id)
@@ -185,7 +195,9 @@ def check_new_branch(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_loss_accepted(state: PartitionState, record: Record[Any]) -> str:
-    """Require cleaner offsets that do not exceed the offset, or an accepted loss (checked for records from version 5 on)."""
+    """Return why a truncation would lose the last values of some keys, or an empty string. Requires cleaner offsets that do not exceed the
+    offset, or a loss that a person has accepted (checked for records from version 5 on).
+    """
     body: r.TailTruncated = record.body
     clean = offsets.clean_end_offset(state.vector)
     if record.version < 5 or body.accept_loss or clean <= body.offset:
@@ -194,30 +206,30 @@ def check_loss_accepted(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_partition_not_empty(state: PartitionState, record: Record[Any]) -> str:
-    """Require a partition with live segments, open imports or an open intent."""
+    """Return that it holds nothing, or an empty string. Requires a partition with live segments, open imports or an open intent."""
     return "" if state.has_segments or state.registrations or state.intent else "the partition is empty"
 
 
 def check_lineage_ascends(state: PartitionState, record: Record[Any]) -> str:
-    """Require a lineage that ascends in epoch and offset."""
+    """Return why the lineage is not valid, or an empty string. Requires a lineage that ascends in epoch and offset."""
     entries = record.body.lineage
     rising = all(a.epoch < b.epoch and a.start_offset <= b.start_offset for a, b in pairwise(entries))
     return "" if entries and rising else "the lineage is empty or does not ascend"
 
 
 def check_import_open(state: PartitionState, record: Record[Any]) -> str:
-    """Require an import that is still open."""
+    """Return that the import is not open, or an empty string. Requires an import that is still open."""
     return "" if record.body.import_id in state.registrations else f"import {record.body.import_id} is not open"
 
 
 def check_open_round_untouched(state: PartitionState, record: Record[Any]) -> str:
-    """Require that no segment of the open round is removed."""
+    """Return which needed segment is removed, or an empty string. Requires that no segment of the open round is removed."""
     lost = set(mirror.segments_of_open_round(state)).intersection(record.body.gone)
     return f"run {state.intent.plan.run_id} needs segment {min(lost)}" if lost and state.intent else ""
 
 
 def check_mirrored_chain(state: PartitionState, record: Record[Any]) -> str:
-    """Require removed ids that were live, and a result in which segments follow each other without a gap."""
+    """Return what would be invalid, or an empty string. Requires removed ids that were live, and a result without gaps between segments."""
     strange = set(record.body.gone) - {segment.id for segment in state.live}
     if strange:
         return f"segment {min(strange)} is not live"
@@ -230,12 +242,14 @@ def check_mirrored_chain(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_no_open_intent(state: PartitionState, record: Record[Any]) -> str:
-    """Require that no intent is open."""
+    """Return which round is still open, or an empty string. Requires that no intent is open."""
     return f"run {state.intent.plan.run_id} is still open" if state.intent else ""
 
 
 def check_plan(state: PartitionState, record: Record[Any]) -> str:
-    """Require a plan of this partition and leader with a new run id, tasks and new ids, whose cleaner offset does not decrease."""
+    """Return why the record's plan is not valid for this partition and leader, or an empty string. Requires a plan of this partition and
+    leader with a new run id, tasks and new ids, whose cleaner offset does not decrease.
+    """
     plan: CompactionPlan = record.body.plan
     if (plan.name, plan.leader_epoch) != (state.name, record.body.leader_epoch):
         return "the plan is another partition's or another epoch's"
@@ -248,8 +262,8 @@ def check_plan(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_restored_round(state: PartitionState, record: Record[Any]) -> str:
-    """Require, if the plan takes back a round, the latest one as a whole, nothing built on it, and its sources in grace and above the log
-    start.
+    """Return why a plan cannot restore an earlier round's sources, or an empty string. Requires, if the plan undoes a round, the latest one
+    as a whole, with outputs that no later round has rewritten and sources that wait for deletion above the log start.
     """
     plan: CompactionPlan = record.body.plan
     if not plan.restores:
@@ -264,19 +278,19 @@ def check_restored_round(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_vector_unchanged(state: PartitionState, record: Record[Any]) -> str:
-    """Require the cleaner offsets from which the plan started."""
+    """Return that the offsets have changed, or an empty string. Requires the cleaner offsets from which the plan started."""
     plan = _plan_of_record(state, record)
     return _vector_problem(state, plan) if plan else ""
 
 
 def check_sources_live(state: PartitionState, record: Record[Any]) -> str:
-    """Require that all sources and all skipped segments of the plan are live."""
+    """Return which segment is not live, or an empty string. Requires that all sources and all skipped segments of the plan are live."""
     plan = _plan_of_record(state, record)
     return _missing_source_problem(state, plan) if plan else ""
 
 
 def check_tasks_cover_sources(state: PartitionState, record: Record[Any]) -> str:
-    """Require tasks that cover exactly their sources (I1), in ascending order."""
+    """Return which task is not valid, or an empty string. Requires tasks that cover exactly their sources (I1), in ascending order."""
     plan = _plan_of_record(state, record)
     if plan is None:
         return ""
@@ -289,13 +303,13 @@ def check_tasks_cover_sources(state: PartitionState, record: Record[Any]) -> str
 
 
 def check_intent_open(state: PartitionState, record: Record[Any]) -> str:
-    """Require that the run has the open intent."""
+    """Return that the run is no longer open, or an empty string. Requires that the run has the open intent."""
     run_id = _run_id_of_record(record)
     return "" if state.intent and state.intent.plan.run_id == run_id else f"run {run_id} is not open: it was undone or published"
 
 
 def check_receipts_match_tasks(state: PartitionState, record: Record[Any]) -> str:
-    """Require at most one receipt per task, for the announced segment id, covering exactly the sources (I1)."""
+    """Return which receipt differs, or an empty string. Requires at most one receipt per task, for the announced id and sources (I1)."""
     intent = state.intent
     if intent is None:
         return ""
@@ -311,24 +325,26 @@ def check_receipts_match_tasks(state: PartitionState, record: Record[Any]) -> st
 
 
 def check_single_run(state: PartitionState, record: Record[Any]) -> str:
-    """Require receipts of a single run."""
+    """Return that runs are mixed or absent, or an empty string. Requires receipts of a single run."""
     return "" if len({receipt.run_id for receipt in record.body.receipts}) == 1 else "no receipts, or receipts of several runs"
 
 
 def check_all_receipts(state: PartitionState, record: Record[Any]) -> str:
-    """Require a receipt for each group of the round that does not lie wholly below the log start of brokers."""
+    """Return which group is not done, or an empty string. Requires a receipt for each group not wholly below the log start of brokers."""
     pending = [task for task in state.intent.pending if task.end_offset >= state.broker_log_start] if state.intent else []
     return f"group {pending[0].group} has no receipt" if pending else ""
 
 
 def check_publication_not_begun(state: PartitionState, record: Record[Any]) -> str:
-    """Require a round whose publication has not begun."""
+    """Return since when it has begun, or an empty string. Requires a round whose publication has not begun."""
     begun = state.intent is not None and state.intent.begun_slot
     return f"readers are being switched since slot {begun}" if begun else ""
 
 
 def check_whole_round(state: PartitionState, record: Record[Any]) -> str:
-    """Require all outputs of the round, as receipted, ascending (I5), but those cut off or expired after publication had begun."""
+    """Return how the published replacements differ from the round's receipts, or an empty string. Requires all outputs of the round, as its
+    receipts state them, in ascending order (I5), except groups whose sources brokers deleted after publication had begun.
+    """
     intent = state.intent
     if intent is None:
         return ""
@@ -345,7 +361,7 @@ def check_whole_round(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_coverage(state: PartitionState, record: Record[Any]) -> str:
-    """Require that each replacement covers exactly its sources (I1)."""
+    """Return which replacement is not valid, or an empty string. Requires that each replacement covers exactly its sources (I1)."""
     by_id = state.live_by_id()
     for new in record.body.replacements:
         problem = coverage_problem([by_id[name] for name in new.sources if name in by_id], new.segment)
@@ -355,8 +371,8 @@ def check_coverage(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_new_vector(state: PartitionState, record: Record[Any]) -> str:
-    """Require the vector before and after the round: the plan's end under the leader's epoch (unchanged if cut off, lowered if taken
-    back).
+    """Return that the cleaner offsets are not the round's, or an empty string. Requires the cleaner offsets before the round and after it:
+    the plan's end under the leader's epoch (unchanged if brokers deleted sources of a group, lowered if the round restores segments).
     """
     body: r.RoundPublished = record.body
     intent = state.intent
@@ -372,7 +388,7 @@ def check_new_vector(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_whole_groups(state: PartitionState, record: Record[Any]) -> str:
-    """Require whole groups of segments that wait for grace."""
+    """Return which segment lacks its group, or an empty string. Requires whole groups of segments that wait for grace."""
     ids = set(record.body.ids)
     for group in _groups_within(state, ids):
         ids -= {segment.id for segment in group.segments}
@@ -382,7 +398,7 @@ def check_whole_groups(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_groups_granted(state: PartitionState, record: Record[Any]) -> str:
-    """Require segments replaced by publications that the current cleaner offsets grant."""
+    """Return which sources must stay, or an empty string. Requires segments replaced by publications whose cleaner offset is valid."""
     for group in _groups_within(state, set(record.body.ids)):
         if not group.undone and not offsets.is_claim_valid(state.vector, group.leader_epoch, offsets.clean_end_offset(group.vector)):
             return f"the current cleaner offsets do not grant what run {group.run_id} published"
@@ -390,13 +406,15 @@ def check_groups_granted(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_retire_begun(state: PartitionState, record: Record[Any]) -> str:
-    """Require segments whose deletion has begun."""
+    """Return which deletion was not announced, or an empty string. Requires segments whose deletion has begun."""
     strange = set(record.body.ids) - {segment.id for segment in state.retiring}
     return f"retiring {min(strange)} was not begun" if strange else ""
 
 
 def check_latest_round(state: PartitionState, record: Record[Any]) -> str:
-    """Require the latest round, nothing built on it, a higher epoch, and all its sources in grace and above the log start."""
+    """Return why the record's round cannot be undone, or an empty string. Requires the latest round, whose outputs no later round has
+    rewritten, a higher epoch, and that all its sources wait for deletion and do not lie below the log start.
+    """
     return restorable_problem(state, record.body.run_id, record.body.leader_epoch)
 
 
@@ -491,7 +509,7 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
 
 
 def refusal(state: PartitionState, record: Record[Any]) -> str:
-    """Return why a record does not count in this state, or an empty string. Used by the fold and by writers before they append."""
+    """Return why a record has no effect in this state, or an empty string. Used to replay the log and by writers before they append."""
     for requirement in REQUIREMENTS[type(record.body)]:
         problem = requirement(state, record)
         if problem:
@@ -500,9 +518,7 @@ def refusal(state: PartitionState, record: Record[Any]) -> str:
 
 
 def vector_after(state: PartitionState, plan: CompactionPlan, leader_epoch: int, *, cut_off: bool = False) -> offsets.Vector:
-    """Return the cleaner offsets at the end of a plan's round if it is published under this epoch. ``cut_off``: groups were left out, so
-    the offset stays, under this epoch, which grants the retirement of what the other groups replace.
-    """
+    """Return the cleaner offsets after a plan's round under this epoch. With ``cut_off`` (brokers deleted sources) the offset stays."""
     if plan.restores:
         return offsets.clamp_vector(state.vector, plan.next_dirty_offset)
     return offsets.advance_vector(state.vector, leader_epoch, offsets.clean_end_offset(state.vector) if cut_off else plan.next_dirty_offset)
@@ -516,10 +532,10 @@ def resume_problem(state: PartitionState, intent: Intent) -> str:
 
 
 def protected_ids(state: PartitionState) -> set[str]:
-    """Return the segment ids whose objects must not be deleted: live, in grace, registered, or announced by the open intent.
+    """Return the segment ids whose objects must not be deleted: live, waiting for deletion, registered, or announced by the open intent.
 
-    An object that was uploaded before this state was folded and is not protected can never be needed again: ids are registered or announced
-    before the first upload, and the record that removed an id from this set has closed it for good.
+    An object that was uploaded before this state was read and is not protected can never be needed again: ids are registered or announced
+    before the first upload, and an id that was removed from this set never returns.
     """
     ids = {segment.id for segment in state.live}
     ids.update(segment.id for group in state.waiting for segment in group.segments)
@@ -530,7 +546,7 @@ def protected_ids(state: PartitionState) -> set[str]:
 
 
 def known_ids(state: PartitionState) -> set[str]:
-    """Return the segment ids whose fate this log decides: the protected ones and those that are being deleted."""
+    """Return the ids of segments whose objects may exist: the protected ones and those that are being deleted."""
     return protected_ids(state).union(segment.id for segment in state.retiring)
 
 
@@ -543,14 +559,14 @@ def require_deletable(state: PartitionState, incarnation: str, epoch: int, ids: 
 
 
 def _plan_of_record(state: PartitionState, record: Record[Any]) -> CompactionPlan | None:
-    """Return the plan that a record is about: the announced one, or that of the open intent; None if there is none."""
+    """Return the plan that a record announces, or the plan of the open intent for any other record; None if there is none."""
     if isinstance(record.body, r.PlanAnnounced):
         return record.body.plan
     return state.intent.plan if state.intent else None
 
 
 def _vector_problem(state: PartitionState, plan: CompactionPlan) -> str:
-    """Return that the cleaner offsets differ from those of the plan, or an empty string."""
+    """Return a message if the cleaner offsets differ from those that the plan started from, else an empty string."""
     return "" if plan.vector == state.vector else "the cleaner offsets are not those that the plan started from"
 
 
@@ -563,14 +579,14 @@ def _missing_source_problem(state: PartitionState, plan: CompactionPlan) -> str:
 
 
 def _run_id_of_record(record: Record[Any]) -> str:
-    """Return the run that a record is about."""
+    """Return the id of the run that a record belongs to."""
     body = record.body
     run_id: str = body.receipts[0].run_id if isinstance(body, r.ReceiptsAdded) else body.run_id
     return run_id
 
 
 def _groups_within(state: PartitionState, ids: set[str]) -> list[Waiting]:
-    """Return the waiting groups all of whose segments are among these ids."""
+    """Return the groups that wait for deletion and all of whose segments are among these ids."""
     return [group for group in state.waiting if ids.issuperset(segment.id for segment in group.segments)]
 
 

@@ -109,7 +109,9 @@ class RunOutcome:
 def publish_round(
     leadership: Leadership, intent: Intent, reported: RunOutcome, on_begun: Callable[[], None] = lambda: None
 ) -> PartitionState:
-    """Switch readers, then append the one record with all replacements of the round, its new cleaner offsets and its run history.
+    """Direct readers to the round's new segments, and record the publication with its replacements, cleaner offsets and run history.
+
+    On broker-managed tiers readers change over in several steps, before the record.
 
     :param reported: status and figures for the run history.
     :param on_begun: called once *publish begun* is in the log (broker-managed tiers only).
@@ -131,7 +133,7 @@ def publish_round(
         on_begun()
 
     def append_round_published(unpublished: Collection[str]) -> None:
-        """Append *round published* without the replacements that were cut off or have expired."""
+        """Append *round published* without the replacements whose sources brokers had deleted or have expired."""
         body = _published_record(leadership, intent, replacements, unpublished, expired, reported)
         leadership.append_record(body, lambda state: was_published(state, run_id))
 
@@ -157,7 +159,10 @@ def _published_record(
     expired: ExpiredSources,
     reported: RunOutcome,
 ) -> RoundPublished:
-    """Return the *round published* record of an intent. ``unpublished``: ids of new segments that are not published."""
+    """Return the *round published* record of an intent.
+
+    :param unpublished: ids of new segments that are not published, because brokers had deleted their sources.
+    """
     state, ports = leadership.state, leadership.ports
     kept = tuple(new for new in replacements if new.segment.id not in unpublished)
     published = {new.segment.id for new in kept}
@@ -249,7 +254,7 @@ def delete_scratch(leadership: Leadership, intent: Intent) -> None:
 
 
 def delete_objects(leadership: Leadership, state: PartitionState, segments: Sequence[SegmentRef]) -> None:
-    """Delete the objects and sidecars of segments, none of which ``state`` may protect. Raises Fenced."""
+    """Delete the objects and sidecars of segments. None of them may be protected in ``state``. Raises Fenced."""
     ordering.require_deletable(state, leadership.log.incarnation, leadership.epoch, [segment.id for segment in segments])
     ports = leadership.ports
     ports.layout.delete_segments(state.name, segments)
@@ -264,7 +269,7 @@ def stored_segments_problem(ports: Ports, state: PartitionState, segments: Seque
 
 
 def was_published(state: PartitionState, run_id: str) -> bool:
-    """Return whether the round's publication has counted, by the folded state alone."""
+    """Return whether the control log shows that the round was published, judged by the replayed state alone."""
     run = state.find_run(run_id)
     return run is not None and run.published_slot > 0
 

@@ -162,7 +162,9 @@ class TailTruncated(Value):
 
     @property
     def new_segments(self) -> tuple[RemoteLogSegmentMetadata, ...]:
-        """The head and the first segments of the new branch."""
+        """All segments that the truncation adds: the part of the first discarded segment below the offset, if any, and the first segments
+        of the new branch.
+        """
         return self.segments if self.head is None else (self.head, *self.segments)
 
 
@@ -306,7 +308,9 @@ class IntentUndone(Value):
 
 
 class PublishBegun(Value):
-    """Record: readers are about to be switched in more than one step, so the round can no longer be undone. Broker-managed tiers only."""
+    """Record: readers are about to be directed to the round's new segments in more than one step, so the round can no longer be undone.
+    Broker-managed tiers only.
+    """
 
     type: Literal["publish_begun"] = "publish_begun"
     leader_epoch: int
@@ -419,14 +423,17 @@ BodyT = TypeVar("BodyT")
 
 
 class Record(Value, Generic[BodyT]):
-    """One slot of a control log: an event with the identity of its writer.
+    """One record of a control log: an event with the identity of its writer, at one position (slot) of the log.
 
-    A slot belongs to a process only if incarnation and attempt are equal. Equal content proves nothing, because two processes of one host
+    A record is a process's own only if incarnation and attempt are equal. Equal content proves nothing, because two processes of one host
     write the same content.
 
     log: name of the control log that it belongs to.
+
     incarnation: random id of the writer.
+
     attempt: number of the writer's creates.
+
     at_ms: the writer's clock, for people only.
     """
 

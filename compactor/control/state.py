@@ -20,7 +20,10 @@ HISTORY = 100
 
 
 class LogState(Value):
-    """Base of folded states. ``slot``: the last slot of the log that is included; 0 for an empty log."""
+    """Base of the states that are computed from a control log.
+
+    slot: position of the last record included; 0 for an empty log.
+    """
 
     slot: int = 0
 
@@ -106,12 +109,17 @@ class ClosedImport(Value):
 
 
 class Waiting(Value):
-    """Segments that readers no longer use and whose objects wait for grace: a round's sources, or the outputs of an undone round.
+    """Group of segments that readers no longer use and whose objects wait for grace, a period before deletion: a round's sources, or the
+    outputs of an undone round.
 
-    slot: the publishing or undoing slot.
-    since_ms: the store's modification time of that slot once a snapshot has recorded it; None while the slot exists.
+    slot: position of the record that published or undid the round.
+
+    since_ms: the store's modification time of that record once a snapshot has recorded it; None while the record exists.
+
     undone: whether the segments can no longer be restored by ``undo``.
+
     replaced_by: source id -> new id; empty for an undone round.
+
     why: what removed the segments, if not a round (truncation, deletion, retention); empty otherwise.
     """
 
@@ -159,7 +167,7 @@ class Run(Value):
 
     @property
     def is_in_effect(self) -> bool:
-        """Return whether the run was published and not reverted since, not even in part."""
+        """Return whether the run was published and no part of it was reverted since."""
         return bool(self.published_slot) and not self.status.startswith("reverted")
 
 
@@ -174,7 +182,10 @@ class Quarantine(Value):
 
 
 class FencedAppend(Value):
-    """A record that is in the log and does not count, with the reason. ``offset``: the cleaner offset that it claimed, -1 for none."""
+    """A record that is in the control log but has no effect, with the reason.
+
+    offset: the cleaner offset that it stated; -1 for none.
+    """
 
     slot: int
     type: str
@@ -186,7 +197,7 @@ class FencedAppend(Value):
 
 
 class PartitionState(LogState):
-    """State of a partition: its control log folded up to and including ``slot`` (0: empty)."""
+    """State of a partition: the result of its control log's records up to and including position ``slot`` (0: empty log)."""
 
     topic: str
     partition: int
@@ -325,14 +336,14 @@ class Pause(Value):
 
 
 class WantedRound(NamedTuple):
-    """A requested round: the slot and the time of the request."""
+    """A requested round: the log position (slot) and the time of the request."""
 
     slot: int
     at_ms: int
 
 
 def _is_empty(value: object) -> bool:
-    """Return whether a field is empty. Empty fields are omitted, so that older versions can still read the snapshot."""
+    """Return whether the value of a field is empty. Empty fields are omitted, so that older versions can still read the snapshot."""
     return not value
 
 

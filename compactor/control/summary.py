@@ -58,7 +58,7 @@ class PartitionFacts(Protocol[S_co]):
 
     @property
     def slot(self) -> int:
-        """Return the last slot that was folded."""
+        """Return the position of the last control-log record that is included."""
 
     @property
     def live(self) -> Sequence[S_co]:

@@ -16,10 +16,10 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 
 
 def undo_round(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> PartitionState:
-    """Switch readers back to the segments that a run replaced, and return the new state. The cleaner offsets return to their earlier value.
+    """Direct readers back to the segments that a run replaced, and return the new state. The cleaner offsets return to their earlier value.
 
-    The run's outputs wait for grace and are then deleted by ``retire``. Raises UsageError if a rule refuses it (an open intent, a later
-    round, deletion of the sources has begun), BadData if a source is missing or damaged, Leased, and Fenced.
+    The run's outputs wait for grace, a period before ``retire`` deletes them. Raises UsageError if a rule refuses the undo (an open intent,
+    a later round, deletion of the sources has begun), BadData if a source is missing or damaged, Leased, and Fenced.
     """
     known = log.refresh().find_run(run_id)
     if known is None:
@@ -31,7 +31,7 @@ def undo_round(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> Pa
         body = RoundUndone(leader_epoch=leadership.epoch, run_id=run_id, grace_ms=ports.grace_ms)
 
         def append_round_undone() -> None:
-            """Append *round undone* unless it has counted."""
+            """Append *round undone* unless the state shows that it has taken effect."""
             leadership.append_record(body, lambda state: was_reverted(state, run_id))
 
         try:
@@ -63,6 +63,6 @@ def _require_intact_segments(ports: Ports, state: PartitionState, run_id: str, s
 
 
 def was_reverted(state: PartitionState, run_id: str) -> bool:
-    """Return whether the undo has counted, by the folded state alone."""
+    """Return whether the control log shows that the run was undone, judged by the replayed state alone."""
     run = state.find_run(run_id)
     return run is not None and run.status == "reverted"

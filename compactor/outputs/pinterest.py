@@ -55,12 +55,24 @@ SAY_MS = 60_000
 
 @dataclass(frozen=True)
 class GenerationReport:
-    """Result of one update of a partition's generation.
+    """Result of one update of a partition's generation (a complete copy of the partition for Pinterest's consumers).
 
-    status: written (a new generation), appended, up_to_date, empty (the view has no records, and the layout has no form for that), removed
-    (the partition was deleted, and its pointer too), or superseded (a new generation is due, but only appending was requested).
-    objects and bytes: created by this update. start_offset: the generation's first object name; end_offset: its last record.
-    slot: slot of the control log whose view the generation has now.
+    status: one of
+
+    - written: a new generation was written;
+    - appended: segments were appended;
+    - up_to_date: nothing had to be written;
+    - empty: the partition has no records, for which the layout has no form;
+    - removed: the partition was deleted, and with it the object that directs readers to the generation;
+    - superseded: a new generation is due, but only appending was requested.
+
+    objects, bytes: number and size of the objects created by this update.
+
+    start_offset: the name of the generation's first object.
+
+    end_offset: the last offset of the generation.
+
+    slot: position in the control log of the state that the generation copies.
     """
 
     topic: str
@@ -76,7 +88,10 @@ class GenerationReport:
 
 @dataclass(frozen=True)
 class GenerationTarget:
-    """Store and layout of generations. keep_ms: how long a superseded generation is kept after readers were directed to the next one."""
+    """Store and layout of generations (copies for Pinterest's consumers).
+
+    keep_ms: how long a superseded generation is kept after readers were directed to the next one.
+    """
 
     store: ObjectStore
     keys: PartitionKeys
@@ -125,11 +140,14 @@ def _is_below(url: str, other: str) -> bool:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """Options of writing a generation.
+    """Options of writing a generation (a copy of a partition for Pinterest's consumers).
 
     disk: budget for staged segments; None for a budget of ``disk_budget_bytes``.
+
     append_only: whether new generations are left to other processes, except for a partition's first one.
+
     yields: whether to raise Leased if another process has announced recently that it writes this generation.
+
     on_bytes: receives the bytes of each segment that was copied.
     """
 
@@ -152,11 +170,10 @@ def write_generation(tier: Tier, target: GenerationTarget, name: TopicPartition,
 def update_generation(
     tier: Tier, target: GenerationTarget, name: TopicPartition, options: WriteOptions
 ) -> tuple[GenerationReport, Generations]:
-    """Bring a partition's current generation up to its published view, and return the report and the partition's generations.
+    """Copy the partition's published segments to its current generation, and return the report and all generations of the partition.
 
-    A superseded incarnation has none: a generation is of the latest one.
-
-    Raises as ``write_generation``.
+    A superseded incarnation (the topic was deleted and created again) has none: a generation is of the latest incarnation. Raises as
+    ``write_generation``.
     """
     log = target.generation_log(name)
     if name != tier.current(name):  # the name means another topic by now, whose generation this one would replace
@@ -188,7 +205,7 @@ def _open_segments(tier: Tier, state: PartitionState, options: WriteOptions) -> 
 
 @dataclass(frozen=True)
 class _GenerationWriter:
-    """One attempt to bring a partition's generation up to one published view."""
+    """Writer that tries once to bring a partition's generation up to one published state."""
 
     tier: Tier
     target: GenerationTarget
@@ -199,7 +216,7 @@ class _GenerationWriter:
     reading: StagedSegmentReader
 
     def write_or_append(self) -> GenerationReport | None:
-        """Append to the current generation or write a new one. Returns None if another writer was faster."""
+        """Append to the current generation or write a new one. Return None if another writer was faster."""
         current = self.known.current
         lacking = current.missing_segments(self.state.live) if current else None
         if current and lacking is not None:
@@ -224,9 +241,8 @@ class _GenerationWriter:
         raise BadData(f"{MAX_NAMED_PARTITIONS} generations of step {self.known.next_number} differ", segment=str(self.state.name))
 
     def _record_removal(self) -> GenerationReport | None:
-        """Record an empty generation for a deleted partition.
-
-        Its step remains after all others are deleted, so that names and numbers are never used twice.
+        """Record an empty generation for a deleted partition. Its step, the object that records it, remains after all others are deleted,
+        so that names and numbers are never used twice.
         """
         taken = {one.generation for one in self.known.begun}
         names = (generation_name(self.known.next_number, attempt) for attempt in range(len(taken) + 1))
@@ -250,9 +266,11 @@ class _GenerationWriter:
     def _record_step(
         self, status: str, step: GenerationStep, parts: Sequence[PublishedSegment], made: Sequence[PublishedSegment]
     ) -> GenerationReport | None:
-        """Record the step that makes the parts count. Returns None if another writer has recorded a step with this number.
+        """Record the step that makes the written parts a valid part of the generation. Return None if another writer has recorded a step
+        with this number.
 
-        :param parts: all parts of the generation. :param made: those that were written now.
+        :param parts: all parts of the generation.
+        :param made: the parts that were written now.
         """
         number = self.known.next_number
         try:
@@ -264,7 +282,7 @@ class _GenerationWriter:
         return self._generation_report(status, generation, [part for part in made if part.base >= 0])
 
     def _generation_report(self, status: str, generation: Generation, created: Sequence[PublishedSegment] = ()) -> GenerationReport:
-        """Return the report of this update."""
+        """Return the report of this update of the generation."""
         objects = generation.objects
         size = sum(part.log_bytes for part in created)
         offsets = (objects[0].base, objects[-1].last) if objects else (-1, -1)
@@ -297,9 +315,13 @@ class _GenerationWriter:
         return found
 
     def _create_segment_objects(self, ordinal: int, generation: str, base: int, latest: int) -> PublishedSegment | None:
-        """Create the objects of one segment. Indexes come before the log, so that a reader that sees a log also finds its indexes.
+        """Create the objects of one segment. Return the part, or None if an object of that name has other content.
 
-        :param ordinal: position of the segment in the view. :param base: name of the object. :param latest: largest timestamp up to here.
+        Indexes are created before the log, so that a reader that sees a log also finds its indexes.
+
+        :param ordinal: position of the segment in the view.
+        :param base: offset by which the objects are named.
+        :param latest: largest timestamp of the parts before this one.
         """
         segment, reading = self.state.live[ordinal], self.reading
         name, limit = self.state.name, reading.inflate_limit
@@ -330,11 +352,11 @@ class _GenerationWriter:
 
 
 def direct_readers(target: GenerationTarget, log: GenerationLog) -> Generations:
-    """Direct readers to the current generation: write its metadata, its watermark and the pointer, and delete steps that nobody reads any
-    more.
+    """Direct readers to the current generation: write its metadata, its watermark and the object that names it, and delete steps (records
+    of appended parts) that no reader needs.
 
-    Every call repeats this, so that whatever a killed or slow writer left unfinished is completed. After writing, the steps are read again.
-    Of two simultaneous writers the later one therefore continues until it has seen the other one's step.
+    Every call repeats this, so that whatever a killed or slow writer left unfinished is completed. Afterwards the steps are read again: the
+    later of two simultaneous writers continues until it has seen the other one's step.
     """
     while True:
         known = log.read_generations()

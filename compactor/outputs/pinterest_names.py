@@ -51,10 +51,15 @@ _BEGUN: Final = re.compile(r"(g(\d{20})(?:-\d+)?)\.begun")
 
 
 class PublishedSegment(Value):
-    """One segment of the tier in a generation.
+    """One segment of the tier as a part of a generation.
 
-    base: name of its object; last: offset of its last record; both -1 if the segment has no records.
-    timestamp_ms: largest timestamp of this part and of those before it. log_bytes: size of the log object.
+    base: offset by which its object is named.
+
+    last: offset of its last record. Both are -1 if the segment has no records.
+
+    timestamp_ms: largest timestamp of this part and of those before it.
+
+    log_bytes: size of the log object.
     """
 
     segment: str
@@ -65,7 +70,12 @@ class PublishedSegment(Value):
 
 
 class SupersededGeneration(Value):
-    """An earlier generation. began: number of its first step. ended: number of the step that began the next generation."""
+    """A generation (copy of the partition) that a later one has replaced.
+
+    began: number of its first step (the record of appended parts).
+
+    ended: number of the step that began the next generation.
+    """
 
     name: str
     began: int
@@ -73,7 +83,11 @@ class SupersededGeneration(Value):
 
 
 class StepHistory(Value):
-    """Everything that the steps before this one recorded. began: first step of the generation. before: parts of its earlier steps.
+    """Everything that earlier steps (records of appended parts) have recorded.
+
+    began: number of the generation's first step.
+
+    before: parts that its earlier steps appended.
 
     earlier: generations before it that are not deleted yet.
     """
@@ -84,7 +98,9 @@ class StepHistory(Value):
 
 
 class GenerationStep(Value):
-    """A recorded step: parts appended to a generation. slot: slot of the control log whose view they come from.
+    """A recorded step: the list of parts that were appended to a generation at once.
+
+    slot: position in the control log of the state from which the parts were copied.
 
     whole: content of all earlier steps; set in a generation's first step and every WHOLE_EVERY steps.
     """
@@ -97,10 +113,15 @@ class GenerationStep(Value):
 
 
 class Generation(Value):
-    """The current generation of a partition, folded from its steps.
+    """The current generation (copy) of a partition, as its recorded steps state it.
 
-    number: number of its last step. began: number of its first step. whole: number of its last step that repeats the earlier ones.
-    slot: slot of the control log whose view it has.
+    number: number of its last step.
+
+    began: number of its first step.
+
+    whole: number of its last step that repeats the earlier ones.
+
+    slot: position in the control log of the state that it copies.
     """
 
     name: str
@@ -121,8 +142,8 @@ class Generation(Value):
         return tuple(SegmentTime(part.timestamp_ms, part.base) for part in self.objects)
 
     def missing_segments(self, live: Sequence[RemoteLogSegmentMetadata]) -> Sequence[RemoteLogSegmentMetadata] | None:
-        """Return the live segments that are to be appended; None if the generation is not a prefix of them, so that a new generation is
-        due.
+        """Return the live segments that are to be appended; None if the generation's parts are not the first of the live segments, so that
+        a new generation is due.
         """
         known = [part.segment for part in self.parts]
         return live[len(known) :] if [segment.id for segment in live[: len(known)]] == known else None
@@ -130,8 +151,11 @@ class Generation(Value):
 
 @dataclass(frozen=True)
 class AnnouncedGeneration:
-    """An announced generation. number: number of the step that would make it count. modified_ms: time of the latest announcement, by the
-    store's clock.
+    """A generation that a process has announced to write and that is not valid yet.
+
+    number: number of the step that would make it valid.
+
+    modified_ms: time of the latest announcement, by the store's clock.
     """
 
     generation: str
@@ -143,9 +167,13 @@ class AnnouncedGeneration:
 class Generations:
     """All generations of one partition.
 
-    earlier: those before the current one that are not deleted yet, oldest first. begun: announced generations.
-    numbers: numbers of the steps that are left, ascending.
-    stated_ms: first step of a generation -> when readers were directed to it, in milliseconds of the store's clock.
+    earlier: those before the current one that are not deleted yet, oldest first.
+
+    begun: announced generations.
+
+    numbers: numbers of the stored steps, ascending.
+
+    stated_ms: number of a generation's first step -> when readers were directed to it, in milliseconds of the store's clock.
     """
 
     current: Generation | None = None
@@ -156,16 +184,16 @@ class Generations:
 
     @property
     def next_number(self) -> int:
-        """Number of the next step."""
+        """Number under which the next step (record of appended parts) is stored."""
         return self.current.number + 1 if self.current else 1
 
     @property
     def recorded_names(self) -> frozenset[str]:
-        """Names of all generations that count or have counted."""
+        """Names of all generations that are or were valid."""
         return frozenset([one.name for one in self.earlier] + [one.name for one in [self.current] if one])
 
     def first_step(self, generation: str, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
-        """Return the step that makes a new generation count, to be recorded under ``next_number``."""
+        """Return the step that makes a new generation valid, to be recorded under ``next_number``."""
         earlier = self.earlier
         if self.current:
             earlier = (*earlier, SupersededGeneration(name=self.current.name, began=self.current.began, ended=self.next_number))
@@ -179,9 +207,9 @@ class Generations:
         return GenerationStep(generation=current.name, slot=slot, parts=tuple(parts), whole=whole)
 
     def deletable_steps(self) -> list[int]:
-        """Return the numbers of steps that may be deleted.
+        """Return the numbers of the steps that may be deleted.
 
-        They lie before the last step that repeats everything, by so much that no reader needs them that listed the steps earlier. A
+        They lie so far before the last step that repeats all earlier ones that no reader needs them, even if it listed the steps earlier. A
         generation's first step stays.
         """
         one = self.current
@@ -189,7 +217,10 @@ class Generations:
 
 
 class GenerationLog:
-    """Log of one partition's steps, numbered without gaps. Steps never change, so that each is read once. Not thread-safe."""
+    """Log of one partition's steps (the parts appended to its generations), numbered without gaps.
+
+    Steps never change, so each is read once. Not thread-safe.
+    """
 
     def __init__(self, store: ObjectStore, keys: PartitionKeys, name: TopicPartition) -> None:
         self._store = store
@@ -199,27 +230,29 @@ class GenerationLog:
 
     @property
     def pointer_key(self) -> str:
-        """Key of the pointer."""
+        """Key of the object that directs readers to the current generation."""
         return f"{self.folder}current.json"
 
     def step_key(self, number: int) -> str:
-        """Return the key of a step."""
+        """Return the object key of a step, by its number."""
         return f"{self.folder}{number:020d}.json"
 
     def announcement_key(self, number: int) -> str:
-        """Return the key of the marker that readers were directed to the generation that this step began."""
+        """Return the key of the marker object stating that readers were directed to the generation whose first step has this number."""
         return f"{self.folder}{number:020d}.told"
 
     def begun_key(self, generation: str) -> str:
-        """Return the key of a generation's announcement."""
+        """Return the key of the object that announces a generation before it is written."""
         return f"{self.folder}{generation}.begun"
 
     def read_generations(self) -> Generations:
-        """Read all generations of the partition. Takes one LIST, and a GET for each step since the last one that repeats the earlier ones.
+        """Read all generations of the partition.
 
-        If a listed step is gone, a writer has deleted it as needless (``Generations.deletable_steps``), and the steps are listed again.
+        Takes one LIST, and a GET for each step since the last one that repeats the earlier ones. If a listed step is gone, a writer has
+        deleted it (``Generations.deletable_steps``), and the steps are listed again.
 
-        :raises BadData: if steps are missing or invalid. :raises StoreError:
+        :raises BadData: if steps are missing or invalid.
+        :raises StoreError:
         """
         for _ in range(CATALOG_READ_ATTEMPTS - 1):
             try:
@@ -257,9 +290,7 @@ class GenerationLog:
         return Generations(current, earlier, tuple(begun), tuple(numbers), reported)
 
     def _read_recent_steps(self, numbers: Sequence[int]) -> tuple[list[GenerationStep], StepHistory]:
-        """Return the last steps, ascending, and what the first of them says about all steps before it. Raises BadData if a step is
-        missing.
-        """
+        """Return the last steps, ascending, and what the first of them states about all earlier ones. Raises BadData if one is missing."""
         steps: list[GenerationStep] = []
         expected = numbers[-1]
         for number in reversed(numbers):
@@ -293,15 +324,17 @@ def partitions_of_keys(keys: Sequence[str]) -> list[TopicPartition]:
 
 
 def generation_name(number: int, attempt: int = 0) -> str:
-    """Return the name of the generation that step ``number`` begins.
+    """Return the name of the generation whose first step has this number.
 
-    :param attempt: 0, or counts up if objects with other content lie under the name before.
+    :param attempt: 0, or a higher number if objects with other content exist under the name before.
     """
     return f"g{number:020d}" + (f"-{attempt}" if attempt else "")
 
 
 def format_pointer(base_prefix: str, bucket: str, keys: PartitionKeys, name: TopicPartition, generation: Generation) -> bytes:
-    """Return the pointer as JSON. It holds what an endpoint provider needs: bucket and base prefix of S3StorageServiceEndpoint.Builder."""
+    """Return the content of the object that directs readers to a generation, as JSON. It holds what an endpoint provider needs: bucket and
+    base prefix of S3StorageServiceEndpoint.Builder.
+    """
     document = {
         "version": CATALOG_VERSION,
         "bucket": bucket,

@@ -33,9 +33,11 @@ from compactor.storage.port import ObjectStore
 
 @dataclass(frozen=True)
 class RetiredGeneration:
-    """A generation that was deleted or waits for deletion. due_ms: when it may be deleted, in milliseconds of the store's clock.
+    """A generation (a copy for Pinterest's consumers) that was deleted or waits for deletion.
 
-    objects and bytes: -1 if they were not counted.
+    due_ms: when it may be deleted, in milliseconds of the store's clock.
+
+    objects, bytes: number and size of its objects; -1 if they were not counted.
     """
 
     topic: str
@@ -49,8 +51,9 @@ class RetiredGeneration:
 
 @dataclass(frozen=True)
 class GenerationUpkeep:
-    """Result of writing a partition's generation and deleting old ones. again_ms: when the next one may be deleted; NEVER_MS if none
-    waits.
+    """Result of writing a partition's generation (a copy for Pinterest's consumers) and deleting old ones.
+
+    again_ms: when the next old generation may be deleted; NEVER_MS if none waits.
     """
 
     report: GenerationReport
@@ -66,9 +69,9 @@ def write_generations(
     on_bytes: Callable[[int], None] = lambda size: None,
     on_partition: Callable[[TopicPartition, GenerationReport | CompactorError], None] = lambda name, done: None,
 ) -> list[GenerationReport | CompactorError]:
-    """Bring the generations of several partitions up to their views, ``daemon.threads`` at a time within one disk budget.
+    """Copy the published segments of several partitions to their generations, ``daemon.threads`` at a time within one disk budget.
 
-    A partition that fails does not stop the others (I9).
+    A partition that fails does not stop the others (isolation, I9).
 
     :param on_bytes: receives the bytes of each segment that was copied.
     :param on_partition: receives each partition's report or error as soon as it is done.
@@ -129,7 +132,8 @@ def partition_generations(target: GenerationTarget, name: TopicPartition) -> Gen
 
 
 def retire_generations(target: GenerationTarget, name: TopicPartition, *, dry_run: bool = False) -> list[RetiredGeneration]:
-    """Delete a partition's generations whose time is over, and return these and the ones that still wait. Raises BadData, StoreError.
+    """Delete the generations of a partition whose time to be kept has passed. Return these and the ones that still wait. Raises BadData,
+    StoreError.
 
     :param dry_run: delete nothing.
     """
@@ -180,7 +184,8 @@ def _delete_expired_generations(
 def _delete_if_due(
     target: GenerationTarget, name: TopicPartition, generation: str, due_ms: int, now_ms: int, *, dry_run: bool, count: bool
 ) -> RetiredGeneration:
-    """Delete the objects of one generation if its time is over, and return what was or would be deleted.
+    """Delete the objects of one generation if the time to keep it has passed, and return it with the number and size of the objects that
+    were or would be deleted.
 
     :param due_ms: when it may be deleted, in milliseconds of the store's clock.
     :param count: count its objects even if it is not due.

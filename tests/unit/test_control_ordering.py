@@ -85,7 +85,8 @@ def _name(kind: type) -> str:
 
 def _condition(rule: ordering.Requirement) -> str:
     """Return the condition that a rule's docstring states."""
-    return " ".join((rule.__doc__ or "").split()).removeprefix("Require").lstrip(" ,").removesuffix(".")
+    _reason, condition = " ".join((rule.__doc__ or "").split()).split("Requires", 1)
+    return condition.lstrip(" ,").removesuffix(".")
 
 
 def _table(first: str, text: str) -> list[str]:

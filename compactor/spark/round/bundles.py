@@ -36,9 +36,15 @@ MIN_RECORD_BYTES: Final = 7
 class IndexedSegment:
     """Result of pass 1 for one segment.
 
-    table: headers of only those batches that decide about transactions; their batch numbers are ``places``, out of ``batches`` in all.
-    undecided: whether keys can be indexed only after transactions are folded.
-    first, ordinals: its records have the ordinals [first, first + ordinals) in the bundle; ``first`` is -1 if no keys were indexed.
+    table: headers of those batches only that decide about transactions.
+
+    places: the batch numbers of these headers; ``batches`` is the number of all batches.
+
+    undecided: whether keys can be indexed only once it is known which transactions were aborted.
+
+    first, ordinals: the key rows of the segment have the numbers [first, first + ordinals) within the bundle's object; ``first`` is -1 if
+    no keys were indexed.
+
     rows: number of key rows.
     """
 
@@ -60,10 +66,11 @@ class IndexedSegment:
 
 @dataclass(frozen=True)
 class BatchRowFacts:
-    """Facts about each batch of a segment that were found while its rows were scanned.
+    """Facts about each batch of a segment that were found while its records were scanned.
 
     tombstones: whether the batch contains a tombstone.
-    counts: rows in each batch, only if headers do not state them; else empty.
+
+    counts: number of records in each batch, only if headers do not state it; otherwise empty.
     """
 
     tombstones: npt.NDArray[np.bool_]
@@ -72,9 +79,11 @@ class BatchRowFacts:
 
 @dataclass(frozen=True)
 class IndexedBundle:
-    """Result of one pass 1 task over a bundle of neighbouring segments.
+    """Result of one pass 1 task over a bundle (neighbouring segments that one task reads).
 
-    keys: where its key rows are stored; None if no keys were wanted. gate: where the gate's rows are stored; None without a gate.
+    keys: where the bundle's key rows are stored; None if no keys were wanted.
+
+    gate: where the rows for the gate (the independent check of the output) are stored; None without a gate.
     """
 
     segments: tuple[IndexedSegment, ...]
@@ -84,7 +93,10 @@ class IndexedBundle:
 
 @dataclass(frozen=True)
 class OrdinalRange:
-    """Rows with ordinals [first, end) of one bundle, which belong to neighbouring segments. place: index of the bundle."""
+    """Range of row numbers [first, end) within one bundle (segments that one task has read). The rows belong to neighbouring segments.
+
+    place: index of the bundle.
+    """
 
     place: int
     first: int
@@ -99,12 +111,13 @@ def max_records(segment: RemoteLogSegmentMetadata) -> int:
 def plan_bundles(
     segments: Sequence[RemoteLogSegmentMetadata], slots: int, disk_bytes: int, row_bytes: int = KEY_ROW_BYTES
 ) -> list[tuple[int, int]]:
-    """Divide segments into bundles of neighbours of about equal bytes, BUNDLES_PER_SLOT for each slot. Return each bundle as indexes
-    [begin, end).
+    """Divide segments into bundles (neighbours that one task reads) of about equal bytes. Return each bundle as indexes [begin, end).
+
+    There are BUNDLES_PER_SLOT bundles for each slot of the cluster.
 
     :param slots: number of tasks that run at the same time.
     :param disk_bytes: disk budget of one task; it must hold one segment and the bundle's rows twice, because they are sorted.
-    :param row_bytes: bytes of rows per record, including the gate's.
+    :param row_bytes: bytes of rows per record, including the rows for the gate (the independent check of the output).
     """
     sizes = np.array([max(1, segment.size_bytes) for segment in segments], np.int64)
     records = np.array([max_records(segment) for segment in segments], np.int64)
@@ -125,7 +138,9 @@ def plan_bundles(
 
 
 def ordinal_ranges(newest_first: Sequence[tuple[int, IndexedSegment]]) -> tuple[OrdinalRange, ...]:
-    """Return the ordinal ranges of segments, newest first. Neighbours in one bundle are merged, so most bundles have a single range.
+    """Return the ranges of row numbers that belong to these segments, newest first.
+
+    Neighbours in one bundle (the segments that one task has read) are merged, so most bundles have a single range.
 
     :param newest_first: (bundle index, segment) pairs.
     """
@@ -145,9 +160,10 @@ _TABLE_COLUMNS: Final = tuple(field.name for field in fields(BatchTable))
 
 
 def encode_bundle_result(bundle: IndexedBundle, facts: Mapping[str, BatchRowFacts]) -> Arrays:
-    """Encode a task's result as arrays, which ``decode_bundle`` and ``decode_row_facts`` restore.
+    """Encode the result of a pass 1 task as arrays, which ``decode_bundle`` and ``decode_row_facts`` restore.
 
-    :param facts: row facts by segment id, of the segments with rows.
+    :param bundle: the result for the segments that the task has read.
+    :param facts: facts about batches by segment id, for the segments whose keys were indexed.
     """
     segments, keys, gate = bundle.segments, bundle.keys, bundle.gate
     some = [facts[segment.id] for segment in segments if segment.has_rows]
@@ -172,7 +188,7 @@ _NUMBER_FIELDS: Final = ("batches", "undecided", "first", "ordinals", "rows")
 
 
 def decode_bundle(tail: Arrays, key: str, size: int) -> IndexedBundle:
-    """Restore a task's result from the tail of its object. Raises BadData if another version wrote the tail."""
+    """Restore the result of a pass 1 task from the arrays at the end of its object. Raises BadData if another version wrote them."""
     if "gate_rows" not in tail:
         raise BadData("the end of a scratch object is of another version", segment=key, hint="Run it again")
     places, entries = np.cumsum(tail["lengths"], axis=0).T if len(tail["lengths"]) else np.zeros((2, 0), np.int64)
@@ -191,7 +207,7 @@ def decode_bundle(tail: Arrays, key: str, size: int) -> IndexedBundle:
 
 
 def decode_row_facts(tail: Arrays) -> dict[str, BatchRowFacts]:
-    """Restore the row facts by segment id, for the segments with rows."""
+    """Restore the facts about batches, by segment id, for the segments whose keys were indexed."""
     names = [name for name, first in zip(_decode_lines(tail["ids"]), tail["first"], strict=True) if first >= 0]
     batches = tail["batches"][tail["first"] >= 0]
     flags = np.split(np.unpackbits(tail["tombstones"], count=int(batches.sum())).astype(np.bool_), np.cumsum(batches)[:-1])
@@ -219,18 +235,18 @@ def _decode_lines(text: npt.NDArray[np.uint8]) -> list[str]:
 
 @dataclass(frozen=True)
 class SurvivorParts:
-    """Position, size and SHA-256 of each segment's survivors within one scratch object, by segment id."""
+    """Position, size and SHA-256 of each segment's surviving records within one scratch object, by segment id."""
 
     parts: Mapping[str, tuple[int, int, str]]
 
     def to_arrays(self) -> Arrays:
-        """Return the arrays for the tail of the object."""
+        """Return the arrays that are stored at the end of the object."""
         places = np.array([part[:2] for part in self.parts.values()], np.int64).reshape(-1, 2)
         digests = b"".join(bytes.fromhex(part[2]) for part in self.parts.values())
         return {"ids": _encode_lines(list(self.parts)), "places": places, "sha256": np.frombuffer(digests, np.uint8)}
 
     @staticmethod
     def from_arrays(tail: Arrays) -> SurvivorParts:
-        """Restore the parts from the tail of the object."""
+        """Restore the parts from the arrays at the end of the object."""
         parts = zip(_decode_lines(tail["ids"]), tail["places"], tail["sha256"].reshape(-1, 32), strict=True)
         return SurvivorParts({name: (int(place[0]), int(place[1]), digest.tobytes().hex()) for name, place, digest in parts})

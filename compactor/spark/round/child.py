@@ -42,7 +42,10 @@ _log = logging.getLogger(__name__)
 
 
 class _RoundOrder(NamedTuple):
-    """One round for the child. settings: those of the parent at present, which may have been read again."""
+    """Request to the child process to run one round.
+
+    settings: the parent's present settings, which may have been read again since the child started.
+    """
 
     settings: Settings
     name: TopicPartition
@@ -51,14 +54,14 @@ class _RoundOrder(NamedTuple):
 
 
 class _Child(NamedTuple):
-    """A child process whose Spark runs, the parent's end of the pipe to it, and the settings that Spark was started with."""
+    """A child process that runs Spark, the parent's end of the pipe to it, and the settings with which Spark was started."""
 
     process: BaseProcess
     pipe: Connection
     spark: SparkSettings
 
     def stop(self) -> None:
-        """End the process, and with it its JVM."""
+        """End the child process, and with it its JVM."""
         self.pipe.close()
         self.process.terminate()
         self.process.join(10)
@@ -68,7 +71,7 @@ class _Child(NamedTuple):
 
 
 class SparkChild:
-    """Implements ``access.tier.RemoteRounds``: runs rounds over large partitions in the child, one at a time. Thread-safe."""
+    """Runner of rounds over large partitions in a child process, one at a time. Implements ``access.tier.RemoteRounds``. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -97,7 +100,7 @@ class SparkChild:
             self._lock.release()
 
     def _running_child(self, settings: Settings, check_stop: Callable[[], None]) -> _Child | None:
-        """Return the child, started if necessary; None if Spark does not start, which is logged."""
+        """Return the child process, started if necessary; None if Spark does not start, which is logged."""
         if self._child is not None and (not self._child.process.is_alive() or self._child.spark != settings.spark):
             self._stop_child()
         if self._child is not None:
@@ -119,7 +122,7 @@ class SparkChild:
         return None
 
     def _order_round(self, child: _Child, order: _RoundOrder, check_stop: Callable[[], None]) -> RoundReport:
-        """Have a round done and return its report. Raises the round's error, and Unavailable if the child has ended."""
+        """Have the child run a round and return its report. Raises the round's error, and Unavailable if the child has ended."""
         try:
             child.pipe.send(order)
         except OSError as error:
@@ -133,7 +136,10 @@ class SparkChild:
         raise answer if isinstance(answer, CompactorError) else CompactorError(f"Spark's process answered {answer!r}")
 
     def _receive_answer(self, child: _Child, check_stop: Callable[[], None], within_s: float | None = None) -> object:
-        """Return the child's next answer, or the error that it ended or took too long. ``check_stop`` raises to end the child."""
+        """Return the child's next answer, or the error that the child ended or took too long.
+
+        :param check_stop: raises to end the child.
+        """
         begin = time.monotonic()
         try:
             while not child.pipe.poll(POLL_S):
@@ -155,7 +161,9 @@ class SparkChild:
 
 
 def _serve_rounds(settings: Settings, pipe: Connection) -> None:
-    """Start Spark, report None or the error, and do rounds until there is none for ``[spark] idle_ms``. Runs in the child."""
+    """Start Spark, report None or the error, and run the requested rounds until there was no request for ``[spark] idle_ms``. Runs in the
+    child.
+    """
     from compactor.spark.cluster.session import start_cluster
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted parent ends this process itself
@@ -171,7 +179,7 @@ def _serve_rounds(settings: Settings, pipe: Connection) -> None:
 
 
 def _round_outcome(order: _RoundOrder, cluster: Cluster) -> RoundReport | CompactorError:
-    """Return the report of a round, or its error."""
+    """Run the requested round and return its report, or the error with which it failed."""
     from compactor.spark.round.worker import SparkWorker
 
     try:

@@ -55,10 +55,11 @@ _GONE_HINT: Final = "Run it again: what is missing is read from the segments aga
 
 @dataclass(frozen=True)
 class KeyBundle:
-    """Location of the key rows of one bundle.
+    """Location of the stored key rows of one bundle (neighbouring segments that one task has read).
 
     size: bytes of the object.
-    ordinals: all ordinals are below this.
+
+    ordinals: number of rows; all row numbers are below it.
     """
 
     key: str
@@ -71,8 +72,8 @@ class KeyBundle:
     row_bytes: ClassVar[int] = KEY_ROW_BYTES
 
     def read_directory(self, store: ObjectStore, first: int, last: int) -> npt.NDArray[np.int64]:
-        """Read the row numbers (dirty, clean) at which the ranges [first, last) and their end begin. Raises BadData if they are
-        inconsistent.
+        """Read the row numbers at which the hash ranges [first, last) and their end begin, in the dirty and the clean section. Raises
+        BadData if they are inconsistent.
         """
         position = (self.dirty_rows + self.clean_rows) * KEY_ROW_BYTES + first * ROW_DIRECTORY_ENTRY_BYTES
         found = np.frombuffer(self._read_exactly(store, position, (last - first + 1) * ROW_DIRECTORY_ENTRY_BYTES), np.int64).reshape(-1, 2)
@@ -81,7 +82,7 @@ class KeyBundle:
         return found
 
     def read_rows(self, store: ObjectStore, begin: int, end: int) -> ExchangeRows:
-        """Read the rows [begin, end), each as (tag, low, high, ordinal)."""
+        """Read the rows [begin, end), each as (tag, low, high, ordinal): three parts of the key's hash, and the row's number."""
         return np.frombuffer(self._read_exactly(store, begin * KEY_ROW_BYTES, (end - begin) * KEY_ROW_BYTES), np.uint32).reshape(-1, 4)
 
     def dirty_keys(self, store: ObjectStore) -> Iterator[Hashes]:
@@ -103,7 +104,7 @@ class KeyBundle:
 
 @dataclass(frozen=True)
 class ScratchPart:
-    """A range of a scratch object: bytes [position, position + size), with their SHA-256."""
+    """A byte range of a scratch object, [position, position + size), with the SHA-256 of its content."""
 
     key: str
     position: int
@@ -112,7 +113,7 @@ class ScratchPart:
 
 
 def write_spooled_rows(spool: RowSpool, file: BinaryIO) -> tuple[Int64s, npt.NDArray[np.uint32]]:
-    """Append all rows of a spool to ``file``, section by section and range by range.
+    """Append all collected rows to ``file``, section by section (dirty, then clean) and hash range by hash range.
 
     :return: the row number at which each range and the end begin in both sections, shape (ranges + 1, 2), and a CRC-32 of each range in
         both sections, shape (ranges, 2).
@@ -135,9 +136,9 @@ def write_spooled_rows(spool: RowSpool, file: BinaryIO) -> tuple[Int64s, npt.NDA
 def pack_key_rows(
     chunk: Chunk, rows: Rows, first_row: Int64s, begin: Int64s, halves: tuple[np.uint64, np.uint64], low: int, end: int
 ) -> ExchangeRows:
-    """Return the key rows of a chunk's records whose offsets are in [low, end), from the last to the first.
+    """Return the key rows of a chunk's records whose offsets are in [low, end), from the last record to the first.
 
-    :param begin: ordinal of each batch's last row.
+    :param begin: row number of each batch's last record.
     :param halves: the two halves of the hash key.
     """
     out = np.empty((len(rows), 4), np.uint32)
@@ -151,12 +152,14 @@ def mappable_batches(source: SourceSegment, aborted: Flags) -> Flags:
 
 
 def last_row_ordinals(counts: Int64s) -> Int64s:
-    """Return the ordinal of each batch's last row, given the number of rows in each batch."""
+    """Return the row number of each batch's last record, given the number of rows in each batch."""
     return np.concatenate((np.cumsum(counts[::-1])[::-1][1:], np.zeros(min(1, len(counts)), np.int64)))
 
 
 class StoredSurvivors:
-    """Survivors (cleaner.keys.survivors) of the segments of one group, read from scratch objects."""
+    """Surviving records (cleaner.keys.survivors) of the segments of one group, read from scratch objects. A group is rewritten into one
+    segment.
+    """
 
     def __init__(self, latest_offset: int) -> None:
         self.latest_offset = latest_offset
@@ -197,7 +200,7 @@ class StoredSurvivors:
 
 
 def encode_verdicts(verdicts: Verdicts) -> Arrays:
-    """Return transaction verdicts as arrays for a scratch object."""
+    """Encode transaction verdicts (which batches are committed, aborted or undecided) as arrays for a scratch object."""
     return {
         "aborted": np.packbits(verdicts.aborted),
         "discardable": np.packbits(verdicts.discardable),
@@ -213,10 +216,10 @@ def decode_verdicts(arrays: Arrays, batches: int) -> Verdicts:
 
 
 def encode_survivors(rows: ExchangeRows, surviving: Bytes) -> bytes:
-    """Encode the ordinals of surviving rows.
+    """Encode the row numbers of surviving records.
 
-    :param rows: rows with ascending ordinals.
-    :param surviving: bitmap with one bit per row, set if the row survives.
+    :param rows: rows with ascending numbers (``ordinal``).
+    :param surviving: bitmap with one bit per row, set if the record survives.
     """
     chosen = rows[np.unpackbits(surviving, count=len(rows)).astype(np.bool_), 3]
     out = np.empty(MAX_GAP_BYTES * len(chosen), np.uint8)
@@ -244,8 +247,9 @@ def unpack_arrays(data: bytes, key: str) -> Arrays:
 
 
 def create_scratch_once(store: ObjectStore, key: str, data: bytes | Path) -> ScratchObject:
-    """Create a scratch object. If it exists with the same digest, a retried or speculative task has written it already, which is no
-    error.
+    """Create a scratch object.
+
+    If it exists with the same digest, a retried or speculative task has written it already, which is no error.
 
     :raises StoreError: if it exists with other content, which means that two executors produced different results.
     """
@@ -283,8 +287,8 @@ def read_scratch_bytes(store: ObjectStore, key: str, position: int = 0, size: in
 
 
 def is_scratch_kind(kind: str, key: str) -> bool:
-    """Return whether the last part of a scratch key contains ``kind``. The rest of the key is ignored, because a topic may have any
-    name.
+    """Return whether a scratch object is of this kind, judged by the last part of its key. The rest of the key is ignored, because it
+    contains the topic, which may have any name.
     """
     return kind in key.rpartition("/")[2]
 
@@ -299,7 +303,7 @@ def read_scratch_arrays(store: ObjectStore, scratch: ScratchObject | ScratchPart
 
 
 def pack_tail(arrays: Arrays) -> bytes:
-    """Serialize arrays as the last bytes of an object."""
+    """Serialize arrays in the form in which ``read_tail`` reads them from the end of an object."""
     data = pack_arrays(arrays)
     return data + _TAIL_FOOTER.pack(len(data), zlib.crc32(data))
 
@@ -324,7 +328,7 @@ def _pack_key_rows(
     buf: Bytes, offset: Int64s, key_start: Int64s, key_length: Int32s, first_row: Int64s, begin: Int64s, k0: np.uint64, k1: np.uint64,
     low: int, end: int, out: ExchangeRows,
 ) -> int:  # fmt: skip
-    """Write the rows of a chunk to ``out``, from the last record to the first, and return their number."""
+    """Write the key rows of a chunk to ``out``, from the last record to the first, and return the number of rows."""
     count = 0
     for batch in range(begin.size - 1, -1, -1):
         for row in range(first_row[batch + 1] - 1, first_row[batch] - 1, -1):
@@ -340,7 +344,7 @@ def _pack_key_rows(
 
 @kernel
 def encode_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> int:
-    """Write the gaps between ascending ordinals as varints to ``out``. Return the number of bytes written."""
+    """Write the differences between ascending row numbers to ``out`` as varints. Return the number of bytes written."""
     at = 0
     previous = np.int64(-1)
     for i in range(ordinals.size):
@@ -357,7 +361,9 @@ def encode_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> int:
 
 @kernel
 def decode_gaps(data: Bytes, bitmap: Bytes) -> bool:
-    """Set the bits of the ordinals that ``encode_gaps`` wrote. Return False if the data does not fit the bitmap."""
+    """Set the bit of each row number that ``encode_gaps`` wrote. Return False if a row number lies beyond the bitmap or the data is
+    malformed.
+    """
     place = np.int64(-1)
     gap = np.int64(0)
     shift = 0
@@ -376,7 +382,7 @@ def decode_gaps(data: Bytes, bitmap: Bytes) -> bool:
 
 @kernel
 def mark_tombstone_batches(first_row: Int64s, value_length: Int32s, out: Flags) -> None:
-    """Set ``out`` for each batch of a chunk that contains a record without a value."""
+    """Set ``out`` for each batch of a chunk that contains a tombstone (a record without a value)."""
     for batch in range(out.size):
         for row in range(first_row[batch], first_row[batch + 1]):
             if value_length[row] < 0:
@@ -386,7 +392,7 @@ def mark_tombstone_batches(first_row: Int64s, value_length: Int32s, out: Flags) 
 
 @kernel
 def _count_survivors(bitmap: Bytes, begin: Int64s, counts: Int64s, counted: Flags, kept: Int32s) -> None:
-    """Count the surviving rows of each counted batch into ``kept``."""
+    """Count the surviving rows of each batch that is marked in ``counted``, and add the numbers to ``kept``."""
     for batch in range(begin.size):
         if counted[batch]:
             count = 0
@@ -397,7 +403,7 @@ def _count_survivors(bitmap: Bytes, begin: Int64s, counts: Int64s, counted: Flag
 
 @kernel
 def _mark_superseded(bitmap: Bytes, begin: Int64s, first_row: Int64s, out: Flags) -> None:
-    """Set ``out`` for each row whose bit in the bitmap is not set."""
+    """Set ``out`` for each row that does not survive, which is a row whose bit in ``bitmap`` is 0."""
     for batch in range(begin.size):
         if begin[batch] >= 0:
             for row in range(first_row[batch], first_row[batch + 1]):

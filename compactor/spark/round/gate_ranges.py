@@ -25,16 +25,19 @@ GATE_SUMS_NAME = "judged"
 
 @dataclass(frozen=True)
 class GateInput:
-    """The gate's input of all range tasks: its rows, and the offsets at which the segments begin."""
+    """Input of the gate (the independent check of the output) for all tasks over hash ranges: its stored rows, and the offsets at which the
+    segments begin.
+    """
 
     bundles: tuple[GateBundle, ...]
     bounds: HashBounds
 
 
 def sum_gate_ranges(shared: SharedSettings, ranges: range, gate_input: GateInput, cost: TaskCost) -> bytes:
-    """Compute, for some ranges of the gate's hash, the sums over the records that must be left of each segment.
+    """Compute checksums over the records that must remain of each segment, for some ranges of the key hash.
 
-    Return them encoded, followed by the number of keys.
+    The gate, an independent check of the output, later compares them with the rewritten segments. Return the sums encoded, followed by the
+    number of keys.
     """
     store = open_task_tier(shared).ports.control
     sums, keys = sum_ranges(store, gate_input.bundles, ranges, shared.ranges, shared.map_budget_bytes, gate_input.bounds)
@@ -45,7 +48,9 @@ def sum_gate_ranges(shared: SharedSettings, ranges: range, gate_input: GateInput
 
 
 def write_expected_sums(shared: SharedSettings, gate_input: GateInput, answers: Iterable[bytes], cost: TaskCost) -> ScratchObject:
-    """Add up the sums of all range tasks and write them as one scratch object."""
+    """Add up the sums of all tasks over hash ranges and write the total as one scratch object. The gate, an independent check, expects
+    these sums in the output.
+    """
     sums, keys = zero_gate_sums(len(gate_input.bounds) - 1), 0
     for answer in answers:
         sums += np.frombuffer(answer[:-8], np.uint64).reshape(-1, 2)
@@ -62,18 +67,18 @@ def write_expected_sums(shared: SharedSettings, gate_input: GateInput, answers: 
 
 @dataclass(frozen=True)
 class StoredGateRange:
-    """The gate's rows of one range, in all bundles. They can be read several times."""
+    """Stored rows of one hash range for the gate (the independent check of the output), from all bundles. Can be read several times."""
 
     bundles: Mapping[int, GateBundle]
     rows_of_range: RangeRows
 
     def count_rows(self, section: int) -> int:
-        """Return the number of rows in a section."""
+        """Return the number of rows in a section (0: in the dirty range, 1: outside it)."""
         return sum(int(directory[1, section] - directory[0, section]) for directory in self.rows_of_range.directories.values())
 
     def read_section(self, section: int) -> Iterator[GateRows]:
-        """Yield the rows of a section. Every call fetches them from the store again. Raises StoreError, or BadData if a checksum does
-        not match.
+        """Yield the rows of a section (0: in the dirty range, 1: outside it). Every call fetches them from the store again. Raises
+        StoreError, or BadData if a checksum does not match.
         """
         for place, rows in self.rows_of_range.read_section(list(self.bundles), section):
             crc = int(self.rows_of_range.directories[place][:1, 2].copy().view(np.uint32)[section])
@@ -85,7 +90,8 @@ class StoredGateRange:
 def sum_ranges(
     store: ObjectStore, bundles: Sequence[GateBundle], ranges: range, all_ranges: int, budget_bytes: int, bounds: HashBounds
 ) -> tuple[GateSums, int]:
-    """Return the expected sums of neighbouring ranges and the number of their keys. Raises StoreError, BadData, OutOfBudget.
+    """Return the sums over the records that must remain in neighbouring hash ranges, and the number of their keys. Raises StoreError,
+    BadData, OutOfBudget.
 
     :param all_ranges: number of ranges that the hash is divided into.
     :param bounds: first offset of each segment, and the end of the last one.
@@ -97,7 +103,7 @@ def sum_ranges(
 
 
 def sum_range(gate_range: StoredGateRange, table: KeyTable, ranges: int, number: int, bounds: HashBounds, sums: GateSums) -> int:
-    """Add to ``sums`` the records that must be left in range ``number`` of ``ranges``, and return the range's number of keys.
+    """Add to ``sums`` the records that must remain in hash range ``number`` of ``ranges``, and return the range's number of keys.
 
     If the table cannot hold the keys of the range, the range is split and its rows are read again for each part. Raises OutOfBudget,
     StoreError, BadData.

@@ -48,10 +48,12 @@ HashBounds = Int64s
 
 @dataclass(frozen=True)
 class GateBundle:
-    """Location of the gate's rows of one bundle.
+    """Location of the rows that the gate (the independent check of the output) has stored of one bundle of segments.
 
     size: bytes of the object.
+
     dirty_rows: number of rows in the dirty range.
+
     rows_below: number of rows outside the dirty range.
     """
 
@@ -64,7 +66,7 @@ class GateBundle:
     row_bytes: ClassVar[int] = GATE_ROW_BYTES
 
     def read_directory(self, store: ObjectStore, first: int, last: int) -> npt.NDArray[np.int64]:
-        """Read the row numbers at which the ranges [first, last) and their end begin in both sections, and the CRCs of both. Raises
+        """Read the row numbers at which the hash ranges [first, last) and their end begin in both sections, and the CRCs of both. Raises
         BadData if they are inconsistent.
         """
         total = self.dirty_rows + self.rows_below
@@ -81,19 +83,21 @@ class GateBundle:
         return found
 
     def read_rows(self, store: ObjectStore, begin: int, end: int) -> GateRows:
-        """Read the rows [begin, end). Raises BadData if the object is too short."""
+        """Read the gate's rows [begin, end). Raises BadData if the object is too short."""
         data = read_scratch_bytes(store, self.key, begin * GATE_ROW_BYTES, (end - begin) * GATE_ROW_BYTES)
         if len(data) != (end - begin) * GATE_ROW_BYTES:
             self.raise_damaged_bundle()
         return np.frombuffer(data, np.uint64).reshape(-1, WORDS)
 
     def raise_damaged_bundle(self) -> NoReturn:
-        """Raise BadData because the rows are not those that were written."""
+        """Raise BadData because the stored rows are not those that were written."""
         raise BadData("the gate's rows in a scratch object are not what was written", segment=self.key, hint="Run it again")
 
 
 def write_gate_bundle(spool: RowSpool, path: Path, key: str) -> GateBundle:
-    """Write a spool's rows and directory to ``path``, as the object to be stored under ``key``. Raises StoreError if the disk fails."""
+    """Write the gate's collected rows, and a directory of them, to a local file that is then stored under ``key``. Raises StoreError if the
+    disk fails.
+    """
     with path.open("wb") as file:
         begins, crcs = write_spooled_rows(spool, file)
         file.write(np.column_stack((begins, np.append(crcs.view(np.int64), 0))).tobytes())
@@ -106,9 +110,12 @@ def write_gate_bundle(spool: RowSpool, path: Path, key: str) -> GateBundle:
 
 @dataclass(frozen=True)
 class SparseOutcomes:
-    """The gate's transaction results of one segment, stored only for batches that belong to transactions.
+    """Transaction results that the gate (the independent check of the output) has computed for one segment, stored only for batches that
+    belong to transactions.
 
-    places: the batch numbers of ``outcomes``; ``batches`` is the number of batches in all.
+    places: the batch numbers of ``outcomes``.
+
+    batches: the number of batches in all.
     """
 
     batches: int
@@ -116,7 +123,7 @@ class SparseOutcomes:
     outcomes: BatchTransactions
 
     def expand_to_all_batches(self) -> BatchTransactions:
-        """Return the results of all batches."""
+        """Return the transaction results of all batches, including those outside transactions."""
         aborted, idle = np.zeros(self.batches, np.bool_), np.zeros(self.batches, np.bool_)
         began = np.full(self.batches, -1, np.int64)
         aborted[self.places], idle[self.places], began[self.places] = self.outcomes.aborted, self.outcomes.idle, self.outcomes.began
@@ -124,7 +131,7 @@ class SparseOutcomes:
 
 
 def empty_outcomes(batches: int) -> BatchTransactions:
-    """Return the results for a segment without transactions."""
+    """Return the transaction results of a segment in which no batch belongs to a transaction."""
     return BatchTransactions(np.zeros(batches, np.bool_), np.zeros(batches, np.bool_), np.full(batches, -1, np.int64))
 
 
@@ -144,10 +151,12 @@ def decode_outcomes(arrays: Arrays, batches: int) -> BatchTransactions:
 
 @dataclass(frozen=True)
 class ExpectedSums:
-    """Sums over the records that the gate expects to be left of each segment.
+    """Sums over the records that must remain of each segment, with which the gate compares the output.
 
     bounds: the first offset of each segment, ascending, and the end of the last one.
-    sums: for each segment, the number of its surviving records and the sum of their marks.
+
+    sums: for each segment, the number of its surviving records and the sum of their checksums (marks).
+
     keys: number of distinct keys in the dirty range.
     """
 
@@ -165,7 +174,7 @@ class ExpectedSums:
         return ExpectedSums(arrays["gate_bounds"], arrays["gate_sums"], int(arrays["gate_keys"][0]))
 
     def sum_of_segment(self, source: SourceSegment) -> Words:
-        """Return the sum of one segment. Raises CompactorError if the gate has not seen the segment."""
+        """Return the sum that is expected for one segment. Raises CompactorError if the gate has not seen the segment."""
         place = int(np.searchsorted(self.bounds[:-1], source.base))
         if place >= len(self.sums) or int(self.bounds[place]) != source.base:
             raise CompactorError(f"the gate was not shown {source.name}", hint="This is a bug; please report it")
@@ -173,7 +182,7 @@ class ExpectedSums:
 
 
 def create_scan_gate(plan: CompactionPlan, hash_key: bytes, source: SourceSegment, outcomes: BatchTransactions) -> Gate:
-    """Return a gate that reads the rows of one segment in pass 1.
+    """Return a gate (the independent check of the output) that collects rows of one segment in pass 1.
 
     :param hash_key: key of the cleaner's hash.
     """
@@ -189,9 +198,9 @@ def create_group_gate(
     outcomes: Sequence[BatchTransactions],
     judged: ExpectedSums | None,
 ) -> Gate:
-    """Return a gate that compares rewritten groups with their sources in pass 2.
+    """Return a gate that compares rewritten groups of segments with their sources in pass 2.
 
-    :param judged: the expected sums; None if nothing is dirty, so that no record is superseded.
+    :param judged: the sums that the output must have; None if nothing is dirty, so that no record is superseded.
     """
     known = {source.ordinal: fate for source, fate in zip(sources, outcomes, strict=True)}
     left = {} if judged is None else {source.ordinal: judged.sum_of_segment(source) for source in sources}

@@ -32,7 +32,7 @@ _SCOUTED: Final = re.compile(rf"({SCOUTED}(\d+)-[0-9a-f]+/).+")
 
 
 def unannounced_scratch_prefix(log: PartitionLog, plan: CompactionPlan, live: Sequence[RemoteLogSegmentMetadata]) -> str:
-    """Return the key prefix of scratch objects written before such a plan is announced, by any attempt at it."""
+    """Return the key prefix of scratch objects that are written before a plan is announced. Attempts at the same plan share the prefix."""
     below = " ".join(segment.id for segment in live if segment.start_offset < plan.end_offset)
     facts = (plan.fingerprint, plan.policy.model_dump_json(), plan.vector, plan.first_dirty_offset, plan.end_offset, below)
     kin = hashlib.sha256("\n".join(map(str, facts)).encode()).hexdigest()[:16]
@@ -40,7 +40,8 @@ def unannounced_scratch_prefix(log: PartitionLog, plan: CompactionPlan, live: Se
 
 
 def resumed_time_ms(store: ObjectStore, log: PartitionLog, live: Sequence[RemoteLogSegmentMetadata], now_ms: int, draft_at: DraftAt) -> int:
-    """Return the time of the newest interrupted pass 1 that read exactly what the new plan would read, or ``now_ms`` if there is none.
+    """Return the time for the new plan: that of the newest interrupted pass 1 that read exactly what the new plan would read, or ``now_ms``
+    if there is none.
 
     An attempt over other segments or with other settings does not match, because deletions could be due at its time that are not due now.
 
@@ -61,13 +62,13 @@ def resumed_time_ms(store: ObjectStore, log: PartitionLog, live: Sequence[Remote
 
 
 def list_bundles(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
-    """Return the key bundles and gate bundles below a prefix."""
+    """Return the stored results of pass 1 tasks (key rows and rows for the gate) below a key prefix."""
     return [info for info in store.list(prefix) if is_scratch_kind(KEYS_PREFIX, info.key) or is_scratch_kind(GATE_PREFIX, info.key)]
 
 
 def claim_leftovers(jobs: RoundJobs, log: PartitionLog, round_prefix: str) -> list[ObjectInfo]:
-    """Return the bundles that earlier attempts at the same round left, and delete what attempts at other rounds left. Only the leader may
-    call it.
+    """Return the stored pass 1 results of earlier attempts at the same round, and delete those of other rounds. Only the leader may call
+    it.
 
     :param round_prefix: key prefix of this round's scratch objects.
     """
@@ -77,7 +78,11 @@ def claim_leftovers(jobs: RoundJobs, log: PartitionLog, round_prefix: str) -> li
 
 
 def adopt_bundles(jobs: RoundJobs, index: SegmentIndex, leftovers: Sequence[ObjectInfo]) -> RoundJobs:
-    """Add matching bundles to the index and return the jobs with as many hash ranges as these bundles have."""
+    """Add the matching stored results of earlier attempts to the index. Return the job runner with as many hash ranges as these results
+    have.
+
+    :param leftovers: stored results (bundles) of earlier attempts.
+    """
     for info in leftovers:
         if not is_scratch_kind(KEYS_PREFIX, info.key):
             continue

@@ -81,7 +81,9 @@ class SegmentToIndex:
     """A segment for pass 1.
 
     rows: whether its keys are wanted.
-    verdicts, outcomes: its transaction results, once the driver has folded the transactions.
+
+    verdicts, outcomes: its transaction results for the cleaner and for the gate, once the driver has determined which transactions were
+    aborted.
     """
 
     metadata: RemoteLogSegmentMetadata
@@ -94,7 +96,9 @@ class SegmentToIndex:
 class SparseVerdicts:
     """The cleaner's transaction verdicts of one segment, stored only for batches that belong to transactions.
 
-    places: the batch numbers of ``verdicts``; ``batches`` is the number of batches in all.
+    places: the batch numbers of ``verdicts``.
+
+    batches: the number of batches in all.
     """
 
     batches: int
@@ -111,7 +115,7 @@ class SparseVerdicts:
 
 
 def index_bundle(shared: SharedSettings, items: tuple[SegmentToIndex, ...], cost: TaskCost) -> IndexedBundle:
-    """Read the headers of some segments and, where wanted, write their key rows as one scratch object.
+    """Read the headers of some neighbouring segments (a bundle) and, where wanted, write their keys as rows of one scratch object.
 
     :param items: the segments of the bundle, newest first.
     :raises BadData, StoreError, OutOfBudget: if a segment is corrupt, the store fails or disk is short.
@@ -124,7 +128,7 @@ def index_bundle(shared: SharedSettings, items: tuple[SegmentToIndex, ...], cost
             reserved.enter_context(staging.reserved(size, f"the keys of {len(items)} segments of {shared.partition}"))
 
         def open_spool(name: str, words: int, dtype: type[np.generic]) -> RowSpool:
-            """Open an empty spool for rows of ``words`` numbers."""
+            """Open an empty spool for rows that consist of ``words`` numbers."""
             spool = RowSpool(
                 staging.folder / f"{name}.spool",
                 _TaskReservation(reserve_disk),
@@ -152,19 +156,19 @@ def index_bundle(shared: SharedSettings, items: tuple[SegmentToIndex, ...], cost
 
 @dataclass(frozen=True)
 class _TaskReservation:
-    """Disk reservation that is held until the task ends, for a RowSpool."""
+    """Disk space reserved until the task ends. Lets a RowSpool request more space than it started with."""
 
     take_bytes: Callable[[int], None]
 
     def return_bytes(self, nbytes: int) -> None:
-        """Do nothing: the whole reservation is released when the task ends."""
+        """Do nothing: the whole reserved space is released when the task ends."""
 
 
 @dataclass
 class _BundleWriter:
-    """Collects the rows of one bundle while its segments are read, and writes them.
+    """Collector of the key rows of a bundle (the segments that one task reads), which it then writes as scratch objects.
 
-    next_ordinal: the first ordinal that is not used yet.
+    next_ordinal: the next row number.
     """
 
     shared: SharedSettings
@@ -175,7 +179,10 @@ class _BundleWriter:
     next_ordinal: int = 0
 
     def index_segment(self, ordinal: int, item: SegmentToIndex) -> IndexedSegment:
-        """Read one segment and collect its key rows if they are wanted and its transactions are decided."""
+        """Read one segment, and collect its key rows if they are wanted and the outcome of its transactions is known.
+
+        :param ordinal: position of the segment in the task's reader.
+        """
         with self.reading.open_segment(ordinal) as source:
             pass  # its headers
         table, name = source.table, item.metadata.id
@@ -193,7 +200,7 @@ class _BundleWriter:
         return IndexedSegment(name, len(table), places, deciding, source.txn_entries, undecided, first, ordinals_, rows)
 
     def _add_keys(self, source: SourceSegment, item: SegmentToIndex) -> int:
-        """Collect the rows of one segment and return the number of its ordinals."""
+        """Collect the key rows of one segment and return how many row numbers they take."""
         aborted = item.verdicts.expand_to_all_batches().aborted if item.verdicts else np.zeros(len(source.table), np.bool_)
         outcomes = item.outcomes.expand_to_all_batches() if item.outcomes else empty_outcomes(len(source.table))
         with self.reading.map_segment(source):
@@ -205,7 +212,10 @@ class _BundleWriter:
         return count
 
     def write_bundle(self, done: IndexedBundle, name: str, path: Path, reserve: Callable[[int], None]) -> IndexedBundle:
-        """Create the scratch objects of the bundle. The gate's object comes first, so that it exists whenever the bundle does."""
+        """Create the scratch objects of the bundle, and return its result with their locations.
+
+        The object with the gate's rows comes first, so that it exists whenever the other one does.
+        """
         shared, store = self.shared, open_task_tier(self.shared).ports.control
         gate = None
         if self.gate_rows is not None:
@@ -235,10 +245,10 @@ def _sort_rows(
     gate_rows: RowSpool | None,
     next_ordinal: int,
 ) -> tuple[BatchRowFacts, int]:
-    """Collect a segment's rows from the last record to the first, giving them ordinals from ``next_ordinal`` on. Return the facts about
-    its batches and the number of ordinals used.
+    """Collect a segment's key rows from the last record to the first, numbered from ``next_ordinal`` on. Return the facts about its batches
+    and the number of row numbers used.
 
-    The gate reads the same decompressed chunks.
+    The gate, an independent check of the output, reads the same decompressed chunks.
     """
     table, plan, buffers, begun_at = source.table, shared.plan, ThreadBuffers(), next_ordinal
     halves, first_dirty = key_halves(shared.hash_key), plan.first_dirty_offset
@@ -272,15 +282,19 @@ def _sort_rows(
 
 @dataclass(frozen=True)
 class FilterQuery:
-    """Segments, by id, whose filters one task compares with all dirty keys, which are in ``bundles``."""
+    """Segments, by id, whose Bloom filters one task compares with all dirty keys.
+
+    bundles: where the dirty keys are stored.
+    """
 
     segments: tuple[str, ...]
     bundles: tuple[KeyBundle, ...]
 
 
 def query_filters(shared: SharedSettings, item: FilterQuery, cost: TaskCost) -> tuple[dict[str, str], int]:
-    """Return why each segment must be read, by segment id, and the number of bytes fetched; segments that no dirty key matches are
-    absent. Raises StoreError.
+    """Compare Bloom filters with all dirty keys. Return, by segment id, why a segment must be read, and the number of bytes fetched.
+
+    Segments that match no dirty key are absent from the result. Raises StoreError.
     """
     sidecars = open_sidecars(shared)
     if sidecars is None:
@@ -296,10 +310,11 @@ def query_filters(shared: SharedSettings, item: FilterQuery, cost: TaskCost) -> 
 
 @dataclass(frozen=True)
 class RangeInput:
-    """Input of all range tasks.
+    """Input of all tasks over hash ranges.
 
-    dirty: rows of the dirty segments, newest first.
-    wanted_bundles: indexes of the bundles whose survivors are wanted.
+    dirty: ranges of rows of the dirty segments, newest first.
+
+    wanted_bundles: indexes of the bundles (segments indexed by one task) whose survivors are wanted.
     """
 
     bundles: tuple[KeyBundle, ...]
@@ -309,7 +324,7 @@ class RangeInput:
 
 @dataclass(frozen=True)
 class SegmentToGather:
-    """A segment whose survivors are to be written. If it has no rows, none of its records is superseded."""
+    """A segment whose surviving records are to be written. If it has no key rows, none of its records is superseded."""
 
     indexed: IndexedSegment
     verdicts: SparseVerdicts
@@ -318,10 +333,11 @@ class SegmentToGather:
 
 @dataclass(frozen=True)
 class BundleToGather:
-    """Segments whose survivors are written as one object.
+    """Segments whose surviving records are written as one object.
 
     name: last part of the object's key.
-    keys: the bundle with their key rows; None if they have none.
+
+    keys: where their key rows are stored; None if they have none.
     """
 
     name: str
@@ -330,7 +346,9 @@ class BundleToGather:
 
 
 def find_survivors(shared: SharedSettings, ranges: range, exchange: RangeInput, cost: TaskCost) -> Iterator[tuple[int, bytes]]:
-    """Yield (bundle index, encoded survivors) for neighbouring hash ranges. A bundle may appear several times or never."""
+    """Find the surviving records of neighbouring hash ranges and yield (bundle index, encoded survivors). A bundle may appear several times
+    or never.
+    """
     store = open_task_tier(shared).ports.control
     wanted = {place: bundle for place, bundle in enumerate(exchange.bundles) if bundle.dirty_rows or place in exchange.wanted_bundles}
     for number, rows in read_ranges(store, wanted, ranges):
@@ -341,8 +359,8 @@ def find_survivors(shared: SharedSettings, ranges: range, exchange: RangeInput, 
 def _find_range_survivors(
     shared: SharedSettings, number: int, exchange: RangeInput, rows_of: RangeRows, cost: TaskCost
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the survivors of one range. If its keys exceed the memory budget, the range is split and its rows are read again for each
-    part.
+    """Find the surviving records of one hash range. If its keys exceed the memory budget, the range is split and its rows are read again
+    for each part.
     """
     clean = [place for place in sorted(exchange.wanted_bundles) if exchange.bundles[place].clean_rows]
     part, parts, guess = 0, 1, 0
@@ -378,7 +396,7 @@ def _find_range_survivors(
 
 
 def _with_row_numbers(rows: ExchangeRows) -> tuple[ExchangeRows, npt.NDArray[np.uint8]]:
-    """Return a copy of the rows with row numbers as ordinals, and a zeroed bitmap with one bit per row."""
+    """Return a copy of the rows in which each row's number replaces its ordinal, and a zeroed bitmap with one bit per row."""
     by_row = rows.copy()
     by_row[:, 3] = np.arange(len(rows), dtype=np.uint32)
     return by_row, np.zeros(-(-len(rows) // 8), np.uint8)
@@ -386,9 +404,10 @@ def _with_row_numbers(rows: ExchangeRows) -> tuple[ExchangeRows, npt.NDArray[np.
 
 @dataclass(frozen=True)
 class GatheredObject:
-    """A scratch object with survivors or with the gate's expected sums.
+    """A scratch object with surviving records, or with the sums that the gate (the independent check of the output) expects.
 
     parts: location of each segment's survivors; None for the gate's object.
+
     superseded: ids of the segments that have superseded records.
     """
 
@@ -398,8 +417,8 @@ class GatheredObject:
 
 
 def write_survivors(shared: SharedSettings, item: BundleToGather, answers: Iterable[bytes], cost: TaskCost) -> GatheredObject:
-    """Combine the answers of all ranges for one bundle and write them as one scratch object, with everything that pass 2 needs of each
-    segment.
+    """Combine the answers of all hash ranges about one bundle, and write them as one scratch object with everything that pass 2 needs of
+    each segment.
     """
     store = open_task_tier(shared).ports.control
     bitmap, facts = np.zeros(0, np.uint8), {}
@@ -431,7 +450,7 @@ def write_survivors(shared: SharedSettings, item: BundleToGather, answers: Itera
 
 
 def load_kernels() -> None:
-    """Compile the kernels for finding survivors, or load them from the cache."""
+    """Compile the numeric functions that find survivors, or load them from the cache."""
     keys, kept = KeySet(1 << 16, expected_keys=0), np.zeros(1, np.uint8)
     rows = np.frombuffer(bytes(16), np.uint32).reshape(-1, 4)
     mark_newest_of_each_key(keys.table, keys.state, rows, 0, 1, 0, kept)

@@ -25,14 +25,14 @@ FetchedRows = npt.NDArray[Any]
 
 
 class RowBundle(Protocol):
-    """An object in the store that holds rows by hash range, in two sections (0: dirty, 1: clean)."""
+    """An object in the store that holds the rows of some segments by range of the key's hash, in two sections (0: dirty, 1: clean)."""
 
     @property
     def row_bytes(self) -> int:
         """Return the size of one row in bytes."""
 
     def read_directory(self, store: ObjectStore, first: int, last: int) -> Directory:
-        """Read the row numbers at which the ranges [first, last) begin, one line per range and one for the end. The first two columns
+        """Read the row numbers at which the hash ranges [first, last) begin, one line per range and one for the end. The first two columns
         are the two sections.
         """
 
@@ -42,9 +42,10 @@ class RowBundle(Protocol):
 
 @dataclass(frozen=True)
 class RangeRows:
-    """The rows of one hash range in all bundles.
+    """Rows of one hash range from all bundles (each holds the rows of some neighbouring segments).
 
-    directories: by bundle, the row numbers where the range begins and where it ends in each section.
+    directories: for each bundle, the row numbers where the range begins and where it ends in each section.
+
     prefetched: by bundle and section, (first row, rows) of data that was fetched together with other ranges.
     """
 
@@ -55,7 +56,9 @@ class RangeRows:
     pool: ThreadPoolExecutor
 
     def read_dirty(self, order: Sequence[OrdinalRange]) -> Iterator[tuple[int, FetchedRows]]:
-        """Yield (bundle, rows) of the dirty section in the given order. A bundle stays in memory from its first piece to its last."""
+        """Yield (bundle index, rows) of the dirty section in the given order. A bundle stays in memory from the first of its rows to the
+        last.
+        """
         order = [piece for piece in order if self._has_rows(piece.place, 0)]
         last = {piece.place: number for number, piece in enumerate(order)}
         coming = self._fetch_rows(list(dict.fromkeys(piece.place for piece in order)), 0)
@@ -71,7 +74,7 @@ class RangeRows:
                 del held[piece.place]
 
     def read_section(self, bundles: Sequence[int], section: int) -> Iterator[tuple[int, FetchedRows]]:
-        """Yield (bundle, rows) of one section (0: dirty, 1: clean), bundle by bundle."""
+        """Yield (bundle index, rows) of one section (0: dirty, 1: clean), bundle by bundle."""
         return self._fetch_rows([place for place in bundles if self._has_rows(place, section)], section)
 
     def _has_rows(self, bundle: int, section: int) -> bool:
@@ -80,7 +83,7 @@ class RangeRows:
         return bool(begin < end)
 
     def _fetch_rows(self, bundles: Sequence[int], section: int) -> Iterator[tuple[int, FetchedRows]]:
-        """Yield (bundle, rows) of one section in the order of ``bundles``, fetching a few bundles ahead."""
+        """Yield (bundle index, rows) of one section in the order of ``bundles``, fetching a few bundles ahead."""
         running: deque[tuple[int, Future[FetchedRows]]] = deque()
         for place in bundles:
             begin, end = (int(row) for row in self.directories[place][:, section])

@@ -26,9 +26,9 @@ from compactor.spark.round.gate_rows import ExpectedSums, create_group_gate, dec
 
 @dataclass(frozen=True)
 class GroupWork:
-    """A group for pass 2, with the metadata and the stored survivors of its sources, in order.
+    """Work of pass 2 on one group (neighbouring segments that become one), with the metadata and stored survivors of its sources, in order.
 
-    judged: the sums that the gate expects; None if nothing is dirty.
+    judged: the sums that the gate, an independent check, expects of the output; None if nothing is dirty.
     """
 
     task: CompactionTask
@@ -39,7 +39,7 @@ class GroupWork:
 
 @dataclass(frozen=True)
 class StoredPassOne:
-    """Stored results of pass 1 for the sources of one group, as pass 2 reads them (the Answers port of round.pass_two)."""
+    """Stored results of pass 1 for the sources of one group, as pass 2 reads them. Implements the port round.pass_two.Answers."""
 
     reading: StagedSegmentReader
     sources: Sequence[SourceSegment]
@@ -51,16 +51,24 @@ class StoredPassOne:
 
     @contextmanager
     def open_segment(self, ordinal: int, reservation: SpaceReservation | None) -> Iterator[tuple[SourceSegment, Verdicts]]:
-        """Provide one source with its log mapped into memory, and its transaction verdicts."""
+        """Provide one source segment with its log mapped into memory, and its transaction verdicts.
+
+        :param ordinal: position of the segment in the group.
+        """
         with self.reading.map_segment(self.sources[ordinal], reservation):
             yield self.sources[ordinal], self.verdicts[ordinal]
 
     def part_of_segment(self, ordinal: int) -> None:
-        """Return None: Spark rewrites segments as a whole, never in part."""
+        """Return None: Spark always rewrites segments as a whole.
+
+        :param ordinal: position of the segment in the group.
+        """
 
 
 def rewrite_group(shared: SharedSettings, item: GroupWork, cost: TaskCost) -> CompactionReceipt | CompactionFailure:
-    """Rewrite one group and upload the new segment under the announced id. Raises BadData, StoreError, OutOfBudget, GateFailed."""
+    """Rewrite one group of segments into one segment, and upload it under the announced id. Raises BadData, StoreError, OutOfBudget,
+    GateFailed.
+    """
     with task_staging(shared, cost) as staging, WorkerThreads(1) as workers:
         stats, reading = WorkStats(), shared.open_segments(staging, item.sources)
         answers = _read_pass_one(shared, item, reading)
@@ -117,7 +125,7 @@ def clean_partition(item: PartitionWork, cost: TaskCost) -> list[CompactionRecei
 
 
 class _ExecutorSession:
-    """WorkSession on an executor: its state is what the driver sent, and the driver keeps the leadership."""
+    """Session of a worker on an executor (WorkSession). Its state is what the driver sent, and the driver keeps the leadership."""
 
     stored_survivors: tuple[ScratchObject, ...] = ()
 
@@ -131,7 +139,7 @@ class _ExecutorSession:
         return f"{self._scratch}{name}"
 
     def store_survivors(self, objects: Sequence[ScratchObject]) -> None:
-        """Do nothing: an interrupted plan of a small partition starts again, so that its survivors are not stored."""
+        """Do nothing: the survivors of a small partition are not stored, because an interrupted plan starts again from the beginning."""
 
     def check_leadership(self, *, waiting: bool = False) -> None:
         """Do nothing: the driver checks its leadership while it waits for this task."""

@@ -36,10 +36,15 @@ SEGMENTS_PER_GATHER_TASK = 256
 class SegmentIndex:
     """Index of the live segments that the driver builds during pass 1.
 
-    stand_ins: sidecars, by segment id, of segments that need not be read. Without one, at least the headers are read.
-    segments: results of the segments that were read, by id.
+    stand_ins: sidecars, by segment id, that take the place of segments which need not be read. Of a segment without one at least the
+    headers are read.
+
+    segments: results for the segments that were read, by id.
+
     folded: transaction results of each segment, by id.
-    bundles, gate_bundles: the key rows and the gate's rows that were written.
+
+    bundles, gate_bundles: locations of the key rows, and of the rows for the gate (the independent check of the output).
+
     bundle_places: index of the bundle that holds a segment's keys, by segment id.
     """
 
@@ -52,10 +57,10 @@ class SegmentIndex:
     bundle_places: dict[str, int] = field(default_factory=dict)
 
     def read_segments(self, jobs: RoundJobs, rows: AbstractSet[str], sources: AbstractSet[str] = frozenset()) -> None:
-        """Read what is not known yet: the keys of the segments in ``rows``, and headers of ``sources`` and of all segments without a
+        """Read what is not known yet: the keys of the segments in ``rows``, and the headers of ``sources`` and of all segments without a
         sidecar.
 
-        A segment whose headers alone are known is read again if its keys are wanted. Raises BadData, StoreError, OutOfBudget.
+        If only the headers of a segment were read and its keys are now wanted, it is read again. Raises BadData, StoreError, OutOfBudget.
 
         :param rows: ids of segments whose keys are wanted.
         :param sources: ids of segments that will be rewritten.
@@ -74,7 +79,9 @@ class SegmentIndex:
         self._index_bundles(jobs, [self._reindex_item(segment) for segment in undecided], " with transactions")
 
     def add_bundle(self, bundle: IndexedBundle) -> bool:
-        """Add the result of a task. Return False, without adding it, if keys of one of its segments are known already."""
+        """Add the result of a pass 1 task to the index, and return True. Return False, without adding it, if the index has the keys of one
+        of its segments already.
+        """
         if any(segment.has_rows and segment.id in self.bundle_places for segment in bundle.segments):
             return False
         for segment in bundle.segments:
@@ -89,7 +96,7 @@ class SegmentIndex:
         return True
 
     def range_input(self, sources: AbstractSet[str]) -> RangeInput:
-        """Return the input of range tasks.
+        """Return the input of the tasks over hash ranges.
 
         :param sources: ids of the segments whose survivors are wanted.
         """
@@ -104,13 +111,15 @@ class SegmentIndex:
         )
 
     def gate_input(self) -> GateInput:
-        """Return the gate's input of range tasks: all rows that the gate has seen."""
+        """Return the input of the gate (the independent check of the output) for tasks over hash ranges: all rows that it has stored."""
         shown = [segment for segment in self.live if segment.id in self.bundle_places]
         bounds = [*(segment.start_offset for segment in shown), *(segment.end_offset + 1 for segment in shown[-1:])]
         return GateInput(tuple(self.gate_bundles), np.array(bounds, np.int64))
 
     def gather_items(self, sources: AbstractSet[str]) -> list[BundleToGather]:
-        """Return what is to be gathered for the segments in ``sources``: first each bundle that has keys, then segments without keys."""
+        """Return the units of work for gathering the survivors of the segments in ``sources``: first each bundle that has keys, then
+        segments without keys.
+        """
         of_bundle: dict[int, list[SegmentToGather]] = {}
         without: list[SegmentToGather] = []
         for segment in self.live:
@@ -127,21 +136,21 @@ class SegmentIndex:
         return [bundle.key for bundle in self.bundles] + [bundle.key for bundle in self.gate_bundles]
 
     def _gather_item(self, segment_id: str) -> SegmentToGather:
-        """Return the result and the transaction verdicts of a segment that was read."""
+        """Return a segment that was read, with its transaction verdicts, as an item of gathering survivors."""
         indexed = self.segments[segment_id]
         _, verdicts, outcomes = self.folded[segment_id]
         places = indexed.batches, indexed.places
         return SegmentToGather(indexed, SparseVerdicts(*places, verdicts), SparseOutcomes(*places, outcomes))
 
     def _reindex_item(self, segment: RemoteLogSegmentMetadata) -> SegmentToIndex:
-        """Return the order to read a segment again, this time with its keys."""
+        """Return the instruction to read a segment again, this time with its keys."""
         if segment.id not in self.folded:
             return SegmentToIndex(segment, True)
         known = self._gather_item(segment.id)
         return SegmentToIndex(segment, True, known.verdicts, known.outcomes)
 
     def _index_bundles(self, jobs: RoundJobs, items: Sequence[SegmentToIndex], description: str) -> None:
-        """Index segments in bundles, one task each, and add the results."""
+        """Index segments, one task for each bundle of neighbours, and add the results."""
         row_bytes = KEY_ROW_BYTES + (GATE_ROW_BYTES if jobs.shared.gate else 0)
         runs = plan_bundles([item.metadata for item in items], jobs.cluster.task_slots, jobs.shared.disk_budget_bytes, row_bytes)
         what = f"pass 1, keys of {len(items)} segments{description}, in {len(runs)} bundles"
@@ -149,13 +158,13 @@ class SegmentIndex:
             self.add_bundle(result[1])
 
     def _fold_transactions(self) -> None:
-        """Fold the transactions of all segments, once for the cleaner and once for the gate."""
+        """Determine the outcome of all transactions from the segments' headers in order, once for the cleaner and once for the gate."""
         sources = list(self._source_segments())
         both = zip(sources, fold_transactions(sources), transaction_outcomes(sources, {}), strict=True)
         self.folded = {source.name: (source, verdicts, outcomes) for source, verdicts, outcomes in both}
 
     def _source_segments(self) -> Iterator[SourceSegment]:
-        """Yield every live segment with the batch headers that decide about transactions, from its index result or its sidecar."""
+        """Yield every live segment with the batch headers that decide about transactions, from its pass 1 result or its sidecar."""
         for ordinal, segment in enumerate(self.live):
             place = (ordinal, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
             found = self.segments.get(segment.id)

@@ -46,7 +46,7 @@ BINS_PER_SLOT: Final = 2
 
 @dataclass(frozen=True)
 class _QueuedPartition:
-    """A partition that waits for its task, with the queue on which the outcome arrives."""
+    """A partition that waits for a task, with the queue to which its outcome will be sent."""
 
     item: PartitionWork
     bytes: int
@@ -88,7 +88,7 @@ class SharedJobs:
         self._starter.join()
 
     def _start_jobs(self) -> None:
-        """Start a job whenever partitions wait and a slot is free, until the context ends."""
+        """Start a job whenever partitions wait and a task slot of the cluster is free, until the context ends."""
         jobs: list[threading.Thread] = []
         while True:
             with self._changed:
@@ -112,7 +112,7 @@ class SharedJobs:
         return self._running < self.cluster.task_slots
 
     def _release_slots(self, bins: int) -> None:
-        """Count ``bins`` tasks as ended."""
+        """Record that ``bins`` tasks have ended, so that other tasks can use their slots."""
         with self._changed:
             self._running -= bins
             self._changed.notify_all()
@@ -149,7 +149,9 @@ class SharedJobs:
     def _run_partition_bins(
         self, description: str, tickets: list[_QueuedPartition], bins: list[list[int]], done: set[int]
     ) -> Iterator[None]:
-        """Run a job with one task per bin and deliver the outcome of each partition. Yields once for each task that ended."""
+        """Run a job with one task per bin (the partitions that one task cleans) and deliver the outcome of each partition. Yield once for
+        each task that ended.
+        """
         items = [[(number, tickets[number].item) for number in members] for members in bins]
         for outcome in self.cluster.run_job(
             description, self.cluster.distribute(items), clean_partition_bin, len(items), job_listener=self._job_listener
@@ -164,7 +166,7 @@ class SharedJobs:
 
 
 def clean_partition_bin(bin_number: int, items: Sequence[tuple[int, PartitionWork]], cost: TaskCost) -> list[TaskOutcome]:
-    """Clean the partitions of one task one after the other and return an outcome for each."""
+    """Clean the partitions that were assigned to one task, one after the other, and return an outcome for each."""
     return [run_task(number, partial(clean_partition, item), item.shared.plan) for number, item in items]
 
 
@@ -180,7 +182,7 @@ class SharedJobWorker(RemoteWorker):
     def check_clean_segments(self, facts: RoundFacts, check: LeadershipCheck) -> CleanVerdicts:
         """Return that no clean segment is skipped, because the executor reads the whole partition.
 
-        A small producer snapshot that was read for the plan is sent along.
+        A small producer snapshot that was read for the plan is remembered and sent along with the work.
         """
         self._snapshot = facts.snapshot if len(facts.snapshot) <= MAX_SNAPSHOT_BYTES else b""
         return CleanVerdicts()

@@ -83,8 +83,10 @@ class SparkWorker:
     otherwise ``delete_unused_results`` deletes them.
 
     open_cluster: returns the cluster, starting Spark if necessary; called when there is work for it.
-    stats: set to what the round cost.
-    cost: the round's cost is added to it.
+
+    stats: statistics of the round, which the worker fills in.
+
+    cost: the cost of the round is added to it.
     """
 
     open_cluster: Callable[[], Cluster]
@@ -180,10 +182,10 @@ def copy_cost(stats: WorkStats, cost: TaskCost) -> None:
 def shared_settings(
     cluster: Cluster, tier: Tier, cleaner: Cleaner, plan: CompactionPlan, scratch: str, state: PartitionState
 ) -> SharedSettings:
-    """Return the settings that all tasks of a round share. Budgets are divided by the number of tasks that run on one executor at a
-    time.
+    """Return the settings that all tasks of a round share.
 
-    Only dirty keys are kept in memory, by the map and by the gate; clean records are looked up there.
+    Budgets are divided by the number of tasks that run on one executor at a time. Only dirty keys are held in memory; clean records are
+    looked up among them.
     """
     each = cluster.task_slots_per_executor
     records = sum(max(segment.records, 1) for segment in _dirty_segments(state.live, plan))
@@ -279,7 +281,7 @@ class _AnnouncedPlan:
         return found
 
     def _check_disk_share(self) -> None:
-        """Raise OutOfBudget if the share of the disk budget of one task is too small for a group. Called before any work begins."""
+        """Raise OutOfBudget if one task's share of the disk budget is too small for a group of segments. Called before any work begins."""
         by_id, share = {segment.id: segment for segment in self._live}, self._jobs.shared.disk_budget_bytes
         interval = self._plan.policy.index_interval_bytes
         need = max(group_space([by_id[name] for name in task.sources], interval, most_bytes=task.most_bytes) for task in self._tasks)
@@ -292,9 +294,10 @@ class _AnnouncedPlan:
             )
 
     def _run_pass_one(self, sources: Sequence[RemoteLogSegmentMetadata]) -> dict[str, ScratchPart | ScratchObject]:
-        """Run pass 1 and find the survivors; record them so that later attempts skip this step.
+        """Run pass 1 and find the surviving records; record them so that later attempts skip this step.
 
-        A bundle is complete once its object exists. If the store or Spark fails, bundles are kept for the next attempt.
+        The result of a task is complete once its object exists. If the store or Spark fails, finished results are kept for the next
+        attempt.
         """
         index = self._prepared.index if self._prepared else SegmentIndex(self._live, self._load_sidecars())
         adopted = list(self._prepared.leftover_keys) if self._prepared else self._adopt_leftovers(index)
@@ -319,13 +322,15 @@ class _AnnouncedPlan:
         return found
 
     def _adopt_leftovers(self, index: SegmentIndex) -> list[str]:
-        """Reuse bundles that earlier attempts at this plan left. Return the keys of all objects they left, used or not."""
+        """Reuse the stored pass 1 results of earlier attempts at this plan. Return the keys of all objects that those attempts left, used
+        or not.
+        """
         left = self._list_leftovers()
         self._jobs = adopt_bundles(self._jobs, index, left)
         return [info.key for info in left]
 
     def _list_leftovers(self) -> list[ObjectInfo]:
-        """Return the bundles of all attempts at this plan, from before and after its announcement."""
+        """Return the stored pass 1 results of all attempts at this plan, from before and after its announcement."""
         store = self._worker.tier.ports.control
         places = (self._session.scratch_key(""), self._worker.unannounced_scratch(self._plan, self._session.state))
         return [info for place in places for info in list_bundles(store, place)]
@@ -345,10 +350,10 @@ class _AnnouncedPlan:
         return {segment.id for segment in (*_dirty_segments(self._live, self._plan), *sources)}
 
     def _gather_survivors(self, sources: Sequence[RemoteLogSegmentMetadata], index: SegmentIndex) -> Iterator[GatheredObject]:
-        """Find the survivors of all hash ranges and write them, one object per bundle. With the gate, also write the sums that it
-        expects, as one object.
+        """Find the surviving records of all hash ranges and write them, one object per bundle. With the gate (the independent check of the
+        output), also write the sums that it expects, as one object.
 
-        Ranges are answered from the newest record to the oldest; Spark's shuffle brings the answers of each bundle together.
+        Ranges are answered from the newest record to the oldest; Spark's shuffle brings the answers about each bundle together.
         """
         ids, shared, cluster = {source.id for source in sources}, self._jobs.shared, self._worker.cluster
         range_input = index.range_input(ids)
@@ -370,7 +375,9 @@ class _AnnouncedPlan:
         yield from (gathered for _, gathered in self._jobs.run_step(step, answers, _GatherTask(shared), len(beside)))
 
     def _delete_scratch(self, keys: Sequence[str]) -> None:
-        """Delete scratch objects of this attempt if it still leads. A StoreError is ignored so that it does not hide an earlier error."""
+        """Delete scratch objects of this attempt if this process still leads. A StoreError is ignored so that it does not hide an earlier
+        error.
+        """
         if keys:
             with suppress(StoreError):
                 self._session.check_leadership()
@@ -384,10 +391,14 @@ def survivor_parts(key: str, parts: SurvivorParts) -> dict[str, ScratchPart | Sc
 
 @dataclass(frozen=True)
 class RangeTask:
-    """Task that answers some hash ranges for all bundles and returns (target index, answer) pairs. An error is sent to every target.
+    """Task that answers some hash ranges for all bundles and returns (target index, answer) pairs. A target is a bundle or the gate.
+
+    An error is sent to every target.
 
     targets: target index of each bundle.
+
     gate_input: what the gate's part of the task reads; None without a gate.
+
     gate_place: target index of the gate's answers.
     """
 
@@ -408,7 +419,7 @@ class RangeTask:
         yield from pairs
 
     def _answer_ranges(self, ranges: range, cost: TaskCost) -> Iterator[tuple[int, bytes]]:
-        """Yield the answers of the cleaner's ranges, then that of the gate."""
+        """Yield the cleaner's answers for the hash ranges, then the gate's answer."""
         yield from ((self.targets[place], answer) for place, answer in find_survivors(self.shared, ranges, self.range_input, cost))
         if self.gate_input is not None:
             yield self.gate_place, sum_gate_ranges(self.shared, ranges, self.gate_input, cost)
@@ -416,7 +427,7 @@ class RangeTask:
 
 @dataclass(frozen=True)
 class _GatherTask:
-    """Task that combines the answers of all ranges for one target and writes them as one scratch object."""
+    """Task that combines the answers of all hash ranges for one target (a bundle or the gate) and writes them as one scratch object."""
 
     shared: SharedSettings
 
@@ -481,12 +492,13 @@ def prepare_pass_one(
     record: FilterRecord,
     leftovers: Sequence[ObjectInfo],
 ) -> PreparedPassOne | None:
-    """Index the dirty segments and decide which clean segments can be skipped. Return None if no clean segment has a sidecar, because
-    nothing could be skipped then.
+    """Index the dirty segments and decide which clean segments can be skipped.
 
-    :param leftovers: bundles that earlier attempts at the same round left.
-    :raises BadData, StoreError, OutOfBudget: if a segment is corrupt, the store fails or disk is short. After StoreError and
-        OutOfBudget bundles are kept for the next attempt.
+    Return None if no clean segment has a sidecar, because nothing could be skipped then.
+
+    :param leftovers: stored pass 1 results of earlier attempts at the same round.
+    :raises BadData, StoreError, OutOfBudget: if a segment is corrupt, the store fails or disk is short. After StoreError and OutOfBudget
+        the results are kept for the next attempt.
     """
     heads = sidecars.heads([segment.id for segment in state.live])
     if all(heads[segment.id].sidecar is None for segment in assessment.clean):
