@@ -71,7 +71,7 @@ class LeaderQueries(Protocol):
     """Cluster queries that the agent needs. Implemented by ``metadata_topic.leaders.KafkaLeaders``. Every method raises StoreError."""
 
     def leaders(self) -> ClusterLeaders:
-        """Return the cluster's id and the broker that leads each partition."""
+        """Ask the cluster, and return its id and the broker that leads each partition."""
 
     def log_ends(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
         """Return each leader's answer about the end of its log, or the error that prevented the answer."""
@@ -96,7 +96,7 @@ class _FinishedUpload:
 
 
 class Agent(ServiceLoop[int, _FinishedUpload]):
-    """Upload loop for one broker. ``status`` may be called from any thread.
+    """Service that uploads the sealed segments of one broker to the tier. ``status`` may be called from any thread.
 
     ``_running`` maps each partition that is being uploaded to the time at which its upload began, in milliseconds.
     """
@@ -217,7 +217,10 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
                 self._watches[name] = self._announce_staged_files(replace(found, held=held))
 
     def _announce_staged_files(self, watch: UploadWatch) -> UploadWatch:
-        """Log the missing files that are seen for the first time, with their deadline, and return the watch with the topic's delay."""
+        """Log the staged files whose offsets the tier lacks, each once, with the time at which the broker deletes it.
+
+        Return the partition's watch with the topic's ``file.delete.delay.ms``.
+        """
         new = self._staged.report("staged", watch.staged)
         if not new:
             return watch
@@ -230,7 +233,9 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         return watch
 
     def _report_untaken_files(self) -> None:
-        """Log the files staged for deletion that are not taken because the leadership at their renaming is not known."""
+        """Log the files staged for deletion that are not uploaded, because it is unknown whether this broker led the partition when it
+        renamed them.
+        """
         for name, watch in self._watches.items():
             for file in self._staged.report("untaken", watch.untaken):
                 where = f"{staged_path(Path(), file.base)} is staged for deletion and is not taken"
@@ -246,7 +251,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         return self._delete_delays.get(topic, DELETE_DELAY_MS)
 
     def _prepare_tier(self) -> bool:
-        """Create the tier if it does not exist, and return whether it can be used."""
+        """Open the tier, or create it if it does not exist, and return whether it can be used."""
         if self._tier_ready:
             return True
         try:
@@ -283,7 +288,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
             self._uploads.confirm_topics({watch.name.topic: watch.seen.topic_id for watch in self._watches.values() if watch.leads})
 
     def _record_broker_failure(self, reason: str, now_ms: int) -> None:
-        """Report that the cluster did not answer usefully, and delay the next question."""
+        """Record that the cluster gave no answer, or no usable one, and delay the next question."""
         self._broker_failures += 1
         self._broker_retry_ms = now_ms + backoff_ms(self._broker_failures, BROKER_RETRY_MS, MAX_BROKER_RETRY_MS)
         self._tallies = replace(self._tallies, broker_failures=self._tallies.broker_failures + 1)
@@ -414,7 +419,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
     # --- being looked at ---
 
     def status(self) -> AgentStatus:
-        """Return the agent's status now. Makes no request."""
+        """Return the agent's partitions, problems and totals at this moment. Makes no request."""
         opened, stopping = self._opened, self.stop.event.is_set()
         problems = self._problems.copy()
         return AgentStatus(
@@ -437,7 +442,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
 
 
 def _describe_broker(identity: BrokerIdentity) -> str:
-    """Return the broker's identity as messages show it."""
+    """Return a text for messages that names a broker and its cluster."""
     return f"broker {identity.broker_id} of cluster {identity.cluster_id}"
 
 
@@ -452,9 +457,10 @@ def has_space(log_dir: Path) -> bool:
 
 
 class StagedHolder:
-    """The staged files that an agent holds open, of all its partitions. All methods are for the thread of the agent's loop.
+    """Files staged for deletion that an agent keeps open, so that it can upload them even after the broker deletes them, of all its
+    partitions. All methods are for the thread of the agent's loop.
 
-    A file is held from when it is first seen until it is in the tier, or is refused for good.
+    A file is open from when it is first seen until its records are in the tier, or it is refused for good.
     """
 
     def __init__(self) -> None:
@@ -462,11 +468,11 @@ class StagedHolder:
         self._reported: set[tuple[str, StagedFile]] = set()
 
     def held(self, name: TopicPartition) -> HeldFiles | None:
-        """Return the partition's files, for its upload; None if there are none."""
+        """Return the open files of a partition, for its upload; None if there are none."""
         return self._held.get(name)
 
     def known(self, name: TopicPartition, listed: Sequence[StagedFile], *, running: bool) -> tuple[StagedFile, ...]:
-        """Return the partition's files, without those that others have replaced.
+        """Return the files staged for deletion of a partition, listed or still open, without those whose names other files have taken.
 
         :param listed: the files in the partition's directory.
         :param running: whether an upload reads the files now, so that none may be closed.
@@ -484,9 +490,10 @@ class StagedHolder:
     def hold(
         self, name: TopicPartition, log_dir: Path, wanted: Sequence[StagedFile], *, running: bool, space: bool = True
     ) -> tuple[StagedFile, ...]:
-        """Open the files that are wanted, close all others and those that were refused and are deleted by now, and return what is held.
+        """Open the wanted files of a partition, close its other files, and return the open ones. A refused file that the broker has deleted
+        is closed, too.
 
-        :param running: as above.
+        :param running: whether an upload reads the files now, so that none may be closed.
         :param space: whether the disk has room for files that its broker has deleted; if not, these are closed.
         """
         if name not in self._held and not wanted:
@@ -503,13 +510,16 @@ class StagedHolder:
         return tuple(each.file for each in files.held_files)
 
     def report(self, what: str, files: Iterable[StagedFile]) -> list[StagedFile]:
-        """Return those of the files for which this was not reported before. ``what``: names the report."""
+        """Return the files that were not reported under the name ``what`` before, and note that they are reported now.
+
+        ``what``: name of the report.
+        """
         new = [file for file in files if (what, file) not in self._reported]
         self._reported |= {(what, file) for file in new}
         return new
 
     def forget(self, name: TopicPartition) -> None:
-        """Close the files of a partition that is gone."""
+        """Close the open files of a partition whose directory is gone."""
         files = self._held.pop(name, None)
         if files is not None:
             files.close()

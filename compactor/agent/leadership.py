@@ -37,9 +37,9 @@ class LeadershipInterval:
 
 
 class RenameEvidence(Enum):
-    """Evidence that this broker led in one leader epoch before and after a file was renamed.
+    """Answer whether this broker led the partition, in one leader epoch, before and after a file was renamed for deletion.
 
-    UNDECIDED: it led before, and no leader has answered since.
+    UNDECIDED: it led before, and the leader has not been asked since.
     """
 
     SAME_EPOCH = "same epoch"
@@ -48,7 +48,8 @@ class RenameEvidence(Enum):
 
 
 def with_answer(intervals: tuple[LeadershipInterval, ...], end: LogEnd, asked_ms: int, answered_ms: int) -> tuple[LeadershipInterval, ...]:
-    """Return the intervals after one more answer of the leader, which is this broker. An answer without an epoch ends what is known.
+    """Return the intervals of leadership after one more answer of the leader, which is this broker. An answer without an epoch ends the
+    last interval.
 
     A clock that was set back begins a new interval, because the times before and after it cannot be compared.
     """
@@ -61,7 +62,7 @@ def with_answer(intervals: tuple[LeadershipInterval, ...], end: LogEnd, asked_ms
 
 
 def rename_evidence(intervals: Sequence[LeadershipInterval], changed_ms: int) -> RenameEvidence:
-    """Return what is known of the leadership around the time at which a file was renamed.
+    """Return whether this broker is known to have led the partition around the time at which a file was renamed for deletion.
 
     An answer that arrived in the same millisecond may have been later.
 
@@ -77,7 +78,7 @@ def rename_evidence(intervals: Sequence[LeadershipInterval], changed_ms: int) ->
 def leadership_problem(intervals: Sequence[LeadershipInterval]) -> Callable[[StagedFile], str]:
     """Return a function that returns why the agent does not take a staged file, or an empty string.
 
-    It raises BadData for a file about which nothing is decided yet: the upload is tried again.
+    The function raises BadData for a file about which this is not decided yet, so that the upload is tried again.
     """
 
     def problem(file: StagedFile) -> str:
@@ -91,7 +92,9 @@ def leadership_problem(intervals: Sequence[LeadershipInterval]) -> Callable[[Sta
 
 
 def unknown_leadership(file: StagedFile) -> str:
-    """Return why a file is not taken about whose renaming no evidence can come any more."""
+    """Return the message for a file that is not uploaded, because it can no longer be found out whether this broker led when the file was
+    renamed.
+    """
     return (
         f"it is not known that this broker led the partition in one leader epoch before and after {iso_time(file.changed_ms)}, when the "
         "file was renamed: a truncation may have removed it. `import --live` takes it if the other conditions hold"

@@ -93,9 +93,8 @@ def scan_log_directory(
 
 
 def scan_partition_directory(name: TopicPartition, path: Path, mtime_ms: int, now_ms: int) -> SeenDirectory:
-    """Return the listing of one partition's directory.
-
-    A file that vanishes meanwhile is left out. The directory has changed then, so that the next scan lists it again.
+    """List one partition's directory. A file that vanishes meanwhile is left out. The directory has changed then, so that the next scan
+    lists it again.
 
     :param mtime_ms: modification time of the directory before it is listed, in milliseconds.
     """

@@ -13,7 +13,7 @@ from compactor.service.metrics import MOST_LABELLED, OWN, add_labelled_values, m
 
 
 def agent_metrics(status: AgentStatus) -> Iterator[Metric]:
-    """Yield the agent's metrics."""
+    """Yield all metrics of the agent: readiness, upload lag, failures and totals."""
     yield from _lag_metrics(status)
     yield from _total_metrics(status)
 

@@ -98,7 +98,7 @@ class SeenDirectory:
 
     @property
     def first_base(self) -> int:
-        """Base offset of the first segment; -1 if there is none."""
+        """Return the base offset of the first segment; -1 if there is none."""
         return self.sealed[0].base if self.sealed else self.active_base
 
 
@@ -116,7 +116,8 @@ class UploadWatch:
 
     position: last offset of the tier plus one; None if not known yet. end: the leader's latest answer about its log's end; None before the
     first.
-    anew: whether the tier must be read again although no segment seems to wait. checked_ms: time of the leader's latest answer.
+    anew: whether the end of the tier must be read again although no segment seems to wait for upload. checked_ms: time of the leader's
+        latest answer.
     failures: failed attempts in a row. trouble and reason: the latest failure. troubled_ms: since when the partition fails, or 0.
     retry_at_ms: earliest time of the next attempt. deadline_ms: see UploadOutcome. leadership: when this broker led, by leader epoch.
     delete_delay_ms: the topic's ``file.delete.delay.ms``. held: staged files that the agent holds open, also deleted ones.
@@ -140,14 +141,13 @@ class UploadWatch:
 
     @property
     def name(self) -> TopicPartition:
-        """The partition."""
+        """Return the partition's name."""
         return self.seen.name
 
     @property
     def pending(self) -> tuple[SealedFile, ...]:
-        """Segments staged for deletion, then sealed ones, that reach beyond the tier's end.
-
-        Empty ones are left out, because they are uploaded together with a neighbour.
+        """Return the segments with offsets after the tier's end: those staged for deletion, then sealed ones. Empty segments are left out,
+        because they are uploaded together with a neighbour.
         """
         staged = self.staged
         files = (*(segment for file, segment in self._staged_files if file in staged), *self.seen.sealed)
@@ -155,14 +155,13 @@ class UploadWatch:
 
     @property
     def staged(self) -> tuple[StagedFile, ...]:
-        """Files staged for deletion whose offsets are missing in the tier, without those that are never taken (``untaken``)."""
+        """Return the files staged for deletion whose offsets are missing in the tier, without those that are never uploaded (``untaken``)."""
         return tuple(file for file in self._missing_staged if self._evidence(file) is not RenameEvidence.UNKNOWN)
 
     @property
     def untaken(self) -> tuple[StagedFile, ...]:
-        """Files staged for deletion that are not taken although offsets are missing, because the leadership is not known.
-
-        Empty as long as the tier's end is not known.
+        """Return the files staged for deletion that are never uploaded although the tier lacks their offsets, because it is unknown whether
+        this broker led when it renamed them. Empty as long as the tier's end is not known.
         """
         if not self.leads or self.position is None:
             return ()
@@ -170,12 +169,12 @@ class UploadWatch:
 
     @property
     def has_undecided_files(self) -> bool:
-        """True while a staged file waits for the leader's next answer, which decides whether it is taken."""
+        """Return whether a staged file waits for the leader's next answer, which decides whether the file is uploaded."""
         return any(self._evidence(file) is RenameEvidence.UNDECIDED for file in self.staged)
 
     @property
     def _staged_files(self) -> list[tuple[StagedFile, SealedFile]]:
-        """The staged files, listed or held, with the segments that they are: each ends where the next one begins."""
+        """Return the staged files, listed in the directory or held open, each with its segment, which ends where the next one begins."""
         files = sorted({file.inode: file for file in (*self.seen.staged, *self.held)}.values(), key=lambda file: file.base)
         ends = (*(file.base for file in files), self.seen.first_base)[1:]
         return [(file, SealedFile(file.base, end, file.size, file.mtime_ms)) for file, end in zip(files, ends, strict=False)]
@@ -218,14 +217,17 @@ def upload_lag(watch: UploadWatch) -> UploadLag:
 
 
 def with_listing(watch: UploadWatch | None, seen: SeenDirectory) -> UploadWatch:
-    """Return the watch with a new listing of the directory. Nothing that is known holds for a topic that was created again."""
+    """Return the watch with a new listing of the partition's directory.
+
+    If the topic was created again, nothing else is taken over from the old watch.
+    """
     if watch is not None and watch.seen.topic_id != seen.topic_id and watch.seen.topic_id and seen.topic_id:
         return UploadWatch(seen, leads=watch.leads)
     return UploadWatch(seen) if watch is None else replace(watch, seen=seen)
 
 
 def with_leadership(watch: UploadWatch, leads: bool) -> UploadWatch:
-    """Return the watch after an answer about leaders.
+    """Return the watch after the cluster said who leads the partition.
 
     If the leadership has changed, the tier's end is read again, because the agent of the former leader may have uploaded meanwhile.
 
@@ -277,7 +279,7 @@ def with_log_end(watch: UploadWatch, end: LogEnd, now_ms: int, answered_ms: int 
 def is_upload_due(watch: UploadWatch, now_ms: int, *, accept_truncation: bool = False) -> bool:
     """Return whether an upload may begin: a segment lies entirely below the high watermark, or the tier's end is not known yet.
 
-    So it is for a log of another topic id, because the cluster may say by now that the topic was created again.
+    An upload is also due for a log of another topic id, because the cluster may say by now that the topic was created again.
 
     :param accept_truncation: whether a log that ends before the tier's end is due as well, because the tier is then truncated.
     """
@@ -364,9 +366,8 @@ def after_upload(watch: UploadWatch, outcome: UploadOutcome, now_ms: int) -> Upl
 
 
 def adoption_list(watches: Iterable[UploadWatch]) -> str | None:
-    """Return a line that names every partition whose topic must be adopted, the nearest deadline first; empty if there is none.
-
-    None while a partition that this broker leads was not tried yet.
+    """Return a log line that names every partition whose topic a person must adopt before it can be uploaded, the nearest deadline first;
+    empty if there is none. None while an upload was not tried yet for every partition that this broker leads.
     """
     led_here = [watch for watch in watches if watch.leads]
     if not led_here or any(watch.position is None and watch.trouble is None for watch in led_here):

@@ -64,12 +64,12 @@ class Uploader:
             return UploadOutcome(position, trouble=classify_failure(error, watch.seen, state), reason=reason)
 
     def confirm_topics(self, topic_ids: Mapping[str, str]) -> None:
-        """Record of uploaded topics which cluster has them. Raises StoreError."""
+        """Record, for uploaded topics, the cluster to which they belong. Raises StoreError."""
         with self._one_at_a_time:
             confirm_topics(self._opened.catalog, topic_ids, self._ask)
 
     def _import_new_segments(self, watch: UploadWatch, held: HeldFiles | None) -> UploadOutcome:
-        """Import what is new, if this replica knows the leader's epoch. Raises CompactorError."""
+        """Import the partition's new segments below the high watermark, if this replica knows the leader's epoch. Raises CompactorError."""
         path, end = Path(watch.seen.path), watch.end
         if end is None:
             return UploadOutcome(None, trouble=UploadFailure.BROKER, reason="no leader has reported where its log ends")
@@ -126,7 +126,7 @@ class Uploader:
 class _OutputUpdater:
     """Appends newly uploaded segments to the partition's output in Pinterest's layout.
 
-    A generation that a round has superseded is left to the daemon. Segments are read from the broker's directories as long as these have
+    An output that a round has made outdated is left to the daemon. Segments are read from the broker's directories as long as these have
     the bytes of the tier.
     """
 
@@ -140,7 +140,10 @@ class _OutputUpdater:
         self._left: set[TopicPartition] = set()
 
     def update_output(self, name: TopicPartition, outcome: UploadOutcome) -> UploadOutcome:
-        """Update the output after an upload, and return the outcome with the failure or note that came of it. Raises Stopped."""
+        """Update the partition's output after an upload.
+
+        Return the upload's outcome, with a failure of the update or a note about it added. Raises Stopped.
+        """
         if not outcome.position:
             return outcome
         try:
@@ -171,7 +174,7 @@ def _with_broker_directories(opened: Tier) -> Tier:
 
 
 def classify_failure(error: Exception, seen: SeenDirectory, state: PartitionState | None) -> UploadFailure:
-    """Return the kind of a failure.
+    """Return the kind of failure that an upload's exception stands for.
 
     :param state: the tier's state, if it could be read after the failure.
     """

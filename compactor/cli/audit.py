@@ -34,7 +34,7 @@ def user_name() -> str:
 
 
 def operator_name() -> str:
-    """Return who is at work, as records of pauses and requests name them: ``user@host``."""
+    """Return the person and the machine that run this command, as ``user@host``. Records of pauses and requests name them so."""
     return f"{user_name()}@{socket.gethostname()}"
 
 
@@ -84,5 +84,8 @@ def recorded_action(
 def recorded_if(
     is_manual: bool, args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int
 ) -> AbstractContextManager[None]:
-    """Return ``recorded_action`` for a command that is an exception to the rules only with some of its options, else an empty context."""
+    """Return ``recorded_action`` if ``is_manual``, else a context that does nothing.
+
+    For commands that must be recorded only with some of their options.
+    """
     return recorded_action(args, settings, out, command, targets, **details) if is_manual else nullcontext()

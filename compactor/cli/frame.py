@@ -36,7 +36,7 @@ class Argument(NamedTuple):
 
 
 def argument(*names: str, **settings: Any) -> Argument:
-    """Return one argument of a command. The parameters are those of argparse's ``add_argument``."""
+    """Describe one argument of a command, for ``Parser``. The parameters are those of argparse's ``add_argument``."""
     return Argument(names, settings)
 
 
@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
         self._choices: argparse._SubParsersAction[Parser] | None = None
 
     def set_command(self, run: CommandFunction, *arguments: Argument) -> None:
-        """Set the function that executes the command, its arguments and the common options."""
+        """Define the command: the function that executes it, its arguments, and the options that all commands have."""
         for one in arguments:
             group = self.add_mutually_exclusive_group(**one.settings) if one.exclusive else self
             for each in one.exclusive or (one,):
@@ -218,7 +218,7 @@ def load_command_settings(args: argparse.Namespace) -> Settings:
 
 
 def as_compactor_error(error: BaseException) -> CompactorError:
-    """Return an exception as a CompactorError, so that the exit code is right.
+    """Convert an exception to a CompactorError, which determines the exit code.
 
     Adapters already raise CompactorError. This function translates the exceptions that they let through: missing packages, full disks, lack
     of memory. Anything else is reported as a bug.

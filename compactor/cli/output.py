@@ -62,7 +62,7 @@ class Table(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """A tree for people. label: one or more lines."""
+    """A tree of text for people. label: one or more lines."""
 
     label: str
     branches: Sequence[Tree]
@@ -113,7 +113,7 @@ class Output:
             self.print_result({"error": reported})
 
     def write_chunks(self, parts: Iterable[bytes]) -> None:
-        """Write bytes to stdout as they come, instead of a result."""
+        """Write chunks of bytes to stdout as soon as each is available, for commands that print data in place of a result."""
         self._reported = True
         raw = getattr(self._stdout, "buffer", None)
         try:
@@ -150,7 +150,7 @@ class Output:
             _write_line(self._stderr, text if self.lines.as_json else _wrap_for_terminal(text, self._stderr))
 
     def _end_transient_line(self, ending: str) -> None:
-        """Clear or end a transient remark, if there is one."""
+        """If the last remark on the terminal is transient (to be replaced by the next one), end its line with ``ending``."""
         if self._has_transient_line:
             self._stderr.write(ending)
             self._stderr.flush()
@@ -245,7 +245,7 @@ class Progress:
                 self._write_progress_line()
 
     def _update_display(self) -> None:
-        """Draw the bar or write a line, if it is time for that."""
+        """Draw the progress bar or write a line of progress, if the last one is old enough."""
         now = self._clock()
         if now < self._next:
             return
@@ -258,7 +258,7 @@ class Progress:
         self._shown = True
 
     def _draw_bar(self) -> None:
-        """Draw the bar."""
+        """Draw the progress bar as it is now."""
         if self._bar is None:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
@@ -275,7 +275,7 @@ class Progress:
         self._bar.update(task, description=self.title, completed=self.done, amount=share + self._format_amount())
 
     def _write_progress_line(self) -> None:
-        """Write a line."""
+        """Write the present progress as one line of text or JSON."""
         if self._mode == "json":
             text = json.dumps({"progress": {"title": self.title, "done": self.done, "total": self.total, "unit": self.unit}})
         else:
@@ -294,7 +294,7 @@ class Progress:
 
 
 def _write_line(stream: IO[str], text: str) -> None:
-    """Write a line. If the reader has closed the pipe, the line is dropped and the work goes on."""
+    """Write a line of text to a stream. If the reader has closed the pipe, the line is dropped and the work goes on."""
     try:
         stream.write(text + "\n")
         stream.flush()
@@ -393,7 +393,7 @@ def _is_amount(value: object) -> bool:
 
 
 def _format_cell(value: object) -> str:
-    """Return a cell's text."""
+    """Return a table cell's value as text; empty for None."""
     if value is None:
         return ""
     if isinstance(value, bool):

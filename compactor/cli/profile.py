@@ -15,7 +15,7 @@ PROFILE_OPTION = frame.argument("--profile", action="store_true", help="say what
 
 
 class CommandProfile:
-    """Costs of a command's work by stage, of work outside the stages, and in total. Known after the work."""
+    """Recorder of a command's costs (such as CPU time): by stage, outside the stages, and in total. They are known after the work."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._asked: bool = args.profile
@@ -46,7 +46,7 @@ class CommandProfile:
         return reported if self._asked else None
 
     def cost_tables(self) -> list[Table]:
-        """Return a table of the stages that took part; none without ``--profile``."""
+        """Return a table with the costs of each stage that did any work; an empty list without ``--profile``."""
         rows = [
             (name, f"{cost.cpu:.3f}", f"{cost.wall:.3f}" if cost.wall else None, format_size(cost.bytes) if cost.bytes else None)
             for name, cost in self._costs.items()

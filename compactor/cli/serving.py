@@ -29,7 +29,10 @@ MEANT = (*ENDING, signal.SIGHUP)
 
 
 class RunnableService(Protocol):
-    """A service. ``run`` returns after ``request_stop`` was called; ``request_stop`` and ``adopt_settings`` return at once."""
+    """A program that runs until it is stopped, such as daemon and agent.
+
+    ``run`` returns after ``request_stop`` was called; ``request_stop`` and ``adopt_settings`` return at once.
+    """
 
     def run(self) -> None: ...
 

@@ -158,7 +158,10 @@ def select_partitions(tier: Tier, wanted: Sequence[str]) -> list[TopicPartition]
 
 
 def read_partition_logs(tier: Tier, names: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes) -> list[PartitionLog]:
-    """Return the folded control logs of these partitions. Those that cannot be read are reported and left out."""
+    """Read the control logs of these partitions and return them, each with the partition's present state.
+
+    Those that cannot be read are reported and left out.
+    """
     found = []
     with out.progress("reading", len(names), "partitions") as progress:
         for name, log in zip(names, tier.read_logs(names, progress.advance), strict=True):
@@ -173,7 +176,7 @@ def read_partition_logs(tier: Tier, names: Sequence[TopicPartition], out: Output
 def read_partition_summaries(
     tier: Tier, names: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes
 ) -> list[PartitionSummary]:
-    """Return the summaries of these partitions. Those that cannot be read are reported and left out."""
+    """Read the control logs of these partitions and return a summary of each. Those that cannot be read are reported and left out."""
     from compactor.views.overview import read_summaries
 
     found = []
@@ -253,7 +256,7 @@ class PartitionOutcomes:
         self._leased = 0
 
     def record_success(self) -> None:
-        """Record a success."""
+        """Record that the command succeeded for one more partition."""
         self._codes.append(0)
 
     def record_failure(self, what: str, error: Exception) -> CompactorError:
@@ -278,7 +281,7 @@ class PartitionOutcomes:
         self._codes.append(3)
 
     def exit_code(self) -> int:
-        """Return the exit code of the gravest outcome."""
+        """Return the command's exit code: that of the gravest failure, or 0 if every partition succeeded."""
         if self._leased and not self._codes:
             return Leased.exit_code
         return gravest_exit_code(self._codes)

@@ -205,11 +205,11 @@ class Cleaner(Section):
 
     @property
     def store_costs(self) -> StoreCosts | None:
-        """Costs of the tier's store, for ``min_cleanable_dirty_ratio = "auto"``; None if they were not given."""
+        """Return the costs of the tier's store, for ``min_cleanable_dirty_ratio = "auto"``; None if they were not given."""
         return self._store_costs
 
     def with_store_costs(self, costs: StoreCosts) -> Cleaner:
-        """Return the same settings with the costs of the tier's store."""
+        """Return these settings with the costs of the tier's store added, from which an automatic dirty ratio is computed."""
         copy = self.model_copy()
         copy._store_costs = costs
         return copy
@@ -350,7 +350,7 @@ class Settings(Value):
         return self.source_of(f"cleaner.{key}")
 
     def section_values(self, name: str) -> Value:
-        """Return a section by its name in SECTIONS, such as ``tier`` or ``tier.aiven``."""
+        """Return the settings of a section, given its name in SECTIONS, such as ``tier`` or ``tier.aiven``."""
         found: Value = reduce(getattr, name.split("."), self)
         return found
 
@@ -366,7 +366,7 @@ class Settings(Value):
 
     @property
     def tier_url(self) -> str:
-        """The tier's URL. Raises UsageError if none is set."""
+        """Return the tier's URL. Raises UsageError if none is set."""
         if not self.tier.url:
             raise UsageError(
                 "no tier is configured",
@@ -392,7 +392,7 @@ SECTION_TYPES: dict[str, type[Section]] = dict(_nested_sections(Settings))
 
 
 def setting_keys(kind: type[Value]) -> list[str]:
-    """Return the keys of a section, without its inner sections."""
+    """Return the names of the settings of a section, without those of its inner sections."""
     return [name for name, field in kind.model_fields.items() if not isinstance(field.default, Section)]
 
 
@@ -420,7 +420,7 @@ def _find_config_file(file: str | None, environ: Mapping[str, str]) -> Path | No
 
 
 class _UncheckedSettings:
-    """Values as written, each with its source, before they are validated."""
+    """Settings as they are written in files and environment variables, each with its source, before they are validated."""
 
     def __init__(self) -> None:
         self.values: dict[str, dict[str, Any]] = {name: {} for name in SECTION_TYPES}

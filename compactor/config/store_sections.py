@@ -17,7 +17,10 @@ Milliseconds = Annotated[int, Field(ge=0, le=MAX_MS)]
 
 
 class Section(Value):
-    """Section of the settings. Values must have exactly the declared types, but durations and sizes may be texts such as ``10m``."""
+    """Base class of one section of the settings.
+
+    Values must have exactly the declared types, but durations and sizes may be texts such as ``10m``.
+    """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -28,7 +31,9 @@ class Section(Value):
 
 
 class StoreCosts(NamedTuple):
-    """Prices of a store, and for how many milliseconds replaced segments are kept there (grace, undo window)."""
+    """Prices of a store, and the time in milliseconds for which replaced segments stay there before they are deleted (grace period, undo
+    period).
+    """
 
     prices: StorePrices
     replaced_ms: int
@@ -47,7 +52,10 @@ MINIMUM_DAYS = {"STANDARD_IA": 30, "ONEZONE_IA": 30, "GLACIER_IR": 90}
 
 
 def refuse_archive_class(name: str) -> str:
-    """Return the name of a storage class whose objects can be read at any time. Raises ValueError for another one."""
+    """Check that objects of a storage class can be read at any time, and return the name of the class.
+
+    Raises ValueError for an archive class.
+    """
     if name in ("GLACIER", "DEEP_ARCHIVE"):
         raise ValueError("what lies there cannot be read without being restored first")
     return name
@@ -65,14 +73,18 @@ class S3(Section):
 
 
 class Gcs(Section):
-    """Google Cloud Storage. Credentials are a file or the default ones (environment, gcloud, service account of the machine)."""
+    """[gcs]: how Google Cloud Storage is reached.
+
+    Credentials are a file or the default ones (environment, gcloud, service account of the machine).
+    """
 
     endpoint_url: Annotated[str, AfterValidator(_endpoint)] = ""
     credentials_file: str = ""
 
 
 class Azure(Section):
-    """Azure Blob Storage. Credentials are a file, the variables of Azure's own tools, or the default ones (environment, workload identity,
+    """[azure]: how Azure Blob Storage is reached. Credentials are a file, the variables of Azure's own tools, or the default ones
+    (environment, workload identity,
     managed identity).
     """
 
@@ -81,7 +93,7 @@ class Azure(Section):
 
 
 class Registry(Section):
-    """[registry]: the schema registry of keys and values."""
+    """[registry]: how the schema registry is reached that has the schemas of keys and values."""
 
     url: Annotated[str, AfterValidator(_endpoint)] = ""
     credentials_file: str = ""

@@ -11,7 +11,7 @@ from compactor.model.ids import TopicPartition
 
 @dataclass
 class AssignedPartition:
-    """An assigned partition.
+    """State of a partition that a consumer reads: its position, and whether the tier or the broker serves its next records.
 
     position: offset after the last message that was returned.
     topic_id: id of the topic that was read; empty if unknown.
@@ -50,7 +50,7 @@ class AssignedPartition:
         self.log = log
 
     def note_record(self, offset: int, epoch: int | None) -> None:
-        """Move the position after a record that was returned. ``epoch`` is its leader epoch, if the broker returned it."""
+        """Advance the position to the offset after a record that was returned. ``epoch`` is its leader epoch, if the broker returned it."""
         if epoch is not None and (not self.epochs or epoch > self.epochs[-1].epoch):
             self.epochs = (*self.read.epochs, EpochEnd(epoch, offset + 1))
         self.position, self.is_reported = offset + 1, False

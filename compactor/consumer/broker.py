@@ -48,7 +48,7 @@ class LogBounds(NamedTuple):
 
 @dataclass(frozen=True)
 class Fetched:
-    """Answer of a broker.
+    """Result of fetching from a broker: messages, and the partitions that can no longer be read at their offsets.
 
     messages: ascending within each partition.
     out_of_range: partitions whose offset the broker does not have. They are not read any further.
@@ -63,13 +63,18 @@ class Fetched:
 
 @dataclass
 class _Found:
+    """Messages and problems collected by one call of ``fetch_messages``."""
+
     messages: list[Any] = field(default_factory=list)
     out_of_range: list[TopicPartition] = field(default_factory=list)
     truncated: dict[TopicPartition, int] = field(default_factory=dict)
 
 
 class BrokerLog(Protocol):
-    """A broker, for use by one thread. Methods raise Unavailable and Refused; ``fetch`` raises Refused only."""
+    """Client that reads records and offsets of partitions from a broker, for use by one thread.
+
+    Methods raise Unavailable and Refused; ``fetch_messages`` raises Refused only.
+    """
 
     def read_from(self, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int] | None = None) -> None:
         """Read these partitions too from now on, each from its offset; a partition that is being read already continues there.
@@ -81,7 +86,7 @@ class BrokerLog(Protocol):
         """Stop reading these partitions. Partitions that are not being read are ignored."""
 
     def fetch_messages(self, limit: int, timeout_s: float) -> Fetched:
-        """Return what has arrived, at most ``limit`` messages. Waits up to ``timeout_s`` seconds for the first one."""
+        """Return the messages that have arrived, at most ``limit`` of them. Waits up to ``timeout_s`` seconds for the first one."""
 
     def log_bounds(self, name: TopicPartition) -> LogBounds:
         """Return the partition's first offset and the offset of its next record."""
@@ -125,7 +130,7 @@ class ConfluentBroker:
         self._seek([kafka.TopicPartition(*name, offsets[name], leader_epoch=epochs[name]) for name in offsets if name in epochs])
 
     def _seek(self, places: Sequence[Any]) -> None:
-        """Seek places with leader epochs, as soon as the assignment of their partitions is in force."""
+        """Move the client to these positions, which bear leader epochs, as soon as their partitions are assigned to it."""
         kafka, deadline = load_confluent_kafka(), time.monotonic() + self._connection.timeout_s
         for place in places:
             while True:

@@ -71,7 +71,7 @@ def _column(selection: Selection, field: pa.Field, topic: str, partition: int, d
 
 
 def binary(found: Slices) -> pa.Array:
-    """Return byte strings as a binary column."""
+    """Return byte strings as an Arrow column of type binary, with nulls for absent ones."""
     parts = [_null_bitmap(found.valid), pa.py_buffer(found.begins), pa.py_buffer(found.data)]
     return pa.Array.from_buffers(pa.binary(), len(found), parts)
 

@@ -26,9 +26,9 @@ TURN_BYTES = 64 << 20
 
 @dataclass(eq=False)
 class Turn:
-    """State of reading one partition of a tier.
+    """State of one partition that a thread of TierFeed reads, a block of TURN_BYTES at a time (a turn).
 
-    place: the incarnation that is read.
+    place: the incarnation that is read: the partition under one topic id, from the topic's creation to its deletion.
     offset: next offset to read.
     read: what was read before the partition was started.
     view_offsets: offsets of last records, to which reading is restricted below ``view_end``; None for all offsets.
@@ -49,7 +49,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class ReadBlock:
-    """Records of a partition, and the log that they were read from."""
+    """Records of a partition, as columns, with the identity of the log from which they were read."""
 
     name: TopicPartition
     block: RecordBlock
@@ -120,7 +120,7 @@ class TierFeed:
     ) -> None:
         """Start to read a partition. Items of an earlier start are dropped.
 
-        :param place: the incarnation to read.
+        :param place: the incarnation to read, that is, the partition as it was under one topic id.
         :param read: what was read of it before; reading starts at its end.
         :param skip_view: read every record, even if ``latest_only`` is set.
         :param until: offset at which reading ends, exclusive.
@@ -162,7 +162,7 @@ class TierFeed:
             return item
 
     def close(self) -> None:
-        """End the threads. Requests under way are waited for."""
+        """Wait for requests that are being made, and end the reading threads."""
         with self._condition:
             self._closed = True
             self._reads.clear()
@@ -189,7 +189,10 @@ class TierFeed:
                 self._enqueue_item(turn, item, last=True)
 
     def _read_turn(self, turn: Turn) -> Item | None:
-        """Read for one turn. Return the partition's last item, or None if it was stopped or is due again."""
+        """Read up to TURN_BYTES of a partition into the queue.
+
+        Return the partition's last item, or None if it was stopped or is due again.
+        """
         state = self._tier.open(turn.place).refresh()
         start, end = self._tier.first_readable_offset(state), state.end_offset + 1
         log = log_identity(self._tier, state)

@@ -17,7 +17,7 @@ from compactor.records.rows import HAS_HEADERS, Chunk, Int32s, Rows
 
 @dataclass(frozen=True)
 class Selection:
-    """Selected rows of one parsed chunk.
+    """Rows (records) that were selected from one chunk of parsed batches.
 
     picked: numbers of the selected rows, ascending.
     first_row: number of each batch's first row, as ``parse_records`` returns it.
@@ -39,7 +39,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Byte strings in one array: number i is ``data[begins[i]:begins[i + 1]]``, or null unless ``valid[i]``."""
+    """Byte strings that lie one after the other in one array: number i is ``data[begins[i]:begins[i + 1]]``, or null unless ``valid[i]``."""
 
     begins: Int32s
     valid: Flags
@@ -68,7 +68,7 @@ def copy_slices(buf: Bytes, start: Int64s, length: Int32s, picked: Int64s) -> Sl
 
 
 def copy_headers(selection: Selection) -> HeaderSlices:
-    """Copy the headers of the selected rows."""
+    """Return copies of the record headers (names and values) of the selected rows."""
     rows, picked, buf = selection.rows, selection.picked, selection.chunk.buf
     begins = np.empty(len(picked) + 1, np.int32)
     total = _count_headers(buf, rows.value_start, rows.value_length, rows.end, rows.flags, picked, begins)

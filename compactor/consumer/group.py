@@ -44,7 +44,9 @@ _RETRY_DELAY_S: Final = 0.02
 
 
 class GroupOffset(NamedTuple):
-    """The offset of the next record, and the leader epoch of the record before it; None if unknown."""
+    """A committed position of a consumer group: the offset of the next record, and the leader epoch of the record before it; None if
+    unknown.
+    """
 
     offset: int
     leader_epoch: int | None = None
@@ -80,7 +82,10 @@ class GroupClient(Protocol):
         """
 
     def commit(self, offsets: Mapping[TopicPartition, GroupOffset], *, wait: bool) -> None:
-        """Commit offsets. With ``wait`` until the coordinator has answered; otherwise errors are reported to ``on_commit`` only."""
+        """Commit offsets to the group.
+
+        With ``wait``, return when the coordinator has answered; otherwise return at once, and errors are reported only to ``on_commit``.
+        """
 
     def committed(self, names: Iterable[TopicPartition]) -> Mapping[TopicPartition, GroupOffset]:
         """Return the offsets that the group has committed, of those partitions that have one."""
@@ -172,7 +177,10 @@ class ConfluentGroup:
             client.assign(begin)
 
     def _give_up(self, places: list[Any], report: Callable[[Sequence[TopicPartition]], None]) -> None:
-        """Report a revocation. The client takes the partitions away when this method returns, also if the listener failed."""
+        """Call ``report`` with partitions that the group has revoked.
+
+        The client takes the partitions away when this method returns, also if the listener failed.
+        """
         try:
             report(_names(places))
         except BaseException as error:  # noqa: BLE001 - raised by poll
@@ -184,7 +192,7 @@ class ConfluentGroup:
             raise raised
 
     def _commit_error(self, places: list[Any], *, wait: bool) -> Any:
-        """Commit once. Return the first error, or None."""
+        """Make one attempt to commit these positions. Return the first error, or None."""
         try:
             done = self._client.commit(offsets=places, asynchronous=not wait)
         except load_confluent_kafka().KafkaException as error:

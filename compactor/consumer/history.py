@@ -48,7 +48,7 @@ class ReadHistory:
 
 @dataclass(frozen=True)
 class LogIdentity:
-    """Facts that identify the records of a log.
+    """Topic id, leader epochs and end of a log, by which two logs can be compared without reading their records.
 
     topic_id: id of the topic; empty if unknown.
     lineage: leader epochs with their first offsets; empty if unknown.
@@ -80,12 +80,12 @@ class LogMismatch:
 
 
 def log_identity(tier: Tier, state: PartitionState) -> LogIdentity:
-    """Return the history of a partition as the tier holds it."""
+    """Return topic id, leader epochs and end offset of a partition's log in the tier."""
     return LogIdentity(state.topic_id or tier.metadata.topic_id(state.name), state.lineage, state.end_offset + 1)
 
 
 def position_history(offset: int, leader_epoch: int | None, topic_id: str) -> ReadHistory:
-    """Return the history that a restored position implies.
+    """Return what a reader is known to have read if all that is left of its work is a position.
 
     :param leader_epoch: epoch of the record before ``offset``; None or negative if unknown.
     """
@@ -99,7 +99,8 @@ def is_other_topic(one: str, other: str) -> bool:
 
 
 def find_mismatch(read: ReadHistory, log: LogIdentity) -> LogMismatch | None:
-    """Return why ``log`` does not continue what was ``read``, or None if it does as far as both are known.
+    """Compare a reader's history with a log. Return why ``log`` does not continue what was ``read``, or None if it does as far as both are
+    known.
 
     Records of one leader epoch are the same in all logs of a partition, and so are all records before them. Therefore two logs agree up to
     the end of the largest epoch that both have. In the log an epoch ends where the next one begins (OffsetsForLeaderEpoch). The end of the

@@ -47,7 +47,7 @@ class LastValues:
 
     @property
     def next_offset(self) -> int:
-        """Return the first offset that is not covered."""
+        """Return the offset after the last record that was taken into account: the place to continue reading."""
         return self.extent.last + 1
 
     @property
@@ -67,7 +67,10 @@ class LastValues:
             yield copy_block(self.extent.name, selection, self.log.topic_id)
 
     def arrow(self, *columns: str) -> Iterator[pa.RecordBatch]:
-        """Yield the records as Arrow batches. ``columns`` are some of ``compactor.consumer.columns.COLUMNS``; all by default."""
+        """Yield the last record of each key, in Arrow batches.
+
+        ``columns`` are some of ``compactor.consumer.columns.COLUMNS``; all by default.
+        """
         from compactor.consumer.columns import arrow_batch, arrow_schema
 
         schema = arrow_schema(columns)
@@ -75,12 +78,12 @@ class LastValues:
             yield arrow_batch(selection, *self.extent.name, schema)
 
     def offsets(self) -> Int64s:
-        """Return the offsets of these records, ascending. Takes eight bytes per key."""
+        """Return the offsets of the last records of all keys, ascending. Takes eight bytes per key."""
         found = [selection.rows.offset[selection.picked] for selection in self.selections()]
         return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
 
     def selections(self) -> Iterator[Selection]:
-        """Yield selected rows. Each selection is valid until the next one is requested."""
+        """Yield the last record of each key as selected rows of parsed chunks. Each selection is valid until the next one is requested."""
         cleaner = self.tier.cleaner_for(self.extent.name.topic)
         left = [(0, 1, MAX_OFFSET)]
         while left:
@@ -104,7 +107,7 @@ def latest(
 ) -> LastValues:
     """Return the last values of a partition's keys, as the tier holds them now.
 
-    :param first: :param last: bounds of the offsets that count, both inclusive.
+    :param first: :param last: first and last offset of the records to read, both inclusive.
     :param committed: isolation level read_committed.
     :param hash_key: key of the hash function, for threads that must not ask the tier at the same time; by default the tier is asked.
     :raises BadData: :raises StoreError: the tier cannot be read.

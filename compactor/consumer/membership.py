@@ -45,13 +45,13 @@ class CommitLedger:
     confirmed: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
 
     def begin_at(self, offsets: Offsets) -> None:
-        """Note where partitions begin: only other offsets need to be committed."""
+        """Record the offsets at which partitions begin. Only other offsets need to be committed."""
         self.forget(offsets)
         self.requested.update(offsets)
         self.confirmed.update(offsets)
 
     def forget(self, names: Iterable[TopicPartition]) -> None:
-        """Drop what is known of partitions that are given up."""
+        """Remove the offsets of partitions that this member has given up."""
         for name in list(names):
             for known in (self.stored, self.requested, self.confirmed):
                 known.pop(name, None)
@@ -67,7 +67,10 @@ class CommitLedger:
 
 @dataclass(frozen=True)
 class RebalanceCallbacks:
-    """Callbacks of the application. Each gets the consumer and the places concerned."""
+    """Functions of the application that are called when a rebalance adds or removes partitions.
+
+    Each receives the consumer and the positions of these partitions.
+    """
 
     on_assign: Callable[[Any, list[Place]], None] | None = None
     on_revoke: Callable[[Any, list[Place]], None] | None = None
@@ -76,12 +79,12 @@ class RebalanceCallbacks:
 
 @dataclass(frozen=True)
 class ConsumerHooks:
-    """Functions of the consumer that its membership calls.
+    """Functions of a consumer that its membership in a group (Membership) calls.
 
     consumer: argument of the application's callbacks.
     offsets: returns the positions of assigned partitions, after the last record that the application has.
     discard: drops queued records of partitions, and stops reading them.
-    release: forgets partitions.
+    release: removes partitions from the consumer, with their positions.
     """
 
     consumer: Any
@@ -136,11 +139,11 @@ class Membership:
             self._callbacks.on_assign(self._hooks.consumer, places)
 
     def begin_at(self, offsets: Offsets) -> None:
-        """Note where partitions begin."""
+        """Record the offsets at which partitions begin, so that only other offsets are committed later."""
         self._ledger.begin_at(offsets)
 
     def close(self) -> None:
-        """Commit as on a revocation, and leave the group."""
+        """Commit the offsets of records that were returned, if auto-commit is on, and leave the group."""
         try:
             self._commit_finally(self._hooks.offsets())
         finally:

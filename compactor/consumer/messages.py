@@ -68,7 +68,7 @@ class Place(_Offset):
 
 
 class PlaceLike(Protocol):
-    """Place, or confluent_kafka.TopicPartition."""
+    """A position in a partition: this module's Place, or a confluent_kafka.TopicPartition."""
 
     @property
     def topic(self) -> str:
@@ -84,7 +84,7 @@ class PlaceLike(Protocol):
 
 
 class LogError:
-    """Reason why a partition cannot be read at its position. It is retried. Codes and names are Kafka's."""
+    """Reason why a partition cannot be read at its position. Reading is retried. Codes and names are Kafka's."""
 
     __slots__ = ("_code", "_name", "_text")
 
@@ -186,7 +186,7 @@ class TierMessage(tuple[Any, ...]):
 
 
 class BrokerMessage(tuple[Any, str]):
-    """A message of confluent-kafka, with the topic id that it lacks."""
+    """A message that confluent-kafka returned from a broker, together with its topic's id."""
 
     __slots__ = ()
 
@@ -223,7 +223,7 @@ MessageLike = TierMessage | BrokerMessage
 class RecordBlock:
     """Records of one partition, ascending by offset, as columns of equal length.
 
-    timestamp_type: as TIMESTAMP_CREATE_TIME ... above.
+    timestamp_type: TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME or TIMESTAMP_NOT_AVAILABLE.
     leader_epoch: -1 if unknown.
     headers: None if no record has any.
     topic_id: empty if unknown.
@@ -271,12 +271,12 @@ class RecordBlock:
 
 
 def broker_messages(messages: Iterable[Any], topic_id: str) -> Iterator[BrokerMessage]:
-    """Yield messages of confluent-kafka with a topic id."""
+    """Yield each message of confluent-kafka as a BrokerMessage with this topic id."""
     return map(tuple.__new__, repeat(BrokerMessage), zip(messages, repeat(topic_id), strict=False))
 
 
 def _describe_message(message: MessageLike) -> str:
-    """Return a message's text: its place, its key, and its value up to REPR_BYTES."""
+    """Return a message as text for a log: its position, its key, and its value, each up to REPR_BYTES."""
     error, where = message.error(), f"{message.topic()}-{message.partition()}@{message.offset()}"
     if error is not None:
         return f"<message {where} error={error}>"

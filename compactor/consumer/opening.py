@@ -29,7 +29,7 @@ _CONNECTION_CALLBACKS: Final = ("oauth_cb",)
 
 @dataclass(frozen=True)
 class ConsumerSettings:
-    """A consumer's dictionary, taken apart.
+    """A consumer's settings, sorted by the part of the program that uses them.
 
     tier_config: configuration file of the tier; None to look for one where the commands do.
     properties: settings of librdkafka for all connections.
@@ -46,7 +46,8 @@ class ConsumerSettings:
 
 
 def parse_settings(given: Mapping[str, Any]) -> ConsumerSettings:
-    """Return what a dictionary of settings says. Names and defaults are those of Kafka; names of this library begin with ``tier.``.
+    """Parse a consumer's dictionary of settings, and return it sorted by use. Names and defaults are those of Kafka; names of this library
+    begin with ``tier.``.
 
     Raises UsageError for a setting that is not known or not valid.
     """

@@ -23,7 +23,7 @@ MAX_HELD_PIECES: Final = 4
 
 
 class TransactionOutcomes:
-    """Finds the outcomes of transactions, for pieces that are read in one direction.
+    """Finds out which batches belong to aborted transactions, while a log is read in pieces (some MiB of whole batches), in one direction.
 
     :param segments_from: reads the control log again and returns the live segments that end at or above an offset.
     :param open_segment: returns a reader of a segment.
@@ -46,12 +46,15 @@ class TransactionOutcomes:
         self._held: dict[tuple[str, int], Piece] = {}
 
     def piece(self, reader: SegmentReader, position: int) -> Piece:
-        """Return the piece at a position. A piece that was read to find markers is not fetched again."""
+        """Return the batches at a position of a segment, as one piece.
+
+        Batches that were read to find transaction markers are not fetched again.
+        """
         held = self._held.pop((reader.metadata.id, position), None)
         return held or self._pieces.take_piece(reader, position)
 
     def holds(self, reader: SegmentReader, position: int) -> bool:
-        """Return whether the piece at a position is in memory already."""
+        """Return whether the batches (piece) at a position of a segment are in memory already."""
         return (reader.metadata.id, position) in self._held
 
     def aborted(self, piece: Piece) -> Flags:
@@ -73,7 +76,9 @@ class TransactionOutcomes:
         return aborted
 
     def pass_backwards(self, piece: Piece) -> None:
-        """Report that a reader that goes backwards has finished a piece: from now on, only each producer's first marker in it is needed."""
+        """Report that a reader that goes backwards has finished these batches: from now on, only each producer's first marker in it is
+        needed.
+        """
         table = piece.source.table
         markers = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT))
         if self._frontier < 0 and len(table):
@@ -82,7 +87,7 @@ class TransactionOutcomes:
             self._markers[int(table.producer_id[batch])] = deque([(int(table.last_offset[batch]), int(table.control[batch]))])
 
     def forget_ahead(self) -> None:
-        """Drop pieces that were read in advance, because a segment was replaced."""
+        """Drop the batches that were read in advance to find transaction markers, because a segment was replaced."""
         self._ahead = None
         self._held.clear()
 
@@ -103,7 +108,7 @@ class TransactionOutcomes:
         self._ahead = self._pieces_from(piece.metadata.id, piece.end)
 
     def _read_markers_ahead(self) -> bool:
-        """Read the markers of the next piece and return True, or return False at the end of the log."""
+        """Read the transaction markers of the next batches of the log and return True, or return False at the end of the log."""
         if self._ahead is None:
             self._ahead = self._pieces_from("", 0)
         piece = next(self._ahead, None)
@@ -121,7 +126,8 @@ class TransactionOutcomes:
         return True
 
     def _pieces_from(self, segment_id: str, position: int) -> Iterator[Piece]:
-        """Yield the pieces that reach to the first offset whose markers are not known yet, or beyond it. The named segment is read from
+        """Yield the pieces of the log (whole batches) that end at or after the first offset whose markers are not known yet. The named
+        segment is read from
         ``position`` on.
         """
         for metadata in self._segments_from(self._frontier):

@@ -27,7 +27,7 @@ FETCH_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True)
 class Piece:
-    """Whole batches of one segment, beginning at byte ``position``."""
+    """A piece of a segment's log: whole batches in memory, read from byte ``position`` on."""
 
     metadata: RemoteLogSegmentMetadata
     position: int
@@ -35,7 +35,7 @@ class Piece:
 
     @property
     def end(self) -> int:
-        """Return the position after the last byte."""
+        """Return the position in the segment's log after the last byte of these batches."""
         return self.position + len(self.source.buf)
 
     @contextmanager
@@ -164,7 +164,10 @@ class SegmentReader:
 
 
 class PiecePrefetcher:
-    """Fetches up to ``most`` pieces in other threads before a reader needs them. With 0 none is fetched in advance."""
+    """Fetches up to ``most`` pieces (whole batches of a segment) in other threads before a reader needs them.
+
+    With 0 none is fetched in advance.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -172,17 +175,23 @@ class PiecePrefetcher:
         self._fetches: dict[tuple[str, int], Future[Piece]] = {}
 
     def take_piece(self, reader: SegmentReader, position: int) -> Piece:
-        """Return a piece and drop it from memory. Raises as SegmentReader."""
+        """Return the whole batches at a position, from memory if they were prefetched, and drop them there.
+
+        Raises the errors of SegmentReader.
+        """
         fetch = self._fetches.pop((reader.metadata.id, position), None)
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
     def peek_piece(self, reader: SegmentReader, position: int) -> Piece:
-        """Return a piece and keep it in memory, because ``take`` will be called for it later."""
+        """Return the whole batches at a position and keep them in memory, because ``take_piece`` will be called for them later."""
         fetch = self._fetches.get((reader.metadata.id, position))
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
     def prefetch_pieces(self, places: Iterable[tuple[SegmentReader, int]]) -> None:
-        """Set the pieces that will be needed next. Pieces of earlier calls that are not among them are forgotten."""
+        """Begin to fetch the batches at these positions, which will be needed next.
+
+        What earlier calls fetched for other positions is dropped.
+        """
         if self._pool is None:
             return
         before, self._fetches = self._fetches, {}
@@ -194,7 +203,7 @@ class PiecePrefetcher:
             left.cancel()
 
     def close(self) -> None:
-        """Wait for current fetches, and start no others."""
+        """End prefetching: wait for the requests that are being made, and make no more."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
@@ -212,7 +221,7 @@ class SegmentGone(NotFound):
         self.metadata = metadata
 
     def as_damage(self) -> BadData:
-        """Return the error to raise if the segment is still live: its object is lost."""
+        """Return this error as damage of the tier, for a segment that is still live: its object is lost."""
         return BadData("a live segment is missing in the store", segment=self.key, hint="Run `verify`")
 
 

@@ -50,7 +50,7 @@ def read_blocks(
 
 
 def _segments_with_key(tier: Tier, extent: ReadRange, key: bytes) -> ReadRange:
-    """Return the range without segments whose Bloom filter excludes the key. Rounds write filters; imported segments have none."""
+    """Return the range without the segments that cannot contain the key, as their Bloom filters show. Segments without a filter stay."""
     if not tier.kind.compacts:
         return extent
     inside = [segment for segment in extent.segments if segment.end_offset >= extent.first and segment.start_offset <= extent.last]

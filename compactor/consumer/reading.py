@@ -177,7 +177,7 @@ class ReadOptions:
     committed: isolation level read_committed.
     inflate_limit: largest size of an uncompressed batch, in bytes.
     latest: set to read only the last record of each key.
-    ahead: number of pieces of 16 MiB that are fetched in advance.
+    ahead: number of requests, of 16 MiB each, that are made in advance.
     """
 
     committed: bool
@@ -247,14 +247,16 @@ def offset_before_time(tier: Tier, name: TopicPartition, timestamp_ms: int) -> i
 
 
 class _Scratch:
-    """Buffers that are reused for every chunk."""
+    """Buffers into which each chunk of batches is decompressed and parsed; they are reused for the next chunk."""
 
     def __init__(self) -> None:
         self._rows = RowBuffers()
         self._bodies = ByteBuffer()
 
     def selections(self, piece: Piece, mine: Flags, limit: int, *, backwards: bool = False) -> Iterator[Selection]:
-        """Yield the parsed chunks of a piece that hold any of the flagged batches, with all their rows selected."""
+        """Parse a piece of a segment chunk by chunk, and yield each chunk that holds any of the flagged batches, with all its rows
+        selected.
+        """
         source = piece.source
         ranges = source.batch_ranges()
         for first, last in reversed(ranges) if backwards else ranges:
@@ -270,7 +272,10 @@ class Reader:
     """Reader of one range of offsets of a partition. Must be used by one thread."""
 
     def __init__(self, tier: Tier, extent: ReadRange, wanted: ReadOptions, folder: str | None = None) -> None:
-        """Prepare to read. ``folder`` holds keys that are sorted on disk; None for the folder of temporary files."""
+        """Create a reader; nothing is read yet.
+
+        ``folder`` is where keys are sorted on disk, if that is needed; None for the system's folder of temporary files.
+        """
         self._tier = tier
         self._folder = folder
         self._extent = extent
@@ -283,7 +288,8 @@ class Reader:
         self._scratch = _Scratch()
 
     def selections(self) -> Iterator[Selection]:
-        """Yield selected rows, at least one at a time. Each selection is valid until the next one is requested.
+        """Yield the wanted records as selected rows of parsed chunks, at least one row at a time. Each selection is valid until the next
+        one is requested.
 
         Raises BadData, StoreError, OutOfBudget; LogChanged if the range was truncated, or its beginning deleted, while it was read.
         """
@@ -328,7 +334,9 @@ class Reader:
                     raise BeginningDeleted(extent, self._log_start) from None
 
     def _next_pieces(self, readers: Sequence[SegmentReader], position: int) -> Iterator[tuple[SegmentReader, int]]:
-        """Yield where the next pieces begin, from ``position`` of the first segment on, as far as indexes tell."""
+        """Yield the positions at which the next reads of batches will begin, from ``position`` of the first segment on, as far as the
+        offset indexes show them.
+        """
         for reader in readers:
             at: int | None = position
             inside = reader.metadata.end_offset <= self._extent.last
@@ -340,7 +348,10 @@ class Reader:
             position = 0
 
     def _last_records(self, latest: LastRecordsOnly) -> Iterator[Selection]:
-        """Yield the last record of each key: read backwards, it is the first one that is met. Only key hashes are remembered."""
+        """Yield the last record of each key.
+
+        The log is read backwards, so that the first record found of a key is its last one. Only key hashes are kept in memory.
+        """
         keys, halves = KeySet(latest.map_budget_bytes), key_halves(latest.hash_key or self._tier.identity.reading_key())
         for selection, last in self._all_backwards():
             picked = _rows_of_new_keys(selection, self._extent.first, last, latest, keys, halves)
@@ -367,7 +378,9 @@ class Reader:
                 yield replace(selection, picked=found)
 
     def _all_backwards(self) -> Iterator[tuple[Selection, int]]:
-        """Yield all rows, newest first, each with the last offset that is still wanted: rows above it were returned before."""
+        """Yield the rows of all chunks, newest chunk first, each chunk with the last offset that is still wanted: rows after it were
+        returned before.
+        """
         extent = self._extent
         last, retries = extent.last, 0
         while last >= extent.first:
@@ -387,7 +400,7 @@ class Reader:
                 return
 
     def _backwards(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[Piece]:
-        """Yield the pieces of segments from the end to the beginning. ``segments`` are given newest first."""
+        """Yield the batches of segments in pieces, from the end to the beginning. ``segments`` are given newest first."""
         readers = map(self._segment, segments)
         fetches = (partial(reader.read_piece, *cut) for reader in readers for cut in reader.bounds_backwards())
         return fetched_ahead(fetches, self._wanted.ahead)
@@ -479,7 +492,7 @@ def _rows_of_new_keys(
 
 
 class _SpillBudget:
-    """Limit of the disk space that one read may use."""
+    """Limit of the disk space that one read may use to sort keys. Counts the bytes in use."""
 
     def __init__(self, most: int) -> None:
         self._most = most

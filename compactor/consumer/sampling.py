@@ -35,7 +35,7 @@ Sizes = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SampledSaving:
-    """Estimate of what a round would save.
+    """Estimate, from a sample of the log, of the bytes that a round of compaction would save.
 
     at_least_bytes: lower bound of the bytes saved.
     error_bytes: half width of its 95 % confidence interval; 0 if all was read.
@@ -60,7 +60,10 @@ class SampledSaving:
 
 
 def sample_saving(opened: Tier, state: PartitionState, sample_bytes: int) -> SampledSaving:
-    """Return what a round would save, estimated from about ``sample_bytes`` bytes. Raises BadData, StoreError."""
+    """Return an estimate of the bytes that a round of compaction would save, made by reading about ``sample_bytes`` bytes.
+
+    Raises BadData, StoreError.
+    """
     # In a broker-managed tier the newest segment is never cleaned, and its keys clean nothing.
     live = state.live[:-1] if state.mirrored else state.live
     total = sum(segment.size_bytes for segment in live)
@@ -91,7 +94,7 @@ def sample_saving(opened: Tier, state: PartitionState, sample_bytes: int) -> Sam
 
 
 class _SampleReader:
-    """Reader of committed records by ranges of offsets."""
+    """Reads the committed records of a partition in ranges of offsets, for an estimate."""
 
     def __init__(self, opened: Tier, state: PartitionState, live: Sequence[RemoteLogSegmentMetadata]) -> None:
         self._opened = opened

@@ -45,7 +45,10 @@ AssignmentStep = Literal["replace", "add", "remove"]
 
 @dataclass(frozen=True)
 class AssignmentChange:
-    """Partitions to stop reading and partitions to start reading, in this order. With ``replace`` a partition may be in both."""
+    """Difference between two assignments: partitions to stop reading first, and partitions to start reading then.
+
+    If an assignment is replaced, a partition may be in both.
+    """
 
     dropped: tuple[TopicPartition, ...]
     added: tuple[TopicPartition, ...]

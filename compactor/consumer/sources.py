@@ -108,7 +108,7 @@ class MessageRun:
 
 
 class LogSources:
-    """Reader of assigned partitions, each from the tier or from the broker. For use by one thread.
+    """Reads each assigned partition from the tier or from the broker, whichever has its next records. For use by one thread.
 
     :param broker: closed with this object. None to read the tier alone.
     """
@@ -139,7 +139,7 @@ class LogSources:
             self.tier.partitions([str(name) for name in names])
 
     def start_reading(self, partitions: Iterable[AssignedPartition]) -> None:
-        """Read these partitions too, each from its position."""
+        """Start to read these partitions, each from its position, in addition to those that are being read."""
         self.assigned.update((at.name, at) for at in partitions)
         self._resume_rested(time.monotonic())
 
@@ -154,19 +154,22 @@ class LogSources:
         self.ready = deque(run for run in self.ready if run.at is None or run.at.name not in names)
 
     def release(self, names: Collection[TopicPartition]) -> None:
-        """Forget partitions."""
+        """Remove partitions that are no longer assigned, with their positions and queued records."""
         for name in names:
             self.assigned.pop(name, None)
 
     def restored_partition(self, name: TopicPartition, place: PlaceLike) -> AssignedPartition:
-        """Return a partition at a position. confluent_kafka.TopicPartition has no topic id. Raises UsageError if there is no offset."""
+        """Return the state of a partition that continues at a position. Raises UsageError if there is no offset."""
         offset = self._resolve_offset(name, place.offset)
         epoch = getattr(place, "leader_epoch", None) if offset == place.offset else None
         read = position_history(offset, epoch, getattr(place, "topic_id", ""))
         return AssignedPartition(name, offset, read.topic_id, read.epochs)
 
     def begin_partition(self, name: TopicPartition, place: PlaceLike) -> AssignedPartition:
-        """Return a partition as ``restored_partition``. Without an offset, it waits and one message with an error is queued."""
+        """Return the state of a partition that begins at a position, as ``restored_partition`` does.
+
+        If the position has no offset, the partition waits, and one message with an error is queued.
+        """
         try:
             return self.restored_partition(name, place)
         except UsageError as error:
@@ -174,7 +177,9 @@ class LogSources:
             return AssignedPartition(name, OFFSET_INVALID, wake_s=NEVER_S, is_reported=True)
 
     def place(self, name: TopicPartition) -> TopicPartition:
-        """Return the incarnation of a partition that is read: the latest one that is known, or that of the chosen topic id."""
+        """Return the partition together with the topic id under which it is read (its incarnation): the latest one that is known, or the
+        one that was chosen.
+        """
         topic_id = self.options.topic_ids.get(name.topic, "")
         if topic_id and name not in self._chosen:
             self._chosen[name] = self.tier.partition_of_topic(name, topic_id)
@@ -205,7 +210,7 @@ class LogSources:
     # ---- records -----------------------------------------------------------------------------------------------------------
 
     def receive_runs(self, wait_s: float) -> bool:
-        """Queue what has arrived, after everything before it was returned. Return whether anything has."""
+        """Move records that have arrived from tier and broker to the empty queue. Return whether any have arrived."""
         now = time.monotonic()
         self._handle_lost()
         self._resume_rested(now)
@@ -256,7 +261,7 @@ class LogSources:
     # ---- tier and broker -----------------------------------------------------------------------------------------------------
 
     def _resume_rested(self, now: float) -> None:
-        """Start partitions whose waiting time is over."""
+        """Start to read the partitions whose waiting time after an error is over."""
         due = [at for at in self.assigned.values() if at.source == "none" and at.wake_s <= now]
         if due and self.tier.kind.has_complete_log and self._mode != "kafka_only":
             self.tier.catalog.refresh()  # the topic may have been created again
@@ -265,7 +270,7 @@ class LogSources:
             self._go_on(at, "start")
 
     def _go_on(self, at: AssignedPartition, step: Step) -> None:
-        """Read a partition on from the source that the mode prescribes."""
+        """Continue to read a partition from the source that ``step`` names."""
         source = NEXT_SOURCE[self._mode, step]
         if source == "broker":
             self._hand_over(at)
@@ -289,7 +294,7 @@ class LogSources:
             self._report_out_of_range(at, f"the tier ends at {item.end}, and the broker begins at {at.broker_start}")
 
     def _hand_over(self, at: AssignedPartition) -> None:
-        """Continue at the broker, if there is one and its topic is the same."""
+        """Continue to read a partition from the broker, if there is one and its topic is the same."""
         if self._broker is None or at.name.topic in self.options.topic_ids:
             return
         topic_id = self._broker.topic_id(at.name)

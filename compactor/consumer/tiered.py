@@ -87,7 +87,7 @@ class TieredConsumer:
         self._the_group().subscribe(topics, RebalanceCallbacks(on_assign, on_revoke, on_lost))
 
     def unsubscribe(self) -> None:
-        """Leave the group. Its partitions are given up by the next call of ``poll``."""
+        """Leave the group. The next call of ``poll`` gives up its partitions."""
         self._the_group().unsubscribe()
 
     def commit(
@@ -125,7 +125,7 @@ class TieredConsumer:
         self._the_group().store(stored)
 
     def _serve_group(self, group: Membership) -> None:
-        """Handle rebalances and due commits. Everything that was returned counts as processed."""
+        """Handle rebalances and due commits of the group. Every record that was returned is taken to be processed."""
         self._group_due_s = time.monotonic() + GROUP_POLL_S
         for message in group.poll():
             self._sources.ready.append(MessageRun(None, iter((message,))))
@@ -159,7 +159,7 @@ class TieredConsumer:
     # ---- assignment --------------------------------------------------------------------------------------------------------
 
     def assign(self, places: Iterable[PlaceLike]) -> None:
-        """Read exactly these partitions, each from its offset, which may be OFFSET_BEGINNING or OFFSET_END.
+        """Replace the assignment: read exactly these partitions, each from its offset, which may be OFFSET_BEGINNING or OFFSET_END.
 
         A place without an offset begins as ``offset_reset`` says. In ``on_assign``, it sets where the added partitions begin.
         Raises UsageError if neither tier nor broker has a partition; StoreError.
@@ -208,7 +208,10 @@ class TieredConsumer:
         return self._sources.bounds(TopicPartition.of(place.topic, place.partition))
 
     def latest(self, place: PlaceLike) -> LastValues:
-        """Return the last values of a partition's keys, as the tier holds them now. Assign their ``next_place`` to continue from there."""
+        """Return the last record of each key of a partition, as the tier holds them now.
+
+        To continue from there, assign ``next_place`` of the result.
+        """
         name = self._sources.place(TopicPartition.of(place.topic, place.partition))
         return latest(self._sources.tier, name, committed=self._sources.options.committed)
 
@@ -280,7 +283,7 @@ class TieredConsumer:
             self._sources.close()
 
     def _return_messages(self, found: list[MessageLike], wanted: int) -> bool:
-        """Move messages that are ready to ``found``, up to a number of ``wanted`` in all. Return whether there were any."""
+        """Move messages that are ready to the list ``found``, until it has ``wanted`` messages. Return whether there were any."""
         before = len(found)
         while len(found) < wanted:
             held = len(found)
@@ -295,12 +298,12 @@ class TieredConsumer:
         return len(found) > before
 
     def _take_run(self, run: MessageRun) -> None:
-        """Return the messages of another run from now on."""
+        """Continue with the messages of this run (consecutive messages of one partition from one source)."""
         self._settle()
         self._run, self._messages = run, run.messages if run.is_current else iter(())
 
     def _settle(self) -> None:
-        """Move the position of the partition that is being returned after the last message that was."""
+        """Set the position of the partition whose messages are being returned to the offset after its last returned message."""
         last, self._last = self._last, None
         if last is not None and self._run.at is not None:
             self._run.at.note_record(last.offset(), self._run.epoch)

@@ -33,7 +33,8 @@ class ChangeReport:
 
     hints: all partitions, each with a number that changes whenever there is something new about the partition.
     recreated: partitions whose topic was deleted and created again. suspended: topic -> why its rounds are forbidden.
-    paused: partition -> who paused it, and why. requested: partition -> slot of the latest request for a round.
+    paused: partition -> who paused it, and why. requested: partition -> position in the catalog (slot) of a person's latest request for a
+        round.
     """
 
     hints: Mapping[TopicPartition, int]
@@ -44,14 +45,14 @@ class ChangeReport:
 
 
 class ChangeFeed(Protocol):
-    """Source of change reports for one tier."""
+    """Source from which the daemon learns which partitions of a tier have changed."""
 
     def poll_changes(self, opened: Tier) -> ChangeReport | None:
-        """Return the present report, or None if nothing has changed since the last one. Raises StoreError, UsageError."""
+        """Return a report about all partitions, or None if nothing has changed since the last report. Raises StoreError, UsageError."""
 
 
 class CatalogChangeFeed:
-    """Changes of a compactor-managed tier, read from its catalog."""
+    """Reports which partitions of a compactor-managed tier have changed, from the tier's catalog."""
 
     def __init__(self) -> None:
         self._reported = False
@@ -79,15 +80,16 @@ def paused_partitions(state: CatalogState, names: Iterable[TopicPartition]) -> d
 
 
 def requested_rounds(state: CatalogState, now_ms: int) -> dict[TopicPartition, int]:
-    """Return the partitions for which a round was requested in the last REQUEST_EXPIRY_MS, each with the slot of the request."""
+    """Return the partitions for which a round was requested in the last REQUEST_EXPIRY_MS, each with the request's position in the catalog
+    (slot).
+    """
     requests = state.wanted.items()
     return {TopicPartition.parse_prefix(text): request.slot for text, request in requests if now_ms - request.at_ms < REQUEST_EXPIRY_MS}
 
 
 class BrokerChangeFeed:
-    """Changes of a broker-managed tier.
-
-    A hint is the number of metadata records about the partition, plus POLICY_STEP for each change of its topic's settings.
+    """Reports which partitions of a broker-managed tier have changed. A partition's hint, which changes with every news about it, is the
+    number of metadata records about the partition, plus POLICY_STEP for each change of its topic's settings.
     """
 
     def __init__(self, brokers: BrokerMetadata) -> None:
@@ -126,5 +128,5 @@ class BrokerChangeFeed:
 
 
 def change_feed_for(opened: Tier) -> ChangeFeed:
-    """Return the change feed for this kind of tier."""
+    """Return the object that reports changed partitions (change feed) of this kind of tier."""
     return BrokerChangeFeed(opened.brokers) if opened.kind.is_broker_managed else CatalogChangeFeed()

@@ -117,7 +117,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         return 0.0 if self._scan_incomplete else interval_s * (0.9 + 0.2 * self._random.random())
 
     def scan(self) -> None:
-        """Read the change feed, poll the partitions that need it, and do the housekeeping that is due."""
+        """Read which partitions have changed, read the control logs of those that need it (poll), and do the housekeeping that is due."""
         now = self._opened.ports.clock_ms()
         try:
             self._read_changes(now)
@@ -140,7 +140,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         self._record_trend(now)
 
     def _record_trend(self, now_ms: int) -> None:
-        """Write the hour's figures for the pages once an hour, when every partition was polled."""
+        """Store the tier's figures of this hour, which the web pages show. Done once an hour, if every partition was polled."""
         if self._scan_incomplete or now_ms - now_ms % HOUR_MS <= self._trend.last_hour_ms:
             return
         control = self._opened.ports.control
@@ -222,7 +222,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
     # --- polling ---
 
     def _read_changes(self, now_ms: int) -> None:
-        """Bring the schedules up to the change feed's report, if it has a new one."""
+        """Update the schedules of partitions from the change feed's report, if there is a new one."""
         report = self._changes.poll_changes(self._opened)
         if report is None:
             return
@@ -251,7 +251,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         self._paused = dict(report.paused)
 
     def _log_suspended(self, now: Mapping[str, str]) -> None:
-        """Log topics whose suspension began or ended, one line per reason."""
+        """Log the topics for which rounds are forbidden now and were not before, or the reverse, one line per reason."""
         before, self._suspended = self._suspended, dict(now)
         new: dict[str, list[str]] = {}
         for topic, why in sorted(now.items()):
@@ -263,7 +263,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
             self._log(f"{_describe_topics(again)} {'is' if len(again) == 1 else 'are'} compacted again")
 
     def _with_output(self, schedule: PartitionSchedule) -> PartitionSchedule:
-        """Return the schedule with an output, if one is configured."""
+        """Return the schedule with an entry for the partition's output (a copy in another layout), if one is configured."""
         return schedule if self._resources.output is None else replace(schedule, output=OutputSchedule())
 
     def _poll_partitions(self, now_ms: int) -> None:
@@ -300,7 +300,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
                     self._log(reason, level=logging.ERROR, partition=str(name))
 
     def _poll(self, schedule: PartitionSchedule, now_ms: int) -> PartitionStatus:
-        """Return one partition's present status. Raises Stopped, CompactorError."""
+        """Read one partition's control log, as far as needed, and return its present status. Raises Stopped, CompactorError."""
         self.stop.raise_if_stopped()
         return self._cache.poll_partition(schedule.name, schedule.hint, schedule.status, now_ms)
 
@@ -329,7 +329,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         threading.Thread(target=run_job, name=f"{job.action.value} {job.name}", daemon=True).start()
 
     def _process_result(self, done: JobResult) -> None:
-        """Record how a job ended: its partition's schedule, the totals and a log line."""
+        """Take over the result of a job: update the partition's schedule and the totals, and write a log line."""
         job, now = done.job, self._opened.ports.clock_ms()
         del self._running[job.name]
         schedule = self._schedules.get(job.name) or new_schedule(job.name, 0, now)  # its topic was deleted meanwhile
@@ -355,7 +355,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
     # --- status ---
 
     def status(self) -> DaemonStatus:
-        """Return the daemon's status now. Makes no request."""
+        """Return the daemon's schedules, running jobs and totals at this moment. Makes no request to a store or broker."""
         opened, now = self._opened, self._opened.ports.clock_ms()
         stopping = self.stop.event.is_set()
         return DaemonStatus(
@@ -380,11 +380,14 @@ class Daemon(ServiceLoop[Job, JobResult]):
         )
 
     def cleaner_for(self, topic: str) -> Cleaner:
-        """Return the settings in force for a topic. Makes no request."""
+        """Return the cleaner settings that apply to a topic now. Makes no request to a store or broker."""
         return self._opened.cleaner_for(topic)
 
     def partition_details(self, name: TopicPartition) -> PartitionDetails | None:
-        """Return what is known of one partition, or None if the tier does not hold it. Makes no request."""
+        """Return schedule, history and running job of one partition, or None if the tier does not hold it.
+
+        Makes no request to a store or broker.
+        """
         schedule, now = self._schedules.get(name), self._opened.ports.clock_ms()
         if schedule is None:
             return None
@@ -394,7 +397,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
 
 
 def _describe_topics(names: Sequence[str]) -> str:
-    """Return one or several topics as messages show them."""
+    """Return a text that names one topic, or several, for log messages."""
     return f"topic {names[0]}" if len(names) == 1 else f"{len(names)} topics ({names[0]} among them)"
 
 

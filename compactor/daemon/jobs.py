@@ -24,10 +24,9 @@ from compactor.upkeep.retire import RetireReport, retire_partition
 
 @dataclass(frozen=True)
 class JobResult:
-    """Result of a job.
-
-    status: a status of `run` or of an output, or retired, failed, out_of_budget, stopped. log: the control log as folded after the job,
-    if it was folded. phases: seconds per phase (see ``progress.RunningJob``).
+    """Result of a job of the daemon (a round, an update of an output, or a deletion). status: a status of `run` or of an output, or
+    retired, failed, out_of_budget, stopped. log: the partition's control log as read after the job; None if it was not read. phases:
+    seconds per phase (see ``progress.RunningJob``).
     """
 
     job: Job
@@ -40,7 +39,7 @@ class JobResult:
 
 
 class JobObserver(Protocol):
-    """Receives a job's progress while it runs."""
+    """Receiver of a job's progress: stages and bytes, reported while the job runs."""
 
     def record_moved_bytes(self, size: int) -> None:
         """Record bytes of segments that were read from the store or written to it."""
@@ -61,9 +60,11 @@ class JobResources:
 def perform_job(
     opened: Tier, catalog: CatalogState, job: Job, resources: JobResources, now_ms: int, observer: JobObserver, *, slot: int = -1
 ) -> JobResult:
-    """Do a job under a writer incarnation of its own, and return how it ended. Raises nothing.
+    """Do a job and return how it ended; raises nothing. The job writes under a random id of its own (writer incarnation), so that its
+    records can be told from those of other jobs.
 
-    :param slot: slot up to which the partition's log was read when the job was chosen. A deletion is skipped if the log has grown since:
+    :param slot: position up to which the partition's control log was read when the job was chosen. A deletion is skipped if the log has
+        grown since:
         another daemon that saw the same time come has deleted everything that was due.
     """
 

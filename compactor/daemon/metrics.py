@@ -90,7 +90,7 @@ def _health_metrics(status: DaemonStatus) -> Iterator[Metric]:
 
 
 def _importance_key(schedule: PartitionSchedule) -> tuple[bool, int, str]:
-    """Return the sort key that puts blocked partitions first, then those with most to clean."""
+    """Return a sort key for partitions: first those whose rounds fail or are forbidden, then those with most bytes to clean."""
     dirty = schedule.status.dirty_bytes if schedule.status else 0
     return (not schedule.blocked_reason, -dirty, str(schedule.name))
 
@@ -110,7 +110,7 @@ def _partition_metrics(status: DaemonStatus) -> Iterator[Metric]:
 
 
 def _tier_metrics(status: DaemonStatus) -> Iterator[Metric]:
-    """Yield the totals of all partitions."""
+    """Yield the metrics that are sums over all partitions of the tier."""
     seen = [schedule.status for schedule in status.schedules if schedule.status is not None]
     due = [schedule.due_status for schedule in status.schedules if schedule.due_status is not None]
     moments = [one.retire_at_ms for one in seen if one.retire_at_ms < NEVER_MS]
@@ -137,7 +137,7 @@ def _tier_metrics(status: DaemonStatus) -> Iterator[Metric]:
 
 
 def _job_metrics(status: DaemonStatus) -> Iterator[Metric]:
-    """Yield the totals of jobs since the daemon started."""
+    """Yield the metrics of finished jobs: numbers, durations and bytes since the daemon started."""
     totals = status.totals
     yield from make_gauges(
         (

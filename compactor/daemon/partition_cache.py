@@ -26,7 +26,8 @@ class CachedPartition:
     """A partition's summary and the log position it was made from.
 
     position: last log record included in the summary; None if the summary could not be matched with the log.
-    slot_times_ms: store time, in milliseconds, of each log slot that starts a grace or undo period.
+    slot_times_ms: store time, in milliseconds, of each log record that starts a grace period or undo period, by the record's slot (its
+        number in the log).
     """
 
     summary: PartitionSummary
@@ -63,7 +64,7 @@ class PartitionCache:
         return found
 
     def use_settings(self, opened: Tier) -> None:
-        """Use the settings of this tier from now on."""
+        """Compute statuses with the settings of ``opened`` from now on."""
         self._opened = opened
 
     def forget_partition(self, name: TopicPartition) -> None:
@@ -72,7 +73,10 @@ class PartitionCache:
         self._histories.pop(name, None)
 
     def recompute_status(self, name: TopicPartition, now_ms: int) -> PartitionStatus | None:
-        """Return the status under the present settings, or None if nothing is known of the partition. Makes no request."""
+        """Compute a partition's status from its cached summary, under the present settings; None if there is no summary.
+
+        Makes no request.
+        """
         return self._compute_status(name, now_ms) if name in self._known else None
 
     def poll_partition(self, name: TopicPartition, hint: int, before: PartitionStatus | None, now_ms: int) -> PartitionStatus:
@@ -90,7 +94,7 @@ class PartitionCache:
         return self._compute_status(name, now_ms)
 
     def update_from_log(self, log: PartitionLog, hint: int, now_ms: int) -> PartitionStatus:
-        """Take over a control log that was just folded, and return the partition's status."""
+        """Cache the summary of a control log that was just read, and return the partition's status."""
         self._opened.changes.cache_log_state(log, hint)
         # One request for each slot whose time the log does not hold.
         slot_times_ms = read_slot_times(self._opened.ports, log) if log.state.waiting or log.state.registrations else {}
@@ -101,12 +105,15 @@ class PartitionCache:
         return self._compute_status(log.state.name, now_ms)
 
     def live_segments(self, name: TopicPartition) -> tuple[SegmentSummary, ...]:
-        """Return the live segments as last polled. Makes no request. Thread-safe."""
+        """Return the partition's live segments as of the last poll. Makes no request. Thread-safe."""
         known = self._known.get(name)
         return known.summary.model_copy().live if known else ()
 
     def cached_history(self, name: TopicPartition) -> PartitionHistory | None:
-        """Return the history as last polled, or None if only a summary is known. Makes no request. Thread-safe."""
+        """Return the partition's history (rounds, epochs) as of the last poll, or None if only a summary is cached.
+
+        Makes no request. Thread-safe.
+        """
         if name not in self._histories and self._opened.local is not None and self._opened.local.bound:
             kept = self._opened.local.state(name)
             if kept is not None:
@@ -115,14 +122,17 @@ class PartitionCache:
         return deserialize_history(data) if data is not None else None
 
     def save_unchanged(self) -> None:
-        """Record in local state which partitions had nothing new."""
+        """Write to local state which partitions had nothing new at their last poll, so that a restarted daemon need not poll them."""
         with self._lock:
             confirmed, self._confirmed = self._confirmed, {}
         if self._opened.local and confirmed:
             self._opened.local.checked(confirmed)
 
     def _has_changed(self, known: CachedPartition, hint: int) -> bool:
-        """Return whether the partition may have changed. On broker-managed tiers every new hint counts as a change."""
+        """Return whether the partition's log may have changed since its summary was made.
+
+        On broker-managed tiers it may have if the hint is new.
+        """
         opened, name = self._opened, known.summary.name
         if known.position is None or (not opened.kind.has_complete_log and known.position.hint != hint):
             return True
@@ -130,7 +140,7 @@ class PartitionCache:
         return log.has_changed_since(known.position.slot, known.position.mark)
 
     def _mark_unchanged(self, known: CachedPartition, hint: int, now_ms: int) -> None:
-        """Remember that the partition was polled and had nothing new, for ``save_unchanged``."""
+        """Note that the partition was polled and had nothing new. ``save_unchanged`` writes these notes."""
         if known.position is not None:
             with self._lock:
                 self._confirmed[known.summary.name] = known.position.model_copy(update={"hint": hint, "checked_ms": now_ms})

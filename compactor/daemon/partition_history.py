@@ -29,7 +29,10 @@ class ReplacedRange(Value):
 
 
 class PartitionHistory(Value):
-    """The newest runs, compactor epochs and leader epochs, newest last. fenced: number of appends that had no effect."""
+    """A partition's past for its web page: the newest runs, compactor epochs and leader epochs, newest last.
+
+    fenced: number of appends that had no effect.
+    """
 
     slot: int
     leader: Leader | None
@@ -54,17 +57,17 @@ def partition_history(state: PartitionState) -> PartitionHistory:
 
 
 def serialize_history(history: PartitionHistory) -> bytes:
-    """Return the history as compressed JSON, about 1 KB."""
+    """Serialize a partition's history as compressed JSON, about 1 KB."""
     return zlib.compress(history.model_dump_json().encode(), 1)
 
 
 def deserialize_history(data: bytes) -> PartitionHistory:
-    """Return the history that ``serialize_history`` serialized."""
+    """Parse the bytes that ``serialize_history`` returned, and return the history."""
     return PartitionHistory.model_validate_json(zlib.decompress(data))
 
 
 def _replaced_ranges(state: PartitionState) -> list[ReplacedRange]:
-    """Return the replaced segments that wait for deletion, adjacent ones of a group joined."""
+    """Return the replaced segments that wait for deletion. Adjacent segments that were replaced together are one range."""
     found: list[ReplacedRange] = []
     for group in state.waiting:
         begun = len(found)

@@ -37,7 +37,7 @@ class RunningJob:
 
 
 class JobProgress:
-    """Progress of one job (a ``JobObserver``). Thread-safe.
+    """Recorder of one job's progress, which the job reports to it (a ``JobObserver``). Thread-safe.
 
     Pass 2 counts as the second half, because both passes read about the same number of bytes.
     """
@@ -90,7 +90,7 @@ class JobProgress:
             self._log(stage.value, partition=name, run=run)
 
     def snapshot(self, now_ms: int) -> RunningJob:
-        """Return the progress at this moment."""
+        """Return the job's phase, amounts and expected end at this moment."""
         with self._lock:
             phase, moved, plan, groups = self._phase, self._bytes, self._plan, self._groups
         run_id = plan.run_id if plan else ""

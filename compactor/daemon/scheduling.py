@@ -50,7 +50,7 @@ class DaemonAction(StrEnum):
 
 @dataclass(frozen=True)
 class PartitionStatus:
-    """The part of a partition's state that scheduling needs, at one slot of its control log.
+    """Facts about a partition that scheduling needs, computed from its control log up to one record.
 
     end_offset: last offset, inclusive. first_dirty_offset: first offset that is not clean.
     first_uncleanable_offset: exclusive upper bound of what a round may clean now.
@@ -96,7 +96,7 @@ def partition_status(
 ) -> PartitionStatus:
     """Return how dirty a partition is, whether a round is due and why, and when replaced segments may be deleted.
 
-    :param slot_times_ms: store time of each log slot that starts a grace or undo period.
+    :param slot_times_ms: store time of each log record that starts a grace period or undo period, by its slot (number in the log).
     """
     found = assess_round(known, cleaner, now_ms)
     expired, expires_ms = find_expired_segments(known, cleaner, now_ms), next_expiry_ms(known, cleaner)
@@ -160,7 +160,7 @@ def _retire_at_ms(known: PartitionSummary, retention: Retention, slot_times_ms: 
 class OutputSchedule:
     """Time and reason of the next update of a partition's output.
 
-    written_slot: slot of the control log whose view the output has; -1 if unknown.
+    written_slot: number of the control log's record (slot) up to which the output shows the partition; -1 if unknown.
     next_deletion_ms: when an old version of the output may be deleted; NEVER_MS if none waits.
     rounds: rounds published since the output was written. failures: failed attempts in a row; problem: the latest one's reason.
     """
@@ -223,12 +223,14 @@ class PartitionSchedule:
 
     @property
     def blocked_reason(self) -> str:
-        """The reason why rounds of this partition fail or are forbidden, or an empty string."""
+        """Return the reason why rounds of this partition fail or are forbidden, or an empty string."""
         return self.suspended or self.unreadable or self.problem or (self.status.quarantine if self.status else "")
 
     @property
     def due_status(self) -> PartitionStatus | None:
-        """The status if a round is due and may begin; None if nothing is due, or the partition is paused, suspended or failing."""
+        """Return the partition's status if a round is due and may begin; None if nothing is due, or the partition is paused, suspended or
+        failing.
+        """
         return self.status if self.status and self.status.due and not self.paused and not self.blocked_reason else None
 
 
@@ -250,7 +252,10 @@ class JobOutcome:
 
 @dataclass(frozen=True)
 class Job:
-    """One action on one partition. exclusive: no other job runs beside it. force: a round whatever the dirty ratio is."""
+    """One action of the daemon on one partition.
+
+    exclusive: no other job may run at the same time. force: run a round even if the dirty ratio is too low.
+    """
 
     name: TopicPartition
     action: DaemonAction
@@ -259,12 +264,12 @@ class Job:
 
 
 def with_hint(schedule: PartitionSchedule, hint: int, now_ms: int) -> PartitionSchedule:
-    """Return the schedule after the change feed reported a change: the partition is polled at once."""
+    """Return the schedule after a change was reported (``hint``), so that the partition is polled at once."""
     return replace(schedule, hint=hint, next_poll_ms=now_ms, idle_polls=0)
 
 
 def new_schedule(name: TopicPartition, hint: int, now_ms: int) -> PartitionSchedule:
-    """Return the schedule of a partition that was not known before."""
+    """Return the first schedule of a partition that the daemon did not know before: it is polled at once."""
     return PartitionSchedule(name=name, hint=hint, next_poll_ms=now_ms)
 
 
@@ -298,10 +303,10 @@ def with_suspension(schedule: PartitionSchedule, reason: str) -> PartitionSchedu
 
 
 def with_requests(schedule: PartitionSchedule, paused: str, request_slot: int, now_ms: int) -> PartitionSchedule:
-    """Return the schedule with what people have asked for.
+    """Return the schedule with a person's pause of the partition, and request for a round.
 
     :param paused: why rounds are paused, or an empty string.
-    :param request_slot: slot of the latest request for a round; 0 if there is none.
+    :param request_slot: number of the catalog record (slot) with the latest request for a round; 0 if there is none.
     """
     if request_slot > schedule.request_slot:
         return replace(
@@ -311,7 +316,7 @@ def with_requests(schedule: PartitionSchedule, paused: str, request_slot: int, n
 
 
 def needs_poll(schedule: PartitionSchedule, now_ms: int) -> bool:
-    """Return whether the partition must be polled before anything is decided about it."""
+    """Return whether the partition's control log must be read (polled) before a job can be chosen."""
     return now_ms >= schedule.next_poll_ms or (schedule.status is not None and now_ms >= schedule.status.wake_ms)
 
 
@@ -359,7 +364,7 @@ def after_failed_poll(schedule: PartitionSchedule, reason: str, now_ms: int) -> 
 
 
 def next_action(schedule: PartitionSchedule, now_ms: int, *, rounds: bool = True) -> DaemonAction | None:
-    """Return what can be done with a partition now, or None.
+    """Return the action that the daemon may take on a partition now, or None if there is none.
 
     :param rounds: whether new rounds may begin; interrupted ones are finished in any case.
     """
@@ -386,9 +391,9 @@ def next_action(schedule: PartitionSchedule, now_ms: int, *, rounds: bool = True
 
 
 def after_job(schedule: PartitionSchedule, job: Job, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> PartitionSchedule:
-    """Return the schedule after a job: when the next one may begin.
+    """Return the partition's schedule after a job, with the time at which the next job may begin.
 
-    :param ttl_ms: lease time of a compactor that was found at work; the partition is left alone for so long.
+    :param ttl_ms: lease time of a compactor that was found at work; no job of the partition begins for so long.
     """
     output = schedule.output
     if job.action is DaemonAction.OUTPUT:
@@ -522,7 +527,7 @@ def partition_condition(schedule: PartitionSchedule, *, working: bool) -> Partit
 
 
 def next_step(schedule: PartitionSchedule, now_ms: int) -> NextStep:
-    """Return the action that comes first, with its time and reason."""
+    """Return the next action that the daemon will take on a partition, with its earliest time and the reason."""
     seen = schedule.status
     if seen is None or schedule.unreadable:
         return NextStep(
@@ -552,12 +557,15 @@ def next_step(schedule: PartitionSchedule, now_ms: int) -> NextStep:
 
 
 def failing_since_ms(schedule: PartitionSchedule) -> int:
-    """Return since when rounds of this partition fail, in milliseconds; 0 if unknown."""
+    """Return the time in milliseconds since which all rounds of this partition have failed; 0 if unknown."""
     if schedule.unreadable or schedule.problem:
         return schedule.failing_since_ms
     return _quarantined_since_ms(schedule, schedule.status)
 
 
 def _quarantined_since_ms(schedule: PartitionSchedule, status: PartitionStatus | None) -> int:
-    """Return since when a partition with this status is quarantined: a retry that failed again changes nothing. 0 if it is not."""
+    """Return the time in milliseconds since which the partition is quarantined; 0 if it is not.
+
+    A failed retry does not change that time.
+    """
     return (schedule.quarantined_since_ms or status.quarantine_ms) if status is not None and status.quarantine else 0

@@ -50,14 +50,14 @@ class DurationHistogram:
 
     @property
     def prometheus_buckets(self) -> list[tuple[str, float]]:
-        """Cumulative buckets as Prometheus expects them: each upper bound with the number of durations that are not longer."""
+        """Return cumulative buckets as Prometheus expects them: each upper bound with the number of durations that are not longer."""
         bounds = [str(bound) for bound in BOUNDS_S] + ["+Inf"]
         return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
 
 
 @dataclass(frozen=True)
 class JobTotals:
-    """Totals since the process started. Times are in seconds, sizes in bytes.
+    """Sums over all jobs that have ended since the process started. Times are in seconds, sizes in bytes.
 
     durations: of jobs, by action and status.
     phases: of published rounds, by phase (see ``progress.RunningJob``).
@@ -84,7 +84,7 @@ class JobTotals:
 
 
 def add_job(so_far: JobTotals, done: JobResult, map_budget: int) -> JobTotals:
-    """Return the totals with one more job.
+    """Return the totals with the result of one more job added.
 
     :param map_budget: bytes that the job's round could use for its offset map.
     """
@@ -134,12 +134,12 @@ class DaemonStatus(ServiceStatus):
 
     @property
     def blocked_schedules(self) -> tuple[PartitionSchedule, ...]:
-        """Partitions whose rounds fail or are forbidden."""
+        """Return the schedules of partitions whose rounds fail or are forbidden."""
         return tuple(schedule for schedule in self.schedules if schedule.blocked_reason)
 
     @property
     def running(self) -> tuple[Job, ...]:
-        """Jobs that run now."""
+        """Return the jobs that run now."""
         return tuple(work.job for work in self.running_jobs)
 
 

@@ -28,7 +28,11 @@ RECLAIMED_KNOWN_MS: Final = 24 * HOUR_MS
 
 
 class HourFigures(NamedTuple):
-    """Bytes of one hour. hour_ms: when it began. stored: with what waits for deletion. reclaimed: bytes deleted in this hour."""
+    """Bytes of one hour.
+
+    hour_ms: when it began. stored: bytes in the tier, including replaced segments that wait for deletion. reclaimed: bytes deleted in this
+    hour.
+    """
 
     hour_ms: int
     stored: int
@@ -37,14 +41,14 @@ class HourFigures(NamedTuple):
 
 
 class TierTrend(Value):
-    """Hours of a tier and of its largest topics, oldest first."""
+    """Figures of a tier and of its largest topics, per hour, oldest first."""
 
     hours: tuple[HourFigures, ...] = ()
     topics: dict[str, tuple[HourFigures, ...]] = {}
 
     @property
     def last_hour_ms(self) -> int:
-        """Beginning of the latest hour in milliseconds; -1 if there is none."""
+        """Return the beginning of the latest hour in milliseconds; -1 if there is none."""
         return self.hours[-1].hour_ms if self.hours else -1
 
 
@@ -68,7 +72,7 @@ def with_current_hour(trend: TierTrend, statuses: Iterable[PartitionStatus], now
 
 
 def merged_trend(stored: TierTrend, own: TierTrend) -> TierTrend:
-    """Return the hours of two trends. Where both have an hour, that of ``own`` counts."""
+    """Return a trend with the hours of two trends. For an hour that both have, the figures of ``own`` are used."""
     topics = {topic: _merged_hours(stored.topics.get(topic, ()), hours) for topic, hours in own.topics.items()}
     return TierTrend(hours=_merged_hours(stored.hours, own.hours), topics=topics or stored.topics)
 
@@ -87,14 +91,14 @@ def write_trend(control: ObjectStore, trend: TierTrend) -> None:
 
 
 def _hour_figures(statuses: Iterable[PartitionStatus], hour_ms: int) -> HourFigures:
-    """Return the sums of these partitions."""
+    """Return the figures of one hour: the sums over these partitions."""
     found = list(statuses)
     stored, dirty = sum(status.bytes + status.waiting_bytes for status in found), sum(status.dirty_bytes for status in found)
     return HourFigures(hour_ms, stored, dirty, 0)
 
 
 def _extended(hours: tuple[HourFigures, ...], current: HourFigures, statuses: Iterable[PartitionStatus]) -> tuple[HourFigures, ...]:
-    """Return the hours with the current one, and with what these partitions have reclaimed."""
+    """Return the hours with the current one added, and with the bytes that deletions in these partitions have freed in each hour."""
     reclaimed = _reclaimed_by_hour(statuses)
     known_ms = current.hour_ms - RECLAIMED_KNOWN_MS
     return tuple(
@@ -113,7 +117,10 @@ def _reclaimed_by_hour(statuses: Iterable[PartitionStatus]) -> Mapping[int, int]
 
 
 def _merged_hours(older: tuple[HourFigures, ...], newer: tuple[HourFigures, ...]) -> tuple[HourFigures, ...]:
-    """Return the hours of both, ascending, at most MOST_HOURS up to the latest. ``newer`` counts where both have an hour."""
+    """Return the hours of two lists, ascending, at most MOST_HOURS up to the latest.
+
+    For an hour in both lists, that of ``newer`` is used.
+    """
     found = {each.hour_ms: each for each in (*older, *newer)}
     latest = max(found, default=0)
     return tuple(found[hour] for hour in sorted(found) if hour > latest - MOST_HOURS * HOUR_MS)

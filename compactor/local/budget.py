@@ -53,7 +53,7 @@ class Account:
 
 
 class Kept:
-    """A cached file, which is deleted when its bytes are needed unless it is pinned."""
+    """Entry of a cached file in the disk budget. The file is deleted when its bytes are needed, unless it is pinned."""
 
     def __init__(self, account: Account, size: int, drop: Callable[[], None]) -> None:
         self.account = account
@@ -64,7 +64,7 @@ class Kept:
 
 
 class Budget:
-    """Disk budget of a process: hands out reservations and caches files in the remaining bytes. Thread-safe. ``total``:
+    """Disk budget of a process. It hands out reservations and caches files in the remaining bytes. Thread-safe. ``total``:
     its size in bytes.
     """
 
@@ -107,7 +107,10 @@ class Budget:
                 self.changed.notify_all()
 
     def spare(self, account: Account, size: int) -> SpaceReservation | None:
-        """Reserve bytes for prefetching if they are free and nobody waits for them; otherwise return None. No cached file is deleted."""
+        """Reserve bytes for prefetching if they are free and no other request waits for bytes; otherwise return None.
+
+        No cached file is deleted.
+        """
         with self.changed:
             return None if self._queue or self.used + size > self.total else self._create_reservation(account, size)
 
@@ -120,7 +123,7 @@ class Budget:
             return True
 
     def give(self, account: Account, size: int) -> None:
-        """Return ``size`` reserved bytes to the budget."""
+        """Shorten a reservation by ``size`` bytes, which become free in the budget."""
         with self.changed:
             self._count_bytes(account, -size)
             self.changed.notify_all()
@@ -138,7 +141,7 @@ class Budget:
             return self._add_cached_file(account, size, drop)
 
     def settle(self, reservation: SpaceReservation, drop: Callable[[], None]) -> Kept:
-        """Turn a reservation into a cached file of the same size. ``drop`` removes the file."""
+        """Convert a reservation to a cached file of the same size, and return the file's entry. ``drop`` removes the file."""
         with self.changed:
             kept = self._add_cached_file(reservation.account, reservation.size, drop)
             reservation.size = reservation.taken = 0
@@ -151,7 +154,7 @@ class Budget:
             return bool(self._pin_existing((kept,)))
 
     def unpin(self, kept: Kept) -> None:
-        """Undo one ``pin`` of a cached file."""
+        """Undo one ``pin`` of a cached file. Without pins it may be deleted when its bytes are needed."""
         with self.changed:
             kept.pins -= 1
             self.changed.notify_all()
@@ -217,7 +220,8 @@ class SpaceReservation:
         self.taken = 0
 
     def take_bytes(self, size: int) -> None:
-        """Count ``size`` bytes as used; called before they are written. Raises Overrun if neither the reservation nor
+        """Add ``size`` bytes to the used part of the reservation; called before they are written. Raises Overrun if neither the reservation
+        nor
         the budget has them.
         """
         missing = self.taken + size - self.size
@@ -231,7 +235,7 @@ class SpaceReservation:
         self.taken += size
 
     def return_bytes(self, size: int) -> None:
-        """Count ``size`` bytes as unused, after their file was deleted or cached."""
+        """Take ``size`` bytes off the used part of the reservation, after their file was deleted or cached."""
         self.taken -= size
 
     def handed_over(self) -> SpaceReservation:
@@ -243,7 +247,7 @@ class SpaceReservation:
         return other
 
     def release(self) -> None:
-        """Return all bytes to the budget."""
+        """End the reservation: all its bytes become free in the budget."""
         self._budget.give(self.account, self.size)
         self.size = self.taken = 0
 

@@ -35,7 +35,7 @@ _UNREADABLE = "it cannot be read"
 
 
 class Meta(Value):
-    """Description of a cache: format number, program version, and tier id."""
+    """Record that describes a local cache: format number, program version, and tier id."""
 
     format: int
     program: str
@@ -45,8 +45,8 @@ class Meta(Value):
 class Seen(Value):
     """Progress of reading a partition's control log.
 
-    slot: slot of the last record in the cached state.
-    hint: slot of the last catalog record about the partition that was followed.
+    slot: number of the last record of the control log in the cached state. hint: number of the last catalog record about the partition that
+        the state takes into account.
     checked_ms: when the store last had nothing newer, by this machine's clock in milliseconds.
     mark: identifies the last record, to detect another log.
     """
@@ -58,7 +58,7 @@ class Seen(Value):
 
 
 class KeptCatalog(Value):
-    """Cached catalog of a tier, with the mark of its last record."""
+    """Cached catalog of a tier, with a mark (number and tag) that identifies its last record."""
 
     state: CatalogState
     mark: StateMark
@@ -68,7 +68,7 @@ ValueT = TypeVar("ValueT", bound=Value)
 
 
 class LocalState:
-    """Cache of one tier in ``folder``. Opened on first use. Thread-safe."""
+    """Cache of one tier's control data on the local disk, in ``folder``. Opened on first use. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._rocks = Rocks(folder)
@@ -77,7 +77,7 @@ class LocalState:
 
     @property
     def bound(self) -> bool:
-        """Return whether the tier of this cache is known."""
+        """Return whether ``bind`` was called, so that it is known of which tier this is a cache."""
         return bool(self._tier_id)
 
     @property
@@ -109,13 +109,13 @@ class LocalState:
             self._rocks.write({_META: made.model_dump_json().encode()})
 
     def keep_catalog(self, state: CatalogState, mark: StateMark | None) -> None:
-        """Store the catalog if it has changed. ``mark`` identifies its last record; without one nothing is stored."""
+        """Write the catalog to the cache if it has changed. ``mark`` identifies its last record; without one nothing is stored."""
         if mark is not None and state.slot != self._catalog_slot:
             self._rocks.write({_CATALOG: KeptCatalog(state=state, mark=mark).model_dump_json().encode()})
             self._catalog_slot = state.slot
 
     def summaries(self) -> dict[str, tuple[Seen, PartitionSummary]]:
-        """Return the summaries of all cached partitions, by ``topic-partition``, with how far each log was read."""
+        """Return the summary of each cached partition, by ``topic-partition``, with the position up to which its control log was read."""
         seen, known = self._rocks.values_with_prefix(_SEEN), self._rocks.values_with_prefix(_SUMMARY)
         found: dict[str, tuple[Seen, PartitionSummary]] = {}
         try:
@@ -129,12 +129,15 @@ class LocalState:
         return found
 
     def state(self, name: TopicPartition) -> tuple[PartitionState, StateMark] | None:
-        """Return the cached state of a partition and the mark of its last record, or None. ControlLog.load continues from it."""
+        """Return the cached state of a partition and the mark of its last record, or None.
+
+        ``ControlLog.load`` reads only the records after that mark.
+        """
         state, seen = self._read_value(PartitionState, _partition_key(_STATE, name)), self._read_value(Seen, _partition_key(_SEEN, name))
         return (state, seen.mark) if state is not None and seen is not None and state.slot == seen.slot else None
 
     def keep(self, state: PartitionState, mark: StateMark, hint: int, now_ms: int) -> None:
-        """Store a partition's state and summary.
+        """Write a partition's state and summary to the cache.
 
         :param mark: identifies the last record of the state.
         :param hint: slot of the last catalog record about the partition, taken before its log was read.
@@ -154,12 +157,12 @@ class LocalState:
         self._rocks.write({_partition_key(_SEEN, name): value.model_dump_json().encode() for name, value in seen.items()})
 
     def cached_heads(self, ids: Sequence[str]) -> dict[str, bytes]:
-        """Return the cached sidecar heads of these segments, by segment id."""
+        """Return the cached first parts (heads) of these segments' sidecars, by segment id."""
         found = self._rocks.get([_HEAD + name.encode() for name in ids])
         return {name: data for name, data in zip(ids, found, strict=True) if data is not None}
 
     def keep_heads(self, heads: Mapping[str, bytes]) -> None:
-        """Store sidecar heads by segment id."""
+        """Write the first parts (heads) of sidecars to the cache, by segment id."""
         self._rocks.write({_HEAD + name.encode(): data for name, data in heads.items()})
 
     def forget_heads(self, ids: Sequence[str]) -> None:
@@ -184,7 +187,7 @@ class LocalState:
             return None
 
     def _discard_content(self, why: str) -> None:
-        """Delete everything in the cache and bind it to its tier again."""
+        """Delete everything in the cache, log the reason, and bind the empty cache to its tier."""
         self._rocks.delete_all(why)
         self._catalog_slot = -1
         if self._tier_id:

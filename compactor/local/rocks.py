@@ -27,7 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 class Rocks:
-    """RocksDB database in ``folder`` that may be lost at any time. Opened on first use and closed with the process at the latest.
+    """RocksDB database in ``folder``, used as a cache: its content may be lost at any time. Opened on first use and closed with the process
+    at the latest.
     Thread-safe.
     """
 

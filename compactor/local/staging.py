@@ -36,7 +36,7 @@ RANGES_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class Wanted:
-    """A file of a remote segment to be staged.
+    """A file of a remote segment that a round needs on the local disk.
 
     name: the partition.
     kind: the kind of file, such as log or index.
@@ -52,7 +52,7 @@ class Wanted:
 
     @property
     def file(self) -> SegmentFile:
-        """Return the recorded size and digest of the file."""
+        """Return the size and digest that the tier has recorded for the file."""
         return self.segment.file(self.kind)
 
     @property
@@ -72,7 +72,8 @@ class Wanted:
 
 
 class Staging:
-    """Staging folder of one round; ``close`` removes it with its content. Thread-safe, but each object must be used by one thread at a
+    """Folder with local copies of the files that one round reads; ``close`` removes it with its content. Thread-safe, but each object must
+    be used by one thread at a
     time.
 
     :param local_log_dirs: brokers' log directories on this machine. Files with a recorded digest are copied from there instead of being
@@ -200,7 +201,7 @@ class Staging:
         return self.account.peak
 
     def missing(self, inputs: Sequence[Wanted]) -> list[Wanted]:
-        """Return those files that are not on disk and would have to be fetched."""
+        """Return the files among ``inputs`` that are not on the local disk and would have to be fetched."""
         return [wanted for wanted in inputs if wanted.what not in self._kept or self._kept[wanted.what][1].dropped]
 
     def forget(self, inputs: Sequence[Wanted]) -> None:

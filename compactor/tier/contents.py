@@ -47,7 +47,10 @@ def content_sha256(content: FileContent) -> str:
 
 
 class StreamDigest:
-    """Digest of bytes that arrive in pieces, of the kind that was recorded: SHA-256, else the digest over batch headers (``batches``)."""
+    """Computes the digest of a file whose bytes arrive in pieces, to compare it with a recorded one.
+
+    It is a SHA-256 if one was recorded, else the digest over batch headers (``batches``).
+    """
 
     def __init__(self, recorded: SegmentFile) -> None:
         self._size = 0
@@ -59,7 +62,7 @@ class StreamDigest:
             self._batches = HeaderDigest()
 
     def update(self, data: bytes) -> None:
-        """Add the next piece."""
+        """Add the next bytes of the file to the digest."""
         self._size += len(data)
         if self._sha256 is not None:
             self._sha256.update(data)
@@ -67,7 +70,7 @@ class StreamDigest:
             self._batches.update(data)
 
     def digested_file(self) -> SegmentFile:
-        """Return size and digest of all pieces.
+        """Return size and digest of all bytes so far.
 
         The digest is empty if none was recorded, or if the bytes should be a log of v2 batches and are not.
         """
@@ -90,7 +93,7 @@ def damaged_object_error(key: str, found: SegmentFile, recorded: SegmentFile) ->
 
 
 def create_object(store: ObjectStore, key: str, content: FileContent) -> bool:
-    """Create an object without metadata. Return False if one with other content exists already. Raises StoreError."""
+    """Create an object without metadata. Return False if an object with other content has that key already. Raises StoreError."""
     try:
         if isinstance(content, bytes):
             store.create(key, content)
@@ -102,7 +105,10 @@ def create_object(store: ObjectStore, key: str, content: FileContent) -> bool:
 
 
 def stored_file(store: ObjectStore, key: str, size: int, recorded: SegmentFile) -> SegmentFile:
-    """Read ``size`` bytes of an object and return their digest, of the kind that was recorded. Raises NotFound, StoreError."""
+    """Read ``size`` bytes of an object, and return their size and a digest of the kind that ``recorded`` has.
+
+    Raises NotFound, StoreError.
+    """
     digests = StreamDigest(recorded)
     for start in range(0, size, READ_BYTES):
         digests.update(store.get(key, start, min(READ_BYTES, size - start)))
@@ -110,7 +116,7 @@ def stored_file(store: ObjectStore, key: str, size: int, recorded: SegmentFile) 
 
 
 def recorded_file(info: ObjectInfo) -> SegmentFile:
-    """Return size and digests that an object's own metadata states."""
+    """Return the size and digests of a file as its object's metadata states them."""
     return SegmentFile(size=info.size, sha256=info.metadata.get("sha256", ""), batches=info.metadata.get("batches", ""))
 
 

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 
 
 class MetadataSource(Enum):
-    """Record of a tier's partitions and live segments.
-
-    It decides what is composed for the tier: the live view and topic ids (compactor.access.metadata), the publisher
+    """Source of a tier's partitions and live segments: control logs, brokers or object listings. It determines
+    which implementations are used for the tier: the live view and topic ids (compactor.access.metadata), the publisher
     (compactor.bootstrap), the change feed of the daemon, and the checks of `verify` and `config check`.
     """
 
@@ -40,7 +39,7 @@ class MetadataSource(Enum):
 
 @dataclass(frozen=True)
 class TierKind:
-    """Capabilities of a tier. The factories make no request.
+    """Capabilities of one kind of tier, and factories of its parts. The factories make no request.
 
     layout: makes the layout.
     owns_root: whether only this program writes below tier.url. Then the tier's identity and, by default, its control store lie there,
@@ -74,7 +73,7 @@ class TierKind:
 
     @property
     def has_complete_log(self) -> bool:
-        """Return whether control logs and catalog alone say what there is, so that what was read of them stays valid until they grow."""
+        """Return whether control logs and catalog alone determine the tier's contents, so that a cached state stays valid until they grow."""
         return self.metadata is MetadataSource.CONTROL_LOG
 
 
@@ -135,7 +134,7 @@ def pinterest_keys(settings: Settings) -> PartitionKeys:
 
 
 def tier_kind(settings: Settings) -> TierKind:
-    """Return the row for the configured kind and layout.
+    """Return the capabilities of a tier of the configured kind and layout.
 
     Raises UsageError if the two cannot be combined, or not with retention or on_topic_deletion.
     """
@@ -159,7 +158,7 @@ def tier_kind(settings: Settings) -> TierKind:
 
 
 def _refuse_own_layout(settings: Settings) -> None:
-    """Raise UsageError for settings of new objects that only tiers have which this program manages."""
+    """Raise UsageError for settings that apply only to compactor-managed tiers, if the tier is of another kind."""
     for key, value in (("tier.key_entropy_bits", settings.tier.key_entropy_bits), ("s3.storage_class", settings.s3.storage_class)):
         if value:
             section, _, name = key.partition(".")
@@ -182,7 +181,7 @@ def _refuse_retention(settings: Settings) -> None:
 
 
 def owned_root_settings() -> str:
-    """Return the settings of a tier whose root this program owns, as a hint spells them."""
+    """Return, for a hint, the settings of a tier below whose URL only this program writes."""
     kind, layout = next(names for names, row in KINDS.items() if row.owns_root)
     return f'kind = "{kind}" and layout = "{layout}"'
 
@@ -208,5 +207,5 @@ def control_url(settings: Settings) -> str:
 
 
 def read_only_error(settings: Settings) -> UsageError:
-    """Return the error for a change of a tier that is only read."""
+    """Return the error for a command that would change a tier which this program only reads."""
     return UsageError(f"a tier of layout {settings.tier.layout} is only read", hint="`import --from-tier` takes it into one of our own")

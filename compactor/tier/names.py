@@ -29,7 +29,7 @@ def is_topic_id(text: str) -> bool:
 
 @dataclass(frozen=True)
 class TopicIds:
-    """A TopicIdOf that can be sent to executors. by_topic: topic name -> topic id."""
+    """Function from partition to topic id (a TopicIdOf) that can be sent to Spark executors. by_topic: topic name -> topic id."""
 
     by_topic: Mapping[str, str]
 
@@ -72,7 +72,7 @@ _FOREIGN: Final = (
 
 
 def foreign_owner(keys: Iterable[str]) -> ForeignOwner | None:
-    """Return what these objects belong to, or None if no broker has written any of them."""
+    """Return which program's layout these object keys have, with the settings for it, or None if no broker has written any of them."""
     return next((who for key in keys for names, who in _FOREIGN if names.fullmatch(key)), None)
 
 
@@ -84,7 +84,7 @@ class ObjectStem(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> ObjectStem | None:
-        """Return the stem that a text spells, or None."""
+        """Parse the common beginning of object names (such as ``00000000000000000042-<id>``); None for any other text."""
         match = _STEM.fullmatch(text)
         return ObjectStem(int(match[1]), match[2]) if match and int(match[1]) < 2**63 else None
 

@@ -33,10 +33,10 @@ class FileName(NamedTuple):
 
 
 class PlainLayout(NonComposableLayout):
-    """SegmentLayout of objects that bear nothing but their bytes. Thread-safe if the store is.
+    """Base class of layouts that store each file of a segment as one object, unchanged and without metadata. Thread-safe if the store is.
 
     kinds: the kinds of files that this layout has.
-    parts: those without which a segment cannot be read.
+    parts: the kinds without which a segment cannot be read.
     """
 
     kinds: ClassVar[Sequence[str]] = FILE_KINDS
@@ -55,7 +55,9 @@ class PlainLayout(NonComposableLayout):
 
     @abstractmethod
     def parse_file_name(self, file: str) -> FileName | None:
-        """Return what an object's name below the folder stands for, or None if this layout does not make such names."""
+        """Return the segment and the kind of file that an object's name below the folder stands for, or None if this layout does not make
+        such names.
+        """
 
     @abstractmethod
     def partition_of(self, key: str) -> str:
@@ -69,7 +71,10 @@ class PlainLayout(NonComposableLayout):
         return self.partition_folder(name) + self.file_name(segment, kind)
 
     def segment_files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
-        """Return a segment's files; by LIST, without digests, if none are recorded. Raises NotFound if there is no log."""
+        """Return a segment's files by kind.
+
+        If the metadata records none, they are found by a LIST request and have no digests. Raises NotFound if there is no log.
+        """
         if segment.files:
             return segment.files
         log = self.object_name(name, segment, "log")
@@ -100,12 +105,15 @@ class PlainLayout(NonComposableLayout):
         return ""
 
     def stored_segment_problem(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
-        """Compare size and digest of each object with what was recorded. An object whose metadata has no digest is read."""
+        """Return why a stored segment is not as recorded, or an empty string.
+
+        Compares size and digest of each object. An object whose metadata has no digest is read.
+        """
         problems = (stored_problem(self._store, self.object_name(name, segment, kind), segment, kind) for kind in self._expected(segment))
         return next(filter(None, problems), "")
 
     def _expected(self, segment: RemoteLogSegmentMetadata) -> Collection[str]:
-        """Return the kinds of files that a valid segment has."""
+        """Return the kinds of files that a valid segment must have in the store."""
         return segment.files or self.required_parts
 
     def delete_segments(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
@@ -115,14 +123,15 @@ class PlainLayout(NonComposableLayout):
         return self._listed(name, self.partition_folder(name))
 
     def _listed(self, name: TopicPartition, prefix: str) -> Iterator[ListedObject]:
-        """Yield the objects under a prefix of the partition's folder."""
+        """Yield the objects under a key prefix, with segment and kind where their names are those of this layout."""
         folder = self.partition_folder(name)
         for info in self._store.list(prefix):
             yield ListedObject(info.key, info.size, info.modified_ms, *(self.parse_file_name(info.key.removeprefix(folder)) or ()))
 
 
 class ComposableLayout(PlainLayout):
-    """SegmentLayout of objects that state their digests, so that logs can be composed of ranges which the store copies.
+    """Base class of layouts whose objects have their digests in their metadata, so that the store can compose a log of ranges that it
+    copies from other logs.
 
     Known digests and the broker's modification time are stored as object metadata (``sha256``, ``batches``, ``mtime_ms``).
     """
@@ -164,15 +173,14 @@ class ComposableLayout(PlainLayout):
         return ""
 
     def _write(self, content: FileContent, key: str, about: Mapping[str, str]) -> ObjectInfo:
-        """Create one object."""
+        """Create one object with this content and metadata."""
         if isinstance(content, bytes):
             return self._store.create(key, content, about)
         return self._store.create_from_file(key, content, about)
 
     def _exists_with(self, key: str, file: SegmentFile) -> bool:
-        """Return whether an object that exists already is this file.
-
-        One without a SHA-256 may have been composed by a process that died before it compared what the store had copied. Its own
+        """Return whether the object that exists under this key has the content of ``file``. An object without a SHA-256 may have been
+        composed by a process that died before it compared what the store had copied. Its own
         metadata says what it ought to be, so it is read.
         """
         try:

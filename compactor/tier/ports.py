@@ -24,7 +24,7 @@ class SegmentRef(Protocol):
 
     @property
     def id(self) -> str:
-        """The segment id: a UUID as 22 characters of URL-safe base64."""
+        """Return the segment id: a UUID as 22 characters of URL-safe base64."""
 
     @property
     def start_offset(self) -> int: ...
@@ -32,7 +32,7 @@ class SegmentRef(Protocol):
 
 @dataclass(frozen=True)
 class SegmentName:
-    """A segment of which only the name is known, because it was announced and never finished."""
+    """A segment of which only id and start offset are known, because a plan named it and it was never uploaded completely."""
 
     id: str
     start_offset: int
@@ -59,11 +59,11 @@ class SegmentLayout(Protocol):
 
     @property
     def url(self) -> str:
-        """URL of the data root, for messages."""
+        """Return the URL below which all segments lie, for messages."""
 
     @property
     def required_parts(self) -> frozenset[str]:
-        """Kinds of objects, as ``list_objects`` names them, without which a segment cannot be read."""
+        """Return the kinds of objects, as ``list_objects`` names them, without which a segment cannot be read."""
 
     def partition_folder(self, name: TopicPartition) -> str:
         """Return the key prefix of a partition's objects. It ends in a slash, so that partition 1 is not a prefix of partition 10."""
@@ -94,7 +94,7 @@ class SegmentLayout(Protocol):
 
     @property
     def range_copies(self) -> CopyLimits | None:
-        """The server-side copies that ``compose_segment`` may use now, or None if logs can only be uploaded whole."""
+        """Return the limits of server-side copies that ``compose_segment`` may use now, or None if logs can only be uploaded whole."""
 
     def log_version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         """Return the version (ObjectInfo.etag) of the log's object, for CopiedRange.
@@ -137,9 +137,9 @@ class SegmentLayout(Protocol):
 
 @dataclass(frozen=True)
 class Announced:
-    """A segment of an announced plan or of the metadata topic, with what is needed to withdraw it.
+    """A segment that a plan or the brokers' metadata topic names before it is readable, with the fields that are needed to withdraw it.
 
-    end_offset: inclusive. cut_off_ms: when DELETE_SEGMENT_STARTED was written for it, by its writer's clock; -1 if it was not.
+    end_offset: inclusive. cut_off_ms: time at which DELETE_SEGMENT_STARTED was written for it, by its writer's clock; -1 if it was not.
     """
 
     id: str
@@ -150,7 +150,10 @@ class Announced:
 
 
 class Wait(NamedTuple):
-    """A round that is not admitted yet. until_ms: when to ask again, by this machine's clock. records: the records it would write."""
+    """Answer that a round must wait because of the rate limit of metadata records.
+
+    until_ms: when to ask again, by this machine's clock. records: number of metadata records that the round would write.
+    """
 
     until_ms: int
     records: int
@@ -159,7 +162,8 @@ class Wait(NamedTuple):
 class SegmentPublisher(Protocol):
     """Switches readers from replaced segments to new ones.
 
-    Without brokers the control log's own record does it; on a broker-managed tier, records in ``__remote_log_metadata``. Every method can
+    On a compactor-managed tier a record of the control log makes the new segments visible; on a broker-managed tier records in
+    ``__remote_log_metadata`` do. Every method can
     be repeated after a crash and does nothing twice. All raise Unavailable and Refused.
     """
 
@@ -168,7 +172,7 @@ class SegmentPublisher(Protocol):
         """Return how long after a process ends its records may still reach readers, in milliseconds; 0 if never."""
 
     def check_publishing_allowed(self, name: TopicPartition) -> None:
-        """Raise Refused if readers of this partition must not be switched. Called before a round is planned."""
+        """Raise Refused if the segments that readers of this partition see must not be replaced. Called before a round is planned."""
 
     def reserve_metadata_records(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
         """Reserve the metadata records of a round and return None, or return until when the round has to wait.
@@ -198,8 +202,8 @@ class SegmentPublisher(Protocol):
     ) -> None:
         """Switch readers to the replacements, then call ``record``.
 
-        :param begun: appends *publish begun*. Called before the first step if switching takes several; from then on the round only goes
-            forward.
+        :param begun: appends *publish begun*. Called before the first step if switching takes several; from then on the round is completed,
+            never given up.
         :param record: appends *round published*. Receives the ids of new segments that were not published because their sources had gone.
         :param expired: returns which of these sources, by id, brokers have expired. The groups behind a group of which all sources have
             expired are switched all the same.
@@ -222,7 +226,7 @@ class SegmentPublisher(Protocol):
         """Record that the objects of these segments are deleted (DELETE_SEGMENT_FINISHED)."""
 
     def deleted_by_brokers(self, name: TopicPartition, wanted: Collection[str]) -> frozenset[str]:
-        """Return which of these segments, by id, brokers have begun to delete or have deleted, by the newest metadata."""
+        """Return the ids of those segments which brokers have begun to delete or have deleted, as the newest metadata shows."""
 
     def find_strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced] | None:
         """Return segments that a dead compactor published to readers and that the control log does not know.
@@ -233,14 +237,15 @@ class SegmentPublisher(Protocol):
         """
 
     def cut_off_strays(self, name: TopicPartition, live: Sequence[SegmentRef], known: Collection[str]) -> int:
-        """Remove the segments that ``find_strays`` returns from readers, and return their number.
-
-        Live segments that they displaced come back first.
+        """Make the segments that ``find_strays`` returns unreadable for brokers, and return their number. Live segments that they displaced
+        are made readable again first.
         """
 
 
 class NonComposableLayout:
-    """The part of SegmentLayout about composed logs, for objects that bear no digest of ours or are not plain logs."""
+    """Methods of SegmentLayout for layouts whose logs the store cannot compose, because the objects have no digests in their metadata or
+    are not plain logs.
+    """
 
     keeps_digests = False
 

@@ -16,21 +16,24 @@ from compactor.tier.ports import Announced, SegmentRef, Wait
 
 
 class ObjectLogPublisher:
-    """SegmentPublisher whose readers fold the control log, so that its own records switch them."""
+    """SegmentPublisher of compactor-managed tiers.
+
+    Readers see the segments that the control log names, so that its records alone replace segments.
+    """
 
     late_ms: int = 0
 
     def check_publishing_allowed(self, name: TopicPartition) -> None:
-        """Permit every round."""
+        """Permit every round: only this program decides what readers of the tier see."""
 
     def reserve_metadata_records(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
         return None
 
     def release_reservation(self, name: TopicPartition) -> None:
-        """Do nothing."""
+        """Do nothing, because this kind of tier has no rate limit."""
 
     def announce_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
-        """Do nothing: the announced plan names the id already."""
+        """Do nothing, because the plan in the control log names the segment's id already."""
 
     def publish_replacements(
         self,
@@ -43,7 +46,7 @@ class ObjectLogPublisher:
         backwards: bool = False,
         resumed: bool = False,
     ) -> None:
-        """Append *round published*, the one record that switches all readers."""
+        """Append the record *round published* to the control log, by which all readers see the new segments."""
         record(())
 
     def restore_segments(
@@ -52,10 +55,10 @@ class ObjectLogPublisher:
         record()
 
     def withdraw_segments(self, name: TopicPartition, segments: Sequence[Announced], *, late: bool = False) -> None:
-        """Do nothing: the record that closed the plan has withdrawn them already."""
+        """Do nothing, because the control log's record that closed the plan has withdrawn the segments already."""
 
     def record_deletion(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """Do nothing: the control log's own record follows."""
+        """Do nothing, because a record of the control log follows, and readers need no other."""
 
     def deleted_by_brokers(self, name: TopicPartition, wanted: Collection[str]) -> frozenset[str]:
         return frozenset()
@@ -71,7 +74,7 @@ class ReadOnlyPublisher(ObjectLogPublisher):
     """SegmentPublisher that refuses every change, for listed tiers and snapshots of a broker-managed tier."""
 
     def check_publishing_allowed(self, name: TopicPartition, *args: Any, **options: Any) -> NoReturn:
-        """Raise UsageError."""
+        """Raise UsageError, because this tier is only read."""
         raise UsageError(
             f"{name} was opened for reading only",
             hint="Nothing was changed. Listed tiers and snapshots of a broker-managed tier are only read",

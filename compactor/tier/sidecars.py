@@ -43,7 +43,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SidecarHead:
-    """A sidecar without its filter, or the reason why it cannot be used. bytes: number of bytes fetched."""
+    """The first part of a segment's sidecar, without its Bloom filter, or the reason why it cannot be used.
+
+    bytes: number of bytes that were fetched for it.
+    """
 
     sidecar: Sidecar | None
     problem: str
@@ -51,12 +54,12 @@ class SidecarHead:
 
 
 def sidecar_prefix(log_prefix: str) -> str:
-    """Return the key prefix of a partition's sidecars. log_prefix: of its control log."""
+    """Return the key prefix of a partition's sidecars. log_prefix: key prefix of the partition's control log."""
     return f"{log_prefix}/sidecars/"
 
 
 def sidecar_keys(log_prefix: str, segment_id: str) -> tuple[str, str]:
-    """Return the keys of a segment's sidecar and key directory. log_prefix: of the partition's control log."""
+    """Return the object keys of a segment's sidecar and of its key directory. log_prefix: key prefix of the partition's control log."""
     return f"{sidecar_prefix(log_prefix)}{segment_id}.bloom", f"{sidecar_prefix(log_prefix)}{segment_id}.keys"
 
 
@@ -64,17 +67,17 @@ class SidecarHeadCache(Protocol):
     """Cache of sidecar heads in local state. Entries may disappear at any time; methods raise nothing."""
 
     def cached_heads(self, ids: Sequence[str]) -> dict[str, bytes]:
-        """Return the cached heads of these segments."""
+        """Return the cached first parts (heads) of these segments' sidecars, by segment id."""
 
     def keep_heads(self, heads: Mapping[str, bytes]) -> None:
-        """Add heads to the cache."""
+        """Add the first parts (heads) of sidecars to the cache, by segment id."""
 
 
 class Sidecars:
     """Reads and writes the sidecars and key directories of one partition."""
 
     def __init__(self, control: ObjectStore, log_prefix: str, hash_key: bytes, kept: SidecarHeadCache | None = None) -> None:
-        """Create the store. kept: local cache of heads, which never change for a segment."""
+        """Create the access to a partition's sidecars. kept: local cache of sidecar heads, which never change for a segment."""
         self._control = control
         self._head_cache = kept
         self._log_prefix = log_prefix
@@ -196,7 +199,7 @@ class Sidecars:
             return None, len(data)
 
     def _create_if_absent(self, key: str, data: bytes) -> int:
-        """Create an object, and return its size, or 0 if it exists or cannot be written."""
+        """Create an object unless it exists. Return its size, or 0 if it existed or could not be written."""
         try:
             self._control.create(key, data)
             return len(data)
@@ -212,7 +215,7 @@ class Sidecars:
         return {segment_id_of(info.key): info.size for info in listed if info.key.endswith(".bloom") and segment_id_of(info.key)}
 
     def _cached_heads(self, segment_ids: Sequence[str]) -> dict[str, SidecarHead]:
-        """Return the usable heads in the local cache."""
+        """Return the heads of these segments' sidecars that the local cache has and that are valid."""
         from bloom import sidecar as sidecars
 
         found = {}

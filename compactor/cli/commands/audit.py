@@ -32,7 +32,10 @@ def list_audit(args: argparse.Namespace, out: Output) -> None:
         raise UsageError(f"{args.pattern!r} is no regular expression: {error}") from error
 
     def concerns(recorded: RecordedAction) -> bool:
-        """Return whether a target is what was asked for, or a pattern of it. A pause has a pattern as its target."""
+        """Return whether an action concerns the partition or topic that the user named.
+
+        The target of a recorded action may be a pattern, as for a pause.
+        """
         targets = recorded.action.targets
         texts = [text for each in targets for text in (each, re.sub(r"-\d+(~\d+)?$", "", each))]
         return not args.pattern or any(wanted.fullmatch(text) for text in texts) or any(_matches(each, args.pattern) for each in targets)

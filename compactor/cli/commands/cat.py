@@ -113,7 +113,9 @@ def _raw_lines(blocks: Iterable[RecordBlock]) -> Iterator[bytes]:
 
 
 def _json_field(name: str, data: bytes | None, decoder: FieldDecoder, wanted: FieldFormat) -> dict[str, Any]:
-    """Return bytes for JSON: decoded, else in base64 under another name. The id of their schema, and why they were not decoded, follow."""
+    """Return the JSON fields of a key or value: the decoded value, or base64 under another field name, then the id of its schema and the
+    reason why it was not decoded.
+    """
     found = decoder.decode(data, wanted)
     schema = {} if found.schema_id is None else {f"{name}_schema_id": found.schema_id}
     if found.is_decoded:
@@ -157,7 +159,7 @@ def _table_lines(
 
 
 def _cell(data: bytes | None, decoder: FieldDecoder, wanted: FieldFormat) -> str:
-    """Return bytes as one line of text."""
+    """Return a key or value as one line of text for a table cell."""
     if data is None:
         return "null"
     found = decoder.decode(data, wanted)

@@ -151,7 +151,9 @@ def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
 
 
 def _resolve_relative_time(text: str) -> str:
-    """Return a point in time as milliseconds if it is relative to the present, else unchanged: a slot, a time or a run id."""
+    """Return an argument such as ``2h ago`` as milliseconds since 1970, and any other argument (a position in the control log, a time or a
+    run id) unchanged.
+    """
     return text if frame.parse_relative_time_ms(text) is None else str(frame.parse_time_ms(text))
 
 
@@ -178,7 +180,7 @@ def _is_checkpoint_file(text: str) -> bool:
 
 
 def _print_checkpoint_files(paths: Sequence[str], out: Output) -> int:
-    """Print Kafka's checkpoint files."""
+    """Parse and print checkpoint files of a Kafka broker, and return the exit code."""
     from compactor.views.checkpoints import read_kafka_file
 
     files = [read_kafka_file(Path(path)) for path in paths]
@@ -188,7 +190,10 @@ def _print_checkpoint_files(paths: Sequence[str], out: Output) -> int:
 
 
 def _checkpoint_file_document(file: KafkaFile) -> dict[str, object]:
-    """Return a checkpoint file as a document in the shape of a tier's partitions. Such a file has neither leases nor compactor epochs."""
+    """Return a checkpoint file for JSON output, with the same fields as a partition of a tier.
+
+    A file has neither leases nor compactor epochs.
+    """
     document: dict[str, object] = {"file": file.path, "kind": file.kind}
     if file.leader_epochs or file.kind == "leader-epoch-checkpoint":
         return document | {"leader_epochs": [tiers.report_document(entry) for entry in file.leader_epochs]}
@@ -206,7 +211,7 @@ def _checkpoint_file_document(file: KafkaFile) -> dict[str, object]:
 
 
 def _checkpoint_file_table(file: KafkaFile) -> Table:
-    """Return a checkpoint file as a table."""
+    """Return the entries of a Kafka checkpoint file as a table, a row per partition or epoch."""
     title = f"{file.path} ({file.kind})"
     if file.kind == "leader-epoch-checkpoint":
         return Table(title, ("leader epoch", "start offset"), [(entry.epoch, entry.start_offset) for entry in file.leader_epochs])
@@ -245,14 +250,14 @@ def _describe_lease(found: CheckpointView | LineageView, now_ms: int) -> str:
 
 
 def _state_word(found: CheckpointView) -> str:
-    """Return a partition's state in a word; empty if it is usual."""
+    """Return a partition's state in a word, such as quarantined; empty if nothing is unusual."""
     if found.quarantine:
         return "quarantined"
     return "round open" if found.open_run else ""
 
 
 def _fenced_table(fenced: Sequence[FencedView]) -> list[Table]:
-    """Return a table of void records, or no table if there are none."""
+    """Return a table of void records (records of the control log that have no effect), or no table if there are none."""
     if not fenced:
         return []
     rows = [(f.slot, iso_time(f.at_ms), f.leader_epoch if f.leader_epoch >= 0 else None, f.type, f.offset, f.by, f.reason) for f in fenced]
@@ -261,7 +266,7 @@ def _fenced_table(fenced: Sequence[FencedView]) -> list[Table]:
 
 
 def _epochs_tree(found: LineageView, now_ms: int) -> Tree:
-    """Return the tree of compactor epochs."""
+    """Return the history of a partition as a tree: each compactor epoch (term of one leader) with its rounds."""
     title = f"{found.topic}-{found.partition} at slot {found.slot}: cleaner offsets {tiers.format_cleaner_offsets(found.cleaner_offsets)}"
     branches = [_epoch_tree(epoch, found, now_ms) for epoch in found.epochs]
     branches += [Tree(_describe_void_record(entry), ()) for entry in found.unowned]
@@ -269,7 +274,7 @@ def _epochs_tree(found: LineageView, now_ms: int) -> Tree:
 
 
 def _epoch_tree(epoch: EpochView, found: LineageView, now_ms: int) -> Tree:
-    """Return one compactor epoch with its rounds and void records."""
+    """Return the tree of one compactor epoch (term of one leader): its rounds, and its void records, which have no effect."""
     label = f"epoch {epoch.leader_epoch}  {epoch.holder}  from slot {epoch.slot} ({iso_time(epoch.at_ms)})"
     if epoch.granted is not None:
         label += f", granted up to {epoch.granted}"
@@ -293,7 +298,7 @@ def _epoch_tree(epoch: EpochView, found: LineageView, now_ms: int) -> Tree:
 
 
 def _describe_run(run: RunView, epoch: EpochView) -> str:
-    """Return a round in one line."""
+    """Return one line about a round of compaction: its id, result, cleaned offsets and number of segments."""
     text = f"run {run.run_id}  {run.status}"
     if run.published_slot:
         text += f", published in slot {run.published_slot}: {run.first_dirty_offset} -> {run.next_dirty_offset}, "
@@ -304,7 +309,7 @@ def _describe_run(run: RunView, epoch: EpochView) -> str:
 
 
 def _describe_void_record(entry: FencedView) -> str:
-    """Return a void record in one line."""
+    """Return one line about a void record of the control log, one that has no effect."""
     claim = f" up to {entry.offset}" if entry.offset is not None else ""
     return f"VOID: {entry.type}{claim} in slot {entry.slot} by {entry.by}: {entry.reason}"
 
@@ -314,7 +319,7 @@ def _point_document(point: HistoryPoint) -> dict[str, object]:
 
 
 def _diff_tables(before: HistoryPoint, after: HistoryPoint, found: Difference) -> list[Table]:
-    """Return the differences between two points as tables."""
+    """Return tables of what changed in a partition between two points of its history."""
 
     def point_title(point: HistoryPoint) -> str:
         return f"slot {point.slot}" + (f" ({iso_time(point.at_ms)})" if point.at_ms else "")

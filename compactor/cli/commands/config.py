@@ -48,7 +48,10 @@ def show_settings(args: argparse.Namespace, out: Output) -> None:
 
 
 def check_settings(args: argparse.Namespace, out: Output) -> int:
-    """Check everything that the settings name, also after something failed. Settings that are invalid by themselves are refused before."""
+    """Check stores, brokers, topics and folders that the settings name, and go on after a failed check.
+
+    Return the exit code. Settings that are invalid by themselves were refused before.
+    """
     from compactor.tier.kinds import MetadataSource, tier_kind
 
     checks = {
@@ -79,7 +82,10 @@ def _with_short_first_answer(settings: Settings) -> Settings:
 
 
 def _check_compactor_managed(settings: Settings) -> list[dict[str, str]]:
-    """Return the problems of a compactor-managed tier. Nothing is tried out in another tier's data."""
+    """Check the store and the contents of a compactor-managed tier, and return the problems.
+
+    Nothing is written if the data belongs to another tier.
+    """
     problems = _check_tier_identity(settings)
     if not problems:
         problems = _check_stores(settings)
@@ -88,17 +94,17 @@ def _check_compactor_managed(settings: Settings) -> list[dict[str, str]]:
 
 
 def _check_broker_managed(settings: Settings) -> list[dict[str, str]]:
-    """Return the problems of a broker-managed tier."""
+    """Check brokers, store and contents of a broker-managed tier, and return the problems."""
     return [*_check_brokers(settings), *_check_stores(settings)]
 
 
 def _check_listed(settings: Settings) -> list[dict[str, str]]:
-    """Return the problems of a listed tier."""
+    """Check that a listed tier (known only by listing its objects) can be read, and return the problems."""
     return [*_check_listed_tier(settings), *_check_topic_patterns(settings), *_find_ineffective_settings(settings)]
 
 
 def _check_topic_deletion(settings: Settings) -> list[dict[str, str]]:
-    """Return why no cluster can be asked about deleted topics, although ``on_topic_deletion`` needs that."""
+    """Check that brokers are configured if ``on_topic_deletion`` needs them to find deleted topics, and return the problem if they are not."""
     from compactor.bootstrap import kafka_connection
     from compactor.brokers.topic_ids import client_options
 
@@ -199,7 +205,7 @@ def _pattern_hint(pattern: str) -> str:
 
 
 def _check_listed_tier(settings: Settings) -> list[dict[str, str]]:
-    """Check that a listed tier can be read."""
+    """Check that a listed tier (known only by listing its objects) can be read, and return the problems."""
     from compactor.bootstrap import open_tier
 
     try:
@@ -294,8 +300,8 @@ def _setting_rows(settings: Settings) -> list[tuple[str, object, str]]:
 
 
 def _topic_setting_rows(args: argparse.Namespace, topic: str) -> list[tuple[str, object, str]]:
-    """Return key, value and source of the cleaner settings of one topic. On a broker-managed tier the topic's own settings in Kafka
-    count too.
+    """Return key, value and source of the cleaner settings of one topic. On a broker-managed tier they include the topic's own settings in
+    Kafka.
     """
     from compactor.cli import tiers
 

@@ -101,7 +101,10 @@ def _expedite(
     done: list[str],
     out: Output,
 ) -> list[tuple[int, KeyRemoval]]:
-    """Bring the erasure forward in each partition that holds a key; return the rounds that took records from readers."""
+    """Run a round now in each partition that holds a key, so that it is erased earlier.
+
+    Return the rounds that removed records from what readers see, each with its partition number.
+    """
     from compactor.cli.kernels import compile_kernels
     from compactor.control.pauses import pause_reason
     from compactor.local.spool import process_folder
@@ -145,7 +148,7 @@ def _requested_keys(args: argparse.Namespace) -> list[bytes]:
 
 
 def _print_report(document: dict[str, Any], keys: list[bytes], out: Output) -> None:
-    """Print the erasure report: a table of the objects that hold a key, and a sentence whether the keys are erased."""
+    """Print the erasure report: a table of the objects that hold a key, and a sentence that says whether the keys are erased."""
     texts = {entry["digest"]: key.decode("utf-8", "backslashreplace") for entry, key in zip(document["keys"], keys, strict=True)}
     rows = [
         (

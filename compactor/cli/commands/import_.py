@@ -100,14 +100,16 @@ def run_import(args: argparse.Namespace, out: Output) -> int:
 
 
 def _recorded(args: argparse.Namespace, opened: Tier, out: Output, targets: Sequence[str]) -> AbstractContextManager[None]:
-    """Return the recording of an import for the audit if options set aside what an import usually refuses."""
+    """Return a context that records the import in the audit if an option permits what an import otherwise refuses; else a context that does
+    nothing.
+    """
     consents = ("allow_gaps", "accept_truncation", "accept_loss", "new_incarnation")
     given = {name: True for name in consents if getattr(args, name)}
     return audit.recorded_if(bool(given), args, opened.settings, out, "import", targets, **given)
 
 
 def _ask_brokers(settings: Settings) -> AskTopicIds | None:
-    """Return the request for topic ids to the configured brokers; None if the configuration names none."""
+    """Return a function that asks the configured brokers for topic ids; None if no brokers are configured."""
     from compactor.bootstrap import kafka_connection
     from compactor.brokers.metadata_topic.leaders import KafkaLeaders
 
@@ -152,8 +154,8 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
 
 
 def _partition_to_import(args: argparse.Namespace, out: Output) -> TopicPartition:
-    """Return the partition to import as: the options, or else the partition after which the directory is named. Raises UsageError if
-    neither says it.
+    """Return the name under which a directory is imported: the one given by options, else the partition after which the directory is named.
+    Raises UsageError if there is neither.
     """
     from compactor.errors import UsageError
     from compactor.model.ids import TopicPartition
@@ -209,7 +211,7 @@ def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) 
 
 
 def _import_and_report(out: Output, partitions: int, take: Callable[[Callable[[PartitionImport], None]], list[PartitionImport]]) -> int:
-    """Many partitions: progress while they are taken, and what became of each."""
+    """Import many partitions with a progress display, print the result of each, and return the exit code."""
     outcomes = tiers.PartitionOutcomes(out, named=True)
     compile_kernels(out)
 

@@ -98,7 +98,7 @@ def run_plan(args: argparse.Namespace, out: Output) -> int:
 
 
 def _saving_lines(found: Sequence[Forecast]) -> list[str]:
-    """Return a line about what the due rounds save together; none if nothing is due or known."""
+    """Return a line with the bytes that all due rounds together will save; an empty list if nothing is due or the saving is unknown."""
     due = [f for f in found if f.due and f.expected_saving_bytes is not None]
     if not due:
         return []
@@ -111,7 +111,7 @@ def _saving_lines(found: Sequence[Forecast]) -> list[str]:
 
 
 def _automatic_ratio_lines(found: Sequence[Forecast]) -> list[str]:
-    """Return a line about the dirty ratios that were chosen by cost; none if none was."""
+    """Return a line about the dirty ratios that were computed from storage costs; an empty list if there are none."""
     chosen = [f for f in found if f.min_cleanable_dirty_ratio_saves_usd_month is not None]
     if not chosen:
         return []
@@ -123,7 +123,7 @@ def _automatic_ratio_lines(found: Sequence[Forecast]) -> list[str]:
 
 
 def _storage_cost_lines(found: Sequence[Forecast], prices: PriceTable) -> list[str]:
-    """Return a line about the cost of storage; none if the store costs nothing."""
+    """Return a line with the present cost of storage; an empty list if the store costs nothing."""
     if not prices.stored_gib_month_usd or not found:
         return []
     stored, saved = sum(f.stored_usd_month for f in found), sum(f.expected_saving_usd_month or 0 for f in found)

@@ -76,7 +76,7 @@ def run_recompact(args: argparse.Namespace, out: Output) -> int:
 
 
 def _print_dry_run(found: Sequence[RecompactionCandidate], out: Output, outcomes: tiers.PartitionOutcomes) -> int:
-    """Print what would be done with each partition."""
+    """Print what recompaction would do with each partition, without doing it, and return the exit code."""
     rows, cells = [], []
     for inspection in found:
         if inspection.error is not None:
@@ -111,7 +111,7 @@ def _report_partition(finished: RecompactionResult, out: Output, outcomes: tiers
 
 
 def _spark_document(started: StartedCluster, cost: TaskCost) -> dict[str, object]:
-    """Return facts about the Spark job for JSON output."""
+    """Return the JSON fields about the Spark job: its cluster, its start-up time, and the cost of its tasks."""
     return {
         "master": started.master,
         "slots": started.cluster.task_slots,
@@ -124,6 +124,6 @@ def _spark_document(started: StartedCluster, cost: TaskCost) -> dict[str, object
 
 
 def _spark_summary(started: StartedCluster, cost: TaskCost) -> str:
-    """Return a line about the Spark job for people."""
+    """Return one line for people about the Spark job: its cluster, its start-up time, and the keys that its tasks exchanged."""
     text = f"Spark on {started.master}: started in {started.seconds:.1f} s"
     return text + (f"; {cost.rows:,} keys exchanged, {cost.exchanged_bytes / cost.rows:.1f} bytes each" if cost.rows else "")

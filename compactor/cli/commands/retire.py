@@ -46,7 +46,7 @@ def add_arguments(parser: frame.Parser) -> None:
 class _InspectionRecorder:
     """Collects the results of inspecting partitions and records them in the catalog, many partitions per record.
 
-    with_looks: also record until when a partition has nothing to delete. now_ms: the store's time of the inspection.
+    with_looks: whether to record the time before which a partition has nothing to delete, too. now_ms: the store's time of the inspection.
     """
 
     opened: Tier
@@ -84,7 +84,7 @@ def run_retire(args: argparse.Namespace, out: Output) -> int:
 
 
 def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
-    """Delete what may be deleted in every partition, print the result and return the exit code."""
+    """Delete the replaced segments whose waiting time is over in every partition, print the result and return the exit code."""
     from compactor.access.rounds import new_round
     from compactor.control.logs import collect_inbox
     from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, GraceClock, partitions_to_inspect, retire_partition

@@ -71,7 +71,10 @@ def run_rounds(args: argparse.Namespace, out: Output) -> int:
 
 
 def _read_present_summaries(opened: Tier, names: Sequence[TopicPartition], out: Output) -> list[PartitionSummary]:
-    """Return the present summaries of all partitions that can be read. Most partitions have nothing to do, and this finds them quickly."""
+    """Read and return a summary of each partition's control log, without those that cannot be read.
+
+    Summaries are read quickly and show which partitions have nothing to do.
+    """
     from compactor.views.overview import read_summaries
 
     with out.progress("looking", len(names), "partitions") as progress:
@@ -141,7 +144,7 @@ def _run_due_rounds(
 
 
 def _pause_reasons(found: list[dict[str, object]]) -> str:
-    """Return the reasons why due partitions were not cleaned: pauses. Failures were reported when they happened."""
+    """Return a text that names the due partitions which were not cleaned because they are paused; empty if there are none."""
     return "\n".join(f"{row['topic']}-{row['partition']} is {row['reason']}" for row in found if row["status"] == "paused")
 
 

@@ -83,7 +83,7 @@ def show_run(args: argparse.Namespace, out: Output) -> None:
 
 
 def _balance_rows(run: RunReport) -> list[tuple[str, object]]:
-    """Return rows with both balance equations of a run: batches and records."""
+    """Return table rows with a run's balance: checksums which show that all batches and records of its sources are either kept or removed."""
     if run.balance is None:
         return []
     b = run.balance
@@ -111,7 +111,7 @@ def _format_byte_stat(run: RunReport, name: str) -> str:
 
 
 def _format_saved_bytes(run: RunReport) -> str:
-    """Return by how much a run made the segments smaller; empty if unknown."""
+    """Return as text the bytes by which a run made the segments smaller; empty if unknown."""
     if not run.published_slot or "bytes_before" not in run.stats:
         return ""
     return format_size(int(run.stats["bytes_before"]) - int(run.stats["bytes_written"]))

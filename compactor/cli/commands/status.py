@@ -59,7 +59,7 @@ def show_status(args: argparse.Namespace, out: Output) -> int:
 
 
 def _partitions_table(document: StatusDocument[DaemonTotals, PartitionRow]) -> Table:
-    """Return the first partitions of the list, those that need help first, under the verdict."""
+    """Return a table of the most important partitions, those that need help first, with the tier's overall condition as its title."""
     first_command = {each.partition: each.commands[0] for each in document.needs_attention if each.commands}
     since = {each.partition: each.since_ms for each in document.needs_attention}
     rows = []
@@ -83,7 +83,7 @@ def _partitions_table(document: StatusDocument[DaemonTotals, PartitionRow]) -> T
 
 
 def _totals_lines(document: StatusDocument[DaemonTotals, PartitionRow]) -> str:
-    """Return the totals of the tier in a few lines."""
+    """Return a few lines of text with the tier's sums: number of partitions, bytes stored, dirty, saved and reclaimed."""
     totals, hidden = document.totals, document.partitions.matching - SHOWN_PARTITIONS
     lines = [f"and {count_noun(hidden, 'more partition')}; --output json has all"] if hidden > 0 else []
     dirty, saved = format_size(totals.dirty_bytes), format_size(totals.waiting_bytes)

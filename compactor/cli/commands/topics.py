@@ -71,7 +71,7 @@ def list_topics(args: argparse.Namespace, out: Output) -> int:
 
 
 def _refuse_broker_managed(args: argparse.Namespace, what: str, hint: str) -> None:
-    """Raise UsageError if brokers decide what the tier has."""
+    """Raise UsageError on a broker-managed tier, where only brokers may do this."""
     from compactor.tier.kinds import tier_kind
 
     settings = frame.load_command_settings(args)

@@ -24,7 +24,10 @@ def add_arguments(parser: frame.Parser) -> None:
 
 
 def _latest_round_error(opened: Tier, text: str) -> UsageError:
-    """Return the error for a partition or topic in place of a run. Its hint is the command that undoes the latest round."""
+    """Return the error for a user who named a partition or topic where the id of a run is needed.
+
+    Its hint is the command that undoes the latest round.
+    """
     from compactor.views.history import run_reports, undo_problem
 
     states = [opened.open(name).refresh() for name in tiers.select_partitions(opened, [text])]

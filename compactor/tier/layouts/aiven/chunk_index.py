@@ -25,7 +25,9 @@ class InvalidDataError(ValueError):
 
 
 class StoredChunk(NamedTuple):
-    """Position of a chunk: ``size`` bytes of the log from ``start``, and ``stored_size`` bytes of the object from ``stored_start``."""
+    """Position of a chunk (equal part of a log that is stored compressed or encrypted): ``size`` bytes of the log from ``start``, and
+    ``stored_size`` bytes of the object from ``stored_start``.
+    """
 
     start: int
     size: int
@@ -61,7 +63,7 @@ class ChunkIndex:
 
     @property
     def stored_size(self) -> int:
-        """Return the size of the whole stored object."""
+        """Return the size in bytes of the log's object as stored, after compression and encryption."""
         return self._stored_start(self.chunk_count)
 
     def chunk(self, number: int) -> StoredChunk:
@@ -85,7 +87,7 @@ class ChunkIndex:
             raise InvalidDataError("the lengths of chunks do not fit a log that is not compressed")
 
     def _stored_start(self, number: int) -> int:
-        """Return the position of a chunk in the stored object."""
+        """Return the position in the stored object at which a chunk begins."""
         if not self.fixed:
             return self._starts[number]
         full, last = self.lengths
@@ -96,7 +98,7 @@ class ChunkIndex:
         return tuple(accumulate(self.lengths, initial=0))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON fields in the plug-in's order."""
+        """Return the chunk index as JSON fields, in the order in which Aiven's plug-in writes them."""
         common = {"originalChunkSize": self.chunk_size, "originalFileSize": self.file_size}
         if self.fixed:
             full, last = self.lengths

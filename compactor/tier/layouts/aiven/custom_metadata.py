@@ -18,7 +18,10 @@ _REMOTE_SIZE, _OBJECT_PREFIX, _OBJECT_KEY = range(3)
 
 @dataclass(frozen=True)
 class CustomMetadata:
-    """Fields of the custom metadata; None for absent ones. unknown: tag and bytes of other fields."""
+    """Custom metadata that Aiven's plug-in records for a segment, in fields; None for absent ones.
+
+    unknown: tag and bytes of other fields.
+    """
 
     remote_size: int | None = None
     object_prefix: str | None = None
@@ -26,7 +29,7 @@ class CustomMetadata:
     unknown: tuple[tuple[int, bytes], ...] = field(default=())
 
     def encode(self) -> str:
-        """Encode as base64, or as an empty string if there are no fields."""
+        """Encode the custom metadata as base64, or as an empty string if there are no fields."""
         fields = dict(self.unknown)
         if self.remote_size is not None:
             fields[_REMOTE_SIZE] = _encode_uvarint(self.remote_size << 1 if self.remote_size >= 0 else (-self.remote_size << 1) - 1)
@@ -40,7 +43,7 @@ class CustomMetadata:
 
     @staticmethod
     def decode(text: str) -> CustomMetadata:
-        """Decode base64. Raises InvalidDataError if the bytes are corrupt."""
+        """Decode custom metadata from base64. Raises InvalidDataError if the bytes are corrupt."""
         if not text:
             return CustomMetadata()
         try:
@@ -77,7 +80,7 @@ def _encode_uvarint(value: int) -> bytes:
 
 
 def _decode_uvarint(data: bytes, at: int) -> tuple[int, int]:
-    """Decode an unsigned varint at position ``at``, and return it with the position behind it."""
+    """Decode an unsigned varint at position ``at``, and return it with the position of the next byte."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):

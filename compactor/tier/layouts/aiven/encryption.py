@@ -48,11 +48,11 @@ class SegmentCipher:
         self._aad = aad
 
     def encrypt(self, iv: bytes, plain: bytes) -> bytes:
-        """Return the initialization vector, the ciphertext and the tag."""
+        """Encrypt a chunk. Return the initialization vector, the ciphertext and the authentication tag, joined."""
         return iv + self._aes.encrypt(iv, plain, self._aad)
 
     def decrypt(self, stored: bytes) -> bytes:
-        """Return the plain bytes. Raises InvalidDataError if the chunk is not authentic."""
+        """Decrypt a stored chunk and return its plain bytes. Raises InvalidDataError if the chunk is not authentic."""
         from cryptography.exceptions import InvalidTag
 
         if len(stored) < ENCRYPTION_OVERHEAD:
@@ -65,7 +65,7 @@ class SegmentCipher:
 
 @dataclass(frozen=True)
 class SealedSegmentKey:
-    """A segment's cipher, and the wrapped key for its manifest."""
+    """A segment's cipher, and its data key as the manifest stores it: encrypted (wrapped) with a public key."""
 
     cipher: SegmentCipher
     key: SegmentKey
@@ -128,7 +128,7 @@ class KeyRing:
         )
 
     def placeholder_key(self, pair: str) -> SegmentKey:
-        """Return a key as long as the final one, to compute the manifest's size."""
+        """Return a segment key without meaning that is as long as the final one, to compute the manifest's size."""
         wrapped = bytes((int(self._private_key(pair).n).bit_length() + 7) // 8)
         return SegmentKey(f"{pair}:{base64.b64encode(wrapped).decode()}", base64.b64encode(bytes(AAD_BYTES)).decode())
 

@@ -77,7 +77,7 @@ class AivenLayout(NonComposableLayout):
         return self._keys.object_key(name, segment, suffix)
 
     def segment_files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
-        """Return a segment's files; from the manifest, without digests, if a broker wrote them."""
+        """Return a segment's files by kind. If a broker wrote them, they are taken from the manifest and have no digests."""
         if segment.files:
             return segment.files
         return {kind: SegmentFile(size=size) for kind, size in self._open_segment(name, segment).manifest.sizes().items()}
@@ -107,7 +107,10 @@ class AivenLayout(NonComposableLayout):
         return travelled
 
     def upload_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
-        """Create the three objects. Compressed or encrypted data is staged beside the log, which needs as much disk again."""
+        """Create the segment's three objects: log, indexes and manifest.
+
+        Compressed or encrypted data is staged beside the log, which needs as much disk again.
+        """
         with self._packer.packed_objects(name, segment, contents) as packed:
             for suffix, content in packed.objects.items():
                 key = self._keys.object_key(name, segment, suffix)
@@ -122,7 +125,10 @@ class AivenLayout(NonComposableLayout):
         return self._packer.custom_metadata(name, segment, contents).encode()
 
     def stored_segment_problem(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
-        """Check the sizes of all three objects, and the content of files with a recorded digest."""
+        """Return why a stored segment is not as recorded, or an empty string.
+
+        Compares the sizes of its three objects, and the content of files with a recorded digest.
+        """
         try:
             opened = self._read_manifest(name, segment)
             self._check_objects(name, segment, opened)

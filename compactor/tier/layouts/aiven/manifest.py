@@ -39,7 +39,7 @@ class IndexSpan(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Return the position behind the file, exclusive."""
+        """Return the exclusive end of the file: the position after its last byte."""
         return self.position + self.size
 
 
@@ -62,7 +62,7 @@ class Manifest:
 
     @property
     def overhead(self) -> int:
-        """Return the bytes that encryption adds to a chunk."""
+        """Return the number of bytes that encryption adds to a chunk; 0 without encryption."""
         return ENCRYPTION_OVERHEAD if self.key else 0
 
     @property
@@ -76,7 +76,7 @@ class Manifest:
         return {"log": self.chunks.file_size, **plain}
 
     def encode(self) -> bytes:
-        """Encode as JSON, byte for byte as the plug-in does."""
+        """Encode the manifest as JSON, byte for byte as the plug-in does."""
         document: dict[str, Any] = {
             "version": "1",
             "chunkIndex": self.chunks.to_json(),
@@ -91,7 +91,7 @@ class Manifest:
 
     @staticmethod
     def decode(data: bytes) -> Manifest:
-        """Decode JSON. Raises InvalidDataError for everything that the plug-in refuses or that is inconsistent."""
+        """Decode a manifest from JSON. Raises InvalidDataError for everything that the plug-in refuses or that is inconsistent."""
         document = _parse_document(data)
         if document.get("version") not in ("1", 1) or isinstance(document.get("version"), bool):
             raise InvalidDataError(f"it has layout version {document.get('version')!r}; this program knows version 1")
@@ -110,9 +110,8 @@ class Manifest:
         return Manifest(chunks, spans, compressed, key, about if isinstance(about, dict) else {})
 
     def check_is_of(self, name: TopicPartition, topic_id: str, segment: RemoteLogSegmentMetadata) -> None:
-        """Raise InvalidDataError if the manifest belongs to another segment.
-
-        The manifest's end may lie after the segment's: where replicas rolled at different offsets, brokers read a segment only up to the
+        """Raise InvalidDataError if the manifest is not that of ``segment``. The manifest's end may lie after the segment's: where replicas
+        rolled at different offsets, brokers read a segment only up to the
         offset at which the next one takes over, and that is where it ends for everybody.
         """
         if segment.size_bytes != self.chunks.file_size:

@@ -74,7 +74,7 @@ _LOG, _INDEX_FILES = 0, 1  # streams of encryption.iv
 
 @dataclass(frozen=True)
 class PackedSegment:
-    """Objects of a segment by suffix, in the order of upload."""
+    """The stored form of a segment: the content of its objects by suffix, in the order of upload."""
 
     objects: Mapping[str, FileContent]
 
@@ -91,7 +91,10 @@ class Packer:
     def packed_objects(
         self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
     ) -> Iterator[PackedSegment]:
-        """Pack a segment; its objects can be read within the ``with`` block. Raises BadData if the plug-in could not store the segment."""
+        """Compress and encrypt a segment into its objects, which can be read within the ``with`` block.
+
+        Raises BadData if the plug-in could not store the segment.
+        """
         log = contents["log"]
         self._check_files(name, segment, contents)
         if not self._settings.active_key_pair and not self._is_compression_needed(log):
@@ -111,7 +114,7 @@ class Packer:
                 staged.unlink(missing_ok=True)
 
     def packing_space_bytes(self, log_bytes: int) -> int:
-        """Return the bytes of disk that packing a log of this size may need."""
+        """Return the most bytes of disk that compressing and encrypting a log of this size may need."""
         if not self._settings.active_key_pair and self._settings.compression == "none":
             return 0
         chunks = -(-log_bytes // self._settings.chunk_size)
@@ -131,7 +134,7 @@ class Packer:
         )
 
     def _remote_size(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> int:
-        """Return the total size of the three objects."""
+        """Return the total size in bytes that a segment's three objects will have."""
         self._check_files(name, segment, contents)
         log, pair = contents["log"], self._settings.active_key_pair
         overhead = ENCRYPTION_OVERHEAD if pair else 0
@@ -153,7 +156,7 @@ class Packer:
             raise BadData(f"the segment has no {missing[0]}, without which brokers cannot use it", segment=where)
 
     def _is_compression_needed(self, log: FileContent) -> bool:
-        """Return whether the log is to be compressed."""
+        """Return whether the settings require that this log is compressed before it is stored."""
         how = self._settings.compression
         return how == "zstd" or (how == "heuristic" and not _is_compressed(log))
 
@@ -197,7 +200,7 @@ class Packer:
         chunks: ChunkIndex,
         sealed: SealedSegmentKey | None,
     ) -> PackedSegment:
-        """Return the three objects, with the index files encrypted and the manifest built."""
+        """Return the content of the segment's three objects. Encrypts the index files and builds the manifest."""
         parts = [
             sealed.cipher.encrypt(chunk_iv(_INDEX_FILES, number), content) if sealed and content else content
             for number, (_, content) in enumerate(_index_contents(contents))
@@ -213,7 +216,7 @@ class Packer:
         chunks: ChunkIndex,
         key: SegmentKey | None,
     ) -> Manifest:
-        """Return the manifest of a segment."""
+        """Create the manifest of a segment from its chunk index, index files and key."""
         spans, at = {}, 0
         for kind, content in _index_contents(contents):
             spans[kind] = IndexSpan(at, len(content) + ENCRYPTION_OVERHEAD if key and content else len(content))

@@ -47,9 +47,9 @@ class PinterestLayout(PlainLayout):
         return str(self._keys.partition_of_key(key) or "")
 
     def list_objects(self, name: TopicPartition) -> Iterator[ListedObject]:
-        """Yield the partition's objects without ``_metadata`` and watermark."""
+        """Yield the partition's objects, except the ``_metadata`` file and the watermark."""
         return (item for item in super().list_objects(name) if item.key.rpartition("/")[2] not in (METADATA_FILE, WATERMARK))
 
     def _expected(self, segment: RemoteLogSegmentMetadata) -> Collection[str]:
-        """Return all kinds: consumers leave out a segment that lacks one."""
+        """Return all kinds of files, because consumers skip a segment that lacks one."""
         return OBJECT_KINDS

@@ -38,7 +38,7 @@ _READ_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True)
 class ListedSegment:
-    """Files of one base offset, by kind."""
+    """A segment found by listing: its base offset, and the object of each kind of file."""
 
     base: int
     files: Mapping[str, ObjectInfo]
@@ -72,33 +72,39 @@ class PartitionListing:
 
     @property
     def readable(self) -> tuple[ListedSegment, ...]:
-        """Return segments that have a log, without those below the first one in ``_metadata``, whose deletion has begun."""
+        """Return the segments that can be read: those with a log, without those below the first one in ``_metadata``, whose deletion has
+        begun.
+        """
         first = min((time.base_offset for time in self.times or ()), default=0)
         return tuple(segment for segment in self.segments if "log" in segment.files and segment.base >= first)
 
     @property
     def consumed(self) -> tuple[ListedSegment, ...]:
-        """Return segments that consumers find: complete, and named in ``_metadata`` if that exists."""
+        """Return the segments that consumers use: complete, and named in ``_metadata`` if that exists."""
         named = None if self.times is None else {time.base_offset for time in self.times}
         return tuple(segment for segment in self.segments if segment.is_complete and (named is None or segment.base in named))
 
 
 @dataclass(frozen=True)
 class OpenTransactions:
-    """Transactions that are open at the end of a segment, by producer id, with the first offset of each. base, size: of the segment."""
+    """Transactions that are open at the end of a segment: producer id -> first offset of its transaction.
+
+    base, size: base offset and size in bytes of the segment.
+    """
 
     base: int
     size: int
     first_offsets: Mapping[int, int]
 
     def is_end_of(self, segment: RemoteLogSegmentMetadata) -> bool:
-        """Return whether this is the state at the end of the given segment."""
+        """Return whether these are the open transactions at the end of the given segment."""
         return (segment.start_offset, segment.size_bytes) == (self.base, self.size)
 
 
 @dataclass
 class ListedTier:
-    """Live segments of one cluster's partitions below a base prefix. Every method makes LIST requests.
+    """Reader of a listed tier, whose partitions and live segments are found by listing the objects of one cluster. Every method makes LIST
+    requests.
 
     transactions: cache for code that reads batches; uploaded segments never change.
     """
@@ -162,7 +168,7 @@ class ListedTier:
             return None
 
     def _end_offset(self, segment: ListedSegment) -> int:
-        """Return the last offset of a segment, cached."""
+        """Return the last offset of a segment, from the cache if it was read before."""
         log = segment.files["log"]
         key = (log.key, log.size)
         if key not in self._ends:

@@ -20,7 +20,10 @@ TIME_INDEX_TYPE: Final = "TOPIC_PARTITION"
 
 @dataclass(frozen=True, order=True)
 class SegmentTime:
-    """Row of a segment in ``_metadata``. No record up to the segment's end is newer than timestamp_ms. Ordered as consumers order rows."""
+    """Row of the ``_metadata`` file: a segment, and a time (timestamp_ms) than which no record up to the segment's end is newer.
+
+    Rows compare in the order that consumers use.
+    """
 
     timestamp_ms: int
     base_offset: int
@@ -35,7 +38,10 @@ def format_metadata(name: TopicPartition, entries: Sequence[SegmentTime]) -> byt
 
 
 def parse_metadata(data: bytes, name: TopicPartition) -> tuple[SegmentTime, ...]:
-    """Return the rows, ascending. Raises BadData if consumers could not read the file or it belongs to another partition."""
+    """Parse a ``_metadata`` file and return its rows, ascending.
+
+    Raises BadData if consumers could not read the file or it belongs to another partition.
+    """
     try:
         document: Any = json.loads(data)
         reported = TopicPartition(document["topicPartition"]["topic"], document["topicPartition"]["partition"])
