@@ -155,7 +155,7 @@ class UploadWatch:
 
     @property
     def staged(self) -> tuple[StagedFile, ...]:
-        """Return the files staged for deletion whose offsets are missing in the tier, without those that are never uploaded (``untaken``)."""
+        """Return the files staged for deletion whose offsets are missing in the tier, except ``untaken`` ones, which are never uploaded."""
         return tuple(file for file in self._missing_staged if self._evidence(file) is not RenameEvidence.UNKNOWN)
 
     @property

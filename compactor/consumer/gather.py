@@ -39,7 +39,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Byte strings that lie one after the other in one array: number i is ``data[begins[i]:begins[i + 1]]``, or null unless ``valid[i]``."""
+    """Byte strings, one after the other in one array: number i is ``data[begins[i]:begins[i + 1]]``, or null unless ``valid[i]``."""
 
     begins: Int32s
     valid: Flags

@@ -73,7 +73,7 @@ class TierKind:
 
     @property
     def has_complete_log(self) -> bool:
-        """Return whether control logs and catalog alone determine the tier's contents, so that a cached state stays valid until they grow."""
+        """Return whether control logs and catalog alone determine the tier's contents, so that cached states stay valid until they grow."""
         return self.metadata is MetadataSource.CONTROL_LOG
 
 

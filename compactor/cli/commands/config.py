@@ -104,7 +104,7 @@ def _check_listed(settings: Settings) -> list[dict[str, str]]:
 
 
 def _check_topic_deletion(settings: Settings) -> list[dict[str, str]]:
-    """Check that brokers are configured if ``on_topic_deletion`` needs them to find deleted topics, and return the problem if they are not."""
+    """Check that brokers are configured if ``on_topic_deletion`` needs them to find deleted topics. Return the problem if not."""
     from compactor.bootstrap import kafka_connection
     from compactor.brokers.topic_ids import client_options
 

@@ -83,7 +83,7 @@ def show_run(args: argparse.Namespace, out: Output) -> None:
 
 
 def _balance_rows(run: RunReport) -> list[tuple[str, object]]:
-    """Return table rows with a run's balance: checksums which show that all batches and records of its sources are either kept or removed."""
+    """Return table rows with a run's balance: checksums which show that each batch and record of its sources was kept or removed."""
     if run.balance is None:
         return []
     b = run.balance
