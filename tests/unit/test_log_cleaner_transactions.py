@@ -5,6 +5,7 @@ Names in the docstrings are those of Kafka's tests. `shape` words: see tests.bui
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from compactor.cleaner.offline import CleanRequest, clean_directory
 from compactor.errors import BadData
 from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_varint
-from tests.builders import Life, LogBuilder, snapshot
+from tests.builders import Life, LogBuilder, live, snapshot, txn_index
 from tests.plain_format import fix_crc
 from tests.plain_log import live_producers, load, transaction_index
 
@@ -345,3 +346,25 @@ def test_control_record_without_a_value_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadData, match="a control record without a value") as refused:
         Life(tmp_path, log).round()
     assert refused.value.offset == 1
+
+
+@pytest.mark.parametrize("told", [0, 3])
+def test_an_index_entry_that_begins_after_data_of_its_transaction_is_made_anew(told: int, tmp_path: Path) -> None:
+    """A deviation: a broker that was built from remote storage knows no open transaction, and lets it begin where it sees its next data.
+
+    The result is Kafka's for the entry of a broker that knows the whole transaction (``told`` = 0). For the other one Kafka keeps "a".
+    """
+    log = LogBuilder()
+    log.put("a=aborted", pid=5, txn=True)  # 0
+    log.put("b=1")  # 1
+    log.roll()
+    log.put("c=1", pid=6, txn=True)  # 2
+    log.put("d=aborted", pid=5, txn=True)  # 3
+    log.abort(5)  # 4
+    log.commit(6)  # 5
+    log.put("e=1", pid=5)  # 6
+    folder = log.write(tmp_path / "log", indexes=True)
+    txn_index(folder, 2, [(5, told, 4, 2)])
+    clean_directory(folder, tmp_path / "out", CleanRequest(now_ms=1, gate_budget_bytes=1 << 20))
+    assert live(tmp_path / "out") == ["1:b=1", "2:c=1", "6:e=1"]
+    assert transaction_index(tmp_path / "out") == {4: struct.pack(">hqqqq", 0, 5, 0, 4, 2)}

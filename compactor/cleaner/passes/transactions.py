@@ -93,8 +93,8 @@ def _flags_of_all(size: int, where: Int64s, flags: Flags) -> Flags:
 
 
 def _txn_entries(source: SourceSegment, markers: Int64s, first_offset: Int64s, stable: Int64s) -> TxnEntries:
-    """Return the transaction index entries of the markers that stay: the segment's own entries if it has them, otherwise made from the
-    headers.
+    """Return the transaction index entries of the markers that stay: the segment's own entries if it has them and they cover their
+    transactions, otherwise made from the headers.
     """
     entries = np.zeros(len(markers), TXN_ENTRY)
     entries["producer_id"] = source.table.producer_id[markers]
@@ -105,12 +105,17 @@ def _txn_entries(source: SourceSegment, markers: Int64s, first_offset: Int64s, s
 
 
 def prefer_given_entries(entries: TxnEntries, given: TxnEntries) -> TxnEntries:
-    """Replace entries of a transaction index, in place, by the segment's own entries where it has them."""
+    """Replace entries of a transaction index, in place, by the segment's own entries where it has them.
+
+    An own entry that begins after data of its transaction that is left is not used: a broker without the producer's state wrote it, and
+    readers would take that data for committed.
+    """
     given = given[np.argsort(given["last_offset"], kind="stable")]
     if len(given):
         at = np.minimum(np.searchsorted(given["last_offset"], entries["last_offset"]), len(given) - 1)
         same = given[at]
         known = (same["last_offset"] == entries["last_offset"]) & (same["producer_id"] == entries["producer_id"])
+        known &= same["first_offset"] <= entries["first_offset"]
         entries[known] = same[known]
     return entries
 
