@@ -26,9 +26,9 @@ StateView = Callable[[PartitionState], PartitionState]
 
 
 class TierMetadata:
-    """Metadata of a tier whose control logs record everything. The other sources derive from it.
+    """Source of the metadata of a tier whose control logs record everything. Base of the other sources.
 
-    exists_elsewhere: whether the tier exists although the catalog has no identity of it yet, because others made it.
+    exists_elsewhere: whether the tier exists although the catalog has no identity of it yet, because other programs made it.
     """
 
     exists_elsewhere = False
@@ -75,7 +75,7 @@ class TierMetadata:
 
 
 class BrokerManagedMetadata(TierMetadata):
-    """Metadata of a broker-managed tier, from the metadata topic or a snapshot of it."""
+    """Source of the metadata of a broker-managed tier: the brokers' metadata topic, or a snapshot of it."""
 
     exists_elsewhere = True
 
@@ -102,7 +102,9 @@ class BrokerManagedMetadata(TierMetadata):
         return None if value is None else int(value)
 
     def broker_view(self, name: TopicPartition, within_s: float = 0.0) -> BrokerView:
-        """Return what readers find of a partition, after reading the metadata topic if the last read is older than within_s seconds."""
+        """Return the segments that brokers' readers find of a partition. The metadata topic is read first if the last read is older than
+        ``within_s`` seconds.
+        """
         from compactor.brokers.metadata_topic.chain import broker_view
         from compactor.brokers.view import TOPICS_MAX_AGE_S
 
@@ -136,7 +138,10 @@ class BrokerManagedMetadata(TierMetadata):
 
 
 class ListedMetadata(TierMetadata):
-    """Metadata of a listed tier. layout: the value of tier.layout."""
+    """Source of the metadata of a listed tier, which is read by listing its objects.
+
+    layout: the value of tier.layout.
+    """
 
     exists_elsewhere = True
 

@@ -20,14 +20,14 @@ from compactor.round.sources import StagedSegmentReader, closing_reader, live_se
 
 
 def read_partition(tier: Tier, state: PartitionState, budget: Budget, purpose: str) -> StagedSegmentReader:
-    """Return a reading of a partition's live segments, staged in a new folder of this process. The caller closes ``staging``."""
+    """Return a reader of a partition's live segments, staged in a new folder of this process. The caller closes its ``staging``."""
     return live_segment_reader(tier.ports, tier.cleaner_for(state.topic), tier.state_dir, state, budget, purpose)
 
 
 def read_segments(
     tier: Tier, name: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], purpose: str
 ) -> AbstractContextManager[StagedSegmentReader]:
-    """Return a reading of any of a partition's segments, one after the other within ``disk_budget_bytes`` (bounded disk, I10)."""
+    """Return a reader of any of a partition's segments, one after the other within ``disk_budget_bytes`` (bounded disk, I10)."""
     cleaner = tier.cleaner_for(name.topic)
     budget = Budget(disk_budget_bytes(cleaner, tier.state_dir))
     return closing_reader(segment_reader(tier.ports, cleaner, tier.state_dir, name, segments, budget, purpose))
@@ -78,9 +78,11 @@ def execute_round(
     disk: Budget | None = None,
     check_stop: Callable[[], None] = lambda: None,
 ) -> RoundReport:
-    """Run a round over one partition where the settings send it: in this process, or on a Spark cluster. Raises as Round.execute_round.
+    """Run a round over one partition where the settings send it: in this process, or on a Spark cluster. Return its report.
 
     :param check_stop: raises to end the wait for another process.
+
+    Raises as Round.execute_round.
     """
     why = ""
     if tier.remote_rounds is not None and tier.settings.spark.names_cluster:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TierIdentity:
-    """Reads, creates and checks the identity of one tier."""
+    """Identity of one tier (its id, owner and secret key), which this class reads, creates and checks."""
 
     settings: Settings
     ports: Ports
@@ -86,10 +86,10 @@ class TierIdentity:
         return state
 
     def create_catalog(self, hash_key: bytes = b"") -> CatalogState:
-        """Create the tier's identity if there is none, and return the folded catalog.
+        """Create the tier's identity if there is none, and return the catalog (state of the tier-wide log).
 
         :param hash_key: the secret of the new tier; a random one if empty.
-        :raises UsageError: the data is another tier's, or the tier is only read.
+        :raises UsageError: if the data is another tier's, or the tier is only read.
         """
         tier = self.settings.tier
         if not tier_kind(self.settings).compacts:
@@ -116,9 +116,8 @@ class TierIdentity:
             self.ownership.require_free_root(self.ports, self.catalog.refresh_and_check_gaps())
 
     def check_location(self) -> None:
-        """Raise UsageError if neither this tier lies here nor a new one may be made, such as over one whose catalog is lost.
-
-        Changes nothing.
+        """Raise UsageError if this tier does not exist at the configured URL and none may be created there, for instance because its
+        catalog was lost. Changes nothing.
         """
         self._check_free()
         if self.catalog.state.tier_id:
@@ -140,7 +139,7 @@ class TierIdentity:
             )
 
     def hash_key(self) -> bytes:
-        """Return the tier's secret SipHash key, 16 bytes; it never changes. Raises UsageError if the tier has none."""
+        """Return the tier's secret SipHash key, 16 bytes, which never changes. Raises UsageError if the tier has none."""
         if not tier_kind(self.settings).compacts:
             raise read_only_error(self.settings)
         known = self.catalog.state
@@ -153,19 +152,21 @@ class TierIdentity:
         return bytes.fromhex(found.hash_key)
 
     def has_hash_key(self) -> bool:
-        """Return whether the tier may have hashes under a key of its own. Makes a request only if others made the tier."""
+        """Return whether the tier may have hashes that were made with a key of its own. Makes a request only if other programs made the
+        tier.
+        """
         return tier_kind(self.settings).compacts and (not self.metadata.exists_elsewhere or bool(self.read().hash_key))
 
     def reading_key(self) -> bytes:
-        """Return a key for hashes that are not stored: the tier's own, else one that all readers of this tier derive alike."""
+        """Return a key for hashes that are not stored: the tier's own key, or one that all readers of the tier derive in the same way."""
         return self.hash_key() if self.has_hash_key() else hashlib.sha256(self.settings.tier_url.encode()).digest()[:HASH_KEY_BYTES]
 
 
 @dataclass(frozen=True)
 class ChangeNotes:
-    """Change hints and lower bounds in the catalog, and folded logs in local state.
+    """Notes about partitions' control logs: change hints and lower bounds in the tier-wide log, and states in local state.
 
-    hints: whether the catalog names partitions and their changes. If not, the brokers' metadata do, and only lower bounds are noted.
+    hints: whether the catalog names partitions and their changes. If not, the brokers' metadata does, and only lower bounds are noted.
     """
 
     ports: Ports
@@ -174,32 +175,34 @@ class ChangeNotes:
     hints: bool
 
     def change_hint(self, name: TopicPartition) -> int:
-        """Return the latest hint about a partition in the catalog as last folded. Asked before the partition's log is read."""
+        """Return the latest hint about a partition, as of the last read of the catalog. Call it before reading the partition's log."""
         return self.catalog.state.partitions.get(str(name), 0)
 
     def cache_log_state(self, log: PartitionLog, hint: int) -> None:
-        """Keep a folded log in local state. hint: the hint about it from before it was read."""
+        """Store the state of a control log in local state on this machine.
+
+        :param hint: the hint about the log from before it was read.
+        """
         mark = log.state_mark() if self.local and self.local.bound else None
         if mark and self.local:
             self.local.keep(log.state, mark, hint, self.ports.clock_ms())
 
     def publish(self, logs: Sequence[PartitionLog]) -> None:
-        """Tell other processes in one record that these logs have changed, and that none may end below the slot it has reached."""
+        """Tell other processes in one record that these logs have changed, and that none may end below the position it has reached."""
         if self.hints:
             publish_hints(self.catalog, {log.state.name: log.confirmed_slot() for log in logs})
         else:
             self.publish_slots(logs)
 
     def publish_slots(self, logs: Sequence[PartitionLog]) -> None:
-        """Record in one record that folded logs may not end below the slots they have reached.
-
-        A store that fails is ignored: the next command records them.
+        """Record, in one record, the positions that these logs have reached, so that a log which loses records is noticed. Store errors are
+        ignored: the next command records them.
         """
         with suppress(StoreError):
             record_lower_bounds(self.catalog, logs)
 
     def publish_inspections(self, inspections: Mapping[str, RetireInspection]) -> None:
-        """Record for which partitions nothing is to be retired, and until when. Lost if the store fails."""
+        """Record for which partitions there is nothing to delete, and until when. The note is lost if the store fails."""
         with suppress(StoreError):
             record_inspections(self.catalog, inspections)
 
@@ -209,18 +212,20 @@ READER_THREADS = 16
 
 
 class Engines(Protocol):
-    """Choice of the engine for a partition's rounds; None for this process."""
+    """Function that chooses the engine for a partition's rounds. It returns None if this process does the work."""
 
     def __call__(self, tier: Tier, name: TopicPartition) -> Engine | None: ...
 
 
 class RemoteRounds(Protocol):
-    """Another process that does whole rounds, with leadership and publication."""
+    """Interface to another process that runs whole rounds, with leadership and publication."""
 
     def run_round(
         self, tier: Tier, state: PartitionState, now_ms: int, *, force: bool, check_stop: Callable[[], None]
     ) -> RoundReport | str:
-        """Run a round there and return its report. Return a text if this process has to run it: the reason if it should not, or "".
+        """Run a round in the other process and return its report.
+
+        Return a text if this process has to run the round: the reason, or an empty string if there is nothing to report.
 
         Raises the round's error, Leased if the other process is busy, and what ``check_stop`` raises, which is called while this waits.
         """
@@ -231,9 +236,13 @@ class Tier:
     """One process's access to one tier.
 
     counters: all requests and bytes, of data and control objects.
-    local: cache on this machine, from which control logs are folded on; None to read everything from the tier.
+
+    local: cache on this machine with the states of control logs, which are continued from there; None to read everything from the tier.
+
     engines: chooses the engine for a partition's rounds; None if this process does the work.
+
     remote_rounds: runs the rounds of large partitions; None if this process runs them all.
+
     metadata: source of partitions and live segments.
     """
 
@@ -254,12 +263,12 @@ class Tier:
 
     @property
     def identity(self) -> TierIdentity:
-        """The tier's identity, its owner and its secret."""
+        """Access to the tier's identity, its owner and its secret key."""
         return TierIdentity(self.settings, self.ports, self.catalog, self.ownership, self.metadata, self.local)
 
     @property
     def changes(self) -> ChangeNotes:
-        """Notes about folded logs, for other processes and for local state."""
+        """Notes about control logs, for other processes and for local state."""
         return ChangeNotes(self.ports, self.catalog, self.local, self.kind.has_complete_log)
 
     @property
@@ -268,7 +277,7 @@ class Tier:
 
     @property
     def retention(self) -> Retention:
-        """Retention of replaced objects, as [publish] sets it."""
+        """How long replaced objects are kept, as section [publish] sets it."""
         return configured_retention(self.settings)
 
     @property
@@ -298,7 +307,9 @@ class Tier:
             self.local.close()
 
     def cleaner_for(self, topic: str) -> Cleaner:
-        """Return [cleaner] as it holds for a topic. What brokers have set on the topic takes precedence. Raises UsageError."""
+        """Return the settings of section [cleaner] that apply to a topic. Settings that brokers have for the topic take precedence. Raises
+        UsageError.
+        """
         cleaner = self.settings.cleaner_for(topic, self.metadata.topic_settings(topic) or {})
         expires_ms = self.metadata.retention_ms(topic) if cleaner.cleanup_policy != "compact" else None
         cleaner = cleaner if expires_ms is None else cleaner.model_copy(update={"retention_ms": expires_ms})
@@ -308,7 +319,7 @@ class Tier:
         return cleaner.with_store_costs(StoreCosts(store_kind(self.settings.tier_url).prices, replaced_ms))
 
     def with_stores(self, *, control: ObjectStore | None = None, data: ObjectStore | None = None) -> Tier:
-        """Return the same tier over other stores, such as stores that refuse writes or can be interrupted."""
+        """Return a copy of this tier that uses other stores, such as stores that refuse writes or can be interrupted."""
         ports = replace(self.ports, control=control or self.ports.control)
         if data is not None:
             ports = replace(ports, data=data, layout=self.kind.layout(self.settings, data, self.metadata.topic_id))
@@ -335,15 +346,19 @@ class Tier:
         return named
 
     def current_partitions(self) -> list[TopicPartition]:
-        """Return the latest incarnation of each partition: what the names mean to readers. Superseded topics are read by their ids."""
+        """Return the latest incarnation of each partition, which is what its name means to readers. An earlier incarnation (the topic was
+        deleted and created again) is read by its topic id.
+        """
         return current_incarnations(self.partitions())
 
     def current(self, name: TopicPartition) -> TopicPartition:
-        """Return the latest incarnation of a partition by the catalog as last folded."""
+        """Return the latest incarnation of a partition, as of the last read of the catalog."""
         return current_incarnation(name, self.catalog.state.incarnations_of(name))
 
     def partition_of_topic(self, name: TopicPartition, topic_id: str) -> TopicPartition:
-        """Return the incarnation of a partition that has this topic id. Raises UsageError if the tier has none."""
+        """Return the incarnation of a partition (one life of its topic name) that has this topic id. Raises UsageError if the tier has
+        none.
+        """
         known = [each for each in self.partitions() if each.first == name.first]
         for each in reversed(known):
             if self.open(each).refresh().topic_id == topic_id:
@@ -353,10 +368,10 @@ class Tier:
     def open(self, name: TopicPartition, *, leads: bool = False) -> PartitionLog:
         """Return a partition's control log, loaded from local state if possible. Every command gets a partition's state from here.
 
-        The log must not end below what the catalog, as last folded, knows of it.
+        The log must not end below the position that the catalog has recorded for it.
 
-        :param leads: whether the caller runs a round. Rounds go by the log alone, into which their leader writes first what others have
-            changed (*segments mirrored*); all others see it through the metadata source.
+        :param leads: whether the caller runs a round. A round uses the control log alone; its leader first records there what brokers have
+            changed (*segments mirrored*). All other callers see these changes through the metadata source.
         """
         view = None if leads else self.metadata.state_view(name)
         log = open_partition(self.ports, name, self.known_slot(name), key=self.log_key(name), view=view)
@@ -371,20 +386,20 @@ class Tier:
         return f"{name}-{topic_id}" if topic_id else str(name)
 
     def known_slot(self, name: TopicPartition) -> int:
-        """Return the slot that a partition's log is known to have reached, by the catalog as last folded."""
+        """Return the position that a partition's control log is known to have reached, as of the last read of the catalog."""
         return self.catalog.state.reached.get(self.log_key(name), 0)
 
     def state_for_readers(self, state: PartitionState) -> PartitionState:
-        """Return the state that readers see."""
+        """Return the state as readers of the partition see it, for example with the segments that brokers report."""
         view = self.metadata.state_view(state.name)
         return view(state) if view else state
 
     def first_readable_offset(self, state: PartitionState) -> int:
-        """Return the first offset that readers may see. Segments below it may still be in the tier, although nobody may read them."""
+        """Return the first offset that readers may see. Segments below it may still be in the tier, although no reader may use them."""
         return max(state.log_start, self.metadata.log_start(state.name))
 
     def sidecars(self, name: TopicPartition) -> Sidecars:
-        """Return the sidecars of a partition, of which there may be none. Raises UsageError if there is no tier."""
+        """Return access to the sidecars of a partition, which may have none. Raises UsageError if there is no tier."""
         hash_key = self.identity.hash_key() if self.identity.has_hash_key() else bytes(HASH_KEY_BYTES)
         kept = self.local if self.local and self.local.bound else None
         return Sidecars(self.ports.control, self.open(name).prefix, hash_key, kept)
@@ -392,7 +407,7 @@ class Tier:
     def read_logs(
         self, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
     ) -> list[PartitionLog | CompactorError]:
-        """Return each partition's folded log, or the error with which reading it failed, in the given order."""
+        """Read the control logs of several partitions. Return each log, or the error with which reading it failed, in the given order."""
 
         def read(name: TopicPartition) -> PartitionLog | CompactorError:
             log = self.open(name)
@@ -409,13 +424,13 @@ class Tier:
 
 
 def no_such_partition_error(text: str, known: Sequence[TopicPartition]) -> UsageError:
-    """Return the error for a name that the tier does not hold, with the nearest name that it does hold."""
+    """Return the error for a partition name that the tier does not have. It suggests the nearest existing name."""
     near = get_close_matches(text, dict.fromkeys([*map(str, known), *(name.topic for name in known)]), n=1)
     hint = f"Did you mean {near[0]}?" if near else "`topics` lists what it holds"
     return UsageError(f"the tier holds no partition {text}", hint=hint)
 
 
 def configured_retention(settings: Settings) -> Retention:
-    """Return the retention of replaced objects that [publish] sets."""
+    """Return how long replaced objects are kept, as section [publish] sets it."""
     publish = settings.publish
     return Retention(publish.grace_ms, publish.undo_window_ms, publish.orphan_age_ms)

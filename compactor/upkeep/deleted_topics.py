@@ -23,9 +23,13 @@ AskAboutTopics = Callable[[Sequence[str]], TopicAnswers]
 
 
 def delete_removed_topics(tier: Tier, ask: AskAboutTopics) -> list[TopicPartition]:
-    """Ask the cluster about all topic ids that are recorded as its own, and delete the partitions that are due. Return these.
+    """Ask the cluster about all topic ids that are recorded as its own, delete the partitions of topics that no longer exist, and return
+    these partitions.
 
-    :raises UsageError: if the settings do not allow it. :raises Leased: if another compactor is at work on a partition that is due.
+    A partition is due for deletion once the cluster has reported its topic missing twice, far enough apart.
+
+    :raises UsageError: if the settings do not allow it.
+    :raises Leased: if another compactor is at work on a partition that is due.
     :raises StoreError: if brokers or stores fail.
     """
     if tier.settings.tier.on_topic_deletion == "keep":
@@ -50,7 +54,7 @@ def delete_removed_topics(tier: Tier, ask: AskAboutTopics) -> list[TopicPartitio
 
 
 def _record_answers(catalog: CatalogLog, answers: TopicAnswers, asked_ms: int, adds: Callable[[CatalogState, str], bool]) -> CatalogState:
-    """Record contradictions, and those answers that a topic is missing which add something. Returns the folded catalog."""
+    """Record contradictory answers, and those answers that a topic is missing which add something. Return the resulting catalog."""
 
     def decide(state: CatalogState) -> TopicsInspected | None:
         # The fold ignores what another cluster says: recorded, it would be decided again for ever.
@@ -65,7 +69,7 @@ def _record_answers(catalog: CatalogLog, answers: TopicAnswers, asked_ms: int, a
 
 
 def _confirms_absence(state: CatalogState, topic_id: str, asked_ms: int) -> bool:
-    """Return whether an answer that a topic is missing is the first one that is far enough from the one before."""
+    """Return whether an answer that a topic is missing is the first one that comes long enough after an earlier such answer."""
     known = state.missing.get(topic_id)
     return known is not None and not is_deletion_confirmed(state, topic_id) and asked_ms - known.first_ms >= CONFIRMATION_MS
 
@@ -76,7 +80,7 @@ def _is_due(tier: Tier, state: CatalogState, topic_id: str, now_ms: int) -> bool
 
 
 def _delete_topics(tier: Tier, topic_ids: set[str]) -> list[TopicPartition]:
-    """Delete the partitions whose logs have these topic ids, in whichever incarnation."""
+    """Delete the partitions that have these topic ids, whichever incarnation of the name they belong to."""
     deleted = []
     for name in tier.partitions():
         log = tier.open(name, leads=True)

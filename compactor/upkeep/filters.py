@@ -33,7 +33,8 @@ class SidecarRebuildReport:
     """Result of building sidecars again. Sizes are in bytes.
 
     written: ids of the segments with a new sidecar.
-    kept: number of segments whose sidecar was usable and stayed.
+
+    kept: number of segments whose sidecar was usable and was left unchanged.
     """
 
     written: tuple[str, ...]
@@ -43,7 +44,9 @@ class SidecarRebuildReport:
 
 
 def sidecars_json(opened: Tier, name: TopicPartition, now_ms: int) -> dict[str, Any]:
-    """Return what the sidecars of live segments contain and what filters have achieved, as JSON for ``bloom show``. Raises StoreError."""
+    """Return the content of live segments' sidecars, and how many reads their filters have saved, as JSON for ``bloom show``. Raises
+    StoreError.
+    """
     state = opened.open(name).refresh()
     cleaner = opened.cleaner_for(name.topic)
     record = sum_filter_records(state.runs)

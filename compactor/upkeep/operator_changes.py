@@ -44,7 +44,9 @@ def delete_records(opened: Tier, name: TopicPartition, offset: int) -> tuple[Par
 
 
 def undo_round_by_copies(opened: Tier, log: PartitionLog, run_id: str) -> PartitionState:
-    """Undo a run: readers get copies of the segments that it replaced, and the cleaner offsets go back. An interrupted undo is completed.
+    """Undo a run: readers get copies of the segments that it replaced, and the cleaner offsets return to their earlier value.
+
+    An interrupted undo is completed.
 
     :raises UsageError: if the rules do not allow it.
     :raises BadData: if a replaced segment was lost.

@@ -49,7 +49,9 @@ class Orphan:
 
 @dataclass(frozen=True)
 class OrphanList:
-    """Result of ``find_orphans``: the orphans, the tier that they were found in, and when, by this machine's clock."""
+    """Orphans (objects that no metadata names) as ``find_orphans`` found them, with the tier and the time of the search by this machine's
+    clock.
+    """
 
     url: str
     layout: str
@@ -63,9 +65,9 @@ class OrphanList:
 
 @dataclass(frozen=True)
 class PurgeReport:
-    """Result of ``purge_orphans``.
+    """Result of deleting orphans (``purge_orphans``).
 
-    kept: objects of the list that were not deleted, with the reason.
+    kept: listed objects that were not deleted, with the reason.
     """
 
     deleted: Sequence[Orphan]

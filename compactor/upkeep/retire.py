@@ -43,10 +43,13 @@ _HEARTBEAT = re.compile(r".*/(\d{20})\.json")
 class GraceClock:
     """Clock for grace periods: the store's own, or ``given_ms`` in its place (``--now``).
 
-    given_ms: counts only if it is earlier than the store's clock, or if ``forced``: a later clock would break a promised grace.
-    forced: also delete orphans whatever their age, unless ``spares_young``.
+    given_ms: ignored if it is later than the store's clock, because that would break a promised grace, unless ``forced`` is set.
+
+    forced: also delete orphans whatever their age, unless ``spares_young`` is set.
+
     asks: False for callers that only inspect, because asking a directory for its clock writes to it.
-    spares_young: orphans and imports keep their age limits although ``forced``.
+
+    spares_young: apply the age limits of orphans and imports even if ``forced`` is set.
     """
 
     given_ms: int | None = None
@@ -66,17 +69,25 @@ STORES_OWN = GraceClock()
 
 @dataclass(frozen=True)
 class RetireSurvey:
-    """Objects and segments of a partition that can be retired or swept, by one LIST and the fold after it.
+    """Objects and segments of a partition that can be deleted now, found by one LIST and a later read of the control log.
 
     due, waiting: replaced segments whose grace is over, and those whose grace is not.
-    unfinished: segments whose retiring another process began and did not finish.
+
+    unfinished: segments whose deletion another process began and did not finish.
+
     stale_imports: ids of imports that are too old to be in progress.
+
     orphans: objects that no reader can ever read.
-    strays: segments that a dead compactor announced to readers, cut off longer ago than grace.
-    young: objects that the log does not know and that are younger than ``orphan_age_ms``.
+
+    strays: segments that a dead compactor announced to readers, withdrawn longer ago than grace.
+
+    young: objects that the control log does not mention and that are younger than ``orphan_age_ms``.
+
     strangers: keys of objects whose names this program does not make; they are never deleted.
+
     scratch: keys of scratch objects, sidecars and heartbeats that are no longer needed.
-    open_intent: a round, or a stray that is not cut off yet, must be resolved first.
+
+    open_intent: whether an open round, or a stray segment that is not withdrawn yet, must be resolved first.
     """
 
     due: tuple[RemoteLogSegmentMetadata, ...]
@@ -169,9 +180,10 @@ def retire_as_leader(
 
 
 def survey_retirable(ports: Ports, log: PartitionLog, retention: Retention, clock: GraceClock = STORES_OWN) -> RetireSurvey:
-    """Return what ``retire`` would do now. Reads only: LIST of the partition's objects first, then a fresh fold.
+    """Return what ``retire`` would delete now. Writes nothing.
 
-    Raises BadControlRecord if the log has a gap, because everything after the gap would look like an orphan.
+    It lists the partition's objects first and reads the control log afterwards. Raises BadControlRecord if the log has a gap, because
+    everything after the gap would look like an orphan.
     """
     listed = list(ports.layout.list_objects(log.state.name))
     scratch = list(ports.control.list(scratch_prefix(log)))
@@ -240,7 +252,7 @@ def _sweepable_objects(
 
 
 def _retire_due_segments(leadership: Leadership, retention: Retention, clock: GraceClock) -> tuple[RemoteLogSegmentMetadata, ...]:
-    """Record that retiring has begun for the segments whose grace is over, then delete their objects."""
+    """Record that the deletion of the segments whose grace is over has begun, delete their objects, and return the segments."""
     due, _ = _split_by_grace(leadership.ports, leadership.log, retention, clock)
     if not due:
         return ()
@@ -254,7 +266,9 @@ def _retire_due_segments(leadership: Leadership, retention: Retention, clock: Gr
 
 
 def _complete_begun_retiring(leadership: Leadership, steps: StageTracker) -> tuple[RemoteLogSegmentMetadata, ...]:
-    """Delete the objects of all segments whose retiring has begun, by this process or an interrupted one, then record it."""
+    """Delete the objects of all segments whose deletion has begun, by this process or an interrupted one, then record and return these
+    segments.
+    """
     state = leadership.state
     segments = state.retiring
     if segments:
@@ -271,7 +285,9 @@ def _complete_begun_retiring(leadership: Leadership, steps: StageTracker) -> tup
 def _split_by_grace(
     ports: Ports, log: PartitionLog, retention: Retention, clock: GraceClock
 ) -> tuple[tuple[RemoteLogSegmentMetadata, ...], tuple[RemoteLogSegmentMetadata, ...]]:
-    """Return the waiting segments whose grace is over, and those whose grace is not, in whole groups."""
+    """Return the replaced segments whose grace (time before deletion) is over, and those whose grace is not. Segments of one group stay
+    together.
+    """
     due: list[RemoteLogSegmentMetadata] = []
     waiting: list[RemoteLogSegmentMetadata] = []
     if log.state.waiting:
@@ -293,8 +309,9 @@ def _stale_imports(ports: Ports, log: PartitionLog, retention: Retention, clock:
 
 
 def read_slot_times(ports: Ports, log: PartitionLog) -> dict[int, int]:
-    """Return the store's time, in milliseconds, of each slot that starts a grace period. The snapshot has the times of slots that are
-    cut.
+    """Return the store's time, in milliseconds, of each control-log record that starts a grace period, by its position (slot).
+
+    The snapshot has the times of records that were deleted.
     """
     try:
         return _head_slot_times(ports, log)

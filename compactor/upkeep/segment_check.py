@@ -24,7 +24,8 @@ from compactor.round.compaction import disk_budget_bytes
 class SegmentProblem:
     """A finding of `verify`.
 
-    severity: ``error``, or ``note`` for what waits for grace or a sweep.
+    severity: ``error``, or ``note`` for something that only waits for its deletion.
+
     kind: one word, for scripts.
     """
 
@@ -76,8 +77,10 @@ def _snapshot_problem(data: bytes) -> str:
 
 
 def _checkpoint_problem(data: bytes, lineage: Sequence[EpochEntry], log_start: int) -> str:
-    """Return how the checkpoint's lineage differs from the metadata, as a message: a broker that uses the file would take another
-    lineage. At a raised log start brokers drop the epochs that end before it, and let the one that contains it begin there.
+    """Return how the checkpoint's lineage differs from the metadata, as a message, or an empty string.
+
+    A broker that uses a differing file would take another lineage. At a raised log start brokers drop the epochs that end before it, and
+    let the one that contains it begin there.
     """
     try:
         known = {entry.epoch: entry.start_offset for entry in parse_leader_epoch_checkpoint(data.decode())}

@@ -24,9 +24,9 @@ _PROBES: Final = ".tiered-compactor/probe/"
 
 @dataclass(frozen=True)
 class UnfinishedUploadOfTier:
-    """An upload that was begun and not finished.
+    """An upload to the tier that was begun and not finished.
 
-    due: whether it is old enough to be swept.
+    due: whether it is old enough to be aborted.
     """
 
     store: ObjectStore

@@ -86,8 +86,8 @@ def vector_problems(state: PartitionState) -> Iterator[str]:
 
 
 def ungranted_segments(state: PartitionState) -> Iterator[str]:
-    """Yield live segments that the cleaner offsets no longer cover for the epoch that published them: the broker's lineage was cut
-    since.
+    """Yield live segments for which the cleaner offsets no longer cover the epoch that published them, because the broker's log was
+    truncated since.
     """
     for segment in state.live:
         epoch = state.published_by.get(segment.id)
@@ -109,7 +109,7 @@ def live_segment_problems(state: PartitionState) -> Iterator[str]:
 
 
 def unresumable_intent(state: PartitionState) -> Iterator[str]:
-    """Yield why the open round cannot be resumed, such as a truncation of its sources. The next `run` records it undone."""
+    """Yield the reason why the open round cannot be resumed, such as a truncation of its sources. The next `run` then abandons it."""
     if state.intent and (reason := ordering.resume_problem(state, state.intent)):
         yield f"the open round {state.intent.plan.run_id} can only be undone: {reason}"
 
@@ -117,11 +117,13 @@ def unresumable_intent(state: PartitionState) -> Iterator[str]:
 def _snapshot_findings(
     log: PartitionLog, base: PartitionState, folded: dict[int, PartitionState], slots: list[int]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield (kind, detail, object) for snapshots that differ from the state that their slots fold to. Kind ``snapshot`` is an error.
+    """Yield (kind, detail, object) for each stored snapshot that differs from the state that results from the log's records.
 
-    :param base: state at which the fold began.
-    :param folded: states by slot.
-    :param slots: slots of the stored snapshots.
+    Kind ``snapshot`` is an error.
+
+    :param base: state from which the records were replayed.
+    :param folded: resulting states by position (slot).
+    :param slots: positions of the stored snapshots.
     """
     for slot in slots:
         key = f"{log.prefix}/snapshot/{slot:020d}.json"
@@ -144,8 +146,8 @@ def _snapshot_findings(
 
 
 def first_differing_field(stored: PartitionState, folded: PartitionState) -> str:
-    """Return the name of the first field in which two states differ, or an empty string. Store times, which only a snapshot has, do not
-    count.
+    """Return the name of the first field in which two states differ, or an empty string. Store times, which only a snapshot has, are not
+    compared.
     """
     one, two = (_without_times(state) for state in (stored, folded))
     return next((field for field in PartitionState.model_fields if getattr(one, field) != getattr(two, field)), "")

@@ -33,7 +33,12 @@ def read_only_tier(opened: Tier) -> Tier:
 
 @dataclass(frozen=True)
 class FencedView:
-    """A void record of the control log. offset: the cleaner offset it claimed, or None. by: its writer."""
+    """A record of the control log that has no effect.
+
+    offset: the cleaner offset that it stated, or None.
+
+    by: its writer.
+    """
 
     leader_epoch: int
     offset: int | None
@@ -46,7 +51,7 @@ class FencedView:
 
 @dataclass(frozen=True)
 class ControlLogView:
-    """Fields of every view of a partition: its state as of one slot of its control log."""
+    """Fields that every view of a partition has: the partition's name, and its state after one position (slot) of its control log."""
 
     topic: str
     partition: int
@@ -58,9 +63,12 @@ class ControlLogView:
 
 @dataclass(frozen=True)
 class CheckpointView(ControlLogView):
-    """One partition's checkpoint at one slot of its control log.
+    """Checkpoint of one partition at one position (slot) of its control log.
 
-    end_offset: inclusive; -1 for an empty partition. first_dirty_offset: first offset that is not clean.
+    end_offset: inclusive; -1 for an empty partition.
+
+    first_dirty_offset: first offset that is not clean.
+
     open_run: id of a round that was begun and not finished, or None.
     """
 
@@ -94,14 +102,19 @@ def checkpoint_view(ports: Ports, log: PartitionLog) -> CheckpointView:
 
 
 def _fenced_view(entry: FencedAppend) -> FencedView:
-    """Return a void record as the views show it."""
+    """Return a record without effect in the form in which views show it."""
     offset = entry.offset if entry.offset >= 0 else None
     return FencedView(entry.leader_epoch, offset, entry.by, entry.reason, entry.type, entry.slot, entry.at_ms)
 
 
 @dataclass(frozen=True)
 class RunView:
-    """A round within a compactor epoch. status: as in `runs`. Offsets are None if the round did not get so far."""
+    """A round as a part of a compactor epoch (one process's period of leadership).
+
+    status: as in `runs`.
+
+    Offsets are None if the round did not get so far.
+    """
 
     run_id: str
     status: str
@@ -118,7 +131,9 @@ class RunView:
 
 @dataclass(frozen=True)
 class ReplacingEpoch:
-    """The compactor epoch that replaced one which had not released its leadership. From ``slot`` on the replaced one's records are void."""
+    """The compactor epoch that replaced one whose leader had not released it. From log position ``slot`` on, records of the replaced leader
+    have no effect.
+    """
 
     leader_epoch: int
     holder: str
@@ -128,10 +143,16 @@ class ReplacingEpoch:
 
 @dataclass(frozen=True)
 class EpochView:
-    """One compactor epoch and the rounds that it published.
+    """One compactor epoch (one process's period of leadership) and the rounds that it published.
 
-    ended: released, replaced or leading. granted: its cleaner offset in the present vector, or None.
-    cut_off: set if it was replaced. undid: runs that it undid, while their outputs are kept.
+    ended: released, replaced or leading.
+
+    granted: its cleaner offset in the present list of cleaner offsets, or None.
+
+    cut_off: the epoch that replaced it; None if it was not replaced.
+
+    undid: runs that it undid, while their outputs are kept.
+
     A round belongs to the epoch that published it; ``announced_by`` names the compactor that had begun it.
     """
 
@@ -151,7 +172,10 @@ class EpochView:
 
 @dataclass(frozen=True)
 class LineageView(ControlLogView):
-    """All remembered compactor epochs, oldest first. unowned: void records of imports and of epochs that are no longer remembered."""
+    """All remembered compactor epochs, oldest first.
+
+    unowned: records without effect that belong to imports or to epochs that are no longer remembered.
+    """
 
     epochs: tuple[EpochView, ...]
     unowned: tuple[FencedView, ...]
@@ -174,7 +198,7 @@ def epoch_lineage(ports: Ports, log: PartitionLog) -> LineageView:
 
 
 def epoch_views(state: PartitionState) -> tuple[EpochView, ...]:
-    """Return each remembered compactor epoch with its rounds, its void records and the epoch that replaced it."""
+    """Return each remembered compactor epoch with its rounds, its records without effect and the epoch that replaced it."""
     return tuple(_epoch_view(state, entry, after) for entry, after in zip_longest(state.epochs, state.epochs[1:]))
 
 

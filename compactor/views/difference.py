@@ -25,9 +25,13 @@ MILLISECONDS_FROM = 10**11
 
 @dataclass(frozen=True)
 class HistoryPoint:
-    """A point of a partition's history: the state after one slot.
+    """A moment in a partition's history: the state after one record of its control log.
 
-    at_ms: time by the writer's clock; None if the slot is gone. state: None if only the cleaner offsets are still known.
+    slot: position of that record.
+
+    at_ms: time by the writer's clock; None if the record was deleted.
+
+    state: None if only the cleaner offsets are still known.
     """
 
     slot: int
@@ -38,7 +42,10 @@ class HistoryPoint:
 
 @dataclass(frozen=True)
 class OffsetChange:
-    """Change of one compactor epoch's cleaner offset. before or after is None if the epoch has no entry at that point."""
+    """Change of one compactor epoch's cleaner offset between two moments.
+
+    before, after: None if the epoch has no entry then.
+    """
 
     leader_epoch: int
     before: int | None
@@ -58,7 +65,10 @@ class SegmentChange:
 
 @dataclass(frozen=True)
 class Difference:
-    """All differences between two points. segments, leader and fenced are None if the slots of the earlier point are gone."""
+    """All differences of a partition between two moments of its history.
+
+    segments, leader, fenced: None if the records of the earlier moment were deleted.
+    """
 
     cleaner_offsets: tuple[OffsetChange, ...]
     segments: tuple[SegmentChange, ...] | None
@@ -67,14 +77,14 @@ class Difference:
 
 
 class RecordedHistory:
-    """The history that one control log still holds. Reads the log once."""
+    """History of a partition that its control log still contains. Reads the log once."""
 
     def __init__(self, log: PartitionLog) -> None:
         self._base, self._steps = log.records_with_states()
 
     @property
     def latest_point(self) -> HistoryPoint:
-        """The latest point."""
+        """The latest moment of the recorded history, with its state."""
         return self._point_at_step(len(self._steps) - 1)
 
     @property
@@ -83,7 +93,9 @@ class RecordedHistory:
         return [record for record, _ in self._steps]
 
     def parse_point(self, text: str) -> HistoryPoint:
-        """Return the point that a text names: a slot, a time (milliseconds since 1970 or ISO 8601) or a run id. Raises UsageError."""
+        """Return the moment of the history that a text names: a log position (slot), a time (milliseconds since 1970 or ISO 8601) or a run
+        id. Raises UsageError.
+        """
         if text.isascii() and text.isdigit():
             number = int(text)
             return self._point_at_time(number) if number >= MILLISECONDS_FROM else self._point_at_slot(number)
@@ -99,7 +111,7 @@ class RecordedHistory:
         return self._point_at_time(moment)
 
     def points_around_run(self, run_id: str) -> tuple[HistoryPoint, HistoryPoint] | None:
-        """Return the points before and after a run, or None if there is no run of this id."""
+        """Return the moments of the history before and after a run, or None if there is no run with this id."""
         run = self.latest_point.state.find_run(run_id) if self.latest_point.state else None
         if run is None:
             return None
@@ -109,14 +121,14 @@ class RecordedHistory:
         return before, self._point_after_run(run)
 
     def _point_after_run(self, run: Run) -> HistoryPoint:
-        """Return the point after a run; only with its cleaner offsets if its slot is gone."""
+        """Return the moment after a run; only with its cleaner offsets if the run's record was deleted."""
         slot = run.published_slot or run.slot
         if slot >= self._base.slot:
             return self._point_at_slot(slot)
         return HistoryPoint(slot, None, run.vector if run.published_slot else run.vector_before, None)
 
     def _point_at_slot(self, slot: int) -> HistoryPoint:
-        """Return the point after a slot. Raises UsageError if the control log does not hold it."""
+        """Return the moment after the record at a log position. Raises UsageError if the control log no longer has that record."""
         if not self._base.slot <= slot <= self._base.slot + len(self._steps):
             raise UsageError(
                 f"slot {slot} of {self._base.name} is not in its control log",
@@ -125,7 +137,7 @@ class RecordedHistory:
         return self._point_at_step(slot - self._base.slot - 1)
 
     def _point_at_time(self, at_ms: int) -> HistoryPoint:
-        """Return the point at a time in milliseconds. Raises UsageError if the control log does not reach back so far."""
+        """Return the moment of the history at a time in milliseconds. Raises UsageError if the control log does not reach back so far."""
         found = [number for number, (record, _) in enumerate(self._steps) if record.at_ms <= at_ms]
         if not found and self._base.slot > 0:
             first = self._steps[0][0].at_ms if self._steps else None
@@ -134,7 +146,7 @@ class RecordedHistory:
         return self._point_at_step(found[-1] if found else -1)
 
     def _point_at_step(self, step: int) -> HistoryPoint:
-        """Return the point after a step; -1 is the beginning of what the log holds."""
+        """Return the moment after a record, by its number in this history; -1 is the beginning of what the log still contains."""
         if step < 0:
             return HistoryPoint(self._base.slot, None, self._base.vector, self._base)
         record, state = self._steps[step]
@@ -142,7 +154,7 @@ class RecordedHistory:
 
 
 def compare_points(before: HistoryPoint, after: HistoryPoint) -> Difference:
-    """Return what changed from one point to the other."""
+    """Return the differences between an earlier and a later moment of a partition's history."""
     old, new = before.state, after.state
     offsets = _offset_changes(before.cleaner_offsets, after.cleaner_offsets)
     if old is None or new is None:

@@ -27,7 +27,8 @@ SHOWN_BYTES = 60
 
 
 def list_segments(state: PartitionState, sidecars: Mapping[str, int], others: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
-    """Return a row for each live segment and each segment that still has objects: replaced, half-deleted, or of an open round or import.
+    """Return a row for each live segment, and for each other segment that still has objects: replaced, half-deleted, or of an open round or
+    import.
 
     :param sidecars: size of each sidecar in bytes, by segment id.
     :param others: further rows, of segments that only the brokers' metadata name.

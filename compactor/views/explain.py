@@ -44,7 +44,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Answer to a question about a partition, with the facts it follows from."""
+    """Answer to a question about a partition, with the facts that support it."""
 
     topic: str
     partition: int
@@ -93,7 +93,7 @@ def _explain_listed(opened: Tier, name: TopicPartition) -> Explanation:
 
 
 def _partition_answer(state: PartitionState, lease: LeaseInfo | None, found: RoundAssessment[RemoteLogSegmentMetadata], now_ms: int) -> str:
-    """Return the most important reason why no round cleans the partition now."""
+    """Return the most important reason why no round cleans the partition now, as a sentence."""
     led = lease is not None and lease.expires_ms >= now_ms
     if not state.has_segments:
         return "It holds no segments yet."
@@ -345,7 +345,10 @@ def _removed_facts(removed: Iterable[tuple[Waiting, FoundRecord]], live: Sequenc
 
 @dataclass(frozen=True)
 class _RecordFates:
-    """Reasons why records are still there. rounds: whether rounds clean this tier."""
+    """Reasons why records are still in the log, or when they will be removed.
+
+    rounds: whether rounds clean this tier.
+    """
 
     state: PartitionState
     now_ms: int
@@ -417,7 +420,7 @@ class _RecordFates:
 
 
 def _ignored_kind(record: FoundRecord) -> str:
-    """Return the kind of fact about a record that does not set its key's value."""
+    """Return the word for scripts that says why a record does not set its key's value."""
     if record.control:
         return "marker"
     return {"abort": "aborted", "open": "undecided"}.get(record.outcome, "keyless")

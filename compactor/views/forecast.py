@@ -96,7 +96,12 @@ class Forecast:
 
 @dataclass(frozen=True)
 class SidecarEvidence:
-    """Content of sidecars that a forecast uses. heads: by segment id. record: results of filters in the partition's earlier rounds."""
+    """Content of sidecars that a forecast uses.
+
+    heads: header of each sidecar, by segment id.
+
+    record: results of filters in the partition's earlier rounds.
+    """
 
     heads: Mapping[str, SidecarHead]
     record: FilterRecord

@@ -18,11 +18,23 @@ from compactor.round.restoring import groups_to_restore, restore_problem
 class RunReport:
     """A round as `runs` shows it.
 
-    status: running (or interrupted, until another process continues it), published (its end was not recorded), cleaned, resumed, undone
-    (abandoned before it was published), reverted (by `undo`), reverted_in_part (``reason`` says what remains), restored (it undid another
-    round), or quarantined.
+    status: one of
+
+    - running: not finished; `runs` shows it as interrupted until another process continues it;
+    - published: published, but its end was not recorded;
+    - cleaned: finished by the process that began it;
+    - resumed: finished by another process;
+    - undone: abandoned before it was published;
+    - reverted: undone by `undo`;
+    - reverted_in_part: ``reason`` says what could not be undone;
+    - restored: it undid another round;
+    - quarantined: it failed on corrupt data.
+
     undoable: whether `undo` would accept it.
-    balance: batches and records that the round read, removed and wrote. content: what readers had after it. Both are None if not recorded.
+
+    balance: batches and records that the round read, removed and wrote; None if not recorded.
+
+    content: sum of what readers had after the round; None if not recorded.
     """
 
     run_id: str

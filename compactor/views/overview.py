@@ -30,7 +30,7 @@ CachedSummary = tuple[Seen, PartitionSummary]
 
 @dataclass(frozen=True)
 class PartitionResult:
-    """A partition's summary, or the error that prevented it: exactly one of the two is set."""
+    """Summary of a partition, or the error that prevented reading it. Exactly one of the two fields is set."""
 
     name: TopicPartition
     summary: PartitionSummary | None = None
@@ -92,7 +92,8 @@ def read_summaries(
 def is_summary_fresh(seen: Seen, summary: PartitionSummary, hint: int, now_ms: int, max_age_ms: int) -> bool:
     """Return whether a summary from local state is still valid.
 
-    It is not while an import or a round is open, because the next record may come without a change hint.
+    It is not while an import or a round is open, because the next record may then come without a change hint (a note in the tier-wide log
+    that a partition changed).
     """
     led = summary.leader is not None and not summary.leader.released
     at_work = led or summary.open_run or summary.imports
@@ -100,7 +101,9 @@ def is_summary_fresh(seen: Seen, summary: PartitionSummary, hint: int, now_ms: i
 
 
 def _mark_matches(opened: Tier, name: TopicPartition, seen: Seen) -> bool:
-    """Return whether the log still has the record that local state ends with; False also if the store fails, so that the log is read."""
+    """Return whether the control log still has the last record that local state includes. Return False also if the store fails, so that the
+    log is read.
+    """
     try:
         return bool(open_partition(opened.ports, name).has_mark(seen.slot, seen.mark))
     except CompactorError:

@@ -23,8 +23,12 @@ _OUTCOMES = {ABORT: "abort", COMMIT: "commit"}
 class FoundRecord:
     """A record that a search has found.
 
-    value_bytes: -1 for a tombstone. horizon_ms: delete horizon of its batch; None if not set yet.
+    value_bytes: size of its value; -1 for a tombstone.
+
+    horizon_ms: delete horizon of its batch; None if not set yet.
+
     outcome: outcome of its transaction (commit, abort or open); empty outside a transaction.
+
     control: abort, commit or control for a control record, else empty.
     """
 
@@ -40,17 +44,21 @@ class FoundRecord:
 
     @property
     def is_tombstone(self) -> bool:
-        """True if the record deletes its key."""
+        """Return whether the record deletes its key."""
         return self.value_bytes < 0 and not self.control
 
     @property
     def sets_value(self) -> bool:
-        """True if the record sets its key's value: it has a key, is not a control record, and its transaction, if any, is committed."""
+        """Return whether the record sets the value of its key: it has a key, is not a control record, and its transaction, if any, is
+        committed.
+        """
         return not self.control and self.key is not None and self.outcome in ("", "commit")
 
 
 class Searcher:
-    """Searches segments from the log's end to its beginning. Transaction outcomes come from the control records passed on the way."""
+    """Search for records in segments, from the log's end to its beginning. The outcomes of transactions come from the control records read
+    on the way.
+    """
 
     def __init__(self, opened: Tier, name: TopicPartition, on_bytes: Callable[[int], None], purpose: str = "explain") -> None:
         self._opened = opened

@@ -74,7 +74,7 @@ def check_topics(
 
 
 def check_known_harm(admin: AdminQueries, names: Sequence[str]) -> list[CheckFinding]:
-    """Return what broker versions and settings of these topics will do to tiered data, compacted or not."""
+    """Return the harm that broker versions and settings of these topics will do to tiered data, whether it is compacted or not."""
     topics = describe_topics(admin, names)
     return [
         CheckFinding(found.severity, found.kind, found.topic or found.object, f"{found.detail}: {found.means}", found.todo)
@@ -83,7 +83,7 @@ def check_known_harm(admin: AdminQueries, names: Sequence[str]) -> list[CheckFin
 
 
 def _topic_setting_findings(name: str, settings: Mapping[str, str], policy: str) -> Iterator[CheckFinding]:
-    """Yield the settings of a topic that rule out compaction. The next step is one command for all of them.
+    """Yield the settings of a topic that rule out compaction, with one command that changes all of them.
 
     In two commands, the first could leave the topic with ``delete`` and the default retention of seven days, and brokers would delete data.
     """
@@ -99,7 +99,7 @@ def _topic_setting_findings(name: str, settings: Mapping[str, str], policy: str)
 
 
 def check_object_access(opened: Tier, names: Sequence[TopicPartition]) -> list[CheckFinding]:
-    """Check that the tier's objects can be listed and read, by the first partition that has a segment."""
+    """Check that the tier's objects can be listed and read. Uses the first partition that has a segment."""
     layout = opened.ports.layout
     url = opened.settings.tier_url
     for name in names:

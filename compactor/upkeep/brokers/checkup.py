@@ -87,7 +87,10 @@ def _partition_facts(opened: Tier, admin: HealthQueries, name: TopicPartition, t
 def _pending_record(
     admin: HealthQueries, name: TopicPartition, newest: RemoteLogSegmentMetadataRecord | None, topics: Mapping[str, TopicFacts]
 ) -> PendingRecord | None:
-    """Return the earliest record that is not tiered, found by its time. Timestamps that do not ascend hide it: then None, too."""
+    """Return the earliest record that is not tiered yet, found by its time, or None.
+
+    None is also returned if timestamps do not ascend, because the record cannot be found by time then.
+    """
     after_ms, after = (newest.max_timestamp_ms + 1, newest.end_offset) if newest is not None else (0, -1)
     if name.topic not in topics or after_ms < 0:
         return None

@@ -23,7 +23,7 @@ _FEW = 3
 
 @dataclass(frozen=True)
 class PendingRecord:
-    """The first record after the tiered part of a log."""
+    """The first record of a log that is not tiered yet."""
 
     offset: int
     timestamp_ms: int
@@ -33,10 +33,17 @@ class PendingRecord:
 class ExaminedPartition:
     """Answers of brokers and store about one partition.
 
-    segments: in all states. settings: of the topic. pending: None if everything is tiered, or the record is unknown.
+    segments: in all states.
+
+    settings: settings of the topic.
+
+    pending: the first record that is not tiered; None if everything is tiered, or the record is unknown.
+
     missing: objects of readable segments that the store does not have.
-    gaps: offsets, first and last inclusive, that no readable segment holds.
-    orphans, orphan_bytes: objects that no metadata names, older than an upload can be.
+
+    gaps: ranges of offsets (both inclusive) that no readable segment contains.
+
+    orphans, orphan_bytes: number and size of objects that no metadata names and that are too old to belong to a running upload.
     """
 
     name: TopicPartition
@@ -56,7 +63,7 @@ def newest_tiered(segments: Sequence[RemoteLogSegmentMetadataRecord]) -> RemoteL
 
 
 def partition_findings(facts: ExaminedPartition, now_ms: int, prices: PriceTable) -> list[HealthFinding]:
-    """Return what is wrong with the tiered part of a partition."""
+    """Return the problems of the tiered part of a partition."""
     return [
         *_unfinished_copies(facts, now_ms, prices),
         *_pending_uploads(facts, now_ms),
@@ -129,7 +136,7 @@ def _pending_uploads(facts: ExaminedPartition, now_ms: int) -> Iterator[HealthFi
 
 
 def _allowed_delay_ms(settings: Mapping[str, str]) -> int | None:
-    """Return after how long a record is to be tiered at the latest, in milliseconds; None if there is no limit or it is unknown."""
+    """Return the longest time after which a record must be tiered, in milliseconds; None if there is no limit or it is unknown."""
     if "segment.ms" not in settings:
         return None
     lag_ms = int(settings.get("remote.copy.lag.ms", "0"))

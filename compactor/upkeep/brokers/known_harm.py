@@ -25,15 +25,21 @@ _IMMEDIATE_LAG = {"remote.copy.lag.ms": "0", "remote.copy.lag.bytes": "-1"}
 
 @dataclass(frozen=True)
 class HealthFinding:
-    """Harm that was found, or is to be expected.
+    """Harm to tiered data that was found, or is to be expected.
 
     severity: error (data is or will be lost), warning (it costs, or becomes an error) or note.
-    topic, partition: what is concerned; an empty topic and -1 for the whole cluster.
+
+    topic, partition: the partition concerned; an empty topic and -1 for the whole cluster.
+
     object: name of the broker, setting or segment.
+
     detail: the evidence.
+
     means: consequence for consumers.
-    bytes: bytes in the store that are concerned; 0 if unknown or none.
-    usd_month: what these bytes cost per month.
+
+    bytes: bytes concerned in the store; 0 if unknown or none.
+
+    usd_month: price of these bytes per month.
     """
 
     severity: str
@@ -65,7 +71,7 @@ def cluster_harm(brokers: Sequence[BrokerFacts], topics: Mapping[str, TopicFacts
 
 
 def metadata_growth_findings(metadata_topic: TopicFacts, segments: int) -> list[HealthFinding]:
-    """Return whether the metadata topic has grown so much that brokers start slowly.
+    """Return a finding if the metadata topic has grown so much that brokers start slowly, else an empty list.
 
     :param segments: number of segments that the metadata names now, in all states.
     """
@@ -106,7 +112,7 @@ def _size_retention_findings(brokers: Sequence[BrokerFacts], topics: Iterable[To
 
 
 def _last_tiered_findings(brokers: Sequence[BrokerFacts]) -> Iterator[HealthFinding]:
-    """Yield whether replicas are built from the newest tiered segment (KIP-1023)."""
+    """Yield a finding for each broker that builds new replicas from the newest tiered segment (KIP-1023)."""
     enabled = [one.id for one in brokers if one.takes_last_tiered]
     if not enabled:
         return

@@ -23,8 +23,9 @@ SNAPSHOT_SLACK_MS = 3_600_000
 
 @dataclass(frozen=True)
 class OrphanObject:
-    """An object that no metadata names. finished: whether its segment's deletion is recorded as finished; otherwise it was never
-    recorded.
+    """An object that no metadata names.
+
+    finished: whether brokers recorded that its segment's deletion is finished; if not, the segment was never recorded.
     """
 
     listed: ListedObject
@@ -35,10 +36,14 @@ class OrphanObject:
 class PartitionObjects:
     """Metadata and objects of one partition.
 
-    folded: the later metadata.
-    readable: segments that were finished before and after LIST.
+    folded: the metadata as read after LIST.
+
+    readable: segments that were complete both before and after LIST.
+
     there: listed objects by segment id and kind.
+
     orphans: objects of segments that no metadata names.
+
     strangers: objects whose names no broker makes.
     """
 

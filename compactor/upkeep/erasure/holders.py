@@ -20,7 +20,7 @@ READ_ONLY = "its tier is only read: nothing is compacted there"
 
 
 class HolderState(StrEnum):
-    """State of an object that holds a key."""
+    """State of an object that contains a key, for example live or waiting for deletion."""
 
     LIVE = "live"
     REPLACED = "replaced"
@@ -40,14 +40,19 @@ class HolderState(StrEnum):
 
 @dataclass(frozen=True)
 class KeyHolder:
-    """An object that holds a key, or may hold it.
+    """An object that contains a record or hash of a key, or may contain one.
 
     key: number of the key in the question, or ANY_KEY.
-    what: value (the latest one), tombstone, superseded, aborted, undecided, record (in a segment that readers do not get), keyed hash,
-        or unknown.
+
+    what: value (the latest one), tombstone, superseded, aborted, undecided, record (in a segment that readers do not get), keyed hash, or
+    unknown.
+
     waits_for: what has to happen until the object is gone.
+
     until_ms: earliest time at which it can be gone, in milliseconds; None if no time is known.
+
     sha256: recorded digest of the segment's log; empty if none was recorded.
+
     run_id: the round that replaced or wrote the segment.
     """
 
@@ -94,10 +99,12 @@ class KeyRemoval:
 
 @dataclass(frozen=True)
 class PartitionKeySurvey:
-    """Holders of the keys in one partition, as of ``slot`` of its control log.
+    """Objects of one partition that contain the keys, as of position ``slot`` of its control log.
 
     removals: rounds that took records of a key from readers, by key number.
+
     movable: ids of live segments that a round would free of a key now, or bring a step nearer to it.
+
     filtered: number of live segments that were not read because their Bloom filter has none of the keys.
     """
 
@@ -117,7 +124,8 @@ class KeyRecords:
     """Records of one key in one segment.
 
     newest: the last one.
-    latest: the last one that counts (is committed); None if none does.
+
+    latest: the last one that is committed; None if none is.
     """
 
     segment: RemoteLogSegmentMetadata
@@ -147,9 +155,9 @@ def records_by_segment(sightings: Iterable[FoundRecord], keys: Sequence[bytes]) 
 
 
 def latest_records(found: Iterable[KeyRecords]) -> Mapping[int, FoundRecord]:
-    """Return the newest record that counts, by key number.
+    """Return the newest committed record of each key, by key number.
 
-    :param found: newest segment first.
+    :param found: records by segment, newest segment first.
     """
     latest: dict[int, FoundRecord] = {}
     for one in found:
@@ -160,10 +168,11 @@ def latest_records(found: Iterable[KeyRecords]) -> Mapping[int, FoundRecord]:
 
 @dataclass(frozen=True)
 class KeyStatus:
-    """Records that a live segment has of a key, and what must happen to remove them.
+    """Records of a key in a live segment, and what must happen to remove them.
 
     what: as in ``KeyHolder``.
-    movable: whether a round that is forced now would free the segment of the key, or bring it a step nearer.
+
+    movable: whether a round that is forced now would free the segment of the key, or bring it a step nearer to it.
     """
 
     what: str
@@ -174,9 +183,10 @@ class KeyStatus:
 
 @dataclass(frozen=True)
 class ErasureRules:
-    """The cleaner's rules for one key, as of one state of the partition.
+    """Rules by which the cleaner removes records of one key, for one state of the partition.
 
     end: first offset that a round would not clean.
+
     compacts: whether the tier can be compacted at all.
     """
 

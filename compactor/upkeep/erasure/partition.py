@@ -52,9 +52,10 @@ CUT_OFF = "a round over its segment, of which this part is not read, and grace a
 
 @dataclass(frozen=True)
 class KeyQuestion:
-    """Question which objects hold these keys.
+    """The keys whose records are searched for, and how to search.
 
-    by_filters: do not read live segments whose Bloom filter has none of them.
+    by_filters: do not read live segments whose Bloom filter has none of the keys.
+
     on_bytes: called with the size of each segment that was read.
     """
 
@@ -65,7 +66,7 @@ class KeyQuestion:
 
 
 def find_key_holders(opened: Tier, name: TopicPartition, question: KeyQuestion) -> PartitionKeySurvey:
-    """Return the holders of the keys in one partition.
+    """Return the objects of one partition that contain the keys.
 
     Raises StoreError, OutOfBudget; BadData if the control log or the brokers' metadata is damaged, or a live object is missing.
     """
@@ -79,7 +80,7 @@ def find_key_holders(opened: Tier, name: TopicPartition, question: KeyQuestion) 
 
 @dataclass
 class _KeySearch:
-    """Search of one partition for the keys, as of one fold."""
+    """Search of one partition for the keys, in one state of its control log."""
 
     opened: Tier
     log: PartitionLog
@@ -118,9 +119,10 @@ class _KeySearch:
     # --- segments that the fold names ---
 
     def _search_live(self) -> int:
-        """Search live segments, newest first because later markers decide transactions; return how many the filters ruled out.
+        """Search the live segments, and return how many were skipped because their filters have none of the keys. Raises NotFound if an
+        object is gone.
 
-        Raises NotFound if an object is gone.
+        The newest segment comes first because later markers decide transactions.
         """
         searcher = self._create_searcher(self.opened)
         ruled_out = self._ruled_out_by_filters()
@@ -144,7 +146,9 @@ class _KeySearch:
         return len(ruled_out)
 
     def _search_cut_off(self, rules: ErasureRules) -> None:
-        """Search the part of live objects after the end up to which they are read; from there on brokers read another segment."""
+        """Search those parts of live objects that readers no longer use: brokers read the offsets after a segment's end from another
+        segment.
+        """
         seen = {(holder.segment, holder.key) for holder in self.holders}
         for segment in self.state.live:
             if segment.is_cut:
@@ -163,7 +167,7 @@ class _KeySearch:
         return {segment.id for segment in self.state.live if segment.id not in met}
 
     def _search_replaced(self, since: Mapping[int, int]) -> None:
-        """Search segments that readers do not get any more and that are not deleted yet."""
+        """Search the segments that readers no longer use and that are not deleted yet."""
         now, retention = self.question.now_ms, self.opened.retention
         for group in self.state.waiting:
             state = HolderState.UNDONE if group.undone else HolderState.REPLACED
@@ -202,7 +206,7 @@ class _KeySearch:
     def _state_of_unknown_object(
         self, item: ListedObject, theirs: Mapping[str, RemoteLogSegmentMetadata]
     ) -> tuple[HolderState, str, int | None]:
-        """Return the state of an object that the fold does not know, what it waits for, and until when."""
+        """Return the state of an object that the control log does not mention, what it waits for, and until when."""
         state, identity = self.state, item.segment_id
         if any(identity in entry.ids for entry in state.registrations.values()):
             return HolderState.IMPORTING, "the end of its import, which makes it live, or orphan_age_ms and `retire`", None
@@ -259,7 +263,7 @@ class _KeySearch:
             )
 
     def _segments_with_inherited_filter(self, segment_ids: AbstractSet[str]) -> set[str]:
-        """Return the segments whose filter was inherited from sources and may contain keys that are gone."""
+        """Return those of the segments whose filter was taken over from their sources. Such a filter may contain keys that are gone."""
         heads = self.opened.sidecars(self.name).heads(sorted(segment_ids))
         return {name for name, head in heads.items() if head.sidecar is not None and head.sidecar.inherited}
 
@@ -292,8 +296,9 @@ class _KeySearch:
         run_id: str = "",
         place: str = "",
     ) -> list[KeyRecords]:
-        """Find records of the keys in one segment and add it to the holders. Open and aborted transactions and batches after its end
-        count, too.
+        """Search one segment for records of the keys, add it to the result if there are any, and return the records.
+
+        Records in open and aborted transactions, and in batches after the segment's end, are included.
         """
         try:
             whole = segment.model_copy(update={"end_offset": MAX_POSITION})
@@ -352,7 +357,7 @@ def hash_keys_for_filters(keys: Sequence[bytes], hash_key: bytes) -> Hashes:
 
 
 def _metadata_of_listed(item: ListedObject) -> RemoteLogSegmentMetadata:
-    """Return metadata for a segment of which only the name and size of its log are known."""
+    """Return metadata for a segment of which only the name and the log's size are known, from LIST."""
     return RemoteLogSegmentMetadata(
         id=item.segment_id,
         start_offset=item.start_offset,

@@ -48,9 +48,10 @@ MAX_EXPEDITED_ROUNDS = 3
 
 @dataclass(frozen=True)
 class TopicKeySurvey:
-    """Holders of the keys in a topic.
+    """Objects of a topic that contain the keys.
 
-    beside: holders outside its partitions.
+    beside: such objects outside the topic's partitions.
+
     failed: partitions that could not be searched.
     """
 
@@ -122,7 +123,7 @@ def _unfinished_upload_holders(
 
 
 def _former_topic_holders(opened: Tier, names: Sequence[TopicPartition]) -> Iterator[KeyHolder]:
-    """Yield deleted topics of the same name whose data the brokers have not deleted completely."""
+    """Yield the deleted topics of the same name whose data brokers have not deleted completely, since it may contain the keys."""
     topics = {name.topic for name in names}
     for one in opened.metadata.deleted_topic_partitions():
         if one.topic in topics:
@@ -132,7 +133,7 @@ def _former_topic_holders(opened: Tier, names: Sequence[TopicPartition]) -> Iter
 
 
 def _holders_in_generations(opened: Tier, name: TopicPartition, question: KeyQuestion) -> Iterator[KeyHolder]:
-    """Yield holders among the copies that `generations write` made for consumers of Pinterest's layout."""
+    """Yield the objects with the keys among the copies that `generations write` made for Pinterest's consumers."""
     settings, target = opened.settings, opened.settings.tier.pinterest.target
     store = open_store(target, settings=settings, limits=settings.limits, counters=opened.counters)
     known = GenerationLog(store, pinterest_keys(settings), name).read_generations()
@@ -159,10 +160,10 @@ def _holders_in_generations(opened: Tier, name: TopicPartition, question: KeyQue
 def expedite_erasure(
     opened: Tier, found: PartitionKeySurvey, question: KeyQuestion, *, shorten_grace: bool, tell: Callable[[str], None]
 ) -> PartitionKeySurvey:
-    """Run rounds over the segments that hold the keys, then `retire`; return a new survey.
+    """Run rounds over the segments that contain the keys, then `retire`; return a new survey.
 
-    Its ``removals`` include rounds whose replaced segments `retire` has deleted. Only what rounds and `retire` may write is written. Grace
-    is shortened only if the caller consents; delete horizons of tombstones are not, because slow readers rely on them.
+    Its ``removals`` include rounds whose replaced segments `retire` has deleted. Nothing is written but what rounds and `retire` may write.
+    Grace is shortened only if the caller consents; delete horizons of tombstones are not, because slow readers rely on them.
 
     Raises Leased, Fenced, StoreError, OutOfBudget.
     """
@@ -191,7 +192,7 @@ def assess_with_segments(segments: frozenset[str]) -> AssessWith:
 
 
 def _run_erasure_round(opened: Tier, found: PartitionKeySurvey, now_ms: int, tell: Callable[[str], None]) -> bool:
-    """Run one round over the segments that hold the keys. Return whether it published."""
+    """Run one round over the segments that contain the keys. Return whether it published new segments."""
     name = found.name
     log, hint = opened.open(name, leads=True), opened.changes.change_hint(name)
     report = new_round(opened, name, now_ms, assess_with=assess_with_segments(found.movable)).execute_round(log)
@@ -225,10 +226,11 @@ def _retire_replaced_segments(
 
 @dataclass(frozen=True)
 class ReportHeader:
-    """Subject of a report: tier, topic, time and keys.
+    """Subject of an erasure report: tier, topic, time and keys.
 
     tier: fields that identify the tier.
-    digests: digests of the keys, in their order.
+
+    digests: digest of each key, in the order of the keys.
     """
 
     tier: Mapping[str, str]
