@@ -34,7 +34,7 @@ class TierMetadata:
     exists_elsewhere = False
 
     def recorded_catalog(self) -> CatalogState | None:
-        """Return the catalog if it is not in a control log, else None."""
+        """Return the catalog if it comes from another source than a control log, else None."""
         return None
 
     def partition_names(self, catalog: Callable[[], CatalogState]) -> list[TopicPartition]:
@@ -54,7 +54,7 @@ class TierMetadata:
         return 0
 
     def topic_settings(self, topic: str) -> Mapping[str, str] | None:
-        """Return what is set on the topic itself, by Kafka's names, or None if the brokers have no such topic."""
+        """Return the settings that are set on the topic itself, by Kafka's names, or None if the brokers have no such topic."""
         return {}
 
     def retention_ms(self, topic: str) -> int | None:
@@ -62,7 +62,7 @@ class TierMetadata:
         return None
 
     def state_view(self, name: TopicPartition) -> StateView | None:
-        """Return the view through which readers see a control log opened now, or None if they see the log as it is."""
+        """Return a function that turns the state of a control log into the state that readers see, or None if the two are equal."""
         return None
 
     def broker_records(self, name: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
@@ -112,15 +112,17 @@ class BrokerManagedMetadata(TierMetadata):
         return broker_view(self.brokers.folded_partition(name).cache, name)
 
     def state_view(self, name: TopicPartition) -> StateView:
-        """Return a view that is computed once per state of the log, so that a reader sees one view of it until it is folded on."""
+        """Return a function that adds the brokers' segments to a state. The result is computed once per state of the log, so that it stays
+        the same for a reader until the log has new records.
+        """
         computed: list[tuple[PartitionState, PartitionState]] = []
 
-        def view(state: PartitionState) -> PartitionState:
+        def state_for_reader(state: PartitionState) -> PartitionState:
             if not computed or computed[0][0] is not state:
                 computed[:] = [(state, self._merge_broker_view(state))]
             return computed[0][1]
 
-        return view
+        return state_for_reader
 
     def _merge_broker_view(self, state: PartitionState) -> PartitionState:
         """Return the state with the segments and the topic id that the brokers report, at most METADATA_MAX_AGE_S old."""
@@ -153,12 +155,14 @@ class ListedMetadata(TierMetadata):
         return CatalogState(layout=self._layout, partitions=dict.fromkeys(map(str, self.listed.partition_names()), 0))
 
     def state_view(self, name: TopicPartition) -> StateView:
-        """Return a view that lists the partition once, so that a reader sees one view of it."""
+        """Return a function that adds the listed segments to a state. The partition is listed once, so that the result stays the same for a
+        reader.
+        """
         live: list[tuple[RemoteLogSegmentMetadata, ...]] = []
 
-        def view(state: PartitionState) -> PartitionState:
+        def state_for_reader(state: PartitionState) -> PartitionState:
             if not live:
                 live.append(self.listed.live_segments(name))
             return state.model_copy(update={"live": live[0]})
 
-        return view
+        return state_for_reader

@@ -60,7 +60,7 @@ class TierIdentity:
     local: LocalState | None
 
     def read(self) -> CatalogState:
-        """Return the folded catalog. Raises UsageError if there is no tier at this URL, or if it is another one."""
+        """Return the catalog (state of the tier-wide log). Raises UsageError if there is no tier at this URL, or if it is another one."""
         if (recorded := self.metadata.recorded_catalog()) is not None:
             return recorded
         local = self.local
@@ -236,13 +236,9 @@ class Tier:
     """One process's access to one tier.
 
     counters: all requests and bytes, of data and control objects.
-
     local: cache on this machine with the states of control logs, which are continued from there; None to read everything from the tier.
-
     engines: chooses the engine for a partition's rounds; None if this process does the work.
-
     remote_rounds: runs the rounds of large partitions; None if this process runs them all.
-
     metadata: source of partitions and live segments.
     """
 
@@ -333,13 +329,13 @@ class Tier:
         if not wanted:
             return known
 
-        def parse(text: str) -> TopicPartition:
+        def parse_name(text: str) -> TopicPartition:
             if text.endswith("~1"):
                 return TopicPartition.parse(text.removesuffix("~1"))
             name = TopicPartition.parse_prefix(text)
             return name if "~" in text else current_incarnation(name, known)
 
-        named = list(dict.fromkeys(map(parse, wanted)))
+        named = list(dict.fromkeys(map(parse_name, wanted)))
         for name in named:
             if name not in known:
                 raise no_such_partition_error(str(name), known)

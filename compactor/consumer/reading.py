@@ -54,7 +54,7 @@ def first_open_offset(tier: Tier, listed: ListedTier, state: PartitionState) -> 
     if not recent:
         return state.end_offset + 1
     known = listed.transactions.get(state.name)
-    place = -1 if known is None else next((at for at, segment in enumerate(recent) if known.is_end_of(segment)), -1)
+    place = -1 if known is None else next((at for at, segment in enumerate(recent) if known.is_state_at_end_of(segment)), -1)
     opened = dict(known.first_offsets) if known is not None and place >= 0 else {}
     for segment in recent[place + 1 :]:
         reader = SegmentReader(tier.ports.layout, state.name, segment, cleaner.max_decompressed_batch_bytes)

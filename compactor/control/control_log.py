@@ -80,9 +80,7 @@ class StateMark(Value):
     stored elsewhere, for instance on local disk, can be used without a search for the boundary.
 
     boundary: the highest boundary that was known when the state was computed.
-
     incarnation: random id of the writer of the last record; empty if the state is exactly the boundary's snapshot.
-
     attempt: the number of that record among its writer's creates.
     """
 

@@ -298,7 +298,7 @@ def _apply_partition_deleted(state: PartitionState, record: Record[Any], body: r
         "runs": _update_run(state, open_run, status="undone", reason=why, ended_ms=record.at_ms) if open_run else state.runs,
         "deleted_slot": record.slot,
     } | _void_open_imports(
-        state.model_copy(update={"closed_imports": known, "voided": (*state.voided, *_announced_ids(state))}), record, why
+        state.model_copy(update={"closed_imports": known, "voided": (*state.voided, *_announced_segment_ids(state))}), record, why
     )
 
 
@@ -345,7 +345,7 @@ def _void_ids(state: PartitionState, ids: Iterable[str]) -> Changes:
     return {"voided": (*state.voided, *ids)[-VOIDED:]}
 
 
-def _announced_ids(state: PartitionState) -> Iterator[str]:
+def _announced_segment_ids(state: PartitionState) -> Iterator[str]:
     """Yield the ids of the new segments that the open intent has announced."""
     return (task.new_segment_id for task in state.intent.plan.tasks) if state.intent else iter(())
 
@@ -399,7 +399,7 @@ def _open_intent(state: PartitionState) -> Intent:
 
 def _apply_intent_undone(state: PartitionState, record: Record[Any], body: r.IntentUndone) -> Changes:
     runs = _update_run(state, body.run_id, status="undone", reason=body.reason, ended_ms=record.at_ms)
-    return {"intent": None, "runs": runs} | _void_ids(state, _announced_ids(state))
+    return {"intent": None, "runs": runs} | _void_ids(state, _announced_segment_ids(state))
 
 
 def _apply_round_published(state: PartitionState, record: Record[Any], body: r.RoundPublished) -> Changes:

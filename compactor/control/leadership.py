@@ -125,11 +125,11 @@ class Leadership:
     def release(self) -> None:
         """Give up the leadership. Raises Fenced if it was lost already."""
 
-        def has_counted(state: PartitionState) -> bool:
+        def has_taken_effect(state: PartitionState) -> bool:
             leader = state.leader
             return leader is not None and leader.released and (leader.epoch, leader.incarnation) == (self.epoch, self.log.incarnation)
 
-        self.append_record(LeadershipReleased(leader_epoch=self.epoch), has_counted)
+        self.append_record(LeadershipReleased(leader_epoch=self.epoch), has_taken_effect)
         if self.pulse.beaten:
             self.ports.control.delete([_heartbeat_key(self.log, self.epoch)])
 

@@ -84,12 +84,12 @@ def add_receipts(leadership: Leadership, receipts: Sequence[CompactionReceipt]) 
     run_id = receipts[0].run_id
     groups = {receipt.group for receipt in receipts}
 
-    def has_counted(state: PartitionState) -> bool:
+    def has_taken_effect(state: PartitionState) -> bool:
         """Return whether the state has all these receipts."""
         intent = state.intent
         return intent is not None and intent.plan.run_id == run_id and groups.issubset(receipt.group for receipt in intent.receipts)
 
-    return leadership.append_record(ReceiptsAdded(leader_epoch=leadership.epoch, receipts=tuple(receipts)), has_counted)
+    return leadership.append_record(ReceiptsAdded(leader_epoch=leadership.epoch, receipts=tuple(receipts)), has_taken_effect)
 
 
 def store_survivors(leadership: Leadership, run_id: str, objects: Sequence[ScratchObject]) -> PartitionState:
@@ -237,12 +237,12 @@ def undo_intent(leadership: Leadership, intent: Intent, reason: str) -> Partitio
 def record_run_end(leadership: Leadership, ended: RunEnded) -> PartitionState:
     """Record the outcome of a run that published nothing."""
 
-    def has_counted(state: PartitionState) -> bool:
+    def has_taken_effect(state: PartitionState) -> bool:
         """Return whether the run history has this outcome."""
         run = state.find_run(ended.run_id)
         return run is not None and run.status == ended.status and run.stats == ended.stats
 
-    return leadership.append_record(ended, has_counted)
+    return leadership.append_record(ended, has_taken_effect)
 
 
 def delete_scratch(leadership: Leadership, intent: Intent) -> None:

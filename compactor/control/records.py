@@ -429,11 +429,8 @@ class Record(Value, Generic[BodyT]):
     write the same content.
 
     log: name of the control log that it belongs to.
-
     incarnation: random id of the writer.
-
     attempt: number of the writer's creates.
-
     at_ms: the writer's clock, for people only.
     """
 

@@ -113,13 +113,9 @@ class Waiting(Value):
     outputs of an undone round.
 
     slot: position of the record that published or undid the round.
-
     since_ms: the store's modification time of that record once a snapshot has recorded it; None while the record exists.
-
     undone: whether the segments can no longer be restored by ``undo``.
-
     replaced_by: source id -> new id; empty for an undone round.
-
     why: what removed the segments, if not a round (truncation, deletion, retention); empty otherwise.
     """
 

@@ -67,11 +67,8 @@ class GenerationReport:
     - superseded: a new generation is due, but only appending was requested.
 
     objects, bytes: number and size of the objects created by this update.
-
     start_offset: the name of the generation's first object.
-
     end_offset: the last offset of the generation.
-
     slot: position in the control log of the state that the generation copies.
     """
 
@@ -143,11 +140,8 @@ class WriteOptions:
     """Options of writing a generation (a copy of a partition for Pinterest's consumers).
 
     disk: budget for staged segments; None for a budget of ``disk_budget_bytes``.
-
     append_only: whether new generations are left to other processes, except for a partition's first one.
-
     yields: whether to raise Leased if another process has announced recently that it writes this generation.
-
     on_bytes: receives the bytes of each segment that was copied.
     """
 

@@ -54,11 +54,8 @@ class PublishedSegment(Value):
     """One segment of the tier as a part of a generation.
 
     base: offset by which its object is named.
-
     last: offset of its last record. Both are -1 if the segment has no records.
-
     timestamp_ms: largest timestamp of this part and of those before it.
-
     log_bytes: size of the log object.
     """
 
@@ -73,7 +70,6 @@ class SupersededGeneration(Value):
     """A generation (copy of the partition) that a later one has replaced.
 
     began: number of its first step (the record of appended parts).
-
     ended: number of the step that began the next generation.
     """
 
@@ -86,9 +82,7 @@ class StepHistory(Value):
     """Everything that earlier steps (records of appended parts) have recorded.
 
     began: number of the generation's first step.
-
     before: parts that its earlier steps appended.
-
     earlier: generations before it that are not deleted yet.
     """
 
@@ -101,7 +95,6 @@ class GenerationStep(Value):
     """A recorded step: the list of parts that were appended to a generation at once.
 
     slot: position in the control log of the state from which the parts were copied.
-
     whole: content of all earlier steps; set in a generation's first step and every WHOLE_EVERY steps.
     """
 
@@ -116,11 +109,8 @@ class Generation(Value):
     """The current generation (copy) of a partition, as its recorded steps state it.
 
     number: number of its last step.
-
     began: number of its first step.
-
     whole: number of its last step that repeats the earlier ones.
-
     slot: position in the control log of the state that it copies.
     """
 
@@ -154,7 +144,6 @@ class AnnouncedGeneration:
     """A generation that a process has announced to write and that is not valid yet.
 
     number: number of the step that would make it valid.
-
     modified_ms: time of the latest announcement, by the store's clock.
     """
 
@@ -168,11 +157,8 @@ class Generations:
     """All generations of one partition.
 
     earlier: those before the current one that are not deleted yet, oldest first.
-
     begun: announced generations.
-
     numbers: numbers of the stored steps, ascending.
-
     stated_ms: number of a generation's first step -> when readers were directed to it, in milliseconds of the store's clock.
     """
 

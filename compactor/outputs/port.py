@@ -18,11 +18,8 @@ class OutputReport:
     """Result of one update of an output (a copy of the partition in another layout).
 
     status: written, appended, up_to_date, empty, removed or superseded.
-
     written_slot: position in the control log of the state that the output copies.
-
     next_deletion_ms: when an old version may be deleted, by the store's clock; NEVER_MS if none waits.
-
     summary: one line for people; empty if nothing was written or deleted.
     """
 

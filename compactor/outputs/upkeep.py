@@ -36,7 +36,6 @@ class RetiredGeneration:
     """A generation (a copy for Pinterest's consumers) that was deleted or waits for deletion.
 
     due_ms: when it may be deleted, in milliseconds of the store's clock.
-
     objects, bytes: number and size of its objects; -1 if they were not counted.
     """
 

@@ -56,7 +56,7 @@ AssessWith = Callable[[PartitionState, Cleaner, int], RoundAssessment[RemoteLogS
 
 @dataclass(frozen=True)
 class SegmentOutcome:
-    """A segment below the round's end and what the round did with it.
+    """A segment below the round's end, with the action that the round took on it.
 
     action: ``rewritten`` or ``skipped``.
     why: the reason, for people.
@@ -75,12 +75,12 @@ class RoundReport:
     bytes_read: segment bytes fetched from the tier.
     bytes_written: size of the new segments, of which the store copied ``bytes_copied`` from existing objects.
     saved_bytes: size of the replaced segments minus the size of the published ones; below 0 if the partition has grown.
-    segments: what happened to each segment below the round's end.
-    filters: what Bloom filters did in this round.
+    segments: outcome for each segment below the round's end.
+    filters: number of segments that Bloom filters decided about in this round.
     useless_rate: of the clean segments without a dirty key, the share that was read because of a false positive.
     until_ms: for status waiting, the earliest time at which the round can start, in milliseconds.
     log_start_offset: first offset that readers may read.
-    segments_expired, bytes_expired: what retention removed from the front before the round was planned.
+    segments_expired, bytes_expired: number and size of the segments that retention removed before the round was planned.
     """
 
     topic: str
@@ -114,7 +114,7 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """Resources and settings that one process brings to rounds over one partition.
+    """Resources and settings that one process provides for rounds over one partition.
 
     sidecars: None if sidecars are switched off (``bloom = false``).
     threads: number of worker threads.
@@ -144,8 +144,8 @@ class LocalPassOne:
 class GatheredRound:
     """Facts from which a round is planned.
 
-    indexed: result of pass 1 if this process did it; None if a remote engine does.
-    disk_bytes: disk budget that each group must fit; None if a remote engine does the work.
+    indexed: result of pass 1 if this process ran it; None if a remote engine does.
+    disk_bytes: disk budget that each group of segments must fit; None if a remote engine does the work.
     """
 
     facts: RoundFacts
@@ -154,7 +154,7 @@ class GatheredRound:
 
 
 class Round:
-    """One round over one partition by this process (implements ``RoundWork``), with what it cost. An instance is used once."""
+    """One round over one partition by this process (implements ``RoundWork``), together with its costs. An instance is used once."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class Round:
             yield GatheredRound(known, LocalPassOne(found, workers, reading), disk.total)
 
     def _draft_plan_at(self, state: PartitionState, now_ms: int) -> CompactionPlan | None:
-        """Return the plan that would be made at a time in milliseconds, without ids; None if no round would be due then."""
+        """Return the plan, without ids, that would be made at a time in milliseconds; None if no round would be due then."""
         assessment = self._assess(state, self._cleaner, now_ms)
         if not assessment.due:
             return None
@@ -488,7 +488,9 @@ def paused_report(known: PartitionFacts[Any], why: str) -> RoundReport:
 
 
 def failed_report(name: TopicPartition, error: CompactorError) -> RoundReport:
-    """Return the report of a partition whose round failed with an error (isolation, I9). The next run tries it again."""
+    """Return the report of a partition whose round failed with an error. Other partitions are not affected (isolation, I9), and the next
+    run tries this one again.
+    """
     status = "leased" if isinstance(error, Leased) else "fenced" if isinstance(error, Fenced) else "quarantined"
     segment = error.segment if isinstance(error, BadData) else ""
     return RoundReport(name.topic, name.partition, status, 0, 0, reason=error.message, segment=segment)

@@ -27,9 +27,9 @@ class FinishedSegment:
 
     table: its batches.
     log: size and digests of its log.
-    contents: file or bytes of each kind of object. The log is missing here if it is composed from ``pieces``.
+    contents: file or bytes of each kind of object. The log is missing here if the store composes it.
     due_ms: earliest delete horizon in it, in milliseconds.
-    pieces: source ranges and local bytes from which the store composes the log; empty if the log is uploaded.
+    pieces: ranges of existing objects, and new bytes, from which the store composes the log; empty if the log is uploaded.
     """
 
     table: BatchTable
@@ -40,7 +40,7 @@ class FinishedSegment:
 
     @staticmethod
     def from_local_files(output: SourceSegment, contents: Mapping[str, Path | bytes], limit: int, *, digests: bool) -> FinishedSegment:
-        """Return a segment whose files are all on this machine.
+        """Return a new segment whose files are all on this machine.
 
         :param output: its log, opened.
         :param contents: file or bytes of each kind, the log included.
@@ -52,7 +52,7 @@ class FinishedSegment:
 
     @staticmethod
     def from_pieces(made: ComposedSegment, pieces: Sequence[ComposeSource], contents: Mapping[str, Path | bytes]) -> FinishedSegment:
-        """Return a segment whose log the store composes from existing objects and new bytes.
+        """Return a new segment whose log the store composes from ranges of existing objects and new bytes.
 
         :param contents: file or bytes of each kind except the log.
         """

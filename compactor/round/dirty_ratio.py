@@ -26,8 +26,8 @@ MONTH_MS = 30 * 86_400_000
 class DirtyRatioThreshold:
     """Dirty ratio above which a round is due.
 
-    why: how it was chosen, or why Kafka's default holds; empty if it was set.
-    saved_usd_month: what it saves each month in comparison with Kafka's default of 0.5; None if it was not chosen by cost.
+    why: how the threshold was chosen, or why Kafka's default is used; empty if a setting states it.
+    saved_usd_month: monthly saving in comparison with Kafka's default of 0.5; None if the threshold was not chosen by cost.
     """
 
     ratio: float
@@ -41,10 +41,11 @@ class DirtyRatioThreshold:
 def dirty_ratio_threshold(
     cleaner: Cleaner, clean: Sequence[SegmentFacts], dirty: Sequence[SegmentFacts], saved_per_dirty_byte: float | None
 ) -> DirtyRatioThreshold:
-    """Return the threshold for a partition.
+    """Return the dirty ratio above which a round over the partition is due.
 
-    :param clean: live segments below the round's end that are clean. dirty: those that are not.
-    :param saved_per_dirty_byte: bytes that the last round saved for each dirty byte; None if unknown, which counts as 1.
+    :param clean: clean live segments below the round's end.
+    :param dirty: the other live segments below the round's end.
+    :param saved_per_dirty_byte: bytes that the last round saved for each dirty byte; None if unknown, which is treated as 1.
     """
     if cleaner.min_cleanable_dirty_ratio != "auto":
         return DirtyRatioThreshold(cleaner.min_cleanable_dirty_ratio)
@@ -61,7 +62,7 @@ def dirty_ratio_threshold(
     in_vain = min(1.0, saved_per_dirty_byte) if saved_per_dirty_byte is not None else 1.0
 
     def usd_month(ratio: float) -> float:
-        """Return what requests and storage cost per month that depends on the ratio."""
+        """Return the part of the monthly costs of requests and storage that depends on the ratio."""
         dirty_bytes = live * ratio / (1 - ratio)
         rounds = written_month / dirty_bytes
         stored = in_vain * dirty_bytes / 2 + rounds * (live + dirty_bytes) * costs.replaced_ms / MONTH_MS

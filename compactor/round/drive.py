@@ -39,9 +39,9 @@ class RoundResult:
     receipts: all receipts of the plan, also those of earlier attempts.
     reason: why the round waits or why the partition is quarantined.
     segment: the corrupt segment of a quarantined partition, if known.
-    undone: why an intent that was found open was undone first; empty if none was.
+    undone: why an earlier process's open intent had to be undone first; empty if it had not.
     until_ms: for status waiting, the earliest time at which the round can start, in milliseconds.
-    expired: segments that retention removed from the front before the round was planned.
+    expired: segments that retention removed before the round was planned.
     """
 
     status: str
@@ -102,7 +102,7 @@ def run_round(ports: Ports, log: PartitionLog, lease: Lease, work: RoundWork[Fac
 
 
 def _needs_round(ports: Ports, state: PartitionState, work: RoundWork[FactsT]) -> bool:
-    """Return whether a partition has an open intent or a round is due, without holding leadership."""
+    """Return whether a partition has an open intent or a round is due. Does not require leadership."""
     try:
         return state.intent is not None or work.is_due(mirroring.state_with_broker_segments(ports, state))
     except BadData:
@@ -130,7 +130,7 @@ def run_round_as_leader(leadership: Leadership, work: RoundWork[FactsT]) -> Roun
 
 
 def _run_planned_round(leadership: Leadership, work: RoundWork[FactsT], undone: str) -> RoundResult:
-    """Plan a round and go through with it, if one is due. No intent is open."""
+    """Plan and execute a round if one is due, when no intent is open."""
     for _ in range(PLANS):
         with ExitStack() as gathering:
             mirrored = False
@@ -173,10 +173,10 @@ def _run_planned_round(leadership: Leadership, work: RoundWork[FactsT], undone: 
 
 
 def settle_open_intent(leadership: Leadership, work: RoundWork[FactsT] | None) -> RoundResult | None:
-    """Resume the open intent or record it undone and remove its objects; return None if no intent is open.
+    """Finish the open intent (an announced plan that is neither published nor undone): resume it, or undo it and delete its objects.
 
     :param work: None if this process cannot do the work, as for ``retire``: the intent is then undone.
-    :return: the result; its field ``undone`` says why the intent was undone.
+    :return: the result, or None if no intent is open; its field ``undone`` states why the intent was undone.
     """
     publication.remove_stray_segments(leadership)
     intent = leadership.state.intent
@@ -204,9 +204,9 @@ def settle_open_intent(leadership: Leadership, work: RoundWork[FactsT] | None) -
 
 
 def _finish_intent(leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, steps: StageTracker, undone: str) -> RoundResult:
-    """Do what the open intent still needs, then verify and publish.
+    """Run the remaining tasks of the open intent, verify the new segments and publish them.
 
-    :param facts: None for a plan that was found open.
+    :param facts: None if an earlier process announced the plan.
     :raises Fenced: if another compactor has taken the plan over, and may have added receipts to it.
     """
     leadership.require_in_state(leadership.state)
@@ -286,10 +286,10 @@ def _publish_intent(
 def _run_pending_tasks(
     leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, expired: ExpiredSources
 ) -> tuple[CompactionFailure, str] | None:
-    """Drive the worker through the pending tasks; return the first failure with the segment that it concerns, or None.
+    """Give the worker the pending tasks; return the first failure with the segment concerned, or None.
 
-    Tasks whose sources brokers have expired are left out, also if that happens meanwhile. It returns None as well if only a part of a
-    task's sources has expired.
+    Tasks all of whose sources brokers have expired are left out, also if that happens meanwhile. None is returned as well if only a part of
+    a task's sources has expired.
     """
     while True:
         intent = _require_intent(leadership)
@@ -318,7 +318,7 @@ def _run_pending_tasks(
 def _try_pending_tasks(
     leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, intent: Intent, expired: ExpiredSources
 ) -> CompactionFailure | None:
-    """Give the worker the pending tasks that have not expired, recording each receipt as it comes; return the first failure, or None."""
+    """Give the worker the pending tasks that have not expired, and record each receipt as it arrives. Return the first failure, or None."""
     run_id = intent.plan.run_id
     tasks = [task for task in intent.pending if not expired.has_expired(task)]
     session = _DriverSession(leadership, run_id, expired if facts is None else None)
@@ -334,7 +334,9 @@ def _try_pending_tasks(
 
 
 def _stored_outputs_problem(leadership: Leadership, intent: Intent, expired: ExpiredSources) -> str:
-    """Return why an object of the round's new segments is not as recorded, or an empty string. Groups that have expired do not count."""
+    """Return why an object of the round's new segments is not as recorded, or an empty string. Groups that brokers have expired are
+    ignored.
+    """
 
     def first_problem() -> str:
         tasks = {task.group: task for task in intent.plan.tasks}
@@ -374,7 +376,7 @@ SCOUTED: Final = "scouted-"
 
 
 def scratch_prefix(log: PartitionLog) -> str:
-    """Return the key prefix in the control store for objects that a partition's runs keep between their passes."""
+    """Return the key prefix in the control store for scratch objects, which a partition's runs keep between their passes."""
     return f"{log.prefix}/scratch/"
 
 

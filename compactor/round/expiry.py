@@ -21,11 +21,11 @@ S = TypeVar("S", bound=SegmentFacts)
 
 @dataclass(frozen=True)
 class ExpiredSegments:
-    """Segments that expire now, and where readers begin afterwards.
+    """Segments that expire by retention now, and the log start afterwards.
 
-    log_start_offset: first offset that readers may read afterwards. It does not change if only segments go that were deleted earlier and
-        stayed as the newest segment.
-    segments, bytes: of the segments that leave the view. The newest one is never among them, even if its records expire.
+    log_start_offset: first offset that readers may read afterwards. It stays if the only segments removed are such whose records were
+        deleted earlier.
+    segments, bytes: number and size of the removed segments. The newest segment is never among them, even if its records expire.
     reason: which limits have passed.
     """
 
@@ -36,7 +36,7 @@ class ExpiredSegments:
 
 
 def is_retention_enabled(cleaner: Cleaner) -> bool:
-    """Return whether ``retention_ms`` and ``retention_bytes`` count. As in Kafka, they do not under "compact" alone."""
+    """Return whether ``retention_ms`` and ``retention_bytes`` apply. As in Kafka, they do not under the cleanup policy "compact" alone."""
     return cleaner.cleanup_policy != "compact"
 
 
@@ -78,7 +78,7 @@ def largest_timestamp_ms(segment: SegmentFacts) -> int:
 
 
 def _count_aged_segments(readable: Sequence[S], cleaner: Cleaner, now_ms: int) -> int:
-    """Return how many segments at the front are older than ``retention_ms``."""
+    """Return how many of the oldest segments are older than ``retention_ms``."""
     if not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
         return 0
     young = (n for n, segment in enumerate(readable) if now_ms - largest_timestamp_ms(segment) <= cleaner.retention_ms)
@@ -86,7 +86,7 @@ def _count_aged_segments(readable: Sequence[S], cleaner: Cleaner, now_ms: int) -
 
 
 def _count_surplus_segments(readable: Sequence[S], cleaner: Cleaner) -> int:
-    """Return how many segments at the front can go so that at least ``retention_bytes`` remain."""
+    """Return how many of the oldest segments can be removed so that at least ``retention_bytes`` remain."""
     if not is_retention_enabled(cleaner) or cleaner.retention_bytes < 0:
         return 0
     remaining = sum(segment.size_bytes for segment in readable)

@@ -38,7 +38,8 @@ def state_with_broker_segments(ports: Ports, state: PartitionState) -> Partition
 
 
 def open_round_problem(leadership: Leadership, expired: ExpiredSources) -> str:
-    """Return which segment of the open round brokers no longer serve as the round knew it, as a message; empty if the round can go on.
+    """Return which segment of the open round brokers no longer serve as it was when the plan was made, or an empty string if the round can
+    go on.
 
     Segments that brokers have expired do not prevent that, unless a group that is not rewritten yet has lost a part of its sources.
     """
@@ -57,9 +58,8 @@ def open_round_problem(leadership: Leadership, expired: ExpiredSources) -> str:
 
 
 def mirror_broker_segments(leadership: Leadership) -> PartitionState:
-    """Append the changes of the brokers' segments to the control log, under leadership.
-
-    Raises BadData if the brokers' segments leave a gap, or if an object of a new segment is missing.
+    """Append the changes of the brokers' segments to the control log, as its leader. Return the new state. Raises BadData if the brokers'
+    segments leave a gap, or if an object of a new segment is missing.
     """
     ports = leadership.ports
     if ports.brokers is None:
@@ -84,7 +84,9 @@ def mirror_broker_segments(leadership: Leadership) -> PartitionState:
 
 
 def _without_expired_front(leadership: Leadership, view: BrokerView) -> BrokerView:
-    """Return the view without what lies below a gap and below the log start of brokers: a late copy of what they have expired."""
+    """Return the brokers' view without the segments that lie below a gap and below the log start of brokers. These are late copies of
+    expired data.
+    """
     after_gap = [number for number, (one, two) in enumerate(pairwise(view.links), start=1) if two.first > one.last + 1]
     if not after_gap:
         return view

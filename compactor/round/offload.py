@@ -35,7 +35,7 @@ def reason_for_spark(cleaner: Cleaner, spark: SparkSettings, found: RoundAssessm
 
 
 def passes_over_keys(cleaner: Cleaner, found: RoundAssessment[S]) -> int:
-    """Return how often the partitioned engine reads the dirty range for its keys."""
+    """Return how many times the partitioned engine would read the dirty range to collect its keys."""
     if not isinstance(cleaner.disk_budget_bytes, int):
         return 1
     rows, largest = sum(estimate_records(s) for s in found.dirty), max((s.size_bytes for s in found.covered_segments), default=0)

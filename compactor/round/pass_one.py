@@ -73,10 +73,10 @@ MEETS_NONE = "its key directory has none of the keys"
 
 @dataclass(frozen=True)
 class PassOneSettings:
-    """Settings and resources of pass 1.
+    """Settings and resources of pass 1, which finds the latest record of each key.
 
     engine: auto, memory or partitioned.
-    gate: whether the gate sees the records, within the map budget.
+    gate: whether the gate (the independent check of the output) reads the records too, within the map budget.
     check: called between segments; may raise Fenced.
     """
 
@@ -93,9 +93,9 @@ class CleanSegmentQuery:
     """Inputs from which pass 1 decides which clean segments must be read.
 
     sidecars: None if sidecars are switched off (``bloom = false``).
-    record: what filters have achieved on this partition so far.
-    only: ids of the clean segments to read, as a resumed plan says; None to decide here.
-    in_part: ids of clean segments that may be read in part; None for all.
+    record: how many reads filters have saved on this partition so far.
+    only: ids of the clean segments to read, as a resumed plan states them; None to decide here.
+    in_part: ids of clean segments of which reading a part may be enough; None for all.
     """
 
     sidecars: Sidecars | None
@@ -108,7 +108,7 @@ class CleanSegmentQuery:
 class PassOneResult:
     """Result of pass 1.
 
-    opened: sources and verdicts. A segment that was not opened is represented by its stand-in, or is empty.
+    opened: sources and verdicts. A segment that was not opened is represented by the headers in its sidecar, or is empty.
     passes: number of scans of the dirty range.
     clean: which clean segments must be read, and why.
     """
@@ -141,7 +141,7 @@ class PassOneResult:
             yield source, self.opened.verdicts[ordinal] if part is None else part.verdicts
 
     def free_memory(self) -> None:
-        """Free the memory of keys and cleaned chunks. The counts stay."""
+        """Free the memory of keys and cleaned chunks. Their counts are still available."""
         self.survivors.free_keys()
         self.finished.clear()
         if self.gate is not None:
@@ -167,14 +167,14 @@ class _PassOneJob:
 
 @dataclass
 class _SidecarCost:
-    """Bytes of sidecars that were fetched, attempts that were given up included."""
+    """Number of sidecar bytes that were fetched, including attempts at pass 1 that were given up."""
 
     bytes: int
 
 
 @dataclass
 class _DiskSpace:
-    """Reserved bytes of local disk; ``reservation`` is None while none are needed."""
+    """Reserved bytes of local disk. ``reservation`` is None while none are needed."""
 
     reservation: SpaceReservation | None = None
 
@@ -192,9 +192,10 @@ class _ScanAttempt:
 
 @dataclass(frozen=True)
 class FilterAnswers:
-    """Answers of Bloom filters about clean segments, by ordinal.
+    """Answers of Bloom filters about clean segments, by position of the segment.
 
-    asked: segments that only their filter could decide. met: why a segment must be read although its filter was asked.
+    asked: segments that only their filter could decide.
+    met: why a segment must be read although its filter was asked.
     """
 
     asked: frozenset[int] = frozenset()
@@ -375,7 +376,9 @@ def _scan_dirty(scan: _ScanAttempt) -> None:
 
 
 def _fold_transactions(scan: _ScanAttempt) -> None:
-    """Compute the verdict on every batch, once. Clean segments without a sidecar are opened for it, because their headers are needed."""
+    """Compute the verdict on every batch, once, from the outcomes of transactions. Clean segments without a sidecar are opened for it,
+    because their headers are needed.
+    """
     job = scan.job
     if not job.opened.folded:
         for ordinal in job.roles.clean:
@@ -388,7 +391,7 @@ def _fold_transactions(scan: _ScanAttempt) -> None:
 
 
 def _decide_by_sidecars(job: _PassOneJob, keys: int) -> dict[int, SidecarDecision]:
-    """Return what the sidecars of clean segments say, by ordinal.
+    """Return the decision that each clean segment's sidecar allows, by position of the segment.
 
     :param keys: number of keys of the dirty range, or a bound on it.
     """
@@ -404,16 +407,18 @@ def _decide_by_sidecars(job: _PassOneJob, keys: int) -> dict[int, SidecarDecisio
 
 
 def _reason_due_by_fold(job: _PassOneJob, ordinal: int) -> str:
-    """Return what the transaction fold requires to do in a segment, as a reason, or an empty string.
+    """Return why the outcomes of transactions require that a segment is read, or an empty string.
 
-    The answer is the same for an opened segment and for its stand-in.
+    The answer is the same for an opened segment and for the headers in its sidecar.
     """
     verdicts = job.opened.verdicts[ordinal]
     return reason_markers_are_due(job.opened.sources[ordinal].table, verdicts.aborted, verdicts.discardable, job.extent.rules.now_ms)
 
 
 def _ask_filters(scan: _ScanAttempt, decisions: Mapping[int, SidecarDecision], before: FilterAnswers) -> FilterAnswers:
-    """Ask filters about the keys of this part. With keys on disk, also read the segments that may have one of them."""
+    """Ask filters about the dirty keys of this part of the key space, and return all answers so far. With keys on disk, also read the
+    segments that may have one of them.
+    """
     job, survivors, on_disk = scan.job, scan.survivors, scan.survivors.is_on_disk
     asked = [n for n, decision in decisions.items() if decision.askable and not decision.may and (on_disk or not decision.must)]
     met = _match_filters(scan, asked)
@@ -432,10 +437,10 @@ def _ask_filters(scan: _ScanAttempt, decisions: Mapping[int, SidecarDecision], b
 
 
 def _choose_segment_parts(scan: _ScanAttempt, decisions: dict[int, SidecarDecision], answers: FilterAnswers) -> FilterAnswers:
-    """Choose the clean segments of which a part is enough, by their key directories. Not done with keys on disk, which need all rows now.
+    """Choose, by key directories, the clean segments of which reading a part is enough. Return the updated answers.
 
-    A segment in which nothing is due and whose directory has none of the keys is skipped whatever its filter says: the filter of a composed
-    segment still has keys that are gone, and would match them round after round.
+    Not done with keys on disk, which need all rows now. A segment that has no due deletion and none of the keys in its directory is skipped
+    whatever its filter says: the filter of a composed segment still contains keys that are gone, and would match them in every round.
     """
     job, survivors, inquiry = scan.job, scan.survivors, scan.job.inquiry
     if inquiry.sidecars is None or inquiry.in_part == frozenset() or survivors.is_on_disk:
@@ -473,7 +478,7 @@ def _choose_segment_parts(scan: _ScanAttempt, decisions: dict[int, SidecarDecisi
 
 
 def _match_filters(scan: _ScanAttempt, ordinals: Sequence[int]) -> dict[int, str]:
-    """Return the segments whose filter matches a dirty key or cannot be used, with the reason."""
+    """Return the segments whose filter matches a dirty key or cannot be used, with the reason, by position of the segment."""
     job, live = scan.job, scan.job.roles.live
     if job.inquiry.sidecars is None:
         return {}
@@ -513,9 +518,10 @@ def _build_pass_one_result(
 
 
 def bound_remaining_bytes(found: PassOneResult, state: PartitionState) -> dict[str, RemainingBound]:
-    """Return an upper bound on what remains of each segment after the round, by id, for segments that pass 1 has read.
+    """Return, by segment id, an upper bound on the bytes of each segment that remain after the round. Covers the segments that pass 1 has
+    read.
 
-    It counts batches that keep a record or whose records are not known, and one header for each producer.
+    Batches that keep a record or whose records are not known are counted in full, and one header for each producer.
     """
     left = {}
     for ordinal, segment in enumerate(state.live):

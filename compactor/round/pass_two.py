@@ -72,13 +72,13 @@ def executor_fingerprint() -> str:
 class LocalWorker:
     """Worker (round.ports) that uses threads of this process.
 
-    publisher: is told about each new segment before its first object is created.
+    publisher: informed about each new segment before its first object is created.
     engine: auto, memory or partitioned; used if pass 1 must be repeated.
     sidecars: sidecars of sources and of new segments; None to use and write none.
-    filter_for: returns the filter for a new segment of so many records and bytes, or None.
+    filter_for: returns the filter for a new segment with a number of records and bytes, or None.
     found: result of pass 1 for the plan that was just announced, together with its ``workers``.
     splices: whether segments may be read in part, and new ones get the key directories that this needs.
-    stats: filled in while the round runs.
+    stats: statistics, updated while the round runs.
     known: contents of small files that were already read, by segment id and kind.
     """
 
@@ -158,7 +158,7 @@ class LocalWorker:
         *,
         in_part: bool,
     ) -> PassOneResult:
-        """Run pass 1 for a plan that was announced before, so that the clean segments to read are given."""
+        """Run pass 1 for a plan that was announced before, and return its result. The plan states which clean segments to read."""
         wanted = {name for task in tasks for name in task.sources}
         clean = frozenset(s.id for s in reading.live if s.id in wanted and s.end_offset < plan.first_dirty_offset)
         settings = PassOneSettings(
@@ -173,7 +173,9 @@ class LocalWorker:
     def _rewrite_and_upload_groups(
         self, round_: PlanExecution, tasks: Sequence[CompactionTask], session: WorkSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        """Yield the outcomes of groups: each is fetched ahead, rewritten by all threads, and uploaded while the next one is rewritten."""
+        """Yield the receipt or failure of each group. Its sources are prefetched, all threads rewrite it, and it is uploaded while the next
+        one is rewritten.
+        """
         uploads: deque[tuple[RewrittenGroup, Future[CompactionReceipt | CompactionFailure]]] = deque()
         with ThreadPoolExecutor(1, "upload") as uploader:
             try:
@@ -193,9 +195,9 @@ class LocalWorker:
 
 @dataclass(frozen=True)
 class RewrittenGroup:
-    """A group's new segment on local disk, with its disk reservation.
+    """A group's new segment on local disk, with its disk reservation. A group is a sequence of neighbouring segments that become one.
 
-    members: ordinals of its sources.
+    members: positions of its sources in the plan.
     cleaned: the written files; of a partial rewrite, only the rewritten batches.
     balance: accounts for all records of the sources, also with a partial rewrite.
     part: the part of the source that was read; None if all of it was.
@@ -216,10 +218,10 @@ class RewrittenGroup:
 
 
 class PassOneAnswers(Protocol):
-    """Result of pass 1 that pass 2 needs, as a protocol.
+    """Protocol of the pass 1 results that pass 2 needs.
 
-    gate: checks each group; None if it is switched off.
-    witness: is shown the records that pass 2 inflates; None if nothing needs to see them.
+    gate: checks each rewritten group; None if it is switched off.
+    witness: observer that receives the records which pass 2 decompresses; None if no check needs them.
     """
 
     @property
@@ -236,20 +238,26 @@ class PassOneAnswers(Protocol):
 
     @property
     def sources(self) -> Sequence[SourceSegment]:
-        """Sources by ordinal. Those that were opened by ``open_segment`` have their batch headers."""
+        """Source segments by position. Those that were opened by ``open_segment`` have their batch headers."""
 
     def open_segment(self, ordinal: int, reservation: SpaceReservation | None) -> AbstractContextManager[tuple[SourceSegment, Verdicts]]:
-        """Open a segment: yield its bytes and the verdicts on its batches. Raises BadData, StoreError, OutOfBudget.
+        """Open a segment: yield its bytes and the verdicts on its batches.
 
-        If ``part_of_segment`` returns a part, only that part is opened; NeedsWholeSegmentError is raised if it is not enough.
+        If ``part_of_segment`` returns a part, only that part is opened; NeedsWholeSegmentError is raised if it is not enough. Raises
+        BadData, StoreError, OutOfBudget.
+
+        :param ordinal: position of the segment in the partition.
         """
 
     def part_of_segment(self, ordinal: int) -> SegmentPart | None:
-        """Return the part of a segment that ``open_segment`` opens, or None if it opens all of it."""
+        """Return the part of a segment that ``open_segment`` opens, or None if it opens all of it.
+
+        :param ordinal: position of the segment in the partition.
+        """
 
 
 class PlanExecution:
-    """Execution of one plan: takes each group from its sources to its receipt."""
+    """Execution of one plan, which rewrites, uploads and reports each of its groups of segments."""
 
     def __init__(
         self, worker: LocalWorker, plan: CompactionPlan, reading: StagedSegmentReader, workers: WorkerThreads, answers: PassOneAnswers
@@ -418,7 +426,9 @@ class PlanExecution:
         )
 
     def _snapshot_and_checkpoint(self, written: RewrittenGroup) -> dict[str, bytes]:
-        """Return producer snapshot and leader-epoch checkpoint at the group's end: those of the last source, cut where it is cut."""
+        """Return the producer snapshot and leader-epoch checkpoint at the group's end: those of its last source, cut where that source ends
+        for readers.
+        """
         ordinal = written.members[-1]
         last, end = self._live[ordinal], written.task.end_offset
         found: dict[str, bytes] = {}
@@ -441,9 +451,10 @@ class PlanExecution:
         return found
 
     def _epoch_checkpoint(self, ordinal: int) -> bytes:
-        """Return a segment's leader-epoch checkpoint.
+        """Return a segment's leader-epoch checkpoint. It is not fetched if the recorded digest equals that of the checkpoint computed from
+        the segments' epochs.
 
-        It is not fetched if the recorded digest shows that it equals the checkpoint computed from the epochs of the segments.
+        :param ordinal: position of the segment in the partition.
         """
         segment, kind = self._live[ordinal], "leader-epoch-checkpoint"
         known: dict[int, EpochEntry] = {}
@@ -469,7 +480,7 @@ class PlanExecution:
     def _store_composed_sidecar(
         self, metadata: RemoteLogSegmentMetadata, source: RemoteLogSegmentMetadata, joined: ComposedSegment
     ) -> None:
-        """Store the sidecar of a composed segment, derived from its source's. Without a source's sidecar there is none."""
+        """Store the sidecar of a composed segment, derived from its source's sidecar. Without that none is stored."""
         worker = self._worker
         old = worker.sidecars.load_sidecar(source.id) if worker.sidecars else None
         if worker.sidecars is None or old is None:

@@ -133,7 +133,7 @@ def _is_round_due(found: RoundAssessment[S], cleaner: Cleaner, now_ms: int, boun
 
 
 class RemainingBound(NamedTuple):
-    """Upper bound on what remains of a segment after the round, as pass 1 knows it."""
+    """Upper bound on the records and bytes of a segment that remain after the round, as pass 1 knows it."""
 
     bytes: int
     records: int
@@ -141,12 +141,12 @@ class RemainingBound(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundFacts:
-    """Everything from which a plan is made, gathered once.
+    """All facts from which a plan is made, gathered once.
 
     producers: producers that are live at the log's end.
     fingerprint: versions that decide the output bytes, see ``CompactionPlan``.
     clean: which clean segments pass 1 allows to skip; by default none.
-    left: upper bound on what remains of a segment, by id, where groups are formed by it.
+    left: upper bound on the remaining bytes of a segment, by id, where groups are formed by it.
     snapshot: the last segment's producer snapshot, as read.
     """
 
@@ -164,7 +164,9 @@ class RoundFacts:
 
 @dataclass(frozen=True)
 class GroupCandidate:
-    """A segment with the sizes that grouping goes by, in bytes: of its files, or of what is left of it after the round."""
+    """A segment that may join a group (neighbours that become one segment), with the sizes in bytes that decide about it: those of its
+    files, or those of its remaining records after the round.
+    """
 
     metadata: RemoteLogSegmentMetadata
     left: RemainingBound | None = None
@@ -183,7 +185,7 @@ class GroupCandidate:
 
     @property
     def is_emptied(self) -> bool:
-        """Return whether no record of the segment is left after the round."""
+        """Return whether no record of the segment remains after the round."""
         return self.left is not None and self.left.records == 0
 
 
@@ -191,7 +193,7 @@ _Assessed = RoundAssessment[RemoteLogSegmentMetadata]
 
 
 def draft_plan(facts: RoundFacts) -> CompactionPlan:
-    """Return the plan without ids and epoch, for callers that need the round's rules before there is a plan."""
+    """Return the plan without ids and epoch, for callers that need its rules before the complete plan exists."""
     return plan_round(facts, -1, lambda: "")
 
 
@@ -247,9 +249,9 @@ def plan_round(facts: RoundFacts, leader_epoch: int, new_id: Callable[[], str]) 
 
 
 def _ordinals_beginning_epoch(segments: Sequence[RemoteLogSegmentMetadata]) -> frozenset[int]:
-    """Return the ordinals of segments in which a leader epoch begins. A group must begin with each of them.
+    """Return the positions of the segments in which a leader epoch begins. A group must begin with each of them.
 
-    Brokers look up each epoch separately: otherwise the later epoch's part would be switched before what precedes it
+    Brokers look up each epoch separately: otherwise readers would get the later epoch's part before the part that precedes it
     (docs/broker-protocol.md, section on ascending order).
     """
     epochs = [{entry.epoch for entry in segment.leader_epochs} for segment in segments]
@@ -257,7 +259,7 @@ def _ordinals_beginning_epoch(segments: Sequence[RemoteLogSegmentMetadata]) -> f
 
 
 def _ordinals_beginning_after_expiring(facts: RoundFacts) -> frozenset[int]:
-    """Return the ordinals of segments that must not join the one before, because brokers expire that one soon.
+    """Return the positions of the segments that must not be grouped with the one before, because brokers expire that one soon.
 
     A group would keep it until its last source expires, and a part of a group's sources would be gone before the group is published.
     """
@@ -276,10 +278,10 @@ def _last_round_ms(state: PartitionState) -> int:
 
 @dataclass(frozen=True)
 class GroupingRules:
-    """Rules by which neighbouring segments become one group.
+    """Rules that decide which neighbouring segments form a group and become one segment.
 
-    left: upper bound on what remains of a segment, by id; groups are sized by it.
-    apart: ordinals of segments that must begin a group.
+    left: upper bound on the remaining bytes of a segment, by id; groups are sized by it.
+    apart: positions of segments that must begin a group.
     large: also group segments that are due only for delete horizons. Used for brokers, which keep several files per segment.
     """
 
@@ -295,11 +297,10 @@ class GroupingRules:
         return group_segments(members, cleaner.segment_bytes, cleaner.segment_index_bytes, end, self._may_join)
 
     def _may_join(self, members: list[GroupCandidate], other: GroupCandidate) -> bool:
-        """Return whether a segment may join a group.
+        """Return whether a segment may join a group of neighbours.
 
-        Undoing a round needs one segment for all sources of a group (round.restoring), which limits their size. A group of which no record
-        is left
-        would be worse, so that empty segments always join.
+        Undoing a round needs one segment for all sources of a group (round.restoring), which limits their size. Segments of which no record
+        remains always join, because a group without any record would be worse.
         """
         if other.is_emptied or all(member.is_emptied for member in members):
             return True
@@ -308,7 +309,9 @@ class GroupingRules:
 
 
 def _choose_groups(found: _Assessed, clean: CleanVerdicts, rules: GroupingRules) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
-    """Return the groups of segments that become one segment each, ascending, and the ids that only the rule for small neighbours adds."""
+    """Return the groups of neighbouring segments that become one segment each, ascending, and the ids of the segments that are only
+    included because they are small.
+    """
     groups: list[list[RemoteLogSegmentMetadata]] = []
     merged: set[str] = set()
     segments = found.covered_segments
@@ -337,9 +340,9 @@ def _choose_groups(found: _Assessed, clean: CleanVerdicts, rules: GroupingRules)
 
 
 def _is_worth_merging(members: Sequence[GroupCandidate]) -> bool:
-    """Return whether clean neighbours that nothing else requires to read are merged: there are many, and none has most of the bytes.
+    """Return whether clean neighbours that need not be read otherwise are merged: there must be many, and none may have most of the bytes.
 
-    So this rule rewrites a byte at most once for each doubling of the segment that contains it.
+    So a byte is rewritten for this reason at most once for each doubling of the segment that contains it.
     """
     return len(members) >= MERGE_AT_LEAST and 2 * max(member.size for member in members) <= sum(member.size for member in members)
 

@@ -27,9 +27,9 @@ class LeadershipCheck(Protocol):
 
 
 class PostponedError(Exception):
-    """Raised if a round must wait because it would exceed [publish] metadata_records_per_hour.
+    """Raised if a round must wait because it would exceed [publish] metadata_records_per_hour. No plan was announced.
 
-    Nothing was announced. until_ms: when to try again, by this machine's clock.
+    until_ms: when to try again, by this machine's clock.
     """
 
     def __init__(self, reason: str, until_ms: int) -> None:
@@ -43,14 +43,14 @@ class WorkSession(Protocol):
 
     @property
     def state(self) -> PartitionState:
-        """Return the folded state, in which the plan is the open intent. ``state.live`` has the metadata of the plan's sources."""
+        """Return the partition's state, in which the plan is the open intent. ``state.live`` has the metadata of the plan's sources."""
 
     @property
     def stored_survivors(self) -> tuple[ScratchObject, ...]:
         """Return the scratch objects with the result of pass 1 that an earlier attempt at this plan stored; empty if there are none."""
 
     def scratch_key(self, name: str) -> str:
-        """Return the control store key for a scratch object of this run. It is swept when the run is closed."""
+        """Return the control store key for a scratch object of this run. The object is deleted after the run has ended."""
 
     def store_survivors(self, objects: Sequence[ScratchObject]) -> None:
         """Record existing scratch objects as the result of pass 1. Raises Fenced."""
@@ -60,13 +60,13 @@ class WorkSession(Protocol):
 
 
 class Worker(Protocol):
-    """Executor of an announced plan: fetches, runs both passes and the gate, uploads under the announced ids and reads back.
+    """Executor of an announced plan: fetches the sources, runs both passes and the gate (the independent check), uploads under the
+    announced ids and reads back.
 
-    It yields one outcome per task, in any order. The driver records receipts as they come and stops at the first failure. Objects are
-    created,
-    never overwritten: an existing object with an equal digest means that the task is done, another digest is a failure (I7). Raises
-    StoreError
-    or OutOfBudget if a retry may help; the intent then stays open.
+    It yields one outcome per task, in any order. The driver records receipts as they come and stops at the first failure.
+
+    Objects are created, never overwritten: an existing object with an equal digest means that the task is done, another digest is a failure
+    (I7). Raises StoreError or OutOfBudget if a retry may help; the intent then stays open.
     """
 
     def __call__(
@@ -119,12 +119,13 @@ class RoundWork(Protocol[FactsT]):
         """Return the offset to which retention raises the log start before the round is planned, or None. Raises StoreError."""
 
     def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> AbstractContextManager[FactsT | None]:
-        """Return everything that the plan is made of, the result of pass 1 included; None if no round is due.
+        """Return a context manager with the facts from which the plan is made, including the result of pass 1; with None if no round is
+        due.
 
-        A context manager: what it holds is released at the end. It runs under leadership, on a fresh state, and may take long.
+        Resources of the facts are released at its end. It runs under leadership, on a fresh state, and may take long.
 
         :param check: to be called between segments; it raises Fenced.
-        :raises BadData: or NotFound, GateFailed, StoreError, OutOfBudget, Postponed. Nothing was announced yet.
+        :raises BadData: or NotFound, GateFailed, StoreError, OutOfBudget, Postponed. No plan was announced yet.
         """
 
     def make_plan(self, facts: FactsT, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
@@ -139,13 +140,13 @@ class RoundWork(Protocol[FactsT]):
     def run_tasks(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: FactsT | None
     ) -> Iterable[CompactionReceipt | CompactionFailure]:
-        """Do the tasks and yield their outcomes, as ``Worker`` does.
+        """Run the tasks of a plan and yield their outcomes, as ``Worker`` does.
 
         :param facts: None if an earlier process made the plan.
         """
 
     def history_stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
-        """Return the figures for the run history."""
+        """Return the figures of a round for the run history."""
 
     def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:
         """Handle a stage that the round has reached. It may raise to leave the round in that stage."""

@@ -41,7 +41,7 @@ from compactor.round.sources import StagedSegmentReader, segment_reader
 
 @dataclass(frozen=True)
 class RestoredGroup:
-    """A live segment that the round wrote (``made``), and the segments that it replaced (``sources``), in order."""
+    """A live segment that the round to be undone wrote (``made``), and the segments that it replaced (``sources``), in order."""
 
     made: RemoteLogSegmentMetadata
     sources: tuple[RemoteLogSegmentMetadata, ...]

@@ -25,8 +25,8 @@ from compactor.tier.sidecars import SidecarHead, Sidecars
 
 @dataclass(frozen=True)
 class RoundExtent:
-    """Range of a round with the cleaner's rules. Offsets from ``first_dirty`` to ``end`` (exclusive) are dirty; empty if only horizons are
-    due.
+    """Range of a round with the cleaner's rules. Offsets from ``first_dirty`` to ``end`` (exclusive) are dirty. The range is empty if the
+    round is due only for delete horizons.
     """
 
     first_dirty: int
@@ -36,12 +36,12 @@ class RoundExtent:
 
 @dataclass(frozen=True)
 class SegmentRoles:
-    """Ordinals (indexes into ``live``) of segments by their role in the round, ascending.
+    """Positions (indexes into ``live``) of segments by their role in the round, ascending.
 
     dirty: segments with an offset in the dirty range.
     clean: segments before the dirty range.
     behind: segments after the round's end.
-    heads: heads of sidecars by segment id.
+    heads: headers of sidecars by segment id.
     """
 
     live: Sequence[RemoteLogSegmentMetadata]
@@ -86,8 +86,9 @@ class SegmentRoles:
 
 
 class SourceTable:
-    """Sources and batch verdicts by ordinal: of an opened segment, else of its stand-in, else empty. Headers stay in memory; bytes do
-    not.
+    """Source segments and batch verdicts by position.
+
+    A segment that was not opened is represented by the headers in its sidecar, or is empty. Headers stay in memory; record bytes do not.
     """
 
     def __init__(self, reading: StagedSegmentReader, roles: SegmentRoles) -> None:
@@ -100,9 +101,11 @@ class SourceTable:
 
     @contextmanager
     def map_segment(self, ordinal: int, reservation: SpaceReservation | None) -> Iterator[SourceSegment]:
-        """Open a segment: yield its headers, with its bytes while the block runs, and verdicts if they are folded.
+        """Open a segment: yield its headers, with its bytes while the block runs, and with verdicts if they were computed.
 
         Of a segment that is read in part, only that part is opened. Raises BadData, StoreError, OutOfBudget, NeedsWholeSegmentError.
+
+        :param ordinal: position of the segment in the partition.
         """
         part = self.parts.get(ordinal)
         if part is not None:
@@ -126,7 +129,11 @@ class SourceTable:
             yield source
 
     def restrict_to_part(self, ordinal: int, part: SegmentPart) -> None:
-        """Restrict a segment to a part, so that no more than this is read from now on. Verdicts must be folded before."""
+        """Restrict a segment to a part of its batches, so that only these are read from now on. The verdicts must have been computed
+        before.
+
+        :param ordinal: position of the segment in the partition.
+        """
         self.parts[ordinal] = part
         self.sources[ordinal], self.verdicts[ordinal] = part.whole, part.whole_verdicts
         self.reading.ranges[ordinal] = part.splice.ranges_read
@@ -143,7 +150,9 @@ class SourceTable:
                 pass
 
     def fold_transactions(self) -> None:
-        """Compute the verdict on every batch, in place, because others hold the lists."""
+        """Compute the verdict on every batch from the outcomes of transactions. The lists are changed in place, because other objects refer
+        to them.
+        """
         self.verdicts[:] = fold_transactions(self.sources)
         self.folded = True
 

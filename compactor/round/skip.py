@@ -31,11 +31,11 @@ WORTH_ASKING = 0.5
 
 @dataclass(frozen=True)
 class FilterRecord:
-    """Record of what Bloom filters achieved on a partition, summed over its run history. Counts of segments, and bytes.
+    """Record of the reads that Bloom filters saved on a partition, summed over its run history.
 
-    asked: segments whose filter was asked.
-    skipped: segments that were not read.
-    useless: segments that were read because of a false positive alone.
+    asked: number of segments whose filter was asked.
+    skipped: number of segments that were not read.
+    useless: number of segments that were read because of a false positive alone.
     bytes_read: bytes of filters read and written.
     bytes_saved: bytes of segments that were not read.
     """
@@ -71,20 +71,21 @@ class FilterRecord:
 
 
 def sum_filter_records(runs: Iterable[Run]) -> FilterRecord:
-    """Return what filters achieved in the remembered runs. Older runs do not count, so that filters get another chance."""
+    """Return the reads that filters saved in the remembered runs. Older runs are ignored, so that filters get another chance."""
     records = [filter_record_of_run(run.stats) for run in runs]
     return FilterRecord(**{name: sum(getattr(each, name) for each in records) for name in FilterRecord.__dataclass_fields__})
 
 
 def filter_record_of_run(stats: Mapping[str, int | float | str]) -> FilterRecord:
-    """Return what filters achieved in one run, by its figures in the run history."""
+    """Return the reads that filters saved in one run, from its figures in the run history."""
     counts = {name: int(stats.get(f"filter_{name}", 0)) for name in ("asked", "skipped", "useless")}
     read = int(stats.get("filter_bytes_read", 0)) + int(stats.get("filter_bytes_written", 0))
     return FilterRecord(**counts, bytes_read=read, bytes_saved=int(stats.get("bytes_skipped", 0)))
 
 
 def expected_round_keys(cleaner: Cleaner, runs: Sequence[Run], now: int) -> int:
-    """Return how many keys the next rounds of a partition are expected to bring: the setting, else the most of this and the latest rounds.
+    """Return the expected number of dirty keys in the next rounds of a partition: the setting, or the largest number of this and the latest
+    rounds.
 
     Too high an estimate costs little, because a filter grows with the logarithm of the number of keys.
 
@@ -139,12 +140,12 @@ def estimate_distinct_keys(heads: Sequence[SidecarHead], records: Sequence[int])
 
 @dataclass(frozen=True)
 class SidecarDecision:
-    """Decision by a clean segment's sidecar, before its filter is asked.
+    """Decision about a clean segment by its sidecar, before its filter is asked.
 
     must: why the segment must be read; empty if it need not.
-    may: why it can be skipped; empty if that is not known. Never set together with ``must``.
-    askable: whether its filter can rule out that it has a dirty key.
-    for_keys: ``must`` is set only because there is no usable filter, so that a key directory may overrule it.
+    may: why the segment can be skipped; empty if that is not known. Never set together with ``must``.
+    askable: whether the segment's filter can rule out that it has a dirty key.
+    for_keys: whether ``must`` is set only because there is no usable filter, so that a key directory may overrule it.
     """
 
     sidecar: Sidecar | None = field(repr=False)
@@ -160,11 +161,11 @@ def horizon_passed_reason(segment: SegmentFacts, now_ms: int) -> str:
 
 
 def decide_by_sidecar(head: SidecarHead, due: str, *, keys: int, record: FilterRecord, now_ms: int) -> SidecarDecision:
-    """Return what the head of a clean segment's sidecar decides.
+    """Return the decision about a clean segment that the header of its sidecar allows.
 
     :param due: why the segment must be read whatever its sidecar says; empty if there is no such reason.
     :param keys: number of keys of the dirty range, or a bound on it.
-    :param record: what filters have achieved on this partition.
+    :param record: reads that filters have saved on this partition.
     """
     sidecar = head.sidecar
     if sidecar is None:
@@ -189,10 +190,10 @@ class CleanVerdicts:
 
     read: segments to read, with the reason.
     skip: segments that need not be read, with the reason.
-    due: segments in which the transaction fold finds something to do, with the reason.
+    due: segments that must be read because of outcomes of transactions, with the reason.
     asked: segments that only their filter could decide.
     sidecar_bytes: bytes of sidecars that were fetched to decide this.
-    in_part: segments of ``read`` of which a part is enough.
+    in_part: segments of ``read`` of which reading a part is enough.
     """
 
     read: Mapping[str, str] = field(default_factory=dict)
@@ -227,7 +228,8 @@ def clean_verdicts(
 def filter_history_stats(
     found: CleanVerdicts, plan: CompactionPlan, state: PartitionState, superseded: AbstractSet[str]
 ) -> dict[str, int | float | str]:
-    """Return what filters did in a round whose groups are all written, as figures for the run history (see ``sum_filter_records``).
+    """Return how many reads filters saved in a round whose groups are all written, as figures for the run history (see
+    ``sum_filter_records``).
 
     :param superseded: ids of segments in which the dirty range superseded a record.
     """

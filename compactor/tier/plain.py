@@ -109,10 +109,12 @@ class PlainLayout(NonComposableLayout):
 
         Compares size and digest of each object. An object whose metadata has no digest is read.
         """
-        problems = (stored_problem(self._store, self.object_name(name, segment, kind), segment, kind) for kind in self._expected(segment))
+        problems = (
+            stored_problem(self._store, self.object_name(name, segment, kind), segment, kind) for kind in self._expected_file_kinds(segment)
+        )
         return next(filter(None, problems), "")
 
-    def _expected(self, segment: RemoteLogSegmentMetadata) -> Collection[str]:
+    def _expected_file_kinds(self, segment: RemoteLogSegmentMetadata) -> Collection[str]:
         """Return the kinds of files that a valid segment must have in the store."""
         return segment.files or self.required_parts
 

@@ -56,7 +56,7 @@ def delete_removed_topics(tier: Tier, ask: AskAboutTopics) -> list[TopicPartitio
 def _record_answers(catalog: CatalogLog, answers: TopicAnswers, asked_ms: int, adds: Callable[[CatalogState, str], bool]) -> CatalogState:
     """Record contradictory answers, and those answers that a topic is missing which add something. Return the resulting catalog."""
 
-    def decide(state: CatalogState) -> TopicsInspected | None:
+    def decide_record(state: CatalogState) -> TopicsInspected | None:
         # The fold ignores what another cluster says: recorded, it would be decided again for ever.
         asked = topics_of_cluster(state, (*answers.missing, *answers.present), answers.cluster_id)
         missing = tuple(topic_id for topic_id in answers.missing if topic_id in asked and adds(state, topic_id))
@@ -65,7 +65,7 @@ def _record_answers(catalog: CatalogLog, answers: TopicAnswers, asked_ms: int, a
             return None
         return TopicsInspected(cluster_id=answers.cluster_id, missing=missing, present=present, asked_ms=asked_ms)
 
-    return catalog.transact(decide)
+    return catalog.transact(decide_record)
 
 
 def _confirms_absence(state: CatalogState, topic_id: str, asked_ms: int) -> bool:

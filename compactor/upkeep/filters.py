@@ -33,7 +33,6 @@ class SidecarRebuildReport:
     """Result of building sidecars again. Sizes are in bytes.
 
     written: ids of the segments with a new sidecar.
-
     kept: number of segments whose sidecar was usable and was left unchanged.
     """
 

@@ -24,7 +24,7 @@ def delete_records(opened: Tier, name: TopicPartition, offset: int) -> tuple[Par
     """
     log = opened.open(name, leads=True)
 
-    def choose(state: PartitionState) -> int | None:
+    def choose_log_start(state: PartitionState) -> int | None:
         return None if offset < state.log_start else offset
 
     with hold_leadership(opened.ports, log, opened.lease) as leadership:
@@ -35,7 +35,7 @@ def delete_records(opened: Tier, name: TopicPartition, offset: int) -> tuple[Par
             end = f"it ends at {before.end_offset}" if before.live else "it holds nothing"
             raise UsageError(f"offset {offset} lies beyond {name}: {end}", hint="Nothing was changed. `topics` lists what the tier holds")
         try:
-            after = raise_log_start(leadership, choose)
+            after = raise_log_start(leadership, choose_log_start)
         except RequirementFailed as refused:
             raise UsageError(f"the log start of {name} cannot be raised: {refused}", hint="Nothing was changed") from refused
         cut_if_due(log)

@@ -44,11 +44,8 @@ class GraceClock:
     """Clock for grace periods: the store's own, or ``given_ms`` in its place (``--now``).
 
     given_ms: ignored if it is later than the store's clock, because that would break a promised grace, unless ``forced`` is set.
-
     forced: also delete orphans whatever their age, unless ``spares_young`` is set.
-
     asks: False for callers that only inspect, because asking a directory for its clock writes to it.
-
     spares_young: apply the age limits of orphans and imports even if ``forced`` is set.
     """
 
@@ -72,21 +69,13 @@ class RetireSurvey:
     """Objects and segments of a partition that can be deleted now, found by one LIST and a later read of the control log.
 
     due, waiting: replaced segments whose grace is over, and those whose grace is not.
-
     unfinished: segments whose deletion another process began and did not finish.
-
     stale_imports: ids of imports that are too old to be in progress.
-
     orphans: objects that no reader can ever read.
-
     strays: segments that a dead compactor announced to readers, withdrawn longer ago than grace.
-
     young: objects that the control log does not mention and that are younger than ``orphan_age_ms``.
-
     strangers: keys of objects whose names this program does not make; they are never deleted.
-
     scratch: keys of scratch objects, sidecars and heartbeats that are no longer needed.
-
     open_intent: whether an open round, or a stray segment that is not withdrawn yet, must be resolved first.
     """
 
@@ -341,12 +330,12 @@ def _retire_report(
     :param done: report the survey as if it had been carried out (``dry_run``).
     """
 
-    def keys(segments: Sequence[RemoteLogSegmentMetadata]) -> tuple[str, ...]:
+    def log_keys(segments: Sequence[RemoteLogSegmentMetadata]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(layout.object_name(name, segment, kind) for segment in segments for kind in segment.files))
 
     deleted = (*found.unfinished, *found.due) if done else gone
     size = sum(file.size for segment in deleted for file in segment.files.values()) + sum(item.size for item in found.orphans)
-    return RetireReport(keys(deleted), tuple(item.key for item in found.orphans), keys(found.waiting), size, found.next_ms)
+    return RetireReport(log_keys(deleted), tuple(item.key for item in found.orphans), log_keys(found.waiting), size, found.next_ms)
 
 
 MAX_UNHINTED_INSPECTIONS = 64

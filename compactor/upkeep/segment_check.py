@@ -25,7 +25,6 @@ class SegmentProblem:
     """A finding of `verify`.
 
     severity: ``error``, or ``note`` for something that only waits for its deletion.
-
     kind: one word, for scripts.
     """
 

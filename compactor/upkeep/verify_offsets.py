@@ -28,13 +28,13 @@ def verify_checkpoints_of_partitions(
     :param on_partition: called when a partition is done.
     """
 
-    def verify(name: TopicPartition) -> list[SegmentProblem]:
+    def verify_one_partition(name: TopicPartition) -> list[SegmentProblem]:
         found = verify_checkpoints(opened, name)
         on_partition()
         return found
 
     with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="verify") as pool:
-        return [finding for found in pool.map(verify, names) for finding in found]
+        return [finding for found in pool.map(verify_one_partition, names) for finding in found]
 
 
 def verify_checkpoints(opened: Tier, name: TopicPartition) -> list[SegmentProblem]:
@@ -42,7 +42,7 @@ def verify_checkpoints(opened: Tier, name: TopicPartition) -> list[SegmentProble
     log = opened.open(name)
     found: list[SegmentProblem] = []
 
-    def add(kind: str, detail: str, where: str = "", severity: str = "error") -> None:
+    def add_finding(kind: str, detail: str, where: str = "", severity: str = "error") -> None:
         found.append(SegmentProblem(severity, kind, name.topic, name.partition, where, detail))
 
     # LIST before the fold, as in ``retire``: a listed object that a later fold does not know belongs to no writer.
@@ -51,25 +51,27 @@ def verify_checkpoints(opened: Tier, name: TopicPartition) -> list[SegmentProble
     try:
         base, steps = log.records_with_states()
     except BadControlRecord as error:
-        add("control-log", error.cause, error.segment)
+        add_finding("control-log", error.cause, error.segment)
         return found
     for detail in vector_problems(log.state):
-        add("cleaner-offsets", detail)
+        add_finding("cleaner-offsets", detail)
     for detail in live_segment_problems(log.state):
-        add("segments", detail)
+        add_finding("segments", detail)
     for detail in ungranted_segments(log.state):
-        add("not-granted", detail, severity="note")
+        add_finding("not-granted", detail, severity="note")
     for detail in unresumable_intent(log.state):
-        add("intent", detail, severity="note")
+        add_finding("intent", detail, severity="note")
     for entry in log.state.fenced:
-        add("fenced", f"{entry.type} of epoch {entry.leader_epoch} by {entry.by}: {entry.reason}", log.record_key(entry.slot), "note")
+        add_finding(
+            "fenced", f"{entry.type} of epoch {entry.leader_epoch} by {entry.by}: {entry.reason}", log.record_key(entry.slot), "note"
+        )
     for slot in slots:
         if slot > log.state.slot:
-            add("gap", f"slot {slot} stands behind a gap: the log ends at slot {log.state.slot}", log.record_key(slot))
+            add_finding("gap", f"slot {slot} stands behind a gap: the log ends at slot {log.state.slot}", log.record_key(slot))
         elif slot <= base.slot:
-            add("left-over", "a boundary has passed it; the next cut deletes it", log.record_key(slot), "note")
+            add_finding("left-over", "a boundary has passed it; the next cut deletes it", log.record_key(slot), "note")
     for kind, detail, where in _snapshot_findings(log, base, {base.slot: base} | {state.slot: state for _, state in steps}, snapshots):
-        add(kind, detail, where, "error" if kind == "snapshot" else "note")
+        add_finding(kind, detail, where, "error" if kind == "snapshot" else "note")
     return found
 
 
@@ -154,14 +156,14 @@ def first_differing_field(stored: PartitionState, folded: PartitionState) -> str
 
 
 def _without_times(state: PartitionState) -> PartitionState:
-    def timeless(entry: Any) -> Any:
+    def without_time(entry: Any) -> Any:
         return entry.model_copy(update={"since_ms": None})
 
     return state.model_copy(
         update={
-            "leader": timeless(state.leader) if state.leader else None,
-            "waiting": tuple(timeless(group) for group in state.waiting),
-            "registrations": {name: timeless(entry) for name, entry in state.registrations.items()},
+            "leader": without_time(state.leader) if state.leader else None,
+            "waiting": tuple(without_time(group) for group in state.waiting),
+            "registrations": {name: without_time(entry) for name, entry in state.registrations.items()},
         }
     )
 

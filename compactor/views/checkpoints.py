@@ -36,7 +36,6 @@ class FencedView:
     """A record of the control log that has no effect.
 
     offset: the cleaner offset that it stated, or None.
-
     by: its writer.
     """
 
@@ -66,9 +65,7 @@ class CheckpointView(ControlLogView):
     """Checkpoint of one partition at one position (slot) of its control log.
 
     end_offset: inclusive; -1 for an empty partition.
-
     first_dirty_offset: first offset that is not clean.
-
     open_run: id of a round that was begun and not finished, or None.
     """
 
@@ -146,11 +143,8 @@ class EpochView:
     """One compactor epoch (one process's period of leadership) and the rounds that it published.
 
     ended: released, replaced or leading.
-
     granted: its cleaner offset in the present list of cleaner offsets, or None.
-
     cut_off: the epoch that replaced it; None if it was not replaced.
-
     undid: runs that it undid, while their outputs are kept.
 
     A round belongs to the epoch that published it; ``announced_by`` names the compactor that had begun it.

@@ -28,9 +28,7 @@ class HistoryPoint:
     """A moment in a partition's history: the state after one record of its control log.
 
     slot: position of that record.
-
     at_ms: time by the writer's clock; None if the record was deleted.
-
     state: None if only the cleaner offsets are still known.
     """
 

@@ -297,7 +297,9 @@ def _explain_removed_offset(
     if old.key is None:
         return Explanation(*state.name, answer, (Fact("removed", _describe_record(old), _record_values(old)),))
     later = [
-        s for s in Searcher(opened, state.name, on_bytes).find_records(later_segments, key=old.key) if s.sets_value and s.offset > offset
+        s
+        for s in Searcher(opened, state.name, on_bytes).find_records(later_segments, key=old.key)
+        if s.sets_value_of_key and s.offset > offset
     ]
     answer = f"Offset {offset} held {_format_key(old.key)} and was cleaned away by run {group.run_id}: "
     if old.outcome == "abort":
@@ -359,7 +361,7 @@ class _RecordFates:
         facts = []
         latest: FoundRecord | None = None
         for record in found:
-            if not record.sets_value:
+            if not record.sets_value_of_key:
                 facts.append(
                     Fact(_ignored_kind(record), f"{_describe_record(record)}: {self.reason_ignored(record)}", _record_values(record))
                 )
@@ -410,9 +412,9 @@ class _RecordFates:
     def offset_answer(self, here: FoundRecord, later: Sequence[FoundRecord]) -> str:
         """Return which record is at an offset, and what became of its key since."""
         what = "O" + _describe_record(here).removeprefix("o")
-        if not here.sets_value:
+        if not here.sets_value_of_key:
             return f"{what}: {self.reason_ignored(here)}."
-        latest = next((record for record in later if record.sets_value), here)
+        latest = next((record for record in later if record.sets_value_of_key), here)
         if latest.offset > here.offset:
             return f"{what}: superseded by offset {latest.offset}, {self.reason_not_removed(here, latest)}."
         why = self.tombstone_fate(here) if here.is_tombstone else "the latest value of its key: it stays"
@@ -428,7 +430,7 @@ def _ignored_kind(record: FoundRecord) -> str:
 
 def _key_answer(key: str, found: Sequence[FoundRecord], facts: Sequence[Fact]) -> str:
     """Return the answer to a question about a key in one sentence."""
-    latest = next((record for record in found if record.sets_value), None)
+    latest = next((record for record in found if record.sets_value_of_key), None)
     if latest is not None:
         what = "deleted, by the tombstone" if latest.is_tombstone else f"a value of {latest.value_bytes} bytes,"
         more = len(found) - 1

@@ -99,7 +99,6 @@ class SidecarEvidence:
     """Content of sidecars that a forecast uses.
 
     heads: header of each sidecar, by segment id.
-
     record: results of filters in the partition's earlier rounds.
     """
 

@@ -31,9 +31,7 @@ class RunReport:
     - quarantined: it failed on corrupt data.
 
     undoable: whether `undo` would accept it.
-
     balance: batches and records that the round read, removed and wrote; None if not recorded.
-
     content: sum of what readers had after the round; None if not recorded.
     """
 

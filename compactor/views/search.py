@@ -24,11 +24,8 @@ class FoundRecord:
     """A record that a search has found.
 
     value_bytes: size of its value; -1 for a tombstone.
-
     horizon_ms: delete horizon of its batch; None if not set yet.
-
     outcome: outcome of its transaction (commit, abort or open); empty outside a transaction.
-
     control: abort, commit or control for a control record, else empty.
     """
 
@@ -48,7 +45,7 @@ class FoundRecord:
         return self.value_bytes < 0 and not self.control
 
     @property
-    def sets_value(self) -> bool:
+    def sets_value_of_key(self) -> bool:
         """Return whether the record sets the value of its key: it has a key, is not a control record, and its transaction, if any, is
         committed.
         """

@@ -34,7 +34,7 @@ PASSING = frozenset({UploadFailure.EPOCH, UploadFailure.BROKER, UploadFailure.FE
 
 @dataclass(frozen=True)
 class _LedPartition:
-    """A partition that this broker leads, as the list sorts and filters it."""
+    """A partition that this broker leads, with the values by which the list is sorted and filtered."""
 
     watch: UploadWatch
     name: str
@@ -53,7 +53,10 @@ UPLOAD_COLUMNS: dict[str, ListColumn[_LedPartition]] = {
 
 @dataclass(frozen=True)
 class AgentPages:
-    """Source of an agent's pages. config: path of the agent's configuration file, for the commands that pages show."""
+    """Source of the pages that an agent (uploader on a broker) serves.
+
+    config: path of the agent's configuration file, for the commands that pages show.
+    """
 
     status: Callable[[], AgentStatus]
     config: str = ""
@@ -121,7 +124,7 @@ class AgentPages:
 
 
 def _led_partition(watch: UploadWatch, status: AgentStatus) -> _LedPartition:
-    """Return a partition with its condition and lag."""
+    """Return a partition that this broker leads with its condition and the lag of its upload."""
     found = upload_lag(watch)
     return _LedPartition(watch, str(watch.name), _upload_condition(watch, found, working=watch.name in status.running), found)
 
@@ -138,7 +141,10 @@ def _upload_condition(watch: UploadWatch, found: UploadLag, *, working: bool) ->
 
 
 def _agent_totals(status: AgentStatus, led: list[_LedPartition], failing_partitions: int) -> AgentTotals:
-    """Return the totals of the first page. bad: number of failing partitions."""
+    """Return the totals of the agent's first page.
+
+    :param led: the partitions that this broker leads.
+    """
     moments = [each.lag.since_ms for each in led if each.lag.since_ms]
     return AgentTotals(
         partitions=len(status.watches),
@@ -154,7 +160,7 @@ def _agent_totals(status: AgentStatus, led: list[_LedPartition], failing_partiti
 
 
 def _failing_upload_entry(watch: UploadWatch, config: str) -> NeedsAttention:
-    """Return the entry of a failing partition, with the command to begin with."""
+    """Return the entry of a failing partition for the list of problems, with the first command to run."""
     trouble = watch.trouble
     return NeedsAttention(
         partition=str(watch.name),
@@ -169,7 +175,7 @@ def _failing_upload_entry(watch: UploadWatch, config: str) -> NeedsAttention:
 
 
 def _running_upload_entry(name: TopicPartition, begun_ms: int, now_ms: int) -> WorkItem:
-    """Return the entry of a running upload."""
+    """Return the entry of a running upload for the list of jobs, with its progress."""
     return WorkItem(
         partition=str(name),
         action="upload",
@@ -186,7 +192,7 @@ def _running_upload_entry(name: TopicPartition, begun_ms: int, now_ms: int) -> W
 
 
 def _upload_row(led: _LedPartition, now_ms: int) -> UploadRow:
-    """Return the partition's row in the list."""
+    """Return the row of a partition that this broker leads in the list of partitions."""
     watch, end = led.watch, led.watch.end
     why = "it failed before" if watch.trouble else "sealed segments" if led.lag.segments else "the tier has all sealed segments"
     return UploadRow(

@@ -20,7 +20,7 @@ MOST_SPANS = 240
 
 
 def offset_axis(seen: PartitionStatus, segments: Sequence[SegmentSummary], history: PartitionHistory | None) -> OffsetAxis:
-    """Return the offset axis of a partition.
+    """Return the data for the drawing of a partition's offsets, its segments and their states.
 
     :param segments: live segments, ascending.
     :param history: None if only a summary of the control log is known; replaced ranges and leader epochs are missing then.
@@ -106,7 +106,7 @@ def position_percent(axis: OffsetAxis, offset: int) -> float:
 
 
 def axis_ticks(axis: OffsetAxis) -> list[int]:
-    """Return two to five round offsets to be written below the axis, none of them near its ends."""
+    """Return two to five round offsets to be written below the drawn axis, none of them near its ends."""
     width = axis.end_offset - axis.start_offset
     if width <= 0:
         return []

@@ -66,7 +66,7 @@ def _template_environment() -> Environment:
         "width": _width_percent,
         "ticks": axis_ticks,
         "usd": _format_usd,
-        "spark": _spark_points,
+        "spark": _line_chart_points,
     }
     found.globals |= {"asset_url": asset_url}
     return found
@@ -91,8 +91,8 @@ def _format_usd(amount: float) -> str:
     return f"{text} USD"
 
 
-def _spark_points(values: Sequence[int]) -> str:
-    """Return values as points of an SVG polyline in a box of 100 by 30, the largest value at the top."""
+def _line_chart_points(values: Sequence[int]) -> str:
+    """Return values as points of a small line chart: an SVG polyline in a box of 100 by 30, with the largest value at the top."""
     most, steps = max(values, default=0) or 1, max(1, len(values) - 1)
     return " ".join(f"{100 * place / steps:.2f},{29 - 28 * value / most:.2f}" for place, value in enumerate(values))
 
@@ -118,7 +118,10 @@ THERE_ARE = f"there are /, {_PATHS}"
 
 
 class HttpResponse(NamedTuple):
-    """An HTTP response. keep: the value of Cache-Control."""
+    """An HTTP response.
+
+    keep: value of its Cache-Control header.
+    """
 
     code: HTTPStatus
     kind: str
@@ -156,9 +159,9 @@ class ServicePages(Protocol):
 
 
 class RequestRouter:
-    """Dispatches HTTP requests to a service's pages by path.
+    """Router that maps the path of an HTTP request to a page of the service.
 
-    :param silent_ms: returns the milliseconds since the service's loop last came round.
+    :param silent_ms: returns the milliseconds since the service's loop last completed a turn.
     :param interval_ms: the service's scan interval.
     """
 
@@ -204,14 +207,14 @@ class RequestRouter:
         return render_template(self._pages.template, document=self._pages.status_page_document(query), query=query, root="")
 
     def _liveness_response(self) -> HttpResponse:
-        """Return the answer of /healthz: whether the service's loop still runs."""
+        """Return the response of /healthz, which states whether the service's loop still runs."""
         silent = self._silent_ms()
         if silent > self._limit_ms:
             return text_response(HTTPStatus.SERVICE_UNAVAILABLE, f"it has not scanned for {self._pages.looks_for} since {silent // 1000} s")
         return text_response(HTTPStatus.OK, "ok")
 
     def _readiness_response(self) -> HttpResponse:
-        """Return the answer of /readyz: whether the service can work."""
+        """Return the response of /readyz, which states whether the service can work."""
         health = self._pages.health_status()
         if health.ready:
             return text_response(HTTPStatus.OK, "ok")

@@ -52,7 +52,7 @@ MOST_RECENT_ROUNDS = 8
 
 @dataclass(frozen=True)
 class _ListedPartition:
-    """A partition as the list sorts and filters it."""
+    """A partition of the tier, with the values by which the list is sorted and filtered."""
 
     schedule: PartitionSchedule
     name: str
@@ -168,7 +168,7 @@ class DaemonPages:
 
 
 def _daemon_totals(status: DaemonStatus, failing_partitions: int) -> DaemonTotals:
-    """Return the totals of the first page. bad: number of failing partitions."""
+    """Return the totals of the daemon's first page."""
     statuses = [schedule.status for schedule in status.schedules if schedule.status is not None]
     due = [schedule.due_status for schedule in status.schedules if schedule.due_status is not None]
     moments = [partition.retire_at_ms for partition in statuses if partition.retire_at_ms < NEVER_MS]
@@ -203,7 +203,7 @@ def _recent_rounds(statuses: Sequence[PartitionStatus]) -> tuple[RecentRound, ..
 
 
 def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: str) -> NeedsAttention:
-    """Return the entry of a failing partition, with the commands to begin with."""
+    """Return the entry of a failing partition for the list of problems, with the first commands to run."""
     seen, step = schedule.status, next_step(schedule, now_ms)
     kind = "unreadable" if schedule.unreadable else "failing" if schedule.problem else "quarantined"
     failures = {"unreadable": schedule.poll_failures, "failing": schedule.failures}.get(kind, seen.quarantine_failures if seen else 0)
@@ -221,7 +221,7 @@ def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: s
 
 
 def _running_job_entry(work: RunningJob, now_ms: int) -> WorkItem:
-    """Return the entry of a running job."""
+    """Return the entry of a running job for the list of jobs, with its progress and expected end."""
     return WorkItem(
         partition=str(work.job.name),
         action=work.job.action.value,
@@ -238,7 +238,7 @@ def _running_job_entry(work: RunningJob, now_ms: int) -> WorkItem:
 
 
 def _partition_row(schedule: PartitionSchedule, found: PartitionCondition, now_ms: int) -> PartitionRow:
-    """Return the partition's row in the list."""
+    """Return the partition's row in the list of partitions."""
     seen, step = schedule.status, next_step(schedule, now_ms)
     return PartitionRow(
         partition=str(schedule.name),
@@ -264,7 +264,7 @@ def _partition_row(schedule: PartitionSchedule, found: PartitionCondition, now_m
 
 
 def _round_outcome(last: LastRound) -> RoundOutcome:
-    """Return the result of a partition's latest round."""
+    """Return the sizes and the status of a partition's latest round, as the list shows them."""
     return RoundOutcome(
         run=last.run_id,
         status=last.status,
@@ -275,12 +275,12 @@ def _round_outcome(last: LastRound) -> RoundOutcome:
 
 
 def _round_entry(run: Run, prices: PriceTable) -> RoundEntry:
-    """Return a round of the run history, with its cost by these prices."""
+    """Return a round of the run history as the partition's page shows it, with its cost by these prices."""
 
-    def statistic(name: str) -> int | None:
+    def read_statistic(name: str) -> int | None:
         return int(run.stats[name]) if name in run.stats else None
 
-    before, after = statistic("bytes_before"), statistic("bytes_written")
+    before, after = read_statistic("bytes_before"), read_statistic("bytes_written")
     billed = bool(prices.stored_gib_month_usd) and before is not None and after is not None
     return RoundEntry(
         run=run.run_id,
@@ -294,10 +294,10 @@ def _round_entry(run: Run, prices: PriceTable) -> RoundEntry:
         segments_out=run.outputs,
         bytes_before=before,
         bytes_after=after,
-        records_read=statistic("records_read"),
-        records_kept=statistic("records_kept"),
-        cost_bytes_read=statistic("bytes_read"),
-        cost_bytes_written=statistic("bytes_written"),
+        records_read=read_statistic("records_read"),
+        records_kept=read_statistic("records_kept"),
+        cost_bytes_read=read_statistic("bytes_read"),
+        cost_bytes_written=read_statistic("bytes_written"),
         cost_ms=max(0, run.ended_ms - run.started_ms) if run.ended_ms >= 0 else None,
         cost_usd=prices.round_usd(run.sources, run.outputs) if billed else None,
         saved_usd_month=prices.stored_usd_month((before or 0) - (after or 0)) if billed else None,
@@ -307,6 +307,6 @@ def _round_entry(run: Run, prices: PriceTable) -> RoundEntry:
 
 
 def _compactor_epoch_entry(entry: EpochHistory) -> CompactorEpoch:
-    """Return a compactor epoch of the partition's history."""
+    """Return a compactor epoch (one process's period of leadership) as the partition's page shows it."""
     ended_ms = entry.ended_ms if entry.ended_ms >= 0 else None
     return CompactorEpoch(epoch=entry.epoch, holder=entry.holder, since_ms=entry.at_ms, ended=entry.ended, ended_ms=ended_ms)

@@ -16,7 +16,7 @@ MOST_PER_PAGE = 1_000
 
 
 class Listable(Protocol):
-    """A partition as the list sorts and filters it."""
+    """A partition with the values by which the list is sorted and filtered."""
 
     @property
     def name(self) -> str: ...
@@ -43,7 +43,7 @@ class ListQuery:
     per_page: int = PER_PAGE
 
     def url(self, **changes: object) -> str:
-        """Return the query string with these changes, beginning with the question mark. Any change but of the page leads to the first
+        """Return the query string after these changes, beginning with a question mark. Any change except one of the page leads to the first
         page.
         """
         new = replace(self, **({"page": 1} | changes))  # type: ignore[arg-type]  # templates name the fields
@@ -87,7 +87,7 @@ class ListColumn(Generic[ItemT]):
 def list_partitions_page(
     items: Sequence[ItemT], query: ListQuery, columns: Mapping[str, ListColumn[ItemT]], row: Callable[[ItemT], RowT]
 ) -> PartitionList[RowT]:
-    """Return the page of the list that the query asks for. The first column is the default order.
+    """Return one page of the list of partitions, as the query selects and sorts it. The first column is the default order.
 
     :param columns: sortable columns by name.
     :param row: makes a row of the document from an item.

@@ -27,7 +27,7 @@ def topics_document(status: DaemonStatus, cleaner_for: Callable[[str], Cleaner])
 
 
 def _topic_row(topic: str, schedules: Iterable[PartitionSchedule], status: DaemonStatus, cleaner: Cleaner) -> TopicRow:
-    """Return the totals of one topic."""
+    """Return the row of one topic, with the totals of its partitions."""
     found = list(schedules)
     statuses = [schedule.status for schedule in found if schedule.status is not None]
     rounds = [each.last_round for each in statuses if each.last_round is not None and each.last_round.bytes_after >= 0]
@@ -47,7 +47,7 @@ def _topic_row(topic: str, schedules: Iterable[PartitionSchedule], status: Daemo
 
 
 def hour_totals(hours: Iterable[HourFigures]) -> tuple[HourTotals, ...]:
-    """Return hours as documents have them."""
+    """Return the figures of each hour in the form that the documents use."""
     return tuple(
         HourTotals(hour_ms=each.hour_ms, stored_bytes=each.stored, dirty_bytes=each.dirty, reclaimed_bytes=each.reclaimed) for each in hours
     )

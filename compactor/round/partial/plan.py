@@ -42,7 +42,9 @@ FEWER_KEYS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class BatchRange:
-    """Consecutive batches of a segment, from ``first`` to ``last`` (exclusive), that are either copied or read."""
+    """Consecutive batches of a segment, from ``first`` to ``last`` (exclusive). All of them are copied by the store, or all are read and
+    cleaned.
+    """
 
     first: int
     last: int
@@ -51,9 +53,9 @@ class BatchRange:
 
 @dataclass(frozen=True, eq=False)
 class PartialRewritePlan:
-    """Plan of a partial rewrite of one segment.
+    """Plan of a partial rewrite, in which only some batches of a segment are read and the store copies the others.
 
-    directory: loads the segment's key directory, which is too large to hold during a round.
+    directory: loads the segment's key directory, which is too large to be held in memory during a round.
     table: all batches of the segment.
     version: version of the segment's object, which must not change meanwhile.
     """
@@ -96,7 +98,9 @@ def log_range(table: BatchTable, batches: BatchRange) -> tuple[int, int]:
 
 
 def is_key_directory_worthwhile(segment: RemoteLogSegmentMetadata, batches: int, copies: CopyLimits | None) -> bool:
-    """Return whether a segment should get a key directory: a later round may read it in part, and the directory is small enough."""
+    """Return whether a segment should get a key directory, which allows a later round to read only a part of the segment: the directory
+    must be small enough.
+    """
     size = segment.size_bytes
     if copies is None or size < LEAST_COPIES * shortest_copy_bytes(copies) or not segment.file("log").batches:
         return False
@@ -104,12 +108,12 @@ def is_key_directory_worthwhile(segment: RemoteLogSegmentMetadata, batches: int,
 
 
 def shortest_copy_bytes(copies: CopyLimits) -> int:
-    """Return the smallest range in bytes that is copied: the store's limit, and at least LEAST_COPY."""
+    """Return the size in bytes of the smallest range that is worth a copy by the store: the store's limit, and at least LEAST_COPY."""
     return max(copies.least_bytes, LEAST_COPY)
 
 
 def reason_to_read_whole(segment: RemoteLogSegmentMetadata, sidecar: Sidecar | None, keys: int, copies: CopyLimits | None) -> str:
-    """Return why a clean segment must be read whole, as far as is known without its key directory, or an empty string.
+    """Return why a clean segment must be read completely, as far as is known without its key directory, or an empty string.
 
     :param keys: number of keys of the dirty range.
     """
@@ -148,10 +152,11 @@ def batches_that_may_change(
 
 
 def divide_into_ranges(table: BatchTable, may_change: Flags, copies: CopyLimits) -> tuple[BatchRange, ...]:
-    """Divide a segment into stretches that are read and stretches that are copied; return nothing if too much would have to be read.
+    """Divide a segment into ranges of batches that are read and ranges that the store copies; return an empty tuple if too much would have
+    to be read.
 
-    Between two copied ranges at least ``copies.least_bytes`` that surely stay are read, so that the new part of the object is large enough
-    for the store.
+    Between two copied ranges at least ``copies.least_bytes`` that surely remain are read, so that the new part of the object is large
+    enough for the store.
 
     :param may_change: for each batch, whether it may change.
     """
@@ -207,9 +212,9 @@ def new_log_pieces(plan: PartialRewritePlan, key: str, log: Path, cleaned: Batch
 
 
 def merge_key_directory(plan: PartialRewritePlan, segment_id: str, cleaned: BatchTable, written: KeyDirectory) -> KeyDirectory:
-    """Return the key directory of the composed segment.
+    """Return the key directory of the composed segment, from that of its source and that of the cleaner's output.
 
-    :param written: key directory of what the cleaner wrote.
+    :param written: key directory of the cleaner's output.
     """
     source = plan.directory()
     return concatenate_directories(
@@ -222,8 +227,8 @@ def merge_key_directory(plan: PartialRewritePlan, segment_id: str, cleaned: Batc
 
 
 def _rewritten_batches(plan: PartialRewritePlan, cleaned: BatchTable) -> Iterator[tuple[int, int]]:
-    """Yield for each stretch the range of batches that the cleaner made of it; (0, 0) if it is copied. A filler belongs to the last
-    stretch.
+    """Yield, for each range of source batches, the range of batches that the cleaner wrote in its place; (0, 0) if the store copies it. A
+    filler batch belongs to the last range.
     """
     done = 0
     for number, stretch in enumerate(plan.stretches):
@@ -238,9 +243,11 @@ def _rewritten_batches(plan: PartialRewritePlan, cleaned: BatchTable) -> Iterato
 
 
 def combined_due(plan: PartialRewritePlan, written: RecordsDue) -> RecordsDue:
-    """Return what becomes due in the composed segment. A copied batch with tombstones counts as one tombstone with the batch's horizon.
+    """Return the delete horizons and tombstones of the composed segment, which later rounds will remove.
 
-    :param written: what becomes due in the batches that the cleaner wrote.
+    A copied batch with tombstones is counted as one tombstone with the batch's horizon.
+
+    :param written: the same facts about the batches that the cleaner wrote.
     """
     buried = plan.is_copied & ((plan.directory().flags & HAS_TOMBSTONE) != 0)
     return RecordsDue(
@@ -254,7 +261,7 @@ def combined_due(plan: PartialRewritePlan, written: RecordsDue) -> RecordsDue:
 def inherited_sidecar(old: Sidecar, segment_id: str, due: RecordsDue, table: BatchTable) -> Sidecar:
     """Return the sidecar of the composed segment, with the filter and the key sketch of its source.
 
-    They may still name keys that are gone, which can cost a read but never a record.
+    They may still contain keys that are gone, which can cost a read but never a record.
 
     :param old: sidecar of the source.
     :param table: all batches of the composed segment.

@@ -43,9 +43,9 @@ class NeedsWholeSegmentError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class SegmentPart:
-    """A segment that is read in part.
+    """The part of a segment that is read when the store copies the rest.
 
-    whole: all its batches without their bytes, for the transaction fold.
+    whole: all batches of the segment without their bytes, from which transaction outcomes are computed.
     rows: indexes of the batches that are read.
     source, verdicts: the batches that are read, as a segment of their own.
     """
@@ -91,14 +91,14 @@ class KeyDirectoryCache:
             yield directory if is_its else None, fetched
 
     def add_directory(self, directory: KeyDirectory) -> None:
-        """Add a directory to the cache."""
+        """Add a segment's key directory to the cache."""
         with self._lock:
             self._kept[directory.segment_id] = directory
             while len(self._kept) > KEPT:
                 del self._kept[next(iter(self._kept))]
 
     def load_directory(self, segment: RemoteLogSegmentMetadata) -> KeyDirectory:
-        """Return a key directory that existed before. Raises StoreError, and NeedsWholeSegmentError if it is gone."""
+        """Return the key directory of a segment that had one before. Raises StoreError, and NeedsWholeSegmentError if it is gone."""
         with self._lock:
             kept = self._kept.get(segment.id)
         if kept is not None:
@@ -114,7 +114,7 @@ class KeyDirectoryCache:
 class PartSearchResult:
     """Answer of a key directory about one segment.
 
-    part: the part to read; None if the segment must be read whole.
+    part: the part to read; None if the segment must be read completely.
     meets_none: whether the segment has none of the dirty keys, so that no batch must be read because of a key.
     """
 
@@ -124,7 +124,10 @@ class PartSearchResult:
 
 @dataclass(frozen=True)
 class PartSearch:
-    """Search for clean segments of a partition of which reading a part is enough. pieces: hashes of the dirty keys (bloom.directory)."""
+    """Search for clean segments of which only a part must be read.
+
+    pieces: hashes of the dirty keys (bloom.directory).
+    """
 
     reading: StagedSegmentReader
     rules: RoundRules
@@ -132,10 +135,10 @@ class PartSearch:
     directories: KeyDirectoryCache
 
     def find_part(self, directory: KeyDirectory, stood_in: SourceSegment, verdicts: Verdicts) -> PartSearchResult:
-        """Return what a segment's key directory says about reading it in part. Raises StoreError.
+        """Return which part of a segment must be read, by its key directory. Raises StoreError.
 
-        :param stood_in: the segment's stand-in.
-        :param verdicts: verdicts on the batches of the stand-in.
+        :param stood_in: the segment's batch headers, taken from its sidecar.
+        :param verdicts: verdicts on these batches.
         """
         holding = directory.batches_with_keys(self.pieces)
         return PartSearchResult(self._build_part(directory, holding, stood_in, verdicts), meets_none=not holding.any())
@@ -173,7 +176,7 @@ class PartSearch:
 
 @dataclass(frozen=True, eq=False)
 class ComposedSegment:
-    """A composed segment, most of whose bytes were not read: its key directory, its batches and what becomes due in it."""
+    """A new segment most of whose bytes the store copies: its key directory, its batches, and its delete horizons and tombstones."""
 
     directory: KeyDirectory
     table: BatchTable
@@ -183,9 +186,10 @@ class ComposedSegment:
 def describe_composed_segment(
     part: SegmentPart, segment_id: str, output: SourceSegment, hash_key: bytes, inflate_limit: int
 ) -> ComposedSegment:
-    """Return the description of a composed segment. Raises NeedsWholeSegmentError if its parts do not fit together.
+    """Return the description of a composed segment (most of whose bytes the store copies). Raises NeedsWholeSegmentError if its parts do
+    not match.
 
-    :param output: what the cleaner made of the batches that were read.
+    :param output: the cleaner's output for the batches that were read.
     """
     splice = part.splice
     builder = SidecarBuilder(output, None, hash_key, sketch=False, directory=True)

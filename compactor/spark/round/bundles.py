@@ -37,14 +37,10 @@ class IndexedSegment:
     """Result of pass 1 for one segment.
 
     table: headers of those batches only that decide about transactions.
-
     places: the batch numbers of these headers; ``batches`` is the number of all batches.
-
     undecided: whether keys can be indexed only once it is known which transactions were aborted.
-
     first, ordinals: the key rows of the segment have the numbers [first, first + ordinals) within the bundle's object; ``first`` is -1 if
-    no keys were indexed.
-
+        no keys were indexed.
     rows: number of key rows.
     """
 
@@ -69,7 +65,6 @@ class BatchRowFacts:
     """Facts about each batch of a segment that were found while its records were scanned.
 
     tombstones: whether the batch contains a tombstone.
-
     counts: number of records in each batch, only if headers do not state it; otherwise empty.
     """
 
@@ -82,7 +77,6 @@ class IndexedBundle:
     """Result of one pass 1 task over a bundle (neighbouring segments that one task reads).
 
     keys: where the bundle's key rows are stored; None if no keys were wanted.
-
     gate: where the rows for the gate (the independent check of the output) are stored; None without a gate.
     """
 

@@ -58,7 +58,6 @@ class KeyBundle:
     """Location of the stored key rows of one bundle (neighbouring segments that one task has read).
 
     size: bytes of the object.
-
     ordinals: number of rows; all row numbers are below it.
     """
 

@@ -51,9 +51,7 @@ class GateBundle:
     """Location of the rows that the gate (the independent check of the output) has stored of one bundle of segments.
 
     size: bytes of the object.
-
     dirty_rows: number of rows in the dirty range.
-
     rows_below: number of rows outside the dirty range.
     """
 
@@ -114,7 +112,6 @@ class SparseOutcomes:
     belong to transactions.
 
     places: the batch numbers of ``outcomes``.
-
     batches: the number of batches in all.
     """
 
@@ -154,9 +151,7 @@ class ExpectedSums:
     """Sums over the records that must remain of each segment, with which the gate compares the output.
 
     bounds: the first offset of each segment, ascending, and the end of the last one.
-
     sums: for each segment, the number of its surviving records and the sum of their checksums (marks).
-
     keys: number of distinct keys in the dirty range.
     """
 

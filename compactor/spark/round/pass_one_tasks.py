@@ -81,9 +81,8 @@ class SegmentToIndex:
     """A segment for pass 1.
 
     rows: whether its keys are wanted.
-
     verdicts, outcomes: its transaction results for the cleaner and for the gate, once the driver has determined which transactions were
-    aborted.
+        aborted.
     """
 
     metadata: RemoteLogSegmentMetadata
@@ -97,7 +96,6 @@ class SparseVerdicts:
     """The cleaner's transaction verdicts of one segment, stored only for batches that belong to transactions.
 
     places: the batch numbers of ``verdicts``.
-
     batches: the number of batches in all.
     """
 
@@ -313,7 +311,6 @@ class RangeInput:
     """Input of all tasks over hash ranges.
 
     dirty: ranges of rows of the dirty segments, newest first.
-
     wanted_bundles: indexes of the bundles (segments indexed by one task) whose survivors are wanted.
     """
 
@@ -336,7 +333,6 @@ class BundleToGather:
     """Segments whose surviving records are written as one object.
 
     name: last part of the object's key.
-
     keys: where their key rows are stored; None if they have none.
     """
 
@@ -407,7 +403,6 @@ class GatheredObject:
     """A scratch object with surviving records, or with the sums that the gate (the independent check of the output) expects.
 
     parts: location of each segment's survivors; None for the gate's object.
-
     superseded: ids of the segments that have superseded records.
     """
 

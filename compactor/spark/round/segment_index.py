@@ -37,14 +37,10 @@ class SegmentIndex:
     """Index of the live segments that the driver builds during pass 1.
 
     stand_ins: sidecars, by segment id, that take the place of segments which need not be read. Of a segment without one at least the
-    headers are read.
-
+        headers are read.
     segments: results for the segments that were read, by id.
-
     folded: transaction results of each segment, by id.
-
     bundles, gate_bundles: locations of the key rows, and of the rows for the gate (the independent check of the output).
-
     bundle_places: index of the bundle that holds a segment's keys, by segment id.
     """
 

@@ -83,9 +83,7 @@ class SparkWorker:
     otherwise ``delete_unused_results`` deletes them.
 
     open_cluster: returns the cluster, starting Spark if necessary; called when there is work for it.
-
     stats: statistics of the round, which the worker fills in.
-
     cost: the cost of the round is added to it.
     """
 
@@ -396,9 +394,7 @@ class RangeTask:
     An error is sent to every target.
 
     targets: target index of each bundle.
-
     gate_input: what the gate's part of the task reads; None without a gate.
-
     gate_place: target index of the gate's answers.
     """
 

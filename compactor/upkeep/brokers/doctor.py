@@ -34,15 +34,10 @@ class ExaminedPartition:
     """Answers of brokers and store about one partition.
 
     segments: in all states.
-
     settings: settings of the topic.
-
     pending: the first record that is not tiered; None if everything is tiered, or the record is unknown.
-
     missing: objects of readable segments that the store does not have.
-
     gaps: ranges of offsets (both inclusive) that no readable segment contains.
-
     orphans, orphan_bytes: number and size of objects that no metadata names and that are too old to belong to a running upload.
     """
 

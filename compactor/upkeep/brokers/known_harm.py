@@ -28,17 +28,11 @@ class HealthFinding:
     """Harm to tiered data that was found, or is to be expected.
 
     severity: error (data is or will be lost), warning (it costs, or becomes an error) or note.
-
     topic, partition: the partition concerned; an empty topic and -1 for the whole cluster.
-
     object: name of the broker, setting or segment.
-
     detail: the evidence.
-
     means: consequence for consumers.
-
     bytes: bytes concerned in the store; 0 if unknown or none.
-
     usd_month: price of these bytes per month.
     """
 

@@ -37,13 +37,9 @@ class PartitionObjects:
     """Metadata and objects of one partition.
 
     folded: the metadata as read after LIST.
-
     readable: segments that were complete both before and after LIST.
-
     there: listed objects by segment id and kind.
-
     orphans: objects of segments that no metadata names.
-
     strangers: objects whose names no broker makes.
     """
 

@@ -43,16 +43,11 @@ class KeyHolder:
     """An object that contains a record or hash of a key, or may contain one.
 
     key: number of the key in the question, or ANY_KEY.
-
     what: value (the latest one), tombstone, superseded, aborted, undecided, record (in a segment that readers do not get), keyed hash, or
-    unknown.
-
+        unknown.
     waits_for: what has to happen until the object is gone.
-
     until_ms: earliest time at which it can be gone, in milliseconds; None if no time is known.
-
     sha256: recorded digest of the segment's log; empty if none was recorded.
-
     run_id: the round that replaced or wrote the segment.
     """
 
@@ -102,9 +97,7 @@ class PartitionKeySurvey:
     """Objects of one partition that contain the keys, as of position ``slot`` of its control log.
 
     removals: rounds that took records of a key from readers, by key number.
-
     movable: ids of live segments that a round would free of a key now, or bring a step nearer to it.
-
     filtered: number of live segments that were not read because their Bloom filter has none of the keys.
     """
 
@@ -124,7 +117,6 @@ class KeyRecords:
     """Records of one key in one segment.
 
     newest: the last one.
-
     latest: the last one that is committed; None if none is.
     """
 
@@ -149,7 +141,7 @@ def records_by_segment(sightings: Iterable[FoundRecord], keys: Sequence[bytes]) 
             entry = found.setdefault((one.segment.id, key), KeyRecords(one.segment, key, one))
             entry.records += 1
             entry.first_offset = one.offset
-            if entry.latest is None and one.sets_value:
+            if entry.latest is None and one.sets_value_of_key:
                 entry.latest = one
     return list(found.values())
 
@@ -171,7 +163,6 @@ class KeyStatus:
     """Records of a key in a live segment, and what must happen to remove them.
 
     what: as in ``KeyHolder``.
-
     movable: whether a round that is forced now would free the segment of the key, or bring it a step nearer to it.
     """
 
@@ -186,7 +177,6 @@ class ErasureRules:
     """Rules by which the cleaner removes records of one key, for one state of the partition.
 
     end: first offset that a round would not clean.
-
     compacts: whether the tier can be compacted at all.
     """
 

@@ -55,7 +55,6 @@ class KeyQuestion:
     """The keys whose records are searched for, and how to search.
 
     by_filters: do not read live segments whose Bloom filter has none of the keys.
-
     on_bytes: called with the size of each segment that was read.
     """
 
@@ -71,11 +70,11 @@ def find_key_holders(opened: Tier, name: TopicPartition, question: KeyQuestion) 
     Raises StoreError, OutOfBudget; BadData if the control log or the brokers' metadata is damaged, or a live object is missing.
     """
 
-    def attempt() -> PartitionKeySurvey:
+    def search_once() -> PartitionKeySurvey:
         log = opened.open(name)
         return _KeySearch(opened, log, log.refresh_and_check_gaps(), question).search_partition()
 
-    return read_again_if_missing(name, attempt)
+    return read_again_if_missing(name, search_once)
 
 
 @dataclass
@@ -98,12 +97,12 @@ class _KeySearch:
         return self.state.name
 
     def search_partition(self) -> PartitionKeySurvey:
-        filtered = self._search_live()
-        self._search_replaced(read_slot_times(self.opened.ports, self.log) if self.state.waiting else {})
-        self._search_unknown(list(self.opened.ports.layout.list_objects(self.name)))
-        self._search_old_versions()
+        filtered = self._search_live_segments()
+        self._search_replaced_segments(read_slot_times(self.opened.ports, self.log) if self.state.waiting else {})
+        self._search_unknown_objects(list(self.opened.ports.layout.list_objects(self.name)))
+        self._search_old_object_versions()
         self._find_keyed_hashes()
-        self._note_data_at_brokers()
+        self._add_uncovered_broker_data()
         return PartitionKeySurvey(
             name=self.name,
             slot=self.state.slot,
@@ -118,7 +117,7 @@ class _KeySearch:
 
     # --- segments that the fold names ---
 
-    def _search_live(self) -> int:
+    def _search_live_segments(self) -> int:
         """Search the live segments, and return how many were skipped because their filters have none of the keys. Raises NotFound if an
         object is gone.
 
@@ -142,10 +141,10 @@ class _KeySearch:
             if status.movable:
                 self.movable.add(one.segment.id)
             self._add_holder(one.segment, HolderState.LIVE, status.what, status.waits_for, status.until_ms, records=one)
-        self._search_cut_off(rules)
+        self._search_unread_parts(rules)
         return len(ruled_out)
 
-    def _search_cut_off(self, rules: ErasureRules) -> None:
+    def _search_unread_parts(self, rules: ErasureRules) -> None:
         """Search those parts of live objects that readers no longer use: brokers read the offsets after a segment's end from another
         segment.
         """
@@ -166,7 +165,7 @@ class _KeySearch:
         met, _ = sidecars.match_segments([segment.id for segment in self.state.live], lambda: [hashes])
         return {segment.id for segment in self.state.live if segment.id not in met}
 
-    def _search_replaced(self, since: Mapping[int, int]) -> None:
+    def _search_replaced_segments(self, since: Mapping[int, int]) -> None:
         """Search the segments that readers no longer use and that are not deleted yet."""
         now, retention = self.question.now_ms, self.opened.retention
         for group in self.state.waiting:
@@ -187,7 +186,7 @@ class _KeySearch:
 
     # --- segments that the fold does not know ---
 
-    def _search_unknown(self, listed: Sequence[ListedObject]) -> None:
+    def _search_unknown_objects(self, listed: Sequence[ListedObject]) -> None:
         state = self.state
         known = {segment.id for segment in (*state.live, *state.retiring)}
         known |= {receipt.segment.id for receipt in state.intent.receipts} if state.intent else set()
@@ -221,7 +220,7 @@ class _KeySearch:
         until = item.modified_ms + self.opened.retention.orphan_age_ms
         return HolderState.ORPHAN, "orphan_age_ms, then `retire`: its control log does not know it", until
 
-    def _search_old_versions(self) -> None:
+    def _search_old_object_versions(self) -> None:
         """Search the versions that a bucket keeps of deleted objects."""
         folder = self.opened.ports.layout.partition_folder(self.name)
         try:
@@ -276,7 +275,7 @@ class _KeySearch:
             whole.filter.contains_hashes(hash_keys_for_filters(self.question.keys, sidecars.hash_key)).any()
         )
 
-    def _note_data_at_brokers(self) -> None:
+    def _add_uncovered_broker_data(self) -> None:
         held = f"hold from offset {self.state.end_offset + 1} on, and"
         if self.opened.kind.is_broker_managed:
             what = f"{self.name}: what its brokers {held} have not uploaded"

@@ -51,7 +51,6 @@ class TopicKeySurvey:
     """Objects of a topic that contain the keys.
 
     beside: such objects outside the topic's partitions.
-
     failed: partitions that could not be searched.
     """
 
@@ -229,7 +228,6 @@ class ReportHeader:
     """Subject of an erasure report: tier, topic, time and keys.
 
     tier: fields that identify the tier.
-
     digests: digest of each key, in the order of the keys.
     """
 

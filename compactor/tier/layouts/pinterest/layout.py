@@ -50,6 +50,6 @@ class PinterestLayout(PlainLayout):
         """Yield the partition's objects, except the ``_metadata`` file and the watermark."""
         return (item for item in super().list_objects(name) if item.key.rpartition("/")[2] not in (METADATA_FILE, WATERMARK))
 
-    def _expected(self, segment: RemoteLogSegmentMetadata) -> Collection[str]:
+    def _expected_file_kinds(self, segment: RemoteLogSegmentMetadata) -> Collection[str]:
         """Return all kinds of files, because consumers skip a segment that lacks one."""
         return OBJECT_KINDS

@@ -96,7 +96,7 @@ class OpenTransactions:
     size: int
     first_offsets: Mapping[int, int]
 
-    def is_end_of(self, segment: RemoteLogSegmentMetadata) -> bool:
+    def is_state_at_end_of(self, segment: RemoteLogSegmentMetadata) -> bool:
         """Return whether these are the open transactions at the end of the given segment."""
         return (segment.start_offset, segment.size_bytes) == (self.base, self.size)
 
