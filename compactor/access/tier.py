@@ -273,7 +273,7 @@ class Tier:
 
     @property
     def retention(self) -> Retention:
-        """How long replaced objects are kept, as section [publish] sets it."""
+        """Retention of replaced objects: how long section [publish] says that they are kept."""
         return configured_retention(self.settings)
 
     @property

@@ -315,7 +315,7 @@ class _GenerationWriter:
 
         :param ordinal: position of the segment in the view.
         :param base: offset by which the objects are named.
-        :param latest: largest timestamp of the parts before this one.
+        :param latest: largest timestamp of this part and of those before it.
         """
         segment, reading = self.state.live[ordinal], self.reading
         name, limit = self.state.name, reading.inflate_limit

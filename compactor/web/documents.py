@@ -17,7 +17,11 @@ Level = Literal["ok", "attention", "down", "starting", "stopping"]
 
 
 class Verdict(Value):
-    """The service's condition at a glance. ``text``: a few words; ``detail``: the reason, or what is being done."""
+    """Condition of the service at a glance.
+
+    ``text``: a few words.
+    ``detail``: the reason, or the present work.
+    """
 
     level: Level
     text: str
@@ -25,7 +29,11 @@ class Verdict(Value):
 
 
 class NeedsAttention(Value):
-    """A partition that fails and may need help. ``since_ms``: since when. ``commands``: commands to begin with."""
+    """A partition that fails and may need help.
+
+    ``since_ms``: time of the first failure, in milliseconds.
+    ``commands``: the first commands to run.
+    """
 
     partition: str
     kind: str
@@ -38,7 +46,11 @@ class NeedsAttention(Value):
 
 
 class WorkItem(Value):
-    """A running job. ``done`` of ``total`` in ``unit``; ``share``: fraction of the whole job, from 0 to 1; null while unknown."""
+    """A running job with its progress.
+
+    ``done``, ``total``: completed and expected amount of work, in ``unit``.
+    ``share``: completed fraction of the whole job, from 0 to 1; null while unknown.
+    """
 
     partition: str
     action: str
@@ -54,8 +66,10 @@ class WorkItem(Value):
 
 
 class PlannedStep(Value):
-    """The next action on a partition. ``action``: round, retire, output, poll or upload. ``at_ms``: earliest time, null if none is
-    known.
+    """The next action on a partition.
+
+    ``action``: round, retire, output, poll or upload.
+    ``at_ms``: earliest time of the action; null if none is known.
     """
 
     action: str
@@ -64,7 +78,7 @@ class PlannedStep(Value):
 
 
 class RoundOutcome(Value):
-    """The latest round that has ended. Sizes are those of the rewritten segments before and after it."""
+    """The latest round of a partition that has ended. Sizes are those of the rewritten segments before and after it."""
 
     run: str
     status: str
@@ -74,7 +88,10 @@ class RoundOutcome(Value):
 
 
 class ListRow(Value):
-    """A partition in the list. ``reason``: its failure, or the reason for its condition."""
+    """A partition in the list.
+
+    ``reason``: message of its failure, or the reason for its condition.
+    """
 
     partition: str
     condition: str
@@ -83,8 +100,11 @@ class ListRow(Value):
 
 
 class PartitionRow(ListRow):
-    """A partition in the daemon's list. ``condition``: attention, working, due, waiting, paused, unseen or quiet. ``reason``: its failure,
-    or why a round is due or not. ``cleaner_offsets``: pairs of compactor epoch and offset.
+    """A partition in the daemon's list.
+
+    ``condition``: attention, working, due, waiting, paused, unseen or quiet.
+    ``reason``: message of its failure, or why a round is due or not.
+    ``cleaner_offsets``: pairs of compactor epoch and offset.
     """
 
     segments: int | None
@@ -101,8 +121,11 @@ class PartitionRow(ListRow):
 
 
 class UploadRow(ListRow):
-    """A partition in the agent's list. ``condition``: attention, working, due (segments wait for upload), unseen or quiet.
-    ``tier_end_offset``: inclusive. ``lag_deadline_ms``: when the broker deletes the first of ``lag_staged_segments``.
+    """A partition in the agent's list.
+
+    ``condition``: attention, working, due (segments wait for upload), unseen or quiet.
+    ``tier_end_offset``: last offset in the tier, inclusive.
+    ``lag_deadline_ms``: when the broker deletes the first of ``lag_staged_segments``.
     """
 
     leader_epoch: int | None
@@ -119,7 +142,9 @@ RowT = TypeVar("RowT", PartitionRow, UploadRow)
 
 
 class PartitionList(Value, Generic[RowT]):
-    """One page of the list of partitions. ``matching``: number of partitions that match the search and the condition, on all pages.
+    """One page of the list of partitions.
+
+    ``matching``: number of partitions that match the search and the condition, on all pages.
     ``conditions``: number of partitions that match the search, by condition.
     """
 
@@ -136,7 +161,11 @@ class PartitionList(Value, Generic[RowT]):
 
 
 class ScanInfo(Value):
-    """The scans for work. ``last_ms``: time of the latest one. ``interval_ms``: time between two."""
+    """Times of the service's scans for work.
+
+    ``last_ms``: time of the latest scan.
+    ``interval_ms``: time between two scans.
+    """
 
     count: int
     last_ms: int | None
@@ -144,7 +173,11 @@ class ScanInfo(Value):
 
 
 class HourTotals(Value):
-    """Bytes of one hour of the last seven days. ``stored_bytes``: with what waits for deletion. ``reclaimed_bytes``: deleted in it."""
+    """Bytes of the tier in one hour of the last seven days.
+
+    ``stored_bytes``: stored bytes, including segments that wait for deletion.
+    ``reclaimed_bytes``: bytes that were deleted in this hour.
+    """
 
     hour_ms: int
     stored_bytes: int
@@ -160,7 +193,11 @@ class RecentRound(Value):
 
 
 class ServiceTotals(Value):
-    """Totals of a service. ``partitions``: all that the service knows. ``requests``: requests to the store since the start."""
+    """Totals that every service has.
+
+    ``partitions``: number of partitions that the service knows.
+    ``requests``: requests to the store since the service started.
+    """
 
     partitions: int
     attention_partitions: int
@@ -192,8 +229,10 @@ class DaemonTotals(ServiceTotals):
 
 
 class AgentTotals(ServiceTotals):
-    """Totals of an agent. ``partitions``: partitions in the log directories whose topics match. ``led``: those that this broker leads;
-    the lags are theirs.
+    """Totals of an agent (uploader on a broker).
+
+    ``partitions``: number of partitions in the log directories whose topics match.
+    ``led``: number of those that this broker leads; all lags concern these.
     """
 
     led: int
@@ -208,8 +247,11 @@ TotalsT = TypeVar("TotalsT", DaemonTotals, AgentTotals)
 
 
 class StatusDocument(Value, Generic[TotalsT, RowT]):
-    """Document of the first page and of ``/api/status``. ``needs_attention``: the first of ``totals.attention_partitions``. ``conditions``:
-    number of partitions in each condition. ``looks``: the scans.
+    """Document of the first page and of ``/api/status``.
+
+    ``needs_attention``: the first of the ``totals.attention_partitions`` failing partitions.
+    ``conditions``: number of partitions in each condition.
+    ``looks``: times of the scans for work.
     """
 
     schema_version: int = DOCUMENT_SCHEMA_VERSION
@@ -230,7 +272,7 @@ class StatusDocument(Value, Generic[TotalsT, RowT]):
 
 
 class PolicyInForce(Value):
-    """The cleaner's settings that hold for a topic."""
+    """Settings of the cleaner that apply to a topic."""
 
     cleanup_policy: str
     min_cleanable_dirty_ratio: float
@@ -242,7 +284,11 @@ class PolicyInForce(Value):
 
 
 class TopicRow(Value):
-    """Totals of one topic. ``saved_bytes``: by the latest round of each partition. ``week``: empty if the topic is not a large one."""
+    """Totals of one topic.
+
+    ``saved_bytes``: bytes saved by the latest round of each partition.
+    ``week``: figures of each hour; empty unless the topic is a large one.
+    """
 
     topic: str
     partitions: int
@@ -268,16 +314,20 @@ class TopicsDocument(Value):
 
 
 class OffsetRange(Value):
-    """A range of offsets from ``start_offset`` to ``end_offset``. Each kind says whether the end is included."""
+    """A range of offsets from ``start_offset`` to ``end_offset``. Each kind of range states whether the end is included."""
 
     start_offset: int
     end_offset: int
 
 
 class SegmentSpan(OffsetRange):
-    """A segment, or several similar neighbours drawn as one (``segments`` of them). ``end_offset`` is inclusive. ``state``: cleaned, dirty
-    or uncleanable. ``decision``: "left alone" if the latest round skipped it, and ``why``; both are empty if it did not, or that was not
-    recorded.
+    """A segment on the offset axis, or several similar neighbours drawn as one.
+
+    ``segments``: number of the segments.
+    ``end_offset``: inclusive.
+    ``state``: cleaned, dirty or uncleanable.
+    ``decision``: "left alone" if the latest round skipped the segments, with the reason in ``why``; both are empty if it did not, or if
+        that was not recorded.
     """
 
     segments: int
@@ -288,8 +338,11 @@ class SegmentSpan(OffsetRange):
 
 
 class ReplacedSpan(OffsetRange):
-    """Replaced segments that wait for deletion. ``end_offset`` is inclusive. ``run``: the round that replaced them. ``undone``: that round
-    was undone, and these are its outputs.
+    """Replaced segments on the offset axis that wait for deletion.
+
+    ``end_offset``: inclusive.
+    ``run``: the round that replaced them.
+    ``undone``: whether that round was undone, so that these are its outputs.
     """
 
     segments: int
@@ -299,19 +352,23 @@ class ReplacedSpan(OffsetRange):
 
 
 class OffsetBand(OffsetRange):
-    """A band of the axis. ``state``: cleaned, dirty or uncleanable. ``end_offset`` is exclusive."""
+    """A range of the offset axis in one state.
+
+    ``state``: cleaned, dirty or uncleanable.
+    ``end_offset``: exclusive.
+    """
 
     state: str
 
 
 class LeaderEpochSpan(OffsetRange):
-    """A leader epoch of the broker. ``end_offset`` is exclusive."""
+    """A leader epoch of the broker on the offset axis. ``end_offset`` is exclusive."""
 
     epoch: int
 
 
 class OffsetAxis(OffsetRange):
-    """Everything that is drawn on a partition's offset axis, from ``start_offset`` to ``end_offset``, exclusive."""
+    """All that is drawn on a partition's offset axis, which extends from ``start_offset`` to ``end_offset`` (exclusive)."""
 
     first_dirty_offset: int
     first_uncleanable_offset: int
@@ -322,9 +379,13 @@ class OffsetAxis(OffsetRange):
 
 
 class RoundEntry(Value):
-    """A round of the run history. ``cost_bytes_read`` and ``cost_bytes_written``: bytes from and to the tier. ``cost_usd``: price of its
-    requests, estimated from their usual number. ``saved_usd_month``: price of the storage that it saves. Prices are those of the document's
-    ``prices``.
+    """A round of the run history.
+
+    ``cost_bytes_read``, ``cost_bytes_written``: bytes from and to the tier.
+    ``cost_usd``: price of its requests, estimated from their usual number.
+    ``saved_usd_month``: monthly price of the storage that it saves.
+
+    Prices are those of the document's ``prices``.
     """
 
     run: str
@@ -350,7 +411,10 @@ class RoundEntry(Value):
 
 
 class CompactorEpoch(Value):
-    """One compactor's leadership of the partition. ``ended``: released, replaced, or empty while it lasts."""
+    """One compactor epoch: one process's period of leadership of the partition.
+
+    ``ended``: released, replaced, or empty while it lasts.
+    """
 
     epoch: int
     holder: str
@@ -360,7 +424,10 @@ class CompactorEpoch(Value):
 
 
 class PageDocument(Value):
-    """Fields of every partition's page. ``commands``: commands to copy."""
+    """Fields that the page of every partition has.
+
+    ``commands``: commands to copy.
+    """
 
     schema_version: int = DOCUMENT_SCHEMA_VERSION
     version: str
@@ -385,16 +452,24 @@ class PartitionDocument(PageDocument):
 
 
 class PendingSegment(OffsetRange):
-    """A sealed segment that is not in the tier yet. ``end_offset`` is inclusive. ``sealed_ms``: when its broker last wrote to it."""
+    """A sealed segment that is not in the tier yet.
+
+    ``end_offset``: inclusive.
+    ``sealed_ms``: when the broker last wrote to the segment.
+    """
 
     bytes: int
     sealed_ms: int
 
 
 class UploadDocument(PageDocument):
-    """Document of a partition's page and of ``/api/partitions/T-P`` of an agent. ``directory``: the broker's directory; its log begins at
-    ``first_offset``, and the segment from ``active_offset`` on is still written. ``leads``: whether this broker leads the partition; only
-    then it is uploaded here. ``pending``: the first of ``row.lag_segments``.
+    """Document of a partition's page and of ``/api/partitions/T-P`` of an agent.
+
+    ``directory``: the broker's directory of the partition.
+    ``first_offset``: first offset in that directory.
+    ``active_offset``: first offset of the segment that is still written.
+    ``leads``: whether this broker leads the partition; only then it is uploaded here.
+    ``pending``: the first of ``row.lag_segments``.
     """
 
     row: UploadRow

@@ -199,7 +199,7 @@ class StoredSurvivors:
 
 
 def encode_verdicts(verdicts: Verdicts) -> Arrays:
-    """Encode transaction verdicts (which batches are committed, aborted or undecided) as arrays for a scratch object."""
+    """Encode transaction verdicts (which batches are aborted, discardable or indexed) as arrays for a scratch object."""
     return {
         "aborted": np.packbits(verdicts.aborted),
         "discardable": np.packbits(verdicts.discardable),
@@ -391,7 +391,7 @@ def mark_tombstone_batches(first_row: Int64s, value_length: Int32s, out: Flags) 
 
 @kernel
 def _count_survivors(bitmap: Bytes, begin: Int64s, counts: Int64s, counted: Flags, kept: Int32s) -> None:
-    """Count the surviving rows of each batch that is marked in ``counted``, and add the numbers to ``kept``."""
+    """Set, in ``kept``, the number of surviving rows of each batch that is marked in ``counted``."""
     for batch in range(begin.size):
         if counted[batch]:
             count = 0
