@@ -330,12 +330,12 @@ def _retire_report(
     :param done: report the survey as if it had been carried out (``dry_run``).
     """
 
-    def log_keys(segments: Sequence[RemoteLogSegmentMetadata]) -> tuple[str, ...]:
+    def object_keys(segments: Sequence[RemoteLogSegmentMetadata]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(layout.object_name(name, segment, kind) for segment in segments for kind in segment.files))
 
     deleted = (*found.unfinished, *found.due) if done else gone
     size = sum(file.size for segment in deleted for file in segment.files.values()) + sum(item.size for item in found.orphans)
-    return RetireReport(log_keys(deleted), tuple(item.key for item in found.orphans), log_keys(found.waiting), size, found.next_ms)
+    return RetireReport(object_keys(deleted), tuple(item.key for item in found.orphans), object_keys(found.waiting), size, found.next_ms)
 
 
 MAX_UNHINTED_INSPECTIONS = 64
