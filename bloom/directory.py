@@ -49,7 +49,7 @@ HashPrefixes = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyDirectory:
-    """Key directory of a segment: one row per batch, in file order. All batches have message format v2.
+    """Key directory of a segment: each batch's header and parts of its keys' hashes, in file order. All batches have message format v2.
 
     :param headers: batch headers, shape (batches, 61).
     :param control, coordinator_epoch: as in records.batches.BatchTable; headers do not contain them.
@@ -87,7 +87,7 @@ class KeyDirectory:
         return found
 
     def select_batches(self, first: int, last: int) -> KeyDirectory:
-        """Return the directory of the batches [first, last)."""
+        """Return the key directory of the batches [first, last) alone."""
         some, own = slice(first, last), self.pieces[self._begin[first] : self._begin[last]]
         return KeyDirectory(
             self.segment_id, self.headers[some], self.control[some], self.coordinator_epoch[some], self.flags[some], self.keys[some], own

@@ -152,7 +152,7 @@ MARKERS = np.dtype(
 
 
 class UnusableReason(StrEnum):
-    """Reasons to ignore a sidecar."""
+    """Reasons why a sidecar cannot be used, so that its segment is read instead."""
 
     NOT_A_SIDECAR = "it is not a sidecar"
     FUTURE_VERSION = "it is of another version"
@@ -184,7 +184,7 @@ class RecordsDue:
     keyless_records: int = 0
 
     def reason_to_read(self, now_ms: int) -> str:
-        """Return why the segment must be read at this time, or an empty string."""
+        """Return the reason why the segment must be read at this time although its filter holds no dirty key, or an empty string."""
         if self.tombstones_without_horizon:
             return f"{self.tombstones_without_horizon} tombstones have no delete horizon yet"
         if self.earliest_tombstone_horizon_ms <= now_ms:
@@ -249,7 +249,7 @@ class KeyCollector:
 
         :param records: number of records in the segment. If it has keys and none was added, keys were not hashed, and each key counts as
             distinct.
-        :param due: what makes the segment due.
+        :param due: records that will have to be removed or changed at some time.
         :param runs, markers: tables with the columns BATCH_RUNS and MARKERS.
         """
         if self._filter is not None:

@@ -54,7 +54,7 @@ def advance_vector(vector: Sequence[CleanerOffset], leader_epoch: int, offset: i
 
 
 def is_claim_valid(vector: Sequence[CleanerOffset], leader_epoch: int, offset: int) -> bool:
-    """Return whether a compactor epoch may claim that everything below ``offset`` is clean. An epoch without an entry
+    """Return whether a compactor epoch has cleaned everything below ``offset``, as the vector records it. An epoch without an entry
     has no valid claim.
     """
     return any(entry.leader_epoch == leader_epoch and offset <= entry.offset for entry in vector)

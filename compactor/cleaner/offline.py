@@ -145,7 +145,7 @@ def open_round(log_dir: Path, request: CleanRequest, workers: WorkerThreads | No
 
 
 def _clean_log(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callable[[str], None]) -> CleanSummary:
-    """Clean a log into ``folder``: pass 1, pass 2, gate."""
+    """Clean a log into ``folder``: find the surviving records (pass 1), write the new segments (pass 2), and check them (gate)."""
     on_phase("index")
     finished = FinishedChunks(_CACHE_BYTES)
     limit = request.max_decompressed_batch_bytes
@@ -191,7 +191,7 @@ def _clean_log(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Cal
 
 
 def _open_gate(request: CleanRequest, opened: OfflineRound, rules: RoundRules) -> Gate | None:
-    """Return a gate for the round, or None without a budget for it."""
+    """Return a gate, which checks the round independently, or None if the request gives it no memory."""
     if not request.gate_budget_bytes:
         return None
     terms = GateTerms(rules, opened.first_dirty, request.hash_key, request.max_decompressed_batch_bytes)

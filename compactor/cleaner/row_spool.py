@@ -43,7 +43,7 @@ class DiskReservation(Protocol):
 
 
 class _NoLimit:
-    """A DiskReservation without limit."""
+    """A DiskReservation that permits every write, for rounds without a disk budget."""
 
     def take_bytes(self, nbytes: int) -> None:
         pass
@@ -86,7 +86,7 @@ class _Block:
     crcs: tuple[int, ...]
 
     def rows_in_range(self, range_number: int) -> int:
-        """Return the number of rows in a range."""
+        """Return the number of rows of this block in a hash range."""
         return int(self.begins[range_number + 1] - self.begins[range_number])
 
 
@@ -159,7 +159,7 @@ class RowSpool:
             yield self._read_rows(block, 0, self.ranges.count)
 
     def flush(self) -> None:
-        """Write the rows that are still in memory as a block."""
+        """Sort the rows that are still in memory, and write them to the file as a block."""
         if not self._fill:
             return
         out = self._sorted if self._sorted is not None else np.empty_like(self._buffer)

@@ -22,7 +22,7 @@ class WitnessRows:
 
 
 class Witness(Protocol):
-    """A second reader of a round's segments, implemented by the gate.
+    """A second, independent reader of the batches that a round reads. The gate implements it to check the round.
 
     ``read_chunk`` and ``add_expected_chunk`` run in worker threads, the other methods in the order of the log.
     """
@@ -34,7 +34,7 @@ class Witness(Protocol):
         """Read a chunk of pass 1, in which every batch that may enter the offset map is decompressed."""
 
     def add_chunk(self, source: SourceSegment, found: WitnessRows) -> None:
-        """Accept the result of ``read_chunk``."""
+        """Add the rows that ``read_chunk`` returned to the second reader's table."""
 
     def add_expected_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> None:
         """Read a chunk of pass 2, with the batches of which some records may be removed."""

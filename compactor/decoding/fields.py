@@ -49,11 +49,11 @@ class DecodedField:
 
     @property
     def is_decoded(self) -> bool:
-        """Return whether ``value`` stands for the bytes."""
+        """Return whether the bytes were decoded, so that ``value`` stands for them."""
         return not self.error
 
     def format_text(self) -> str | None:
-        """Return the value as one text: JSON for a JSON value."""
+        """Return the decoded value as one text: JSON for a JSON value."""
         return to_json_text(self.value) if self.is_json else self.value
 
 
@@ -73,7 +73,8 @@ class FieldDecoder:
         return self._registry is not None
 
     def decode(self, data: bytes | None, wanted: FieldFormat = "auto") -> DecodedField:
-        """Return what bytes stand for. Raises StoreError if the registry is needed and cannot be asked, UsageError without a registry for
+        """Decode a key or value in the wanted format. Raises StoreError if the registry is needed and cannot be asked, UsageError without a
+        registry for
         ``avro``.
         """
         if data is None:
@@ -120,13 +121,16 @@ class FieldDecoder:
         return next(iter(found.values()))
 
     def _needed_registry(self) -> SchemaRegistry:
-        """Return the registry. Raises UsageError if none is configured."""
+        """Return the access to the schema registry. Raises UsageError if none is configured."""
         if self._registry is None:
             raise UsageError("Avro needs a schema registry", hint="Set url under [registry]")
         return self._registry
 
     def _decode_by_schema(self, data: bytes, registry: SchemaRegistry) -> DecodedField:
-        """Return bytes in the wire format decoded. ``schema_id`` is None if they are not in the wire format of a schema that exists."""
+        """Decode bytes that begin with the id of a schema (the registry's wire format).
+
+        ``schema_id`` of the result is None if no such schema exists.
+        """
         if len(data) < _HEADER.size or data[0] != 0:
             return DecodedField(error="not in the wire format of a schema registry")
         schema_id = _HEADER.unpack_from(data)[1]
@@ -144,7 +148,7 @@ class FieldDecoder:
         return self._decode_avro(schema, payload)
 
     def _decode_avro(self, schema: Schema, payload: bytes) -> DecodedField:
-        """Return an Avro value decoded by the schema that it was written with."""
+        """Decode an Avro value with the schema by which it was written."""
         from fastavro import schemaless_reader
 
         stream = io.BytesIO(payload)
@@ -210,7 +214,7 @@ def _without_bytes(value: object) -> object:
 
 
 def _decode_json(text: str) -> DecodedField:
-    """Return a text decoded as JSON."""
+    """Parse a text as JSON, and return the value or the reason why it is not JSON."""
     try:
         return DecodedField(json.loads(text), is_json=True)
     except ValueError as error:
@@ -218,7 +222,10 @@ def _decode_json(text: str) -> DecodedField:
 
 
 def _parse_avro(schema: Schema) -> tuple[Any, None]:
-    """Return an Avro schema as fastavro reads with it, and no schema to convert to. Raises ValueError if it is not a valid schema."""
+    """Parse an Avro schema for fastavro.
+
+    The second item is None, because values are not converted to another schema. Raises ValueError if it is not a valid schema.
+    """
     require_extra("avro", "Avro")
     from fastavro.schema import SchemaParseException, UnknownType, parse_schema
 

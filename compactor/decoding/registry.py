@@ -33,7 +33,7 @@ class Schema:
 
 
 class SchemaRegistry:
-    """Reads schemas. Each is requested once per process: the schema of an id never changes."""
+    """Reads schemas from the schema registry. Each is requested once per process: the schema of an id never changes."""
 
     def __init__(self, settings: Registry) -> None:
         """:raises UsageError: if the file with the credentials cannot be read."""
@@ -61,7 +61,7 @@ class SchemaRegistry:
             return []
 
     def _schema_of(self, schema_id: int, document: dict[str, Any]) -> Schema:
-        """Return the schema of an answer, with the schemas that it refers to."""
+        """Parse the registry's answer about a schema, and fetch the schemas to which it refers."""
         references: dict[str, None] = {}
         for each in document.get("references") or ():
             found = self._request(f"/subjects/{quote(each['subject'], safe='')}/versions/{each['version']}")
@@ -70,7 +70,7 @@ class SchemaRegistry:
         return Schema(schema_id, document.get("schemaType") or "AVRO", document["schema"], tuple(references))
 
     def _request(self, path: str) -> Any:
-        """Return the JSON document at a path. Raises NotFound, Refused, Unavailable or StoreError."""
+        """Request a path of the registry, and return the JSON document. Raises NotFound, Refused, Unavailable or StoreError."""
         try:
             answer = self._pool.request("GET", self._url + path)
         except urllib3.exceptions.HTTPError as error:

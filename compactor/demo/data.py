@@ -58,7 +58,7 @@ class _LogWriter:
     _size: int = 0
 
     def append_batch(self, data: bytes, records: int, timestamp: int) -> None:
-        """Append a batch."""
+        """Append a serialized batch to the log, rolling the segment first if the batch does not fit."""
         if self._size + len(data) > self.segment_bytes:
             self.roll_segment(timestamp)
         self._parts.append(data)

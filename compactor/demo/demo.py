@@ -38,7 +38,7 @@ ValueByKey = dict[bytes, bytes | None]
 
 @dataclass(frozen=True)
 class TopicSize:
-    """Size of the topic in the tier. records: including transaction markers."""
+    """Segments, records and bytes of the topic in the tier. records: number of records, including transaction markers."""
 
     records: int
     bytes: int
@@ -122,7 +122,7 @@ class Demo:
         return report
 
     def plan_round(self) -> Forecast:
-        """Return the forecast of a round."""
+        """Return the forecast of a round of compaction: what it will clean and save."""
         return forecast_partition(self._tier, NAME, self.now_ms)
 
     def run_round(self, on_stage: OnStage) -> RoundReport:
@@ -130,7 +130,7 @@ class Demo:
         return compact(self._tier, NAME, self.now_ms, on_stage=on_stage)
 
     def verify_tier(self, on_bytes: OnCount) -> list[SegmentProblem]:
-        """Return the errors that verification finds, without notes."""
+        """Verify the tier's segments, and return the errors, without notes."""
         found = verify_partition(self._tier, NAME, on_bytes)
         return [problem for problem in found if problem.severity == "error"]
 

@@ -7,7 +7,10 @@ from typing import Protocol
 
 
 class EventLogger(Protocol):
-    """Receives one log line. level: a level of ``logging``. fields: ``partition``, ``run``, ``segment``, ``phase`` and the like."""
+    """Function that writes one line to a service's log.
+
+    level: a level of ``logging``. fields: ``partition``, ``run``, ``segment``, ``phase`` and the like.
+    """
 
     def __call__(self, text: str, *, level: int = logging.INFO, **fields: str) -> None: ...
 

@@ -91,12 +91,12 @@ class ServiceLoop(ABC, Generic[JobT, ResultT]):
             return
 
     def loop_age_ms(self) -> int:
-        """Return the milliseconds since the loop last began."""
+        """Return the milliseconds since the loop began its latest pass, from which a hanging loop is recognised."""
         return int((time.monotonic() - self._loop_s) * 1000)
 
     @abstractmethod
     def scan(self) -> None:
-        """Find out which partitions need work."""
+        """Find out which partitions need a job, and update what ``start_due_jobs`` chooses from."""
 
     @abstractmethod
     def start_due_jobs(self) -> Sized:
@@ -104,7 +104,7 @@ class ServiceLoop(ABC, Generic[JobT, ResultT]):
 
     @abstractmethod
     def _process_result(self, done: ResultT) -> None:
-        """Take in the result of a job and drop it from ``_running``."""
+        """Process the result of a job that has ended, and remove it from ``_running``."""
 
     @abstractmethod
     def _use_settings(self, settings: Settings) -> None:

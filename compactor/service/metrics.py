@@ -31,7 +31,7 @@ def render_metrics(families: Iterable[Metric]) -> bytes:
 
 
 class _ComputedMetrics(Collector):
-    """Collector of metrics that were computed before."""
+    """Prometheus collector that returns metrics which were computed before."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
@@ -55,17 +55,17 @@ def make_counter(name: str, help_text: str, value: float) -> Metric:
 
 
 def make_gauges(rows: Iterable[MetricRow]) -> Iterator[Metric]:
-    """Return a gauge for each row."""
+    """Yield a gauge for each row (name, help text and value)."""
     return (make_gauge(*row) for row in rows)
 
 
 def make_counters(rows: Iterable[MetricRow]) -> Iterator[Metric]:
-    """Return a counter for each row."""
+    """Yield a counter for each row (name, help text and value)."""
     return (make_counter(*row) for row in rows)
 
 
 def partition_gauges(described: Mapping[str, str], values: Iterable[tuple[TopicPartition, Sequence[float]]]) -> list[GaugeMetricFamily]:
-    """Return gauges with one time series per partition, of its latest incarnation.
+    """Return gauges with one time series per partition, of its latest incarnation (the present topic of that name).
 
     :param described: name of each gauge -> its help text.
     :param values: for each partition one value per gauge, in the order of ``described``.

@@ -22,7 +22,7 @@ FIXED = ("disk_budget_bytes", "map_engine")
 class ReloadedSettings:
     """Result of rereading a configuration.
 
-    settings: those in force from now on. changed: changes that take effect now. waiting: changes that wait for the next start.
+    settings: the settings that apply from now on. changed: changes that take effect now. waiting: changes that wait for the next start.
     Changes are lines such as ``cleaner.bloom: true -> false``.
     """
 
@@ -32,7 +32,10 @@ class ReloadedSettings:
 
 
 def reload_settings(old: Settings, new: Settings) -> ReloadedSettings:
-    """Return the new configuration as far as a running process can adopt it."""
+    """Compare two configurations.
+
+    Return the settings that a running process can adopt now, with the changes that take effect and those that wait.
+    """
     before, after = _flatten_settings(old), _flatten_settings(new)
     changed: list[str] = []
     waiting: list[str] = []
@@ -66,7 +69,7 @@ def _takes_effect_at_once(key: str) -> bool:
 
 
 def _flatten_settings(settings: Settings) -> dict[str, Any]:
-    """Return all settings by dotted key. For [topics] only the values that its tables set."""
+    """Return all settings by dotted key. Of a [topics] table, only the values that it sets are included."""
     found = {
         f"{section}.{key}": value
         for section, kind in SECTION_TYPES.items()

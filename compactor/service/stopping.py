@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 
 class Stopped(CompactorError):
-    """The service was asked to stop. A round that ends with this error is like one ended by a crash: the next run resumes it."""
+    """Raised where work is interrupted because the service was asked to stop.
+
+    A round that ends with this error is like one ended by a crash: the next run resumes it.
+    """
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class InterruptibleStore(ForwardingStore):
         self._moved = moved
 
     def _reading(self, key: str, request: Callable[[], T]) -> T:
-        """Raise Stopped if the service was asked to stop, else make the request."""
+        """Make a read request to the store and return its result. Raises Stopped if the service was asked to stop."""
         self._stop.raise_if_stopped()
         return request()
 

@@ -59,7 +59,7 @@ def _checkpointed_offset(partition_dir: Path, name: TopicPartition, file: str) -
 
 
 def check_not_cleaned(name: TopicPartition, position: int, cleaned: int, *, cleaner: str, where: str) -> None:
-    """Raise BadData if a log was compacted beyond the offset at which it is to continue the tier.
+    """Raise BadData if a log was compacted after the offset at which it is to continue the tier, because deleted keys could come back.
 
     :param position: that offset: the tier's end + 1, or where its end is cut; 0 for an empty tier, in which no value can come back.
     :param cleaned: first offset of the log that was not compacted.

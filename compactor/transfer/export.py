@@ -31,7 +31,7 @@ _SUFFIXED = ("log", "index", "timeindex", "txnindex")
 
 @dataclass(frozen=True)
 class ExportReport:
-    """Result of an export. Both offsets are inclusive."""
+    """Result of an export: the offsets, records and bytes that were written. Both offsets are inclusive."""
 
     segments: int
     bytes: int
@@ -41,7 +41,10 @@ class ExportReport:
 
 @dataclass(frozen=True)
 class FreshCluster:
-    """The cluster for which an export is prepared, which has not written the log. topic_id: id of the topic there; empty if unknown."""
+    """Facts about a new cluster, for which an export is prepared although it has not written the log.
+
+    topic_id: id of the topic there; empty if unknown.
+    """
 
     topic_id: str = ""
 
@@ -147,7 +150,8 @@ def download_segment_files(opened: Tier, name: TopicPartition, segment: RemoteLo
 
 
 def _cut_shadowed_batches(path: Path, where: str, segment: RemoteLogSegmentMetadata) -> None:
-    """Cut the batches after the segment's end, which readers read from the next segment. A listed tier shows them only after the
+    """Remove the batches after the segment's end from a downloaded log. Readers read these offsets from the next segment. A listed tier
+    shows them only after the
     download.
     """
     table = scan_batches(map_file(path), where, -1)
@@ -159,8 +163,8 @@ def _cut_shadowed_batches(path: Path, where: str, segment: RemoteLogSegmentMetad
 
 
 def _keep_offsets(path: Path, where: str, first: int, last: int) -> None:
-    """Keep only the batches of a file that contain an offset from ``first`` to ``last`` (inclusive). Indexes are left to the broker to
-    rebuild.
+    """Keep only the batches of a file that contain an offset from ``first`` to ``last`` (inclusive). Indexes are not written; the broker
+    rebuilds them.
     """
     buf = map_file(path)
     table = scan_batches(buf, where, -1)
@@ -188,7 +192,8 @@ def _write_epoch_checkpoint(opened: Tier, state: PartitionState, folder: Path) -
 
 
 def _write_log_start(path: Path, name: TopicPartition, log_start: int) -> None:
-    """Record the log start beside the exported directory, where a broker looks for it: without it, deleted records would be readable again.
+    """Write the log start offset to a checkpoint file beside the exported directory, where a broker looks for it: without it, deleted
+    records would be readable again.
 
     Lines of other partitions stay. Raises UsageError if the file cannot be written, BadData if it is not a checkpoint file.
     """

@@ -28,7 +28,7 @@ EPOCH_POSITION = 12
 
 
 def prepare_for_fresh_cluster(folder: Path, log_start: int, stable_end: int, index_interval_bytes: int) -> int:
-    """Change the log directory in place, and return its last offset, inclusive.
+    """Change an exported log directory so that a new cluster can load it, and return its last offset, inclusive.
 
     :param log_start: first offset that readers may read.
     :param stable_end: the last stable offset, exclusive end of what is kept.
@@ -64,7 +64,7 @@ def write_topic_id(folder: Path, topic_id: str) -> None:
 
 
 def _cut_segment(log: Path, table: BatchTable, kept: int, index_interval_bytes: int) -> None:
-    """Cut a segment behind its first ``kept`` batches, and write its indexes anew, so that a broker need not recover it."""
+    """Remove all but the first ``kept`` batches from a segment, and write its indexes again, so that a broker need not recover it."""
     modified = log.stat().st_mtime_ns
     os.truncate(log, int(table.position[kept - 1] + table.size[kept - 1]))
     os.utime(log, ns=(modified, modified))

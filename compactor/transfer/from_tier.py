@@ -36,7 +36,7 @@ MOST_AT_ONCE = 1 << 30
 
 
 def partitions_to_import(source: Tier, topics: str | None) -> list[TopicPartition]:
-    """Return the other tier's partitions.
+    """Return the partitions of the other tier whose topics match an expression.
 
     :param topics: a regular expression for whole topic names; None for all. Raises UsageError if it is invalid.
     """
@@ -142,7 +142,10 @@ class _PartitionTransfer:
                 )
 
     def _find_incarnation(self, theirs: PartitionState) -> TopicPartition:
-        """Return the target's incarnation of the partition to which the other tier's log belongs. Raises BadData."""
+        """Return the partition in the target tier, with its topic id (incarnation), to which the other tier's log belongs.
+
+        Raises BadData.
+        """
         mine = self._target.open(self._target.current(self._name)).refresh_and_check_gaps()
         same = {batch.digest for batch in theirs.tail}.intersection(batch.digest for batch in mine.tail)
         where = self._source.ports.layout.url
@@ -197,9 +200,9 @@ class _PartitionTransfer:
 
 
 def _first_offset_needed(state: PartitionState, kept: int) -> int:
-    """Return the offset from which segments are needed: of the first batch in the tail, else the tier's end.
-
-    If the end is to be cut: the start of the tier's segment that contains the last kept offset, because its records are compared.
+    """Return the offset from which the other tier's segments must be downloaded. It is that of the first batch in the tail (the tier's last
+    batches, by which the log is recognised), else the tier's end. If the end is to be cut, it is the start of the segment that contains the
+    last offset that stays, because its records are compared.
 
     :param kept: last offset of the target that stays as it is.
     """
@@ -209,9 +212,8 @@ def _first_offset_needed(state: PartitionState, kept: int) -> int:
 
 
 def _is_interrupted_transfer(state: PartitionState, theirs: PartitionState) -> bool:
-    """Return whether the target's logs are the first ones of the other tier, by digest. An interrupted transfer leaves such a state.
-
-    What one of the two tiers has deleted from the front by now does not count.
+    """Return whether an interrupted transfer has left the target's state: its segments have the digests of the first segments of the other
+    tier. Segments that either tier has deleted from the front are not compared.
     """
     first = max(state.start_offset, theirs.start_offset)
     live = ([segment for segment in one.live if segment.end_offset >= first] for one in (state, theirs))
@@ -220,7 +222,9 @@ def _is_interrupted_transfer(state: PartitionState, theirs: PartitionState) -> b
 
 
 def _delete_segments_below(folder: Path, first: int) -> None:
-    """Delete the downloaded segments that begin before ``first``: the tier has them by now, and the seam does not need them."""
+    """Delete the downloaded segments that begin before ``first``: the tier has them by now, and the offset at which the log continues
+    the tier (the seam) is after them.
+    """
     for path in list(folder.iterdir()):
         if int(path.name[:20]) < first:
             path.unlink()

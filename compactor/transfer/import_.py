@@ -101,7 +101,7 @@ def import_directory(
     options: ImportOptions | None = None,
     company: ImportResources | None = None,
 ) -> ImportReport:
-    """Import what the tier does not have of a log directory.
+    """Import the segments of a log directory that the tier does not have.
 
     :param policy: the topic's cleaner settings.
     :param company: shared resources if several imports run in this process.
@@ -200,15 +200,17 @@ class _DirectoryImport:
         return self._build_import_report()
 
     def _first_offset_needed(self, state: PartitionState) -> int:
-        """Return the first offset that must be read from the directory: that of the first batch in the tail, else the tier's end or its log
-        start.
+        """Return the first offset that must be read from the directory: that of the first batch in the tail (the tier's last batches, by
+        which the log is recognised), else the tier's end or its log start.
         """
         if not state.has_segments:
             return self.log_start
         return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
 
     def _add_staged_files(self, found: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
-        """Add what the broker has staged for deletion between the tier's end, or where it is to be cut, and the live log."""
+        """Add the files that the broker has staged for deletion, and that lie between the tier's end, or the offset at which it is to be
+        cut, and the live log.
+        """
         if not self.options.live:
             return found
         position = state.end_offset + 1 if diverged is None else min(diverged.offset, state.end_offset + 1)
@@ -260,7 +262,8 @@ class _DirectoryImport:
         return reached
 
     def _create_arrival(self, found: Sequence[FutureSegment], known: Lineage, given: Lineage, **more: Any) -> ArrivingSegments:
-        """Return what is recorded with new segments. The lineage is the given one, else the known one with the epochs of the new
+        """Return the data that is recorded together with new segments. The lineage (leader epochs with their first offsets) is the given
+        one, else the known one with the epochs of the new
         batches.
         """
         sources = [member.source for member in found]
@@ -273,7 +276,10 @@ class _DirectoryImport:
         return ArrivingSegments(lineage, tail_batches(sources, TAIL), topic_id=self.identity.given_id, **more)
 
     def _checkpoint_lineage(self, sources: Sequence[SourceSegment]) -> Lineage:
-        """Return the lineage that comes with the directory, or an empty one. Raises BadData if batches of ``sources`` contradict it."""
+        """Return the lineage (leader epochs with their first offsets) of the directory's checkpoint file, or an empty one.
+
+        Raises BadData if batches of ``sources`` contradict it.
+        """
         given = self.options.lineage or read_epoch_checkpoint(self.log_dir)
         if given:
             check_lineage_matches_batches(self.log_dir / CHECKPOINT, given, sources)
@@ -294,7 +300,9 @@ class _DirectoryImport:
     # --- whether it is the same log ---
 
     def _find_acceptable_divergence(self, found: SegmentListing, state: PartitionState) -> Divergence | None:
-        """Return where the directory's leader epochs disown data of the tier, if at all. Raises BadData if it may not be discarded."""
+        """Return the offset from which the directory's leader epochs contradict the tier's (a later leader has discarded that data), or
+        None. Raises BadData if it may not be discarded.
+        """
         if not state.has_segments:
             return None
         lineage = partial(self._checkpoint_lineage, [])
@@ -330,7 +338,7 @@ class _DirectoryImport:
         return 0
 
     def _read_batch_lineage(self, found: SegmentListing) -> tuple[Lineage, int]:
-        """Return the lineage that the batches of these segments have, and their exclusive end."""
+        """Return the leader epochs that the batches of these segments bear (their lineage), and the exclusive end of the segments."""
         lineage, end = Lineage(), 0
         for part in self._split_listing(found):
             filled = [source for source in self._open_sources(part) if source.size]
@@ -341,7 +349,7 @@ class _DirectoryImport:
     def _check_broker_cleaner(self, position: int) -> None:
         """Raise BadData if the broker's cleaner has passed the offset at which the directory would continue the tier.
 
-        :param position: that offset. Data that this import has added itself does not count, unless the cleaner ran in between.
+        :param position: that offset. Data that this import has added itself is disregarded, unless the cleaner ran in between.
         """
         cleaned = cleaner_offset(self.log_dir, self.name)
         if self.cleaned is None or cleaned > self.cleaned:
@@ -350,12 +358,18 @@ class _DirectoryImport:
         self.cleaned = cleaned if self.cleaned is None else self.cleaned
 
     def _check_known_records(self, found: SegmentListing, state: PartitionState) -> None:
-        """For a directory that has no batch of the tail: raise BadData if its last records differ from the tier's."""
+        """Raise BadData if the directory's last records differ from the tier's.
+
+        Used if the directory has none of the batches (the tail) by which the log is recognised.
+        """
         if self.options.older and self._sealed_end(found) <= state.end_offset + 1:
             self._compare_records(found, state, self._sealed_end(found))
 
     def _check_tail_below(self, found: SegmentListing, state: PartitionState, offset: int) -> bool:
-        """Return whether the directory has a batch of the tail below an offset. Raises BadData if one differs."""
+        """Return whether the directory has, below an offset, any of the tier's last batches (the tail), by which the log is recognised.
+
+        Raises BadData if one differs.
+        """
         known = [batch for batch in state.tail if self.rewritten <= batch.last_offset < offset]
         sources = self._open_sources(found.before_offset(offset).from_offset(known[0].base_offset)) if known else []
         return check_tail_batches(state, sources, offset, self.rewritten)
@@ -368,7 +382,10 @@ class _DirectoryImport:
         return self._compare_records(self.whole, self.log.state, min(bound, self._sealed_end(self.whole)))
 
     def _try_to_settle_identity(self) -> None:
-        """For a directory without new data: settle its identity if possible, else note that its next segment will be refused."""
+        """Find out whether a directory without new data has the tier's log.
+
+        If that cannot be found out, note that its next segment will be refused.
+        """
         if self.log.state.has_segments and not self.identity.try_to_settle_identity(self.compared, self._compare_records_below):
             self.notes.append(self.identity.adoption_note())
 
@@ -442,7 +459,7 @@ class _DirectoryImport:
 
     @contextmanager
     def _open_tier_segment(self, segment: RemoteLogSegmentMetadata) -> Iterator[SourceSegment]:
-        """Open a segment of the tier; yield its source."""
+        """Open a segment of the tier for reading as long as the ``with`` block runs."""
         with read_segments(self.tier, self.name, [segment], "import") as reading, reading.open_segment(0, txn_index=False) as source:
             yield source
 
@@ -543,10 +560,8 @@ class _DirectoryImport:
     def _upload_and_record(
         self, found: list[FutureSegment], arrival: ArrivingSegments, known: Lineage, head: FutureSegment | None = None
     ) -> None:
-        """Upload segments and record them in the control log.
-
-        :param known: the tier's lineage, as far as the segments continue it.
-        :param head: what a truncation leaves of a segment of the tier; it does not count as added.
+        """Upload segments and record them in the control log. :param known: the tier's lineage, as far as the segments continue it.
+        :param head: what a truncation leaves of a segment of the tier; it is not reported as added.
         """
         # The broker's cleaner may have run while the segments were read.
         self._check_broker_cleaner(arrival.cut.offset if arrival.cut else self.log.state.end_offset + 1)

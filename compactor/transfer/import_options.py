@@ -55,10 +55,11 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class ImportReport:
-    """Result of an import: what was added. If nothing was, the offsets are the tier's end + 1 and the tier's end.
+    """Result of an import: the segments, records and bytes that were added. If nothing was added, the offsets are the tier's end + 1 and
+    the tier's end.
 
     end_offset: inclusive.
-    notes: what people should know.
+    notes: lines for people.
     """
 
     segments: int
@@ -74,9 +75,7 @@ class ImportReport:
 
 @dataclass(frozen=True)
 class ImportProgress:
-    """Callbacks that show progress.
-
-    at: called at the start of a step with its name and its number of bytes.
+    """Functions that an import calls to report its progress. at: called at the start of a step with its name and its number of bytes.
     advance: called with a number of bytes when they are done.
     """
 
@@ -88,7 +87,7 @@ class ImportProgress:
 class ImportResources:
     """Resources that imports running in one process share.
 
-    note_change: announces a changed partition in the catalog, of which there is one.
+    note_change: announces a changed partition in the tier's catalog.
     large: lock that is held while more than LARGE_BYTES are imported.
     """
 

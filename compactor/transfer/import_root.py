@@ -45,7 +45,7 @@ class PartitionImport:
 
     @property
     def failure_or_notes(self) -> str:
-        """Why the import failed, or notes for people."""
+        """Return the reason why the import failed, or notes for people."""
         if self.error is not None:
             return str(self.error)
         return "; ".join(self.report.notes) if self.report else ""
@@ -63,7 +63,7 @@ def is_log_root(path: Path) -> bool:
 
 
 def partition_of_directory(log_dir: Path) -> TopicPartition | None:
-    """Return the partition that a directory is named after, or None. For a symbolic link its own name counts."""
+    """Return the partition that a directory is named after, or None. Of a symbolic link, its own name is used."""
     try:
         return TopicPartition.parse(Path(os.path.abspath(log_dir)).name)
     except UsageError:
@@ -107,7 +107,10 @@ class CatalogChangeBatcher:
         self._waiting: list[tuple[TopicPartition, int, Future[None]]] = []
 
     def record_change(self, name: TopicPartition, slot: int) -> None:
-        """Record that a partition's log has reached a slot; return when this is written. Raises the error of the append, if it fails."""
+        """Record in the catalog that a partition's control log has reached a slot (record number).
+
+        Returns when this is written. Raises the error of the append, if it fails.
+        """
         reported: Future[None] = Future()
         with self._changed:
             self._waiting.append((name, slot, reported))

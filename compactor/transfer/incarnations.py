@@ -36,7 +36,7 @@ AskTopicIds = Callable[[Sequence[str]], ClusterTopics]
 
 @dataclass(frozen=True)
 class OpeningRule:
-    """Authority that may say that a topic was deleted and created again.
+    """Sources that may confirm that a topic was deleted and created again, so that a new incarnation (log under a new topic id) is opened.
 
     ask: asks the configured cluster; None if none is configured.
     by_hand: a person has said so for everything that is imported.
@@ -53,9 +53,10 @@ UNKNOWN_TOPIC_ID = OpeningRule()
 def find_incarnation(
     tier: Tier, state: PartitionState, topic_id: str, where: str, rule: OpeningRule, compare: Callable[[], int]
 ) -> TopicPartition:
-    """Return the incarnation to which a log of this topic id belongs: that of ``state``, or another one, opened if it is new.
+    """Return the partition's incarnation (its log under one topic id) to which a log of this topic id belongs. That is the one of
+    ``state``, or another one, which is opened if it is new.
 
-    :param state: the latest incarnation of the partition, just folded.
+    :param state: state of the partition's latest incarnation, just read from the control log.
     :param topic_id: topic id of the log; empty if unknown.
     :param where: the file that contains the id.
     :param compare: compares the last records that both logs have and returns how many are equal; raises BadData if one differs.
@@ -89,7 +90,7 @@ def find_incarnation(
 
 
 def check_not_superseded(tier: Tier, state: PartitionState, topic_id: str, where: str) -> None:
-    """Raise BadData if the catalog as last folded has this topic id as a former one."""
+    """Raise BadData if the catalog, as last read, has this topic id as one that a later topic of the same name has replaced."""
     former = tier.catalog.state.superseded.get(state.topic, {})
     if topic_id in former:
         raise _superseded_error(state, topic_id, former, where)
@@ -125,7 +126,10 @@ def _has_equal_records(compare: Callable[[], int]) -> bool:
 
 
 def _record_recreation(catalog: CatalogLog, state: PartitionState, topic_id: str, where: str, rule: OpeningRule, holder: str) -> None:
-    """Record that this topic id supersedes the one that is current for the tier. Raises BadData if nothing says so."""
+    """Record in the catalog that this topic id replaces the tier's current one.
+
+    Raises BadData if neither the cluster nor a person confirms that.
+    """
     cluster_id = ""
     if not rule.by_hand:
         answer = rule.ask([state.topic]) if rule.ask else ClusterTopics("", {})
@@ -148,7 +152,10 @@ def _record_recreation(catalog: CatalogLog, state: PartitionState, topic_id: str
 
 
 def other_topic_error(state: PartitionState, topic_id: str, where: str, reason: str) -> BadData:
-    """Return the error for a log of another topic. ``reason``: why no new incarnation is opened; empty if nothing says that it is new."""
+    """Return the error for a log of another topic.
+
+    ``reason``: why no new incarnation is opened; empty if nobody confirms that the topic was created again.
+    """
     return BadData(
         f"this is the log of topic id {topic_id}, and the tier has {state.name} of topic id {state.topic_id}: the topic was deleted and "
         f"created anew, or this is another cluster's{f' ({reason})' if reason else ''}",

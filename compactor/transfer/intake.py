@@ -25,28 +25,28 @@ MOST_ATTEMPTS = 1000
 
 
 class IncomingSegment(Protocol):
-    """A segment on its way into the tier."""
+    """A segment that an import adds to the tier: its content, its upload, and the check that its source is unchanged."""
 
     @property
     def content_identity(self) -> str:
-        """Text that is equal exactly if offsets and bytes are equal."""
+        """Return a text that is the same for two segments exactly if their offsets and bytes are the same."""
 
     def upload_under_id(self, registered: str) -> RemoteLogSegmentMetadata | None:
         """Create the segment's objects under this id and return its metadata; None if other objects have the id already."""
 
     def check_source_unchanged(self) -> None:
-        """Raise BadData if the source has changed since ``upload`` read it."""
+        """Raise BadData if the source has changed since ``upload_under_id`` read it."""
 
 
 @dataclass(frozen=True)
 class ArrivingSegments:
     """Data that is recorded together with new segments, and the way in which they are added.
 
-    tail: last batches of the segments, to recognise the log in the next import.
+    tail: the last batches of the segments, by which the next import recognises the log.
     before: the segments are added before the log's start, not at its end.
     at_once: number of segments uploaded at the same time.
     topic_id: id of the broker's topic; empty if unknown.
-    fits: raises if the segments no longer match a changed state.
+    fits: raises an error if the segments no longer continue a state that has changed.
     listed: called before anything is created, so that the catalog lists the partition and a sweep finds what a killed import leaves behind.
     noted: called when the log has a new record.
     log_start: log start offset of an incoming log, for the first segments of a partition; 0 if it begins with them.
@@ -121,7 +121,7 @@ def _truncation_record(
 
 
 def _upload_segments(incoming: Sequence[IncomingSegment], ids: Sequence[str], at_once: int) -> list[RemoteLogSegmentMetadata] | None:
-    """Return the metadata of the created segments, in order; None if other objects have one of the ids. After an error no other one is
+    """Return the metadata of the created segments, in order; None if other objects have one of the ids. After an error no other upload is
     begun.
     """
 
@@ -145,7 +145,7 @@ def _upload_in_order(
     ids: Sequence[str],
     at_once: int,
 ) -> Iterator[RemoteLogSegmentMetadata | None]:
-    """Yield what ``upload`` returns for each segment, in order. A single segment is brought in the caller's thread."""
+    """Yield what ``upload`` returns for each segment, in order. A single segment is uploaded in the caller's thread."""
     if min(at_once, len(incoming)) < 2:
         yield from map(upload, incoming, ids)
         return
@@ -157,12 +157,15 @@ def _upload_in_order(
 
 
 def recheck_source(one: IncomingSegment) -> None:
-    """Raise BadData if the source changed while it was read: what was created must not become readable."""
+    """Raise BadData if the source changed while it was read, because then the created objects must not become readable."""
     one.check_source_unchanged()
 
 
 def _import_ids(incoming: Sequence[IncomingSegment], cut: TailTruncated | None) -> Iterator[str]:
-    """Yield the ids of the first, second, ... attempt at one import. They are derived from offsets, bytes and what the import replaces."""
+    """Yield the ids of the first, second, ...
+
+    attempt at one import. They are derived from the offsets, the bytes and the segments that the import replaces.
+    """
     replaced = () if cut is None else (f"cut {cut.offset}", *cut.voided)
     identity = "\n".join([*replaced, *(one.content_identity for one in incoming)]).encode()
     for attempt in range(MOST_ATTEMPTS):

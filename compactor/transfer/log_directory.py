@@ -73,7 +73,7 @@ def directory_errors_as_usage_errors(log_dir: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LogPiece:
-    """A segment file, or the consecutive batches of it that are imported.
+    """Consecutive batches of a segment file that are imported; often the whole file.
 
     skipped: bytes of the file before the first imported batch.
     file_size: size of the whole file.
@@ -86,13 +86,13 @@ class LogPiece:
 
     @property
     def is_whole_file(self) -> bool:
-        """Return whether all of the file is imported, under the name that it has."""
+        """Return whether the whole file is imported, and under its own name."""
         return self.source.size == self.file_size and self.path.name == f"{self.source.base:020d}.log"
 
 
 @dataclass(frozen=True)
 class CheckedPiece:
-    """A piece whose bytes were all read and checked.
+    """Consecutive batches of a segment file (a LogPiece) whose bytes were all read and checked.
 
     negative_timestamps: number of records with a timestamp below -1.
     sha256: digest of its bytes.
@@ -107,9 +107,8 @@ class CheckedPiece:
 
 @dataclass(frozen=True)
 class FutureSegment:
-    """A future segment of the tier.
-
-    start, end: first and last offset (inclusive) that it covers, those of zero-byte neighbours included.
+    """A segment that an import will create in the tier. start, end: first and last offset (inclusive) that it covers, those of zero-byte
+    neighbours included.
     states: producer states at its end.
     """
 
@@ -195,7 +194,7 @@ def _check_piece(piece: LogPiece, checks: CheckSettings, workers: WorkerThreads)
 
 
 def _with_file_position(error: BadData, piece: LogPiece) -> BadData:
-    """Return the error with its position in the file."""
+    """Return the error with a position in the file in place of the position in the piece."""
     if error.position < 0 or not piece.skipped:
         return error
     return BadData(error.cause, segment=error.segment, position=error.position + piece.skipped, offset=error.offset, hint=error.hint)
@@ -251,7 +250,8 @@ def _find_gap(sources: Sequence[SourceSegment]) -> tuple[SourceSegment, SourceSe
 
 
 def form_segments(log_dir: Path, pieces: Sequence[CheckedPiece], initial_states: ProducerStates) -> list[FutureSegment]:
-    """Return the segments that the pieces become. A zero-byte segment joins the one before it, or the one after it if it is the first.
+    """Combine checked pieces of segment files to the segments that the import will create. A zero-byte segment joins the one before it, or
+    the one after it if it is the first.
 
     :param initial_states: producer states where the pieces begin, unless the directory has a snapshot for that offset.
     :raises BadData: if the log is corrupt.
@@ -281,7 +281,8 @@ def form_segments(log_dir: Path, pieces: Sequence[CheckedPiece], initial_states:
 
 
 def tail_batches(sources: Sequence[SourceSegment], count: int) -> tuple[TailBatch, ...]:
-    """Return the last batches of these segments, by which the next import recognises the log. A digest covers the header with its CRC.
+    """Return offset and digest of the last batches of these segments (the tail), by which the next import recognises the log. A digest
+    covers the header with its CRC.
 
     :param count: how many.
     """
@@ -293,7 +294,10 @@ def tail_batches(sources: Sequence[SourceSegment], count: int) -> tuple[TailBatc
 
 
 def tail_batch(source: SourceSegment, batch: int) -> TailBatch:
-    """Return one batch as the tail remembers it. Of a wrapper of v0 or v1 only the last offset is known."""
+    """Return the offsets and the digest by which a batch is recognised in the next import.
+
+    Of a wrapper of v0 or v1 only the last offset is known.
+    """
     table = source.table
     last, base = int(table.last_offset[batch]), int(table.base_offset[batch])
     position, size = int(table.position[batch]), int(table.size[batch])
@@ -334,7 +338,9 @@ def _merge_txn_entries(from_markers: TxnEntries, from_index: TxnEntries) -> TxnE
 
 
 def read_epoch_checkpoint(log_dir: Path) -> Lineage:
-    """Return the lineage in the directory's ``leader-epoch-checkpoint``; empty if there is none. Raises BadData."""
+    """Return the leader epochs with their first offsets (the lineage) in the directory's ``leader-epoch-checkpoint``; empty if there is
+    none. Raises BadData.
+    """
     path = log_dir / CHECKPOINT
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -344,7 +350,10 @@ def read_epoch_checkpoint(log_dir: Path) -> Lineage:
 
 
 def lineage_from_batches(sources: Sequence[SourceSegment]) -> Lineage:
-    """Return the leader epochs that the batches have, counted from the start of the first segment."""
+    """Return the leader epochs that the batches bear, each with its first offset.
+
+    The first one begins at the start of the first segment.
+    """
     reported = lineage_from_tables([source.table for source in sources])
     return (EpochEntry(reported[0].epoch, sources[0].base), *reported[1:]) if reported else ()
 
@@ -385,7 +394,8 @@ def check_lineage_matches_batches(path: Path, given: Lineage, sources: Sequence[
 def prepare_upload(
     member: FutureSegment, new_id: str, lineage: Lineage, policy: CleanerPolicy, key: BalanceKey, folder: Path
 ) -> tuple[RemoteLogSegmentMetadata, dict[str, Path]]:
-    """Return metadata and files of one segment. Indexes are copied if they match the log, else built in ``folder``.
+    """Return the metadata and the files with which one segment is uploaded. Indexes are copied if they match the log, else built in
+    ``folder``.
 
     Raises BadData if the segment changed since it was checked.
     """
@@ -428,7 +438,10 @@ def segment_file_path(piece: LogPiece) -> Path:
 
 
 def check_file_unchanged(member: FutureSegment) -> None:
-    """Raise BadData if the segment's file is no longer the one that was checked. Nobody changes a staged file."""
+    """Raise BadData if the segment's file is no longer the one that was checked.
+
+    A file staged for deletion is not checked, because no program changes it.
+    """
     piece = member.piece
     if piece.path.name.endswith(DELETED):
         return

@@ -47,12 +47,12 @@ NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 @dataclass(frozen=True)
 class IdentityEvidence:
-    """Evidence for the identity of a log directory and the log that the tier holds.
+    """Facts that show whether a directory has the same log as the tier.
 
     recorded_id: topic id that the tier has; empty if unknown.
     given_id: topic id of the directory; empty if unknown.
     holds: whether the tier holds records.
-    adopted: whether a person has declared that the log continues at the tier's end.
+    adopted: whether a person has confirmed (`topics adopt`) that the log continues at the tier's end.
     compared: number of records or batches that were found equal on both sides; any difference has been refused before.
     same_directory: whether the directory is the one that was compared last.
     """
@@ -97,7 +97,7 @@ def should_record_topic_id(evidence: IdentityEvidence) -> bool:
 def _unidentified_error(state: PartitionState, topic_id: str, where: str, bound: int, *, truncates: bool) -> BadData:
     """Return the error for a log that nothing identifies.
 
-    :param truncates: the tier's end is to be cut, for which an adopted seam is no evidence.
+    :param truncates: whether the tier's end is to be cut. A person's confirmation that the log continues the tier is no evidence then.
     """
     ids = f"it is of topic id {topic_id or 'unknown'}, the tier's of {state.topic_id or 'unknown'}"
     if truncates and not (topic_id and not state.topic_id):
@@ -115,7 +115,7 @@ def _unidentified_error(state: PartitionState, topic_id: str, where: str, bound:
 
 
 def adopt_command_text(state: PartitionState, topic_id: str) -> str:
-    """Return the command by which a person declares that the log is the same one."""
+    """Return the text of the command by which a person confirms that directory and tier have the same log."""
     if topic_id and not state.topic_id:
         return f"topics adopt {state.topic} --topic-id {topic_id}"
     return f"topics adopt {state.name} --seam {state.end_offset + 1}"
@@ -186,7 +186,7 @@ def birth_time_ns(path: Path) -> int | None:
 class ComparedDirectory(Value):
     """The directory whose log was last found to be the tier's.
 
-    opened_slot: slot of the import that began the tier's log at that time, which distinguishes it from one begun after `topics delete`.
+    opened_slot: record number of the import that began the tier's log, which distinguishes it from a log begun after `topics delete`.
     """
 
     directory: DirectoryId
@@ -203,14 +203,17 @@ class ComparedDirectories:
         self._folder = state_dir / "compared" / sha256(control_url.encode()).hexdigest()[:16]
 
     def load_compared(self, name: TopicPartition) -> ComparedDirectory | None:
-        """Return the directory remembered for a partition, or None."""
+        """Return the directory whose log was last found to be the partition's, or None."""
         try:
             return ComparedDirectory.model_validate_json((self._folder / str(name)).read_bytes())
         except (OSError, ValueError):
             return None
 
     def save_compared(self, name: TopicPartition, compared: ComparedDirectory) -> None:
-        """Store the directory of a partition, atomically. A failed write is ignored, because it only costs another comparison."""
+        """Store the directory whose log was found to be the partition's, atomically.
+
+        A failed write is ignored, because it only costs another comparison.
+        """
         if self.load_compared(name) == compared:
             return
         with suppress(OSError):
@@ -228,12 +231,12 @@ Compare = Callable[[int], int]
 
 @dataclass
 class IdentityCheck:
-    """Check of one log directory's identity, settled before anything is imported from it.
+    """Check that one log directory has the tier's log. It is made before anything is imported from the directory.
 
     given_id: topic id of the directory; empty if unknown.
     directory: the directory itself; None if it is not a broker's, or cannot be identified.
     read_from_directory: whether the topic id was read from the directory, so that it can be read again.
-    settled: whether the log is known to be the tier's.
+    settled: whether the log was found to be the tier's.
     """
 
     ports: Ports
@@ -264,8 +267,7 @@ class IdentityCheck:
         :param compared: number of batches that were found equal already.
         :param compare: called if neither ids nor batches nor the directory decide.
         :param bound: offset at which the tier is about to be truncated; None if it is not. Below it records or topic ids must be equal:
-            neither an
-            adopted seam nor the directory is evidence for what a truncation leaves.
+            neither a person's confirmation nor the directory is evidence for what a truncation leaves.
         """
         if self.settled:
             return
@@ -278,7 +280,8 @@ class IdentityCheck:
         self._accept_identity(evidence)
 
     def try_to_settle_identity(self, compared: int, compare: Compare) -> bool:
-        """Settle the identity although nothing is imported now. Return False if the next segment will be refused as things are.
+        """Find out whether the directory has the tier's log, although nothing is imported now. Return False if that cannot be found out, so
+        that the next segment would be refused.
 
         :param compared: number of batches that were found equal already.
         :param compare: compares records, if nothing else decides.
@@ -293,13 +296,13 @@ class IdentityCheck:
         return self.settled
 
     def adoption_note(self) -> str:
-        """Return a message that the next segment will be refused until a person adopts the log."""
+        """Return a message which says that the next segment will be refused until a person confirms (adopts) the log."""
         state = self.log.state
         way = adopt_command_text(state, self.given_id)
         return f"{state.name}: no record could be compared with the tier's, so that what comes next is refused until `{way}` is said"
 
     def remember_directory(self) -> None:
-        """Remember the directory, now that its log is known to be the tier's, unless topic ids will identify it the next time."""
+        """Store that this directory was found to have the tier's log, unless topic ids will show it the next time."""
         state = self.log.state
         if self.settled and self.directory and state.has_segments and not (state.topic_id and self.given_id):
             self.remembered.save_compared(state.name, ComparedDirectory(directory=self.directory, opened_slot=state.opened_slot))

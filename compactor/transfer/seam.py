@@ -32,7 +32,7 @@ from compactor.transfer.staged_files import HeldFile, HeldFiles, first_live_epoc
 
 @dataclass(frozen=True)
 class SegmentListing:
-    """Segments of a log directory, by their names.
+    """List of the segments in a log directory, made from file names alone.
 
     bases: base offsets, ascending.
     end: base offset of the segment after the last one; None if the last one is the log's newest.
@@ -248,9 +248,8 @@ def _straddling_batch_error(source: SourceSegment, batch: int, offset: int) -> B
 
 @dataclass(frozen=True)
 class Divergence:
-    """Offset from which a log's leader epochs disown data of the tier.
-
-    offset: first disowned offset. It may lie after the tier's end if the tier expects an epoch there that the log does not have.
+    """Offset from which a log's leader epochs contradict the tier's, because a later leader has discarded the tier's data from there on.
+    offset: first discarded offset. It may lie after the tier's end if the tier expects an epoch there that the log does not have.
     known, given: lineage of the tier, lineage of the log.
     newer: whether the log has seen a later leader than the tier, so that the tier is out of date.
     """
@@ -261,9 +260,8 @@ class Divergence:
     newer: bool
 
     def check_start(self, state: PartitionState, log_dir: Path, compared: Callable[[], int], *, accept_loss: bool) -> list[str]:
-        """Raise BadData if the logs may part before ``offset``, and return notes for people.
-
-        That is so if the given lineage begins at ``offset``: retention moves the first entry up to the log start
+        """Raise BadData if the two logs may differ before ``offset``, and return notes for people. They may differ if the given lineage
+        begins at ``offset``: retention moves the first entry up to the log start
         (LeaderEpochFileCache.truncateFromStart). Then a record below it must be equal.
 
         :param compared: returns how many records below ``offset`` are equal; called if the lineages do not tell.
@@ -302,7 +300,7 @@ class Divergence:
 
 
 def find_divergence(state: PartitionState, lineage: Lineage, end: int) -> Divergence | None:
-    """Return where a log disowns data of the tier; None if one continues the other.
+    """Compare leader epochs. Return the offset from which a log has discarded data of the tier, or None if one log continues the other.
 
     :param lineage: lineage of the log.
     :param end: exclusive end of the log.
@@ -351,7 +349,7 @@ def skip_gap(lineage: Lineage, known: Lineage, first: int, held: int) -> Lineage
 def find_divergence_outside_gaps(
     state: PartitionState, lineage: Callable[[], Lineage], end: int, stored: StoredSegments, gaps: list[tuple[int, int]]
 ) -> Divergence | None:
-    """Return where a log disowns batches of the tier; None if it disowns none.
+    """Compare leader epochs, and return the first offset at which the log has discarded batches that the tier still has, or None.
 
     :param lineage: returns the log's lineage, with ``skip_gap`` for each of ``gaps``.
     :param end: exclusive end of the log.
@@ -388,7 +386,8 @@ def check_before_start(state: PartitionState, found: Sequence[FutureSegment], gi
 
 
 def check_tail_batches(state: PartitionState, sources: Sequence[SourceSegment], limit: int | None = None, rewritten: int = 0) -> bool:
-    """Return whether the directory has any batch of the tier's tail. Raises BadData if one that it has differs.
+    """Return whether the directory has any of the tier's last batches (the tail), by which the log is recognised. Raises BadData if such a
+    batch differs.
 
     :param limit: compare only batches below this offset; None for all.
     :param rewritten: batches below this offset may have been compacted in the directory, and are not compared.
@@ -418,7 +417,9 @@ def pieces_below(pieces: list[LogPiece], limit: int | None) -> list[LogPiece]:
 
 
 def position_check(checked: PartitionState, log_dir: Path) -> Callable[[PartitionState], None]:
-    """Return a check that raises BadData if a state no longer has the end and the lineage that an import was checked against."""
+    """Return a function that raises BadData if a state of the tier no longer has the end and the leader epochs with which the import was
+    compared.
+    """
 
     def check_position(state: PartitionState) -> None:
         if (state.end_offset, state.lineage) != (checked.end_offset, checked.lineage):

@@ -42,7 +42,7 @@ class UploadSettings:
 
 @dataclass(frozen=True)
 class SegmentUpload:
-    """A segment of a log directory on its way into the tier (implements ``intake.IncomingSegment``).
+    """A segment of a log directory that an import adds to the tier (implements ``intake.IncomingSegment``).
 
     lineage: leader epochs of the log, as far as they are known.
     identity_check: raises BadData if the directory's topic was recreated.

@@ -16,7 +16,7 @@ from checkpoint.lineage import Lineage, epoch_at, first_disowned_offset, merge_s
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A segment file staged for deletion, as its broker's directory shows it.
+    """A segment file that its broker has renamed for deletion, as the directory listing describes it.
 
     base: offset in its name.
     size: bytes.
@@ -47,7 +47,7 @@ class StagedSegment:
 
 @dataclass(frozen=True)
 class LiveLog:
-    """The part of a log that is not staged.
+    """The part of a broker's log that is not staged for deletion: offsets and leader epoch where it begins.
 
     bases: base offsets of all its segment files, ascending, the active one included.
     first_epoch: leader epoch of its first batch, -1 if unknown.
@@ -61,9 +61,8 @@ class LiveLog:
 
 @dataclass(frozen=True)
 class TierEnd:
-    """End of the tier, where a log continues it.
-
-    position: last offset + 1, or the offset at which the tier's end is to be cut; None for an empty tier.
+    """The end of a partition in the tier, from which a broker's log must continue. position: last offset + 1, or the offset at which the
+    tier's end is to be cut; None for an empty tier.
     lineage: the tier's leader epochs, without those that are to be cut.
     """
 
@@ -73,7 +72,8 @@ class TierEnd:
 
 @dataclass(frozen=True)
 class StagedChoice:
-    """Decision about a broker's staged files: base offsets of the files to import, ascending, and for others with missing offsets the
+    """Decision about files that a broker has staged for deletion: base offsets of the files to import, ascending, and for others with
+    missing offsets the
     reason why not, by base offset.
     """
 

@@ -75,7 +75,10 @@ def staged_file(base: int, stat: os.stat_result) -> StagedFile:
 
 
 def list_staged_before(log_dir: Path, live_bases: Sequence[int]) -> list[StagedFile]:
-    """Return the staged files, by base offset, that begin below the lowest live base. Raises OSError."""
+    """List the files staged for deletion that begin before the live log (its lowest base offset), ascending by base offset.
+
+    Raises OSError.
+    """
     found = []
     with os.scandir(log_dir) as entries:
         for entry in entries:
@@ -136,9 +139,8 @@ class HeldFiles:
                     self._open_file(file)
 
     def close_outdated(self, listed: Sequence[StagedFile]) -> None:
-        """Close files whose names other files have taken, and all if another directory has taken the place of theirs.
-
-        That is so when a topic was created again. The directory is held open, too, so that nothing else gets its inode number.
+        """Close the files whose names other files have taken by now. If another directory has taken the place of theirs, because the topic
+        was created again, close all. The directory is held open, too, so that nothing else gets its inode number.
 
         :param listed: the files in the directory.
         :raises OSError: if the directory is gone.
@@ -163,7 +165,7 @@ class HeldFiles:
         self.close_unwanted(lambda held: False)
 
     def _open_file(self, file: StagedFile) -> None:
-        """Open one file. Raises OSError, also if it is not the file that was listed."""
+        """Open one staged file and add it to the open ones. Raises OSError, also if it is not the file that was listed."""
         descriptor = os.open(staged_path(self.log_dir, file.base), os.O_RDONLY)
         try:
             stat = os.fstat(descriptor)

@@ -69,7 +69,9 @@ def undo_rounds_beyond(tier: Tier, log: PartitionLog, offset: int, where: str, *
 
 
 def _undo_problem(log: PartitionLog, offset: int) -> str:
-    """Return why the cleaner offsets cannot go back to an offset, or an empty string. Writes nothing."""
+    """Return the reason why rounds beyond an offset cannot be undone, so that the cleaner offset cannot go back to it, or an empty
+    string. Writes nothing.
+    """
     state = log.state
     while clean_end_offset(state.vector) > offset:
         run_id = state.published[-1] if state.published else ""

@@ -50,8 +50,8 @@ _UNCHANGED_FIELDS = {
 
 
 def headers_from_table(table: BatchTable, rows: slice = slice(None)) -> HeaderFields:
-    """Convert a segment's batch table to the gate's headers, without CRCs. Such headers must be compared with the segment's bytes, too
-    (``table_mismatch``).
+    """Convert some rows of a segment's batch table to header columns as the gate (the independent check of a round) uses them, without
+    CRCs. They must also be compared with the segment's bytes (``table_mismatch``).
     """
     headers = np.zeros((len(col.FIELDS), len(table.position[rows])), np.int64)
     for field, name in FROM_TABLE.items():
@@ -81,7 +81,8 @@ def table_mismatch(headers: HeaderFields, table: BatchTable, begin: int) -> Batc
 
 
 class SourceBatches:
-    """Batches of all source segments of a group, one segment after the other. ``batches[field]`` is a column as in Headers, copied on
+    """Batches of all source segments that are rewritten together (a group), one segment after the other. ``batches[field]`` is a column as
+    in Headers, copied on
     access.
     """
 
@@ -112,9 +113,7 @@ class SourceBatches:
 
 @dataclass(frozen=True, slots=True)
 class BatchTransactions:
-    """Outcome of transactions for each batch of one segment.
-
-    aborted: data of an aborted transaction.
+    """Outcomes of transactions, as one flag or number per batch of a segment. aborted: data of an aborted transaction.
     idle: a marker whose transaction has no data left before it.
     began: for a marker that is not idle, the offset of the first data that is left; -1 for other batches.
     """
@@ -153,7 +152,7 @@ def transaction_outcomes(sources: Sequence[SourceSegment], opened: Mapping[int, 
 
 
 def _concatenate_columns(columns: list[npt.NDArray[np.generic]]) -> Int64s:
-    """Join the columns of several segments to one."""
+    """Join the columns of several segments to one array."""
     return np.concatenate([column.astype(np.int64) for column in columns]) if columns else np.empty(0, np.int64)
 
 
@@ -194,7 +193,8 @@ def resolve_transactions(kind: Int64s, producer: Int64s, base: Int64s, pending_s
 
 @dataclass(frozen=True, slots=True)
 class ComparedGroup:
-    """A group's source batches, its output batches without the filler, and for each output batch the number of its source batch
+    """Batches of a group before and after cleaning: its source batches, its output batches without the filler (an empty batch at the end),
+    and for each output batch the number of its source batch
     (``origin``).
     """
 
@@ -227,13 +227,19 @@ class BatchPairs:
 
 
 def find_unchanged_batches(sources: HeaderFields, outputs: HeaderFields) -> Flags:
-    """Return which output batches equal their source batch byte for byte: same size and same checksum, which was verified."""
+    """Return a flag per output batch: whether it equals its source batch byte for byte.
+
+    Both have the same size and the same verified checksum.
+    """
     same = [sources[c] == outputs[c] for c in (col.SIZE, col.STORED_CRC, col.MAGIC, col.BASE, col.LEADER_EPOCH)]
     return np.logical_and.reduce(same)
 
 
 def is_filler(batch: Int64s, end_offset: int) -> bool:
-    """Return whether a header looks like a filler that ends at ``end_offset``. The header of a batch that must stay can look the same."""
+    """Return whether a batch header looks like a filler (an empty batch that extends a segment) that ends at ``end_offset``.
+
+    The header of a batch that must stay can look the same.
+    """
     plain = {col.BASE: end_offset, col.LAST: end_offset, col.SIZE: 61, col.MAGIC: 2, col.COUNT: 0, col.ATTRIBUTES: 0,
              col.PRODUCER_ID: -1, col.PRODUCER_EPOCH: -1, col.BASE_SEQUENCE: -1}  # fmt: skip
     return all(int(batch[name]) == value for name, value in plain.items())
@@ -272,7 +278,8 @@ def match_batches(source: SourceBatches, output: HeaderFields, first_reaches: in
 
 
 def batches_that_must_stay(headers: SourceBatches, rules: RoundRules) -> Flags:
-    """Return which batches must keep their header even if all their records are removed: the last batch of each live producer, and the
+    """Return a flag per batch: whether its header must stay even if all its records are removed. These are the last batch of each live
+    producer, and the
     batch that
     ends at the high watermark.
     """
@@ -289,7 +296,10 @@ def batches_that_must_stay(headers: SourceBatches, rules: RoundRules) -> Flags:
 
 
 def markers_that_may_go(headers: SourceBatches, outcomes: BatchTransactions, now_ms: int) -> Flags:
-    """Return which control batches may lose their record: those that are empty already, and idle ones whose delete horizon has passed."""
+    """Return a flag per batch: whether it is a control batch that may lose its record.
+
+    It may if it is empty already, or if its transaction has no data left and its delete horizon has passed.
+    """
     due = outcomes.idle & (headers[col.ATTRIBUTES] & HORIZON != 0) & (headers[col.BASE_TIMESTAMP] <= now_ms)
     return (headers[col.CONTROL_KIND] == EMPTIED) | ((headers[col.CONTROL_KIND] != NOT_CONTROL) & due)
 
@@ -340,19 +350,22 @@ def copy_problems(group: ComparedGroup) -> Iterator[BatchProblem]:
 
 
 def markers_due_for_horizon(sources: HeaderFields, idle: Flags, removed: Flags) -> Flags:
-    """Return which transaction markers get their delete horizon in this round: those whose transaction has no data left."""
+    """Return a flag per batch: whether it is a transaction marker that gets its delete horizon in this round, because its transaction
+    has no data left.
+    """
     return idle & ~removed & (sources[col.ATTRIBUTES] & HORIZON == 0)
 
 
 def _has_new_horizon(sources: HeaderFields, outputs: HeaderFields, rules: RoundRules) -> Flags:
-    """Return which batches got this round's delete horizon and kept their record."""
+    """Return a flag per batch: whether this round has set its delete horizon and left its record."""
     dated = (outputs[col.ATTRIBUTES] & HORIZON != 0) & (outputs[col.BASE_TIMESTAMP] == rules.delete_horizon_ms)
     return dated & (outputs[col.COUNT] == sources[col.COUNT])
 
 
 def record_dependent_problems(sources: HeaderFields, outputs: HeaderFields, records: Records, rules: RoundRules) -> Iterator[BatchProblem]:
-    """Yield the problems of data batches whose headers do not match their records, such as a wrong maximum timestamp. No batch may be
-    empty.
+    """Yield the problems of data batches whose headers do not match their records, such as a maximum timestamp that no record has.
+
+    Each batch must have at least one record.
     """
     begin, end = records.first_row[:-1], records.first_row[1:] - 1
     flags = np.bitwise_or.reduceat(records.flags, begin)

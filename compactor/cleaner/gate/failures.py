@@ -18,7 +18,10 @@ EXPIRED: Final = "a tombstone whose horizon has passed"
 
 
 class GateFailed(CompactorError):
-    """The cleaned segment is not what the gate expects: a bug in the cleaner or in the gate. Nothing was uploaded."""
+    """Raised if the gate, the independent check of a round, finds another cleaned segment than it expects.
+
+    That is a bug in the cleaner or in the gate. Nothing was uploaded.
+    """
 
     def __init__(self, cause: str, *, segment: str, offset: int = -1, key: bytes | None = None) -> None:
         where = segment + (f", offset {offset}" if offset >= 0 else "") + (f", key {key[:100]!r}" if key is not None else "")
@@ -46,7 +49,7 @@ class SumMismatch:
     excess: int
 
     def to_error(self) -> GateFailed:
-        """Return the error to raise if no single record explains the difference."""
+        """Return the error for this difference, for the case that no single record explains it."""
         what = LOST if self.found < self.expected else "records are left that must not be"
         return GateFailed(f"{what}, and not only one: {self.expected} must be left of it, {self.found} are", segment=self.segment)
 

@@ -96,7 +96,8 @@ _STRIDE: Final = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """Summary of the gate's check of a group. ``batches``, ``records``: number compared in the output.
+    """Summary of the gate's check of one group (segments that are rewritten together). ``batches``, ``records``: number compared in the
+    output.
 
     keys: keys of the dirty range whose last record was looked up.
     coverage: share of the keys that were looked up, 1.0 for all.
@@ -110,7 +111,10 @@ class GateReport:
 
 @dataclass(frozen=True, slots=True)
 class _OutsideSums:
-    """Sums over the records outside the dirty range that must remain, per batch of a segment. ``sums`` is valid where ``known``."""
+    """Number and sum of the marks (checksums) of the records that must remain outside the dirty range, per batch of a segment.
+
+    ``sums`` is valid where ``known`` is set.
+    """
 
     known: Flags
     sums: GateSums
@@ -148,7 +152,8 @@ class GateTerms:
 
 
 class Gate:
-    """Second, independent check of one round: reads the chunks of both passes (``Witness``), then compares each group with its sources.
+    """Second, independent check of one round: reads the decompressed batches of both passes (as their ``Witness``), then compares each
+    group with its sources.
     Used by one thread at a time, except ``read_chunk`` and ``add_expected_chunk``, which any thread may call.
     """
 
@@ -162,8 +167,9 @@ class Gate:
         """Create a gate.
 
         :param table: takes the last record of each key.
-        :param outcomes: outcomes of transactions by ordinal of the segment, if known from the start.
-        :param expected: number and marks of the records that must remain, by ordinal of the segment, if computed elsewhere.
+        :param outcomes: outcomes of transactions by the segment's number in the log (ordinal), if known from the start.
+        :param expected: number and marks of the records that must remain, by the segment's number in the log (ordinal), if computed
+            elsewhere.
         """
         self._terms = terms
         self._rules = terms.rules
@@ -185,7 +191,7 @@ class Gate:
 
     @property
     def coverage(self) -> float:
-        """Return the share of the keys that are looked up, 1.0 for all."""
+        """Return the share of the keys that the gate looks up, 1.0 for all. It is less if memory does not suffice."""
         return 1 / self._table.range_count
 
     def free_keys(self) -> None:
@@ -202,7 +208,7 @@ class Gate:
     def settle_transactions(self, sources: Sequence[SourceSegment]) -> None:
         """Compute the outcome of all transactions from the beginning of the log. Called again when more segments are known.
 
-        :param sources: all live segments, or stand-ins that have their transactions.
+        :param sources: all live segments, or substitutes without records that have their transactions (``stand_in_source``).
         :raises GateFailed: if the outcome differs from the one found when the dirty range was read from its end.
         """
         before = {} if self._settled else {ordinal: self._outcomes_of[ordinal].aborted for ordinal in self._dirty}
@@ -218,14 +224,17 @@ class Gate:
         self._settled = True
 
     def select_batches(self, source: SourceSegment, rows: Int64s) -> None:
-        """Restrict a segment to the batches that are rewritten: ``source`` consists of these batches of a segment that
-        was settled before.
+        """Restrict a segment to the batches that are rewritten. ``source`` consists of these batches; the outcomes of the whole segment's
+        transactions must be known.
         """
         whole = self._whole.setdefault(source.ordinal, self._outcomes_of[source.ordinal])
         self._outcomes_of[source.ordinal] = whole.select_rows(rows)
 
     def _find_aborted_batches(self, table: BatchTable) -> Flags:
-        """Return which batches are data of aborted transactions. Segments are passed in descending order, from the end of the log."""
+        """Return a flag per batch: whether it is data of an aborted transaction.
+
+        Segments must be passed in descending order, from the end of the log.
+        """
         flags = np.zeros(len(table), np.bool_)
         some = np.flatnonzero((table.control != NOT_CONTROL) | ((table.attributes & np.int16(TRANSACTIONAL)) != 0))
         known = list(self._outcomes)
@@ -261,7 +270,7 @@ class Gate:
             self.add_chunk(source, self._table_rows(records, headers[:, some], source, below=False))
 
     def _batches_with_records(self, source: SourceSegment, below: bool) -> Flags:
-        """Return which batches may hold records of the dirty range, or, with ``below``, records outside it."""
+        """Return a flag per batch: whether it may hold records of the dirty range, or, with ``below``, records outside it."""
         table = source.table
         data = (table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted
         if not below:
@@ -377,7 +386,7 @@ class Gate:
         return WitnessRows(headers.shape[1], pack_table_rows(records.hashes[picked], records.offset[picked], digests[picked]))
 
     def _due_tombstones(self, records: Records, headers: HeaderFields, source: SourceSegment) -> Flags:
-        """Return which records are tombstones that this round removes."""
+        """Return a flag per record: whether it is a tombstone that this round must remove."""
         tombstones = records.flags & NULL_VALUE != 0
         if not tombstones.any():
             return tombstones
@@ -396,13 +405,19 @@ class Gate:
         reported.known[batches] = True
 
     def _is_checked(self, records: Records) -> Flags:
-        """Return which records are compared: those whose keys are looked up, and those after the mapped range, which always stay."""
+        """Return a flag per record: whether the gate compares it.
+
+        It compares records whose keys it looks up, and those after the mapped range, which always stay.
+        """
         if self._table.range_count == 1:
             return np.ones(len(records.offset), np.bool_)
         return self._table.flags_in_range(records.hashes) | (records.offset > self._rules.latest_offset)
 
     def _records_that_must_go(self, records: Records, headers: HeaderFields, source: SourceSegment, latest: Int64s) -> Flags:
-        """Return which records must not be left. ``latest``: last offset of each key in the dirty range, or ABSENT_KEY."""
+        """Return a flag per record: whether it must not be in the output.
+
+        ``latest``: last offset of each key in the dirty range, or ABSENT_KEY.
+        """
         gone = (latest > records.offset) | (records.flags & KEYLESS_RECORD != 0) | self._due_tombstones(records, headers, source)
         return gone & (records.offset <= self._rules.latest_offset)
 
@@ -421,7 +436,10 @@ class Gate:
 
     @cached_property
     def _dirty_sums(self) -> dict[int, Words]:
-        """Return number and sum of marks of the records that must be left of each dirty segment, once the dirty range was read."""
+        """Return, for each dirty segment, the number of its records that must remain and the sum of their marks.
+
+        The dirty range must have been read.
+        """
         dirty = [self._dirty[ordinal] for ordinal in sorted(self._dirty)]
         sums = zero_gate_sums(len(dirty))
         if dirty:

@@ -114,7 +114,8 @@ class KeyTable:
         _add_expected_sums(self._cells, int(self._state[TABLE_CAPACITY]), bounds, sums)
 
     def add_expected_sums_outside(self, rows: GateRows, bounds: Int64s, sums: GateSums) -> None:
-        """Add those records outside the dirty range to ``sums``, by segment, whose key the dirty range does not have. Segment i has the
+        """Add those records outside the dirty range to ``sums``, by segment, which must remain because the dirty range does not have their
+        keys. Segment i has the
         offsets [bounds[i], bounds[i + 1]).
         """
         _add_expected_sums_outside(self._cells, self._state, rows, bounds, sums)
@@ -127,14 +128,14 @@ class KeyTable:
 
 
 def pack_table_rows(hashes: Words, offsets: Int64s, digests: Words) -> GateRows:
-    """Return table rows of records. ``hashes``: shape (n, 2); ``digests`` may include DUE."""
+    """Pack key hashes, offsets and digests of records into rows of the key table. ``hashes``: shape (n, 2); ``digests`` may include DUE."""
     rows = np.empty((len(offsets), WORDS), np.uint64)
     _pack_rows(hashes, offsets, digests, rows)
     return rows
 
 
 def record_marks(offsets: Int64s, digests: Words) -> Words:
-    """Return the mark of each record."""
+    """Return the mark of each record: 64 bits that depend on its offset and its content."""
     out = np.empty(len(offsets), np.uint64)
     _compute_marks(offsets, digests, out)
     return out
@@ -294,5 +295,5 @@ def _add_expected_sums_outside(cells: Words, state: Int64s, rows: GateRows, boun
 
 
 def zero_gate_sums(segments: int) -> GateSums:
-    """Return sums of zero for some segments."""
+    """Create an array of sums for this number of segments, all zero."""
     return np.zeros((segments, 2), np.uint64)

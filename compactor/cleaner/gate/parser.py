@@ -193,7 +193,7 @@ def _parse_headers(buf: Bytes, position: int, headers: HeaderFields) -> tuple[in
 
 @leaf
 def _control_kind(buf: Bytes, columns: Int64s) -> tuple[int, int]:
-    """Return (kind, coordinator epoch) of a control batch."""
+    """Parse the marker of a control batch. Return its kind and its coordinator epoch."""
     if columns[ATTRIBUTES] & CODEC_MASK:
         return PACKED, -1
     if columns[COUNT] == 0:
@@ -342,7 +342,7 @@ def _parse_records(
     buf: Bytes, headers: HeaderFields, body: Int64s, first_row: Int64s, k0: np.uint64, k1: np.uint64, offset: Int64s, timestamp: Int64s,
     hashes: npt.NDArray[np.uint64], digest: npt.NDArray[np.uint64], flags: npt.NDArray[np.uint8], key_start: Int64s, key_length: Int64s,
 ) -> int:  # fmt: skip
-    """Fill the columns with all records. Returns the first batch that cannot be parsed, or -1."""
+    """Fill the columns with the parsed records of all batches. Returns the first batch that cannot be parsed, or -1."""
     for batch in range(headers.shape[1]):
         at = body[0, batch]
         limit = body[1, batch]
@@ -457,7 +457,7 @@ def _digest_of_odd_names(records: Records, row: int) -> int:
 
 
 def _digest_bytes(data: bytes | None) -> tuple[bytes, bytes]:
-    """Return the bytes that enter the digest for a part of a record."""
+    """Return the bytes that a record's key or value adds to its digest: length and content."""
     return (-1 if data is None else len(data)).to_bytes(8, "little", signed=True), data or b""
 
 

@@ -40,9 +40,8 @@ from compactor.records.batches import Bytes, Int64s, map_file
 
 
 class ResultSums:
-    """Collects the sums of batches and records of one new segment.
-
-    The gate adds the records that it parses; ``balance`` parses the others.
+    """Computes the balance of one new segment: checksums that account for all its batches and records. The gate adds the records that it
+    parses; ``balance`` parses the others.
     """
 
     def __init__(self, cleaned: CleanedSegment, key: BalanceKey, inflate_limit: int) -> None:
@@ -70,7 +69,10 @@ class ResultSums:
 
     @measure_stage(WorkStage.GATE)
     def balance(self) -> Balance:
-        """Parse what is missing and return the balance of the segment. Called once. Raises BadData if the segment cannot be parsed."""
+        """Return the balance of the segment, after parsing the records that were not added.
+
+        Called once. Raises BadData if the segment cannot be parsed.
+        """
         buf, headers = self._segment_headers()
         self._parse_remaining(buf, headers)
         self._begun = None  # whoever still knows this tally must not keep the file's room on the disk

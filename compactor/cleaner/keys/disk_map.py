@@ -88,19 +88,22 @@ class DiskOffsetMap:
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
     def add_dirty(self, hashes: Hashes, ordinals: Ordinals) -> None:
-        """Add rows of the dirty range, newest first over all calls; hashes of shape (n, 2), ordinals below SEEN.
+        """Add rows of the dirty range, newest first over all calls; hashes of shape (n, 2), row numbers (ordinals) below SEEN.
 
         Raises OutOfBudget if the disk share, or the disk, is used up.
         """
         self._add_rows(DIRTY, hashes, self._check_ordinals(ordinals))
 
     def add_answered_keys(self, hashes: Hashes) -> None:
-        """Add keys of a full KeySet, whose newest records were answered already. Must be called before ``add_dirty``."""
+        """Add the keys of a full KeySet, whose newest records are known already, so that no row with such a key survives.
+
+        Must be called before ``add_dirty``.
+        """
         self._add_rows(DIRTY, hashes, np.full(len(hashes), SEEN, dtype=np.uint32))
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
     def add_clean(self, hashes: Hashes, ordinals: Ordinals) -> None:
-        """Add rows of offsets below the dirty range, in any order. They survive unless a dirty row has their key."""
+        """Add rows of offsets below the dirty range, in any order. Such a row survives unless a row of the dirty range has its key."""
         self._add_rows(CLEAN, hashes, self._check_ordinals(ordinals))
 
     @property
@@ -109,19 +112,23 @@ class DiskOffsetMap:
         return self._spool.size
 
     def flags_in_part(self, hashes: Hashes) -> Flags:
-        """Return which of these rows belong to this part of the keys."""
+        """Return a flag per row: whether its key belongs to the part of the keys that this map holds."""
         answer = np.empty(len(hashes), dtype=np.bool_)
         _flag_rows_in_part(hashes, self._ranges.total, self._ranges.first, self._ranges.count, answer)
         return answer
 
     def dirty_keys(self) -> Iterator[Hashes]:
-        """Yield the keys of the dirty range so far in chunks, including repeated ones. Bloom filters are asked about them."""
+        """Yield the key hashes that were added from the dirty range so far, in chunks, including repeated ones.
+
+        They are looked up in Bloom filters.
+        """
         for rows in self._spool.read_section(DIRTY):
             yield key_hashes_of_rows(rows)
 
     @measure_stage(WorkStage.MAP)
     def find_survivors(self, ordinals: int) -> Bitmap:
-        """Return a bitmap with one bit for each ordinal below ``ordinals``, in the bit order of ``np.packbits``: set if a row with that
+        """Return a bitmap with one bit for each row number (ordinal) below ``ordinals``, in the bit order of ``np.packbits``: set if a row
+        with that
         ordinal survives.
         """
         if self._most >= ordinals:
@@ -142,7 +149,7 @@ class DiskOffsetMap:
         self.close()
 
     def _check_ordinals(self, ordinals: Ordinals) -> Ordinals:
-        """Return the ordinals after checking that they lie within the bitmap, because kernels do not check that."""
+        """Check that row numbers (ordinals) lie within the bitmap, and return them. The compiled code does not check that."""
         most = int(np.max(ordinals)) if len(ordinals) else -1
         if most >= SEEN:
             raise ValueError(f"an ordinal is at most {SEEN - 1}")

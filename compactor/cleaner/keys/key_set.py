@@ -178,7 +178,7 @@ class KeySet:
 
     @property
     def peak_bytes(self) -> int:
-        """Return the memory in use, in bytes. It never shrinks."""
+        """Return the memory of the set in bytes. It is the largest size so far, because a set never shrinks."""
         return int(self.state[CELLS]) * ENTRY_BYTES
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)

@@ -29,7 +29,8 @@ OpenDiskMap = Callable[[int, int], DiskOffsetMap]
 
 
 class SpillingSurvivors(BackwardSurvivors):
-    """Pass 1 that moves its keys to disk when they do not fit. It answers when ``finish_part`` was called for every part.
+    """Pass 1 that moves its keys to disk when they do not fit. The survivors are known when ``finish_part`` was called for every part of
+    the keys.
 
         for part in range(parts):
             scan ...         # dirty segments in descending order
@@ -65,9 +66,8 @@ class SpillingSurvivors(BackwardSurvivors):
 
     @property
     def key_scan(self) -> KeyScan:
-        """Return the parameters of the scan.
-
-        After the first part of the keys there is no witness in them, because the witness has seen all keys.
+        """Return the parameters of the scan. After the first part of the keys they have no witness (second reader), because it has read all
+        keys by then.
         """
         return self._scan
 
@@ -111,7 +111,8 @@ class SpillingSurvivors(BackwardSurvivors):
         return self._set.key_chunks() if self._map is None else self._map.dirty_keys()
 
     def scan_clean_segment(self, source: SourceSegment, wanted: Flags, workers: WorkerThreads) -> None:
-        """Read the rows of a segment below the dirty range; nothing to do while the set has all keys. Raises BadData, OutOfBudget.
+        """Read the rows of a segment below the dirty range and add them to the disk map. Does nothing while the set in memory has all keys.
+        Raises BadData, OutOfBudget.
 
         :param wanted: batches that may have such rows.
         """
@@ -182,13 +183,13 @@ class SpillingSurvivors(BackwardSurvivors):
 
     @property
     def _open_map(self) -> DiskOffsetMap:
-        """Return the disk map, which must be open."""
+        """Return the offset map on disk, which must be open."""
         if self._map is None:
             raise CompactorError("the disk is asked before it was needed", hint="This is a bug; please report it")
         return self._map
 
     def _reserve_ordinals(self, rows: int) -> int:
-        """Reserve ordinals for a chunk; return the first one."""
+        """Reserve consecutive row numbers (ordinals) for the rows of a chunk, and return the first one."""
         place = 8 * self._next
         self._next += (rows + 7) // 8
         if 8 * self._next >= SEEN:
@@ -198,7 +199,7 @@ class SpillingSurvivors(BackwardSurvivors):
         return place
 
     def _move_to_disk(self) -> None:
-        """Move the keys of the full set to a disk map."""
+        """Open an offset map on disk, and move the keys of the full set to it."""
         self._map = self._open(0, 1)
         for keys in self._set.key_chunks():
             self._map.add_answered_keys(keys)

@@ -60,7 +60,7 @@ class Survivors(Protocol):
         """Return the memory of the map at its largest, in bytes."""
 
     def survivor_counts(self, source: SourceSegment) -> SurvivorCounts | None:
-        """Return the number of survivors per batch as far as known without reading records, or None."""
+        """Return the number of surviving records per batch, as far as it is known without reading records, or None."""
 
     def find_superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
         """Return a flag per row of a chunk: whether the mapped range has a later record of its key."""
@@ -68,11 +68,12 @@ class Survivors(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeyScan:
-    """Parameters of a scan for keys: segments, verdicts, range [first_dirty, end), hash key and limits.
+    """Parameters of the scan for keys in pass 1: segments, outcomes of their transactions (verdicts), offset range [first_dirty, end), hash
+    key and limits.
 
     rules: if given, the scan backwards cleans compressed chunks at once when everything about them is known, and stores them in
         ``finished``.
-    witness: receives the chunks that were decompressed.
+    witness: second reader, which receives the chunks that were decompressed.
     """
 
     sources: Sequence[SourceSegment]
@@ -91,12 +92,12 @@ class KeyScan:
         return [(source, self.batches_to_map(source)) for source in dirty]
 
     def batches_to_map(self, source: SourceSegment) -> Flags:
-        """Return which batches of a segment have records that may enter the map."""
+        """Return a flag per batch of a segment: whether it may have records that enter the offset map."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.last_offset >= self.first_dirty)
 
     def batches_below(self, source: SourceSegment) -> Flags:
-        """Return which batches have records below the dirty range that may be superseded."""
+        """Return a flag per batch of a segment: whether it may have records below the dirty range that have a later record of their key."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.base_offset < self.first_dirty)
 
@@ -122,9 +123,7 @@ class KeyScan:
 
 @dataclass(frozen=True, slots=True)
 class HashedChunk:
-    """Key hashes of the records of a chunk.
-
-    hashes: shape (n, 2).
+    """Key hashes of the records of one chunk (consecutive batches). hashes: shape (n, 2).
     picked: the rows of the hashes among all rows of the chunk.
     rows: None if a range of batches came in several chunks, because only the other arrays outlive the next chunk.
     """
@@ -169,7 +168,7 @@ class SurvivorBits:
         self._size += len(self._parts[-1])
 
     def finish(self) -> None:
-        """Join the bits of all chunks."""
+        """Join the flags of all chunks to the segment's bitmap. Called after the last chunk was added."""
         if self._parts:
             self.packed = np.concatenate(self._parts)
         self._parts = []
@@ -202,7 +201,10 @@ class _ScanJob:
 
 
 class BackwardSurvivors:
-    """Survivors found by reading the log backwards: a bitmap answers for the dirty range, and the key set for offsets below it."""
+    """Survivors found by reading the log backwards.
+
+    A bitmap tells which records of the dirty range survive, and the key set which records below it.
+    """
 
     def __init__(self, key_scan: KeyScan, keys: KeySet) -> None:
         self._scan = key_scan
@@ -320,7 +322,7 @@ class BackwardSurvivors:
         return superseded
 
     def _find_superseded_clean_rows(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
-        """Return for rows below the dirty range whether the dirty range has their key."""
+        """Return a flag per row: whether it lies below the dirty range and the dirty range has its key."""
         found = np.empty(len(below), np.bool_)
         self._set.contains(_hash_picked_rows(chunk, rows, below, self._scan.hash_key), found)
         return found
@@ -412,7 +414,7 @@ def _hash_chunk(
 
 @measure_stage(WorkStage.HASH, lambda chunk, rows, picked, _: int(rows.key_length[picked].sum()))
 def _hash_picked_rows(chunk: Chunk, rows: Rows, picked: Int64s, key: bytes) -> Hashes:
-    """Return the key hashes of some rows."""
+    """Return the key hashes of the rows with the numbers ``picked``."""
     return _hash_rows(chunk.buf, picked, rows.key_start, rows.key_length, *key_halves(key))
 
 
@@ -463,7 +465,7 @@ def _hash_rows(buf: Bytes, picked: Int64s, key_start: Int64s, key_length: Int32s
 
 @kernel
 def _rows_below(offset: Int64s, key_length: Int32s, first_dirty: int) -> Int64s:
-    """Return the keyed rows below the dirty range."""
+    """Return the numbers of the rows that have a key and lie below the dirty range."""
     found = np.empty(offset.size, np.int64)
     count = 0
     for row in range(offset.size):

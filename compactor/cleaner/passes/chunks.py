@@ -59,9 +59,8 @@ def clean_chunk(
     decisions: BatchDecisions,
     rules: RoundRules,
 ) -> CleanChunk:
-    """Decide the batches of a chunk and encode them. The result uses the thread's buffers.
-
-    decisions: of the chunk's batches, from ``decide_batches``.
+    """Clean the batches of a chunk: decide which records stay, and encode the batches. The result uses the thread's buffers. decisions:
+    those of ``decide_batches`` on the chunk's batches.
 
     Raises BadData if Kafka would refuse a batch.
     """
@@ -175,5 +174,5 @@ class FinishedChunks:
         self._chunks.clear()
 
     def pop_chunk(self, source: SourceSegment, first: int) -> CleanChunk | None:
-        """Remove and return the chunk that begins at batch ``first``, or return None."""
+        """Remove and return the cleaned chunk that begins at batch ``first``, or return None if it was not stored."""
         return self._chunks.pop((source.ordinal, first), None)

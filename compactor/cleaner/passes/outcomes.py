@@ -40,7 +40,7 @@ def outcomes_backwards(table: BatchTable, known: dict[int, int]) -> Kinds:
 
 @kernel
 def fold_outcomes(control: Kinds, transactional: Flags, producer: Int64s, outcome: Int64s) -> Kinds:
-    """Return the outcome of each batch's data.
+    """Return for each batch the outcome of the transaction to which its data belongs.
 
     :param outcome: by producer, outcome of its first marker after these batches; updated.
     """

@@ -53,7 +53,7 @@ class BatchDecisions:
     action: DROP, COPY or EMPTY if the header is enough, FILTER if the records decide.
     retain_empty: the header stays, because the batch is the last of a live producer or ends at the high watermark (KAFKA-8335,
         KAFKA-20452).
-    discarded: the transaction fold says that the batch must be removed.
+    discarded: the batch must be removed, because its transaction was aborted or has no data left.
     """
 
     action: Actions
@@ -61,7 +61,7 @@ class BatchDecisions:
     discarded: Flags
 
     def select_batches(self, rows: slice) -> BatchDecisions:
-        """Return the decisions on these batches."""
+        """Return the decisions on the batches in a slice of rows."""
         return BatchDecisions(self.action[rows], self.retain_empty[rows], self.discarded[rows])
 
 

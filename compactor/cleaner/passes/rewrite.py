@@ -53,7 +53,7 @@ class CleanedSegment:
 
 @dataclass(slots=True)
 class _Progress:
-    """State of writing a group's new segment: what was written so far."""
+    """Progress of writing a group's new segment: the batches and sums written so far."""
 
     sizes: list[Int64s] = field(default_factory=list)
     last_offsets: list[Int64s] = field(default_factory=list)
@@ -82,7 +82,7 @@ GroupMember = Callable[[], AbstractContextManager[tuple[SourceSegment, Verdicts]
 
 @dataclass(frozen=True, slots=True)
 class OpenMember:
-    """A source of a group, opened by calling it.
+    """A function that opens a source segment of a group (segments that are rewritten together).
 
     Its bytes stay available until its last chunk is written, while the next source is opened already.
     """

@@ -177,15 +177,20 @@ def add_segment_to_builder(builder: SidecarBuilder, source: SourceSegment, infla
 
 
 def stand_in_source(ordinal: int, name: str, base: int, end: int, mtime_ms: int, sidecar: Sidecar) -> SourceSegment:
-    """Return a source without bytes whose batches are a sidecar's producer runs and markers, for the transaction fold."""
+    """Return a substitute for a segment, made from its sidecar, to compute outcomes of transactions without reading the segment.
+
+    It has no bytes; its batches are the sidecar's producer runs and markers.
+    """
     table = stand_in_table(sidecar.producer_runs, sidecar.markers)
     return SourceSegment(ordinal, name, base, end, mtime_ms, NO_BYTES, table)
 
 
 def verdicts_from_stand_in(source: SourceSegment, stand_in: SourceSegment, verdicts: Verdicts) -> Verdicts:
-    """Convert verdicts on a stand-in's batches (producer runs and markers of a sidecar) to verdicts on the batches of the segment itself.
+    """Convert the outcomes of transactions (verdicts) for the batches of a segment's substitute (``stand_in_source``) to those for the
+    batches of the segment itself.
 
-    A marker has a batch of its own in the stand-in; a data batch has the verdict of its run, which is the next batch of its producer there.
+    A marker has a batch of its own in the substitute; a data batch has the verdict of its run, which is the next batch of its producer
+    there.
     """
     producers = np.unique(stand_in.table.producer_id)
     offsets = np.unique(np.concatenate((stand_in.table.base_offset, source.table.base_offset)))

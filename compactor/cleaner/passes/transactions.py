@@ -24,9 +24,7 @@ from compactor.records.indexes import TXN_ENTRY, TxnEntries
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """Verdicts of the transaction fold on the batches of one segment.
-
-    aborted: data of a transaction whose marker is ABORT.
+    """Outcomes of transactions for the batches of one segment, a flag per batch. aborted: data of a transaction whose marker is ABORT.
     discardable: aborted data, or a marker whose transaction has no data left in the log.
     indexed: an ABORT marker that stays in the transaction index because data of its transaction is left.
     txn_entries: the new transaction index.
@@ -39,7 +37,8 @@ class Verdicts:
 
 
 def fold_transactions(sources: list[SourceSegment], opened: Mapping[int, int] | None = None) -> list[Verdicts]:
-    """Return the transaction verdicts on all batches of a log, from its first segment on. Segments after the round's range are only read
+    """Compute the outcomes of all transactions of a log, from its first segment on, and return them for each segment. Segments after the
+    round's range are only read
     for outcomes.
 
     :param opened: first offset by producer id, for transactions that were open where these segments begin.
