@@ -197,20 +197,20 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         # What a directory that cannot be read holds is not gone.
         for name in [] if lost else [name for name in self._watches if name not in seen and name not in self._running]:
             del self._watches[name]
-            self._staged.forget(name)
+            self._staged.close_files(name)
         return whose
 
     def _hold_staged_files(self) -> None:
         """Open the files staged for deletion whose offsets are missing in the tier, and close those that are no longer needed."""
         for name, watch in self._watches.items():
             running, log_dir = name in self._running, Path(watch.seen.path)
-            found = replace(watch, held=self._staged.known(name, watch.seen.staged, running=running))
+            found = replace(watch, held=self._staged.staged_files(name, watch.seen.staged, running=running))
             if found.seen.staged or found.held or watch.held:
                 space = True
                 with suppress(OSError):
                     space = not found.held or has_space(log_dir)
-                held = self._staged.hold(name, log_dir, found.staged, running=running, space=space)
-                for file in self._staged.report("no room", set(found.held) - set(held) if not space else ()):
+                held = self._staged.open_wanted_files(name, log_dir, found.staged, running=running, space=space)
+                for file in self._staged.select_unreported("no room", set(found.held) - set(held) if not space else ()):
                     why = "the broker has deleted it, and its disk is almost full"
                     what = f"{staged_path(Path(), file.base)} is not held open any longer: {why}"
                     self._log(what, level=logging.WARNING, partition=str(name))
@@ -221,7 +221,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
 
         Return the partition's watch with the topic's ``file.delete.delay.ms``.
         """
-        new = self._staged.report("staged", watch.staged)
+        new = self._staged.select_unreported("staged", watch.staged)
         if not new:
             return watch
         watch = replace(watch, delete_delay_ms=self._delete_delay_ms(watch.name.topic))
@@ -237,7 +237,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         renamed them.
         """
         for name, watch in self._watches.items():
-            for file in self._staged.report("untaken", watch.untaken):
+            for file in self._staged.select_unreported("untaken", watch.untaken):
                 where = f"{staged_path(Path(), file.base)} is staged for deletion and is not taken"
                 self._tallies = replace(self._tallies, untaken=self._tallies.untaken + 1)
                 self._log(f"{where}: {unknown_leadership(file)}", level=logging.WARNING, partition=str(name))
@@ -320,7 +320,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
     def _start_upload(self, watch: UploadWatch, now_ms: int) -> None:
         """Start a thread that uploads this partition."""
         self._running[watch.name] = now_ms
-        held = self._staged.held(watch.name)
+        held = self._staged.held_files(watch.name)
 
         def run_upload() -> None:
             begun = time.monotonic()
@@ -467,11 +467,11 @@ class StagedHolder:
         self._held: dict[TopicPartition, HeldFiles] = {}
         self._reported: set[tuple[str, StagedFile]] = set()
 
-    def held(self, name: TopicPartition) -> HeldFiles | None:
+    def held_files(self, name: TopicPartition) -> HeldFiles | None:
         """Return the open files of a partition, for its upload; None if there are none."""
         return self._held.get(name)
 
-    def known(self, name: TopicPartition, listed: Sequence[StagedFile], *, running: bool) -> tuple[StagedFile, ...]:
+    def staged_files(self, name: TopicPartition, listed: Sequence[StagedFile], *, running: bool) -> tuple[StagedFile, ...]:
         """Return the files staged for deletion of a partition, listed or still open, without those whose names other files have taken.
 
         :param listed: the files in the partition's directory.
@@ -487,7 +487,7 @@ class StagedHolder:
                 files.close()
         return tuple(each.file for each in files.held_files)
 
-    def hold(
+    def open_wanted_files(
         self, name: TopicPartition, log_dir: Path, wanted: Sequence[StagedFile], *, running: bool, space: bool = True
     ) -> tuple[StagedFile, ...]:
         """Open the wanted files of a partition, close its other files, and return the open ones. A refused file that the broker has deleted
@@ -509,7 +509,7 @@ class StagedHolder:
                 del self._held[name]
         return tuple(each.file for each in files.held_files)
 
-    def report(self, what: str, files: Iterable[StagedFile]) -> list[StagedFile]:
+    def select_unreported(self, what: str, files: Iterable[StagedFile]) -> list[StagedFile]:
         """Return the files that were not reported under the name ``what`` before, and note that they are reported now.
 
         ``what``: name of the report.
@@ -518,7 +518,7 @@ class StagedHolder:
         self._reported |= {(what, file) for file in new}
         return new
 
-    def forget(self, name: TopicPartition) -> None:
+    def close_files(self, name: TopicPartition) -> None:
         """Close the open files of a partition whose directory is gone."""
         files = self._held.pop(name, None)
         if files is not None:

@@ -127,9 +127,11 @@ class ConfluentBroker:
         first = [kafka.TopicPartition(*name, self.log_bounds(name).end if name in epochs else offset) for name, offset in offsets.items()]
         self._open_client().incremental_assign(first)
         self._names |= set(offsets)
-        self._seek([kafka.TopicPartition(*name, offsets[name], leader_epoch=epochs[name]) for name in offsets if name in epochs])
+        self._seek_when_assigned(
+            [kafka.TopicPartition(*name, offsets[name], leader_epoch=epochs[name]) for name in offsets if name in epochs]
+        )
 
-    def _seek(self, places: Sequence[Any]) -> None:
+    def _seek_when_assigned(self, places: Sequence[Any]) -> None:
         """Move the client to these positions, which bear leader epochs, as soon as their partitions are assigned to it."""
         kafka, deadline = load_confluent_kafka(), time.monotonic() + self._connection.timeout_s
         for place in places:

@@ -117,7 +117,7 @@ class ConfluentGroup:
     def subscribe(self, topics: Sequence[str], listener: RebalanceListener) -> None:
         def on_assign(client: Any, places: list[Any]) -> None:
             self._assign_paused(places)
-            listener.add_partitions(_names(places))
+            listener.add_partitions(_partition_names(places))
 
         self._client.subscribe(
             list(topics),
@@ -182,7 +182,7 @@ class ConfluentGroup:
         The client takes the partitions away when this method returns, also if the listener failed.
         """
         try:
-            report(_names(places))
+            report(_partition_names(places))
         except BaseException as error:  # noqa: BLE001 - raised by poll
             self._raised = error
 
@@ -200,5 +200,5 @@ class ConfluentGroup:
         return next((place.error for place in done or () if place.error is not None), None)
 
 
-def _names(places: Iterable[Any]) -> list[TopicPartition]:
+def _partition_names(places: Iterable[Any]) -> list[TopicPartition]:
     return [TopicPartition(place.topic, place.partition) for place in places]

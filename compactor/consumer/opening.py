@@ -66,16 +66,16 @@ def parse_settings(given: Mapping[str, Any]) -> ConsumerSettings:
     options = ConsumerOptions(
         isolation="read_committed" if isolation == "read_committed" else "read_uncommitted",
         view="latest" if view == "latest" else "all",
-        threads=_int(left, "tier.threads", 4),
-        queue_bytes=_int(left, "tier.queue.bytes", 64 << 20),
-        refresh_s=_int(left, "tier.refresh.ms", 1000) / 1000,
+        threads=_pop_whole_number(left, "tier.threads", 4),
+        queue_bytes=_pop_whole_number(left, "tier.queue.bytes", 64 << 20),
+        refresh_s=_pop_whole_number(left, "tier.refresh.ms", 1000) / 1000,
         offset_reset=_RESETS[reset],  # type: ignore[arg-type]
         mode=left.pop("tier.mode", "remote_preferred"),
     )
     commits = CommitOptions(
-        auto_commit=_flag(left, "enable.auto.commit", default=True),
-        interval_s=_int(left, "auto.commit.interval.ms", 5000) / 1000,
-        auto_store=_flag(left, "enable.auto.offset.store", default=True),
+        auto_commit=_pop_flag(left, "enable.auto.commit", default=True),
+        interval_s=_pop_whole_number(left, "auto.commit.interval.ms", 5000) / 1000,
+        auto_store=_pop_flag(left, "enable.auto.offset.store", default=True),
     )
     tier_config, servers, group_id = left.pop("tier.config", None), left.pop("bootstrap.servers", ""), left.pop("group.id", "")
     of_group = {name: left.pop(name) for name in list(left) if name in GROUP_PROPERTIES or name in _GROUP_CALLBACKS}
@@ -106,11 +106,11 @@ def open_consumer(
     if isinstance(settings, Mapping):
         if bootstrap_servers or properties or options:
             raise UsageError("settings are given twice", hint="A dictionary holds all of them")
-        return _open(parse_settings(settings))
-    return _open(ConsumerSettings(settings, bootstrap_servers, "", options or ConsumerOptions(), properties=properties or {}))
+        return _open_from_settings(parse_settings(settings))
+    return _open_from_settings(ConsumerSettings(settings, bootstrap_servers, "", options or ConsumerOptions(), properties=properties or {}))
 
 
-def _open(chosen: ConsumerSettings) -> TieredConsumer:
+def _open_from_settings(chosen: ConsumerSettings) -> TieredConsumer:
     options, servers = chosen.options, chosen.bootstrap_servers
     if chosen.group_id and not servers:
         why = "a group needs brokers, even with tier.mode remote_only: its coordinator assigns partitions and keeps committed offsets"
@@ -127,7 +127,7 @@ def _open(chosen: ConsumerSettings) -> TieredConsumer:
     return TieredConsumer(tier, broker, options, group, chosen.commits)
 
 
-def _int(given: dict[str, Any], name: str, default: int) -> int:
+def _pop_whole_number(given: dict[str, Any], name: str, default: int) -> int:
     value = given.pop(name, default)
     try:
         return int(value)
@@ -135,7 +135,7 @@ def _int(given: dict[str, Any], name: str, default: int) -> int:
         raise UsageError(f"{name} cannot be {value!r}", hint="Use a whole number") from None
 
 
-def _flag(given: dict[str, Any], name: str, *, default: bool) -> bool:
+def _pop_flag(given: dict[str, Any], name: str, *, default: bool) -> bool:
     value = str(given.pop(name, default)).lower()
     if value not in ("true", "false"):
         raise UsageError(f"{name} cannot be {value!r}", hint="Use true or false")

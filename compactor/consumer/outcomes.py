@@ -45,7 +45,7 @@ class TransactionOutcomes:
         self._ahead: Iterator[Piece] | None = None
         self._held: dict[tuple[str, int], Piece] = {}
 
-    def piece(self, reader: SegmentReader, position: int) -> Piece:
+    def read_piece(self, reader: SegmentReader, position: int) -> Piece:
         """Return the batches at a position of a segment, as one piece.
 
         Batches that were read to find transaction markers are not fetched again.
@@ -53,11 +53,11 @@ class TransactionOutcomes:
         held = self._held.pop((reader.metadata.id, position), None)
         return held or self._pieces.take_piece(reader, position)
 
-    def holds(self, reader: SegmentReader, position: int) -> bool:
+    def is_piece_loaded(self, reader: SegmentReader, position: int) -> bool:
         """Return whether the batches (piece) at a position of a segment are in memory already."""
         return (reader.metadata.id, position) in self._held
 
-    def aborted(self, piece: Piece) -> Flags:
+    def find_aborted_batches(self, piece: Piece) -> Flags:
         """Return for each batch whether it belongs to an aborted transaction. Raises NotFound if a needed segment was deleted meanwhile."""
         table = piece.source.table
         if not len(table):
@@ -75,7 +75,7 @@ class TransactionOutcomes:
         aborted: Flags = kinds == ABORT
         return aborted
 
-    def pass_backwards(self, piece: Piece) -> None:
+    def drop_read_markers(self, piece: Piece) -> None:
         """Report that a reader that goes backwards has finished these batches: from now on, only each producer's first marker in it is
         needed.
         """
@@ -86,7 +86,7 @@ class TransactionOutcomes:
         for batch in reversed(markers.tolist()):
             self._markers[int(table.producer_id[batch])] = deque([(int(table.last_offset[batch]), int(table.control[batch]))])
 
-    def forget_ahead(self) -> None:
+    def drop_prefetched_pieces(self) -> None:
         """Drop the batches that were read in advance to find transaction markers, because a segment was replaced."""
         self._ahead = None
         self._held.clear()

@@ -284,7 +284,7 @@ class Reader:
         self._live_ids: frozenset[str] | None = None
         self._log_start = 0
         self._pieces = PiecePrefetcher(0 if wanted.latest else wanted.ahead)
-        self._outcomes = TransactionOutcomes(self._segments_from, self._segment, self._pieces)
+        self._outcomes = TransactionOutcomes(self._segments_from, self._open_segment, self._pieces)
         self._scratch = _Scratch()
 
     def selections(self) -> Iterator[Selection]:
@@ -295,16 +295,16 @@ class Reader:
         """
         latest = self._wanted.latest
         if latest is None:
-            return self._all_forwards()
+            return self._read_all_forwards()
         return self._last_records(latest) if latest.spill is None else self._last_records_by_disk(latest, latest.spill)
 
-    def _all_forwards(self) -> Iterator[Selection]:
+    def _read_all_forwards(self) -> Iterator[Selection]:
         try:
-            yield from self._forwards()
+            yield from self._read_forwards()
         finally:
             self._pieces.close()
 
-    def _forwards(self) -> Iterator[Selection]:
+    def _read_forwards(self) -> Iterator[Selection]:
         extent = self._extent
         first, retries = extent.first, 0
         readers: dict[str, SegmentReader] = {}
@@ -313,13 +313,13 @@ class Reader:
             if not segments:
                 return
             metadata = segments[0]
-            readers = {segment.id: readers.get(segment.id) or self._segment(segment) for segment in segments}
+            readers = {segment.id: readers.get(segment.id) or self._open_segment(segment) for segment in segments}
             try:
                 reader = readers[metadata.id]
                 position = reader.position_of(first)
                 last = min(extent.last, metadata.end_offset)  # beyond it another leader's segment is the one that is read
                 while position < metadata.size_bytes and first <= last:
-                    piece = self._outcomes.piece(reader, position)
+                    piece = self._outcomes.read_piece(reader, position)
                     self._pieces.prefetch_pieces(self._next_pieces(list(readers.values()), piece.end))
                     for selection in self._scratch.selections(piece, self._wanted_batches(piece, first, last), self._wanted.inflate_limit):
                         inside = _rows_between(selection.rows.offset, first, last)
@@ -342,7 +342,7 @@ class Reader:
             inside = reader.metadata.end_offset <= self._extent.last
             end = reader.metadata.size_bytes if inside else reader.position_after(self._extent.last)
             while at is not None and at < end:
-                if not self._outcomes.holds(reader, at):
+                if not self._outcomes.is_piece_loaded(reader, at):
                     yield reader, at
                 at = reader.next_cut(at)
             position = 0
@@ -353,7 +353,7 @@ class Reader:
         The log is read backwards, so that the first record found of a key is its last one. Only key hashes are kept in memory.
         """
         keys, halves = KeySet(latest.map_budget_bytes), key_halves(latest.hash_key or self._tier.identity.reading_key())
-        for selection, last in self._all_backwards():
+        for selection, last in self._read_all_backwards():
             picked = _rows_of_new_keys(selection, self._extent.first, last, latest, keys, halves)
             if len(picked):
                 yield replace(selection, picked=picked)
@@ -365,7 +365,7 @@ class Reader:
         with tempfile.TemporaryDirectory(prefix="tiered-compactor-", dir=self._folder) as folder:
             path, budget = Path(folder, "keys"), latest.map_budget_bytes
             with DiskOffsetMap(path, space, map_budget_bytes=budget, expected_rows=spill.records) as buckets:
-                for selection, last in self._all_backwards():
+                for selection, last in self._read_all_backwards():
                     hashes, picked = _hash_keys(selection, extent.first, last, latest, halves)
                     buckets.add_dirty(hashes, (extent.last - selection.rows.offset[picked]).astype(np.uint32))
                 bitmap = buckets.find_survivors(extent.last - extent.first + 1)
@@ -377,7 +377,7 @@ class Reader:
             if len(found):
                 yield replace(selection, picked=found)
 
-    def _all_backwards(self) -> Iterator[tuple[Selection, int]]:
+    def _read_all_backwards(self) -> Iterator[tuple[Selection, int]]:
         """Yield the rows of all chunks, newest chunk first, each chunk with the last offset that is still wanted: rows after it were
         returned before.
         """
@@ -386,9 +386,9 @@ class Reader:
         while last >= extent.first:
             segments = [segment for segment in reversed(self._segments) if segment.start_offset <= last]
             try:
-                for piece in self._backwards([segment for segment in segments if segment.end_offset >= extent.first]):
+                for piece in self._pieces_backwards([segment for segment in segments if segment.end_offset >= extent.first]):
                     mine = self._wanted_batches(piece, extent.first, last)
-                    self._outcomes.pass_backwards(piece)
+                    self._outcomes.drop_read_markers(piece)
                     for selection in self._scratch.selections(piece, mine, self._wanted.inflate_limit, backwards=True):
                         yield selection, last
                     last, retries = min(last, int(piece.source.table.last_offset[0]) - 1), 0
@@ -399,9 +399,9 @@ class Reader:
             else:
                 return
 
-    def _backwards(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[Piece]:
+    def _pieces_backwards(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[Piece]:
         """Yield the batches of segments in pieces, from the end to the beginning. ``segments`` are given newest first."""
-        readers = map(self._segment, segments)
+        readers = map(self._open_segment, segments)
         fetches = (partial(reader.read_piece, *cut) for reader in readers for cut in reader.bounds_backwards())
         return fetched_ahead(fetches, self._wanted.ahead)
 
@@ -410,7 +410,7 @@ class Reader:
         # The base offset of a compressed v0/v1 wrapper is not known before it is inflated; it is -1 here.
         mine: Flags = (table.control == NOT_CONTROL) & (table.last_offset >= first) & (table.base_offset <= last)
         if self._wanted.committed and (table.is_transactional & mine).any():
-            mine &= ~self._outcomes.aborted(piece)
+            mine &= ~self._outcomes.find_aborted_batches(piece)
             if self._live_ids is not None and piece.metadata.id not in self._live_ids:
                 # A round has replaced it before its markers were looked for: later rounds may have removed them.
                 raise SegmentGone(piece.source.name, piece.metadata)
@@ -418,12 +418,12 @@ class Reader:
 
     def _reopen(self, error: SegmentGone, retries: int) -> int:
         self._segments = tuple(self._segments_from(self._extent.first))
-        self._outcomes.forget_ahead()
+        self._outcomes.drop_prefetched_pieces()
         if retries >= MAX_RETRIES or any(segment.id == error.metadata.id for segment in self._segments):
             raise error.as_damage() from None
         return retries + 1
 
-    def _segment(self, metadata: RemoteLogSegmentMetadata) -> SegmentReader:
+    def _open_segment(self, metadata: RemoteLogSegmentMetadata) -> SegmentReader:
         return SegmentReader(self._tier.ports.layout, self._extent.name, metadata, self._wanted.inflate_limit)
 
     def _segments_from(self, offset: int) -> Sequence[RemoteLogSegmentMetadata]:

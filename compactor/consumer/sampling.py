@@ -79,7 +79,7 @@ def sample_saving(opened: Tier, state: PartitionState, sample_bytes: int) -> Sam
     older_bytes = total - newest_bytes
     known = np.unique(hashes)
     shares, read = [], newest_bytes
-    for begin, end, size in _windows(live, first, older_bytes, sample_bytes - newest_bytes):
+    for begin, end, size in _sample_windows(live, first, older_bytes, sample_bytes - newest_bytes):
         old, old_sizes = sample.read_key_hashes(begin, end)
         if old_sizes.sum():
             gone = (old == 0) | np.isin(old, known, assume_unique=False)
@@ -105,13 +105,13 @@ class _SampleReader:
 
     def read_key_hashes(self, first: int, last: int) -> tuple[Hashes64, Sizes]:
         """Return for each record, in offset order, the hash of its key (0 without a key) and its approximate size in bytes."""
-        parts = list(self._parts(first, last))
+        parts = list(self._read_key_hash_parts(first, last))
         if not parts:
             return np.empty(0, np.uint64), np.empty(0, np.int64)
         hashes, sizes = zip(*parts, strict=True)
         return np.concatenate(hashes), np.concatenate(sizes)
 
-    def _parts(self, first: int, last: int) -> Iterator[tuple[Hashes64, Sizes]]:
+    def _read_key_hash_parts(self, first: int, last: int) -> Iterator[tuple[Hashes64, Sizes]]:
         segments = tuple(segment for segment in self._live if segment.end_offset >= first and segment.start_offset <= last)
         for selection in Reader(self._opened, ReadRange(self._state.name, first, last, segments), self._wanted).selections():
             rows, picked = selection.rows, selection.picked
@@ -144,7 +144,9 @@ def _newest_bytes(live: Sequence[RemoteLogSegmentMetadata], wanted: int) -> tupl
     return live[0].start_offset, taken
 
 
-def _windows(live: Sequence[RemoteLogSegmentMetadata], before: int, older_bytes: int, sample_bytes: int) -> Iterator[tuple[int, int, int]]:
+def _sample_windows(
+    live: Sequence[RemoteLogSegmentMetadata], before: int, older_bytes: int, sample_bytes: int
+) -> Iterator[tuple[int, int, int]]:
     """Yield windows (first offset, last offset, approximate bytes), evenly spread below the offset ``before``, without overlap."""
     count = max(1, min(WINDOWS, sample_bytes // LEAST_WINDOW))
     size = max(1, sample_bytes // count)

@@ -267,13 +267,13 @@ class LogSources:
             self.tier.catalog.refresh()  # the topic may have been created again
         for at in due:
             self._schedule_retry(at)
-            self._go_on(at, "start")
+            self._continue_from_source(at, "start")
 
-    def _go_on(self, at: AssignedPartition, step: Step) -> None:
+    def _continue_from_source(self, at: AssignedPartition, step: Step) -> None:
         """Continue to read a partition from the source that ``step`` names."""
         source = NEXT_SOURCE[self._mode, step]
         if source == "broker":
-            self._hand_over(at)
+            self._continue_at_broker(at)
         elif source == "tier":
             at.source = "tier"
             until = at.broker_start if self._mode == "kafka_preferred" and at.broker_start >= 0 else MAX_OFFSET
@@ -282,18 +282,18 @@ class LogSources:
     def _continue_after_tier(self, at: AssignedPartition, item: Ended) -> None:
         """Decide where to continue, because the tier has no more records at the position."""
         at.is_view_done = True
-        if item.offset < item.start <= item.end and not self._broker_has(at):
+        if item.offset < item.start <= item.end and not self._is_position_at_broker(at):
             self._reset_below_start(at, item)
             return
         if item.offset >= item.start:
             at.note_log(item.log)
         at.position = max(at.position, item.offset)
         if at.position >= at.broker_start:
-            self._go_on(at, "tier_ended")
+            self._continue_from_source(at, "tier_ended")
         elif item.end <= at.position:
             self._report_out_of_range(at, f"the tier ends at {item.end}, and the broker begins at {at.broker_start}")
 
-    def _hand_over(self, at: AssignedPartition) -> None:
+    def _continue_at_broker(self, at: AssignedPartition) -> None:
         """Continue to read a partition from the broker, if there is one and its topic is the same."""
         if self._broker is None or at.name.topic in self.options.topic_ids:
             return
@@ -314,7 +314,7 @@ class LogSources:
         elif found.reason == "topic" and (broker is None or broker.topic_id(at.name) != at.topic_id):
             self._reset_topic(at, "the tier", item.log.topic_id, LogBounds(item.start, item.end))
         elif broker is not None and at.position >= at.broker_start:
-            self._hand_over(at)
+            self._continue_at_broker(at)
         else:
             what = f"of topic id {item.log.topic_id}" if found.reason == "topic" else "one that a later leader has disowned"
             self._report_out_of_range(at, f"the tier's log is {what}, and no broker has the offset")
@@ -336,7 +336,7 @@ class LogSources:
             at.go_to(position_history(bounds.start if reset == "earliest" else bounds.end, None, topic_id))
         return reset != "error"
 
-    def _broker_has(self, at: AssignedPartition) -> bool:
+    def _is_position_at_broker(self, at: AssignedPartition) -> bool:
         if self._broker is None:
             return False
         bounds = self._broker.log_bounds(at.name)
@@ -369,7 +369,7 @@ class LogSources:
         topic_id, bounds = broker.topic_id(at.name), broker.log_bounds(at.name)
         self._schedule_retry(at)
         if is_other_topic(at.topic_id, topic_id):
-            self._hand_over(at)
+            self._continue_at_broker(at)
         elif agreed is not None:
             # A later epoch begins there: a tier without one holds the discarded records.
             later = tuple(EpochEnd(epoch + 1, agreed) for epoch, _ in at.read.epochs[-1:])
@@ -378,7 +378,7 @@ class LogSources:
             self._reset_in_broker(at, bounds)
         elif at.position < bounds.start:
             at.broker_start, at.is_view_done = bounds.start, True
-            self._go_on(at, "broker_deleted")
+            self._continue_from_source(at, "broker_deleted")
         elif at.position > bounds.end:
             self._report_out_of_range(at, f"the broker's log ends at {bounds.end}: was it truncated?")
         else:
@@ -390,7 +390,7 @@ class LogSources:
             self._report_out_of_range(at, f"the broker's log begins at {bounds.start} and ends at {bounds.end}")
         else:
             at.go_to(position_history(bounds.start if self.options.offset_reset == "earliest" else bounds.end, None, at.topic_id))
-            self._hand_over(at)
+            self._continue_at_broker(at)
 
     def _report_out_of_range(self, at: AssignedPartition, why: str) -> None:
         if not at.is_reported:

@@ -55,7 +55,7 @@ class TieredConsumer:
         self._group_due_s = math.inf
         self._membership: Membership | None = None
         if group is not None:
-            hooks = ConsumerHooks(self, self._group_offsets, self._discard, self._sources.release)
+            hooks = ConsumerHooks(self, self._group_offsets, self._drop_queued, self._sources.release)
             self._membership = Membership(group, commits or CommitOptions(), hooks)
             self._group_due_s = 0.0
         self._starts: dict[TopicPartition, PlaceLike] | None = None
@@ -84,11 +84,11 @@ class TieredConsumer:
         :param on_lost: called if the group has given the partitions to others already; ``on_revoke`` by default.
         :raises UsageError: the consumer has no group.
         """
-        self._the_group().subscribe(topics, RebalanceCallbacks(on_assign, on_revoke, on_lost))
+        self._require_group().subscribe(topics, RebalanceCallbacks(on_assign, on_revoke, on_lost))
 
     def unsubscribe(self) -> None:
         """Leave the group. The next call of ``poll`` gives up its partitions."""
-        self._the_group().unsubscribe()
+        self._require_group().unsubscribe()
 
     def commit(
         self, message: MessageLike | None = None, offsets: Sequence[PlaceLike] | None = None, asynchronous: bool = True
@@ -100,7 +100,7 @@ class TieredConsumer:
         :raises UsageError: the consumer has no group.
         :raises Unavailable: :raises Refused: the coordinator did not commit them.
         """
-        group = self._the_group()
+        group = self._require_group()
         chosen = None if message is None and offsets is None else _offsets_to_store(message, offsets)
         done = group.commit(chosen, wait=not asynchronous)
         return None if asynchronous else [Place(*name, *at) for name, at in done.items()]
@@ -111,7 +111,7 @@ class TieredConsumer:
         :param timeout: ignored, and accepted as in confluent_kafka: the settings of the broker apply.
         """
         names = [TopicPartition(place.topic, place.partition) for place in places]
-        known = self._the_group().committed(names)
+        known = self._require_group().committed(names)
         return [Place(*name, *known.get(name, (OFFSET_INVALID, None))) for name in names]
 
     def store_offsets(self, message: MessageLike | None = None, offsets: Sequence[PlaceLike] | None = None) -> None:
@@ -122,7 +122,7 @@ class TieredConsumer:
         stored = _offsets_to_store(message, offsets)
         for name in stored:
             self._assigned_at(Place(*name))
-        self._the_group().store(stored)
+        self._require_group().store(stored)
 
     def _serve_group(self, group: Membership) -> None:
         """Handle rebalances and due commits of the group. Every record that was returned is taken to be processed."""
@@ -146,12 +146,12 @@ class TieredConsumer:
         self._change_assignment(step, {at.name: at for at in begun})
 
     def _group_offsets(self) -> Mapping[TopicPartition, GroupOffset]:
-        self._settle()
+        self._update_position()
         return {name: _group_offset(at) for name, at in self._sources.assigned.items() if at.position >= 0}
 
-    def _the_group(self) -> Membership:
+    def _require_group(self) -> Membership:
         self._check_open()
-        self._settle()
+        self._update_position()
         if self._membership is None:
             raise UsageError("the consumer has no group", hint='Open it with "group.id" and "bootstrap.servers"')
         return self._membership
@@ -183,7 +183,7 @@ class TieredConsumer:
     def seek(self, place: PlaceLike) -> None:
         """Continue an assigned partition at another position."""
         restored = self._sources.restored_partition(self._assigned_at(place).name, place)
-        self._discard([restored.name])
+        self._drop_queued([restored.name])
         self._sources.start_reading([restored])
 
     def position(self, places: Sequence[PlaceLike]) -> list[Place]:
@@ -217,13 +217,13 @@ class TieredConsumer:
 
     def _change_assignment(self, step: AssignmentStep, partitions: Mapping[TopicPartition, AssignedPartition]) -> None:
         change = change_assignment(self._sources.assigned, step, partitions)
-        self._discard(change.dropped)
+        self._drop_queued(change.dropped)
         self._sources.release(change.dropped)
         self._sources.start_reading([partitions[name] for name in change.added])
 
-    def _discard(self, names: Collection[TopicPartition]) -> None:
+    def _drop_queued(self, names: Collection[TopicPartition]) -> None:
         """Drop queued records of partitions, and stop reading them."""
-        self._settle()
+        self._update_position()
         if self._run.at is not None and self._run.at.name in names:
             self._take_run(NO_RUN)
         self._sources.discard(names)
@@ -293,23 +293,23 @@ class TieredConsumer:
             elif self._sources.ready:
                 self._take_run(self._sources.ready.popleft())
             else:
-                self._settle()
+                self._update_position()
                 break
         return len(found) > before
 
     def _take_run(self, run: MessageRun) -> None:
         """Continue with the messages of this run (consecutive messages of one partition from one source)."""
-        self._settle()
+        self._update_position()
         self._run, self._messages = run, run.messages if run.is_current else iter(())
 
-    def _settle(self) -> None:
+    def _update_position(self) -> None:
         """Set the position of the partition whose messages are being returned to the offset after its last returned message."""
         last, self._last = self._last, None
         if last is not None and self._run.at is not None:
             self._run.at.note_record(last.offset(), self._run.epoch)
 
     def _assigned_at(self, place: PlaceLike) -> AssignedPartition:
-        self._settle()
+        self._update_position()
         name = TopicPartition(place.topic, place.partition)
         if name not in self._sources.assigned:
             raise UsageError(f"{name} is not assigned", hint="Call assign first")

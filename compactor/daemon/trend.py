@@ -66,8 +66,8 @@ def with_current_hour(trend: TierTrend, statuses: Iterable[PartitionStatus], now
     largest = sorted(figures, key=lambda topic: (-figures[topic].stored, topic))[:MOST_TOPICS]
     everything = [status for found in by_topic.values() for status in found]
     return TierTrend(
-        hours=_extended(trend.hours, _hour_figures(everything, hour_ms), everything),
-        topics={topic: _extended(trend.topics.get(topic, ()), figures[topic], by_topic[topic]) for topic in largest},
+        hours=_with_current_hour_added(trend.hours, _hour_figures(everything, hour_ms), everything),
+        topics={topic: _with_current_hour_added(trend.topics.get(topic, ()), figures[topic], by_topic[topic]) for topic in largest},
     )
 
 
@@ -97,7 +97,9 @@ def _hour_figures(statuses: Iterable[PartitionStatus], hour_ms: int) -> HourFigu
     return HourFigures(hour_ms, stored, dirty, 0)
 
 
-def _extended(hours: tuple[HourFigures, ...], current: HourFigures, statuses: Iterable[PartitionStatus]) -> tuple[HourFigures, ...]:
+def _with_current_hour_added(
+    hours: tuple[HourFigures, ...], current: HourFigures, statuses: Iterable[PartitionStatus]
+) -> tuple[HourFigures, ...]:
     """Return the hours with the current one added, and with the bytes that deletions in these partitions have freed in each hour."""
     reclaimed = _reclaimed_by_hour(statuses)
     known_ms = current.hour_ms - RECLAIMED_KNOWN_MS

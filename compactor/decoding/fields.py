@@ -201,16 +201,16 @@ def to_json_text(value: object) -> str:
     """Return a value as compact JSON. Bytes become base64, times ISO 8601, decimals and numbers that JSON does not have texts."""
     from pydantic_core import to_json
 
-    return to_json(_without_bytes(value), inf_nan_mode="strings").decode()
+    return to_json(_bytes_to_base64(value), inf_nan_mode="strings").decode()
 
 
-def _without_bytes(value: object) -> object:
+def _bytes_to_base64(value: object) -> object:
     """Return a value whose bytes are base64, in the alphabet that `cat` uses elsewhere."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, dict):
-        return {name: _without_bytes(each) for name, each in value.items()}
-    return [_without_bytes(each) for each in value] if isinstance(value, list) else value
+        return {name: _bytes_to_base64(each) for name, each in value.items()}
+    return [_bytes_to_base64(each) for each in value] if isinstance(value, list) else value
 
 
 def _decode_json(text: str) -> DecodedField:

@@ -91,7 +91,7 @@ class Demo:
         tier = {"url": tier_url or (self.folder / "tier").as_uri(), "state_dir": str(self.folder / "state")}
         section = store_kind(self.tier_place).section
         reached = {section: settings.section_values(section).model_dump()} if settings and section else {}
-        self.config.write_text(_as_toml({"tier": tier, **reached}), encoding="utf-8")
+        self.config.write_text(_format_toml({"tier": tier, **reached}), encoding="utf-8")
         # The environment is ignored, so that the demo never touches a real tier.
         self._tier: Tier = open_tier(load_settings(str(self.config), {}))
         if tier_url and self._tier.catalog.refresh().tier_id:
@@ -153,7 +153,7 @@ class Demo:
         return TopicSize(sum(segment.records for segment in state.live), state.bytes, len(state.live))
 
 
-def _as_toml(sections: dict[str, dict[str, str]]) -> str:
+def _format_toml(sections: dict[str, dict[str, str]]) -> str:
     """Return these sections as a TOML file."""
     lines = [FIRST_LINE]
     for name, keys in sections.items():

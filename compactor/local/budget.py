@@ -106,7 +106,7 @@ class Budget:
                 self._queue.remove(ticket)
                 self.changed.notify_all()
 
-    def spare(self, account: Account, size: int) -> SpaceReservation | None:
+    def reserve_spare_bytes(self, account: Account, size: int) -> SpaceReservation | None:
         """Reserve bytes for prefetching if they are free and no other request waits for bytes; otherwise return None.
 
         No cached file is deleted.
@@ -114,7 +114,7 @@ class Budget:
         with self.changed:
             return None if self._queue or self.used + size > self.total else self._create_reservation(account, size)
 
-    def take(self, account: Account, size: int) -> bool:
+    def take_free_bytes(self, account: Account, size: int) -> bool:
         """Extend a reservation by ``size`` bytes without waiting. Return False if they are not free."""
         with self.changed:
             if not self._make_space(size, ()):
@@ -122,13 +122,13 @@ class Budget:
             self._count_bytes(account, size)
             return True
 
-    def give(self, account: Account, size: int) -> None:
+    def free_bytes(self, account: Account, size: int) -> None:
         """Shorten a reservation by ``size`` bytes, which become free in the budget."""
         with self.changed:
             self._count_bytes(account, -size)
             self.changed.notify_all()
 
-    def keep(self, account: Account, size: int, drop: Callable[[], None]) -> Kept | None:
+    def cache_file(self, account: Account, size: int, drop: Callable[[], None]) -> Kept | None:
         """Cache an existing file by reserving bytes for it, in addition to the reservation under which it was written. Return None if it
         must be deleted instead.
 
@@ -140,7 +140,7 @@ class Budget:
             self._count_bytes(account, size)
             return self._add_cached_file(account, size, drop)
 
-    def settle(self, reservation: SpaceReservation, drop: Callable[[], None]) -> Kept:
+    def convert_to_cached_file(self, reservation: SpaceReservation, drop: Callable[[], None]) -> Kept:
         """Convert a reservation to a cached file of the same size, and return the file's entry. ``drop`` removes the file."""
         with self.changed:
             kept = self._add_cached_file(reservation.account, reservation.size, drop)
@@ -159,7 +159,7 @@ class Budget:
             kept.pins -= 1
             self.changed.notify_all()
 
-    def forget(self, some: Iterable[Kept] | None = None) -> None:
+    def delete_cached_files(self, some: Iterable[Kept] | None = None) -> None:
         """Delete these cached files, or all of them, except those that are pinned."""
         with self.changed:
             for kept in list(self._kept if some is None else some):
@@ -226,7 +226,7 @@ class SpaceReservation:
         """
         missing = self.taken + size - self.size
         if missing > 0:
-            if not self._budget.take(self.account, missing):
+            if not self._budget.take_free_bytes(self.account, missing):
                 raise Overrun(
                     f"{self.taken + size} bytes of local disk were needed where {self.size} were foreseen",
                     hint=f"Set disk_budget_bytes to at least {self.taken + size}",
@@ -242,13 +242,13 @@ class SpaceReservation:
         """Move the used bytes to a new reservation, which is returned, and release the rest. This reservation is empty afterwards."""
         other = SpaceReservation(self._budget, self.account, self.taken)
         other.taken = self.taken
-        self._budget.give(self.account, self.size - self.taken)
+        self._budget.free_bytes(self.account, self.size - self.taken)
         self.size = self.taken = 0
         return other
 
     def release(self) -> None:
         """End the reservation: all its bytes become free in the budget."""
-        self._budget.give(self.account, self.size)
+        self._budget.free_bytes(self.account, self.size)
         self.size = self.taken = 0
 
     def __enter__(self) -> Self:
@@ -289,7 +289,7 @@ def retry_until_space(work: Callable[[], T], budget: Budget, sleep: Callable[[fl
                     f"the file system of state_dir is full, and was so for {waited:.0f} seconds ({error})",
                     hint="Free space there and run it again: what is done is not done twice",
                 ) from error
-        budget.forget()
+        budget.delete_cached_files()
         on_pause()
         sleep(RETRY_S)
         waited += RETRY_S

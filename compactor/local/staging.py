@@ -136,14 +136,16 @@ class Staging:
                 try:
                     yield path
                 finally:
-                    self._remember_cached_file(wanted.what, path, self.budget.settle(own, lambda: path.unlink(missing_ok=True)))
+                    self._remember_cached_file(
+                        wanted.what, path, self.budget.convert_to_cached_file(own, lambda: path.unlink(missing_ok=True))
+                    )
             return
         reservation.take_bytes(wanted.space)
         try:
             self._fetch_file(wanted, path)
             yield path
         finally:
-            kept = self.budget.keep(self.account, wanted.space, lambda: path.unlink(missing_ok=True)) if path.exists() else None
+            kept = self.budget.cache_file(self.account, wanted.space, lambda: path.unlink(missing_ok=True)) if path.exists() else None
             if kept is None:
                 path.unlink(missing_ok=True)
             else:
@@ -154,7 +156,7 @@ class Staging:
         """Prefetch a file in the background if the disk budget has unused bytes. Errors are ignored here and occur again in ``opened``."""
         if wanted.what in self._coming or not self.missing([wanted]):
             return
-        own = self.budget.spare(self.account, wanted.space)
+        own = self.budget.reserve_spare_bytes(self.account, wanted.space)
         if own is None:
             return
         with self._lock:
@@ -179,7 +181,7 @@ class Staging:
         """Reserve ``size`` more bytes for the duration of a ``with`` block, without waiting. Raises OutOfBudget if they are not free.
         ``what`` names the work in messages.
         """
-        if not self.budget.take(self.account, size):
+        if not self.budget.take_free_bytes(self.account, size):
             raise OutOfBudget(
                 f"{what} needs {size} bytes of local disk, and {self.budget.used} of {self.budget.total} are in use",
                 hint=f"Set disk_budget_bytes to at least {size + self.budget.used}",
@@ -187,7 +189,7 @@ class Staging:
         try:
             yield
         finally:
-            self.budget.give(self.account, size)
+            self.budget.free_bytes(self.account, size)
 
     def retry_until_space(self, work: Callable[[], T]) -> T:
         """Call ``work`` and return its result; while files of other programs fill the disk, wait and call it again. ``work`` must clean up
@@ -206,7 +208,7 @@ class Staging:
 
     def forget(self, inputs: Sequence[Wanted]) -> None:
         """Delete the cached copies of these files, which will not be used again."""
-        self.budget.forget([self._kept.pop(wanted.what)[1] for wanted in inputs if wanted.what in self._kept])
+        self.budget.delete_cached_files([self._kept.pop(wanted.what)[1] for wanted in inputs if wanted.what in self._kept])
 
     def where(self, wanted: Wanted) -> str:
         """Return the object key of a file, for messages."""
@@ -219,10 +221,10 @@ class Staging:
     def close(self) -> None:
         """Delete the folder and return all reserved bytes to the budget."""
         self._ahead.shutdown(cancel_futures=True)
-        self.budget.forget([kept for _, kept in self._kept.values()])
+        self.budget.delete_cached_files([kept for _, kept in self._kept.values()])
         self._kept.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.budget.give(self.account, self.account.used)  # of work that was broken off
+        self.budget.free_bytes(self.account, self.account.used)  # of work that was broken off
 
     def _remember_cached_file(self, key: FileOf, path: Path, kept: Kept) -> None:
         self._kept[key] = (path, kept)
@@ -233,7 +235,7 @@ class Staging:
         with own:
             try:
                 self._fetch_once(wanted, path)
-                self._remember_cached_file(wanted.what, path, self.budget.settle(own, lambda: path.unlink(missing_ok=True)))
+                self._remember_cached_file(wanted.what, path, self.budget.convert_to_cached_file(own, lambda: path.unlink(missing_ok=True)))
             except Exception:  # noqa: BLE001 - whoever wants it will meet the same and say so
                 path.unlink(missing_ok=True)
             finally:

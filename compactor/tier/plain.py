@@ -78,7 +78,7 @@ class PlainLayout(NonComposableLayout):
         if segment.files:
             return segment.files
         log = self.object_name(name, segment, "log")
-        found = {one.kind: SegmentFile(size=one.size) for one in self._listed(name, log.rpartition(".")[0] + ".") if one.kind}
+        found = {one.kind: SegmentFile(size=one.size) for one in self._list_prefix(name, log.rpartition(".")[0] + ".") if one.kind}
         if "log" not in found:
             raise NotFound(f"{self.url}/{log} does not exist")
         return {kind: found[kind] for kind in self.kinds if kind in found}
@@ -122,9 +122,9 @@ class PlainLayout(NonComposableLayout):
         self._store.delete([self.object_name(name, segment, kind) for segment in segments for kind in self.kinds])
 
     def list_objects(self, name: TopicPartition) -> Iterator[ListedObject]:
-        return self._listed(name, self.partition_folder(name))
+        return self._list_prefix(name, self.partition_folder(name))
 
-    def _listed(self, name: TopicPartition, prefix: str) -> Iterator[ListedObject]:
+    def _list_prefix(self, name: TopicPartition, prefix: str) -> Iterator[ListedObject]:
         """Yield the objects under a key prefix, with segment and kind where their names are those of this layout."""
         folder = self.partition_folder(name)
         for info in self._store.list(prefix):
@@ -153,16 +153,16 @@ class ComposableLayout(PlainLayout):
         return info.etag
 
     def upload_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
-        return self._create(name, segment, {kind: partial(self._write, content) for kind, content in contents.items()})
+        return self._create_objects(name, segment, {kind: partial(self._write_object, content) for kind, content in contents.items()})
 
     def compose_segment(
         self, name: TopicPartition, segment: RemoteLogSegmentMetadata, log: Sequence[ComposeSource], contents: Mapping[str, FileContent]
     ) -> str:
         """Create the objects, the log first, so that nothing was created if the store cannot copy ranges."""
-        beside = {kind: partial(self._write, content) for kind, content in contents.items()}
-        return self._create(name, segment, {"log": lambda key, about: self._store.compose(key, log, about), **beside})
+        beside = {kind: partial(self._write_object, content) for kind, content in contents.items()}
+        return self._create_objects(name, segment, {"log": lambda key, about: self._store.compose(key, log, about), **beside})
 
-    def _create(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, writes: Mapping[str, _CreateObject]) -> str:
+    def _create_objects(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, writes: Mapping[str, _CreateObject]) -> str:
         """Create an object for each file. Returns the name of an existing object with other content, or an empty string."""
         for kind, write in writes.items():
             key, file = self.object_name(name, segment, kind), segment.files[kind]
@@ -170,17 +170,17 @@ class ComposableLayout(PlainLayout):
             try:
                 write(key, {field: value for field, value in about.items() if value})
             except AlreadyExists:
-                if not self._exists_with(key, file):
+                if not self._is_existing_file(key, file):
                     return f"{key} exists already with other content"
         return ""
 
-    def _write(self, content: FileContent, key: str, about: Mapping[str, str]) -> ObjectInfo:
+    def _write_object(self, content: FileContent, key: str, about: Mapping[str, str]) -> ObjectInfo:
         """Create one object with this content and metadata."""
         if isinstance(content, bytes):
             return self._store.create(key, content, about)
         return self._store.create_from_file(key, content, about)
 
-    def _exists_with(self, key: str, file: SegmentFile) -> bool:
+    def _is_existing_file(self, key: str, file: SegmentFile) -> bool:
         """Return whether the object that exists under this key has the content of ``file``. An object without a SHA-256 may have been
         composed by a process that died before it compared what the store had copied. Its own
         metadata says what it ought to be, so it is read.

@@ -135,4 +135,4 @@ def test_what_the_tier_has_is_not_held_when_it_is_staged(scene: SideScene, agent
     assert watch is not None
     assert len(watch.seen.staged) == 2
     assert not watch.staged
-    assert agent._staged.held(ORDERS) is None
+    assert agent._staged.held_files(ORDERS) is None

@@ -419,7 +419,7 @@ def run_life(seed: int, *, steps: int = STEPS, trace: bool = False) -> Outcome:
         stack.enter_context(patch.object(staged_files, "inode_change_ms", brokers.inode_change_ms))
         play(life, steps)
         for holder in life.holders:
-            holder.forget(NAME)
+            holder.close_files(NAME)
     counts: dict[str, int] = {}
     for oracle in life.oracles:
         counts = {kind: counts.get(kind, 0) + oracle.counts.get(kind, 0) for kind in {*counts, *oracle.counts}}

@@ -266,19 +266,19 @@ class WayIn:
                 leader, end, incarnation, counted_ms = self.heard
                 if incarnation != self.brokers.incarnation:
                     return
-                held = holder.known(NAME, seen.staged, running=False)
+                held = holder.staged_files(NAME, seen.staged, running=False)
                 now = tier.ports.clock_ms()
                 watch = with_log_end(
                     replace(with_leadership(with_listing(known[0], seen), leader == broker), retry_at_ms=0, held=held), end, counted_ms
                 )
-                watch = known[0] = replace(watch, held=holder.hold(NAME, disk.folder, watch.staged, running=False))
+                watch = known[0] = replace(watch, held=holder.open_wanted_files(NAME, disk.folder, watch.staged, running=False))
                 ends = disk.start == self.mine.oracle.state.end_offset + 1
                 hides = (agent.allow_gaps or ends) and self.hides_truncation(self.mine, disk)
                 if hides or not is_upload_due(watch, now, accept_truncation=agent.accept_truncation):
                     return
                 source = self.source(disk, lambda ms: rename_evidence(watch.leadership, ms) is RenameEvidence.SAME_EPOCH)
                 with self.attempt(self.mine, source, gaps=agent.allow_gaps) as attempt:
-                    outcome = uploads.upload(watch, holder.held(NAME))
+                    outcome = uploads.upload(watch, holder.held_files(NAME))
                 known[0] = after_upload(watch, outcome, now)
                 self.world.note(f"upload: {outcome.position} {outcome.trouble} {outcome.reason[:150]}")
                 if outcome.trouble is UploadFailure.BUG:

@@ -154,45 +154,45 @@ def stage(folder: Path, base: int, data: bytes) -> StagedFile:
 def test_a_file_that_is_held_stays_readable_after_it_was_unlinked(tmp_path: Path) -> None:
     holder, folder = StagedHolder(), tmp_path / "orders-0"
     file = stage(folder, 20, b"its bytes")
-    holder.hold(ORDERS, folder, [file], running=False)
+    holder.open_wanted_files(ORDERS, folder, [file], running=False)
     (folder / f"{20:020}.log.deleted").unlink()
-    assert holder.known(ORDERS, [], running=False) == (file,)
-    held = holder.held(ORDERS)
+    assert holder.staged_files(ORDERS, [], running=False) == (file,)
+    held = holder.held_files(ORDERS)
     assert held is not None
     assert held.held_files[0].is_unlinked
     assert held.held_files[0].map_bytes().tobytes() == b"its bytes"
     held.refusals[20] = "it leaves a gap"
-    holder.hold(ORDERS, folder, [file], running=True)
-    assert holder.held(ORDERS) is held, "an upload reads it"
-    holder.hold(ORDERS, folder, [file], running=False)
-    assert holder.held(ORDERS) is None, "refused and deleted"
+    holder.open_wanted_files(ORDERS, folder, [file], running=True)
+    assert holder.held_files(ORDERS) is held, "an upload reads it"
+    holder.open_wanted_files(ORDERS, folder, [file], running=False)
+    assert holder.held_files(ORDERS) is None, "refused and deleted"
 
 
 def test_deleted_files_are_closed_while_the_disk_has_no_room(tmp_path: Path) -> None:
     holder, folder = StagedHolder(), tmp_path / "orders-0"
     files = [stage(folder, 20, b"deleted"), stage(folder, 30, b"on the disk")]
-    holder.hold(ORDERS, folder, files, running=False)
+    holder.open_wanted_files(ORDERS, folder, files, running=False)
     (folder / f"{20:020}.log.deleted").unlink()
-    assert holder.hold(ORDERS, folder, files, running=False) == tuple(files)
-    assert holder.hold(ORDERS, folder, files, running=False, space=False) == (files[1],)
-    holder.forget(ORDERS)
+    assert holder.open_wanted_files(ORDERS, folder, files, running=False) == tuple(files)
+    assert holder.open_wanted_files(ORDERS, folder, files, running=False, space=False) == (files[1],)
+    holder.close_files(ORDERS)
 
 
 def test_a_file_that_is_no_longer_wanted_is_closed(tmp_path: Path) -> None:
     before, holder = os.listdir("/proc/self/fd"), StagedHolder()
     file = stage(tmp_path / "orders-0", 20, b"its bytes")
-    holder.hold(ORDERS, tmp_path / "orders-0", [file], running=False)
+    holder.open_wanted_files(ORDERS, tmp_path / "orders-0", [file], running=False)
     assert len(os.listdir("/proc/self/fd")) == len(before) + 2, "the file and its directory"
-    holder.hold(ORDERS, tmp_path / "orders-0", [], running=False)
+    holder.open_wanted_files(ORDERS, tmp_path / "orders-0", [], running=False)
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_files_of_a_topic_that_was_created_again_are_closed(tmp_path: Path) -> None:
     holder, folder = StagedHolder(), tmp_path / "orders-0"
-    holder.hold(ORDERS, folder, [stage(folder, 20, b"of the old topic")], running=False)
+    holder.open_wanted_files(ORDERS, folder, [stage(folder, 20, b"of the old topic")], running=False)
     folder.rename(tmp_path / "orders-0.0123abc-delete")
     folder.mkdir()
-    assert holder.known(ORDERS, [], running=False) == ()
+    assert holder.staged_files(ORDERS, [], running=False) == ()
 
 
 def test_a_file_whose_name_another_one_has_taken_is_closed(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class TestGrants:
         threads: list[threading.Thread] = []
         threads.append(wait_for(100, "large"))
         threads.append(wait_for(10, "small"))
-        assert budget.spare(Account(), 10) is None  # nor by what could wait
+        assert budget.reserve_spare_bytes(Account(), 10) is None  # nor by what could wait
         held.release()
         for thread in threads:
             thread.join(10)
@@ -109,7 +109,7 @@ class TestKeeping:
         def dropping(name: str) -> Callable[[], None]:
             return lambda: gone.append(name)
 
-        kept = {name: budget.keep(Account(), 30, dropping(name)) for name in "abc"}
+        kept = {name: budget.cache_file(Account(), 30, dropping(name)) for name in "abc"}
         assert kept["a"] is not None
         assert budget.pin(kept["a"])
         budget.unpin(kept["a"])
@@ -120,7 +120,7 @@ class TestKeeping:
 
     def test_pinned_files_stay_and_are_waited_for(self) -> None:
         budget, gone = Budget(100), list[int]()
-        kept = budget.keep(Account(), 60, lambda: gone.append(1))
+        kept = budget.cache_file(Account(), 60, lambda: gone.append(1))
         assert kept is not None
         assert budget.pin(kept)
         with budget.reserve(Account(), 40, "x") as grant, pytest.raises(Overrun):
@@ -131,8 +131,8 @@ class TestKeeping:
 
     def test_files_that_are_wanted_go_last(self) -> None:
         budget, gone = Budget(100), list[str]()
-        wanted = budget.keep(Account(), 30, lambda: gone.append("wanted"))
-        budget.keep(Account(), 30, lambda: gone.append("other"))
+        wanted = budget.cache_file(Account(), 30, lambda: gone.append("wanted"))
+        budget.cache_file(Account(), 30, lambda: gone.append("other"))
         assert wanted is not None
         with budget.reserve(Account(), 60, "x", (wanted,)):
             assert gone == ["other"]
@@ -172,7 +172,7 @@ class TestKeeping:
                     change(-size)
                     kept = rng.randrange(1, 10) * BLOCK
                     change(kept)  # written within the grant, then kept besides it or gone
-                    if budget.keep(account, kept, lambda kept=kept: change(-kept)) is None:  # type: ignore[misc]
+                    if budget.cache_file(account, kept, lambda kept=kept: change(-kept)) is None:  # type: ignore[misc]
                         change(-kept)
 
         threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
@@ -180,7 +180,7 @@ class TestKeeping:
             thread.start()
         for thread in threads:
             thread.join(60)
-        budget.forget()
+        budget.delete_cached_files()
         assert worst[0] <= total
         assert budget.peak <= total
         assert (budget.used, held[0]) == (0, 0)
@@ -195,7 +195,7 @@ class TestFullDisk:
 
     def test_pauses_gives_what_it_can_and_goes_on(self) -> None:
         budget, events = Budget(100), list[str]()
-        budget.keep(Account(), 10, lambda: events.append("dropped"))
+        budget.cache_file(Account(), 10, lambda: events.append("dropped"))
         attempts = iter([OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota"), None])
 
         def work() -> int:

@@ -38,7 +38,11 @@ def list_audit(args: argparse.Namespace, out: Output) -> None:
         """
         targets = recorded.action.targets
         texts = [text for each in targets for text in (each, re.sub(r"-\d+(~\d+)?$", "", each))]
-        return not args.pattern or any(wanted.fullmatch(text) for text in texts) or any(_matches(each, args.pattern) for each in targets)
+        return (
+            not args.pattern
+            or any(wanted.fullmatch(text) for text in texts)
+            or any(_matches_whole_text(each, args.pattern) for each in targets)
+        )
 
     found = [recorded for recorded in list_actions(opened.ports, args.since, args.limit) if concerns(recorded)]
     rows = []
@@ -55,7 +59,7 @@ def list_audit(args: argparse.Namespace, out: Output) -> None:
     out.print_result(document, *tables, summary=count_noun(len(found), "action"))
 
 
-def _matches(pattern: str, text: str) -> bool:
+def _matches_whole_text(pattern: str, text: str) -> bool:
     """Return whether a text matches a pattern as a whole. A pattern that is not a valid expression matches nothing."""
     try:
         return re.fullmatch(pattern, text) is not None

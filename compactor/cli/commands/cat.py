@@ -143,7 +143,7 @@ def _table_lines(
             shown = iso_time(time, "milliseconds") if kind and time != -1 else ""
             fields = (message.key(), message.value())
             rows.append(
-                (str(message.offset()), shown, *(_cell(data, decoder, wanted) for data, wanted in zip(fields, formats, strict=True)))
+                (str(message.offset()), shown, *(_format_cell(data, decoder, wanted) for data, wanted in zip(fields, formats, strict=True)))
             )
         heading = ("offset", "time", "key", "value")
         if widths is None:
@@ -158,7 +158,7 @@ def _table_lines(
         yield "".join(lines).encode()
 
 
-def _cell(data: bytes | None, decoder: FieldDecoder, wanted: FieldFormat) -> str:
+def _format_cell(data: bytes | None, decoder: FieldDecoder, wanted: FieldFormat) -> str:
     """Return a key or value as one line of text for a table cell."""
     if data is None:
         return "null"

@@ -99,7 +99,7 @@ def run_import(args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-def _recorded(args: argparse.Namespace, opened: Tier, out: Output, targets: Sequence[str]) -> AbstractContextManager[None]:
+def _audited_import(args: argparse.Namespace, opened: Tier, out: Output, targets: Sequence[str]) -> AbstractContextManager[None]:
     """Return a context that records the import in the audit if an option permits what an import otherwise refuses; else a context that does
     nothing.
     """
@@ -139,7 +139,7 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
     opened.identity.check_location()  # also where nothing is new
     policy = opened.cleaner_for(name.topic).cleaner_policy()
     compile_kernels(out)
-    with _recorded(args, opened, out, [str(name)]), out.progress("importing", unit="bytes") as bar:
+    with _audited_import(args, opened, out, [str(name)]), out.progress("importing", unit="bytes") as bar:
         progress = ImportProgress(lambda step, size: bar.begin_step(f"{step} {name}", size), bar.advance)
         report = import_directory(opened, args.log_dir, name, policy, progress, options)
     _confirm_topics(opened, [(name, args.log_dir)], options, out)
@@ -189,7 +189,7 @@ def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) 
         _confirm_topics(opened, [pair for pair, entry in zip(directories, done, strict=True) if entry.error is None], options, out)
         return done
 
-    with _recorded(args, opened, out, [str(name) for name, _ in directories]):
+    with _audited_import(args, opened, out, [str(name) for name, _ in directories]):
         return _import_and_report(out, len(directories), take)
 
 
@@ -206,7 +206,7 @@ def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) 
     source = read_only_tier(open_tier(load_settings(args.from_tier, {})))
     target = tiers.open_configured_tier(args)
     names = partitions_to_import(source, args.topics)
-    with _recorded(args, target, out, [*map(str, names)]):
+    with _audited_import(args, target, out, [*map(str, names)]):
         return _import_and_report(out, len(names), lambda tell: import_tier(source, target, names, options, on_partition=tell))
 
 
