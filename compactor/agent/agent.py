@@ -384,7 +384,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         return replace(outcome, reason=f"{outcome.reason}. {when}", deadline_ms=deadline)
 
     def _record_failure(self, name: TopicPartition, trouble: UploadFailure, reason: str, now_ms: int) -> None:
-        """Record a failure that happened before an upload could begin."""
+        """Record, for a partition, a failure that happened before its upload could begin, and when to retry."""
         watch = self._watches[name]
         if now_ms < watch.retry_at_ms:
             return

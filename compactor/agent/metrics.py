@@ -66,7 +66,7 @@ def _age_seconds(since_ms: int, now_ms: int) -> float:
 
 
 def _total_metrics(status: AgentStatus) -> Iterator[Metric]:
-    """Yield counts of partitions, failures and uploads."""
+    """Yield the metrics with numbers of led partitions, failures and uploads."""
     tallies = status.tallies
     yield from make_gauges(
         (

@@ -214,7 +214,10 @@ def _check_groups(
     limit: int,
     balance_key: BalanceKey | None,
 ) -> None:
-    """Check every cleaned group with the gate, and its balance. Raises GateFailed, BadData."""
+    """Check every group of cleaned segments with the gate, and that its balance (sums of batches and records) is even.
+
+    Raises GateFailed, BadData.
+    """
     for members, segment in zip(inputs, cleaned, strict=True):
         tally = None if balance_key is None else ResultSums(segment, balance_key, limit)
         gate.check_group(members, segment.paths, end_offset=None, tally=tally)

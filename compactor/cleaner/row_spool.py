@@ -39,7 +39,7 @@ class DiskReservation(Protocol):
         """Reserve bytes before they are written. Raises OutOfBudget."""
 
     def return_bytes(self, nbytes: int, /) -> None:
-        """Return the reservation of bytes that were deleted."""
+        """Release the reservation of bytes that were deleted from the disk."""
 
 
 class _NoLimit:
@@ -219,7 +219,7 @@ class RowSpool:
 
 
 def view_as_bytes(rows: SpoolRows) -> memoryview:
-    """Return the bytes of rows without a copy."""
+    """Return a view of the bytes of rows, without copying them."""
     return rows.reshape(-1).view(np.uint8).data
 
 

@@ -15,7 +15,9 @@ from compactor.records.rows import Chunk
 
 @dataclass(frozen=True, slots=True)
 class WitnessRows:
-    """Result of reading one chunk: a row for each record that the witness will look up, and the number of batches that it has read."""
+    """Result of reading one chunk: a row for each record that the second reader will look up, and the number of batches that it has
+    read.
+    """
 
     batches: int
     rows: npt.NDArray[np.uint64]

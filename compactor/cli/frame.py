@@ -62,7 +62,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """
 
     def add_argument(self, action: argparse.Action) -> None:
-        """Add an option or command to the help, with its extra indentation counted."""
+        """Add an option or command to the help text, taking its extra indentation into account."""
         super().add_argument(action)
         self._action_max_length += self._indent_increment
 
@@ -211,7 +211,10 @@ def parse_time_ms(text: str) -> int:
 
 
 def load_command_settings(args: argparse.Namespace) -> Settings:
-    """Return the settings for this call. Raises UsageError if they are invalid."""
+    """Load the settings from the configuration file and the environment, as the command's arguments say.
+
+    Raises UsageError if they are invalid.
+    """
     from compactor.config.settings import load_settings
 
     return load_settings(getattr(args, "config", None))

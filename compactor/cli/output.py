@@ -224,7 +224,7 @@ class Progress:
             self._update_display()
 
     def begin_step(self, title: str, total: int | None = None) -> None:
-        """Begin the next step of the same work, with another title and counted from 0."""
+        """Begin the next step of the same work, with another title and the amount 0."""
         with self._lock:
             self.title, self.total, self.done = title, total, 0
             self._update_display()
@@ -285,7 +285,7 @@ class Progress:
         _write_line(self._stderr, text)
 
     def _format_amount(self) -> str:
-        """Return the amount done as text; empty for work that is not counted."""
+        """Return the amount done as text; empty for work without a number."""
         if self.total is None and not self.done and not self.unit:
             return ""
         numbers = [self.done] if self.total is None else [self.done, self.total]

@@ -134,7 +134,7 @@ def open_partition(
 def select_partitions(tier: Tier, wanted: Sequence[str]) -> list[TopicPartition]:
     """Return the partitions that a user means, each once; all of them if nothing is named.
 
-    Topics and expressions mean the latest incarnations of partitions.
+    A topic or expression selects the partitions of the present topic of that name, not those of deleted topics.
 
     :param wanted: partitions, topics or regular expressions over whole names of either. A name that exists is never taken as an expression.
     :raises UsageError: if one of them matches nothing. Its hint is the nearest name.

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 
 def format_toml_value(value: object) -> str:
-    """Return a value as TOML writes it."""
+    """Return a setting's value in the syntax of TOML."""
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False, default=str)
 
 

@@ -287,7 +287,7 @@ class SparkSettings(Section):
 
     @property
     def names_cluster(self) -> bool:
-        """Return whether the master is a cluster and not this machine."""
+        """Return whether ``spark.master`` names a Spark cluster and not this machine."""
         return not self.master.startswith("local")
 
 
@@ -361,7 +361,7 @@ class Settings(Value):
         return self._sources.get(key, "default")
 
     def overridden_keys(self, pattern: str) -> list[str]:
-        """Return the keys that a [topics] table sets."""
+        """Return the names of the settings that the [topics] table with this pattern sets."""
         return [name for name in Cleaner.model_fields if topic_override_key(pattern, name) in self._sources]
 
     @property

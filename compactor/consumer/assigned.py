@@ -36,7 +36,7 @@ class AssignedPartition:
 
     @property
     def read(self) -> ReadHistory:
-        """Return the history of what was read up to the position."""
+        """Return topic id, leader epochs and end of the records that were read up to the position, by which the next log is checked."""
         if self.log is not None:
             return replace(self.log.history_below(self.position), topic_id=self.topic_id)
         epochs = (*self.epochs[:-1], EpochEnd(self.epochs[-1].epoch, self.position)) if self.epochs else ()

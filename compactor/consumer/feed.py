@@ -87,7 +87,7 @@ Item = ReadBlock | Ended | Failed
 
 
 class TierFeed:
-    """Reader of several partitions of a tier in other threads.
+    """Reads several partitions of a tier in threads of its own, and queues their records.
 
     The last item of each partition is Ended or Failed; then the partition can be started again.
 

@@ -37,7 +37,7 @@ class ReadHistory:
 
     @property
     def last_epoch(self) -> int | None:
-        """Return the leader epoch of the last record; None if unknown."""
+        """Return the leader epoch of the last record that was read; None if unknown."""
         return self.epochs[-1].epoch if self.epochs else None
 
     def below_offset(self, offset: int) -> ReadHistory:
@@ -71,7 +71,7 @@ class LogMismatch:
     """Reason why a log does not continue what was read.
 
     reason: ``topic``: the log is another topic's; ``older``: the log ends in an earlier leader epoch than what was read, so that a later
-        leader has disowned it; ``truncated``: a later leader has discarded records that were read.
+        leader has replaced its end; ``truncated``: a later leader has discarded records that were read.
     agreed_offset: for ``truncated``: the log holds what was read up to this offset (exclusive).
     """
 

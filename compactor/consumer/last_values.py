@@ -62,7 +62,7 @@ class LastValues:
         return self.extent.log or LogIdentity()
 
     def __iter__(self) -> Iterator[RecordBlock]:
-        """Yield blocks of records, in no particular order. Each key occurs once. Raises StoreError, BadData."""
+        """Yield the last records of all keys in blocks, in no particular order. Each key occurs once. Raises StoreError, BadData."""
         for selection in self.selections():
             yield copy_block(self.extent.name, selection, self.log.topic_id)
 

@@ -57,11 +57,11 @@ class CommitLedger:
                 known.pop(name, None)
 
     def to_request(self) -> Offsets:
-        """Return the stored offsets for which no commit was sent."""
+        """Return the offsets to commit for which no commit request was sent yet."""
         return {name: at for name, at in self.stored.items() if self.requested.get(name) != at}
 
     def to_confirm(self, names: Collection[TopicPartition]) -> Offsets:
-        """Return the stored offsets of these partitions that may not be committed yet."""
+        """Return the offsets to commit of these partitions for which no commit is known to have succeeded."""
         return {name: at for name, at in self.stored.items() if name in names and self.confirmed.get(name) != at}
 
 

@@ -244,12 +244,12 @@ class RecordBlock:
 
     @property
     def nbytes(self) -> int:
-        """Return the approximate size in memory, in bytes."""
+        """Return the approximate size of the block in memory, in bytes."""
         inside = len(self.headers.names.data) + len(self.headers.values.data) if self.headers else 0
         return len(self.keys.data) + len(self.values.data) + inside + 40 * len(self.offset)
 
     def messages(self) -> Iterator[TierMessage]:
-        """Yield the records as messages."""
+        """Yield each record of the block as a TierMessage."""
         topic, partition = self.name
         epochs = self.leader_epoch.tolist()
         if len(epochs) and self.leader_epoch.min() < 0:
@@ -309,7 +309,7 @@ def copy_block(name: TopicPartition, selection: Selection, topic_id: str = "") -
 
 
 def byte_strings(found: Slices) -> Iterator[bytes | None]:
-    """Yield each byte string as an object; None for null."""
+    """Yield each byte string as a Python bytes object; None for null."""
     data, places = found.data.tobytes(), found.begins.tolist()
     strings = map(data.__getitem__, map(slice, places, islice(places, 1, None)))
     if found.valid.all():

@@ -58,15 +58,17 @@ class SegmentReader:
         self._offset_entries: npt.NDArray[Any] | None = None
 
     def read_pieces(self, position: int = 0, piece_bytes: int = FETCH_BYTES) -> Iterator[Piece]:
-        """Yield the pieces from ``position``, where a batch begins, to the segment's end."""
+        """Read a segment from ``position``, where a batch begins, to its end, and yield its batches in pieces of about ``piece_bytes``
+        bytes.
+        """
         while position < self.metadata.size_bytes:
             piece = self.read_piece(position, piece_bytes)
             yield piece
             position = piece.end
 
     def next_cut(self, position: int, piece_bytes: int = FETCH_BYTES) -> int | None:
-        """Return the position where a piece of about ``piece_bytes`` ends: at a batch that the offset index names. None if the index has no
-        entry.
+        """Return the position of a batch, named by the offset index, at which a read of about ``piece_bytes`` bytes should end. None if the
+        index has no entry.
         """
         if self.metadata.size_bytes - position <= piece_bytes:
             return self.metadata.size_bytes
@@ -82,7 +84,10 @@ class SegmentReader:
         return int(entries["position"][after]) if after < len(entries) else self.metadata.size_bytes
 
     def bounds_backwards(self, piece_bytes: int = FETCH_BYTES) -> list[tuple[int, int]]:
-        """Return (position, size in bytes) of all pieces, the last one first. They begin at batches that the offset index names."""
+        """Divide the segment into pieces, and return position and size in bytes of each, the last one first.
+
+        They begin at batches that the offset index names.
+        """
         known = self._offset_index()["position"].astype(np.int64)
         size = self.metadata.size_bytes
         at = np.searchsorted(known, np.arange(piece_bytes, size, piece_bytes))

@@ -46,7 +46,8 @@ from compactor.tier.layouts.pinterest.listing import ListedTier, OpenTransaction
 def first_open_offset(tier: Tier, listed: ListedTier, state: PartitionState) -> int:
     """Return the first offset of the oldest transaction that is open at the tier's end, or the end offset (exclusive) if none is open.
 
-    As in a round, a transaction that is open for longer than ``producer_id_expiration_ms`` counts as abandoned: segments that were uploaded
+    As in a round, a transaction that is open for longer than ``producer_id_expiration_ms`` is taken to be abandoned: segments that were
+    uploaded
     so long before the newest one are not read. Raises BadData, StoreError.
     """
     cleaner = tier.cleaner_for(state.topic)

@@ -49,7 +49,7 @@ class SampledSaving:
 
     @property
     def exact(self) -> bool:
-        """Return whether all bytes that a round could clean were read."""
+        """Return whether the saving is exact, because all bytes that a round could clean were read."""
         return self.read_bytes >= self.of_bytes
 
     def __str__(self) -> str:

@@ -282,7 +282,10 @@ class Daemon(ServiceLoop[Job, JobResult]):
         self._cache.save_unchanged()
 
     def _process_polls(self, polls: dict[TopicPartition, Future[PartitionStatus]], now_ms: int) -> None:
-        """Record the status or failure of each poll. Raises the error if all polls failed because the store is unreachable."""
+        """Update the schedules with the status or the failure of each poll (reading of a partition's control log).
+
+        Raises the error if all polls failed because the store is unreachable.
+        """
         for name, poll in polls.items():
             schedule = self._schedules[name]
             try:
@@ -423,7 +426,7 @@ def describe_job_result(done: JobResult) -> str:
 
 
 def result_log_level(done: JobResult) -> int:
-    """Return the log level of a finished job's line."""
+    """Return the level at which a finished job is logged, by how the job ended."""
     if done.status in ("failed", "quarantined"):
         return logging.ERROR
     return logging.WARNING if done.status in ("out_of_budget", "fenced") else logging.INFO

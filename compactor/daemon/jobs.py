@@ -45,7 +45,7 @@ class JobObserver(Protocol):
         """Record bytes of segments that were read from the store or written to it."""
 
     def record_stage(self, stage: Stage, plan: CompactionPlan) -> None:
-        """Record that a round has reached this stage."""
+        """Report that a round has reached this stage, such as the rewriting of segments."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class RunningJob:
 class JobProgress:
     """Recorder of one job's progress, which the job reports to it (a ``JobObserver``). Thread-safe.
 
-    Pass 2 counts as the second half, because both passes read about the same number of bytes.
+    Pass 2 is shown as the second half, because both passes read about the same number of bytes.
     """
 
     def __init__(self, job: Job, status: PartitionStatus | None, begun_ms: int, log: EventLogger) -> None:

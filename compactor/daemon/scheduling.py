@@ -40,7 +40,7 @@ ROUND_HOLD_MS = 60_000
 
 
 class DaemonAction(StrEnum):
-    """An action of the daemon on one partition. ``POLL`` is done by the scan; the others are jobs."""
+    """Kinds of actions of the daemon on one partition. A poll (reading its control log) is done by the scan; the others are jobs."""
 
     POLL = "poll"
     ROUND = "round"

@@ -43,7 +43,7 @@ class DurationHistogram:
     total: float = 0.0
 
     def with_duration(self, seconds: float) -> DurationHistogram:
-        """Return the histogram with one more duration."""
+        """Return a new histogram that contains one more duration."""
         place = bisect_left(BOUNDS_S, seconds)
         counts = tuple(count + (at == place) for at, count in enumerate(self.counts))
         return DurationHistogram(counts, self.total + seconds)
@@ -145,7 +145,7 @@ class DaemonStatus(ServiceStatus):
 
 @dataclass(frozen=True)
 class PartitionDetails:
-    """Details of one partition at one moment, for its page.
+    """Everything that a partition's web page shows: schedule, history and running job at one moment.
 
     history: None if only a summary of its control log is known. running_job: None if no job runs.
     """
@@ -203,7 +203,7 @@ class JobMonitor:
         self._at_work: dict[TopicPartition, JobProgress] = {}
 
     def record_job_start(self, job: Job, schedule: PartitionSchedule, now_ms: int) -> JobProgress:
-        """Begin to record a job's progress."""
+        """Begin to record the progress of a job that starts now, and return its recorder."""
         progress = JobProgress(job, schedule.status, now_ms, self._log)
         self._at_work[job.name] = progress
         return progress
@@ -216,5 +216,5 @@ class JobMonitor:
         return progress.snapshot(now_ms).run_id if progress else ""
 
     def running_jobs(self, now_ms: int) -> tuple[RunningJob, ...]:
-        """Return the progress of each running job."""
+        """Return the progress of every job that runs now."""
         return tuple(progress.snapshot(now_ms) for progress in self._at_work.copy().values())

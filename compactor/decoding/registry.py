@@ -89,7 +89,7 @@ class SchemaRegistry:
 
 
 def _read_credentials(file: str) -> str:
-    """Return the line ``USER:PASSWORD`` of a file. Raises UsageError if there is none."""
+    """Return the credentials of the registry, a line ``USER:PASSWORD`` in a file. Raises UsageError if there is none."""
     try:
         text = Path(file).read_text(encoding="utf-8").strip()
     except OSError as error:

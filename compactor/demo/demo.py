@@ -60,7 +60,7 @@ class DemoComparison:
 
 
 def count_values(values: ValueByKey) -> int:
-    """Return the number of keys that are not deleted."""
+    """Return the number of keys whose last record has a value, that is, which are not deleted."""
     return sum(value is not None for value in values.values())
 
 
@@ -111,7 +111,7 @@ class Demo:
             raise UsageError(f"cannot make {self.folder}: {error.strerror}", hint="Name another directory") from error
 
     def make_topic(self, on_records: OnCount) -> None:
-        """Write the generated log directory."""
+        """Generate the demo's topic and write it as a Kafka log directory."""
         for count in write_topic(self.log_dir, self.shape, self._table):
             on_records(count)
 
@@ -148,7 +148,7 @@ class Demo:
         return DemoComparison(self._before, self._topic_size(), self._table.latest, found, describe_differences(self._table.latest, found))
 
     def _topic_size(self) -> TopicSize:
-        """Return the size of the topic in the tier now."""
+        """Return the present number of segments, records and bytes of the topic in the tier."""
         state = self._tier.open(NAME).refresh()
         return TopicSize(sum(segment.records for segment in state.live), state.bytes, len(state.live))
 

@@ -140,7 +140,7 @@ class LocalState:
         """Write a partition's state and summary to the cache.
 
         :param mark: identifies the last record of the state.
-        :param hint: slot of the last catalog record about the partition, taken before its log was read.
+        :param hint: number of the last catalog record about the partition, taken before its control log was read.
         :param now_ms: current time in milliseconds.
         """
         seen = Seen(slot=state.slot, hint=hint, checked_ms=now_ms, mark=mark)
@@ -195,5 +195,5 @@ class LocalState:
 
 
 def _partition_key(kind: bytes, name: TopicPartition) -> bytes:
-    """Return the database key of a partition's value."""
+    """Return the database key under which a value of this kind is stored for a partition."""
     return kind + str(name).encode()

@@ -62,12 +62,12 @@ class Wanted:
 
     @property
     def size(self) -> int:
-        """Return the number of bytes to fetch."""
+        """Return the number of bytes that must be fetched for this file."""
         return self.file.size if self.ranges is None else sum(length for _, length in self.ranges)
 
     @property
     def space(self) -> int:
-        """Return the bytes of disk that the file occupies."""
+        """Return the bytes of disk that the local copy of the file occupies."""
         return blocks(self.size)
 
 
@@ -164,7 +164,8 @@ class Staging:
 
     @contextmanager
     def reserve_space(self, size: int, what: str, inputs: Sequence[Wanted] = ()) -> Iterator[SpaceReservation]:
-        """Provide a reservation of ``size`` bytes for the duration of a ``with`` block, and pin those ``inputs`` that are cached. Waits
+        """Provide a reservation of disk space of ``size`` bytes for the duration of a ``with`` block, and pin those ``inputs`` that are
+        cached. Waits
         until the bytes are free.
         """
         here = [self._kept[wanted.what][1] for wanted in inputs if wanted.what in self._kept]
@@ -211,7 +212,7 @@ class Staging:
         self.budget.delete_cached_files([self._kept.pop(wanted.what)[1] for wanted in inputs if wanted.what in self._kept])
 
     def where(self, wanted: Wanted) -> str:
-        """Return the object key of a file, for messages."""
+        """Return the object key from which a file is fetched, for messages."""
         return self.layout.object_name(wanted.name, wanted.segment, wanted.kind)
 
     def content(self, wanted: Wanted) -> bytes:

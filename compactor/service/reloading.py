@@ -82,7 +82,7 @@ def _flatten_settings(settings: Settings) -> dict[str, Any]:
 
 
 def _format_setting(value: Any) -> str:
-    """Return a setting's value as text for people."""
+    """Return a setting's value as text for log lines."""
     if value is None:
         return "not set"
     return str(value).lower() if isinstance(value, bool) else str(value)

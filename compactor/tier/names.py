@@ -23,7 +23,7 @@ _STEM: Final = re.compile(rf"([0-9]{{20}})-({_UUID})")
 
 
 def is_topic_id(text: str) -> bool:
-    """Return whether this is an id as Kafka's Uuid prints it."""
+    """Return whether a text is a topic id as Kafka's class Uuid prints it."""
     return re.fullmatch(_UUID, text) is not None
 
 
@@ -77,7 +77,7 @@ def foreign_owner(keys: Iterable[str]) -> ForeignOwner | None:
 
 
 class ObjectStem(NamedTuple):
-    """The common beginning of the names of a segment's objects."""
+    """The common beginning of the names of a segment's objects: its first offset and its id."""
 
     start_offset: int
     segment_id: str

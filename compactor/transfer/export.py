@@ -176,7 +176,7 @@ def _keep_offsets(path: Path, where: str, first: int, last: int) -> None:
 
 
 def _write_epoch_checkpoint(opened: Tier, state: PartitionState, folder: Path) -> None:
-    """Write the directory's leader-epoch-checkpoint."""
+    """Write the leader epochs of the exported log to its leader-epoch-checkpoint file."""
     if opened.kind.describes_segments:
         entries = truncate_lineage(state.lineage, state.end_offset + 1) or merge_segment_lineages(
             [segment.leader_epochs for segment in state.live]

@@ -68,10 +68,7 @@ def import_tier(
 
 
 class _PartitionTransfer:
-    """Transfer of one partition from another tier.
-
-    threads: number of transfers that share the disk budget.
-    """
+    """Import of one partition from another tier, by downloading its segments. threads: number of imports that share the disk budget."""
 
     def __init__(
         self,
@@ -152,7 +149,8 @@ class _PartitionTransfer:
         return find_incarnation(self._target, mine, theirs.topic_id, where, self._options.opening, lambda: len(same))
 
     def _download_segments(self, segments: Sequence[RemoteLogSegmentMetadata], kept: int, folder: Path) -> int:
-        """Download segments into the folder, as far as there is space, and return how many: those at the seam and the ones after them.
+        """Download segments into the folder, as far as there is space, and return their number. First come those at the offset where the
+        log continues the tier (the seam), then later ones.
 
         :param kept: last offset of the target that stays as it is.
         :raises OutOfBudget: if one new segment does not fit beside those at the seam.

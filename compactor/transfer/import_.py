@@ -412,9 +412,8 @@ class _DirectoryImport:
         self.notes.append(f"{self.name}: offsets {offset} to {end} were discarded by the broker, and now by the tier")
 
     def _check_branch(self, branch: SegmentListing, state: PartitionState, offset: int) -> list[CheckedPiece]:
-        """Read and check everything that the directory has from ``offset`` on. Raises BadData.
-
-        Return the pieces that are added together with the cut: those of the first part that has batches, below the bound.
+        """Read and check all batches that the directory has from ``offset`` on. Raises BadData. Return the pieces of segment files that are
+        recorded together with the cut: the batches, below the bound (``options.below``), of the first part of the branch that has any.
         """
         first: list[CheckedPiece] | None = None
         last: list[SourceSegment] = []
@@ -464,7 +463,8 @@ class _DirectoryImport:
             yield source
 
     def _require_no_gap(self, state: PartitionState, end: int, pieces: list[LogPiece]) -> list[LogPiece]:
-        """Return the pieces if they follow the tier's end without a gap. Raises BadData for a gap, unless gaps are allowed.
+        """Return the pieces (batches of segment files) if they follow the tier's end without a gap. Raises BadData for a gap, unless gaps
+        are allowed.
 
         An allowed gap is covered by the first piece.
 

@@ -146,7 +146,7 @@ class CheckSettings:
 
 
 def check_pieces(pieces: Sequence[LogPiece], checks: CheckSettings) -> list[CheckedPiece]:
-    """Read every byte and every record of the pieces once, and count records with a timestamp below -1.
+    """Check pieces of segment files, by reading every byte and every record once, and count records with a timestamp below -1.
 
     :raises BadData: if a CRC is invalid, a batch contradicts its header, or a transaction index contradicts the log.
     """

@@ -82,7 +82,8 @@ class StagedChoice:
 
 
 def choose_staged(segments: Sequence[StagedSegment], live: LiveLog, tier: TierEnd) -> StagedChoice:
-    """Return which staged segments continue the tier up to the live log. None are taken if the live log continues it by itself.
+    """Choose, among files staged for deletion, those that continue the tier up to the live log. None are taken if the live log continues it
+    by itself.
 
     :param segments: in any order. Those that have no offset at or after the tier's position are ignored.
     """

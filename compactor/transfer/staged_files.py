@@ -65,7 +65,7 @@ class HeldFile:
 
 
 def inode_change_ms(stat: os.stat_result) -> int:
-    """Return the change time of an inode, in milliseconds."""
+    """Return the change time of a file's inode, in milliseconds. For a staged file it is the time of its renaming."""
     return stat.st_ctime_ns // 1_000_000
 
 
@@ -127,7 +127,7 @@ class HeldFiles:
 
     @property
     def held_files(self) -> tuple[HeldFile, ...]:
-        """Return the open files, ascending by base offset."""
+        """Return the staged files that are open now, ascending by base offset."""
         with self._changing:
             return tuple(sorted(self._held.values(), key=lambda held: held.file.base))
 

@@ -101,7 +101,7 @@ class SourceBatches:
         return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
     def headers_at(self, batches: Int64s) -> HeaderFields:
-        """Return the headers of the batches with these numbers."""
+        """Return the header columns of the batches with these numbers."""
         headers = np.empty((len(col.FIELDS), len(batches)), np.int64)
         for field in col.FIELDS:
             headers[field] = self[field][batches]
@@ -123,7 +123,7 @@ class BatchTransactions:
     began: Int64s
 
     def select_rows(self, rows: Int64s) -> BatchTransactions:
-        """Return the outcomes of the batches with these numbers."""
+        """Return the outcomes of transactions for the batches with these numbers."""
         return BatchTransactions(self.aborted[rows], self.idle[rows], self.began[rows])
 
 

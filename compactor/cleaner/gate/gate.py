@@ -368,7 +368,7 @@ class Gate:
             yield some, records
 
     def _parse_batch(self, source: SourceSegment, batch: int) -> tuple[HeaderFields, Records]:
-        """Return headers and records of one batch of a source."""
+        """Parse one batch of a source segment, and return its header and its records."""
         headers = headers_from_table(source.table, slice(batch, batch + 1))
         _, records = next(self._parse_batches(self._reader, source.buf, headers, np.ones(1, np.bool_), source.name))
         return headers, records

@@ -306,7 +306,7 @@ def split_into_chunks(headers: HeaderFields, selected: npt.NDArray[np.bool_]) ->
 
 
 def _allocate_columns(rows: int) -> tuple[Any, ...]:
-    """Return empty columns for ``rows`` records."""
+    """Allocate the columns of a Records object for ``rows`` records."""
     return (
         np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty((rows, 2), np.uint64), np.empty(rows, np.uint64),
         np.empty(rows, np.uint8), np.empty(rows, np.int64), np.empty(rows, np.int64),

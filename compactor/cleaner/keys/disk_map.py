@@ -108,7 +108,7 @@ class DiskOffsetMap:
 
     @property
     def disk_bytes(self) -> int:
-        """Return the number of bytes written so far."""
+        """Return the number of bytes that the map has written to its file so far."""
         return self._spool.size
 
     def flags_in_part(self, hashes: Hashes) -> Flags:

@@ -224,16 +224,18 @@ class BackwardSurvivors:
         return self._set.peak_bytes
 
     def scan_dirty_segment(self, source: SourceSegment, wanted: Flags, workers: WorkerThreads, *, clean_at_once: bool = True) -> None:
-        """Read one dirty segment; segments come in descending order. Raises BadData; OutOfBudget if the set is full.
+        """Read the keys of one dirty segment and find its surviving records. Segments are passed in descending order. Raises BadData;
+        OutOfBudget if the set is full.
 
-        :param clean_at_once: compressed chunks may be cleaned at once, because the verdicts on their batches are known.
+        :param clean_at_once: compressed chunks may be cleaned at once, because the outcomes of their transactions are known.
         """
         self.scan_dirty_segments([(source, wanted)], workers, clean_at_once=clean_at_once)
 
     def scan_dirty_segments(
         self, segments: Iterable[tuple[SourceSegment, Flags]], workers: WorkerThreads, *, clean_at_once: bool = True
     ) -> None:
-        """Read several dirty segments in descending order. Workers begin the next segment while the last chunks of one
+        """Read the keys of several dirty segments, in descending order, and find the surviving records. Workers begin the next segment
+        while the last chunks of one
         are being processed.
         """
         key_scan = self._scan
@@ -329,7 +331,7 @@ class BackwardSurvivors:
 
 
 def scan_backwards(key_scan: KeyScan, keys: KeySet, workers: WorkerThreads) -> BackwardSurvivors:
-    """Read the dirty range from its end to its beginning. Raises BadData; OutOfBudget if the key set is full."""
+    """Read the dirty range from its end to its beginning, and return the survivors. Raises BadData; OutOfBudget if the key set is full."""
     found = BackwardSurvivors(key_scan, keys)
     found.scan_dirty_segments(reversed(key_scan.dirty_segments()), workers)
     return found
@@ -389,7 +391,7 @@ class BoundedSurvivors:
 
 
 def scan_bounded(key_scan: KeyScan, table: BoundedOffsetMap, workers: WorkerThreads) -> BoundedSurvivors:
-    """Read the dirty range in order until the map is full. Raises BadData."""
+    """Read the dirty range in order until Kafka's bounded offset map is full, and return the survivors. Raises BadData."""
     found = BoundedSurvivors(key_scan, table)
     for source, wanted in key_scan.dirty_segments():
         # Chunks without a record that may enter count as read too, so they are not left out.

@@ -151,7 +151,7 @@ class FinishedChunks:
 
     @property
     def has_space(self) -> bool:
-        """Return whether the budget has bytes left."""
+        """Return whether the budget has bytes left for another chunk."""
         return self._left > 0
 
     @measure_stage(WorkStage.KEEP, lambda self, source, chunk, clean: len(clean.encoded.data))

@@ -60,8 +60,8 @@ def read_first_due_ms(source: SourceSegment, inflate_limit: int) -> int:
 
 
 def first_due_ms_by_counts(table: BatchTable, counted: RecordsDue) -> int:
-    """Return the earliest time at which a delete horizon passes, in milliseconds, or -1, using the tombstones that were counted for a
-    sidecar.
+    """Return the earliest time at which a delete horizon passes, in milliseconds, or -1, from the numbers of tombstones that were collected
+    for a sidecar.
     """
     due = min(_first_marker_ms(table), counted.earliest_tombstone_horizon_ms)
     return due if due != NEVER_MS else NO_TIMESTAMP

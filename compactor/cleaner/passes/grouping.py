@@ -25,7 +25,7 @@ S = TypeVar("S", bound=GroupableSegment)
 
 
 def _always_join(current: list[S], segment: S) -> bool:
-    """Return True: every segment may join a group."""
+    """Return True, so that only size limits decide whether a segment joins a group."""
     return True
 
 

@@ -136,7 +136,7 @@ _NO_DIRECTORY = np.empty(0, np.int32), np.empty(0, np.uint8)
 
 
 def _count_by_batch(chosen: npt.NDArray[np.bool_], first_row: Int64s) -> Int64s:
-    """Return for each batch how many of its rows are chosen."""
+    """Return for each batch the number of its rows whose flag in ``chosen`` is set."""
     before: Int64s = np.concatenate((np.zeros(1, np.int64), np.cumsum(chosen, dtype=np.int64)))
     counted: Int64s = before[first_row[1:]] - before[first_row[:-1]]
     return counted

@@ -172,7 +172,7 @@ class SourceSegment:
         return start, start + length
 
     def _data_error(self, batch: int, cause: str, *, hint: str = "") -> BadData:
-        """Return the error for a batch that cannot be read."""
+        """Return the error for a batch of this segment that cannot be read, with its position and offset."""
         offset = self.table.last_offset[batch] if self.table.magic[batch] < 2 else self.table.base_offset[batch]
         return BadData(cause, segment=self.name, position=int(self.table.position[batch]), offset=int(offset), hint=hint)
 

@@ -54,7 +54,7 @@ def run_agent(args: argparse.Namespace, out: Output) -> int:
 
 
 def _validate_agent_settings(settings: Settings) -> Settings:
-    """Return the settings if the agent can work with them. Raises UsageError."""
+    """Check that the agent can work with these settings, and return them. Raises UsageError if it cannot."""
     from compactor.tier.kinds import owned_root_settings, tier_kind
 
     agent = settings.agent

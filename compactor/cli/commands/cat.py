@@ -86,7 +86,7 @@ def print_records(args: argparse.Namespace, out: Output) -> None:
 
 
 def _json_lines(blocks: Iterable[RecordBlock], decoder: FieldDecoder, formats: tuple[FieldFormat, FieldFormat]) -> Iterator[bytes]:
-    """Yield the records as JSON lines, block by block."""
+    """Yield the records as lines of JSON, with decoded keys and values, block by block."""
     from compactor.views.words import iso_time
 
     for block in blocks:

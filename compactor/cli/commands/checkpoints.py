@@ -171,7 +171,10 @@ def verify_checkpoints(args: argparse.Namespace, out: Output) -> int:
 
 
 def _is_checkpoint_file(text: str) -> bool:
-    """Return whether an argument is a path of a file. Raises UsageError if it can only be a path and there is no such file."""
+    """Return whether an argument is the path of a Kafka checkpoint file, not a partition's name.
+
+    Raises UsageError if it can only be a path and there is no such file.
+    """
     if Path(text).is_file():
         return True
     if "/" in text or Path(text).is_dir():

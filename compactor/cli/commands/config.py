@@ -197,7 +197,7 @@ def _check_topic_patterns(settings: Settings) -> list[dict[str, str]]:
 
 
 def _pattern_hint(pattern: str) -> str:
-    """Return a hint for a pattern that matches nothing."""
+    """Return a hint for a [topics] pattern that matches no topic, such as a shell pattern in place of a regular expression."""
     wildcard = re.sub(r"(?<=[\w-])\*", ".*", pattern)
     if wildcard != pattern:
         return f"It is a regular expression over whole names: for names that begin so write {json.dumps(wildcard)}"
@@ -316,7 +316,7 @@ def _topic_setting_rows(args: argparse.Namespace, topic: str) -> list[tuple[str,
 
 
 def _hide_secrets(properties: dict[str, object]) -> dict[str, object]:
-    """Return properties with the values of secret ones hidden."""
+    """Return client properties, with the values of passwords and other secrets replaced."""
     return {name: "(not shown)" if _SECRET.search(name) else value for name, value in properties.items()}
 
 

@@ -62,7 +62,7 @@ def run_erasure(args: argparse.Namespace, out: Output) -> int:
 
 
 def _erasure_report(opened: Tier, args: argparse.Namespace, keys: list[bytes], out: Output) -> tuple[dict[str, Any], int]:
-    """Return the erasure report and the exit code."""
+    """Search the topic for the keys and return the erasure report, which lists the objects that hold one, and the exit code."""
     from compactor.upkeep.erasure.partition import KeyQuestion
     from compactor.upkeep.erasure.topic import ReportHeader, erasure_report_json, find_key_holders_in_topic, key_digest, partitions_of_topic
 

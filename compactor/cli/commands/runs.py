@@ -98,7 +98,7 @@ def _balance_rows(run: RunReport) -> list[tuple[str, object]]:
 
 
 def _format_offset_range(run: RunReport) -> str:
-    """Return the run's cleaner offset before and after it as text."""
+    """Return as text the offset up to which the log was clean before the run, and after it."""
     if run.first_dirty_offset is None:
         return ""
     return f"{run.first_dirty_offset} -> {run.next_dirty_offset if run.next_dirty_offset is not None else '?'}"

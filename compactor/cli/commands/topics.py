@@ -148,7 +148,7 @@ def run_delete_records(args: argparse.Namespace, out: Output) -> None:
 
 
 def _parse_topic_id(text: str) -> str:
-    """Return a topic id given as an argument. Raises ArgumentTypeError if it is not one."""
+    """Check that an argument is a topic id, and return it. Raises ArgumentTypeError if it is not."""
     from compactor.tier.names import is_topic_id
 
     if not is_topic_id(text):

@@ -286,7 +286,7 @@ class AivenLayout(NonComposableLayout):
             raise BadData(f"its objects have {remote} bytes, its custom metadata says {custom.remote_size}", segment=opened.log_key)
 
     def _file_digest(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, opened: OpenedSegment, kind: str) -> str:
-        """Return the SHA-256 of a stored file."""
+        """Read a stored file, decrypted and decompressed, and return its SHA-256 as hex digits."""
         digest = hashlib.sha256()
         for data, _ in self._file_pieces(name, segment, opened, kind):
             digest.update(data)

@@ -71,7 +71,7 @@ class Manifest:
         return max((span.end for span in self.indexes.values()), default=0)
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of each plain file by kind."""
+        """Return the size in bytes of each file before compression and encryption, by kind of file."""
         plain = {kind: span.size and span.size - self.overhead for kind, span in self.indexes.items()}
         return {"log": self.chunks.file_size, **plain}
 
@@ -161,7 +161,7 @@ def segment_description(
 
 
 def _flatten_fields(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    """Return all fields of nested objects with their paths."""
+    """Return all fields of nested JSON objects, each as its path of names and its value."""
     found: list[tuple[tuple[str, ...], Any]] = []
     for name, value in table.items():
         found += _flatten_fields(value, (*path, name)) if isinstance(value, dict) else [((*path, name), value)]

@@ -235,7 +235,7 @@ def _read_content(content: FileContent) -> bytes:
 
 
 def _update_framed(update: Callable[[bytes], None], data: bytes) -> None:
-    """Add length and bytes to a digest."""
+    """Add bytes to a digest, preceded by their length, so that no other division of the bytes gives the same digest."""
     update(len(data).to_bytes(8, "big"))
     update(data)
 

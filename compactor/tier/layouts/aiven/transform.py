@@ -21,10 +21,10 @@ class ChunkCipher(Protocol):
     """Encrypts and decrypts chunks with AES-256-GCM under one segment's data key."""
 
     def encrypt(self, iv: bytes, plain: bytes) -> bytes:
-        """Return ``iv || ciphertext || tag``."""
+        """Encrypt a chunk. Return the initialization vector, the ciphertext and the authentication tag, joined."""
 
     def decrypt(self, stored: bytes) -> bytes:
-        """Return the plain chunk. Raises InvalidDataError if it is not authentic."""
+        """Decrypt a chunk and return its plain bytes. Raises InvalidDataError if it is not authentic."""
 
 
 def compress_chunk(chunk: bytes) -> bytes:

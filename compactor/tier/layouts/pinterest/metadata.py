@@ -68,12 +68,12 @@ def parse_watermark(data: bytes, name: TopicPartition) -> int:
 
 
 def _read_integer(value: object) -> int:
-    """Return an integer. Raises TypeError for anything else, booleans included."""
+    """Return a JSON value that must be an integer. Raises TypeError for anything else, booleans included."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{value!r} is no whole number")
     return value
 
 
 def _invalid_file_error(name: TopicPartition, file: str, cause: str) -> BadData:
-    """Return the error for a corrupt file."""
+    """Return the error for a corrupt ``_metadata`` or watermark file of a partition."""
     return BadData(cause, segment=f"{name}/{file}", hint="The uploader writes it anew with its next segment")
