@@ -208,9 +208,7 @@ class _DirectoryImport:
         return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
 
     def _add_staged_files(self, found: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
-        """Add the files that the broker has staged for deletion, and that lie between the tier's end, or the offset at which it is to be
-        cut, and the live log.
-        """
+        """Add the files that the broker has staged for deletion, between the end that the tier has or will have and the live log."""
         if not self.options.live:
             return found
         position = state.end_offset + 1 if diverged is None else min(diverged.offset, state.end_offset + 1)
@@ -276,10 +274,7 @@ class _DirectoryImport:
         return ArrivingSegments(lineage, tail_batches(sources, TAIL), topic_id=self.identity.given_id, **more)
 
     def _checkpoint_lineage(self, sources: Sequence[SourceSegment]) -> Lineage:
-        """Return the lineage (leader epochs with their first offsets) of the directory's checkpoint file, or an empty one.
-
-        Raises BadData if batches of ``sources`` contradict it.
-        """
+        """Return the leader epochs in the directory's checkpoint file, if any. Raises BadData if batches of ``sources`` contradict them."""
         given = self.options.lineage or read_epoch_checkpoint(self.log_dir)
         if given:
             check_lineage_matches_batches(self.log_dir / CHECKPOINT, given, sources)
@@ -300,9 +295,7 @@ class _DirectoryImport:
     # --- whether it is the same log ---
 
     def _find_acceptable_divergence(self, found: SegmentListing, state: PartitionState) -> Divergence | None:
-        """Return the offset from which the directory's leader epochs contradict the tier's (a later leader has discarded that data), or
-        None. Raises BadData if it may not be discarded.
-        """
+        """Return where a later leader has discarded data of the tier, or None. Raises BadData if the tier may not discard it, too."""
         if not state.has_segments:
             return None
         lineage = partial(self._checkpoint_lineage, [])
@@ -358,18 +351,12 @@ class _DirectoryImport:
         self.cleaned = cleaned if self.cleaned is None else self.cleaned
 
     def _check_known_records(self, found: SegmentListing, state: PartitionState) -> None:
-        """Raise BadData if the directory's last records differ from the tier's.
-
-        Used if the directory has none of the batches (the tail) by which the log is recognised.
-        """
+        """Raise BadData if the directory, which has none of the batches that identify the log, has other last records than the tier."""
         if self.options.older and self._sealed_end(found) <= state.end_offset + 1:
             self._compare_records(found, state, self._sealed_end(found))
 
     def _check_tail_below(self, found: SegmentListing, state: PartitionState, offset: int) -> bool:
-        """Return whether the directory has, below an offset, any of the tier's last batches (the tail), by which the log is recognised.
-
-        Raises BadData if one differs.
-        """
+        """Return whether the directory has, below an offset, any of the tier's last batches (the tail). Raises BadData if one differs."""
         known = [batch for batch in state.tail if self.rewritten <= batch.last_offset < offset]
         sources = self._open_sources(found.before_offset(offset).from_offset(known[0].base_offset)) if known else []
         return check_tail_batches(state, sources, offset, self.rewritten)
@@ -382,10 +369,7 @@ class _DirectoryImport:
         return self._compare_records(self.whole, self.log.state, min(bound, self._sealed_end(self.whole)))
 
     def _try_to_settle_identity(self) -> None:
-        """Find out whether a directory without new data has the tier's log.
-
-        If that cannot be found out, note that its next segment will be refused.
-        """
+        """Find out whether a directory without new data has the tier's log; if not, note that its next segment will be refused."""
         if self.log.state.has_segments and not self.identity.try_to_settle_identity(self.compared, self._compare_records_below):
             self.notes.append(self.identity.adoption_note())
 
@@ -560,7 +544,9 @@ class _DirectoryImport:
     def _upload_and_record(
         self, found: list[FutureSegment], arrival: ArrivingSegments, known: Lineage, head: FutureSegment | None = None
     ) -> None:
-        """Upload segments and record them in the control log. :param known: the tier's lineage, as far as the segments continue it.
+        """Upload segments and record them in the control log.
+
+        :param known: the tier's lineage, as far as the segments continue it.
         :param head: what a truncation leaves of a segment of the tier; it is not reported as added.
         """
         # The broker's cleaner may have run while the segments were read.

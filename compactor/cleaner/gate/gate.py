@@ -96,8 +96,7 @@ _STRIDE: Final = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """Summary of the gate's check of one group (segments that are rewritten together). ``batches``, ``records``: number compared in the
-    output.
+    """Summary of the gate's check of a group of segments. ``batches``, ``records``: number compared in the output.
 
     keys: keys of the dirty range whose last record was looked up.
     coverage: share of the keys that were looked up, 1.0 for all.
@@ -111,10 +110,7 @@ class GateReport:
 
 @dataclass(frozen=True, slots=True)
 class _OutsideSums:
-    """Number and sum of the marks (checksums) of the records that must remain outside the dirty range, per batch of a segment.
-
-    ``sums`` is valid where ``known`` is set.
-    """
+    """Number and marks of the records that must remain outside the dirty range, per batch. ``sums`` is valid where ``known`` is set."""
 
     known: Flags
     sums: GateSums
@@ -152,8 +148,7 @@ class GateTerms:
 
 
 class Gate:
-    """Second, independent check of one round: reads the decompressed batches of both passes (as their ``Witness``), then compares each
-    group with its sources.
+    """Second, independent check of one round: reads the batches of both passes (``Witness``), then compares each group with its sources.
     Used by one thread at a time, except ``read_chunk`` and ``add_expected_chunk``, which any thread may call.
     """
 
@@ -168,8 +163,7 @@ class Gate:
 
         :param table: takes the last record of each key.
         :param outcomes: outcomes of transactions by the segment's number in the log (ordinal), if known from the start.
-        :param expected: number and marks of the records that must remain, by the segment's number in the log (ordinal), if computed
-            elsewhere.
+        :param expected: number and marks of the records that must remain, by the segment's number (ordinal), if computed elsewhere.
         """
         self._terms = terms
         self._rules = terms.rules
@@ -231,10 +225,7 @@ class Gate:
         self._outcomes_of[source.ordinal] = whole.select_rows(rows)
 
     def _find_aborted_batches(self, table: BatchTable) -> Flags:
-        """Return a flag per batch: whether it is data of an aborted transaction.
-
-        Segments must be passed in descending order, from the end of the log.
-        """
+        """Return a flag per batch: whether it is data of an aborted transaction. Segments must be passed from the last to the first."""
         flags = np.zeros(len(table), np.bool_)
         some = np.flatnonzero((table.control != NOT_CONTROL) | ((table.attributes & np.int16(TRANSACTIONAL)) != 0))
         known = list(self._outcomes)
@@ -405,19 +396,13 @@ class Gate:
         reported.known[batches] = True
 
     def _is_checked(self, records: Records) -> Flags:
-        """Return a flag per record: whether the gate compares it.
-
-        It compares records whose keys it looks up, and those after the mapped range, which always stay.
-        """
+        """Return a flag per record: whether it is compared. It is if its key is looked up, or if it lies after the mapped range."""
         if self._table.range_count == 1:
             return np.ones(len(records.offset), np.bool_)
         return self._table.flags_in_range(records.hashes) | (records.offset > self._rules.latest_offset)
 
     def _records_that_must_go(self, records: Records, headers: HeaderFields, source: SourceSegment, latest: Int64s) -> Flags:
-        """Return a flag per record: whether it must not be in the output.
-
-        ``latest``: last offset of each key in the dirty range, or ABSENT_KEY.
-        """
+        """Return a flag per record: whether it must be removed. ``latest``: last offset of each key in the dirty range, or ABSENT_KEY."""
         gone = (latest > records.offset) | (records.flags & KEYLESS_RECORD != 0) | self._due_tombstones(records, headers, source)
         return gone & (records.offset <= self._rules.latest_offset)
 
@@ -436,10 +421,7 @@ class Gate:
 
     @cached_property
     def _dirty_sums(self) -> dict[int, Words]:
-        """Return, for each dirty segment, the number of its records that must remain and the sum of their marks.
-
-        The dirty range must have been read.
-        """
+        """Return, for each dirty segment, the number of its records that must remain and the sum of their marks."""
         dirty = [self._dirty[ordinal] for ordinal in sorted(self._dirty)]
         sums = zero_gate_sums(len(dirty))
         if dirty:
