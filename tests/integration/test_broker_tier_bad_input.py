@@ -133,7 +133,7 @@ class TestObjects:
             ports=SimpleNamespace(brokers=lambda name: view, layout=layout),
             state=PartitionState(topic=NAME.topic, partition=NAME.partition),
             epoch=0,
-            append=lambda body, counted: appended.append(body),
+            append_record=lambda body, counted: appended.append(body),
         )
         with pytest.raises(BadData, match="gives offset 100 to leader epoch 0, the segments' metadata to 1"):
             mirroring.mirror_broker_segments(leadership)  # type: ignore[arg-type]
