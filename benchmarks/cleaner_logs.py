@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from compactor.records.batches import HEADER
-from compactor.records.build import NO_PRODUCER, Producer, Row, add_batch_header, encode_batch, encode_marker
+from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, add_batch_header, encode_batch, encode_marker
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress
 
 CODECS = {"none": NONE, "lz4": LZ4, "snappy": SNAPPY, "zstd": ZSTD, "gzip": GZIP}
@@ -107,7 +107,7 @@ def _pool(profile: Profile) -> list[tuple[np.ndarray, np.ndarray]]:
     key = b"customer-" + b"#" * _DIGITS
     found = []
     for _ in range(max(1, _POOL_BYTES // (profile.per_batch * (profile.value + 30)))):
-        rows = [Row(n, n, key, _value(dice, words, profile.value)) for n in range(profile.per_batch)]
+        rows = [RecordToEncode(n, n, key, _value(dice, words, profile.value)) for n in range(profile.per_batch)]
         body = np.frombuffer(encode_batch(rows)[HEADER:], np.uint8).copy()
         hashes = np.flatnonzero(body == ord("#")).reshape(profile.per_batch, _DIGITS)
         found.append((body, hashes))
@@ -142,7 +142,7 @@ def _cdc(records: int) -> Iterator[tuple[int, bytes]]:
         rows = []
         for at in range(offset, offset + dice.randrange(1, 40)):
             key = dice.randrange(keys // 10) if dice.random() < 0.75 else dice.randrange(keys)
-            rows.append(Row(at, time, b"customer-%010d" % key, None if dice.random() < 0.1 else dice.choice(values)))
+            rows.append(RecordToEncode(at, time, b"customer-%010d" % key, None if dice.random() < 0.1 else dice.choice(values)))
         offset += len(rows)
         yield offset, encode_batch(rows, codec=LZ4, producer=Producer(who, 0, sequences[who], True))
         sequences[who] += len(rows)

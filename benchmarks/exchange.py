@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from compactor.cleaner.keys.disk_map import mark_first_of_each_key
+from compactor.cleaner.keys.disk_map import mark_newest_of_each_key
 from compactor.cleaner.keys.key_set import KeySet
 from compactor.cleaner.row_spool import sort_by_range
 from compactor.config.settings import Settings
@@ -86,9 +86,9 @@ def survivors(case: Case, number: int, newest_first: Iterable[tuple[int, Exchang
     for place, rows in newest_first:
         by_row, kept = rows.copy(), np.zeros(-(-len(rows) // 8), np.uint8)
         by_row[:, 3] = np.arange(len(rows), dtype=np.uint32)
-        taken = mark_first_of_each_key(keys.table, keys.state, by_row, 0, case.ranges, number, kept)
+        taken = mark_newest_of_each_key(keys.table, keys.state, by_row, 0, case.ranges, number, kept)
         while taken < len(rows) and keys.grow():
-            taken = mark_first_of_each_key(keys.table, keys.state, by_row, taken, case.ranges, number, kept)
+            taken = mark_newest_of_each_key(keys.table, keys.state, by_row, taken, case.ranges, number, kept)
         yield place, encode_survivors(rows, kept)
 
 

@@ -30,7 +30,7 @@ from compactor.brokers.metadata_topic.codec import (
 )
 from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic, metadata_partition
 from compactor.brokers.metadata_topic.persisted_state import PersistedStates
-from compactor.brokers.metadata_topic.ports import Bounds, PollResult, TopicIdentity, TopicRecord
+from compactor.brokers.metadata_topic.ports import TopicBounds, PollResult, TopicIdentity, TopicRecord
 from compactor.local.rocks import Rocks
 from compactor.model.segment import SegmentState
 
@@ -58,8 +58,8 @@ class GeneratedTopic:
     def identity(self) -> TopicIdentity:
         return TopicIdentity("cluster", "topic", METADATA_PARTITIONS)
 
-    def bounds(self) -> Mapping[int, Bounds]:
-        return {number: Bounds(0, end) for number, end in enumerate(self._ends)}
+    def bounds(self) -> Mapping[int, TopicBounds]:
+        return {number: TopicBounds(0, end) for number, end in enumerate(self._ends)}
 
     def seek(self, positions: Mapping[int, int]) -> None:
         self._sources = {}

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from compactor.access.tier import Tier
-from compactor.control.logs import collect_inbox, open_catalog, publish_hint, record_inspections
+from compactor.control.logs import collect_inbox, open_catalog, publish_hints, record_inspections
 from compactor.control.records import RetireInspection
 from compactor.daemon.daemon import Daemon
 from compactor.model.ids import TopicPartition
@@ -59,7 +59,7 @@ def crowd(idle: Idle) -> None:
     for log in logs:
         log.adopt_state(base)
     before, begun = idle.counters.usage(), time.monotonic()
-    threads = [threading.Thread(target=publish_hint, args=(log, TopicPartition("orders", number), 99)) for number, log in enumerate(logs)]
+    threads = [threading.Thread(target=publish_hints, args=(log, {TopicPartition("orders", number): 99})) for number, log in enumerate(logs)]
     for thread in threads:
         thread.start()
     for thread in threads:

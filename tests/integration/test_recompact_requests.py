@@ -44,7 +44,7 @@ def test_a_small_partition_of_two_segments_takes_few_requests(tmp_path: Path, mo
     for name in names:
         import_directory(tier, log_dir, name, tier.settings.cleaner.cleaner_policy())
     asked: Counter[str] = Counter()
-    monkeypatch.setattr(Counters, "request", lambda self, kind: asked.update([kind]))
+    monkeypatch.setattr(Counters, "record_request", lambda self, kind: asked.update([kind]))
     done = recompact_partitions(
         tier,
         cast(Cluster, HereCluster()),

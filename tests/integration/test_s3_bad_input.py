@@ -66,6 +66,7 @@ class Scene:
     def run(self) -> tuple[Answer, dict[str, Any], dict[str, Any]]:
         """One `run` over everything: the answer, the victim's row, the bystander's."""
         answer = self.cli.ask("run", "--force")
+        assert answer.document is not None, answer
         victim, bystander = answer.document["partitions"]
         return answer, victim, bystander
 

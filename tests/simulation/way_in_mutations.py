@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from compactor.agent import leadership, plan
 from compactor.agent.leadership import RenameEvidence
-from compactor.consumer import feed, tiered
+from compactor.consumer import feed, sources
 from compactor.control import importing, ordering
 from compactor.errors import CompactorError
 from compactor.transfer import cleaned, from_tier, import_, intake, log_identity, seam, staged
@@ -107,7 +107,7 @@ def divergence_not_noticed() -> AbstractContextManager[Any]:
     """A consumer goes on at its offset, whatever became of the log."""
     return together(
         lambda: patch.object(feed, "find_mismatch", lambda *_: None),
-        lambda: patch.object(tiered, "is_other_topic", lambda *_: False),
+        lambda: patch.object(sources, "is_other_topic", lambda *_: False),
     )()
 
 

@@ -56,7 +56,7 @@ class Minutes:
         self.until = float("inf")
         self.then: Callable[[], None] = lambda: None
 
-        def retrier(policy: Retries, contact: FirstContact | None = None) -> Retrier:
+        def retrier(policy: Retries, sleep: object = None, contact: FirstContact | None = None) -> Retrier:
             return Retrier(policy, clock=lambda: self.seconds, sleep=self.pause, contact=contact or FirstContact())
 
         monkeypatch.setattr(options, "Retrier", retrier)
