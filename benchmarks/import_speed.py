@@ -23,7 +23,7 @@ from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import HEADER, check_crcs, map_file, scan_batches
-from compactor.records.build import RecordToEncode, encode_batch
+from compactor.records.build import RecordToEncode as Row, encode_batch
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, ByteBuffer, decompress_into
 from compactor.transfer.import_ import import_directory
 
@@ -70,7 +70,7 @@ def write_log(folder: Path, size: int, content: Content) -> tuple[int, int]:
         with (folder / f"{offset:020}.log").open("wb") as file:
             while file.tell() < min(SEGMENT_BYTES, size - total):
                 values = [chance.randbytes(content.random_bytes).ljust(content.value_bytes, b"\0") for _ in range(content.records)]
-                rows = [RecordToEncode(offset + n, 1000 + n, b"key-%d" % ((offset + n) % 99_991), value, ()) for n, value in enumerate(values)]
+                rows = [Row(offset + n, 1000 + n, b"key-%d" % ((offset + n) % 99_991), value, ()) for n, value in enumerate(values)]
                 file.write(encode_batch(rows, codec=content.codec, base_offset=offset, last_offset=offset + content.records - 1))
                 offset += content.records
                 inflated += content.records * (content.value_bytes + 18)

@@ -30,7 +30,7 @@ from compactor.brokers.metadata_topic.codec import (
 )
 from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic, metadata_partition
 from compactor.brokers.metadata_topic.persisted_state import PersistedStates
-from compactor.brokers.metadata_topic.ports import TopicBounds, PollResult, TopicIdentity, TopicRecord
+from compactor.brokers.metadata_topic.ports import PollResult, TopicBounds, TopicIdentity, TopicRecord
 from compactor.local.rocks import Rocks
 from compactor.model.segment import SegmentState
 

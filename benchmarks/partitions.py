@@ -24,7 +24,7 @@ from compactor.brokers.metadata_topic.leaders import ClusterLeaders, LogEnd
 from compactor.config.settings import load_settings
 from compactor.errors import StoreError
 from compactor.model.ids import TopicPartition
-from compactor.records.build import RecordToEncode, encode_batch
+from compactor.records.build import RecordToEncode as Row, encode_batch
 from compactor.records.codecs import LZ4
 from compactor.transfer.import_options import ImportOptions
 from compactor.transfer.import_root import import_root, list_partition_directories
@@ -61,7 +61,7 @@ def write_root(root: Path, partitions: int) -> list[TopicPartition]:
         (root / str(name)).mkdir()
         (root / str(name) / "leader-epoch-checkpoint").write_text("0\n1\n0 0\n")
         for base in range(0, RECORDS * (SEALED + 1), RECORDS):
-            rows = [RecordToEncode(base + n, 1000 + n, b"key-%d" % n, b"value of %d in %d" % (base + n, name.partition), ()) for n in range(RECORDS)]
+            rows = [Row(base + n, 1000 + n, b"key-%d" % n, b"value of %d in %d" % (base + n, name.partition), ()) for n in range(RECORDS)]
             data = encode_batch(rows, codec=LZ4, base_offset=base, last_offset=base + RECORDS - 1)
             (root / str(name) / f"{base:020}.log").write_bytes(data)
     return names

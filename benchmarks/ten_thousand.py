@@ -59,7 +59,8 @@ def crowd(idle: Idle) -> None:
     for log in logs:
         log.adopt_state(base)
     before, begun = idle.counters.usage(), time.monotonic()
-    threads = [threading.Thread(target=publish_hints, args=(log, {TopicPartition("orders", number): 99})) for number, log in enumerate(logs)]
+    changed = [{TopicPartition("orders", number): 99} for number in range(len(logs))]
+    threads = [threading.Thread(target=publish_hints, args=each) for each in zip(logs, changed, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:
