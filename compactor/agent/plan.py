@@ -219,9 +219,10 @@ def upload_lag(watch: UploadWatch) -> UploadLag:
 def with_listing(watch: UploadWatch | None, seen: SeenDirectory) -> UploadWatch:
     """Return the watch with a new listing of the partition's directory.
 
-    If the topic was created again, nothing else is taken over from the old watch.
+    If the topic id has changed, nothing else is taken over from the old watch, because the topic may have been created again. A broker
+    writes ``partition.metadata`` after it has created the directory, so that a listing in between has no id.
     """
-    if watch is not None and watch.seen.topic_id != seen.topic_id and watch.seen.topic_id and seen.topic_id:
+    if watch is not None and watch.seen.topic_id != seen.topic_id:
         return UploadWatch(seen, leads=watch.leads)
     return UploadWatch(seen) if watch is None else replace(watch, seen=seen)
 

@@ -131,6 +131,15 @@ def test_a_directory_is_listed_again_when_it_changed_or_may_have() -> None:
     assert with_listing(WATCH, SEEN) == WATCH
 
 
+def test_a_topic_that_was_created_again_is_watched_anew_whenever_its_id_becomes_readable() -> None:
+    known = replace(WATCH, seen=replace(SEEN, topic_id="first"), position=30)
+    again = replace(SEEN, topic_id="second")
+    assert with_listing(known, again) == UploadWatch(again, leads=True)
+    without_id = with_listing(known, SEEN)  # listed before the broker wrote partition.metadata
+    assert with_listing(replace(without_id, position=30), again) == UploadWatch(again, leads=True)
+    assert with_listing(known, known.seen).position == 30
+
+
 def test_log_directories_are_read_by_names(tmp_path: Path) -> None:
     for name in ("orders-0", "orders-1.0123abc-delete", "orders-2.0123abc-future", "other-0", "__cluster_metadata-0", "orders"):
         (tmp_path / name).mkdir()
