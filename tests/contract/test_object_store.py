@@ -520,10 +520,7 @@ class TestUnfinished:
         assert list(store.unfinished_uploads("")) == []
 
 
-@pytest.mark.parametrize(
-    "server",
-    ["moto", "fake-gcs-server", "Azurite", pytest.param("versitygw", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("server", ["moto", "fake-gcs-server", "Azurite"])
 def test_each_use_costs_the_requests_that_the_page_says(request: pytest.FixtureRequest, tmp_path: Path, server: str) -> None:
     bucket: Bucket | CloudBucket = request.getfixturevalue(BUCKETS[server])
     scheme = bucket.url.partition(":")[0]

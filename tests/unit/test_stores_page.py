@@ -54,7 +54,7 @@ def shown(value: object) -> str:
 SERVERS = [kind for kind in STORE_KINDS if kind.container]
 COSTS_HEAD = """
 A proxy before each server counts the requests, with parts of 5 MiB. The contract suite fails where they differ. `plan` multiplies
-them by the prices of the store.
+them by the prices of the store. On S3 that was moto; a server that returns checksums of copied parts (versitygw) takes two less to compose.
 
 """
 TAIL = """
