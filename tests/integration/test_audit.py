@@ -11,19 +11,12 @@ import pytest
 
 from compactor.control import audit
 from compactor.storage.factory import open_store
-from tests.builders import LogBuilder
-from tests.support.tier_cli import TierCli
+from tests.support.tier_cli import TierCli, tier_of_two_segments
 
 
 @pytest.fixture
 def cli(tmp_path: Path) -> TierCli:
-    made = TierCli(tmp_path / "cli")
-    log = LogBuilder()
-    log.put("a=1", "b=1")
-    log.roll()
-    log.put("a=2")
-    made.bring(log.write(tmp_path / "orders-0"))
-    return made
+    return tier_of_two_segments(tmp_path)
 
 
 def actions(cli: TierCli, *arguments: object) -> list[tuple[str, list[str], str]]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from compactor.cli.main import entry
 from compactor.cli.output import SCHEMA_VERSION
+from tests.builders import LogBuilder
 from tests.plain_format import Batch, read_batches, segment_paths
 from tests.plain_log import control_type, transaction_index
 
@@ -167,3 +168,14 @@ def latest(folder: Path) -> dict[bytes, bytes]:
         elif key is not None:
             view.pop(key, None)
     return view
+
+
+def tier_of_two_segments(folder: Path) -> TierCli:
+    """A tier below ``folder`` that holds orders-0: a sealed segment with keys a and b, and one that replaces a."""
+    made = TierCli(folder / "cli")
+    log = LogBuilder()
+    log.put("a=1", "b=1")
+    log.roll()
+    log.put("a=2")
+    made.bring(log.write(folder / "orders-0"))
+    return made

@@ -107,7 +107,7 @@ class LeaderEpochState:
         self.unreferenced.pop(raw_id, None)
 
     def copy(self) -> LeaderEpochState:
-        """Return an independent copy."""
+        """Return a copy of this leader epoch's segments; later changes to either do not affect the other."""
         other = LeaderEpochState()
         other.starts, other.ids, other.unreferenced = list(self.starts), list(self.ids), dict(self.unreferenced)
         other.highest = self.highest

@@ -90,7 +90,7 @@ def _unfinished_copies(facts: ExaminedPartition, now_ms: int, prices: PriceTable
     newest, latest = newest_tiered(facts.segments), max(begun, key=lambda one: one.end_offset)
     size = sum(one.size_bytes for one in begun)
     age = format_duration(now_ms - min(one.event_timestamp_ms for one in begun))
-    ids = ", ".join(one.id for one in begun[:_FEW]) + " ..." * (len(begun) > _FEW)
+    ids = _first_few([one.id for one in begun])
     brokers = sorted({one.broker_id for one in begun})
     detail = f"{count_noun(len(begun), 'copy', 'copies')} of {format_size(size)} begun up to {age} ago by brokers {brokers}: {ids}"
     if newest is None or newest.end_offset < latest.end_offset:
@@ -179,20 +179,24 @@ def _overdue_deletions(facts: ExaminedPartition, now_ms: int, prices: PriceTable
         yield _finding(facts, "warning", "delete-overdue", words, size, prices.stored_usd_month(size))
 
 
+def _first_few(texts: Sequence[str]) -> str:
+    """Return the first _FEW texts, separated by commas, with an ellipsis if there are more."""
+    return ", ".join(texts[:_FEW]) + " ..." * (len(texts) > _FEW)
+
+
 def _lost_objects(facts: ExaminedPartition) -> Iterator[HealthFinding]:
     """Yield objects that something else than the brokers has deleted, and offsets without a segment."""
     if facts.missing:
-        some = ", ".join(facts.missing[:_FEW]) + " ..." * (len(facts.missing) > _FEW)
         words = (
-            f"{count_noun(len(facts.missing), 'object')} of readable segments are not in the store: {some}",
+            f"{count_noun(len(facts.missing), 'object')} of readable segments are not in the store: {_first_few(facts.missing)}",
             "consumers that reach these offsets get errors again and again",
             "Restore them from the store's versions; remove lifecycle rules and scripts that delete below the tier's prefix",
         )
         yield _finding(facts, "error", "deleted-too-early", words)
     if facts.gaps:
-        some = ", ".join(f"{first} to {last}" for first, last in facts.gaps[:_FEW]) + " ..." * (len(facts.gaps) > _FEW)
+        ranges = [f"{first} to {last}" for first, last in facts.gaps]
         words = (
-            f"no readable segment holds offsets {some}",
+            f"no readable segment holds offsets {_first_few(ranges)}",
             "consumers that ask for them are reset (OFFSET_OUT_OF_RANGE)",
             "Compare with what the brokers still have locally before their local retention passes",
         )
