@@ -287,6 +287,7 @@ class AzureClient:
                 raise Refused(f"{what}: {_first_line(error)}", hint=_HINTS.credentials) from error
             if (error.status_code or 0) < HTTPStatus.BAD_REQUEST:  # the body broke off
                 raise connection_error(error, what, _HINTS, answered=True) from error
+            self._contact.record_answer()
             raise _status_error(error, what, key) from error
         except (AzureError, HTTPError, OSError, EOFError, ValueError) as error:  # ValueError: an answer lacks its headers
             raise connection_error(error, what, _HINTS, answered=self._contact.answered) from error

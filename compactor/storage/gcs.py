@@ -222,8 +222,10 @@ class GcsClient:
         except CompactorError:
             raise
         except GoogleAPICallError as error:
+            self._contact.record_answer()
             raise _status_error(int(error.code or 0), error.response, what, of_object=of_object) from error
         except InvalidResponse as error:
+            self._contact.record_answer()
             raise _status_error(int(error.response.status_code), error.response, what, of_object=of_object) from error
         except DataCorruption as error:
             raise Unavailable(f"{what}: it arrived damaged", hint="Try again") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from compactor.errors import Refused, Unavailable, UsageError
 from compactor.storage.azure import Access, choose_credentials
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
+from compactor.storage.retrying import FirstContact
 from compactor.storage.settings import Retries
 from tests.support.canned_s3 import Answer, answering, failure
 from tests.support.cloud_servers import ACCOUNT, KEY
@@ -65,16 +67,16 @@ PASSING: list[tuple[str, Answer]] = [
 ]
 
 
+def open_at(folder: Path, scheme: str, url: str, contact: FirstContact | None = None) -> ObjectStore:
+    (folder / "key").write_text(KEY)
+    settings = Settings(gcs=Gcs(endpoint_url=url), azure=Azure(endpoint_url=f"{url}/{ACCOUNT}", credentials_file=str(folder / "key")))
+    place = "gs://bucket/tier" if scheme == "gs" else f"az://{ACCOUNT}/container/tier"
+    return open_store(place, settings=settings, retries=QUICK, contact=contact)
+
+
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[[str, str], ObjectStore]:
-    (tmp_path / "key").write_text(KEY)
-
-    def made(scheme: str, url: str) -> ObjectStore:
-        settings = Settings(gcs=Gcs(endpoint_url=url), azure=Azure(endpoint_url=f"{url}/{ACCOUNT}", credentials_file=str(tmp_path / "key")))
-        place = "gs://bucket/tier" if scheme == "gs" else f"az://{ACCOUNT}/container/tier"
-        return open_store(place, settings=settings, retries=QUICK)
-
-    return made
+    return partial(open_at, tmp_path)
 
 
 @pytest.mark.parametrize(("scheme", "answer", "says", "advises"), REFUSALS, ids=[f"{number}" for number in range(len(REFUSALS))])
@@ -96,6 +98,16 @@ def test_what_may_pass_is_tried_again(opened: Callable[[str, str], ObjectStore],
         with pytest.raises(Unavailable, match="tried"):
             opened(scheme, canned.url).get("k")
         assert len(canned.asked) > 1
+
+
+@pytest.mark.parametrize(("scheme", "answer"), [("gs", google(503, "backendError")), ("az", azure(503, "ServerBusy"))])
+def test_a_refusal_to_serve_counts_as_the_stores_first_answer(tmp_path: Path, scheme: str, answer: Answer) -> None:
+    """Otherwise a busy store would be taken for a wrong address, and given up after ten seconds."""
+    contact = FirstContact()
+    with answering([answer]) as canned:
+        with pytest.raises(Unavailable):
+            open_at(tmp_path, scheme, canned.url, contact).get("k")
+    assert contact.answered
 
 
 class TestAccessToAzure:
