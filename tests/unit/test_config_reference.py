@@ -22,14 +22,14 @@ PAGE = ROOT / "docs" / "reference" / "settings.md"
 
 
 def described() -> dict[str, str]:
-    """The comment above each key of conf/default.toml."""
+    """Return the comment above each key of conf/default.toml, its lines joined."""
     found, section, comment = {}, "", ""
     for line in DEFAULTS.read_text().splitlines():
         if opened := re.fullmatch(r"\[([\w.]+)\]", line):
             section = opened[1]
         elif assigned := re.match(r"(\w+) = ", line):
             found[f"{section}.{assigned[1]}"] = comment
-        comment = line.removeprefix("# ") if line.startswith("# ") else ""
+        comment = f"{comment} {line.removeprefix('# ')}".strip() if line.startswith("# ") else ""
     return found
 
 
