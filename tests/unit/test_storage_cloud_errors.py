@@ -104,9 +104,8 @@ def test_what_may_pass_is_tried_again(opened: Callable[[str, str], ObjectStore],
 def test_a_refusal_to_serve_counts_as_the_stores_first_answer(tmp_path: Path, scheme: str, answer: Answer) -> None:
     """Otherwise a busy store would be taken for a wrong address, and given up after ten seconds."""
     contact = FirstContact()
-    with answering([answer]) as canned:
-        with pytest.raises(Unavailable):
-            open_at(tmp_path, scheme, canned.url, contact).get("k")
+    with answering([answer]) as canned, pytest.raises(Unavailable):
+        open_at(tmp_path, scheme, canned.url, contact).get("k")
     assert contact.answered
 
 
