@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.describe import last_record_offset
-from compactor.cleaner.passes.source import open_source
+from compactor.cleaner.passes.source import bytes_from_offset, open_source
 from compactor.control.state import PartitionState
 from compactor.errors import AlreadyExists, BadData, Leased, NotFound, Unavailable, UsageError
 from compactor.local.budget import Budget
@@ -33,6 +35,8 @@ from compactor.outputs.pinterest_names import (
     shifted_index,
     shifted_timeindex,
 )
+from compactor.records.batches import scan_batches
+from compactor.records.indexes import build_indexes
 from compactor.round.compaction import disk_budget_bytes
 from compactor.round.sources import StagedSegmentReader, closing_reader, segment_reader
 from compactor.storage.factory import open_store
@@ -212,7 +216,7 @@ class _GenerationWriter:
     def write_or_append(self) -> GenerationReport | None:
         """Append to the current generation or write a new one. Return None if another writer was faster."""
         current = self.known.current
-        lacking = current.missing_segments(self.state.live) if current else None
+        lacking = current.missing_segments(self.state.live, self.state.log_start) if current else None
         if current and lacking is not None:
             if not lacking:
                 return self._generation_report("up_to_date", current)
@@ -230,13 +234,14 @@ class _GenerationWriter:
             if parts is None:
                 continue  # what lies there under this name is of a view that was taken back
             if all(part.base < 0 for part in parts):
-                return GenerationReport(*self.state.name, "empty", slot=self.state.slot)
+                is_read = current is not None and current.objects
+                return self._record_removal() if is_read else GenerationReport(*self.state.name, "empty", slot=self.state.slot)
             return self._record_step("written", self.known.first_step(generation, self.state.slot, parts), parts, parts)
         raise BadData(f"{MAX_NAMED_PARTITIONS} generations of step {self.known.next_number} differ", segment=str(self.state.name))
 
     def _record_removal(self) -> GenerationReport | None:
-        """Record an empty generation for a deleted partition. Its step, the object that records it, remains after all others are deleted,
-        so that names and numbers are never used twice.
+        """Record an empty generation for a partition that was deleted or of which readers may read no record. Its step, the object that
+        records it, remains after all others are deleted, so that names and numbers are never used twice.
         """
         taken = {one.generation for one in self.known.begun}
         names = (generation_name(self.known.next_number, attempt) for attempt in range(len(taken) + 1))
@@ -291,7 +296,7 @@ class _GenerationWriter:
         """
         found: list[PublishedSegment] = []
         ends = [part.last + 1 for part in before if part.base >= 0]
-        base = ends[-1] if ends else self.state.start_offset
+        base = ends[-1] if ends else self.state.log_start
         latest = before[-1].timestamp_ms if before else 0
         stated_ms = self.target.clock_ms()
         for ordinal in range(len(self.state.live) - len(segments), len(self.state.live)):
@@ -317,25 +322,33 @@ class _GenerationWriter:
         :param base: offset by which the objects are named.
         :param latest: largest timestamp of this part and of those before it.
         """
-        segment, reading = self.state.live[ordinal], self.reading
+        segment, reading, log_start = self.state.live[ordinal], self.reading, self.state.log_start
         name, limit = self.state.name, reading.inflate_limit
+        if segment.end_offset < log_start:
+            return PublishedSegment(segment=segment.id, timestamp_ms=latest)
         with reading.staging.opened(reading.log_request(ordinal)) as path:
             source = open_source(ordinal, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
             source.name = reading.log_key(ordinal)
             last = last_record_offset(source, limit)
-            if last < 0:
+            if last < log_start:
                 return PublishedSegment(segment=segment.id, timestamp_ms=latest)
-            distance = segment.start_offset - base
+            distance, size = segment.start_offset - base, segment.size_bytes
             contents: dict[str, FileContent] = {
                 "index": shifted_index(self._read_index(segment, "index"), distance),
                 "timeindex": shifted_timeindex(self._read_index(segment, "timeindex"), distance),
                 "log": path,
             }
+            if segment.start_offset < log_start:
+                log = bytes_from_offset(source, log_start, limit)
+                table, size = scan_batches(np.frombuffer(log, np.uint8), source.name), len(log)
+                interval = self.tier.cleaner_for(name.topic).index_interval_bytes
+                index, timeindex = build_indexes(base, table.size, table.last_offset, table.max_timestamp, interval)
+                contents = {"index": shifted_index(index, 0), "timeindex": timeindex, "log": log}
             for kind, data in contents.items():
                 if not create_object(self.target.store, f"{generation}/{self.target.keys.file_key(name, base, kind)}", data):
                     return None
         reading.staging.forget([reading.log_request(ordinal)])
-        return PublishedSegment(segment=segment.id, base=base, last=last, timestamp_ms=latest, log_bytes=segment.size_bytes)
+        return PublishedSegment(segment=segment.id, base=base, last=last, timestamp_ms=latest, log_bytes=size)
 
     def _read_index(self, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:
         """Return a segment's index of this kind; empty if it has none."""

@@ -131,12 +131,13 @@ class Generation(Value):
         """Largest timestamp and name of each object, as the layout's metadata list them."""
         return tuple(SegmentTime(part.timestamp_ms, part.base) for part in self.objects)
 
-    def missing_segments(self, live: Sequence[RemoteLogSegmentMetadata]) -> Sequence[RemoteLogSegmentMetadata] | None:
-        """Return the live segments that are to be appended; None if the generation's parts are not the first of the live segments, so that
-        a new generation is due.
+    def missing_segments(self, live: Sequence[RemoteLogSegmentMetadata], log_start: int) -> Sequence[RemoteLogSegmentMetadata] | None:
+        """Return the live segments that are to be appended; None if the generation's parts are not the first of the live segments, or if
+        its first object begins below the log start, so that a new generation is due.
         """
         known = [part.segment for part in self.parts]
-        return live[len(known) :] if [segment.id for segment in live[: len(known)]] == known else None
+        is_prefix = [segment.id for segment in live[: len(known)]] == known
+        return live[len(known) :] if is_prefix and all(one.base >= log_start for one in self.objects[:1]) else None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from compactor.outputs.pinterest import GenerationTarget, WriteOptions, configur
 from compactor.outputs.upkeep import partition_generations, retire_generations
 from compactor.storage.forwarding import ReadOnly
 from compactor.storage.port import ObjectInfo, ObjectStore
-from tests.builders import LogBuilder
+from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.plain_pinterest import PlainConsumer, Stalled, upload
 from tests.support.tier_cli import TierCli, batches_of
 
@@ -147,6 +147,30 @@ def test_plain_copies_of_the_segments_would_stall(house: House, tmp_path: Path) 
         house.check(folder, expected)
     house.write()
     house.check()
+
+
+def test_records_below_the_log_start_are_left_out_also_inside_a_batch(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    for codec in (NONE, LZ4):
+        base = house.log.put("a=1", "b=2", "c=3", codec=codec)
+        house.log.put(f"d={base}", "e=5")
+        house.log.roll()
+    house.segment("f=1")
+    house.bring()
+    everything = house.expected()
+    assert house.write()["status"] == "written"
+    for start in range(1, 11):
+        house.cli.do("topics", "delete-records", "orders-0", "--before", start)
+        assert (house.write()["status"], house.write()["status"]) == ("written", "up_to_date")
+        house.check(expected=[record for record in everything if record[0] >= start])
+        assert min(PlainConsumer(house.folder_now()).offsets()) == start
+    house.cli.do("topics", "delete-records", "orders-0", "--before", 11)
+    assert house.write()["status"] == "removed"
+    assert not (house.target / ".generations" / "prod" / "orders-0" / "current.json").exists()
+    house.segment("g=1")
+    house.bring()
+    assert house.write()["status"] == "appended"
+    house.check(expected=[(11, b"g", b"1")])
 
 
 def test_transactions_are_handed_on_as_they_are(house: House) -> None:

@@ -148,10 +148,11 @@ def test_a_generation_goes_on_only_where_nothing_before_has_changed() -> None:
     generation = Generation(
         name="g", number=3, began=1, whole=1, slot=9, parts=(PublishedSegment(segment="a", base=0, last=4), PublishedSegment(segment="b"))
     )
-    assert [s.id for s in generation.missing_segments(live("a", "b", "c")) or []] == ["c"]
-    assert generation.missing_segments(live("a", "b")) == []
+    assert [s.id for s in generation.missing_segments(live("a", "b", "c"), 0) or []] == ["c"]
+    assert generation.missing_segments(live("a", "b"), 0) == []
+    assert generation.missing_segments(live("a", "b"), 1) is None, "its first object holds records below the log start"
     for changed in (("a",), ("a", "x"), ("x", "b", "c"), (), ("b", "c")):
-        assert generation.missing_segments(live(*changed)) is None
+        assert generation.missing_segments(live(*changed), 0) is None
     assert generation.segment_times == (SegmentTime(0, 0),)
 
 

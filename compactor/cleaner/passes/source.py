@@ -10,11 +10,12 @@ from typing import Final
 import numpy as np
 
 from compactor.errors import BadData
-from compactor.kernels.common import Flags
+from compactor.kernels.common import NO_HORIZON, Flags
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.batches import (
     HEADER,
+    HORIZON,
     MALFORMED,
     NOT_CONTROL,
     PACKED,
@@ -27,6 +28,7 @@ from compactor.records.batches import (
     scan_batches,
 )
 from compactor.records.bulk import BatchUnreadable, inflate_bodies
+from compactor.records.encode import DROP, REWRITE, OutputBuffer, encode_chunk
 from compactor.records.indexes import TXN_ENTRY, TxnEntries
 from compactor.records.rows import Chunk, RowBuffers, parse_records, uncompressed_chunk
 
@@ -244,6 +246,24 @@ def without_batches_after(source: SourceSegment, end_offset: int) -> SourceSegme
             hint="No two replicas of one log have other batches: check the leader epochs of the segments",
         )
     return select_batch_range(source, 0, last, source.base, end_offset + 1)
+
+
+def bytes_from_offset(source: SourceSegment, offset: int, inflate_limit: int) -> bytes:
+    """Return the batches of a segment without the records below an offset. A batch that holds records on both sides is written anew, as a
+    round writes it. Raises BadData if a batch cannot be read or written.
+    """
+    table = source.table
+    first = int(np.searchsorted(table.last_offset, offset))
+    if first == len(table) or int(table.base_offset[first]) >= offset:
+        return source.buf[int(table.position[first]) :].tobytes() if first < len(table) else b""
+    head = b""
+    for chunk in source.read_chunks(first, first + 1, np.ones(1, np.bool_), inflate_limit):
+        rows, first_row = parse_records(table, chunk, RowBuffers(), source.name)
+        keep = rows.offset >= offset
+        action = np.full(1, REWRITE if keep.any() else DROP, np.uint8)
+        horizon = np.where(table.attributes[first : first + 1] & HORIZON, table.base_timestamp[first : first + 1], NO_HORIZON)
+        head += encode_chunk(source.buf, table, chunk, rows, first_row, keep, action, horizon, OutputBuffer(), source.name).data.tobytes()
+    return head + source.buf[int(table.position[first] + table.size[first]) :].tobytes()
 
 
 def read_compressed_markers(source: SourceSegment, limit: int) -> None:
