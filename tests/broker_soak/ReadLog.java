@@ -19,7 +19,7 @@ import org.apache.kafka.common.serialization.ByteArrayDeserializer;
  * for each record "record OFFSET KEY VALUE SERIAL" in hexadecimal ("-": null), and then "end POSITION", or "error CLASS MESSAGE".
  */
 public class ReadLog {
-    private static final long STALLED_MS = 120_000;
+    private static final long STALLED_MS = 240_000;
     private static final PrintStream OUT = new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), false, StandardCharsets.UTF_8);
 
     public static void main(String[] args) throws Exception {

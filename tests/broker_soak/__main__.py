@@ -42,7 +42,7 @@ from tests.broker_soak.cluster import Compactor, SoakCluster, aiven_settings, co
 from tests.broker_soak.faults import Faults, heal
 from tests.broker_soak.metadata_judge import newest_segment_violations
 from tests.broker_soak.network import Network
-from tests.broker_soak.readers import TOLERATED, Findings, all_readers, pause, read_and_judge, read_until
+from tests.broker_soak.readers import NEEDED_NEW_CONSUMER, TOLERATED, Findings, all_readers, pause, read_and_judge, read_until
 from tests.broker_soak.sabotage import SABOTAGE
 from tests.broker_soak.topics import SoakTopics
 from tests.broker_soak.traffic import joined
@@ -61,7 +61,7 @@ KNOWN_PROBLEMS = {"txnindex", "unread"}
 ELECTION_ERRORS = {
     "NOT_LEADER_FOR_PARTITION", "OFFSET_NOT_AVAILABLE", "LEADER_NOT_AVAILABLE", "_TRANSPORT", "_TIMED_OUT", "_ALL_BROKERS_DOWN",
     "REPLICA_NOT_AVAILABLE", "UNKNOWN_LEADER_EPOCH", "FENCED_LEADER_EPOCH", "REQUEST_TIMED_OUT", "TimeoutException",
-    "_DESTROY_BROKER", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART",
+    "_DESTROY_BROKER", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART", NEEDED_NEW_CONSUMER,
 }  # fmt: skip
 """Kinds of errors with which a client asks again while a leader changes or a topic is created: which one comes up is mere chance."""
 STORE_ERRORS = {"UNKNOWN", "UnknownServerException"}
@@ -70,10 +70,14 @@ REST_S = 420.0
 """Longest time that daemons may take after the last fault to clean what is due and to delete what was replaced."""
 TRANSIENT_CAUSES = (
     "java.io.IOException: Connection to",
+    "java.io.IOException: Client was shutdown",
+    "java.net.SocketTimeoutException: Failed to connect",
     "Remote log metadata cache is not initialized",
     "errors.TimeoutException: Expiring",
 )
 """Causes of ERROR lines that come and go with any broker: broken connections, KAFKA-19599 after a start, partitions without a leader."""
+_LOGGED = re.compile(r"$|\d\d:\d\d:\d\d")
+"""How a line begins that is no part of the one before it."""
 _LATE_RECORD = "Dropping the event"
 """Brokers say so of the record of a compactor that was replaced; it is documented and changes nothing."""
 
@@ -173,7 +177,7 @@ def _load(phase: Phase, topics: SoakTopics, faults: Faults, cluster: SoakCluster
             def choose(own: random.Random = own) -> Any:
                 return own.choice(topics.partitions())
 
-            start(reader.name, read_until, end_readers, reader, choose, phase.findings, topics.tiered_end, pause(own, 0.5, 2.0))
+            start(reader.name, read_until, end_readers, reader, choose, phase.findings, topics, pause(own, 0.5, 2.0))
         start("faults", faults.run)
         told = began
         while time.monotonic() - began < minutes * 60 and not phase.findings.violations and not phase.problems:
@@ -214,7 +218,7 @@ def _finish(phase: Phase, topics: SoakTopics, faults: Faults, cluster: SoakClust
         for reader in all_readers(cluster):
             for written in topics.partitions():
                 until = time.monotonic() + 180
-                while not read_and_judge(reader, written, phase.findings, lambda written: 1 << 62) and time.monotonic() < until:
+                while not read_and_judge(reader, written, phase.findings, topics) and time.monotonic() < until:
                     time.sleep(1)
                 if time.monotonic() > until:
                     phase.problems.append(f"{reader.name} of {written} never came to the end of a pass after the restart")
@@ -287,12 +291,15 @@ def _end_daemon(phase: Phase, daemon: Compactor) -> None:
 
 
 def _errors_of(cluster: SoakCluster) -> list[str]:
-    """Return the ERROR lines of all brokers, without those whose cause is a connection that broke or a broker that has just started."""
+    """Return the ERROR lines of all brokers, each with its cause, if the next line has one.
+
+    Lines whose cause is a connection that broke or a broker that has just started are left out.
+    """
     found = []
     for node in cluster.nodes.values():
         lines = node.text().splitlines()
         found += [
-            line
+            line if _LOGGED.match(cause) else f"{line[:170]}: {cause}"
             for line, cause in pairwise([*lines, ""])
             if "] ERROR " in line and not any(transient in cause for transient in TRANSIENT_CAUSES)
         ]
@@ -304,7 +311,7 @@ def _kind_of(line: str) -> str:
     text = line.partition(" ERROR ")[2] or line
     text = re.sub(r"[A-Za-z0-9_-]{22}(?![A-Za-z0-9_-])", "ID", text)
     text = re.sub(r"\b(orders|trimmed|reborn|risky|aging)\b", "TOPIC", text)
-    return re.sub(r"\d+", "N", text)[:140]
+    return re.sub(r"\d+", "N", text)[:300]
 
 
 def unlike_control(control: Phase | None, compacted: Phase, passing: set[str]) -> list[str]:

@@ -18,6 +18,10 @@ from tests.support.s3_server import Bucket
 BROKERS = 3
 AGING = "aging"
 """The topic with a finite ``retention.ms``."""
+REBORN = "reborn"
+"""The topic that is deleted and made anew."""
+RISKY = "risky"
+"""The topic with unclean elections."""
 AIVEN_CHUNK_BYTES = 16_384
 DELETE_RETENTION_MS = 45_000
 """Longer than a consumer's pass takes."""

@@ -6,19 +6,18 @@ import random
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kafka.errors import KafkaError
 
-from tests.broker_soak.cluster import AGING, SoakCluster
+from tests.broker_soak.cluster import AGING, REBORN, RISKY, SoakCluster
 from tests.broker_soak.readers import pause
 from tests.broker_soak.traffic import TOPIC_SETTINGS, PartitionWriter, WrittenPartition, joined
 from tests.support.kafka_admin import ClusterAdmin, wait_until
 
 ORDERS = "orders"
 TRIMMED = "trimmed"
-REBORN = "reborn"
-RISKY = "risky"
 SEGMENT_BYTES = 24_576
 RISKY_REPLICAS = [1, 2]
 _FRESH_S = 5.0
@@ -119,6 +118,15 @@ class SoakTopics:
         if time.monotonic() - self._tiered_at > _FRESH_S:
             return 1 << 62
         return self._tiered.get(str(written), 1 << 62)
+
+    def first_offset(self, written: WrittenPartition) -> int:
+        """Return the log start as the leader tells it; -1 if none answers within a minute."""
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            with suppress(KafkaError, ValueError, IndexError, KeyError, OSError), ClusterAdmin(self.cluster) as admin:
+                return admin.offsets(written.topic, written.partition).earliest
+            time.sleep(1)
+        return -1
 
     def _create(self, admin: ClusterAdmin, topic: str) -> None:
         replicas = {ORDERS: [[1, 2, 3], [3, 1, 2]], RISKY: [RISKY_REPLICAS]}.get(topic, [[2, 3, 1]])

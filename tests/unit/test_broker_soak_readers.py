@@ -1,0 +1,57 @@
+"""The broker soak excuses a consumer out of range only where brokers raise the log start, and only below it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.broker_soak.cluster import AGING, RISKY
+from tests.broker_soak.readers import START_ROSE, Findings, Pass, ReadFailed, read_and_judge
+from tests.broker_soak.traffic import WrittenPartition
+
+LOG_START = 50
+OUT_OF_RANGE = "OffsetOutOfRangeException"
+
+
+@dataclass
+class OneAnswer:
+    """A client that answers every read the same. ``tiered_end`` and ``first_offset`` are the brokers' answers."""
+
+    answer: Pass | ReadFailed
+    name: str = "Java, read_committed"
+    is_committed: bool = True
+
+    def read(self, topic: str, partition: int) -> Pass:
+        if isinstance(self.answer, ReadFailed):
+            raise self.answer
+        return self.answer
+
+    def close(self) -> None: ...
+
+    def tiered_end(self, written: WrittenPartition) -> int:
+        return 1 << 62
+
+    def first_offset(self, written: WrittenPartition) -> int:
+        return LOG_START
+
+
+def findings_of(topic: str, answer: Pass | ReadFailed) -> Findings:
+    findings, client = Findings(), OneAnswer(answer)
+    read_and_judge(client, WrittenPartition(topic, 0), findings, client)
+    return findings
+
+
+@pytest.mark.parametrize("topic", [AGING, RISKY])
+def test_position_below_a_raised_log_start_is_no_failure(topic: str) -> None:
+    assert not findings_of(topic, ReadFailed(OUT_OF_RANGE, "out of range", LOG_START - 1)).errors
+
+
+@pytest.mark.parametrize(("topic", "position"), [(RISKY, LOG_START), (AGING, LOG_START), (RISKY, -1), ("orders", LOG_START - 1)])
+def test_other_positions_out_of_range_are_failures(topic: str, position: int) -> None:
+    assert findings_of(topic, ReadFailed(OUT_OF_RANGE, "out of range", position)).errors == {f"Java: {OUT_OF_RANGE}": 1}
+
+
+@pytest.mark.parametrize(("topic", "errors"), [("orders", {START_ROSE: 1}), (RISKY, {}), (AGING, {})])
+def test_log_start_that_rises_by_itself_is_told(topic: str, errors: dict[str, int]) -> None:
+    assert findings_of(topic, Pass(LOG_START, LOG_START, ())).errors == errors
