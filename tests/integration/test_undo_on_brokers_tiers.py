@@ -21,7 +21,7 @@ from compactor.transfer.export import export_partition
 from compactor.upkeep.operator_changes import undo_round_by_copies
 from compactor.upkeep.retire import retire_partition
 from compactor.views.history import run_reports, undo_problem
-from tests.builders import read
+from tests.builders import LogBuilder, read
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic
 from tests.support.deployment import GrowingLog
 from tests.support.memory_brokers import MemoryBrokers
@@ -31,15 +31,15 @@ NOW = 10_000_000_000_000
 
 
 class Undoing:
-    """One partition that was compacted once."""
+    """One partition that was compacted once. ``log_dir``: its log; None for one of random records."""
 
-    def __init__(self, folder: Path) -> None:
-        cleaner = {"segment_bytes": 12_000, "min_cleanable_dirty_ratio": 0.0}
+    def __init__(self, folder: Path, log_dir: Path | None = None, segment_bytes: int = 12_000) -> None:
+        cleaner = {"segment_bytes": segment_bytes, "min_cleanable_dirty_ratio": 0.0}
         self.brokers = MemoryBrokers(folder / "brokers", {"cleaner": cleaner, "publish": {"grace_ms": 0}, "lease": {"ttl_ms": 300}})
         self.brokers.topic("orders")
         self.folder = folder
         self.log = GrowingLog(*NAME, folder, random.Random(4))
-        self.brokers.tier(NAME, self.log.write_part(8))
+        self.brokers.tier(NAME, log_dir or self.log.write_part(8))
         self.before = self.view()
         self.opened = self.brokers.opened()
         assert compact(self.opened, NAME, NOW).status == "cleaned"
@@ -111,6 +111,20 @@ def test_readers_get_what_they_had_before_the_round_and_the_offsets_go_back(undo
     assert compact(opened, NAME, NOW).status == "cleaned"  # the same round is due again
     assert undoing.batches() == compacted
     undoing.assert_whole()
+
+
+def test_restored_segments_know_the_transaction_that_is_open_at_their_end(tmp_path: Path) -> None:
+    log = LogBuilder(time=1_700_000_000_000)
+    for number in range(6):
+        log.put("a=1", f"b={number}", pid=7, txn=True)
+        log.roll()
+        log.put("a=2", f"c={number}")
+        log.end(7, commit=True)
+    undoing = Undoing(tmp_path, log.write(tmp_path / str(NAME)), segment_bytes=14)
+    compacted = {segment.id: segment.open_txn_offset for segment in undoing.state().live}
+    restored = {segment.id: segment.open_txn_offset for segment in undoing.undo().live}
+    assert list(restored.values()) == list(compacted.values())
+    assert max(restored[new] for new in restored.keys() - compacted.keys()) >= 0
 
 
 def test_broken_off_at_any_record_undo_is_finished_or_given_up(undoing: Undoing) -> None:

@@ -444,6 +444,7 @@ COVERED: Mapping[str, str] = {
     "no fencing, no open intent": "the check at append, and the check of live segments",
     "voided imports count": "nothing: random schedules meet it too rarely, so a directed schedule shows it (test_simulation_bites.py)",
     "no check at append, no open intent": "fencing when the log is folded, and the check of live segments",
+    "tiered again": "nothing: random schedules meet it too rarely, so a unit test shows it (test_overlapping_copies.py)",
 }
 """Rules whose absence alone is noticed rarely or never, and what stands in. ``MUTATIONS`` drops each together with these, too."""
 
