@@ -2,16 +2,10 @@
 
 How a command is added (``commands/config.py`` is an example):
 
-1. Add a line to ``main.COMMANDS``: name, one line of help, module. The module is imported only if the command is chosen.
-2. Write the module, ``compactor/cli/commands/<name>.py``, with one public function that receives the command's parser::
-
-       def add_arguments(parser: Parser) -> None:
-           parser.set_command(run_clean, frame.argument("log_dir", type=Path, help="..."))    # or, with subcommands:
-           parser.add_subcommand("show", "one line of help", show_settings)
-
-   ``set_command`` adds ``--config`` and ``--output``. At the top of the module only light modules may be imported (errors, model.ids,
-   frame, output, the standard library). numpy, boto3, pydantic and modules that need them are imported inside functions, so that
-   ``--help`` answers at once. A test imports every command's help and looks for heavy modules.
+1. Add a row to ``arguments.COMMANDS``: name, one line of help, function, arguments, subcommands. ``--config`` and ``--output`` are added to
+   all. That module imports nothing heavy (numpy, boto3, pydantic), so that ``--help`` answers at once; a test looks for it.
+2. Write the module, ``compactor/cli/commands/<name>.py``. It is imported only if the command is called, and imports what it needs at its
+   top. Imports stay inside a function where most calls do without something slow or with an extra that may be missing.
 3. Write the function, ``def run_clean(args: Namespace, out: Output) -> int | None``. It reads the settings with
    ``frame.load_command_settings(args)``, calls *one* function below that does the work, and passes the result to
    ``out.print_result(document, *tables)``: the document is the JSON contract, the tables are for people. Long work is shown with

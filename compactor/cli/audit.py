@@ -10,17 +10,14 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
 
 from compactor import __version__
-from compactor.cli import frame
 from compactor.cli.output import Output
+from compactor.config.settings import Settings
+from compactor.control.audit import ActionOutcome, ManualAction, record_action, record_outcome
 from compactor.errors import StoreError
-
-if TYPE_CHECKING:
-    from compactor.config.settings import Settings
-
-REASON_OPTION = frame.argument("--reason", metavar="TEXT", default="", help="why, for those who read `audit list` later")
+from compactor.storage.factory import open_store
+from compactor.tier.kinds import control_url
 
 
 def user_name() -> str:
@@ -46,10 +43,6 @@ def recorded_action(
 
     A tier without a control store has no audit: that is reported.
     """
-    from compactor.control.audit import ActionOutcome, ManualAction, record_action, record_outcome
-    from compactor.storage.factory import open_store
-    from compactor.tier.kinds import control_url
-
     url = control_url(settings)
     if not url:
         out.note("note: `audit list` will not show this: control_url under [tier] is not set")

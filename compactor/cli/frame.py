@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -45,6 +46,20 @@ def exclusive_arguments(*arguments: Argument, required: bool = False) -> Argumen
     return Argument((), {"required": required}, arguments)
 
 
+class Command(NamedTuple):
+    """A command or subcommand.
+
+    help: one line. function: module below ``compactor.cli.commands`` and its function (a CommandFunction), such as ``run.run_rounds``;
+    empty if a subcommand must be given. The module is imported only if the command is called.
+    """
+
+    name: str
+    help: str
+    function: str
+    arguments: tuple[Argument, ...] = ()
+    subcommands: tuple[Command, ...] = ()
+
+
 COMMON_ARGUMENTS = (
     argument("--config", metavar="FILE", help="settings (default: ./tiered-compactor.toml)"),
     argument("--output", choices=("table", "json"), help="for people, or one JSON document on stdout"),
@@ -72,25 +87,23 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, "formatter_class": _HelpFormatter, **settings})
-        self._choices: argparse._SubParsersAction[Parser] | None = None
 
-    def set_command(self, run: CommandFunction, *arguments: Argument) -> None:
-        """Define the command: the function that executes it, its arguments, and the options that all commands have."""
-        for one in arguments:
-            group = self.add_mutually_exclusive_group(**one.settings) if one.exclusive else self
-            for each in one.exclusive or (one,):
-                group.add_argument(*each.names, **each.settings)
-        for one in COMMON_ARGUMENTS:
-            # SUPPRESS: a default here would undo what was given before the subcommand (`config --output json show`).
-            self.add_argument(*one.names, default=argparse.SUPPRESS, **one.settings)
-        self.set_defaults(run=run)
-
-    def add_subcommand(self, name: str, help: str, run: CommandFunction, *arguments: Argument) -> None:  # noqa: A002, argparse's own word
-        """Add a subcommand such as ``show`` of ``config``. It may be left out if the command has a function of its own."""
-        if self._choices is None:
-            required = "run" not in self._defaults
-            self._choices = self.add_subparsers(metavar="SUBCOMMAND", required=required, dest="subcommand", parser_class=Parser)
-        self._choices.add_parser(name, help=help, description=help).set_command(run, *arguments)
+    def define(self, command: Command) -> None:
+        """Add the command's arguments, the options that all commands have, and its subcommands."""
+        if command.function:
+            for one in command.arguments:
+                group = self.add_mutually_exclusive_group(**one.settings) if one.exclusive else self
+                for each in one.exclusive or (one,):
+                    group.add_argument(*each.names, **each.settings)
+            for one in COMMON_ARGUMENTS:
+                # SUPPRESS: a default here would undo what was given before the subcommand (`config --output json show`).
+                self.add_argument(*one.names, default=argparse.SUPPRESS, **one.settings)
+            self.set_defaults(run=command.function)
+        if command.subcommands:
+            required = not command.function
+            choices = self.add_subparsers(metavar="SUBCOMMAND", required=required, dest="subcommand", parser_class=Parser)
+            for child in command.subcommands:
+                choices.add_parser(child.name, help=child.help, description=child.help).define(child)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments. Raises UsageError for unknown ones, with the help and the nearest option of the command to which they were
@@ -194,7 +207,6 @@ def parse_time_ms(text: str) -> int:
     Accepts milliseconds, a time such as 2026-01-31T12:00:00Z (UTC if it has no zone), ``now``, ``2h ago`` and ``in 3d``. Short forms of the
     last two are ``-2h`` (written ``--at=-2h``) and ``+3d``. Units are s, m, h, d and w.
     """
-    import time
     from datetime import UTC, datetime
 
     if text.isascii() and text.isdigit():
@@ -208,6 +220,11 @@ def parse_time_ms(text: str) -> int:
     except (ValueError, OverflowError):
         detail = f"{text!r} is no time: milliseconds since 1970, 2026-01-31T12:00:00Z, now, '2h ago', 'in 3d'"
         raise argparse.ArgumentTypeError(detail) from None
+
+
+def cleaner_clock_ms(args: argparse.Namespace) -> int:
+    """Return the cleaner's clock in milliseconds: ``--now``, or the present time."""
+    return int(time.time() * 1000) if args.now is None else args.now
 
 
 def load_command_settings(args: argparse.Namespace) -> Settings:

@@ -12,57 +12,16 @@ import sys
 import threading
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from compactor import __version__
-from compactor.cli.frame import DEBUG, Parser, as_compactor_error, asks_for_json, move_common_options
+from compactor.cli.arguments import COMMANDS
+from compactor.cli.frame import DEBUG, CommandFunction, Parser, as_compactor_error, asks_for_json, move_common_options
 from compactor.cli.lines import LineFormat, NoteFunction, RemarkHandler
 from compactor.cli.output import Output
 
-
-class Command(NamedTuple):
-    """A command: name, one line of help, and the module that implements it."""
-
-    name: str
-    help: str
-    module: str
-
-
-COMMANDS = (
-    Command("demo", "compact a generated topic, from import to export", "compactor.cli.commands.demo"),
-    Command("import", "import sealed segments of a Kafka log directory into the tier", "compactor.cli.commands.import_"),
-    Command("export", "write the current view of a partition as a Kafka log directory", "compactor.cli.commands.export"),
-    Command("topics", "list the partitions that the tier holds", "compactor.cli.commands.topics"),
-    Command("cat", "print the records of a partition, one per line", "compactor.cli.commands.cat"),
-    Command("status", "show how the tier is doing, and which partitions need help", "compactor.cli.commands.status"),
-    Command("plan", "show what a round would do, and what it would cost", "compactor.cli.commands.plan"),
-    Command("run", "run one round on each partition that is due", "compactor.cli.commands.run"),
-    Command("recompact", "compact whole partitions from the log's start, as a Spark job", "compactor.cli.commands.recompact"),
-    Command("retire", "delete replaced segments whose grace is over, and sweep orphans", "compactor.cli.commands.retire"),
-    Command("clean", "clean one Kafka log directory offline, without a tier", "compactor.cli.commands.clean"),
-    Command("generations", "write compacted partitions for consumers of Pinterest's layout", "compactor.cli.commands.generations"),
-    Command("segments", "list remote segments, and print the records of one", "compactor.cli.commands.segments"),
-    Command("bloom", "show or rebuild the sidecars that let a round skip segments", "compactor.cli.commands.bloom"),
-    Command("verify", "check that the tier is what its metadata say", "compactor.cli.commands.verify"),
-    Command("doctor", "tell what harms a broker-managed tier, or is going to, compacted or not", "compactor.cli.commands.doctor"),
-    Command("orphans", "find and delete objects of broker-managed tiers that no metadata name", "compactor.cli.commands.orphans"),
-    Command("checkpoints", "show cleaner offsets by compactor epoch: who led, who was fenced", "compactor.cli.commands.checkpoints"),
-    Command("runs", "show past rounds: who ran them, how much they did, how they ended", "compactor.cli.commands.runs"),
-    Command("undo", "make readers use the segments again that a round replaced", "compactor.cli.commands.undo"),
-    Command("explain", "explain why a partition is not cleaned, or what became of a key or an offset", "compactor.cli.commands.explain"),
-    Command("erasure", "show whether a key is erased: what still holds it, and what remains to happen", "compactor.cli.commands.erasure"),
-    Command("daemon", "run rounds and delete replaced segments continuously; serves status pages", "compactor.cli.commands.daemon"),
-    Command("pause", "let no compactor begin a round on these partitions until resume", "compactor.cli.commands.pause"),
-    Command("resume", "let rounds begin again on paused partitions", "compactor.cli.commands.resume"),
-    Command("wake", "ask the daemons for a round on these partitions at once", "compactor.cli.commands.wake"),
-    Command("audit", "show what people did to the tier: who, when and why", "compactor.cli.commands.audit"),
-    Command("agent", "run beside a broker and upload sealed segments of the partitions that it leads", "compactor.cli.commands.agent"),
-    Command("config", "show the settings in force, or check that they work", "compactor.cli.commands.config"),
-    Command("completion", "print a script that completes commands and options in a shell", "compactor.cli.commands.completion"),
-)
-"""All commands, in the order of `--help`."""
-SERVICES = ("compactor.cli.commands.daemon", "compactor.cli.commands.agent")
-"""Modules of commands that run until they are stopped. Their lines on stderr carry time and level."""
+SERVICES = ("daemon.run_daemon", "agent.run_agent")
+"""Functions of commands that run until they are stopped. Their lines on stderr carry time and level."""
 
 
 def _speed_up_start() -> None:
@@ -97,11 +56,13 @@ def _run_command(arguments: list[str]) -> int:
         out = Output("json")
     try:
         arguments = move_common_options(arguments) or ["--help"]
-        args = _called_command_parser(arguments).parse_args(arguments)
-        service = args.run.__module__ in SERVICES
+        args = build_parser(arguments[:1]).parse_args(arguments)
+        service = args.run in SERVICES
         out = Output(getattr(args, "output", "table"), lines=LineFormat(getattr(args, "log_format", "text") == "json", stamped=service))
         remarks.show_from_level(logging.DEBUG if getattr(args, "verbose", False) else logging.INFO if service else logging.WARNING)
-        return args.run(args, out) or 0
+        module, _, function = args.run.partition(".")
+        run: CommandFunction = getattr(importlib.import_module(f"compactor.cli.commands.{module}"), function)
+        return run(args, out) or 0
     except SystemExit as stop:  # --help and --version
         return stop.code if isinstance(stop.code, int) else 0
     except Terminated:
@@ -171,13 +132,8 @@ def _signals_as_exceptions() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
-def _called_command_parser(arguments: list[str]) -> Parser:
-    """Return the parser with the arguments of the command that is called."""
-    return build_parser(arguments[:1])
-
-
 def build_parser(names: Container[str]) -> Parser:
-    """Return the parser with the arguments of these commands. Only their modules are imported."""
+    """Return the parser with the arguments of these commands."""
     parser = Parser(
         prog="tiered-compactor",
         description="Log compaction for Apache Kafka's tiered storage, outside the broker.",
@@ -189,5 +145,5 @@ def build_parser(names: Container[str]) -> Parser:
     for command in COMMANDS:
         child = commands.add_parser(command.name, help=command.help, description=command.help)
         if command.name in names:
-            importlib.import_module(command.module).add_arguments(child)
+            child.define(command)
     return parser

@@ -7,11 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from compactor.cli import frame
 from compactor.cli.output import Table, format_size
 from compactor.profiling import Recorder, StageCost, record_costs
-
-PROFILE_OPTION = frame.argument("--profile", action="store_true", help="say what each stage of the work cost: CPU seconds, seconds, bytes")
 
 
 class CommandProfile:

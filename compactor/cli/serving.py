@@ -35,9 +35,7 @@ class RunnableService(Protocol):
     """
 
     def run(self) -> None: ...
-
     def request_stop(self) -> None: ...
-
     def adopt_settings(self, settings: Settings) -> None: ...
 
 

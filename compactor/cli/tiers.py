@@ -6,43 +6,33 @@ import argparse
 import gc
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from checkpoint.offsets import CleanerOffset
+from compactor.access.tier import Tier, no_such_partition_error
+from compactor.bootstrap import open_tier
 from compactor.cli import frame
 from compactor.cli.output import Output, Table, format_size
+from compactor.config.settings import Settings
+from compactor.control.incarnations import current_incarnations
+from compactor.control.logs import PartitionLog
+from compactor.control.pauses import pattern_matches
+from compactor.control.summary import PartitionSummary
 from compactor.errors import BadData, CompactorError, Leased, UsageError, gravest_exit_code
+from compactor.model.ids import TopicPartition
+from compactor.storage.forwarding import ReadOnly
+from compactor.tier.kinds import control_url, tier_kind
+from compactor.views.checkpoints import read_only_tier
+from compactor.views.overview import read_summaries
 from compactor.views.words import count_noun, format_duration
 
 READ_ONLY_HINT = "What only reads works without: topics, segments, plan, explain, checkpoints, verify, export"
-PARTITION_ARGUMENT = frame.argument("partition", metavar="TOPIC-PARTITION")
-TOPIC_ID_ARGUMENT = frame.argument(
-    "--topic-id", metavar="ID", help="of the topics that have had this name, the one with this id (default: the latest)"
-)
-PARTITIONS_ARGUMENT = frame.argument(
-    "partitions", nargs="*", metavar="TOPIC[-PARTITION]", help="a partition, a topic or a whole regular expression (default: all)"
-)
-CLOCK_OPTION = frame.argument(
-    "--now",
-    "--at",
-    type=frame.parse_time_ms,
-    metavar="TIME",
-    help="the cleaner's clock: milliseconds, a time, '2h ago', 'in 3d' (default: the clock)",
-)
 WRITERS = ("run", "retire", "daemon", "recompact", "undo")
 """Commands that may change a broker-managed tier."""
-
-if TYPE_CHECKING:
-    from checkpoint.offsets import CleanerOffset
-    from compactor.access.tier import Tier
-    from compactor.config.settings import Settings
-    from compactor.control.logs import PartitionLog
-    from compactor.control.summary import PartitionSummary
-    from compactor.model.ids import TopicPartition
 
 
 def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False, writes: str = "") -> Tier:
@@ -52,9 +42,6 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
     :param writes: name of the command if it changes the tier. With other commands a broker-managed tier is opened read-only.
     :raises UsageError: if the settings do not allow it, or the command does not work on this kind of tier.
     """
-    from compactor.bootstrap import open_tier
-    from compactor.tier.kinds import tier_kind
-
     gc.set_threshold(100_000)  # segments are made by the hundred thousand, and no cycles
     settings = frame.load_command_settings(args)
     shared = tier_kind(settings).is_broker_managed
@@ -64,8 +51,6 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
     if shared and writes:
         opened.identity.create_catalog()
     elif shared:
-        from compactor.views.checkpoints import read_only_tier
-
         opened = read_only_tier(opened)
     if any(cleaner.map_engine == "spark" for cleaner in (settings.cleaner, *settings.topics.values())):
         from compactor.spark.round.engine import SparkEngines
@@ -80,8 +65,6 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
 
 def _check_command_writes(command: str, settings: Settings) -> None:
     """Raise UsageError if a command cannot change the configured broker-managed tier."""
-    from compactor.tier.kinds import control_url
-
     if command not in WRITERS:
         raise UsageError(f"`{command}` does not work on a tier that brokers write", hint=READ_ONLY_HINT)
     has_control = bool(control_url(settings))
@@ -94,10 +77,6 @@ def _check_command_writes(command: str, settings: Settings) -> None:
 
 def open_for_control_writes(args: argparse.Namespace) -> Tier:
     """Open the configured tier for a command that writes only to the control store. Raises UsageError if there is none."""
-    from compactor.bootstrap import open_tier
-    from compactor.storage.forwarding import ReadOnly
-    from compactor.tier.kinds import control_url, tier_kind
-
     settings = frame.load_command_settings(args)
     if not tier_kind(settings).is_broker_managed:
         return open_configured_tier(args)
@@ -110,8 +89,6 @@ def open_for_control_writes(args: argparse.Namespace) -> Tier:
 
 def open_read_only(args: argparse.Namespace) -> Tier:
     """Open the configured tier read-only: every write is refused."""
-    from compactor.views.checkpoints import read_only_tier
-
     return read_only_tier(open_configured_tier(args))
 
 
@@ -139,10 +116,6 @@ def select_partitions(tier: Tier, wanted: Sequence[str]) -> list[TopicPartition]
     :param wanted: partitions, topics or regular expressions over whole names of either. A name that exists is never taken as an expression.
     :raises UsageError: if one of them matches nothing. Its hint is the nearest name.
     """
-    from compactor.access.tier import no_such_partition_error
-    from compactor.control.incarnations import current_incarnations
-    from compactor.control.pauses import pattern_matches
-
     known = tier.partitions()
     latest = current_incarnations(known)
     found: list[TopicPartition] = []
@@ -177,8 +150,6 @@ def read_partition_summaries(
     tier: Tier, names: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes
 ) -> list[PartitionSummary]:
     """Read the control logs of these partitions and return a summary of each. Those that cannot be read are reported and left out."""
-    from compactor.views.overview import read_summaries
-
     found = []
     with out.progress("looking", len(names), "partitions") as progress:
         looks = read_summaries(tier, names, check_marks=True, on_partition=progress.advance)
@@ -189,11 +160,6 @@ def read_partition_summaries(
             outcomes.record_success()
             found.append(inspection.summary)
     return found
-
-
-def cleaner_clock_ms(args: argparse.Namespace) -> int:
-    """Return the cleaner's clock in milliseconds: ``--now``, or the present time."""
-    return int(time.time() * 1000) if args.now is None else args.now
 
 
 def print_findings(found: Sequence[Any], out: Output, well: str = "all is well") -> int:

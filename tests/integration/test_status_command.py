@@ -81,7 +81,7 @@ def test_status_watch_draws_the_screen_anew_until_it_is_interrupted(deployment: 
         with contextlib.redirect_stdout(terminal), contextlib.redirect_stderr(terminal):
             codes.append(entry(["status", "--watch", "--config", str(deployment.config)]))
 
-    monkeypatch.setattr(daemon_status, "inspect_tier", inspect_or_fail)
+    monkeypatch.setattr(status, "inspect_tier", inspect_or_fail)
     monkeypatch.setattr(time, "sleep", sleep)
     shown = on_terminal(80, watch)
     assert (codes, pauses) == ([130], [status.WATCH_SECONDS] * 3)

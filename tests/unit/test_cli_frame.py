@@ -21,7 +21,9 @@ import pytest
 
 from compactor import __version__
 from compactor.cli import frame, main
-from compactor.cli.main import COMMANDS, Command, entry
+from compactor.cli.arguments import COMMANDS
+from compactor.cli.frame import Command
+from compactor.cli.main import entry
 from compactor.cli.output import Output, Progress, Table, format_size
 from compactor.errors import BadData, CompactorError, Fenced, Leased, NotFound, OutOfBudget, UsageError
 
@@ -47,9 +49,8 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[frame.CommandFunction]
     """Registers `try` as a command that runs the given function."""
 
     def register(run: frame.CommandFunction) -> None:
-        module = SimpleNamespace(add_arguments=lambda parser: parser.set_command(run))
-        monkeypatch.setitem(sys.modules, "compactor.cli.commands.of_test", module)
-        monkeypatch.setattr(main, "COMMANDS", (*COMMANDS, Command("try", "for tests", "compactor.cli.commands.of_test")))
+        monkeypatch.setitem(sys.modules, "compactor.cli.commands.of_test", SimpleNamespace(run_try=run))
+        monkeypatch.setattr(main, "COMMANDS", (*COMMANDS, Command("try", "for tests", "of_test.run_try")))
 
     return register
 
@@ -370,7 +371,7 @@ def test_times_that_stand_for_themselves() -> None:
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_that_comes_while_something_is_finalized_counts(
-    sent: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sent: signal.Signals, code: int, command: Callable[[frame.CommandFunction], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Python drops what is raised there; the command must not go on to its end."""
 
@@ -386,8 +387,8 @@ def test_a_signal_that_comes_while_something_is_finalized_counts(
 
     ctrl_c = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        monkeypatch.setattr(main, "_called_command_parser", lambda arguments: SimpleNamespace(parse_args=lambda words: Namespace(run=work)))
-        assert entry(["topics"]) == code
+        command(work)
+        assert entry(["try"]) == code
     finally:
         signal.signal(signal.SIGINT, ctrl_c)
     assert capsys.readouterr().err.splitlines() == ["terminated" if code == 143 else "interrupted"]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from compactor.cli.main import COMMANDS, Command
+from compactor.cli.arguments import COMMANDS
+from compactor.cli.frame import Command
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("bloom", "checkpoint", "compactor")

@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
+from compactor import extras
+from compactor.agent.agent import Agent
+from compactor.agent.file_events import watch_new_segments
+from compactor.bootstrap import kafka_connection
+from compactor.brokers.metadata_topic.leaders import KafkaLeaders
 from compactor.cli import frame, serving, tiers
 from compactor.cli.output import Output
+from compactor.config.settings import Settings
 from compactor.errors import UsageError
-
-if TYPE_CHECKING:
-    from compactor.config.settings import Settings
+from compactor.tier.kinds import owned_root_settings, tier_kind
+from compactor.web.agent_pages import AgentPages
+from compactor.web.console import RequestRouter
+from compactor.web.server import serve_pages
 
 BROKER_SECONDS = 5.0
 """Timeout of one request to the brokers. The agent retries by itself."""
 
 
-def add_arguments(parser: frame.Parser) -> None:
-    parser.set_command(run_agent)
-
-
 def run_agent(args: argparse.Namespace, out: Output) -> int:
     serving.prepare_process()
-    from dataclasses import replace
-
-    from compactor import extras
-    from compactor.agent.agent import Agent
-    from compactor.agent.file_events import watch_new_segments
-    from compactor.bootstrap import kafka_connection
-    from compactor.brokers.metadata_topic.leaders import KafkaLeaders
-    from compactor.web.agent_pages import AgentPages
-    from compactor.web.console import RequestRouter
-    from compactor.web.server import serve_pages
 
     extras.require_extra("kafka", "agent")
     in_force = _validate_agent_settings(frame.load_command_settings(args))
@@ -55,8 +48,6 @@ def run_agent(args: argparse.Namespace, out: Output) -> int:
 
 def _validate_agent_settings(settings: Settings) -> Settings:
     """Check that the agent can work with these settings, and return them. Raises UsageError if it cannot."""
-    from compactor.tier.kinds import owned_root_settings, tier_kind
-
     agent = settings.agent
     if not agent.log_dirs:
         raise UsageError("no log directory is named", hint='Set log_dirs under [agent] to the broker\'s log.dirs, ["/var/lib/kafka"]')

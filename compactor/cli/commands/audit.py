@@ -5,26 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 
-from compactor.cli import frame, tiers
+from compactor.cli import tiers
 from compactor.cli.output import Output, Table
+from compactor.control.audit import RecordedAction, list_actions
 from compactor.errors import UsageError
 from compactor.views.words import count_noun, iso_time
 
 
-def add_arguments(parser: frame.Parser) -> None:
-    parser.add_subcommand(
-        "list",
-        "what people did to the tier, newest first",
-        list_audit,
-        frame.argument("pattern", nargs="?", metavar="PATTERN", help="a topic, a TOPIC-PARTITION or a regular expression"),
-        frame.argument("--since", type=frame.parse_time_ms, metavar="TIME", default=0, help="a time, or '7d ago'"),
-        frame.argument("--limit", type=frame.whole_number(1, 100_000), metavar="N", default=100, help="most actions shown (default: 100)"),
-    )
-
-
 def list_audit(args: argparse.Namespace, out: Output) -> None:
-    from compactor.control.audit import RecordedAction, list_actions
-
     opened = tiers.open_read_only(args)
     try:
         wanted = re.compile(args.pattern or ".*")

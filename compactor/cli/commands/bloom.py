@@ -6,30 +6,14 @@ import argparse
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, format_size
-
-
-def add_arguments(parser: frame.Parser) -> None:
-    parser.add_subcommand(
-        "show",
-        "what the sidecars say, and what filters have done so far",
-        show_sidecars_command,
-        tiers.PARTITION_ARGUMENT,
-        tiers.CLOCK_OPTION,
-    )
-    parser.add_subcommand(
-        "rebuild",
-        "read live segments and write their sidecars anew",
-        rebuild_sidecars_command,
-        tiers.PARTITION_ARGUMENT,
-        frame.argument("--missing", action="store_true", help="only where there is none that can be used"),
-    )
+from compactor.local.budget import Budget
+from compactor.round.compaction import disk_budget_bytes
+from compactor.upkeep.filters import rebuild_sidecars, sidecars_json
 
 
 def show_sidecars_command(args: argparse.Namespace, out: Output) -> None:
-    from compactor.upkeep.filters import sidecars_json
-
     opened, name = tiers.open_partition(args)
-    document = sidecars_json(opened, name, tiers.cleaner_clock_ms(args))
+    document = sidecars_json(opened, name, frame.cleaner_clock_ms(args))
     rows = []
     for segment in document["segments"]:
         about = segment["sidecar"]
@@ -53,10 +37,6 @@ def show_sidecars_command(args: argparse.Namespace, out: Output) -> None:
 
 
 def rebuild_sidecars_command(args: argparse.Namespace, out: Output) -> None:
-    from compactor.local.budget import Budget
-    from compactor.round.compaction import disk_budget_bytes
-    from compactor.upkeep.filters import rebuild_sidecars
-
     opened, name = tiers.open_partition(args, tiers.open_for_control_writes)
     budget = Budget(disk_budget_bytes(opened.cleaner_for(name.topic), opened.state_dir))
     with out.progress("reading", unit="bytes") as progress:

@@ -6,51 +6,22 @@ import argparse
 import base64
 import json
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from compactor.cli import frame, tiers
+from rich.cells import cell_len, set_cell_size
+
+from compactor.cli import tiers
 from compactor.cli.output import Output
-from compactor.constants import MAX_OFFSET
+from compactor.consumer.messages import RecordBlock, byte_strings
+from compactor.consumer.ranges import read_blocks
+from compactor.decoding.fields import FieldDecoder, FieldFormat, parse_key_of_topic
+from compactor.views.words import iso_time
 
-if TYPE_CHECKING:
-    from compactor.consumer.messages import RecordBlock
-    from compactor.decoding.fields import FieldDecoder, FieldFormat
-
-FIELD_FORMATS = ("auto", "avro", "json", "text", "bytes")
 WIDEST_KEY = 40
 """Largest number of columns that the key takes in a table."""
 
 
-def add_arguments(parser: frame.Parser) -> None:
-    parser.set_command(
-        print_records,
-        tiers.PARTITION_ARGUMENT,
-        tiers.TOPIC_ID_ARGUMENT,
-        frame.argument("--from", metavar="N", dest="first", type=frame.whole_number(), default=0, help="first offset"),
-        frame.argument("--to", metavar="N", dest="last", type=frame.whole_number(), default=MAX_OFFSET, help="last offset, inclusive"),
-        frame.argument("--key", metavar="K", help="only records with this key: text, base64:... or avro:JSON"),
-        frame.argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed"),
-        frame.argument("--view", choices=("all", "latest"), default="all", help="latest: the last value of each key, deletes left out"),
-        frame.argument(
-            "--format",
-            choices=("table", "json", "raw"),
-            help="table: for people; json: a JSON object per line; raw: values only, a newline after each (default: table on a terminal, "
-            "else json)",
-        ),
-        frame.argument("--key-format", choices=FIELD_FORMATS, default="auto", help="how keys are decoded"),
-        frame.argument(
-            "--value-format",
-            choices=FIELD_FORMATS,
-            default="auto",
-            help="how values are decoded (auto: by [registry], else text, else bytes)",
-        ),
-    )
-
-
 def print_records(args: argparse.Namespace, out: Output) -> None:
-    from compactor.consumer.ranges import read_blocks
-    from compactor.decoding.fields import FieldDecoder, parse_key_of_topic
-
     opened, name = tiers.open_partition(args)
     decoder = FieldDecoder(opened.settings)
     blocks = read_blocks(
@@ -87,8 +58,6 @@ def print_records(args: argparse.Namespace, out: Output) -> None:
 
 def _json_lines(blocks: Iterable[RecordBlock], decoder: FieldDecoder, formats: tuple[FieldFormat, FieldFormat]) -> Iterator[bytes]:
     """Yield the records as lines of JSON, with decoded keys and values, block by block."""
-    from compactor.views.words import iso_time
-
     for block in blocks:
         lines = []
         for message in block.messages():
@@ -106,8 +75,6 @@ def _json_lines(blocks: Iterable[RecordBlock], decoder: FieldDecoder, formats: t
 
 def _raw_lines(blocks: Iterable[RecordBlock]) -> Iterator[bytes]:
     """Yield the values, a newline after each, as kcat prints them. A null is printed as an empty line."""
-    from compactor.consumer.messages import byte_strings
-
     for block in blocks:
         yield b"".join((value or b"") + b"\n" for value in byte_strings(block.values))
 
@@ -131,10 +98,6 @@ def _table_lines(
 
     Columns are as wide as the first block needs; a longer offset or key moves the rest of its line.
     """
-    from rich.cells import cell_len, set_cell_size
-
-    from compactor.views.words import iso_time
-
     widths: tuple[int, int, int] | None = None
     for block in blocks:
         rows = []

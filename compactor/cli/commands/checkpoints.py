@@ -5,58 +5,27 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, Tree, format_size
 from compactor.errors import UsageError
+from compactor.views.checkpoints import (
+    CheckpointView,
+    EpochView,
+    FencedView,
+    KafkaFile,
+    LineageView,
+    RunView,
+    checkpoint_view,
+    compare_kafka_files,
+    epoch_lineage,
+    read_kafka_file,
+)
+from compactor.views.difference import Difference, HistoryPoint, RecordedHistory, compare_points
 from compactor.views.words import count_noun, format_duration, iso_time
-
-if TYPE_CHECKING:
-    from compactor.views.checkpoints import CheckpointView, EpochView, FencedView, KafkaFile, LineageView, RunView
-    from compactor.views.difference import Difference, HistoryPoint
-
-FILE_HELP = "or one of Kafka's own cleaner-offset-checkpoint and leader-epoch-checkpoint files"
-
-
-def add_arguments(parser: frame.Parser) -> None:
-    parser.add_subcommand(
-        "list",
-        "cleaner offsets and leaders of all partitions, or what is in a checkpoint file of Kafka's",
-        list_checkpoints,
-        frame.argument("targets", nargs="*", metavar="TOPIC-PARTITION|FILE", help=f"default: all partitions of the tier; {FILE_HELP}"),
-    )
-    parser.add_subcommand(
-        "show",
-        "one partition: cleaner offsets, lease, what was fenced",
-        show_checkpoint,
-        frame.argument("target", metavar="TOPIC-PARTITION|FILE", help=FILE_HELP),
-    )
-    parser.add_subcommand(
-        "lineage",
-        "the tree of compactor epochs: who led when, published what, was cut off where",
-        show_compactor_epochs,
-        tiers.PARTITION_ARGUMENT,
-    )
-    parser.add_subcommand(
-        "diff",
-        "two points in time of one partition, or two checkpoint files of Kafka's",
-        show_checkpoint_diff,
-        frame.argument("target", metavar="TOPIC-PARTITION|FILE"),
-        frame.argument("before", metavar="FROM", help="a slot, a time (milliseconds, ISO 8601, '2h ago'), a run id; or the second file"),
-        frame.argument("after", metavar="TO", nargs="?", help="default: now; for a run alone: before and after it"),
-    )
-    parser.add_subcommand(
-        "verify",
-        "cleaner offsets against rules and segments, the control log against itself",
-        verify_checkpoints,
-        tiers.PARTITIONS_ARGUMENT,
-    )
 
 
 def list_checkpoints(args: argparse.Namespace, out: Output) -> int:
-    from compactor.views.checkpoints import checkpoint_view
-
     files = [text for text in args.targets if _is_checkpoint_file(text)]
     if files and len(files) == len(args.targets):
         return _print_checkpoint_files(files, out)
@@ -86,8 +55,6 @@ def list_checkpoints(args: argparse.Namespace, out: Output) -> int:
 
 
 def show_checkpoint(args: argparse.Namespace, out: Output) -> int:
-    from compactor.views.checkpoints import checkpoint_view
-
     if _is_checkpoint_file(args.target):
         return _print_checkpoint_files([args.target], out)
     opened = tiers.open_read_only(args)
@@ -116,8 +83,6 @@ def show_checkpoint(args: argparse.Namespace, out: Output) -> int:
 
 
 def show_compactor_epochs(args: argparse.Namespace, out: Output) -> None:
-    from compactor.views.checkpoints import epoch_lineage
-
     opened, name = tiers.open_partition(args)
     log = opened.open(name)
     log.refresh()
@@ -129,7 +94,6 @@ def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
     if _is_checkpoint_file(args.target):
         _print_file_diff(args, out)
         return
-    from compactor.views.difference import RecordedHistory, compare_points
 
     opened = tiers.open_read_only(args)
     (name,) = opened.partitions([args.target])
@@ -184,8 +148,6 @@ def _is_checkpoint_file(text: str) -> bool:
 
 def _print_checkpoint_files(paths: Sequence[str], out: Output) -> int:
     """Parse and print checkpoint files of a Kafka broker, and return the exit code."""
-    from compactor.views.checkpoints import read_kafka_file
-
     files = [read_kafka_file(Path(path)) for path in paths]
     documents = [_checkpoint_file_document(file) for file in files]
     out.print_result(documents[0] if len(files) == 1 else {"files": documents}, *(_checkpoint_file_table(file) for file in files))
@@ -223,8 +185,6 @@ def _checkpoint_file_table(file: KafkaFile) -> Table:
 
 def _print_file_diff(args: argparse.Namespace, out: Output) -> None:
     """Print the differences between two of Kafka's checkpoint files."""
-    from compactor.views.checkpoints import compare_kafka_files, read_kafka_file
-
     if args.after is not None or not _is_checkpoint_file(args.before):
         raise UsageError(f"{args.target} is a file", hint="Compare it with one other file: checkpoints diff FILE FILE")
     before, after = read_kafka_file(Path(args.target)), read_kafka_file(Path(args.before))

@@ -3,57 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import secrets
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from compactor.cli import frame, tiers
+from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_directory
+from compactor.cli import frame
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
-from compactor.cli.profile import PROFILE_OPTION, CommandProfile
-
-if TYPE_CHECKING:
-    from compactor.cleaner.offline import CleanSummary
-
-_OFFSETS = (
-    ("first-dirty-offset", "first offset that is not clean yet (default: the log's start)"),
-    ("first-uncleanable-offset", "first offset to leave alone; inside a segment it moves down to its base (default: the log's end)"),
-    ("high-watermark", "a batch that ends here keeps its header (default: the log's end)"),
-)
-
-
-def add_arguments(parser: frame.Parser) -> None:
-    int32 = 2**31 - 1
-    parser.set_command(
-        run_clean,
-        frame.argument(
-            "log_dir", metavar="LOG_DIR", type=Path, help="holds <20 digits>.log and what belongs to them; all segments count as sealed"
-        ),
-        frame.argument("out_dir", metavar="OUT_DIR", type=Path, help="must not exist; gets the rewritten segments"),
-        *(frame.argument(f"--{name}", type=frame.whole_number(), metavar="N", help=text) for name, text in _OFFSETS),
-        tiers.CLOCK_OPTION,
-        frame.argument("--delete-retention-ms", type=frame.whole_number(), metavar="N", default=86_400_000, help="default 86400000, a day"),
-        frame.argument("--segment-bytes", type=frame.whole_number(14, int32), metavar="N", default=1 << 30, help="default 1073741824"),
-        frame.argument("--segment-index-bytes", type=frame.whole_number(4, int32), metavar="N", default=10 << 20, help="default 10485760"),
-        frame.argument("--index-interval-bytes", type=frame.whole_number(0, int32), metavar="N", default=4096, help="default 4096"),
-        frame.argument(
-            "--map-entries",
-            type=frame.whole_number(1, 2**31),
-            metavar="N",
-            help="stop the map as Kafka does when it holds N keys (default: no limit)",
-        ),
-        frame.argument("--threads", type=frame.whole_number(1, 256), metavar="N", default=1, help="default 1"),
-        PROFILE_OPTION,
-    )
+from compactor.cli.profile import CommandProfile
 
 
 def run_clean(args: argparse.Namespace, out: Output) -> None:
-    import secrets
-
-    from compactor.cleaner.offline import CleanRequest, clean_directory
-
     request = CleanRequest(
-        now_ms=tiers.cleaner_clock_ms(args),
+        now_ms=frame.cleaner_clock_ms(args),
         first_dirty_offset=args.first_dirty_offset,
         first_uncleanable_offset=args.first_uncleanable_offset,
         delete_retention_ms=args.delete_retention_ms,

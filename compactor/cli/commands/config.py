@@ -8,31 +8,34 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from compactor.cli import frame
+from compactor.bootstrap import kafka_connection, open_tier
+from compactor.brokers.metadata_topic.admin import KafkaAdmin
+from compactor.brokers.topic_ids import client_options
+from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, format_size
+from compactor.config.settings import SECTION_TYPES, Settings, setting_keys, topic_override_key
+from compactor.config.store_sections import MINIMUM_DAYS
 from compactor.constants import NEVER_MS
 from compactor.errors import BadData, CompactorError, StoreError, UsageError
+from compactor.storage.factory import open_store
+from compactor.storage.probe import probe
+from compactor.tier.kinds import MetadataSource, control_url, tier_kind
+from compactor.upkeep.brokers.check import (
+    check_cluster,
+    check_known_harm,
+    check_metadata_record_budget,
+    check_metadata_topic_reading,
+    check_object_access,
+    check_topics,
+)
+from compactor.views.checkpoints import read_only_tier
 from compactor.views.words import format_duration
-
-if TYPE_CHECKING:
-    from compactor.config.settings import Settings
 
 CHECK_FIRST_ANSWER_MS = 4_000
 """Longest wait of `config check` for the first answer of a store, in milliseconds. Several parts of the check wait for it in turn."""
 _SECRET = re.compile(r"passw|secret|token|jaas|oauth|key\.pem|private", re.IGNORECASE)
 """Names of librdkafka properties whose values are not shown."""
-
-
-def add_arguments(parser: frame.Parser) -> None:
-    parser.add_subcommand(
-        "show",
-        "every setting in force, and where it comes from",
-        show_settings,
-        frame.argument("--topic", metavar="T", help="how this topic is cleaned; its own settings count where brokers have it"),
-    )
-    parser.add_subcommand("check", "whether the settings work: tries the tier and the directory for local state", check_settings)
 
 
 def show_settings(args: argparse.Namespace, out: Output) -> None:
@@ -52,8 +55,6 @@ def check_settings(args: argparse.Namespace, out: Output) -> int:
 
     Return the exit code. Settings that are invalid by themselves were refused before.
     """
-    from compactor.tier.kinds import MetadataSource, tier_kind
-
     checks = {
         MetadataSource.CONTROL_LOG: _check_compactor_managed,
         MetadataSource.METADATA_TOPIC: _check_broker_managed,
@@ -105,9 +106,6 @@ def _check_listed(settings: Settings) -> list[dict[str, str]]:
 
 def _check_topic_deletion(settings: Settings) -> list[dict[str, str]]:
     """Check that brokers are configured if ``on_topic_deletion`` needs them to find deleted topics. Return the problem if not."""
-    from compactor.bootstrap import kafka_connection
-    from compactor.brokers.topic_ids import client_options
-
     if settings.tier.on_topic_deletion == "keep":
         return []
     detail, hint = "it asks the cluster, and [kafka] bootstrap_servers names none", 'Name brokers, or set it to "keep"'
@@ -131,8 +129,6 @@ def _find_ineffective_settings(settings: Settings) -> list[dict[str, str]]:
 
 def _check_storage_class(settings: Settings) -> list[dict[str, str]]:
     """Return a note about the least time for which the configured storage class is billed."""
-    from compactor.config.store_sections import MINIMUM_DAYS
-
     name = settings.s3.storage_class
     if name not in MINIMUM_DAYS:
         return []
@@ -154,9 +150,6 @@ def _check_state_dir(settings: Settings) -> list[dict[str, str]]:
 
 def _check_stores(settings: Settings) -> list[dict[str, str]]:
     """Check each store to which this program writes, with a small object that is deleted again."""
-    from compactor.storage.factory import open_store
-    from compactor.storage.probe import probe
-    from compactor.tier.kinds import tier_kind
 
     # The control store lies inside the tier unless it has a place of its own; what holds for the tier then holds for it.
     # Where brokers keep their segments, reading is all that is tried.
@@ -175,9 +168,6 @@ def _check_stores(settings: Settings) -> list[dict[str, str]]:
 
 def _check_topic_patterns(settings: Settings) -> list[dict[str, str]]:
     """Return warnings about [topics] tables that match no topic. Regular expressions are easily mistaken for shell patterns."""
-    from compactor.bootstrap import open_tier
-    from compactor.views.checkpoints import read_only_tier
-
     try:
         topics = {name.topic for name in read_only_tier(open_tier(settings)).partitions()}
     except CompactorError:
@@ -206,8 +196,6 @@ def _pattern_hint(pattern: str) -> str:
 
 def _check_listed_tier(settings: Settings) -> list[dict[str, str]]:
     """Check that a listed tier (known only by listing its objects) can be read, and return the problems."""
-    from compactor.bootstrap import open_tier
-
     try:
         opened = open_tier(settings)
         names = opened.partitions()
@@ -225,19 +213,6 @@ def _check_listed_tier(settings: Settings) -> list[dict[str, str]]:
 
 def _check_brokers(settings: Settings) -> list[dict[str, str]]:
     """Check the brokers, the metadata topic, the topics' settings and access to the brokers' objects."""
-    from compactor.bootstrap import kafka_connection, open_tier
-    from compactor.brokers.metadata_topic.admin import KafkaAdmin
-    from compactor.tier.kinds import control_url
-    from compactor.upkeep.brokers.check import (
-        check_cluster,
-        check_known_harm,
-        check_metadata_record_budget,
-        check_metadata_topic_reading,
-        check_object_access,
-        check_topics,
-    )
-    from compactor.views.checkpoints import read_only_tier
-
     found = []
     servers = settings.kafka.bootstrap_servers.strip()
     admin = KafkaAdmin(kafka_connection(settings)) if servers else None
@@ -263,9 +238,6 @@ def _check_brokers(settings: Settings) -> list[dict[str, str]]:
 
 def _check_tier_identity(settings: Settings) -> list[dict[str, str]]:
     """Check that tier and control store belong together. An empty tier with an empty control store passes."""
-    from compactor.bootstrap import open_tier
-    from compactor.tier.kinds import control_url
-
     opened = open_tier(settings)
     try:
         state = opened.catalog.refresh()
@@ -285,8 +257,6 @@ def _system_clock_ms() -> int:
 
 def _setting_rows(settings: Settings) -> list[tuple[str, object, str]]:
     """Return key, value and source of all settings."""
-    from compactor.config.settings import SECTION_TYPES, setting_keys, topic_override_key
-
     rows: list[tuple[str, object, str]] = []
     for section, kind in SECTION_TYPES.items():
         for key, value in settings.section_values(section).model_dump(mode="json", include=set(setting_keys(kind))).items():
@@ -303,8 +273,6 @@ def _topic_setting_rows(args: argparse.Namespace, topic: str) -> list[tuple[str,
     """Return key, value and source of the cleaner settings of one topic. On a broker-managed tier they include the topic's own settings in
     Kafka.
     """
-    from compactor.cli import tiers
-
     opened = tiers.open_configured_tier(args)
     chosen = opened.metadata.topic_settings(topic)
     if chosen is None:

@@ -7,20 +7,16 @@ import logging
 
 from compactor.cli import frame, serving, tiers
 from compactor.cli.output import Output
+from compactor.daemon.daemon import Daemon
 from compactor.errors import StoreError, UsageError
-
-
-def add_arguments(parser: frame.Parser) -> None:
-    parser.set_command(run_daemon)
+from compactor.views.prices import prices_for
+from compactor.web.console import RequestRouter
+from compactor.web.daemon_pages import DaemonPages
+from compactor.web.server import serve_pages
 
 
 def run_daemon(args: argparse.Namespace, out: Output) -> int:
     serving.prepare_process()
-    from compactor.daemon.daemon import Daemon
-    from compactor.views.prices import prices_for
-    from compactor.web.console import RequestRouter
-    from compactor.web.daemon_pages import DaemonPages
-    from compactor.web.server import serve_pages
 
     tell = serving.SERVICE_JOURNAL
     opened = tiers.open_configured_tier(args, local_state=True, writes="daemon")

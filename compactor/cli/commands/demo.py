@@ -7,23 +7,13 @@ import shlex
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from compactor.cli import frame
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
+from compactor.demo.demo import Demo, DemoComparison, count_values
 from compactor.errors import BadData, CompactorError
-
-if TYPE_CHECKING:
-    from compactor.demo.demo import Demo, DemoComparison
-
-
-def add_arguments(parser: frame.Parser) -> None:
-    parser.set_command(
-        run_demo,
-        frame.argument("--dir", metavar="D", type=Path, help="keep everything there to look at (default: a temporary directory)"),
-        frame.argument("--tier", metavar="URL", help="make the tier there, in a bucket that is reached as the settings say; it stays"),
-    )
+from compactor.transfer.import_options import ImportProgress
 
 
 def run_demo(args: argparse.Namespace, out: Output) -> int:
@@ -38,8 +28,6 @@ def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, 
 
     :param kept: whether the folder remains after the command.
     """
-    from compactor.demo.demo import Demo, count_values
-
     begin = time.monotonic()
     now_ms = int(time.time() * 1000)
     demo = Demo(folder, now_ms, args.tier, frame.load_command_settings(args)) if args.tier else Demo(folder, now_ms)
@@ -73,8 +61,6 @@ def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, 
 
 def _run_demo_steps(demo: Demo, out: Output) -> float:
     """Run steps 1 to 6 and return the seconds that the round took."""
-    from compactor.transfer.import_options import ImportProgress
-
     with out.progress("making a topic", demo.shape.records, "records") as progress:
         demo.make_topic(progress.advance)
     out.note(
@@ -108,8 +94,6 @@ def _run_demo_steps(demo: Demo, out: Output) -> float:
 
 
 def _demo_table(compared: DemoComparison) -> Table:
-    from compactor.demo.demo import count_values
-
     before, after = compared.before, compared.after
     rows = [
         ("records", f"{before.records:,}", f"{after.records:,}", _format_percentage(after.records, before.records)),

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from compactor.cli import frame, tiers
+from compactor.bootstrap import kafka_connection
+from compactor.brokers.metadata_topic.admin import KafkaAdmin
+from compactor.cli import tiers
 from compactor.cli.output import Output
 from compactor.errors import BadData, UsageError
+from compactor.upkeep.brokers.checkup import examine_tier
+from compactor.views.prices import prices_for
 from compactor.views.words import count_noun
 
 
-def add_arguments(parser: frame.Parser) -> None:
-    parser.set_command(
-        run_doctor,
-        tiers.PARTITIONS_ARGUMENT,
-        frame.argument("--fail-on", choices=("error", "warning"), default="error", help="exit with 3 if there is one (default: error)"),
-        frame.argument("--prices", type=Path, metavar="FILE", help="a TOML table of prices of your own (default: those of S3 Standard)"),
-    )
-
-
 def run_doctor(args: argparse.Namespace, out: Output) -> int:
-    from compactor.bootstrap import kafka_connection
-    from compactor.brokers.metadata_topic.admin import KafkaAdmin
-    from compactor.upkeep.brokers.checkup import examine_tier
-    from compactor.views.prices import prices_for
-
     opened = tiers.open_read_only(args)
     if not opened.kind.is_broker_managed or not opened.settings.kafka.names_brokers:
         raise UsageError(

@@ -7,40 +7,33 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from compactor.cli import audit, frame, tiers
+from compactor.access.tier import Tier
+from compactor.cli import audit, tiers
+from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
+from compactor.control.pauses import pause_reason
+from compactor.decoding.fields import parse_key
 from compactor.errors import UsageError
+from compactor.local.spool import process_folder
+from compactor.model.ids import TopicPartition
+from compactor.upkeep.erasure.holders import KeyRemoval
+from compactor.upkeep.erasure.partition import KeyQuestion
+from compactor.upkeep.erasure.topic import (
+    ReportHeader,
+    TopicKeySurvey,
+    erasure_report_json,
+    expedite_erasure,
+    find_key_holders_in_topic,
+    key_digest,
+    partitions_of_topic,
+)
 from compactor.views.words import count_noun
-
-if TYPE_CHECKING:
-    from compactor.access.tier import Tier
-    from compactor.model.ids import TopicPartition
-    from compactor.upkeep.erasure.holders import KeyRemoval
-    from compactor.upkeep.erasure.partition import KeyQuestion
-    from compactor.upkeep.erasure.topic import TopicKeySurvey
 
 NOT_YET = 3
 MAX_HOLDER_ROWS = 50
 """Largest number of holders in the table. JSON has all of them."""
-
-
-def add_arguments(parser: frame.Parser) -> None:
-    parser.set_command(
-        run_erasure,
-        frame.argument("topic", metavar="TOPIC", help="all of its partitions; or one TOPIC-PARTITION"),
-        frame.argument("--key", metavar="K", action="append", default=[], help="text, or base64:...; may be repeated"),
-        frame.argument("--keys-file", metavar="FILE", type=Path, help="one key a line, written like --key"),
-        frame.argument("--by-filters", action="store_true", help="do not read live segments whose Bloom filter has none of the keys"),
-        frame.argument("--expedite", action="store_true", help="do what is needed now: rounds over the partitions concerned, then retire"),
-        frame.argument(
-            "--shorten-grace", action="store_true", help="with --expedite: consent that replaced objects go before their grace ends"
-        ),
-        audit.REASON_OPTION,
-        frame.argument("--to", metavar="REPORT", type=Path, help="write the report there, as JSON"),
-    )
 
 
 def run_erasure(args: argparse.Namespace, out: Output) -> int:
@@ -63,9 +56,6 @@ def run_erasure(args: argparse.Namespace, out: Output) -> int:
 
 def _erasure_report(opened: Tier, args: argparse.Namespace, keys: list[bytes], out: Output) -> tuple[dict[str, Any], int]:
     """Search the topic for the keys and return the erasure report, which lists the objects that hold one, and the exit code."""
-    from compactor.upkeep.erasure.partition import KeyQuestion
-    from compactor.upkeep.erasure.topic import ReportHeader, erasure_report_json, find_key_holders_in_topic, key_digest, partitions_of_topic
-
     names = partitions_of_topic(opened, args.topic)
     secret = opened.identity.reading_key()
     outcomes = tiers.PartitionOutcomes(out, named=True)
@@ -105,11 +95,6 @@ def _expedite(
 
     Return the rounds that removed records from what readers see, each with its partition number.
     """
-    from compactor.cli.kernels import compile_kernels
-    from compactor.control.pauses import pause_reason
-    from compactor.local.spool import process_folder
-    from compactor.upkeep.erasure.topic import expedite_erasure
-
     if not opened.kind.compacts:
         raise UsageError("a tier of this layout is only read", hint="Nothing was changed; leave out --expedite")
     process_folder(opened.state_dir)
@@ -136,8 +121,6 @@ def _expedite(
 
 def _requested_keys(args: argparse.Namespace) -> list[bytes]:
     """Return the keys from the options and the file, without duplicates. Raises UsageError."""
-    from compactor.decoding.fields import parse_key
-
     texts = list(args.key)
     if args.keys_file is not None:
         try:

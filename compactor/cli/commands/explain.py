@@ -8,29 +8,16 @@ import argparse
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table
+from compactor.decoding.fields import DecodedField, FieldDecoder, parse_key_of_topic
+from compactor.views import explain as explaining
 
 MAX_EVENT_ROWS = 60
 """Largest number of facts in the table. JSON has all of them."""
 
 
-def add_arguments(parser: frame.Parser) -> None:
-    parser.set_command(
-        run_explain,
-        tiers.PARTITION_ARGUMENT,
-        frame.exclusive_arguments(
-            frame.argument("--key", metavar="K", help="text, base64:... or avro:JSON; reads every segment"),
-            frame.argument("--offset", metavar="N", type=frame.whole_number(), help="reads the segments from there on"),
-        ),
-        tiers.CLOCK_OPTION,
-    )
-
-
 def run_explain(args: argparse.Namespace, out: Output) -> None:
-    from compactor.decoding.fields import DecodedField, FieldDecoder, parse_key_of_topic
-    from compactor.views import explain as explaining
-
     opened, name = tiers.open_partition(args)
-    now = tiers.cleaner_clock_ms(args)
+    now = frame.cleaner_clock_ms(args)
     with out.progress(f"reading {name}", unit="bytes") as progress:
         if args.key is not None:
             decoder = FieldDecoder(opened.settings)

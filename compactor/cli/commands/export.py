@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from compactor.cli import frame, tiers
+from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.errors import UsageError
-
-
-def add_arguments(parser: frame.Parser) -> None:
-    parser.set_command(
-        run_export,
-        tiers.PARTITION_ARGUMENT,
-        tiers.TOPIC_ID_ARGUMENT,
-        frame.argument(
-            "--leader-epoch-zero",
-            action="store_true",
-            help="for a cluster that has not written the log: leader epoch 0, no producers, and no transaction that is still open",
-        ),
-        frame.argument("--new-topic-id", metavar="ID", help="with --leader-epoch-zero: id that the topic has in that cluster"),
-        frame.argument("folder", metavar="DIR", type=Path, help="must not exist"),
-    )
+from compactor.tier.names import is_topic_id
+from compactor.transfer.export import FreshCluster, export_partition
 
 
 def run_export(args: argparse.Namespace, out: Output) -> None:
-    from compactor.tier.names import is_topic_id
-    from compactor.transfer.export import FreshCluster, export_partition
-
     topic_id = args.new_topic_id or ""
     if topic_id and not (args.leader_epoch_zero and is_topic_id(topic_id)):
         raise UsageError(

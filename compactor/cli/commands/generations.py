@@ -3,41 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from compactor.cli import frame, tiers
+from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.errors import CompactorError, UsageError
-
-if TYPE_CHECKING:
-    from compactor.model.ids import TopicPartition
-    from compactor.outputs.pinterest import GenerationReport
-
-
-TOPICS_OPTION = frame.argument("--topics", metavar="REGEX", help="only topics whose whole name matches")
-
-
-def add_arguments(parser: frame.Parser) -> None:
-    parser.add_subcommand(
-        "write", "bring them up to what the tier's readers read", write_generations_command, tiers.PARTITIONS_ARGUMENT, TOPICS_OPTION
-    )
-    parser.add_subcommand(
-        "list", "the current generation of each partition, and those that wait for their end", list_generations_command, TOPICS_OPTION
-    )
-    parser.add_subcommand(
-        "retire",
-        "delete those that were superseded long enough ago",
-        retire_generations_command,
-        TOPICS_OPTION,
-        frame.argument("--dry-run", action="store_true", help="only say what would be deleted"),
-    )
+from compactor.model.ids import TopicPartition
+from compactor.outputs.pinterest import GenerationReport, configured_target
+from compactor.outputs.upkeep import (
+    RetiredGeneration,
+    partition_generations,
+    partitions_with_generations,
+    retire_generations,
+    write_generations,
+)
+from compactor.transfer.import_root import topic_filter
 
 
 def write_generations_command(args: argparse.Namespace, out: Output) -> int:
-    from compactor.outputs.pinterest import GenerationReport, configured_target
-    from compactor.outputs.upkeep import write_generations
-    from compactor.transfer.import_root import topic_filter
-
     if args.partitions and args.topics is not None:
         raise UsageError("partitions and --topics exclude each other", hint="Name one or the other")
     wanted = topic_filter(args.topics)
@@ -67,10 +50,6 @@ def write_generations_command(args: argparse.Namespace, out: Output) -> int:
 
 
 def list_generations_command(args: argparse.Namespace, out: Output) -> int:
-    from compactor.outputs.pinterest import configured_target
-    from compactor.outputs.upkeep import partition_generations, partitions_with_generations
-    from compactor.transfer.import_root import topic_filter
-
     wanted = topic_filter(args.topics)
     opened = tiers.open_read_only(args)
     target = configured_target(opened)
@@ -102,10 +81,6 @@ def list_generations_command(args: argparse.Namespace, out: Output) -> int:
 
 
 def retire_generations_command(args: argparse.Namespace, out: Output) -> int:
-    from compactor.outputs.pinterest import configured_target
-    from compactor.outputs.upkeep import RetiredGeneration, partitions_with_generations, retire_generations
-    from compactor.transfer.import_root import topic_filter
-
     wanted = topic_filter(args.topics)
     opened = tiers.open_read_only(args) if args.dry_run else tiers.open_configured_tier(args)
     target = configured_target(opened)

@@ -8,65 +8,28 @@ import argparse
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from compactor.access.tier import Tier
+from compactor.bootstrap import kafka_connection, open_tier
+from compactor.brokers.metadata_topic.leaders import KafkaLeaders
 from compactor.cli import audit, frame, tiers
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
+from compactor.config.settings import Settings, load_settings
 from compactor.errors import StoreError, UsageError
-
-if TYPE_CHECKING:
-    from compactor.access.tier import Tier
-    from compactor.config.settings import Settings
-    from compactor.model.ids import TopicPartition
-    from compactor.transfer.import_options import ImportOptions
-    from compactor.transfer.import_root import PartitionImport
-    from compactor.transfer.incarnations import AskTopicIds
-
-
-def add_arguments(parser: frame.Parser) -> None:
-    parser.set_command(
-        run_import,
-        frame.argument(
-            "log_dir",
-            metavar="LOG_DIR|LOG_ROOT",
-            nargs="?",
-            type=Path,
-            help="a partition's directory (<20 digits>.log and what belongs to them), or one with <topic>-<partition> directories in it",
-        ),
-        frame.argument(
-            "--from-tier",
-            metavar="CONFIG",
-            help="in the place of a directory: the configuration of another tier, whose partitions are taken",
-        ),
-        frame.argument("--topic", metavar="T", help="default: by the directory's name"),
-        frame.argument("--partition", type=frame.whole_number(0, 2**31 - 1), metavar="P", help="default: by the directory's name"),
-        frame.argument("--topics", metavar="REGEX", help="of a LOG_ROOT or another tier: topics whose whole name matches"),
-        frame.argument("--live", action="store_true", help="a broker is at work there: its newest segment is left out"),
-        frame.argument("--allow-gaps", action="store_true", help="a cleaner took away what is missing between segments"),
-        frame.argument(
-            "--accept-truncation", action="store_true", help="the tier discards what the broker has discarded after an unclean election"
-        ),
-        frame.argument(
-            "--accept-loss",
-            action="store_true",
-            help="with --accept-truncation: also where a round beyond the cut cannot be undone, so that some keys lose their last value",
-        ),
-        frame.argument(
-            "--new-incarnation",
-            action="store_true",
-            help="the topics were deleted and created again: logs of another topic id get incarnations of their own",
-        ),
-        audit.REASON_OPTION,
-    )
+from compactor.model.ids import TopicPartition
+from compactor.tier.kinds import tier_kind
+from compactor.transfer.from_tier import import_tier, partitions_to_import
+from compactor.transfer.import_ import import_directory
+from compactor.transfer.import_options import ImportOptions, ImportProgress
+from compactor.transfer.import_root import PartitionImport, import_root, is_log_root, list_partition_directories, partition_of_directory
+from compactor.transfer.incarnations import AskTopicIds, OpeningRule, confirm_topics
+from compactor.transfer.log_identity import read_topic_id
+from compactor.views.checkpoints import read_only_tier
 
 
 def run_import(args: argparse.Namespace, out: Output) -> int:
-    from compactor.tier.kinds import tier_kind
-    from compactor.transfer.import_options import ImportOptions
-    from compactor.transfer.import_root import is_log_root
-    from compactor.transfer.incarnations import OpeningRule
-
     if tier_kind(frame.load_command_settings(args)).is_broker_managed:
         raise UsageError("nothing is imported into a tier that brokers write: they tier it", hint="Import into a tier of kind object-log")
     options = ImportOptions(
@@ -110,17 +73,11 @@ def _audited_import(args: argparse.Namespace, opened: Tier, out: Output, targets
 
 def _ask_brokers(settings: Settings) -> AskTopicIds | None:
     """Return a function that asks the configured brokers for topic ids; None if no brokers are configured."""
-    from compactor.bootstrap import kafka_connection
-    from compactor.brokers.metadata_topic.leaders import KafkaLeaders
-
     return KafkaLeaders(kafka_connection(settings)).topic_ids if settings.kafka.names_brokers else None
 
 
 def _confirm_topics(opened: Tier, directories: Iterable[tuple[TopicPartition, Path]], options: ImportOptions, out: Output) -> None:
     """Record which cluster has the topics of imported directories, if brokers are configured. Brokers that do not answer are reported."""
-    from compactor.transfer.incarnations import confirm_topics
-    from compactor.transfer.log_identity import read_topic_id
-
     if options.opening.ask is not None:
         opened.catalog.refresh()
         try:
@@ -131,9 +88,6 @@ def _confirm_topics(opened: Tier, directories: Iterable[tuple[TopicPartition, Pa
 
 def _import_directory(args: argparse.Namespace, out: Output, options: ImportOptions) -> None:
     """Import one partition's directory and print the result."""
-    from compactor.transfer.import_ import import_directory
-    from compactor.transfer.import_options import ImportProgress
-
     name = _partition_to_import(args, out)
     opened = tiers.open_configured_tier(args)
     opened.identity.check_location()  # also where nothing is new
@@ -157,10 +111,6 @@ def _partition_to_import(args: argparse.Namespace, out: Output) -> TopicPartitio
     """Return the name under which a directory is imported: the one given by options, else the partition after which the directory is named.
     Raises UsageError if there is neither.
     """
-    from compactor.errors import UsageError
-    from compactor.model.ids import TopicPartition
-    from compactor.transfer.import_root import partition_of_directory
-
     reported = partition_of_directory(args.log_dir)
     if reported is None and (args.topic is None or args.partition is None):
         raise UsageError(
@@ -177,8 +127,6 @@ def _partition_to_import(args: argparse.Namespace, out: Output) -> TopicPartitio
 
 def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) -> int:
     """Import all partitions below a directory and print the results."""
-    from compactor.transfer.import_root import import_root, list_partition_directories
-
     directories = list_partition_directories(args.log_dir, args.topics)
     if not directories:
         out.note(f"warning: no topic in {args.log_dir} matches {args.topics!r} as a whole")
@@ -194,11 +142,6 @@ def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) 
 
 
 def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) -> int:
-    from compactor.bootstrap import open_tier
-    from compactor.config.settings import load_settings
-    from compactor.transfer.from_tier import import_tier, partitions_to_import
-    from compactor.views.checkpoints import read_only_tier
-
     for given, name in ((args.log_dir, "a directory"), (args.topic, "--topic"), (args.partition, "--partition"), (args.live, "--live")):
         if given:
             raise UsageError(f"--from-tier and {name} exclude each other", hint="--topics chooses among the other tier's topics")

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from compactor.cli import audit, frame, tiers
+from compactor.bootstrap import open_tier
+from compactor.cli import audit, tiers
 from compactor.cli.output import Output, Table, format_size
+from compactor.upkeep.orphans import find_orphans, purge_orphans, read_orphan_list, write_orphan_list
 from compactor.views.words import count_noun, format_duration
 
 
-def add_arguments(parser: frame.Parser) -> None:
-    parser.add_subcommand(
-        "find",
-        "list objects that no metadata names; deletes nothing",
-        find_orphans_command,
-        tiers.PARTITIONS_ARGUMENT,
-        frame.argument("--to", metavar="FILE", type=Path, help="write the list there, to be read and given to `orphans purge`"),
-    )
-    parser.add_subcommand(
-        "purge",
-        "delete of such a list what still is an orphan",
-        purge_orphans_command,
-        frame.argument("file", metavar="FILE", type=Path),
-        frame.argument("--dry-run", action="store_true", help="only say what would be deleted"),
-        audit.REASON_OPTION,
-    )
-
-
 def find_orphans_command(args: argparse.Namespace, out: Output) -> None:
-    from compactor.upkeep.orphans import find_orphans, write_orphan_list
-
     opened = tiers.open_configured_tier(args)
     _ = opened.brokers
     names = tiers.select_partitions(opened, args.partitions)
@@ -49,9 +30,6 @@ def find_orphans_command(args: argparse.Namespace, out: Output) -> None:
 
 
 def purge_orphans_command(args: argparse.Namespace, out: Output) -> None:
-    from compactor.bootstrap import open_tier
-    from compactor.upkeep.orphans import purge_orphans, read_orphan_list
-
     wanted = read_orphan_list(args.file)
     opened = tiers.open_configured_tier(args)
     _ = opened.brokers

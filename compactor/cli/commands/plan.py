@@ -5,55 +5,31 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
+from compactor.access.tier import Tier
 from compactor.cli import frame, tiers
+from compactor.cli.arguments import SAMPLED_PARTITIONS
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
+from compactor.consumer.sampling import sample_saving
+from compactor.control.pauses import pause_reason
 from compactor.errors import CompactorError
+from compactor.model.ids import TopicPartition
+from compactor.storage.probe import deletes_free_space
+from compactor.views.forecast import Forecast, forecast_summary, read_sidecar_evidence
+from compactor.views.prices import PriceTable, prices_for
 from compactor.views.words import count_noun
 
-if TYPE_CHECKING:
-    from compactor.access.tier import Tier
-    from compactor.views.forecast import Forecast
-    from compactor.views.prices import PriceTable
-
 DEFAULT_SAMPLE_BYTES = 8 << 20
-SAMPLED_PARTITIONS = 8
-"""Largest number of partitions that are sampled without being asked, so that `plan` answers within seconds."""
-
-
-def add_arguments(parser: frame.Parser) -> None:
-    parser.set_command(
-        run_plan,
-        tiers.PARTITIONS_ARGUMENT,
-        tiers.CLOCK_OPTION,
-        frame.argument("--force", action="store_true", help="as `run --force` would"),
-        frame.argument(
-            "--sample",
-            type=frame.parse_byte_count,
-            metavar="BYTES",
-            help="read so much of each partition and say what compaction saves at least; 0 for nothing (default: 8 MiB of the largest "
-            f"{SAMPLED_PARTITIONS} partitions that are due and of which no round is known)",
-        ),
-        frame.argument("--prices", type=Path, metavar="FILE", help="a TOML table of prices of your own (default: those of S3 Standard)"),
-    )
 
 
 def run_plan(args: argparse.Namespace, out: Output) -> int:
-    from compactor.control.pauses import pause_reason
-    from compactor.model.ids import TopicPartition
-    from compactor.storage.probe import deletes_free_space
-    from compactor.views.forecast import forecast_summary, read_sidecar_evidence
-    from compactor.views.prices import prices_for
-
     with tiers.open_configured_tier(args, local_state=True) as opened:
         outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
         prices = prices_for(opened.settings.tier_url, args.prices)
         summaries = tiers.read_partition_summaries(opened, tiers.select_partitions(opened, args.partitions), out, outcomes)
         frees = deletes_free_space(opened.ports.data)
-        now, found = tiers.cleaner_clock_ms(args), []
+        now, found = frame.cleaner_clock_ms(args), []
         for summary in summaries:
             known = read_sidecar_evidence(opened, summary, now, force=args.force)
             one = forecast_summary(opened, summary, frees, now, force=args.force, known=known, prices=prices)
@@ -166,9 +142,6 @@ def _sample_savings(opened: Tier, found: Sequence[Forecast], sample_bytes: int |
 
 def _with_sampled_saving(opened: Tier, found: Forecast, sample_bytes: int, out: Output, prices: PriceTable) -> Forecast:
     """Return the forecast with a saving that is estimated from a sample of the partition's bytes."""
-    from compactor.consumer.sampling import sample_saving
-    from compactor.model.ids import TopicPartition
-
     name = TopicPartition(found.topic, found.partition)
     with out.progress(f"sampling {name}", unit="bytes") as progress, opened.counters.report_transfers(progress.advance):
         sample = sample_saving(opened, opened.open(name).refresh(), sample_bytes)

@@ -5,48 +5,31 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, format_size
-
-if TYPE_CHECKING:
-    from compactor.spark.cluster.executor import TaskCost
-    from compactor.spark.cluster.session import StartedCluster
-    from compactor.spark.recompaction import RecompactionCandidate, RecompactionResult
-
-
-def add_arguments(parser: frame.Parser) -> None:
-    parser.set_command(
-        run_recompact,
-        tiers.PARTITIONS_ARGUMENT,
-        tiers.CLOCK_OPTION,
-        frame.argument(
-            "--min-benefit",
-            type=frame.whole_number(),
-            metavar="BYTES",
-            default=1,
-            help="leave partitions alone whose round would gain less (default: 1, those that gain nothing)",
-        ),
-        frame.argument("--force", action="store_true", help="leave none alone, not even clean ones"),
-        frame.argument("--dry-run", action="store_true", help="say what would be done, and do nothing; without Spark"),
-    )
+from compactor.spark.cluster.executor import TaskCost
+from compactor.spark.cluster.session import StartedCluster, start_cluster
+from compactor.spark.cluster.versions import check_pyspark
+from compactor.spark.recompaction import (
+    RecompactionCandidate,
+    RecompactionListener,
+    RecompactionResult,
+    recompact_partitions,
+    result_row,
+    survey_partitions,
+)
 
 
 def run_recompact(args: argparse.Namespace, out: Output) -> int:
-    from compactor.spark.cluster.versions import check_pyspark
-    from compactor.spark.recompaction import RecompactionListener, recompact_partitions, result_row, survey_partitions
-
     opened = tiers.open_configured_tier(args, writes="" if args.dry_run else "recompact")
     names = tiers.select_partitions(opened, args.partitions)
     outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
     min_benefit = 0 if args.force else args.min_benefit
     if args.dry_run:
-        return _print_dry_run(survey_partitions(opened, names, tiers.cleaner_clock_ms(args), min_benefit), out, outcomes)
+        return _print_dry_run(survey_partitions(opened, names, frame.cleaner_clock_ms(args), min_benefit), out, outcomes)
     check_pyspark()
-    from compactor.spark.cluster.executor import TaskCost
     from compactor.spark.cluster.jobs import JobListener
-    from compactor.spark.cluster.session import start_cluster
 
     cost = TaskCost()
     with ExitStack() as stack:
@@ -64,7 +47,7 @@ def run_recompact(args: argparse.Namespace, out: Output) -> int:
                 opened,
                 started.cluster,
                 names,
-                tiers.cleaner_clock_ms(args),
+                frame.cleaner_clock_ms(args),
                 cost,
                 RecompactionListener(JobListener(), on_partition_done),
                 min_benefit,

@@ -6,40 +6,22 @@ import argparse
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from compactor.access.rounds import new_round
+from compactor.access.tier import Tier
 from compactor.cli import audit, frame, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.constants import NEVER_MS
+from compactor.control.logs import PartitionLog, collect_inbox
+from compactor.control.records import RetireInspection
 from compactor.errors import CompactorError
+from compactor.model.ids import TopicPartition
+from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, GraceClock, RetireReport, partitions_to_inspect, retire_partition
+from compactor.upkeep.uploads import sweep_uploads
 from compactor.views.words import count_noun, iso_time
-
-if TYPE_CHECKING:
-    from compactor.access.tier import Tier
-    from compactor.control.logs import PartitionLog
-    from compactor.control.records import RetireInspection
-    from compactor.model.ids import TopicPartition
-    from compactor.upkeep.retire import RetireReport
 
 NOTED_TOGETHER = 100
 """Largest number of partitions whose inspections are recorded in one record of the catalog."""
-
-
-def add_arguments(parser: frame.Parser) -> None:
-    parser.set_command(
-        run_retire,
-        frame.argument("--dry-run", action="store_true", help="only say what would be deleted"),
-        frame.argument(
-            "--now",
-            "--at",
-            type=frame.parse_time_ms,
-            metavar="TIME",
-            help="stands in for the store's clock; ahead of it only with --force-now",
-        ),
-        frame.argument("--force-now", action="store_true", help="let --now shorten grace, and sweep orphans whatever their age"),
-        audit.REASON_OPTION,
-        frame.argument("--all", action="store_true", help="look at every partition, also where the tier-wide log says that nothing is due"),
-    )
 
 
 @dataclass
@@ -57,8 +39,6 @@ class _InspectionRecorder:
 
     def add(self, name: TopicPartition, log: PartitionLog, report: RetireReport) -> None:
         """Add one partition's result, and record all collected results if there are NOTED_TOGETHER."""
-        from compactor.control.records import RetireInspection
-
         if log.state.slot > self.opened.known_slot(name):
             self.behind.append(log)
         if self.with_looks:
@@ -85,10 +65,6 @@ def run_retire(args: argparse.Namespace, out: Output) -> int:
 
 def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
     """Delete the replaced segments whose waiting time is over in every partition, print the result and return the exit code."""
-    from compactor.access.rounds import new_round
-    from compactor.control.logs import collect_inbox
-    from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, GraceClock, partitions_to_inspect, retire_partition
-
     clock = GraceClock(args.now, args.force_now)
     opened = tiers.open_configured_tier(args, writes="retire")
     if args.now is not None and not args.force_now and args.now > opened.ports.clock_ms():
@@ -145,8 +121,6 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
 
 def _sweep_unfinished_uploads(opened: Tier, args: argparse.Namespace, outcomes: tiers.PartitionOutcomes) -> tuple[str, ...]:
     """Abort unfinished uploads of dead writers, and return their names."""
-    from compactor.upkeep.uploads import sweep_uploads
-
     try:
         now = opened.ports.clock_ms()
         if args.now is not None:

@@ -6,40 +6,32 @@ import argparse
 import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from compactor.access.rounds import compact
+from compactor.access.tier import Tier
 from compactor.cli import frame, tiers
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Progress
-from compactor.cli.profile import PROFILE_OPTION, CommandProfile
-
-if TYPE_CHECKING:
-    from compactor.access.tier import Tier
-    from compactor.control.stages import Stage
-    from compactor.control.summary import PartitionSummary
-    from compactor.daemon.progress import JobProgress
-    from compactor.model.ids import TopicPartition
-    from compactor.model.plan import CompactionPlan
-
-
-def add_arguments(parser: frame.Parser) -> None:
-    parser.set_command(
-        run_rounds,
-        tiers.PARTITIONS_ARGUMENT,
-        tiers.CLOCK_OPTION,
-        frame.argument("--force", action="store_true", help="clean whatever is dirty, whatever the dirty ratio says"),
-        PROFILE_OPTION,
-    )
+from compactor.cli.profile import CommandProfile
+from compactor.control.leadership import current_lease
+from compactor.control.pauses import pause_reason
+from compactor.control.stages import Stage
+from compactor.control.summary import PartitionSummary
+from compactor.daemon.progress import JobProgress
+from compactor.daemon.scheduling import DaemonAction, Job
+from compactor.local.spool import process_folder
+from compactor.model.ids import TopicPartition
+from compactor.model.plan import CompactionPlan
+from compactor.round.compaction import failed_report, paused_report, report_if_nothing_to_do
+from compactor.service.journal import ServiceLogger
+from compactor.views.overview import read_summaries
 
 
 def run_rounds(args: argparse.Namespace, out: Output) -> int:
-    from compactor.control.pauses import pause_reason
-    from compactor.round.compaction import paused_report, report_if_nothing_to_do
-
     with tiers.open_configured_tier(args, local_state=True, writes="run") as opened:
         names = tiers.select_partitions(opened, args.partitions)
         outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
-        now = tiers.cleaner_clock_ms(args)
+        now = frame.cleaner_clock_ms(args)
         rows = {}
         held = []
         for summary in _read_present_summaries(opened, names, out):
@@ -75,8 +67,6 @@ def _read_present_summaries(opened: Tier, names: Sequence[TopicPartition], out: 
 
     Summaries are read quickly and show which partitions have nothing to do.
     """
-    from compactor.views.overview import read_summaries
-
     with out.progress("looking", len(names), "partitions") as progress:
         looks = read_summaries(opened, names, max_age_ms=0, on_partition=progress.advance)
     return [inspection.summary for inspection in looks if inspection.summary is not None]
@@ -84,8 +74,6 @@ def _read_present_summaries(opened: Tier, names: Sequence[TopicPartition], out: 
 
 def _note_lease_holder(opened: Tier, name: TopicPartition, out: Output) -> None:
     """Tell the user who holds the lease for which the command waits. A process that was killed did not release it."""
-    from compactor.control.leadership import current_lease
-
     log = opened.open(name)
     log.refresh()
     lease = current_lease(opened.ports, log)
@@ -108,13 +96,6 @@ def _run_due_rounds(
 
     :param held: partitions that another process leads, or led when it was killed.
     """
-    from compactor.access.rounds import compact
-    from compactor.daemon.progress import JobProgress
-    from compactor.daemon.scheduling import DaemonAction, Job
-    from compactor.local.spool import process_folder
-    from compactor.round.compaction import failed_report
-    from compactor.service.journal import ServiceLogger
-
     process_folder(opened.state_dir)  # before anything is announced that could not be worked on
     if opened.engines is not None:
         for name in names:

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from compactor.cli import frame, tiers
+from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
+from compactor.views.history import RunReport, find_run, run_reports, undo_problem
 from compactor.views.words import format_duration, iso_time
 
 SHORT = 8
 """Characters of a run's id in tables. They suffice to name it."""
 
-if TYPE_CHECKING:
-    from compactor.views.history import RunReport
-
-
-def add_arguments(parser: frame.Parser) -> None:
-    parser.add_subcommand("list", "the rounds that are remembered, oldest first", list_runs, tiers.PARTITIONS_ARGUMENT)
-    parser.add_subcommand(
-        "show", "one round", show_run, frame.argument("run_id", metavar="RUN", help="as `runs list` prints it, or its first characters")
-    )
-
 
 def list_runs(args: argparse.Namespace, out: Output) -> int:
-    from compactor.views.history import run_reports
-
     opened = tiers.open_read_only(args)
     names = tiers.select_partitions(opened, args.partitions)
     outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
@@ -55,8 +43,6 @@ def list_runs(args: argparse.Namespace, out: Output) -> int:
 
 
 def show_run(args: argparse.Namespace, out: Output) -> None:
-    from compactor.views.history import find_run, run_reports, undo_problem
-
     opened = tiers.open_read_only(args)
     names = opened.partitions()
     with out.progress("looking for it", len(names), "partitions") as progress:

@@ -5,25 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from compactor.cli import frame, tiers
+from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
-
-
-def add_arguments(parser: frame.Parser) -> None:
-    parser.add_subcommand("list", "remote segments with state and lineage", list_segments_command, tiers.PARTITION_ARGUMENT)
-    parser.add_subcommand(
-        "dump",
-        "batches and records of one segment",
-        dump_segment_command,
-        tiers.PARTITION_ARGUMENT,
-        frame.argument("id", metavar="ID", help="as `segments list` prints it, or its first characters"),
-        frame.argument("--whole", action="store_true", help="long keys and values are not cut, and headers are there"),
-    )
+from compactor.views.dump import dump_segment, list_segments, unread_broker_segments
 
 
 def list_segments_command(args: argparse.Namespace, out: Output) -> None:
-    from compactor.views.dump import list_segments, unread_broker_segments
-
     opened = tiers.open_configured_tier(args)
     names, found, live = tiers.select_partitions(opened, [args.partition]), [], set()
     for name in names:
@@ -57,8 +44,6 @@ def _segment_state_word(segment: dict[str, Any], live: set[str]) -> str:
 
 
 def dump_segment_command(args: argparse.Namespace, out: Output) -> None:
-    from compactor.views.dump import dump_segment
-
     opened, name = tiers.open_partition(args, tiers.open_configured_tier)
     limit = opened.cleaner_for(name.topic).max_decompressed_batch_bytes
     with out.progress("reading", unit="bytes") as progress, opened.counters.report_transfers(progress.advance):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING
 
-from compactor.cli import frame, tiers
+from compactor.cli import tiers
+from compactor.cli.arguments import WATCH_SECONDS
 from compactor.cli.output import Output, Table, format_size
+from compactor.daemon.status import inspect_tier
 from compactor.errors import BadData, StoreError
 from compactor.views.words import count_noun, format_ago, format_moment, format_until
+from compactor.web.daemon_pages import DaemonPages
+from compactor.web.documents import DaemonTotals, PartitionRow, StatusDocument
+from compactor.web.listing import MOST_PER_PAGE, ListQuery
 
-if TYPE_CHECKING:
-    from compactor.web.documents import DaemonTotals, PartitionRow, StatusDocument
-
-WATCH_SECONDS = 5
 SHOWN_PARTITIONS = 15
 """Largest number of partitions in the table, so that it fits one screen. JSON has all of them."""
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
@@ -22,16 +22,7 @@ STATES = {"waiting": "in grace", "quiet": "clean", "unseen": "unknown"}
 """States whose words for people differ from those in JSON."""
 
 
-def add_arguments(parser: frame.Parser) -> None:
-    help_text = f"show it again every {WATCH_SECONDS} s, until Ctrl-C"
-    parser.set_command(show_status, frame.argument("--watch", action="store_true", help=help_text))
-
-
 def show_status(args: argparse.Namespace, out: Output) -> int:
-    from compactor.daemon.status import inspect_tier
-    from compactor.web.daemon_pages import DaemonPages
-    from compactor.web.listing import MOST_PER_PAGE, ListQuery
-
     opened = tiers.open_read_only(args)
     while True:
         try:

@@ -6,54 +6,22 @@ from __future__ import annotations
 
 import argparse
 
+from compactor.bootstrap import kafka_connection, open_tier
+from compactor.brokers.metadata_snapshot import save_metadata_snapshot, take_metadata_snapshot
+from compactor.brokers.metadata_topic.admin import KafkaAdmin
 from compactor.cli import audit, frame, tiers
 from compactor.cli.output import Output, Table, format_size
+from compactor.control.deletion import delete_partition, restart_lost_log
+from compactor.control.importing import adopt_topic
+from compactor.control.incarnations import superseding_topic_id
+from compactor.control.pauses import pattern_matches
+from compactor.control.records import BadControlRecord, TopicAdopted
 from compactor.errors import CompactorError, UsageError
+from compactor.tier.kinds import control_url, tier_kind
 from compactor.views.words import format_duration
 
 
-def add_arguments(parser: frame.Parser) -> None:
-    parser.set_command(list_topics)
-    parser.add_subcommand(
-        "delete", "take a partition out of the tier", delete_topic_partition, tiers.PARTITION_ARGUMENT, audit.REASON_OPTION
-    )
-    parser.add_subcommand(
-        "delete-records",
-        "delete the records of a partition below an offset or a time",
-        run_delete_records,
-        tiers.PARTITION_ARGUMENT,
-        frame.argument(
-            "--before",
-            required=True,
-            type=_parse_offset_or_time,
-            metavar="OFFSET|TIME",
-            help="an offset, or a time: 2026-01-31T12:00:00Z, '30d ago'",
-        ),
-        audit.REASON_OPTION,
-    )
-    parser.add_subcommand(
-        "adopt",
-        "declare that the tier's log is that of a topic, or continues at an offset",
-        adopt_topic_command,
-        frame.argument("pattern", metavar="PATTERN", help="a topic, a TOPIC-PARTITION or a whole regular expression"),
-        frame.exclusive_arguments(
-            frame.argument("--topic-id", type=_parse_topic_id, metavar="ID", help="the topic's id, as kafka-topics --describe prints it"),
-            frame.argument(
-                "--seam",
-                type=frame.whole_number(0, 2**63 - 1),
-                metavar="OFFSET",
-                help="the tier's end + 1, where the next import continues the log",
-            ),
-            required=True,
-        ),
-        audit.REASON_OPTION,
-    )
-    parser.add_subcommand("snapshot", "keep a broker tier's metadata, for readers without a broker", snapshot_metadata)
-
-
 def list_topics(args: argparse.Namespace, out: Output) -> int:
-    from compactor.control.incarnations import superseding_topic_id
-
     outcomes = tiers.PartitionOutcomes(out, named=False)
     with tiers.open_configured_tier(args, local_state=True) as opened:
         found = [summary for summary in tiers.read_partition_summaries(opened, opened.partitions(), out, outcomes) if summary.segments]
@@ -72,17 +40,12 @@ def list_topics(args: argparse.Namespace, out: Output) -> int:
 
 def _refuse_broker_managed(args: argparse.Namespace, what: str, hint: str) -> None:
     """Raise UsageError on a broker-managed tier, where only brokers may do this."""
-    from compactor.tier.kinds import tier_kind
-
     settings = frame.load_command_settings(args)
     if tier_kind(settings).is_broker_managed:
         raise UsageError(f"the brokers say which {what} a tier of kind {settings.tier.kind} has", hint=hint)
 
 
 def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
-    from compactor.control.deletion import delete_partition, restart_lost_log
-    from compactor.control.records import BadControlRecord
-
     _refuse_broker_managed(args, "partitions", "Delete the topic there")
     with tiers.open_configured_tier(args) as opened:
         (name,) = opened.partitions([args.partition])
@@ -114,16 +77,7 @@ def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
     out.print_result(document, table, summary=summary)
 
 
-def _parse_offset_or_time(text: str) -> tuple[str, int]:
-    """Return an argument as ("offset", a number) or ("time", milliseconds). Raises ArgumentTypeError if it is neither."""
-    if text.isascii() and text.isdigit():
-        return "offset", frame.whole_number(0, 2**63 - 1)(text)
-    return "time", frame.parse_time_ms(text)
-
-
 def run_delete_records(args: argparse.Namespace, out: Output) -> None:
-    from compactor.bootstrap import kafka_connection
-    from compactor.brokers.metadata_topic.admin import KafkaAdmin
     from compactor.consumer.reading import offset_before_time
     from compactor.upkeep.operator_changes import delete_records
 
@@ -147,20 +101,7 @@ def run_delete_records(args: argparse.Namespace, out: Output) -> None:
     out.print_result(document, table)
 
 
-def _parse_topic_id(text: str) -> str:
-    """Check that an argument is a topic id, and return it. Raises ArgumentTypeError if it is not."""
-    from compactor.tier.names import is_topic_id
-
-    if not is_topic_id(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a topic id; `kafka-topics --describe` prints it")
-    return text
-
-
 def adopt_topic_command(args: argparse.Namespace, out: Output) -> int:
-    from compactor.control.importing import adopt_topic
-    from compactor.control.pauses import pattern_matches
-    from compactor.control.records import TopicAdopted
-
     _refuse_broker_managed(args, "topics", "There is nothing to adopt")
     outcomes = tiers.PartitionOutcomes(out, named=True)
     rows = []
@@ -199,10 +140,6 @@ def adopt_topic_command(args: argparse.Namespace, out: Output) -> int:
 
 
 def snapshot_metadata(args: argparse.Namespace, out: Output) -> None:
-    from compactor.bootstrap import open_tier
-    from compactor.brokers.metadata_snapshot import save_metadata_snapshot, take_metadata_snapshot
-    from compactor.tier.kinds import control_url, tier_kind
-
     settings = frame.load_command_settings(args)
     if not tier_kind(settings).is_broker_managed:
         raise UsageError("a tier of this program's own has its metadata beside it", hint="A copy of the tier is complete")

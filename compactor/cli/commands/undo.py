@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from compactor.cli import audit, frame, tiers
+from compactor.access.tier import Tier
+from compactor.cli import audit, tiers
 from compactor.cli.output import Output, Table, format_size
+from compactor.control.undo import undo_round, was_reverted
 from compactor.errors import UsageError
+from compactor.upkeep.operator_changes import undo_round_by_copies
+from compactor.views.history import find_run, run_reports, undo_problem
 from compactor.views.words import iso_time
-
-if TYPE_CHECKING:
-    from compactor.access.tier import Tier
-
-
-def add_arguments(parser: frame.Parser) -> None:
-    parser.set_command(
-        run_undo,
-        frame.argument("run_id", metavar="RUN", help="as `runs list` prints it, or its first characters"),
-        frame.argument("--partition", metavar="TOPIC-PARTITION", help="its partition (default: looked for among all)"),
-        audit.REASON_OPTION,
-    )
 
 
 def _latest_round_error(opened: Tier, text: str) -> UsageError:
@@ -28,8 +19,6 @@ def _latest_round_error(opened: Tier, text: str) -> UsageError:
 
     Its hint is the command that undoes the latest round.
     """
-    from compactor.views.history import run_reports, undo_problem
-
     states = [opened.open(name).refresh() for name in tiers.select_partitions(opened, [text])]
     runs = [(state, run) for state in states for run in run_reports(state) if not undo_problem(state, run.run_id)]
     if not runs:
@@ -42,10 +31,6 @@ def _latest_round_error(opened: Tier, text: str) -> UsageError:
 
 
 def run_undo(args: argparse.Namespace, out: Output) -> None:
-    from compactor.control.undo import undo_round, was_reverted
-    from compactor.upkeep.operator_changes import undo_round_by_copies
-    from compactor.views.history import find_run
-
     opened = tiers.open_configured_tier(args, writes="undo")
     names = opened.partitions([args.partition] if args.partition else None)
     if args.run_id in {*map(str, names), *(name.topic for name in names)}:

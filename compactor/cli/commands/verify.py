@@ -5,30 +5,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from compactor.cli import frame, tiers
+from compactor.access.tier import Tier
+from compactor.cli import tiers
 from compactor.cli.output import Output
 from compactor.errors import UsageError
-
-if TYPE_CHECKING:
-    from compactor.access.tier import Tier
+from compactor.tier.kinds import MetadataSource
+from compactor.upkeep.brokers.verify import verify_broker_partition
+from compactor.upkeep.verify_listed import verify_listed_partition
+from compactor.upkeep.verify_tier import verify_catalog, verify_partition, verify_uploads
 
 Finding = TypeVar("Finding")
 
 
-def add_arguments(parser: frame.Parser) -> None:
-    parser.set_command(
-        run_verify,
-        tiers.PARTITIONS_ARGUMENT,
-        frame.argument("--fast", action="store_true", help="a tier that brokers write: without reading segments"),
-        frame.argument("--deep", action="store_true", help="also add up what each segment holds, and compare it with what was recorded"),
-    )
-
-
 def run_verify(args: argparse.Namespace, out: Output) -> int:
-    from compactor.tier.kinds import MetadataSource
-
     opened = tiers.open_read_only(args)
     if args.fast and not opened.kind.is_broker_managed:
         raise UsageError("--fast is for tiers that brokers write", hint="Leave it out: every live object is read")
@@ -41,8 +32,6 @@ def run_verify(args: argparse.Namespace, out: Output) -> int:
 
 
 def _verify_control_logs(opened: Tier, args: argparse.Namespace, out: Output) -> int:
-    from compactor.upkeep.verify_tier import verify_catalog, verify_partition, verify_uploads
-
     found = verify_catalog(opened)
     if not found:
         found = _verify_each(opened, args, out, partial(verify_partition, deep=args.deep))
@@ -50,8 +39,6 @@ def _verify_control_logs(opened: Tier, args: argparse.Namespace, out: Output) ->
 
 
 def _verify_listing(opened: Tier, args: argparse.Namespace, out: Output) -> int:
-    from compactor.upkeep.verify_listed import verify_listed_partition
-
     return tiers.print_findings(_verify_each(opened, args, out, verify_listed_partition), out)
 
 
@@ -67,6 +54,4 @@ def _verify_each(opened: Tier, args: argparse.Namespace, out: Output, verify: Ca
 
 def _verify_brokers(opened: Tier, args: argparse.Namespace, out: Output) -> int:
     """Verify a broker-managed tier and print the findings."""
-    from compactor.upkeep.brokers.verify import verify_broker_partition
-
     return tiers.print_findings(_verify_each(opened, args, out, lambda *one: verify_broker_partition(*one, fast=args.fast)), out)
