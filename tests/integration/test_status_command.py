@@ -12,6 +12,7 @@ from typing import IO
 import pytest
 
 from compactor.access.tier import Tier
+from compactor.cli.arguments import WATCH_SECONDS
 from compactor.cli.commands import status
 from compactor.cli.main import entry
 from compactor.daemon import status as daemon_status
@@ -84,7 +85,7 @@ def test_status_watch_draws_the_screen_anew_until_it_is_interrupted(deployment: 
     monkeypatch.setattr(status, "inspect_tier", inspect_or_fail)
     monkeypatch.setattr(time, "sleep", sleep)
     shown = on_terminal(80, watch)
-    assert (codes, pauses) == ([130], [status.WATCH_SECONDS] * 3)
+    assert (codes, pauses) == ([130], [WATCH_SECONDS] * 3)
     assert shown.count(status.CLEAR_SCREEN) == shown.count("All well") == 2
     assert shown.count("the store does not answer. It is tried again") == 1
     assert "again every 5 s; Ctrl-C ends" in shown
