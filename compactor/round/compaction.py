@@ -16,7 +16,7 @@ from compactor.control import left_alone
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Lease, Ports
 from compactor.control.stages import Stage
-from compactor.control.state import PartitionState
+from compactor.control.state import Intent, PartitionState
 from compactor.control.summary import PartitionFacts, PartitionSummary
 from compactor.errors import BadData, CompactorError, Fenced, Leased, OutOfBudget
 from compactor.local.budget import Budget
@@ -32,7 +32,7 @@ from compactor.round.expiry import find_expired_segments
 from compactor.round.pass_one import CleanSegmentQuery, PassOneResult, PassOneSettings, bound_remaining_bytes, run_pass_one
 from compactor.round.pass_two import LocalWorker, cleaner_rules, executor_fingerprint
 from compactor.round.plan import RoundAssessment, RoundFacts, assess_round, draft_plan, expected_metadata_records, plan_round
-from compactor.round.ports import LeadershipCheck, PostponedError, Stats, WorkSession, WorkStats
+from compactor.round.ports import OVERDUE, LeadershipCheck, PostponedError, Stats, WorkSession, WorkStats
 from compactor.round.roles import RoundExtent
 from compactor.round.skip import (
     FilterRecord,
@@ -46,8 +46,8 @@ from compactor.round.sources import StagedSegmentReader, live_segment_reader, pa
 from compactor.tier.sidecars import Sidecars
 
 OPEN_ROUND_MAX_MS = 86_400_000
-"""An interrupted round that is older is undone instead of resumed, where brokers expire segments: those in COPY_SEGMENT_STARTED hold up
-the expiry of all segments behind them.
+"""A round whose plan was announced longer ago is given up before its publication begins, where brokers expire segments: those in
+COPY_SEGMENT_STARTED hold up the expiry of segments behind them.
 """
 
 OnStage = Callable[[Stage, CompactionPlan], None]
@@ -207,17 +207,25 @@ class Round:
         expired = find_expired_segments(state, self._cleaner, min(now_ms, ports.control.clock_ms()))
         return expired.log_start_offset if expired else None
 
-    def resume_problem(self, plan: CompactionPlan) -> str:
+    def resume_problem(self, intent: Intent) -> str:
+        plan = intent.plan
         if plan.restores:
             return f"it takes run {plan.restores} back, which only `undo` goes on with"
         if plan.fingerprint != executor_fingerprint():
             return f"it was made by {plan.fingerprint}, this process is {executor_fingerprint()}"
         if plan.policy != self._cleaner.cleaner_policy():
             return "the settings have changed since it was made"
-        is_held_up = self._context.ports.brokers is not None and self._cleaner.retention_ms >= 0
-        if is_held_up and self._now_ms - plan.now_ms > OPEN_ROUND_MAX_MS:
-            return "it has been open for too long: brokers expire nothing behind the segments that it has introduced"
-        return ""
+        return self._overdue_problem(intent)
+
+    def _overdue_problem(self, intent: Intent) -> str:
+        """Return why a round has been open for too long, or an empty string. Its new segments were introduced after its plan was
+        announced, so that none of them is older.
+        """
+        ports = self._context.ports
+        if ports.brokers is None or self._cleaner.retention_ms < 0 or ports.clock_ms() - intent.at_ms <= OPEN_ROUND_MAX_MS:
+            return ""
+        done, tasks = len(intent.receipts), len(intent.plan.tasks)
+        return f"it was open for more than a day, with {done} of {tasks} groups done, and brokers expire nothing behind its new segments"
 
     @contextmanager
     def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> Iterator[GatheredRound | None]:
@@ -285,6 +293,16 @@ class Round:
         self._stats.bytes_dirty = sum(segment.size_bytes for segment in dirty)
         why = {segment.id: segment.reason for segment in plan.skipped}
         self._stats.left_alone = left_alone.format_skipped_ranges(left_alone.skipped_ranges(session.state.live, why))
+        for outcome in self._execute_tasks(plan, tasks, session, facts):
+            yield outcome
+            intent = session.state.intent
+            if intent is not None and intent.pending and (problem := self._overdue_problem(intent)):
+                yield CompactionFailure(run_id=plan.run_id, group=-1, kind=OVERDUE, message=problem)
+                return
+
+    def _execute_tasks(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: GatheredRound | None
+    ) -> Iterator[CompactionReceipt | CompactionFailure]:
         if self._remote is not None:
             try:
                 for outcome in self._remote(plan, tasks, session):

@@ -25,7 +25,7 @@ from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget, Ref
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round import mirroring
-from compactor.round.ports import FactsT, PostponedError, RoundWork
+from compactor.round.ports import OVERDUE, FactsT, PostponedError, RoundWork
 
 PLANS = 3
 """How many plans a round makes before it gives up, if the log changes between gathering facts and announcing the plan."""
@@ -187,7 +187,7 @@ def settle_open_intent(leadership: Leadership, work: RoundWork[FactsT] | None) -
         return _publish_intent(leadership, work, None, steps, intent, "")
     reason = ordering.resume_problem(leadership.state, intent) or mirroring.open_round_problem(leadership, ExpiredSources(leadership))
     if not reason:
-        reason = work.resume_problem(intent.plan) if work else "nobody resumed it"
+        reason = work.resume_problem(intent) if work else "nobody resumed it"
     if reason or work is None:
         return RoundResult("nothing_to_do", _undo_intent(leadership, steps, intent, reason), intent.plan, undone=reason)
     try:
@@ -309,8 +309,8 @@ def _run_pending_tasks(
             continue
         if failure is None:
             return None
-        if not expired.refresh(intent):
-            if facts is None or not known:
+        if failure.kind == OVERDUE or not expired.refresh(intent):
+            if failure.kind == OVERDUE or facts is None or not known:
                 return failure, segment
             facts = None  # pass 1 had to be repeated, and met a segment that has expired
 

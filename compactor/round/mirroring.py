@@ -69,6 +69,8 @@ def mirror_broker_segments(leadership: Leadership) -> PartitionState:
     body = mirroring_record(leadership.state, view, leadership.epoch)
     if body is None:
         return leadership.state
+    if body.gone:
+        observe_log_start(leadership)  # it explains later what has become of a round's segments
     try:
         added = tuple(segment if segment.files else complete_metadata(ports.layout, name, segment) for segment in body.added)
     except BadData:

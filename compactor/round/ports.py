@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from compactor.control.records import ScratchObject
 from compactor.control.stages import Stage
-from compactor.control.state import PartitionState
+from compactor.control.state import Intent, PartitionState
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
+
+OVERDUE: Final = "overdue"
+"""Kind of the failure of a round that was open for too long. It is not tried again at once."""
 
 
 class LeadershipCheck(Protocol):
@@ -112,8 +115,8 @@ class RoundWork(Protocol[FactsT]):
     def is_due(self, state: PartitionState) -> bool:
         """Return whether a round is due, cheaply and before leadership is acquired. Raises BadData."""
 
-    def resume_problem(self, plan: CompactionPlan) -> str:
-        """Return why this process cannot resume an open plan (other settings, other versions), or an empty string."""
+    def resume_problem(self, intent: Intent) -> str:
+        """Return why this process cannot resume an open round (other settings, other versions, too old), or an empty string."""
 
     def new_log_start(self, state: PartitionState) -> int | None:
         """Return the offset to which retention raises the log start before the round is planned, or None. Raises StoreError."""

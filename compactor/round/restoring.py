@@ -21,7 +21,7 @@ from compactor.config.settings import Cleaner
 from compactor.control.ordering import restorable_problem
 from compactor.control.ports import Ports
 from compactor.control.stages import Stage
-from compactor.control.state import PartitionState, Waiting
+from compactor.control.state import Intent, PartitionState, Waiting
 from compactor.errors import UsageError
 from compactor.local.budget import Budget, SpaceReservation
 from compactor.local.staging import group_space
@@ -90,14 +90,11 @@ class RestoreRound:
     def is_due(self, state: PartitionState) -> bool:
         return True
 
-    def resume_problem(self, plan: CompactionPlan) -> str:
+    def resume_problem(self, intent: Intent) -> str:
+        plan, own = intent.plan, executor_fingerprint()
         if plan.restores != self.run_id:
             return "another one was to be taken back"
-        return (
-            ""
-            if plan.fingerprint == executor_fingerprint()
-            else f"it was made by {plan.fingerprint}, this process is {executor_fingerprint()}"
-        )
+        return "" if plan.fingerprint == own else f"it was made by {plan.fingerprint}, this process is {own}"
 
     @contextmanager
     def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> Iterator[PartitionState | None]:

@@ -13,6 +13,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Unavailable, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.round.drive import run_round_as_leader, settle_open_intent
+from compactor.round.mirroring import mirror_broker_segments
 from compactor.round.restoring import RestoreRound, groups_to_restore
 
 
@@ -58,6 +59,8 @@ def undo_round_by_copies(opened: Tier, log: PartitionLog, run_id: str) -> Partit
     work = RestoreRound(opened.ports, cleaner, hash_key, opened.state_dir, run_id, opened.ports.clock_ms())
     _check_undoable(log.state, run_id)
     with hold_leadership(opened.ports, log, opened.lease) as leadership:
+        if leadership.state.intent is None:
+            mirror_broker_segments(leadership)  # what brokers have expired since is not taken back
         _check_undoable(leadership.state, run_id)
         sources = [source for one in groups_to_restore(leadership.state, run_id) for source in one.sources]
         damage = publication.stored_segments_problem(opened.ports, leadership.state, sources)

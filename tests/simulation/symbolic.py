@@ -16,7 +16,7 @@ from checkpoint import lineage
 from compactor.control.ports import Ports
 from compactor.control.records import ScratchObject
 from compactor.control.stages import Stage
-from compactor.control.state import PartitionState
+from compactor.control.state import Intent, PartitionState
 from compactor.errors import AlreadyExists
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, SkippedSegment
@@ -213,8 +213,8 @@ class SymbolicRound:
             return True
         return self._planner(state, self._now_ms, state.last_epoch + 1, self._ports.new_id) is not None
 
-    def resume_problem(self, plan: CompactionPlan) -> str:
-        return self._resumable(plan)
+    def resume_problem(self, intent: Intent) -> str:
+        return self._resumable(intent.plan)
 
     def admit_plan(self, plan: CompactionPlan) -> None:
         """There is no budget of records."""

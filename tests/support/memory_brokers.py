@@ -33,6 +33,7 @@ from compactor.errors import Refused
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import SegmentState
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
+from compactor.tier.ports import SegmentName
 from compactor.transfer.import_ import import_directory
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
 from tests.support.broker_metadata import MemoryCluster
@@ -89,6 +90,23 @@ class MemoryBrokers:
         """Its topic was made anew: what is tiered next begins at 0."""
         del self._tiered[name]
         self._sources = open_tier(load_settings(str(self._toml("source", {"tier": self._native(len(self.readers))})), {}))
+
+    def expire(self, name: TopicPartition, offset: int, *, rises: bool = True) -> list[str]:
+        """The leader deletes the segments wholly below an offset, ours and theirs, once its log start has risen to it. Their ids.
+
+        ``rises``: False if its successor starts at 0 again by the time that anybody asks.
+        """
+        status = self.cluster.known[name.topic]
+        if rises:
+            self.cluster.known[name.topic] = replace(status, log_starts={name.partition: offset})
+        opened = self.opened()
+        cache = opened.brokers.folded_partition(name).cache
+        going = sorted((one for one in cache.list_segments() if one.end_offset < offset), key=lambda one: one.start_offset)
+        for one in going:
+            for state in (SegmentState.DELETE_SEGMENT_STARTED, SegmentState.DELETE_SEGMENT_FINISHED):
+                self.write(RemoteLogSegmentMetadataUpdateRecord(cache.partition, one.segment_id, BROKER, 6, state))
+            opened.ports.layout.delete_segments(name, [SegmentName(one.id, one.start_offset)])
+        return [one.id for one in going]
 
     def write(self, *records: MetadataRecord) -> None:
         self.log.write(records)

@@ -1,0 +1,222 @@
+"""Brokers that expire segments of a topic while it is compacted, and afterwards: what a round, retire and undo make of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compactor.access.rounds import compact
+from compactor.access.tier import Tier
+from compactor.control.records import RoundPublished
+from compactor.control.stages import Stage
+from compactor.control.state import PartitionState
+from compactor.errors import UsageError
+from compactor.model.ids import TopicPartition
+from compactor.model.plan import CompactionPlan
+from compactor.round import compaction
+from compactor.round.compaction import RoundReport
+from compactor.transfer.export import export_partition
+from compactor.upkeep.operator_changes import undo_round_by_copies
+from compactor.upkeep.retire import retire_partition
+from compactor.views.difference import RecordedHistory
+from tests.builders import read
+from tests.support.deployment import GrowingLog
+from tests.support.memory_brokers import MemoryBrokers
+
+NAME = TopicPartition("orders", 0)
+TEN_YEARS_MS = 3650 * 86_400_000
+
+
+class Expiring:
+    """One partition of a topic with finite retention, before its first round."""
+
+    def __init__(self, folder: Path) -> None:
+        cleaner = {"segment_bytes": 12_000, "min_cleanable_dirty_ratio": 0.0, "cleanup_policy": "compact,delete"}
+        self.brokers = MemoryBrokers(folder / "brokers", {"cleaner": cleaner, "publish": {"grace_ms": 0}, "lease": {"ttl_ms": 300}})
+        self.brokers.topic("orders", {"retention.ms": str(TEN_YEARS_MS)})
+        self.folder = folder
+        self.log = GrowingLog(*NAME, folder, random.Random(4))
+        self.brokers.tier(NAME, self.log.write_part(8))
+        self.plans: list[CompactionPlan] = []
+
+    def opened(self) -> Tier:
+        return self.brokers.opened()
+
+    def state(self) -> PartitionState:
+        return self.opened().open(NAME, leads=True).refresh()
+
+    def round(self, stage: Stage | None = None, happens: Callable[[CompactionPlan], object] = lambda plan: None) -> RoundReport:
+        """A round during which something happens once, when it reaches a stage."""
+        opened = self.opened()
+
+        def reached(now: Stage, plan: Any) -> None:
+            if now is Stage.ANNOUNCED:
+                self.plans.append(plan)
+            if now is stage and len(self.plans) == 1:
+                happens(plan)
+
+        return compact(opened, NAME, opened.ports.clock_ms(), on_stage=reached)
+
+    def records(self) -> dict[int, bytes | None]:
+        """What readers find, by offset."""
+        out = self.folder / f"out-{random.randrange(1 << 40)}"
+        export_partition(self.opened(), NAME, out)
+        batches = [batch for found in read(out).values() for batch in found if not batch.control]
+        return {record.offset: record.key for batch in batches for record in batch.records}
+
+    def check_last_values(self, start: int) -> None:
+        """From the log start on, the last value of each key that was written there is read."""
+        wanted = {offset for offset, value in self.log.truth.values() if value is not None and offset >= start}
+        assert wanted <= set(self.records())
+
+    def retire(self) -> None:
+        tier = self.opened()
+        retire_partition(tier.ports, tier.open(NAME, leads=True), tier.lease, tier.retention)
+
+    def undo(self) -> PartitionState:
+        tier = self.opened()
+        return undo_round_by_copies(tier, tier.open(NAME, leads=True), self.state().published[-1])
+
+    def published(self) -> RoundPublished:
+        records = RecordedHistory(self.opened().open(NAME, leads=True)).records
+        return [record.body for record in records if isinstance(record.body, RoundPublished)][-1]
+
+
+@pytest.fixture
+def expiring(tmp_path: Path) -> Expiring:
+    return Expiring(tmp_path)
+
+
+@pytest.mark.parametrize("stage", [Stage.ANNOUNCED, Stage.UPLOADED, Stage.VERIFIED, Stage.PUBLISH_BEGUN])
+def test_a_group_that_expires_in_mid_round_is_left_out_and_the_offset_advances(expiring: Expiring, stage: Stage) -> None:
+    report = expiring.round(stage, lambda plan: expiring.brokers.expire(NAME, plan.tasks[0].end_offset + 1))
+    [plan] = expiring.plans
+    start = plan.tasks[0].end_offset + 1
+    assert (report.status, report.reason) == ("cleaned", "")
+    assert (expiring.published().expired, expiring.published().cut_off) == ((0,), ())
+    state = expiring.state()
+    assert (state.broker_log_start, state.first_dirty_offset, state.quarantine) == (start, plan.next_dirty_offset, None)
+    assert min(expiring.records()) >= start
+    expiring.check_last_values(start)
+
+
+@pytest.mark.parametrize("stage", [Stage.UPLOADED, Stage.VERIFIED, Stage.PUBLISH_BEGUN])
+def test_a_rewritten_group_of_which_a_part_expires_is_published_as_if_it_were_there(expiring: Expiring, stage: Stage) -> None:
+    def expire_first_source(plan: CompactionPlan) -> None:
+        ends = {segment.id: segment.end_offset for segment in expiring.state().live}
+        assert len(plan.tasks[0].sources) > 1
+        expiring.brokers.expire(NAME, ends[plan.tasks[0].sources[0]] + 1)
+
+    report = expiring.round(stage, expire_first_source)
+    assert (report.status, report.reason) == ("cleaned", "")
+    assert (expiring.published().expired, len(expiring.published().replacements)) == ((), len(expiring.plans[0].tasks))
+    expiring.check_last_values(expiring.state().broker_log_start)
+
+
+def test_a_group_of_which_a_part_expires_before_it_is_rewritten_undoes_the_round_without_a_failure(expiring: Expiring) -> None:
+    def expire_first_source(plan: CompactionPlan) -> None:
+        ends = {segment.id: segment.end_offset for segment in expiring.state().live}
+        expiring.brokers.expire(NAME, ends[plan.tasks[0].sources[0]] + 1)
+
+    report = expiring.round(Stage.ANNOUNCED, expire_first_source)
+    assert (report.status, report.reason) == ("nothing_to_do", "brokers have expired a part of what group 0 replaces")
+    assert (expiring.state().quarantine, expiring.state().intent) == (None, None)
+    assert expiring.round().status == "cleaned"
+    expiring.check_last_values(expiring.state().broker_log_start)
+
+
+def test_a_source_below_the_log_start_that_readers_still_find_is_switched_as_usual(expiring: Expiring) -> None:
+    def only_rise(plan: CompactionPlan) -> None:
+        known = expiring.brokers.cluster.known
+        known[NAME.topic] = known[NAME.topic].__class__(**{**vars(known[NAME.topic]), "log_starts": {0: plan.tasks[0].end_offset + 1}})
+
+    assert expiring.round(Stage.PUBLISH_BEGUN, only_rise).status == "cleaned"
+    assert (expiring.published().expired, expiring.published().cut_off) == ((), ())
+    assert len(expiring.published().replacements) == len(expiring.plans[0].tasks)
+
+
+def test_deletions_that_no_log_start_explains_cut_the_rest_off(expiring: Expiring) -> None:
+    report = expiring.round(Stage.PUBLISH_BEGUN, lambda plan: expiring.brokers.expire(NAME, plan.tasks[0].end_offset + 1, rises=False))
+    assert report.reason.startswith("brokers had deleted what")
+    assert expiring.published().expired == ()
+    assert expiring.state().first_dirty_offset == 0
+
+
+def test_the_highest_log_start_counts_after_a_new_leader_starts_lower(expiring: Expiring) -> None:
+    expiring.round(Stage.PUBLISH_BEGUN, lambda plan: expiring.brokers.expire(NAME, plan.tasks[0].end_offset + 1))
+    start = expiring.state().broker_log_start
+    expiring.brokers.topic("orders", {"retention.ms": str(TEN_YEARS_MS)})
+    expiring.brokers.tier(NAME, expiring.log.write_part(2))
+    assert expiring.round().status == "cleaned"
+    assert expiring.state().broker_log_start == start > 0
+
+
+def test_undo_takes_back_what_has_not_expired(expiring: Expiring) -> None:
+    before = expiring.records()
+    assert expiring.round().status == "cleaned"
+    made = [segment for segment in expiring.state().live if segment.id in expiring.state().published_by]
+    start = made[0].end_offset + 1
+    gone = expiring.brokers.expire(NAME, start)
+    assert set(expiring.plans[0].tasks[0].sources) < set(gone), "brokers delete the replaced segments with the one that replaced them"
+    expiring.undo()
+    assert expiring.records() == {offset: key for offset, key in before.items() if offset >= start}
+
+
+def test_undo_of_a_round_that_has_expired_is_refused(expiring: Expiring) -> None:
+    assert expiring.round().status == "cleaned"
+    made = [segment for segment in expiring.state().live if segment.id in expiring.state().published_by]
+    expiring.brokers.expire(NAME, made[-1].end_offset + 1)
+    with pytest.raises(UsageError, match="has expired"):
+        expiring.undo()
+
+
+def test_retire_accepts_that_brokers_have_deleted_replaced_segments_themselves(expiring: Expiring) -> None:
+    assert expiring.round().status == "cleaned"
+    made = [segment for segment in expiring.state().live if segment.id in expiring.state().published_by]
+    expiring.brokers.expire(NAME, made[0].end_offset + 1)
+    expiring.retire()
+    state, cache = expiring.state(), expiring.opened().brokers.folded_partition(NAME).cache
+    assert (state.waiting, state.retiring) == ((), ())
+    assert {one.id for one in cache.list_segments()} == {segment.id for segment in state.live} - {made[0].id}
+    expiring.check_last_values(made[0].end_offset + 1)
+    assert expiring.round().status == "nothing_to_do"
+
+
+def test_a_round_that_is_open_for_too_long_is_given_up(expiring: Expiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(compaction, "OPEN_ROUND_MAX_MS", -1)
+        report = expiring.round()
+    assert report.status == "quarantined"
+    assert "overdue: it was open for more than a day, with 1 of" in report.reason
+    cache = expiring.opened().brokers.folded_partition(NAME).cache
+    assert {one.state.name for one in cache.list_segments()} == {"COPY_SEGMENT_FINISHED"}
+    assert expiring.round().status == "cleaned"
+
+
+def test_a_round_without_retention_may_take_longer(expiring: Expiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    expiring.brokers.topic("orders")
+    monkeypatch.setattr(compaction, "OPEN_ROUND_MAX_MS", -1)
+    assert expiring.round().status == "cleaned"
+
+
+class Stopped(Exception):
+    """The process ends here."""
+
+
+def test_an_interrupted_round_that_is_too_old_is_undone_and_planned_anew(expiring: Expiring) -> None:
+    def stop(plan: CompactionPlan) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        expiring.round(Stage.UPLOADED, stop)
+    expiring.brokers.hurried_ms = compaction.OPEN_ROUND_MAX_MS + 1_000
+    assert expiring.round().status == "cleaned"
+    first, second = expiring.plans
+    assert first.run_id != second.run_id
+    run = expiring.state().find_run(first.run_id)
+    assert run is not None
+    assert run.status == "undone"
