@@ -39,9 +39,9 @@ from benchmarks.cleaner_logs import NOW_MS, PROFILES, Profile, write_log
 from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_directory
 from compactor.cleaner.passes.source import open_source
 from compactor.cleaner.precompile import precompile
-from compactor.records.batches import read_only
-from compactor.records.bulk import compress_bodies
-from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, ByteBuffer, compressed_bound
+from compactor.records.batches import read_only_view
+from compactor.records.bulk import compress_bodies_into
+from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, ByteBuffer, max_compressed_size
 from tests.conformance.kafka import Kafka, Unavailable
 
 TARGETS = {NONE: 3.0, LZ4: 2.5, SNAPPY: 2.5, ZSTD: 1.5, GZIP: 1.5}
@@ -135,15 +135,17 @@ def _moved(path: Path, target: BinaryIO, most: int) -> int:
             written = min(max(most - done, 0), int(table.size[some].sum()))
             if not written:
                 continue
-            packed = chunk.buf[int(table.position[first]) :] if not table.codec[first] else chunk.buf
-            if table.codec[first]:
+            packed = chunk.buf[int(table.position[first]) :] if not table.codec_ids[first] else chunk.buf
+            if table.codec_ids[first]:
                 size = chunk.body_end - chunk.body_start
                 size = size[: max(1, len(size) * written // int(table.size[some].sum()))]
-                bound = compressed_bound(size)
+                bound = max_compressed_size(size)
                 slots.reserve(int(bound.sum()))
                 slot = np.cumsum(bound) - bound
-                compress_bodies(chunk.buf, table.codec[some][: len(size)], chunk.body_start[: len(size)], size, slots.array, slot, bound)
-                packed = read_only(slots.array)
+                compress_bodies_into(
+                    chunk.buf, table.codec_ids[some][: len(size)], chunk.body_start[: len(size)], size, slots.array, slot, bound
+                )
+                packed = read_only_view(slots.array)
             target.write(packed[:written].data)
             check_crc(packed[:written])
             done += written

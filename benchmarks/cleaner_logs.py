@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from compactor.records.batches import HEADER
-from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, add_batch_header, encode_batch, encode_marker
-from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress
+from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, add_batch_header, encode_batch, encode_transaction_marker
+from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress_body
 
 CODECS = {"none": NONE, "lz4": LZ4, "snappy": SNAPPY, "zstd": ZSTD, "gzip": GZIP}
 VALUES = {"1k": 1024, "100b": 100}
@@ -95,7 +95,7 @@ def _plain(profile: Profile, records: int, first_dirty: int) -> Iterator[tuple[i
         body[places] = 48 + keys[base : base + count, None] // powers % 10
         data = body.tobytes()
         if profile.codec:
-            data = compress(profile.codec, data)
+            data = compress_body(profile.codec, data)
         time = NOW_MS - records + base
         yield base + count, add_batch_header(base, count - 1, 0, profile.codec, time, time + count - 1, NO_PRODUCER, count, data)
 
@@ -135,7 +135,7 @@ def _cdc(records: int) -> Iterator[tuple[int, bytes]]:
         who = dice.randrange(5)
         if left[who] == 1:
             left[who] = 0
-            yield offset + 1, encode_marker(offset, time, who, 0, commit=dice.random() > 0.1)
+            yield offset + 1, encode_transaction_marker(offset, time, who, 0, is_commit=dice.random() > 0.1)
             offset += 1
             continue
         left[who] = left[who] - 1 if left[who] else dice.randrange(2, 8)

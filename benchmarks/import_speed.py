@@ -22,9 +22,9 @@ from typing import NamedTuple
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.model.ids import TopicPartition
-from compactor.records.batches import HEADER, check_crcs, map_file, scan_batches
+from compactor.records.batches import HEADER, map_file, scan_batches, verify_crcs_of_batches
 from compactor.records.build import RecordToEncode as Row, encode_batch
-from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, ByteBuffer, decompress_into
+from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, ByteBuffer, decompress_body_into
 from compactor.transfer.import_ import import_directory
 
 SEGMENT_BYTES = 64 << 20
@@ -97,12 +97,12 @@ def inflating(source: Path, target: Path) -> None:
     for path in sorted(source.glob("*.log")):
         data = map_file(path)
         table = scan_batches(data, path.name)
-        check_crcs(data, table, 0, len(table), path.name)
+        verify_crcs_of_batches(data, table, 0, len(table), path.name)
         view = data.data
-        for codec, position, size in zip(table.codec.tolist(), table.position.tolist(), table.size.tolist(), strict=True):
+        for codec, position, size in zip(table.codec_ids.tolist(), table.position.tolist(), table.size.tolist(), strict=True):
             if codec:
                 buffer.clear()
-                decompress_into(codec, view[position + HEADER : position + size], buffer, LIMIT)
+                decompress_body_into(codec, view[position + HEADER : position + size], buffer, LIMIT)
     plain(source, target)
 
 

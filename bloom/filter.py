@@ -20,8 +20,8 @@ from pybloom_live import BloomFilter
 
 from bloom.siphash import key_tag
 from compactor.kernels.common import Hashes
-from compactor.kernels.jit import kernel, leaf
-from compactor.kernels.memory import multiply_high
+from compactor.kernels.jit import inline_kernel, kernel
+from compactor.kernels.memory import high_word_of_product
 
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
@@ -85,7 +85,7 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         return np.frombuffer(self.bitarray, dtype=np.uint8)
 
 
-@leaf
+@inline_kernel
 def _bit_position(h0: np.uint64, h1: np.uint64, slice_number: int, bits_per_slice: int) -> np.uint64:
     """Return the position of a key's bit, counted from the first slice. It is unsigned, because indexes that may be negative cost an extra
     test in kernels.
@@ -94,7 +94,7 @@ def _bit_position(h0: np.uint64, h1: np.uint64, slice_number: int, bits_per_slic
     x = (x ^ (x >> np.uint64(30))) * np.uint64(MIX_1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(MIX_2)
     x ^= x >> np.uint64(31)
-    bit: np.uint64 = np.uint64(slice_number * bits_per_slice) + multiply_high(x, np.uint64(bits_per_slice))
+    bit: np.uint64 = np.uint64(slice_number * bits_per_slice) + high_word_of_product(x, np.uint64(bits_per_slice))
     return bit
 
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from compactor.kernels.jit import kernel, leaf
+from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_u64
 
 
-@leaf
+@inline_kernel
 def _sip_round(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
     """Return the four words of SipHash's state after one SipRound."""
     v0 += v1
@@ -37,7 +37,7 @@ def _sip_round(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> tu
     return v0, v1, v2, v3
 
 
-@leaf
+@inline_kernel
 def _last_bytes_as_word(buf: npt.NDArray[np.uint8], end: int, length: int) -> np.uint64:
     """Return the last ``length % 8`` bytes of a key as a little-endian number, without reading outside the key."""
     rest = length & 7
@@ -52,7 +52,7 @@ def _last_bytes_as_word(buf: npt.NDArray[np.uint8], end: int, length: int) -> np
     return word
 
 
-@leaf
+@inline_kernel
 def siphash128(buf: npt.NDArray[np.uint8], start: int, length: int, k0: np.uint64, k1: np.uint64) -> tuple[np.uint64, np.uint64]:
     """Return the SipHash-2-4-128 of ``buf[start:start + length]`` as two 64-bit halves, the low one first. For kernels; bounds are not
     checked.
@@ -85,7 +85,7 @@ def siphash128(buf: npt.NDArray[np.uint8], start: int, length: int, k0: np.uint6
     return low, v0 ^ v1 ^ v2 ^ v3
 
 
-@leaf
+@inline_kernel
 def key_tag(h0: np.uint64) -> np.uint32:
     """Return the 32 bits of a key hash that come from its first half. 0 becomes 1, because 0 marks empty cells of hash tables."""
     tag = np.uint32(h0 & np.uint64(0xFFFFFFFF))

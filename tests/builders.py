@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import google_crc32c
 
 from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_directory
-from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, encode_batch, encode_marker
-from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress
+from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, encode_batch, encode_transaction_marker
+from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress_body
 from tests.compare import describe
 from tests.plain_format import Batch, read_batches, segment_paths
 from tests.plain_log import control_type, indexes_of
@@ -122,8 +122,8 @@ class LogBuilder:
                 leader_epoch=self.leader_epoch,
                 base_offset=base,
                 last_offset=last,
-                append_time=append_time,
-                delete_horizon=horizon,
+                append_time_ms=append_time,
+                delete_horizon_ms=horizon,
             ),
             last,
         )
@@ -134,8 +134,14 @@ class LogBuilder:
         if epoch is not None:
             self.epochs[pid] = epoch
         offset, self.time = self.next_offset, self.time + 1
-        made = encode_marker(
-            offset, self.time, pid, self.epochs.setdefault(pid, 0), commit=commit, leader_epoch=self.leader_epoch, delete_horizon=horizon
+        made = encode_transaction_marker(
+            offset,
+            self.time,
+            pid,
+            self.epochs.setdefault(pid, 0),
+            is_commit=commit,
+            leader_epoch=self.leader_epoch,
+            delete_horizon_ms=horizon,
         )
         self.raw(made, offset)
         return offset
@@ -256,7 +262,7 @@ def entry(magic: int, offset: int, text: str | bytes, *, timestamp: int = -1, at
 
 def wrapper(magic: int, offset: int, entries: Iterable[bytes], codec: int, *, timestamp: int = -1, append_time: bool = False) -> bytes:
     """A compressed wrapper around entries: offsets inside are absolute for v0, relative for v1."""
-    body = compress(codec, b"".join(entries))
+    body = compress_body(codec, b"".join(entries))
     if magic == 0 and codec == LZ4:
         body = body[:6] + bytes([_wrong_header_checksum(body)]) + body[7:]
     return _entry(magic, offset, None, body, timestamp, codec | (8 if append_time else 0))

@@ -25,7 +25,7 @@ from typing import Any
 
 from compactor.cleaner.gate.failures import GateFailed
 from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, add_batch_header, encode_batch, encode_varint
-from compactor.records.codecs import compress
+from compactor.records.codecs import compress_body
 from tests.against_naive import Outcome, compare_with_naive
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, entry, snapshot, wrapper
 from tests.chunking import SIZES, chunks_of
@@ -160,7 +160,7 @@ def body_surgery(dice: Dice, segments: Segments) -> None:
                 body[where:where] = dice.choice([b"\xff" * 5, b"\xff" * 10, b"\x80\x80\x00", b"\x01", b"\xff\xff\xff\xff\x0f"])
             case 3:
                 del body[where : where + dice.randrange(1, 4)]
-    packed = compress(codec, bytes(body)) if codec else bytes(body)
+    packed = compress_body(codec, bytes(body)) if codec else bytes(body)
     batches[at] = _resized(raw[:61] + packed)
 
 
@@ -205,7 +205,7 @@ def bomb(dice: Dice, segments: Segments) -> None:
         batches[at] = wrapper(1, base, [zeros], codec, timestamp=1)
     else:
         rows = [RecordToEncode(base, 1, b"a", zeros)]
-        body = compress(codec, encode_batch(rows)[61:] if dice.random() < 0.5 else zeros)
+        body = compress_body(codec, encode_batch(rows)[61:] if dice.random() < 0.5 else zeros)
         batches[at] = add_batch_header(base, 0, 0, codec, 1, 1, NO_PRODUCER, dice.choice([1, 2**31 - 1]), body)
 
 

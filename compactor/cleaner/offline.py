@@ -28,8 +28,8 @@ from compactor.errors import BadData, OutOfBudget, UsageError
 from compactor.model.policy import MAX32
 from compactor.records.balance import BalanceKey
 from compactor.records.batches import UNKNOWN_OFFSET, BatchTable, Bytes, map_file
-from compactor.records.indexes import build_indexes, read_txn_index
-from compactor.records.producers import ProducerStates, parse_snapshot
+from compactor.records.indexes import encode_offset_and_time_index, read_txn_index
+from compactor.records.producers import ProducerStates, parse_producer_snapshot
 
 _LOG_NAME: Final = re.compile(r"(\d{20})\.log")
 _SNAPSHOT_NAME: Final = re.compile(r"(\d{20})\.snapshot")
@@ -329,7 +329,7 @@ def _index_sizes(path: Path, source: SourceSegment, interval: int) -> tuple[int,
     if index.exists():
         return index.stat().st_size // 8 * 8, timeindex.stat().st_size // 12 * 12 if timeindex.exists() else 0
     table = source.table
-    built = build_indexes(source.base, table.size, table.last_offset, table.max_timestamp, interval)
+    built = encode_offset_and_time_index(source.base, table.size, table.last_offset, table.max_timestamp, interval)
     return len(built[0]), len(built[1])
 
 
@@ -358,12 +358,12 @@ def _active_producers(log_dir: Path, sources: list[SourceSegment], end: int) -> 
     """
     places = {source.base for source in sources[1:]} | {end}
     found = sorted((int(m[1]), path) for path in log_dir.iterdir() if (m := _SNAPSHOT_NAME.fullmatch(path.name)))
-    states, covered = ProducerStates.empty_states(), 0
+    states, covered = ProducerStates.without_producers(), 0
     for offset, path in reversed(found):
         if offset not in places:
             continue
         try:
-            states, covered = parse_snapshot(path.read_bytes(), path.name), offset
+            states, covered = parse_producer_snapshot(path.read_bytes(), path.name), offset
             break
         except BadData:
             continue  # as Kafka: an older snapshot and more of the log say the same

@@ -23,8 +23,8 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from compactor.errors import OutOfBudget, StoreError
-from compactor.kernels.jit import kernel, leaf
-from compactor.kernels.memory import multiply_high
+from compactor.kernels.jit import inline_kernel, kernel
+from compactor.kernels.memory import high_word_of_product
 
 BLOCK_BYTES: Final = 16 << 20
 
@@ -226,15 +226,15 @@ def view_as_bytes(rows: SpoolRows) -> memoryview:
 # ---- kernels ----------------------------------------------------------------------------------------------------------------
 
 
-@leaf
+@inline_kernel
 def hash_range_of(word: np.uint64, ranges: int) -> int:
     """Return the hash range of a row. It is computed from the lower half of the row's first word, because hash tables take their cells from
     the upper half.
     """
-    return np.int64(multiply_high((word << np.uint64(32)) | (word >> np.uint64(32)), np.uint64(ranges)))  # type: ignore[return-value]
+    return np.int64(high_word_of_product((word << np.uint64(32)) | (word >> np.uint64(32)), np.uint64(ranges)))  # type: ignore[return-value]
 
 
-@leaf
+@inline_kernel
 def _copy_row(source: SpoolRows, row: int, target: SpoolRows, target_row: int) -> None:
     target[target_row, 0], target[target_row, 1], target[target_row, 2] = source[row, 0], source[row, 1], source[row, 2]
     for word in range(3, source.shape[1]):

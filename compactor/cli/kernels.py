@@ -10,9 +10,9 @@ def compile_kernels(out: Output, *, load: bool = False) -> None:
 
     :param load: also load them into this process.
     """
-    from compactor.kernels.jit import COMPLETE, cache_folder
+    from compactor.kernels.jit import COMPLETE, kernel_cache_folder
 
-    folder = cache_folder()
+    folder = kernel_cache_folder()
     compiled = folder is None or (folder / COMPLETE).exists()
     if not compiled:
         out.note("compiling kernels: up to half a minute, the first time only ...")

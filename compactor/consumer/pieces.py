@@ -18,7 +18,7 @@ from compactor.kernels.jit import kernel
 from compactor.kernels.memory import load_i32
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.batches import FRAME, Bytes, read_only, scan_batches
+from compactor.records.batches import FRAME, Bytes, read_only_view, scan_batches
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY
 from compactor.tier.ports import SegmentLayout
 
@@ -100,7 +100,7 @@ class SegmentReader:
         left = self.metadata.size_bytes - position
         length = min(piece_bytes, left)
         while True:
-            buf = read_only(np.frombuffer(self._read_file("log", position, length), np.uint8))
+            buf = read_only_view(np.frombuffer(self._read_file("log", position, length), np.uint8))
             if not len(buf):
                 raise BadData(f"the object ends at byte {position}, {left} bytes early", segment=key, hint="It was changed. Run `verify`")
             whole, needed = whole_batches(buf)

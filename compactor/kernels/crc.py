@@ -17,7 +17,7 @@ from numba.core import cgutils, config, types
 from numba.extending import intrinsic
 
 from compactor.kernels.common import Bytes
-from compactor.kernels.jit import kernel, leaf
+from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_u64, prefetch_read
 
 CrcTable = npt.NDArray[np.uint64]
@@ -67,9 +67,9 @@ def _define_crc_step(bits: int) -> Any:
     return intrinsic(step)
 
 
-def _zero_bytes_table(count: int) -> CrcTable:
-    """Return a table that advances a CRC-32C state by ``count`` zero bytes, which must be a power of two. Shape (4, 256): one row per byte
-    of the state.
+def _zero_bytes_table(byte_count: int) -> CrcTable:
+    """Return a table that advances a CRC-32C state by ``byte_count`` zero bytes, which must be a power of two. Shape (4, 256): one row per
+    byte of the state.
 
     The operation is linear over bits, so the table for 2n bytes is the table for n bytes applied to itself (zlib's crc32_combine).
     """
@@ -79,16 +79,16 @@ def _zero_bytes_table(count: int) -> CrcTable:
     for _ in range(8):
         shifted_out = (shifted_out >> np.uint64(1)) ^ (shifted_out & np.uint64(1)) * np.uint64(_POLYNOMIAL)
     squared = np.concatenate([shifted_out[np.newaxis], after[:3]])
-    while count:
-        if count & 1:
+    while byte_count:
+        if byte_count & 1:
             after = _advance_crcs(squared, after)
         squared = _advance_crcs(squared, squared)
-        count >>= 1
+        byte_count >>= 1
     return after
 
 
 @functools.cache
-def zero_bytes_tables() -> CrcTable:
+def zero_byte_tables_by_power() -> CrcTable:
     """Return the tables for ``crc_after_zero_bytes``, shape (32, 4, 256): table i advances a CRC-32C state by 2^i zero bytes."""
     tables = [_zero_bytes_table(1)]
     while len(tables) < 32:
@@ -96,9 +96,9 @@ def zero_bytes_tables() -> CrcTable:
     return np.stack(tables)
 
 
-def combine_crc32c(first: int, second: int, size: int) -> int:
-    """Combine the CRC-32C of two adjacent byte ranges into that of both. ``size`` is the length of the second range in bytes."""
-    table = _zero_bytes_table(size)
+def combine_crc32c(first: int, second: int, second_size: int) -> int:
+    """Combine the CRC-32C of two adjacent byte ranges into that of both. ``second_size`` is the length of the second range in bytes."""
+    table = _zero_bytes_table(second_size)
     for byte in range(4):
         second ^= int(table[byte, first >> 8 * byte & 255])
     return second
@@ -112,7 +112,7 @@ def _advance_crcs(table: CrcTable, crcs: CrcTable) -> CrcTable:
     return applied
 
 
-@leaf
+@inline_kernel
 def _advance_crc(table: CrcTable, crc: np.uint64) -> np.uint64:
     """Advance one CRC-32C state by the zero bytes of ``table``."""
     low = np.uint64(255)
@@ -124,18 +124,18 @@ def _advance_crc(table: CrcTable, crc: np.uint64) -> np.uint64:
     )
 
 
-@leaf
-def crc_after_zero_bytes(powers: CrcTable, crc: np.uint64, count: int) -> np.uint64:
-    """Return the CRC-32C state after ``count`` zero bytes, fewer than 2^32. The CRC of two joined ranges is this of the first CRC, xor the
-    second CRC.
+@inline_kernel
+def crc_after_zero_bytes(tables_by_power: CrcTable, crc: np.uint64, byte_count: int) -> np.uint64:
+    """Return the CRC-32C state after ``byte_count`` zero bytes, fewer than 2^32. The CRC of two joined ranges is this of the first CRC, xor
+    the second CRC.
 
-    :param powers: the tables that ``zero_bytes_tables`` returns.
+    :param tables_by_power: the tables that ``zero_byte_tables_by_power`` returns.
     """
     power = 0
-    while count > 0:
-        if count & 1:
-            crc = _advance_crc(powers[power], crc)
-        count >>= 1
+    while byte_count > 0:
+        if byte_count & 1:
+            crc = _advance_crc(tables_by_power[power], crc)
+        byte_count >>= 1
         power += 1
     return crc
 
@@ -147,33 +147,33 @@ _AFTER_SHORT: Final = _zero_bytes_table(_SHORT)
 _AFTER: Final = np.stack([_zero_bytes_table(8 - i)[0] for i in range(8)])  # slicing by eight: byte i of a word has 8 - i bytes to go
 
 
-@leaf
-def _crc_in_three_streams(buf: Bytes, at: int, size: int, table: CrcTable, crc: np.uint64) -> np.uint64:
-    """Return the CRC-32C state after 3 * ``size`` bytes from position ``at``, computed in three interleaved streams.
+@inline_kernel
+def _crc_in_three_streams(buf: Bytes, at: int, stream_bytes: int, table: CrcTable, crc: np.uint64) -> np.uint64:
+    """Return the CRC-32C state after 3 * ``stream_bytes`` bytes from position ``at``, computed in three interleaved streams.
 
-    :param table: advances a state by ``size`` zero bytes; it combines the streams.
+    :param table: advances a state by ``stream_bytes`` zero bytes; it combines the streams.
     """
     second = np.uint64(0)
     third = np.uint64(0)
-    for line in range(at, at + size, 64):
+    for line in range(at, at + stream_bytes, 64):
         # The processor prefetches a single stream well, three of them badly: half as fast again from memory.
-        prefetch_read(buf, line + 3 * size)
-        prefetch_read(buf, line + 4 * size)
-        prefetch_read(buf, line + 5 * size)
+        prefetch_read(buf, line + 3 * stream_bytes)
+        prefetch_read(buf, line + 4 * stream_bytes)
+        prefetch_read(buf, line + 5 * stream_bytes)
         for i in range(line, line + 64, 8):
             crc = _step64(crc, load_u64(buf, i))
-            second = _step64(second, load_u64(buf, i + size))
-            third = _step64(third, load_u64(buf, i + 2 * size))
+            second = _step64(second, load_u64(buf, i + stream_bytes))
+            third = _step64(third, load_u64(buf, i + 2 * stream_bytes))
     return _advance_crc(table, _advance_crc(table, crc) ^ second) ^ third
 
 
-@leaf
-def _word_by_instruction(crc: np.uint64, word: np.uint64) -> np.uint64:
+@inline_kernel
+def _extend_word_by_instruction(crc: np.uint64, word: np.uint64) -> np.uint64:
     return _step64(crc, word)
 
 
 @kernel
-def _bytes_by_instruction(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uint64:
+def _extend_by_instruction(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uint64:
     at = start
     while end - at >= 3 * _LONG:
         crc = _crc_in_three_streams(buf, at, _LONG, _AFTER_LONG, crc)
@@ -190,7 +190,7 @@ def _bytes_by_instruction(crc: np.uint64, buf: Bytes, start: int, end: int) -> n
     return crc
 
 
-@leaf
+@inline_kernel
 def extend_word_by_tables(crc: np.uint64, word: np.uint64) -> np.uint64:
     """Return the CRC-32C state after eight bytes, using tables. For processors without a CRC-32C instruction."""
     word ^= crc
@@ -216,14 +216,14 @@ def extend_by_tables(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uin
 START: Final = np.uint64(0xFFFFFFFF)
 """The state before the first byte; what is stored is the state after the last one, inverted."""
 
-extend = _bytes_by_instruction if INSTRUCTION else extend_by_tables
+extend = _extend_by_instruction if INSTRUCTION else extend_by_tables
 """``extend(state, buf, start, end)``: the state after ``buf[start:end]``. For kernels; bounds are the caller's business."""
 
-extend_word = _word_by_instruction if INSTRUCTION else extend_word_by_tables
+extend_word = _extend_word_by_instruction if INSTRUCTION else extend_word_by_tables
 """``extend_word(state, word)``: the state after eight bytes, the lowest first."""
 
 
-@leaf
+@inline_kernel
 def crc32c(buf: Bytes, start: int, end: int) -> int:
     """Return the CRC-32C of ``buf[start:end]``."""
     return np.int64(extend(START, buf, start, end) ^ START)

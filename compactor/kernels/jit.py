@@ -47,7 +47,7 @@ def kernel(function: F) -> F:
     """Compile a function that loops over arrays. The compiled function releases the GIL, does not check indexes, and divides by zero as
     numpy does.
     """
-    folder = cache_folder()
+    folder = kernel_cache_folder()
     compiled: Any = numba.njit(cache=folder is not None, **_OPTIONS)(function)
     if folder is not None and not compiled.stats.cache_path.startswith(str(folder)):  # beside the source, where entries become stale
         compiled = numba.njit(**_OPTIONS)(function)
@@ -55,14 +55,14 @@ def kernel(function: F) -> F:
     return result
 
 
-def leaf(function: F) -> F:
+def inline_kernel(function: F) -> F:
     """Compile a small function that is inlined into every kernel that calls it. Called from Python it runs as Python code."""
     inlined: F = register_jitable(forceinline=True, **_OPTIONS)(function)
     return inlined
 
 
 @functools.cache
-def cache_folder() -> Path | None:
+def kernel_cache_folder() -> Path | None:
     """Return the folder for cached machine code, or None if no folder can be written or the sources are in an archive.
 
     Candidates are, in this order: ``NUMBA_CACHE_DIR``, the user's cache directory, and the directory for temporary files. If the first one
@@ -70,12 +70,12 @@ def cache_folder() -> Path | None:
     """
     if not Path(__file__).is_file():
         return None
-    name, ready = f"kernels-{sources_digest()}", None
-    for parent, prefix in _cache_locations():
+    name, ready = f"kernels-{kernel_sources_digest()}", None
+    for parent, prefix in _candidate_cache_locations():
         folder = parent / (prefix + name)
         try:
             if not folder.exists() and not prefix:
-                _delete_unused(parent)
+                _delete_old_cache_folders(parent)
             folder.mkdir(0o700, parents=True, exist_ok=True)
             # The content is executed. Among everybody's temporary files the folder must therefore be our own, not prepared by others.
             if folder.lstat().st_uid != os.getuid() or shutil.disk_usage(folder).free < _LEAST_FREE_BYTES:
@@ -92,19 +92,19 @@ def cache_folder() -> Path | None:
     return None
 
 
-def sources_digest() -> str:
+def kernel_sources_digest() -> str:
     """Return 32 hex digits that identify the kernels' source code, the versions of Python and of the compilers, and the processor."""
     config = numba.config
     machine = config.CPU_NAME or binding.get_host_cpu_name()
     features = config.CPU_FEATURES if config.CPU_FEATURES is not None else binding.get_host_cpu_features().flatten()
     about = [sys.version, np.__version__, numba.__version__, llvmlite.__version__, machine, features]
     digest = hashlib.sha256("\n".join(about).encode())
-    for path in kernel_sources():
+    for path in kernel_source_files():
         digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:32]
 
 
-def kernel_sources() -> list[Path]:
+def kernel_source_files() -> list[Path]:
     """Return the files that contain kernels, and all files from which these import constants."""
     root = Path(__file__).parents[2]
     files = sorted([*root.glob("bloom/*.py"), *root.glob("compactor/**/*.py")])
@@ -114,7 +114,7 @@ def kernel_sources() -> list[Path]:
     ]
 
 
-def _cache_locations() -> Iterator[tuple[Path, str]]:
+def _candidate_cache_locations() -> Iterator[tuple[Path, str]]:
     """Yield the directories that may hold the cache, each with a prefix for the name of the cache folder."""
     if _NAMED_FOLDER:
         yield Path(_NAMED_FOLDER), ""
@@ -123,7 +123,7 @@ def _cache_locations() -> Iterator[tuple[Path, str]]:
     yield Path(tempfile.gettempdir()), f"tiered-compactor-{os.getuid()}-"
 
 
-def _delete_unused(parent: Path) -> None:
+def _delete_old_cache_folders(parent: Path) -> None:
     """Delete the least recently used cache folders of other versions. A process that still uses one compiles its kernels again."""
     for old in sorted(parent.glob("kernels-*"), key=lambda path: path.stat().st_mtime)[:-KEPT_FOLDERS]:
         shutil.rmtree(old, ignore_errors=True)
@@ -135,4 +135,4 @@ def _copy_cache_folder(source: Path, folder: Path) -> None:
         shutil.copytree(source, Path(scratch) / "copy").rename(folder)
 
 
-numba.config.CACHE_DIR = str(cache_folder() or "")
+numba.config.CACHE_DIR = str(kernel_cache_folder() or "")

@@ -12,10 +12,10 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from compactor.kernels.jit import leaf
+from compactor.kernels.jit import inline_kernel
 
 
-def _is_bytes(array: Any) -> bool:
+def _is_byte_array_type(array: Any) -> bool:
     return isinstance(array, types.Array) and array.dtype == types.uint8 and array.layout == "C"
 
 
@@ -35,7 +35,7 @@ def _define_load(bits: int, result: Any, *, swap: bool = True) -> Any:
             value = builder.load(_element_pointer(context, builder, signature.args[0], args[0], args[1], bits), align=1)
             return builder.bswap(value) if swap else builder.zext(value, ir.IntType(64))
 
-        return (result(array, types.intp), codegen) if _is_bytes(array) else None
+        return (result(array, types.intp), codegen) if _is_byte_array_type(array) else None
 
     return load
 
@@ -52,7 +52,7 @@ def _define_store(bits: int, kind: Any, *, swap: bool = True) -> Any:
             builder.store(builder.bswap(args[2]) if swap else builder.trunc(args[2], ir.IntType(bits)), pointer, align=1)
             return context.get_dummy_value()
 
-        return (types.void(array, types.intp, kind), codegen) if _is_bytes(array) else None
+        return (types.void(array, types.intp, kind), codegen) if _is_byte_array_type(array) else None
 
     return store
 
@@ -80,7 +80,7 @@ def copy_bytes(typing_context: Any, target: Any, target_position: Any, source: A
         cgutils.raw_memcpy(builder, to, of, args[4], 1)
         return context.get_dummy_value()
 
-    if not (_is_bytes(target) and _is_bytes(source)):
+    if not (_is_byte_array_type(target) and _is_byte_array_type(source)):
         return None
     return types.void(target, types.intp, source, types.intp, types.intp), codegen
 
@@ -96,7 +96,7 @@ def _define_word_copy(bits: int) -> Any:
             builder.store(builder.load(of, align=1), to, align=1)
             return context.get_dummy_value()
 
-        if not (_is_bytes(target) and _is_bytes(source)):
+        if not (_is_byte_array_type(target) and _is_byte_array_type(source)):
             return None
         return types.void(target, types.intp, source, types.intp), codegen
 
@@ -113,7 +113,7 @@ def address_of(typing_context: Any, array: Any, position: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ptrtoint(_element_pointer(context, builder, signature.args[0], args[0], args[1]), ir.IntType(64))
 
-    return (types.int64(array, types.intp), codegen) if _is_bytes(array) else None
+    return (types.int64(array, types.intp), codegen) if _is_byte_array_type(array) else None
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -160,7 +160,7 @@ prefetch, prefetch_read = _define_prefetch(1), _define_prefetch(0)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def multiply_high(typing_context: Any, a: Any, b: Any) -> Any:
+def high_word_of_product(typing_context: Any, a: Any, b: Any) -> Any:
     """Return the upper 64 bits of the 128-bit product of two unsigned numbers. This maps a uniform ``a`` to a uniform
     number below ``b``.
     """
@@ -173,7 +173,7 @@ def multiply_high(typing_context: Any, a: Any, b: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), codegen
 
 
-@leaf
+@inline_kernel
 def read_varint(buf: Any, position: int, end: int) -> tuple[int, int]:
     """Read a zigzag varint of at most ten bytes. Return its value and the next position, or position -1 if it is longer
     or reaches ``end``.
@@ -193,8 +193,8 @@ def read_varint(buf: Any, position: int, end: int) -> tuple[int, int]:
     return np.int64(0), -1
 
 
-@leaf
-def varint_size(value: int) -> int:
+@inline_kernel
+def varint_size_bytes(value: int) -> int:
     """Return the number of bytes that the shortest zigzag varint of ``value`` takes."""
     raw = np.uint64((value << 1) ^ (value >> 63))
     size = 1
@@ -204,7 +204,7 @@ def varint_size(value: int) -> int:
     return size
 
 
-@leaf
+@inline_kernel
 def write_varint(buf: Any, position: int, value: int) -> int:
     """Write ``value`` as the shortest zigzag varint and return the next position."""
     raw = np.uint64((value << 1) ^ (value >> 63))

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from bloom.siphash import key_halves
 from compactor.kernels.common import Flags
-from compactor.kernels.jit import kernel, leaf
+from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_i32, load_u64
 from compactor.model.balance import DigestSum
 from compactor.profiling import WorkStage, measure_stage
-from compactor.records.batches import HEADER, NOT_CONTROL, BatchTable, Bytes, Int64s, read_only
+from compactor.records.batches import HEADER, NOT_CONTROL, BatchTable, Bytes, Int64s, read_only_view
 from compactor.records.encode import COPY, FILTER, Actions
 from compactor.records.rows import Chunk, Int32s, Rows
 
@@ -42,7 +42,7 @@ class BalanceKey:
         self.halves = key_halves(hashlib.sha256(b"balance" + hash_key).digest()[:16])
 
 
-def zero_sums() -> Sums:
+def zero_sums_by_account() -> Sums:
     """Return sums of zero, one row for each account."""
     return np.zeros((len(ACCOUNTS), 3), np.uint64)
 
@@ -53,22 +53,24 @@ def to_digest_sum(row: Sums) -> DigestSum:
 
 
 @measure_stage(WorkStage.GATE, lambda buf, _: len(buf))
-def sum_of_segment(buf: Bytes, key: BalanceKey) -> DigestSum:
-    """Return the sum of all batches in a segment, computed from their headers. The bytes must be valid batches."""
+def digest_sum_of_segment(buf: Bytes, key: BalanceKey) -> DigestSum:
+    """Return the number of batches in a segment and the sum of their digests, computed from their headers. The bytes must be valid
+    batches.
+    """
     out = np.zeros(3, np.uint64)
     _add_segment_digests(buf, *key.halves, out)
     return to_digest_sum(out)
 
 
-def sum_of_headers(headers: Bytes, key: BalanceKey) -> DigestSum:
-    """Return the sum of v2 batches, computed from their headers of shape (batches, HEADER)."""
+def digest_sum_of_headers(headers: Bytes, key: BalanceKey) -> DigestSum:
+    """Return the number of v2 batches and the sum of their digests, computed from their headers of shape (batches, HEADER)."""
     out = np.zeros(3, np.uint64)
-    _add_header_digests(read_only(np.ascontiguousarray(headers).reshape(-1)), *key.halves, out)
+    _add_header_digests(read_only_view(np.ascontiguousarray(headers).reshape(-1)), *key.halves, out)
     return to_digest_sum(out)
 
 
 @measure_stage(WorkStage.GATE)
-def chunk_sums(
+def digest_sums_by_account(
     key: BalanceKey,
     raw: Bytes,
     table: BatchTable,
@@ -91,25 +93,25 @@ def chunk_sums(
     :param keep, superseded: flags per row: whether the record stays, and whether a later record has its key.
     :param aborted: flags per batch: data of an aborted transaction.
     """
-    sums = zero_sums()
+    sums = zero_sums_by_account()
     if np.all(after == COPY):
         return sums
     some = slice(chunk.first, chunk.last)
     opened = (before == FILTER) & (after != COPY)
-    _add_to_accounts(
+    _add_digests_to_accounts(
         raw, chunk.buf, table.position[some], table.magic[some], table.control[some], opened, after, aborted, first_row, rows.offset,
         rows.key_start, rows.value_start, rows.key_length, rows.value_length, keep, superseded, *key.halves, sums,
     )  # fmt: skip
     return sums
 
 
-@leaf
+@inline_kernel
 def _mix_digest(state: np.uint64) -> np.uint64:
     """Return the state of a digest after one mixing step."""
     return (state ^ (state >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
 
 
-@leaf
+@inline_kernel
 def _finish_digest(state: np.uint64) -> np.uint64:
     """Return the final value of a digest state: the last step of MurmurHash3, in which each bit changes half of the others."""
     state = (state ^ (state >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
@@ -117,7 +119,7 @@ def _finish_digest(state: np.uint64) -> np.uint64:
     return state ^ (state >> np.uint64(33))
 
 
-@leaf
+@inline_kernel
 def add_batch_digest(raw: Bytes, position: int, magic: int, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
     """Add the batch at a byte position to a row of sums.
 
@@ -132,11 +134,11 @@ def add_batch_digest(raw: Bytes, position: int, magic: int, k0: np.uint64, k1: n
     one = _finish_digest(state)
     out[0] += np.uint64(1)
     out[1] += one
-    out[2] += digest_second_half(one, k1)
+    out[2] += second_half_of_digest(one, k1)
 
 
-@leaf
-def _digest_edges(buf: Bytes, start: int, length: int) -> np.uint64:
+@inline_kernel
+def _digest_key_or_value(buf: Bytes, start: int, length: int) -> np.uint64:
     """Return a digest of a key or value from its length (-1 for null) and its first and last eight bytes."""
     edges = np.uint64(length) * np.uint64(0x9E3779B97F4A7C15)
     if length >= 8:
@@ -148,21 +150,21 @@ def _digest_edges(buf: Bytes, start: int, length: int) -> np.uint64:
     return edges
 
 
-@leaf
-def record_digest(
+@inline_kernel
+def first_half_of_record_digest(
     buf: Bytes, offset: int, key_start: int, key_length: int, value_start: int, value_length: int, k0: np.uint64
 ) -> np.uint64:
     """Return the first half of a record's digest. A length of -1 means null. ``k0`` is the first half of the balance key.
 
     The timestamp is not included, because rewriting v0 and v1 batches as v2 changes its encoding; the gate checks timestamps.
     """
-    state = k0 + _digest_edges(buf, key_start, key_length)
-    state = _mix_digest(state) + _digest_edges(buf, value_start, value_length)
+    state = k0 + _digest_key_or_value(buf, key_start, key_length)
+    state = _mix_digest(state) + _digest_key_or_value(buf, value_start, value_length)
     return _finish_digest(_mix_digest(state) + np.uint64(offset))
 
 
-@leaf
-def digest_second_half(digest: np.uint64, k1: np.uint64) -> np.uint64:
+@inline_kernel
+def second_half_of_digest(digest: np.uint64, k1: np.uint64) -> np.uint64:
     """Return the second half of a record's or batch's digest. It cannot be derived from sums of first halves. ``k1`` is the second half of
     the balance key.
     """
@@ -172,14 +174,19 @@ def digest_second_half(digest: np.uint64, k1: np.uint64) -> np.uint64:
 
 @kernel
 def _add_header_digests(raw: Bytes, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
-    """Add v2 batches, given by their headers in sequence, to a row of sums."""
+    """Add the digests of v2 batches, given by their headers in sequence, to ``out``: the number of batches, and the two halves of the sum
+    of their digests.
+    :param k0, k1: halves of the balance key.
+    """
     for position in range(0, raw.size, HEADER):
         add_batch_digest(raw, position, 2, k0, k1, out)
 
 
 @kernel
 def _add_segment_digests(buf: Bytes, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
-    """Add all batches of a segment to a row of sums."""
+    """Add the digests of all batches in a segment to ``out``: the number of batches, and the two halves of the sum of their digests.
+    :param k0, k1: halves of the balance key.
+    """
     at = 0
     while at + _LEGACY_HEADER <= buf.size:
         size = 12 + load_i32(buf, at + 8)
@@ -191,7 +198,7 @@ def _add_segment_digests(buf: Bytes, k0: np.uint64, k1: np.uint64, out: Sums) ->
 
 
 @kernel
-def _add_to_accounts(
+def _add_digests_to_accounts(
     raw: Bytes,
     buf: Bytes,
     position: Int64s,
@@ -213,7 +220,7 @@ def _add_to_accounts(
     sums: Sums,
 ) -> None:
     """Add the batches of a chunk that are not copied, and their records, to the sums of their accounts. Parameters as
-    for ``chunk_sums``.
+    for ``digest_sums_by_account``.
     """
     records = np.uint64(0)
     first = np.uint64(0)
@@ -227,8 +234,8 @@ def _add_to_accounts(
             continue
         add_batch_digest(raw, position[batch], magic[batch], k0, k1, sums[OPENED])
         for row in range(first_row[batch], first_row[batch + 1]):
-            one = record_digest(buf, offset[row], key_start[row], key_length[row], value_start[row], value_length[row], k0)
-            two = digest_second_half(one, k1)
+            one = first_half_of_record_digest(buf, offset[row], key_start[row], key_length[row], value_start[row], value_length[row], k0)
+            two = second_half_of_digest(one, k1)
             records += np.uint64(1)
             first += one
             second += two

@@ -24,7 +24,7 @@ from compactor.constants import MAX_OFFSET
 from compactor.errors import BadData
 from compactor.kernels.common import Bytes as Bytes, Int64s as Int64s
 from compactor.kernels.crc import crc32c
-from compactor.kernels.jit import kernel, leaf
+from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_i16, load_i32, load_i64, load_u32, read_varint
 from compactor.profiling import WorkStage, measure_stage
 
@@ -86,6 +86,7 @@ class BatchTable:
     coordinator_epoch: npt.NDArray[np.int32]
 
     def __len__(self) -> int:
+        """Return the number of batches."""
         return len(self.position)
 
     @staticmethod
@@ -94,7 +95,7 @@ class BatchTable:
         return BatchTable(**{f.name: np.empty(rows, _DTYPES.get(f.name, np.int64)) for f in fields(BatchTable)})
 
     @property
-    def codec(self) -> npt.NDArray[np.int16]:
+    def codec_ids(self) -> npt.NDArray[np.int16]:
         """Return the codec number of each batch: the low three bits of its attributes."""
         return self.attributes & np.int16(CODEC_MASK)
 
@@ -120,14 +121,14 @@ def map_file(path: Path) -> Bytes:
     """Map a file into memory and return its bytes as a read-only array; an empty array for an empty file."""
     with path.open("rb") as file:
         if file.seek(0, 2) == 0:
-            return read_only(np.empty(0, np.uint8))
+            return read_only_view(np.empty(0, np.uint8))
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     if hasattr(mmap, "MADV_SEQUENTIAL"):
         mapped.madvise(mmap.MADV_SEQUENTIAL)
     return np.frombuffer(mapped, np.uint8)
 
 
-def read_only(array: Bytes) -> Bytes:
+def read_only_view(array: Bytes) -> Bytes:
     """Return a read-only view of an array. Kernels are compiled for read-only input, so that each is compiled only once."""
     view = array.view()
     view.flags.writeable = False
@@ -135,21 +136,21 @@ def read_only(array: Bytes) -> Bytes:
 
 
 @measure_stage(WorkStage.CHECK)
-def scan_batches(buf: Bytes, segment: str, previous_last: int = -1) -> BatchTable:
+def scan_batches(buf: Bytes, segment: str, previous_last_offset: int = -1) -> BatchTable:
     """Parse the batch headers of a segment. Bodies are not read and CRCs are not checked.
 
     :param buf: bytes of the segment.
     :param segment: name of the segment for error messages.
-    :param previous_last: last offset before this segment; the first base offset must be greater.
+    :param previous_last_offset: last offset before this segment; the first base offset must be greater.
     :raises BadData: if the bytes are not batches with ascending offsets.
     """
-    count, position = _count_batches(buf)
+    count, position = _count_batches_and_bytes(buf)
     if position < len(buf):
-        _raise_invalid_header(buf, position, _framing_problem(buf, position), segment)
+        _raise_invalid_header(buf, position, _framing_problem_code(buf, position), segment)
     table = BatchTable.allocate(count)
-    problem, position = _parse_headers(
+    problem, position = _parse_headers_or_find_problem(
         buf,
-        previous_last,
+        previous_last_offset,
         table.position,
         table.size,
         table.base_offset,
@@ -171,15 +172,15 @@ def scan_batches(buf: Bytes, segment: str, previous_last: int = -1) -> BatchTabl
     return table
 
 
-@measure_stage(WorkStage.CHECK, lambda buf, table, first, last, _: int(table.size[first:last].sum()))
-def check_crcs(buf: Bytes, table: BatchTable, first: int, last: int, segment: str) -> None:
-    """Verify the stored CRCs of batches [first, last). Raises BadData for the first mismatch.
+@measure_stage(WorkStage.CHECK, lambda buf, table, first_batch, end_batch, _: int(table.size[first_batch:end_batch].sum()))
+def verify_crcs_of_batches(buf: Bytes, table: BatchTable, first_batch: int, end_batch: int, segment: str) -> None:
+    """Verify the stored CRCs of the batches [first_batch, end_batch). Raises BadData for the first mismatch.
 
     In v2, a CRC-32C covers byte 21 to the end of the batch; in v0 and v1, a CRC-32 covers byte 16 to the end. Kafka's cleaner does not
     verify them; see docs/compatibility.md.
     """
-    position, size, magic = table.position[first:last], table.size[first:last], table.magic[first:last]
-    wrong = _first_wrong_crc(buf, position, size, magic)
+    position, size, magic = table.position[first_batch:end_batch], table.size[first_batch:end_batch], table.magic[first_batch:end_batch]
+    wrong = _first_batch_with_invalid_crc(buf, position, size, magic)
     if wrong >= 0:
         _raise_crc_mismatch(buf, int(position[wrong]), segment)
     view = memoryview(buf)
@@ -216,7 +217,7 @@ def _raise_invalid_header(buf: Bytes, position: int, problem: int, segment: str)
 
 
 @kernel
-def _count_batches(buf: Bytes) -> tuple[int, int]:
+def _count_batches_and_bytes(buf: Bytes) -> tuple[int, int]:
     """Return the number of complete batches in a segment, and the byte position after the last one."""
     end = buf.size
     position = 0
@@ -234,7 +235,7 @@ def _count_batches(buf: Bytes) -> tuple[int, int]:
 
 
 @kernel
-def _framing_problem(buf: Bytes, position: int) -> int:
+def _framing_problem_code(buf: Bytes, position: int) -> int:
     """Return the number of the problem (an index of _PROBLEMS) of the incomplete batch at ``position``."""
     left = buf.size - position
     if left < 17:
@@ -251,7 +252,7 @@ def _framing_problem(buf: Bytes, position: int) -> int:
 
 
 @kernel
-def _first_wrong_crc(buf: Bytes, position: Int64s, size: Int64s, magic: npt.NDArray[np.int8]) -> int:
+def _first_batch_with_invalid_crc(buf: Bytes, position: Int64s, size: Int64s, magic: npt.NDArray[np.int8]) -> int:
     """Return the index of the first v2 batch whose CRC does not match, or -1."""
     for i in range(position.size):
         if magic[i] == 2 and crc32c(buf, position[i] + 21, position[i] + size[i]) != np.int64(load_u32(buf, position[i] + 17)):
@@ -259,8 +260,8 @@ def _first_wrong_crc(buf: Bytes, position: Int64s, size: Int64s, magic: npt.NDAr
     return -1
 
 
-@leaf
-def _control_kind(buf: Bytes, position: int, end: int, count: int) -> tuple[int, int]:
+@inline_kernel
+def _control_type_and_coordinator_epoch(buf: Bytes, position: int, end: int, count: int) -> tuple[int, int]:
     """Return the kind and the coordinator epoch of an uncompressed control batch. Its first key is ``version:int16 | type:int16``."""
     if count == 0:
         return EMPTIED, -1
@@ -286,7 +287,7 @@ def _control_kind(buf: Bytes, position: int, end: int, count: int) -> tuple[int,
 
 
 @kernel
-def _parse_headers(
+def _parse_headers_or_find_problem(
     buf: Bytes,
     previous_last: int,
     position_: Int64s,
@@ -341,7 +342,7 @@ def _parse_headers(
                 if attributes[i] & CODEC_MASK:
                     control[i] = PACKED
                 else:
-                    kind, epoch = _control_kind(buf, position, position + size, np.int64(count[i]))
+                    kind, epoch = _control_type_and_coordinator_epoch(buf, position, position + size, np.int64(count[i]))
                     control[i] = kind
                     coordinator_epoch[i] = epoch
         else:
@@ -390,7 +391,7 @@ _HEADER_FIELDS: Final[np.dtype[np.void]] = np.dtype(
 )
 
 
-def table_from_headers(headers: Bytes, control: npt.NDArray[np.int8], coordinator_epoch: npt.NDArray[np.int32]) -> BatchTable:
+def batch_table_from_headers(headers: Bytes, control: npt.NDArray[np.int8], coordinator_epoch: npt.NDArray[np.int32]) -> BatchTable:
     """Return the BatchTable of consecutive v2 batches from their headers alone, as ``scan_batches`` would return it.
 
     :param headers: shape (batches, 61).
@@ -418,8 +419,8 @@ def table_from_headers(headers: Bytes, control: npt.NDArray[np.int8], coordinato
     )
 
 
-def select_batches(table: BatchTable, rows: Int64s) -> BatchTable:
-    """Return the BatchTable that a file of only these batches would have. ``rows``: numbers of the batches, ascending."""
-    columns = {name: getattr(table, name)[rows] for name in BatchTable.__slots__}
+def select_batch_rows(table: BatchTable, batch_numbers: Int64s) -> BatchTable:
+    """Return the BatchTable that a file of only these batches would have. ``batch_numbers``: numbers of the batches, ascending."""
+    columns = {name: getattr(table, name)[batch_numbers] for name in BatchTable.__slots__}
     columns["position"] = np.cumsum(columns["size"]) - columns["size"]
     return BatchTable(**columns)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import crc32c
 
 from compactor.constants import NO_TIMESTAMP
-from compactor.records.codecs import NONE, compress
+from compactor.records.codecs import NONE, compress_body
 
 NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
@@ -62,61 +62,61 @@ def encode_batch(
     base_offset: int | None = None,
     last_offset: int | None = None,
     max_timestamp: int | None = None,
-    append_time: int | None = None,
-    delete_horizon: int | None = None,
+    append_time_ms: int | None = None,
+    delete_horizon_ms: int | None = None,
 ) -> bytes:
     """Encode a data batch as brokers store it. Without rows, encode the bare header that the cleaner leaves of an emptied batch.
 
     :param base_offset, last_offset: by default those of the first and last row. A compacted batch may span more offsets than its rows.
     :param max_timestamp: by default the highest of the rows. An emptied batch keeps its former value.
-    :param append_time: makes it a LogAppendTime batch, in which this is the timestamp of all records. Timestamp deltas of records are
+    :param append_time_ms: makes it a LogAppendTime batch, in which this is the timestamp of all records. Timestamp deltas of records are
         written all the same, as brokers do.
-    :param delete_horizon: time in milliseconds, stored in place of the base timestamp (KIP-534).
+    :param delete_horizon_ms: time in milliseconds, stored in place of the base timestamp (KIP-534).
     """
     if not rows and (base_offset is None or last_offset is None):
         raise ValueError("a batch without records needs its base and last offset")
     base = rows[0].offset if base_offset is None else base_offset
     last = rows[-1].offset if last_offset is None else last_offset
     base_timestamp = rows[0].timestamp if rows else NO_TIMESTAMP
-    if delete_horizon is not None:
-        base_timestamp = delete_horizon
-    if append_time is not None:
-        max_timestamp = append_time
+    if delete_horizon_ms is not None:
+        base_timestamp = delete_horizon_ms
+    if append_time_ms is not None:
+        max_timestamp = append_time_ms
     elif max_timestamp is None:
         max_timestamp = max((row.timestamp for row in rows), default=NO_TIMESTAMP)
     body = b"".join(_encode_record(row, base, base_timestamp) for row in rows)
     if codec != NONE and rows:
-        body = compress(codec, body)
+        body = compress_body(codec, body)
     attributes = (
         (codec if rows else NONE)
-        | (LOG_APPEND_TIME_BIT if append_time is not None else 0)
+        | (LOG_APPEND_TIME_BIT if append_time_ms is not None else 0)
         | (TRANSACTIONAL_BIT if producer.transactional else 0)
-        | (HORIZON_BIT if delete_horizon is not None else 0)
+        | (HORIZON_BIT if delete_horizon_ms is not None else 0)
     )
     return add_batch_header(base, last - base, leader_epoch, attributes, base_timestamp, max_timestamp, producer, len(rows), body)
 
 
-def encode_marker(
+def encode_transaction_marker(
     offset: int,
-    timestamp: int,
+    timestamp_ms: int,
     producer_id: int,
     producer_epoch: int,
     *,
-    commit: bool,
+    is_commit: bool,
     coordinator_epoch: int = 0,
     leader_epoch: int = 0,
-    append_time: bool = False,
-    delete_horizon: int | None = None,
+    is_log_append_time: bool = False,
+    delete_horizon_ms: int | None = None,
 ) -> bytes:
     """Encode the control batch that ends a transaction with COMMIT or ABORT (Kafka: EndTransactionMarker)."""
-    base_timestamp = timestamp if delete_horizon is None else delete_horizon
-    row = RecordToEncode(offset, timestamp, struct.pack(">hh", 0, int(commit)), struct.pack(">hi", 0, coordinator_epoch))
+    base_timestamp = timestamp_ms if delete_horizon_ms is None else delete_horizon_ms
+    row = RecordToEncode(offset, timestamp_ms, struct.pack(">hh", 0, int(is_commit)), struct.pack(">hi", 0, coordinator_epoch))
     attributes = TRANSACTIONAL_BIT | CONTROL_BIT
-    attributes |= LOG_APPEND_TIME_BIT if append_time else 0
-    attributes |= HORIZON_BIT if delete_horizon is not None else 0
+    attributes |= LOG_APPEND_TIME_BIT if is_log_append_time else 0
+    attributes |= HORIZON_BIT if delete_horizon_ms is not None else 0
     producer = Producer(producer_id, producer_epoch, NO_SEQUENCE, True)
     return add_batch_header(
-        offset, 0, leader_epoch, attributes, base_timestamp, timestamp, producer, 1, _encode_record(row, offset, base_timestamp)
+        offset, 0, leader_epoch, attributes, base_timestamp, timestamp_ms, producer, 1, _encode_record(row, offset, base_timestamp)
     )
 
 
@@ -165,8 +165,8 @@ def _encode_record(row: RecordToEncode, base_offset: int, base_timestamp: int) -
         _ONE_BYTE[attributes],
         encode_varint(timestamp - base_timestamp),
         encode_varint(offset - base_offset),
-        *_encode_field(key),
-        *_encode_field(value),
+        *_encode_length_and_bytes(key),
+        *_encode_length_and_bytes(value),
         encode_varint(len(headers)),
     ]
     if headers:
@@ -175,7 +175,7 @@ def _encode_record(row: RecordToEncode, base_offset: int, base_timestamp: int) -
     return encode_varint(len(content)) + content
 
 
-def _encode_field(data: bytes | None) -> tuple[bytes, bytes]:
+def _encode_length_and_bytes(data: bytes | None) -> tuple[bytes, bytes]:
     """Return the varint length and the bytes of a field; null has the length -1."""
     return (_NULL, b"") if data is None else (encode_varint(len(data)), data)
 
@@ -183,5 +183,5 @@ def _encode_field(data: bytes | None) -> tuple[bytes, bytes]:
 def _encode_headers(headers: Sequence[tuple[str | bytes, bytes | None]]) -> Iterable[bytes]:
     """Yield the encoded parts of a record's headers."""
     for name, value in headers:
-        yield from _encode_field(name.encode() if isinstance(name, str) else name)
-        yield from _encode_field(value)
+        yield from _encode_length_and_bytes(name.encode() if isinstance(name, str) else name)
+        yield from _encode_length_and_bytes(value)

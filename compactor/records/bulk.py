@@ -15,7 +15,7 @@ import lz4.block
 import numpy as np
 import numpy.typing as npt
 
-from compactor.kernels.jit import kernel, leaf
+from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import address_of, call_c, copy_8, copy_16, copy_bytes, get_8, get_16, load_i32, load_u64, put_8
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records import codecs
@@ -33,100 +33,114 @@ _XERIAL_HEADER: Final = np.frombuffer(codecs.XERIAL_HEADER, np.uint8)
 _MAGIC: Final = np.uint64(int.from_bytes(codecs.XERIAL_HEADER[:8], "little"))
 
 
-@leaf
-def _decompress_block(buf: Bytes, at: int, end: int, out: Bytes, to: int, most: int) -> int:
-    """Return where the block's content ends in ``out``, or -1 if it is corrupt or unusual, exceeds ``most``, or does not fit."""
+@inline_kernel
+def _decompress_snappy_block(buf: Bytes, position: int, end: int, out: Bytes, out_position: int, max_out_position: int) -> int:
+    """Decompress a raw snappy block into ``out``. Return the position in ``out`` where its content ends, or -1 if the block is corrupt or
+    unusual, ends after ``max_out_position``, or does not fit.
+    """
     size = shift = 0
     byte = 128
-    while byte >= 128 and at < end and shift < 35:
-        byte = get_8(buf, at)
+    while byte >= 128 and position < end and shift < 35:
+        byte = get_8(buf, position)
         size |= (byte & 127) << shift
-        at += 1
+        position += 1
         shift += 7
-    begin, stop = to, to + size
-    if byte >= 128 or stop > most or stop + _WIDE > out.size:
+    begin, stop = out_position, out_position + size
+    if byte >= 128 or stop > max_out_position or stop + _WIDE > out.size:
         return -1
-    while at < end:
-        tag = get_8(buf, at)
+    while position < end:
+        tag = get_8(buf, position)
         kind = tag & 3
         length = (tag >> 2) + 1
-        at += 1
+        position += 1
         if kind == 0:
             if length > 60:
                 extra = length - 60
                 if extra > 2:
                     return -1
-                length = (get_16(buf, at) & (0xFFFF >> 8 * (2 - extra))) + 1
-                at += extra
-            if length > end - at or length > stop - to:
+                length = (get_16(buf, position) & (0xFFFF >> 8 * (2 - extra))) + 1
+                position += extra
+            if length > end - position or length > stop - out_position:
                 return -1
             if length <= 16:
-                copy_16(out, to, buf, at)
+                copy_16(out, out_position, buf, position)
             else:
-                copy_bytes(out, to, buf, at, length)
-            at += length
-            to += length
+                copy_bytes(out, out_position, buf, position, length)
+            position += length
+            out_position += length
             continue
         # Which of the two copies it is cannot be foretold: computed, not branched on.
         far = kind >> 1
         length = ((tag >> 2) & (7 + 56 * far)) + 4 - 3 * far
-        offset = (get_16(buf, at) & (0xFF + 0xFF00 * far)) | ((tag >> 5 << 8) & (far - 1))
-        at += 1 + far
-        if kind == 3 or at > end or offset == 0 or offset > to - begin or length > stop - to:
+        offset = (get_16(buf, position) & (0xFF + 0xFF00 * far)) | ((tag >> 5 << 8) & (far - 1))
+        position += 1 + far
+        if kind == 3 or position > end or offset == 0 or offset > out_position - begin or length > stop - out_position:
             return -1
         # Some of what is copied may come of this very copy.
-        of, done = to - offset, 0
+        of, done = out_position - offset, 0
         if offset >= 16:
-            copy_16(out, to, out, of)
-            copy_16(out, to + 16, out, of + 16)
+            copy_16(out, out_position, out, of)
+            copy_16(out, out_position + 16, out, of + 16)
             if length > 32:
-                copy_16(out, to + 32, out, of + 32)
-                copy_16(out, to + 48, out, of + 48)
+                copy_16(out, out_position + 32, out, of + 32)
+                copy_16(out, out_position + 48, out, of + 48)
         elif offset >= 8:
             while done < length:
-                copy_8(out, to + done, out, of + done)
+                copy_8(out, out_position + done, out, of + done)
                 done += 8
         else:
             while done < length:
-                put_8(out, to + done, get_8(out, of + done))
+                put_8(out, out_position + done, get_8(out, of + done))
                 done += 1
-        to += length
-    return to if to == stop else -1
+        out_position += length
+    return out_position if out_position == stop else -1
 
 
-@leaf
-def _decompress_body(buf: Bytes, at: int, end: int, out: Bytes, to: int, limit: int) -> int:
-    """Return where the body's content ends in ``out``, or -1 if ``codecs`` must read it."""
-    most = to + limit
-    if end - at < 8 or end + _WIDE > buf.size:
+@inline_kernel
+def _decompress_snappy_body(buf: Bytes, position: int, end: int, out: Bytes, out_position: int, max_bytes: int) -> int:
+    """Decompress a snappy body, a Xerial stream or a raw block, into ``out``. Return the position in ``out`` where its content ends, or -1
+    if ``codecs`` must decompress the body.
+    """
+    most = out_position + max_bytes
+    if end - position < 8 or end + _WIDE > buf.size:
         return -1
-    if load_u64(buf, at) != _MAGIC:
-        return _decompress_block(buf, at, end, out, to, most)
-    at += _XERIAL_HEADER.size
-    while to >= 0 and at + 4 <= end:
-        size = np.int64(load_i32(buf, at))
-        at += 4
+    if load_u64(buf, position) != _MAGIC:
+        return _decompress_snappy_block(buf, position, end, out, out_position, most)
+    position += _XERIAL_HEADER.size
+    while out_position >= 0 and position + 4 <= end:
+        size = np.int64(load_i32(buf, position))
+        position += 4
         # A size as large as the magic's first word says that another stream begins: for others, too.
-        to = _decompress_block(buf, at, at + size, out, to, most) if 0 < size <= end - at else np.int64(-1)
-        at += size
-    return to if at == end else -1
+        out_position = (
+            _decompress_snappy_block(buf, position, position + size, out, out_position, most)
+            if 0 < size <= end - position
+            else np.int64(-1)
+        )
+        position += size
+    return out_position if position == end else -1
 
 
 @kernel
-def decompress_bodies(
-    buf: Bytes, codec: npt.NDArray[np.int16], start: Int64s, end: Int64s, wanted: npt.NDArray[np.bool_], batch: int, out: Bytes, to: int,
-    limit: int, most: int, ends: Int64s,
+def decompress_snappy_bodies(
+    buf: Bytes, codec: npt.NDArray[np.int16], start: Int64s, end: Int64s, wanted: npt.NDArray[np.bool_], batch: int, out: Bytes,
+    out_position: int, max_body_bytes: int, max_out_position: int, out_ends: Int64s,
 ) -> tuple[int, int]:  # fmt: skip
-    """Return the first batch from ``batch`` on that ``codecs`` must read, and the end of the content of ``out``."""
-    while batch < wanted.size and to <= most:
+    """Decompress snappy bodies from batch ``batch`` on, until one is met that ``codecs`` must decompress. Return the number of that batch
+    (or the number of batches) and the position in ``out`` after the content.
+    """
+    while batch < wanted.size and out_position <= max_out_position:
         if wanted[batch]:
-            after = _decompress_body(buf, start[batch], end[batch], out, to, limit) if codec[batch] == codecs.SNAPPY else np.int64(-1)
+            after = (
+                _decompress_snappy_body(buf, start[batch], end[batch], out, out_position, max_body_bytes)
+                if codec[batch] == codecs.SNAPPY
+                else np.int64(-1)
+            )
             if after < 0:
                 break
-            to = after
-        ends[batch] = to
+            out_position = after
+        out_ends[batch] = out_position
         batch += 1
-    return batch, to
+    return batch, out_position
 
 
 # ---- lz4, and all codecs ------------------------------------------------------------------------------------------------------
@@ -144,11 +158,13 @@ _STREAM_BYTES: Final = (1 << 14) + 32  # LZ4_STREAM_MINSIZE
 
 
 class BatchUnreadable(Exception):
-    """Raised for a batch whose body cannot be decompressed, or that decompresses to more bytes than allowed. ``batch``: its number."""
+    """Raised for a batch whose body cannot be decompressed, or that decompresses to more bytes than allowed. ``batch_number``: its
+    number.
+    """
 
-    def __init__(self, batch: int, message: str) -> None:
+    def __init__(self, batch_number: int, message: str) -> None:
         super().__init__(message)
-        self.batch = batch
+        self.batch = batch_number
 
 
 def _lz4_function_address(name: str) -> int:
@@ -164,32 +180,33 @@ class Lz4Library:
     so results are equal (I7).
     """
 
-    def __init__(self, names: Sequence[str] = ("LZ4_decompress_safe", "LZ4_resetStream", "LZ4_compress_fast_continue")) -> None:
-        found = [_lz4_function_address(name) for name in names]
+    def __init__(self, function_names: Sequence[str] = ("LZ4_decompress_safe", "LZ4_resetStream", "LZ4_compress_fast_continue")) -> None:
+        found = [_lz4_function_address(name) for name in function_names]
         self.decompress, self.reset, self.compress = found if all(found) and ctypes.sizeof(ctypes.c_void_p) == 8 else (0, 0, 0)
 
 
 lz4_library = Lz4Library()
 
 
-def inflate_bodies(
+def decompress_batch_bodies(
     buf: Bytes,
     codec: Codecs,
     start: Int64s,
     end: Int64s,
     wanted: npt.NDArray[np.bool_],
     out: codecs.ByteBuffer,
-    limit: int,
-    total_limit: int,
+    max_body_bytes: int,
+    max_total_bytes: int,
     magic: npt.NDArray[Any],
 ) -> Int64s:
     """Decompress the bodies ``buf[start:end]`` of the wanted batches, append them to ``out``, and return the position in ``out`` where each
     one ends.
 
-    The result is shorter than ``wanted`` if ``out`` came to exceed ``total_limit`` bytes. Then its last body is the one that exceeded them.
+    The result is shorter than ``wanted`` if ``out`` came to exceed ``max_total_bytes`` bytes. Then its last body is the one that exceeded
+    them.
 
     :param codec, magic: codec and message format of each batch.
-    :param limit: most bytes that one body may have.
+    :param max_body_bytes: most bytes that one body may have.
     :raises BatchUnreadable: if a body is corrupt or too large. The caller must clear ``out`` then.
     """
     ends = np.empty(len(wanted), np.int64)
@@ -197,73 +214,81 @@ def inflate_bodies(
     batch = 0
     while batch < len(wanted):
         if lz4_library.decompress and codec[batch] == LZ4:
-            batch, out.size = _decompress_lz4(
-                lz4_library.decompress, buf, codec, start, end, wanted, batch, out.array, out.size, limit, total_limit, ends
+            batch, out.size = _decompress_lz4_bodies(
+                lz4_library.decompress, buf, codec, start, end, wanted, batch, out.array, out.size, max_body_bytes, max_total_bytes, ends
             )
         elif codec[batch] == SNAPPY:
-            batch, out.size = decompress_bodies(buf, codec, start, end, wanted, batch, out.array, out.size, limit, total_limit, ends)
-        if batch < len(wanted) and out.size <= total_limit:
+            batch, out.size = decompress_snappy_bodies(
+                buf, codec, start, end, wanted, batch, out.array, out.size, max_body_bytes, max_total_bytes, ends
+            )
+        if batch < len(wanted) and out.size <= max_total_bytes:
             if wanted[batch]:
                 try:
-                    codecs.decompress_into(int(codec[batch]), view[start[batch] : end[batch]], out, limit, int(magic[batch]))
+                    codecs.decompress_body_into(int(codec[batch]), view[start[batch] : end[batch]], out, max_body_bytes, int(magic[batch]))
                 except codecs.CodecError as error:
                     raise BatchUnreadable(batch, str(error)) from None
             ends[batch] = out.size
             batch += 1
-        if out.size > total_limit:
+        if out.size > max_total_bytes:
             break
     return ends[:batch]
 
 
 @measure_stage(WorkStage.DEFLATE, lambda plain, codec, start, size, *_: int(size.sum()))
-def compress_bodies(plain: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: Bytes, slot: Int64s, bound: Int64s) -> Int64s:
+def compress_bodies_into(
+    plain: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: Bytes, out_start: Int64s, out_capacity: Int64s
+) -> Int64s:
     """Compress the bodies ``plain[start : start + size]``, each into its slot of ``out``, and return the compressed sizes.
 
-    :param slot, bound: position and size of each body's slot; ``codecs.compressed_bound`` gives the size.
+    :param out_start, out_capacity: position and size of each body's slot; ``codecs.max_compressed_size`` gives the size.
     """
     packed = np.empty(len(size), np.int64)
     kinds = np.unique(codec)
     if len(kinds) > 1:
         for some in (codec == kind for kind in kinds):
-            packed[some] = compress_bodies(plain, codec[some], start[some], size[some], out, slot[some], bound[some])
+            packed[some] = compress_bodies_into(plain, codec[some], start[some], size[some], out, out_start[some], out_capacity[some])
         return packed
     if lz4_library.compress and len(size) and np.all(codec == LZ4):
-        _compress_lz4(lz4_library.reset, lz4_library.compress, np.empty(_STREAM_BYTES, np.uint8), plain, start, size, out, slot, packed)
+        _compress_lz4_bodies(
+            lz4_library.reset, lz4_library.compress, np.empty(_STREAM_BYTES, np.uint8), plain, start, size, out, out_start, packed
+        )
         return packed
     source, target = memoryview(plain), memoryview(out)
     if codecs.ZSTD_IN_BULK and len(size) and np.all(codec == ZSTD) and size.min() > 0:
         for body, made in enumerate(codecs.compress_zstd_bodies(source, np.column_stack((start, size)).tobytes())):
             packed[body] = len(made)
-            target[slot[body] : slot[body] + len(made)] = memoryview(made)
+            target[out_start[body] : out_start[body] + len(made)] = memoryview(made)
         return packed
-    bodies = zip(codec.tolist(), start.tolist(), (start + size).tolist(), slot.tolist(), (slot + bound).tolist(), strict=True)
-    compress: Any = codecs.compress_into
+    bodies = zip(
+        codec.tolist(), start.tolist(), (start + size).tolist(), out_start.tolist(), (out_start + out_capacity).tolist(), strict=True
+    )
+    compress: Any = codecs.compress_body_into
     packed[:] = [compress(kind, source[one:two], target[three:four]) for kind, one, two, three, four in bodies]
     return packed
 
 
-@leaf
-def _read_word(buf: Bytes, position: int) -> int:
+@inline_kernel
+def _read_word32(buf: Bytes, position: int) -> int:
     """Read a little-endian 32-bit number."""
     return (
         np.int64(buf[position]) | np.int64(buf[position + 1]) << 8 | np.int64(buf[position + 2]) << 16 | np.int64(buf[position + 3]) << 24
     )
 
 
-@leaf
-def _write_word(buf: Bytes, position: int, word: int) -> None:
+@inline_kernel
+def _write_word32(buf: Bytes, position: int, word: int) -> None:
     """Write a little-endian 32-bit number."""
     for i in range(4):
         buf[position + i] = (word >> 8 * i) & 255
 
 
-@leaf
-def _decompress_lz4_frame(function: int, buf: Bytes, begin: int, end: int, out: Bytes, to: int, limit: int) -> int:
-    """Decompress an lz4 frame into ``out`` from position ``to`` on. Return the position where its content ends, or -1 if the frame has
-    optional fields, is corrupt, or does not fit.
+@inline_kernel
+def _decompress_lz4_frame(decompress_address: int, buf: Bytes, begin: int, end: int, out: Bytes, out_position: int, max_bytes: int) -> int:
+    """Decompress an lz4 frame into ``out`` from position ``out_position`` on. Return the position where its content ends, or -1 if the
+    frame has optional fields, is corrupt, or does not fit.
 
-    :param function: address of LZ4_decompress_safe.
-    :param limit: most bytes of the content.
+    :param decompress_address: address of LZ4_decompress_safe.
+    :param max_bytes: most bytes of the content.
     """
     at = begin + _FRAME_BYTES
     if at + 4 > end:
@@ -272,59 +297,67 @@ def _decompress_lz4_frame(function: int, buf: Bytes, begin: int, end: int, out: 
     for i in range(_PLAIN.size):
         if load_u64(buf, begin) & _HEADER_BITS == _PLAIN[i]:
             block = _PLAIN_BLOCK[i]
-    most = to + limit
+    most = out_position + max_bytes
     while at + 4 <= end:
-        word = _read_word(buf, at)
+        word = _read_word32(buf, at)
         size = word & (_STORED - 1)
         at += 4
         if word == 0 and block > 0:
-            return to
-        if size > block or size > end - at or block > out.size - to:
+            return out_position
+        if size > block or size > end - at or block > out.size - out_position:
             return -1
         if word & _STORED:
-            copy_bytes(out, to, buf, at, size)
+            copy_bytes(out, out_position, buf, at, size)
             got = size
         else:
-            got = call_c(function, address_of(buf, at), address_of(out, to), size, block)
-        to += got
-        if got < 0 or to > most:
+            got = call_c(decompress_address, address_of(buf, at), address_of(out, out_position), size, block)
+        out_position += got
+        if got < 0 or out_position > most:
             return -1
         at += size
     return -1
 
 
 @kernel
-def _decompress_lz4(
-    function: int, buf: Bytes, codec: Codecs, start: Int64s, end: Int64s, wanted: npt.NDArray[np.bool_], batch: int, out: Bytes,
-    to: int, limit: int, most: int, ends: Int64s,
+def _decompress_lz4_bodies(
+    decompress_address: int, buf: Bytes, codec: Codecs, start: Int64s, end: Int64s, wanted: npt.NDArray[np.bool_], batch: int, out: Bytes,
+    out_position: int, max_body_bytes: int, max_out_position: int, out_ends: Int64s,
 ) -> tuple[int, int]:  # fmt: skip
     """Decompress lz4 bodies from batch ``batch`` on, until one is met that ``codecs`` must decompress.
 
     Return the number of that batch (or the number of batches) and the position in ``out`` after the content. Parameters as for
-    ``inflate_bodies``.
+    ``decompress_batch_bodies``.
     """
-    while batch < wanted.size and to <= most:
+    while batch < wanted.size and out_position <= max_out_position:
         if wanted[batch]:
             after = np.int64(-1)
             if codec[batch] == LZ4:
-                after = _decompress_lz4_frame(function, buf, start[batch], end[batch], out, to, limit)
+                after = _decompress_lz4_frame(decompress_address, buf, start[batch], end[batch], out, out_position, max_body_bytes)
             if after < 0:
                 break
-            to = after
-        ends[batch] = to
+            out_position = after
+        out_ends[batch] = out_position
         batch += 1
-    return batch, to
+    return batch, out_position
 
 
 @kernel
-def _compress_lz4(
-    reset: int, function: int, stream: Bytes, plain: Bytes, start: Int64s, size: Int64s, out: Bytes, slot: Int64s, packed: Int64s
+def _compress_lz4_bodies(
+    reset_address: int,
+    compress_address: int,
+    stream: Bytes,
+    plain: Bytes,
+    start: Int64s,
+    size: Int64s,
+    out: Bytes,
+    out_start: Int64s,
+    out_size: Int64s,
 ) -> None:
-    """Compress bodies with lz4, in independent blocks, and store their sizes in ``packed``. ``reset`` and ``function``: addresses of
-    LZ4_resetStream and LZ4_compress_fast_continue.
+    """Compress bodies with lz4, in independent blocks, and store their sizes in ``out_size``. ``reset_address`` and ``compress_address``:
+    addresses of LZ4_resetStream and LZ4_compress_fast_continue.
     """
     for body in range(size.size):
-        at = slot[body]
+        at = out_start[body]
         for i in range(_HEADER.size):
             out[at + i] = _HEADER[i]
         at += _HEADER.size
@@ -332,15 +365,15 @@ def _compress_lz4(
             length = min(_BLOCK, size[body] - begin)
             # As much room as the library asks for, so that it never has to look whether there is some.
             space = length + length // 255 + 16
-            call_c(reset, address_of(stream, 0))
+            call_c(reset_address, address_of(stream, 0))
             source, target = address_of(plain, start[body] + begin), address_of(out, at + 4)
-            got = call_c(function, address_of(stream, 0), source, target, length, space, 1)
+            got = call_c(compress_address, address_of(stream, 0), source, target, length, space, 1)
             if got <= 0 or got >= length:
                 copy_bytes(out, at + 4, plain, start[body] + begin, length)
-                _write_word(out, at, length | _STORED)
+                _write_word32(out, at, length | _STORED)
                 got = length
             else:
-                _write_word(out, at, got)
+                _write_word32(out, at, got)
             at += 4 + got
-        _write_word(out, at, 0)
-        packed[body] = at + 4 - slot[body]
+        _write_word32(out, at, 0)
+        out_size[body] = at + 4 - out_start[body]

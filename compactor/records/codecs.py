@@ -68,6 +68,7 @@ class ByteBuffer:
     """Growing byte array that is reused, because new memory for every body would cost more than decompressing it. Not thread-safe."""
 
     def __init__(self, capacity: int = 1 << 20) -> None:
+        """Create an empty buffer with room for ``capacity`` bytes."""
         self.array = np.empty(capacity, np.uint8)
         self._view = self.array.data
         self.size = 0
@@ -94,7 +95,7 @@ class ByteBuffer:
         self.reserve_space(len(data))[:] = data
         self.size += len(data)
 
-    def content(self) -> memoryview:
+    def content_view(self) -> memoryview:
         """Return a view of the content."""
         return self._view[: self.size]
 
@@ -119,19 +120,19 @@ def library_versions() -> str:
 # ---- writing ----------------------------------------------------------------------------------------------------------------
 
 
-def compress(codec: int, data: Buffer) -> bytes:
+def compress_body(codec: int, data: Buffer) -> bytes:
     """Compress the records of one batch at Kafka's default level. ``codec`` is the low three bits of the batch attributes."""
-    out = memoryview(bytearray(compressed_bound(len(data))))
-    return bytes(out[: compress_into(codec, memoryview(data), out)])
+    out = memoryview(bytearray(max_compressed_size(len(data))))
+    return bytes(out[: compress_body_into(codec, memoryview(data), out)])
 
 
-def compressed_bound(size: Any) -> Any:
+def max_compressed_size(size: Any) -> Any:
     """Return the largest compressed size of ``size`` bytes with any codec. Accepts numbers and arrays."""
     return size + size // 6 + 64 * (size // XERIAL_BLOCK) + 128
 
 
-def compress_into(codec: int, data: memoryview, out: memoryview) -> int:
-    """Compress ``data`` into ``out``, which must have ``compressed_bound(len(data))`` bytes, and return the compressed size. Raises
+def compress_body_into(codec: int, data: memoryview, out: memoryview) -> int:
+    """Compress ``data`` into ``out``, which must have ``max_compressed_size(len(data))`` bytes, and return the compressed size. Raises
     CodecError for an unknown codec.
     """
     if codec == LZ4:
@@ -151,12 +152,12 @@ def compress_into(codec: int, data: memoryview, out: memoryview) -> int:
 ZSTD_IN_BULK: Final = {"buffer_types", "multi_compress_to_buffer"} <= set(zstandard.backend_features)
 
 
-def compress_zstd_bodies(data: memoryview, bodies: bytes) -> Sequence[Any]:
-    """Compress several bodies with zstd in one call that releases the GIL. The results equal those of ``compress_into``.
+def compress_zstd_bodies(data: memoryview, positions_and_sizes: bytes) -> Sequence[Any]:
+    """Compress several bodies with zstd in one call that releases the GIL. The results equal those of ``compress_body_into``.
 
-    :param bodies: for each body, its position in ``data`` and its size, which must not be 0, as 64-bit numbers.
+    :param positions_and_sizes: for each body, its position in ``data`` and its size, which must not be 0, as 64-bit numbers.
     """
-    made: Any = _contexts.zstd_compressor.multi_compress_to_buffer(zstandard.BufferWithSegments(data, bodies))
+    made: Any = _contexts.zstd_compressor.multi_compress_to_buffer(zstandard.BufferWithSegments(data, positions_and_sizes))
     return list(made)
 
 
@@ -185,10 +186,10 @@ def _compress_lz4(data: memoryview, out: memoryview) -> int:
 
 
 def _compress_xerial(data: memoryview, out: memoryview) -> int:
-    compress, at = cramjam.snappy.compress_raw_into, len(XERIAL_HEADER)
+    compress_body, at = cramjam.snappy.compress_raw_into, len(XERIAL_HEADER)
     out[:at] = XERIAL_HEADER
     for start in range(0, len(data), XERIAL_BLOCK):
-        size: int = compress(data[start : start + XERIAL_BLOCK], out[at + 4 :])
+        size: int = compress_body(data[start : start + XERIAL_BLOCK], out[at + 4 :])
         _XERIAL_SIZE.pack_into(out, at, size)
         at += 4 + size
     return at
@@ -197,22 +198,22 @@ def _compress_xerial(data: memoryview, out: memoryview) -> int:
 # ---- reading ----------------------------------------------------------------------------------------------------------------
 
 
-def decompress_into(codec: int, data: memoryview, out: ByteBuffer, limit: int, magic: int = 2) -> None:
+def decompress_body_into(codec: int, data: memoryview, out: ByteBuffer, max_bytes: int, magic: int = 2) -> None:
     """Decompress the body of one batch and append it to ``out``. After an error the caller must clear ``out``.
 
-    :param limit: most bytes that the body may decompress to.
+    :param max_bytes: most bytes that the body may decompress to.
     :param magic: message format of the batch.
     :raises CodecError: if the body is corrupt, too large, or its codec is unknown.
     """
     try:
         if codec == LZ4:
-            _decompress_lz4(data, out, limit, magic)
+            _decompress_lz4(data, out, max_bytes, magic)
         elif codec == ZSTD:
-            _decompress_zstd(data, out, limit)
+            _decompress_zstd(data, out, max_bytes)
         elif codec == SNAPPY:
-            _decompress_snappy(data, out, limit)
+            _decompress_snappy(data, out, max_bytes)
         elif codec == GZIP:
-            _decompress_gzip(data, out, limit)
+            _decompress_gzip(data, out, max_bytes)
         elif codec == NONE:
             out.append_bytes(data)
         else:
@@ -223,20 +224,20 @@ def decompress_into(codec: int, data: memoryview, out: ByteBuffer, limit: int, m
         raise CodecError(f"{CODEC_NAMES[codec]} data cannot be read: {error}") from None
 
 
-def _too_large_error(codec: int, limit: int) -> CodecError:
-    """Return the error for a body that decompresses to more than ``limit`` bytes."""
-    return CodecError(f"{CODEC_NAMES[codec]} data inflates beyond {limit} bytes (max_decompressed_batch_bytes)")
+def _too_large_error(codec: int, max_bytes: int) -> CodecError:
+    """Return the error for a body that decompresses to more than ``max_bytes`` bytes."""
+    return CodecError(f"{CODEC_NAMES[codec]} data inflates beyond {max_bytes} bytes (max_decompressed_batch_bytes)")
 
 
-def _decompress_gzip(data: memoryview, out: ByteBuffer, limit: int) -> None:
+def _decompress_gzip(data: memoryview, out: ByteBuffer, max_bytes: int) -> None:
     size = 0
     rest: Buffer = data
     while True:
         member = zlib_ng.decompressobj(31)
-        part = member.decompress(rest, limit - size + 1)
+        part = member.decompress(rest, max_bytes - size + 1)
         size += len(part)
-        if size > limit:
-            raise _too_large_error(GZIP, limit)
+        if size > max_bytes:
+            raise _too_large_error(GZIP, max_bytes)
         if not member.eof:
             raise CodecError("gzip data ends early")
         out.append_bytes(part)
@@ -246,13 +247,13 @@ def _decompress_gzip(data: memoryview, out: ByteBuffer, limit: int) -> None:
             return
 
 
-def _decompress_snappy(data: memoryview, out: ByteBuffer, limit: int) -> None:
+def _decompress_snappy(data: memoryview, out: ByteBuffer, max_bytes: int) -> None:
     if bytes(data[:8]) != _XERIAL_MAGIC:
         if len(data) == 0:
             raise CodecError("snappy data is empty")
-        _decompress_snappy_block(data, out, limit, limit)
+        _decompress_snappy_block(data, out, max_bytes, max_bytes)
         return
-    left = limit
+    left = max_bytes
     position = len(XERIAL_HEADER)
     while position < len(data):
         if bytes(data[position : position + 8]) == _XERIAL_MAGIC:  # streams written one after the other
@@ -265,27 +266,29 @@ def _decompress_snappy(data: memoryview, out: ByteBuffer, limit: int) -> None:
         block = data[position : position + length]
         if length == 0 or len(block) != length:
             raise CodecError("snappy frame ends early")
-        left -= _decompress_snappy_block(block, out, left, limit)
+        left -= _decompress_snappy_block(block, out, left, max_bytes)
         position += length
 
 
-def _decompress_snappy_block(block: memoryview, out: ByteBuffer, left: int, limit: int) -> int:
-    """Decompress a raw snappy block and return its size. Raises CodecError if that exceeds ``left`` bytes; ``limit`` is for the message."""
+def _decompress_snappy_block(block: memoryview, out: ByteBuffer, max_block_bytes: int, max_bytes: int) -> int:
+    """Decompress a raw snappy block and return its size. Raises CodecError if that exceeds ``max_block_bytes`` bytes; ``max_bytes`` is
+    for the message.
+    """
     size: int = cramjam.snappy.decompress_raw_len(block)
-    if size > left:
-        raise _too_large_error(SNAPPY, limit)
+    if size > max_block_bytes:
+        raise _too_large_error(SNAPPY, max_bytes)
     if cramjam.snappy.decompress_raw_into(block, out.reserve_space(size)) != size:
         raise CodecError("snappy block is shorter than it says")
     out.size += size
     return size
 
 
-def _decompress_lz4(data: memoryview, out: ByteBuffer, limit: int, magic: int) -> None:
+def _decompress_lz4(data: memoryview, out: ByteBuffer, max_bytes: int, magic: int) -> None:
     block_size = LZ4_PLAIN.get(bytes(data[:LZ4_HEADER_BYTES]))
     if block_size is None:
-        out.append_bytes(_decompress_unusual_lz4(data, limit, magic))
+        out.append_bytes(_decompress_unusual_lz4(data, max_bytes, magic))
         return
-    most = out.size + limit
+    most = out.size + max_bytes
     begin, end = LZ4_HEADER_BYTES + 4, len(data)
     while begin <= end:
         (word,) = _LZ4_WORD.unpack_from(data, begin - 4)
@@ -301,12 +304,12 @@ def _decompress_lz4(data: memoryview, out: ByteBuffer, limit: int, magic: int) -
         else:
             out.size += cramjam.lz4.decompress_block_into(data[begin:stop], out.reserve_space(block_size))
         if out.size > most:
-            raise _too_large_error(LZ4, limit)
+            raise _too_large_error(LZ4, max_bytes)
         begin = stop + 4
     raise CodecError("lz4 frame ends early")
 
 
-def _decompress_unusual_lz4(data: memoryview, limit: int, magic: int) -> bytes:
+def _decompress_unusual_lz4(data: memoryview, max_bytes: int, magic: int) -> bytes:
     """Decompress an lz4 frame of a less common kind: with checksums, with content size, or with the header checksum of
     message format v0.
     """
@@ -319,12 +322,12 @@ def _decompress_unusual_lz4(data: memoryview, limit: int, magic: int) -> bytes:
         source = _fix_header_checksum(data)
     decoder = _contexts.lz4_decompressor
     decoder.reset()
-    if len(data) * _LZ4_RATIO <= limit:
+    if len(data) * _LZ4_RATIO <= max_bytes:
         out: bytes = decoder.decompress(source)
     else:
-        out = decoder.decompress(source, limit + 1)
-        if len(out) > limit:
-            raise _too_large_error(LZ4, limit)
+        out = decoder.decompress(source, max_bytes + 1)
+        if len(out) > max_bytes:
+            raise _too_large_error(LZ4, max_bytes)
     if not decoder.eof:
         raise CodecError("lz4 frame ends early")
     return out
@@ -340,23 +343,23 @@ def _fix_header_checksum(data: memoryview) -> memoryview:
     return memoryview(patched)
 
 
-def _decompress_zstd(data: memoryview, out: ByteBuffer, limit: int) -> None:
+def _decompress_zstd(data: memoryview, out: ByteBuffer, max_bytes: int) -> None:
     # What clients write is one frame of unknown content size: where it is not too large, one call reads it.
     if len(data) > 8 and not data[4] & 0xE0 and _zstd_frame_end(data, 0) == len(data):
-        most = min(limit, max(_ZSTD_RATIO * len(data), 1 << 16))
+        most = min(max_bytes, max(_ZSTD_RATIO * len(data), 1 << 16))
         try:
             out.append_bytes(_contexts.zstd_decompressor.decompress(data, max_output_size=most))
         except zstandard.ZstdError:
             pass  # who reads it in pieces says what is wrong, or that there is more
         else:
             return
-    _decompress_unusual_zstd(data, out, limit)
+    _decompress_unusual_zstd(data, out, max_bytes)
 
 
-def _decompress_unusual_zstd(data: memoryview, out: ByteBuffer, limit: int) -> None:
+def _decompress_unusual_zstd(data: memoryview, out: ByteBuffer, max_bytes: int) -> None:
     # Frames without a content size need the streaming reader; it also reads several frames, as Java does.
     reader = _contexts.zstd_decompressor.stream_reader(data, read_across_frames=True)
-    left = limit
+    left = max_bytes
     guess = max(4 * len(data), 1 << 16)
     while True:
         reserve_bytes = out.reserve_space(min(left + 1, guess))
@@ -364,7 +367,7 @@ def _decompress_unusual_zstd(data: memoryview, out: ByteBuffer, limit: int) -> N
         out.size += size
         left -= size
         if left < 0:
-            raise _too_large_error(ZSTD, limit)
+            raise _too_large_error(ZSTD, max_bytes)
         if size < len(reserve_bytes):
             break
         guess *= 2

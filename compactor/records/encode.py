@@ -17,12 +17,23 @@ import numpy.typing as npt
 from compactor.errors import BadData
 from compactor.kernels.common import NO_HORIZON, Flags
 from compactor.kernels.crc import crc32c
-from compactor.kernels.jit import kernel, leaf
-from compactor.kernels.memory import copy_bytes, read_varint, store_i16, store_i32, store_i64, varint_size, write_varint
+from compactor.kernels.jit import inline_kernel, kernel
+from compactor.kernels.memory import copy_bytes, read_varint, store_i16, store_i32, store_i64, varint_size_bytes, write_varint
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records import codecs
-from compactor.records.batches import CODEC_MASK, CONTROL, HEADER, HORIZON, LOG_APPEND, TRANSACTIONAL, BatchTable, Bytes, Int64s, read_only
-from compactor.records.bulk import compress_bodies
+from compactor.records.batches import (
+    CODEC_MASK,
+    CONTROL,
+    HEADER,
+    HORIZON,
+    LOG_APPEND,
+    TRANSACTIONAL,
+    BatchTable,
+    Bytes,
+    Int64s,
+    read_only_view,
+)
+from compactor.records.bulk import compress_bodies_into
 from compactor.records.rows import HEAD_LOOSE, LEGACY, TAIL_LOOSE, Chunk, Int32s, Rows
 
 Actions = npt.NDArray[np.uint8]
@@ -67,7 +78,7 @@ class OutputBuffer:
         self.packed = codecs.ByteBuffer(0)
 
 
-@measure_stage(WorkStage.ENCODE, lambda raw, table, chunk, *_: chunk.body_bytes)
+@measure_stage(WorkStage.ENCODE, lambda raw, table, chunk, *_: chunk.body_size_bytes)
 def encode_chunk(
     raw: Bytes,
     table: BatchTable,
@@ -76,7 +87,7 @@ def encode_chunk(
     first_row: Int64s,
     keep: Flags,
     action: Actions,
-    horizon: Int64s,
+    delete_horizon_ms: Int64s,
     output: OutputBuffer,
     segment: str,
 ) -> EncodedBatches:
@@ -86,7 +97,7 @@ def encode_chunk(
     :param first_row: number of each batch's first row, as ``parse_records`` returns it.
     :param keep: a flag per row: whether the record stays. Only used for REWRITE.
     :param action: DROP, COPY, REWRITE or EMPTY per batch.
-    :param horizon: delete horizon in milliseconds of each rewritten batch, or NO_HORIZON.
+    :param delete_horizon_ms: delete horizon in milliseconds of each rewritten batch, or NO_HORIZON.
     :raises BadData: if Kafka's MemoryRecordsBuilder would refuse a batch.
     """
     some = slice(chunk.first, chunk.last)
@@ -95,12 +106,12 @@ def encode_chunk(
         anew = np.zeros(len(action), np.bool_)
         return EncodedBatches(memoryview(raw)[start:end], table.size[some], table.last_offset[some], table.max_timestamp[some], anew)
     buf = chunk.buf
-    compressed = bool(table.codec[some].any())
-    bound = HEADER * len(action) + chunk.body_bytes + _LONGEST_HEAD * len(rows)
+    compressed = bool(table.codec_ids[some].any())
+    bound = HEADER * len(action) + chunk.body_size_bytes + _LONGEST_HEAD * len(rows)
     if not compressed:
         bound += int(table.size[some][action == COPY].sum())
     if np.any(rows.flags & TAIL_LOOSE):
-        loose = np.flatnonzero(_rows_to_reencode(rows.flags, first_row, action, keep))
+        loose = np.flatnonzero(_find_rows_to_reencode(rows.flags, first_row, action, keep))
         if len(loose):
             buf, rows = _reencode_tails(buf, rows, loose)
             bound += len(buf)
@@ -109,7 +120,7 @@ def encode_chunk(
     size = np.empty(len(action), np.int64)
     last_offset = table.last_offset[some].copy()
     max_timestamp = table.max_timestamp[some].copy()
-    problem, batch = _encode_batches(
+    problem, batch = _encode_batches_or_find_problem(
         raw,
         buf,
         table.position[some],
@@ -125,7 +136,7 @@ def encode_chunk(
         table.base_sequence[some],
         int(table.magic[chunk.first]),
         action,
-        horizon,
+        delete_horizon_ms,
         compressed,
         first_row,
         rows.offset,
@@ -157,34 +168,36 @@ def encode_chunk(
         written = _compress_bodies(raw, table, chunk, action, start, size, output)
     else:
         written = memoryview(output.plain.array)[: int(size.sum())]
-        _write_lengths_and_crcs(output.plain.array, read_only(output.plain.array), action, size)
+        _write_lengths_and_crcs(output.plain.array, read_only_view(output.plain.array), action, size)
     return EncodedBatches(written, size[kept], last_offset[kept], max_timestamp[kept], action[kept] != COPY)
 
 
 def _compress_bodies(
     raw: Bytes, table: BatchTable, chunk: Chunk, action: Actions, start: Int64s, size: Int64s, output: OutputBuffer
 ) -> memoryview:
-    """Compress the bodies that ``_encode_batches`` wrote, and return all batches in order. ``size`` is changed to the compressed sizes."""
+    """Compress the bodies that ``_encode_batches_or_find_problem`` wrote, and return all batches in order. ``size`` is changed to the
+    compressed sizes.
+    """
     some = slice(chunk.first, chunk.last)
     body = np.where(action == REWRITE, size - HEADER, 0)
-    bound = codecs.compressed_bound(body)
+    bound = codecs.max_compressed_size(body)
     slot = np.cumsum(bound) - bound  # where each compressed body begins; its room is what it may need
     output.slots.reserve_space(int(bound.sum()))
     output.packed.reserve_space(int(bound.sum()) + HEADER * len(action) + int(table.size[some][action == COPY].sum()))
     rewritten = np.flatnonzero(action == REWRITE)
     codec = table.attributes[some][rewritten] & np.int16(CODEC_MASK)
-    size[rewritten] = HEADER + compress_bodies(
-        read_only(output.plain.array), codec, start[rewritten] + HEADER, body[rewritten], output.slots.array, slot[rewritten],
+    size[rewritten] = HEADER + compress_bodies_into(
+        read_only_view(output.plain.array), codec, start[rewritten] + HEADER, body[rewritten], output.slots.array, slot[rewritten],
         bound[rewritten],
     )  # fmt: skip
-    _assemble(raw, table.position[some], output.plain.array, start, output.slots.array, slot, action, size, output.packed.array)
-    _write_lengths_and_crcs(output.packed.array, read_only(output.packed.array), action, size)
+    _assemble_output(raw, table.position[some], output.plain.array, start, output.slots.array, slot, action, size, output.packed.array)
+    _write_lengths_and_crcs(output.packed.array, read_only_view(output.packed.array), action, size)
     return memoryview(output.packed.array)[: int(size.sum())]
 
 
-def empty_batch(base_offset: int, last_offset: int, leader_epoch: int, max_timestamp: int = -1) -> bytes:
+def encode_filler_batch(base_offset: int, last_offset: int, leader_epoch: int, max_timestamp_ms: int = -1) -> bytes:
     """Return a filler (coverage, I1): an empty v2 batch that extends a segment to its end offset where the last records were removed."""
-    after = struct.pack(">hiqqqhii", 0, last_offset - base_offset, -1, max_timestamp, -1, -1, -1, 0)
+    after = struct.pack(">hiqqqhii", 0, last_offset - base_offset, -1, max_timestamp_ms, -1, -1, -1, 0)
     return struct.pack(">qiibI", base_offset, HEADER - 12, leader_epoch, 2, checksums.crc32c(after)) + after
 
 
@@ -192,7 +205,7 @@ def empty_batch(base_offset: int, last_offset: int, leader_epoch: int, max_times
 
 
 @kernel
-def _rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: Int64s, action: Actions, keep: Flags) -> Flags:
+def _find_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: Int64s, action: Actions, keep: Flags) -> Flags:
     """Return a flag per row: whether the record stays and its tail must be re-encoded, because Kafka would encode it differently."""
     loose = np.zeros(keep.size, np.bool_)
     for batch in range(action.size):
@@ -225,7 +238,7 @@ def _reencode_tails(buf: Bytes, rows: Rows, row_numbers: Int64s) -> tuple[Bytes,
         moved.tail[row] = at
         at += len(tail)
         moved.end[row] = at
-    return read_only(np.frombuffer(b"".join(parts), np.uint8)), moved
+    return read_only_view(np.frombuffer(b"".join(parts), np.uint8)), moved
 
 
 def _reencode_tail(tail: Bytes) -> bytes:
@@ -238,13 +251,13 @@ def _reencode_tail(tail: Bytes) -> bytes:
         value, at = read_varint(tail, at, len(tail))
         return int(value)
 
-    def copy_text(name: bool) -> None:
+    def copy_text(is_name: bool) -> None:
         nonlocal at
         length = copy_number()
         data = tail[at : at + max(length, 0)].tobytes()
         at += max(length, 0)
-        if name:
-            data = as_java_utf8(data)
+        if is_name:
+            data = reencode_as_java_utf8(data)
         out.extend(_encode_varint(len(data) if length >= 0 else -1) + data)
 
     with np.errstate(over="ignore"):
@@ -264,7 +277,7 @@ def _encode_varint(value: int) -> bytes:
     return buf[: write_varint(buf, 0, np.int64(value))].tobytes()
 
 
-def as_java_utf8(name: bytes) -> bytes:
+def reencode_as_java_utf8(name: bytes) -> bytes:
     """Return ``new String(name, UTF_8).getBytes(UTF_8)`` of Java: each invalid UTF-8 sequence and each encoded surrogate becomes U+FFFD."""
     parts = []
     rest = name
@@ -299,7 +312,7 @@ def _write_lengths_and_crcs(out: Bytes, read_only_out: Bytes, action: Actions, s
 
 
 @kernel
-def _assemble(
+def _assemble_output(
     raw: Bytes, position: Int64s, plain: Bytes, start: Int64s, slots: Bytes, slot: Int64s, action: Actions, size: Int64s, out: Bytes
 ) -> None:
     """Write all batches in order: copies from ``raw``, headers from ``plain``, and compressed bodies from their ``slots``."""
@@ -315,7 +328,7 @@ def _assemble(
         at += size[batch]
 
 
-@leaf
+@inline_kernel
 def _write_header(
     out: Bytes,
     position: int,
@@ -344,7 +357,7 @@ def _write_header(
     store_i32(out, position + 57, count)
 
 
-@leaf
+@inline_kernel
 def _write_legacy_tail(buf: Bytes, out: Bytes, at: int, key_start: int, key_length: int, value_start: int, value_length: int) -> int:
     """Write key, value and an empty header list of a v0/v1 record in format v2 at position ``at``. Return the position after it."""
     at = write_varint(out, at, key_length)
@@ -359,8 +372,8 @@ def _write_legacy_tail(buf: Bytes, out: Bytes, at: int, key_start: int, key_leng
     return at + 1
 
 
-@leaf
-def _builder_problem(type_bits: int, pid: int, epoch: int, sequence: int) -> int:
+@inline_kernel
+def _builder_problem_code(type_bits: int, pid: int, epoch: int, sequence: int) -> int:
     """Return the number of the problem for which Kafka's builder would refuse such a batch (MemoryRecordsBuilder.validateProducerState), or
     0.
     """
@@ -373,7 +386,7 @@ def _builder_problem(type_bits: int, pid: int, epoch: int, sequence: int) -> int
     return 0
 
 
-@leaf
+@inline_kernel
 def _summarize_kept_rows(keep: Flags, timestamp: Int64s, begin: int, stop: int) -> tuple[int, int, int, int, int]:
     """Return (first row, last row, number of rows, lowest timestamp, highest timestamp or -1) of the rows in [begin, stop) that stay."""
     first = np.int64(-1)
@@ -392,7 +405,7 @@ def _summarize_kept_rows(keep: Flags, timestamp: Int64s, begin: int, stop: int) 
     return first, last, count, lowest, highest
 
 
-@leaf
+@inline_kernel
 def _write_rows(
     buf: Bytes,
     out: Bytes,
@@ -435,10 +448,10 @@ def _write_rows(
         tail_size = end[row] - tail[row]
         if flags[row] & LEGACY:
             key, value = np.int64(key_length[row]), np.int64(value_length[row])
-            tail_size = varint_size(key) + max(key, 0) + varint_size(value) + max(value, 0) + 1
+            tail_size = varint_size_bytes(key) + max(key, 0) + varint_size_bytes(value) + max(value, 0) + 1
         stamp = timestamp[row] - base_timestamp
         delta = offset[row] - base
-        length = 1 + varint_size(stamp) + varint_size(delta) + tail_size
+        length = 1 + varint_size_bytes(stamp) + varint_size_bytes(delta) + tail_size
         write = write_varint(out, write, length)
         out[write] = 0
         write = write_varint(out, write + 1, stamp)
@@ -455,7 +468,7 @@ def _write_rows(
 
 
 @kernel
-def _encode_batches(
+def _encode_batches_or_find_problem(
     raw: Bytes,
     buf: Bytes,
     position: Int64s,
@@ -517,7 +530,7 @@ def _encode_batches(
             out_size[batch] = HEADER
             at += HEADER
             continue
-        problem = _builder_problem(type_bits, pid, epoch, sequence)
+        problem = _builder_problem_code(type_bits, pid, epoch, sequence)
         if problem:
             return problem, batch
         # What stays decides base and maximum timestamp; of legacy batches the offsets as well.

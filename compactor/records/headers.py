@@ -14,10 +14,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compactor.kernels.crc import START, CrcTable, crc_after_zero_bytes, extend, extend_word, zero_bytes_tables
+from compactor.kernels.crc import START, CrcTable, crc_after_zero_bytes, extend, extend_word, zero_byte_tables_by_power
 from compactor.kernels.jit import kernel
 from compactor.kernels.memory import load_i32, load_u32, load_u64
-from compactor.records.batches import FRAME, HEADER, Bytes, Int64s, map_file, read_only
+from compactor.records.batches import FRAME, HEADER, Bytes, Int64s, map_file, read_only_view
 
 HEADER_BYTES: Final = HEADER
 
@@ -49,22 +49,22 @@ def copy_headers(buf: Bytes, position: Int64s) -> HeaderBytes:
 
 def digest_of_headers(headers: HeaderBytes) -> str:
     """Return the SHA-256 of batch headers in hexadecimal. It covers the payloads only if the batches' CRCs were verified, as in
-    ``verified_header_digest``.
+    ``header_digest_of_verified_file``.
     """
     digest = hashlib.sha256(_PREFIX)
     digest.update(np.ascontiguousarray(headers).reshape(-1).data)
     return digest.hexdigest()
 
 
-def range_crc32c(headers: HeaderBytes) -> int:
+def crc32c_of_batches(headers: HeaderBytes) -> int:
     """Return the CRC-32C of all bytes of consecutive batches, computed from their headers alone. It is valid if the batches match their
     stored CRCs.
     """
-    return int(_crc_of_batches(read_only(np.ascontiguousarray(headers).reshape(-1)), zero_bytes_tables()))
+    return int(_combine_batch_crcs(read_only_view(np.ascontiguousarray(headers).reshape(-1)), zero_byte_tables_by_power()))
 
 
-class HeaderDigest:
-    """Computes ``digest_of_headers`` of a log whose bytes arrive in pieces of any size, verifying the CRC of every batch.
+class HeaderDigestBuilder:
+    """Computes ``digest_of_headers`` of a log whose bytes arrive in parts of any size, verifying the CRC of every batch.
 
     Holds one header in memory.
     """
@@ -79,32 +79,34 @@ class HeaderDigest:
         """Process the next bytes of the log."""
         if not self._is_sound:
             return
-        buf = read_only(np.frombuffer(data, np.uint8))
+        buf = read_only_view(np.frombuffer(data, np.uint8))
         out = np.empty((len(buf) // HEADER_BYTES + 1) * HEADER_BYTES, np.uint8)
         done = _collect_headers(self._between, self._header, buf, out)
         self._is_sound = done >= 0
         if self._is_sound:
             self._digest.update(out[: done * HEADER_BYTES].data)
 
-    def digest(self) -> str:
+    def digest_or_empty(self) -> str:
         """Return the digest, or an empty string if the bytes so far are not complete v2 batches whose CRCs match."""
         return self._digest.hexdigest() if self._is_sound and not self._between[_HAVE] else ""
 
 
-def verified_header_digest(path: Path) -> str:
+def header_digest_of_verified_file(path: Path) -> str:
     """Return ``digest_of_headers`` of a file after verifying the CRC of every batch.
 
     The result is empty if a CRC does not match, if the file holds anything but v2 batches, or if it ends within a batch.
     """
-    buf, digest = map_file(path), HeaderDigest()
+    buf, digest = map_file(path), HeaderDigestBuilder()
     for start in range(0, len(buf), SCAN_BYTES):
         digest.update(buf[start : start + SCAN_BYTES])
-    return digest.digest()
+    return digest.digest_or_empty()
 
 
 @kernel
-def _crc_of_batches(headers: Bytes, powers: CrcTable) -> int:
-    """Return the CRC-32C of all bytes of consecutive batches, from their headers. ``powers``: the tables of ``zero_bytes_tables``."""
+def _combine_batch_crcs(headers: Bytes, powers: CrcTable) -> int:
+    """Return the CRC-32C of all bytes of consecutive batches, from their headers. ``powers``: the tables of
+    ``zero_byte_tables_by_power``.
+    """
     crc = np.uint64(0)
     for at in range(0, headers.size, HEADER):
         left = int(load_i32(headers, at + 8)) + FRAME - _CHECKED

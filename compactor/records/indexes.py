@@ -21,18 +21,22 @@ TXN_ENTRY: Final = np.dtype(
 TxnEntries = npt.NDArray[Any]
 
 
-def build_indexes(base: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, interval: int) -> tuple[bytes, bytes]:
+def encode_offset_and_time_index(
+    base_offset: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, index_interval_bytes: int
+) -> tuple[bytes, bytes]:
     """Return the bytes of a segment's offset index and time index.
 
-    The offset index has one entry for each batch that begins more than ``interval`` bytes after the batch of the entry before; the time
-    index has one more entry at the end. A filler (coverage, I1) may lie further from the base offset than an entry can express. It gets no
-    entry and is found by scanning.
+    The offset index has one entry for each batch that begins more than ``index_interval_bytes`` bytes after the batch of the entry before;
+    the time index has one more entry at the end. A filler (coverage, I1) may lie further from the base offset than an entry can express. It
+    gets no entry and is found by scanning.
 
-    :param base: base offset of the segment.
+    :param base_offset: base offset of the segment.
     :param size, last_offset, max_timestamp: columns of its batches.
-    :param interval: distance of entries in bytes.
+    :param index_interval_bytes: distance of entries in bytes.
     """
-    offsets, positions, times, time_offsets, n, m = _index_entries(base, size, last_offset, max_timestamp, interval)
+    offsets, positions, times, time_offsets, n, m = _select_index_entries(
+        base_offset, size, last_offset, max_timestamp, index_interval_bytes
+    )
     index = np.empty(n, OFFSET_ENTRY)
     index["offset"], index["position"] = offsets[:n], positions[:n]
     timeindex = np.empty(m, TIME_ENTRY)
@@ -41,7 +45,7 @@ def build_indexes(base: int, size: Int64s, last_offset: Int64s, max_timestamp: I
 
 
 @kernel
-def _index_entries(
+def _select_index_entries(
     base: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, interval: int
 ) -> tuple[Int64s, Int64s, Int64s, Int64s, int, int]:
     """Return the columns of both indexes (offset, position, timestamp, offset) and the number of entries of each."""
@@ -76,12 +80,12 @@ def _index_entries(
     return offsets, positions, times, time_offsets, n, m
 
 
-def index_mismatch(data: bytes, base: int, table: BatchTable) -> str:
-    """Return why ``data`` cannot be the offset index of these batches, or an empty string. ``base``: base offset of the segment."""
+def offset_index_mismatch(data: bytes, base_offset: int, table: BatchTable) -> str:
+    """Return why ``data`` cannot be the offset index of these batches, or an empty string. ``base_offset``: base offset of the segment."""
     if len(data) % OFFSET_ENTRY.itemsize:
         return "it holds no whole number of entries"
     entries = np.frombuffer(data, OFFSET_ENTRY)
-    positions, offsets = entries["position"].astype(np.int64), entries["offset"].astype(np.int64) + base
+    positions, offsets = entries["position"].astype(np.int64), entries["offset"].astype(np.int64) + base_offset
     batch = np.searchsorted(table.position, positions)
     if np.any(batch >= len(table)) or np.any(table.position[batch] != positions):
         return "an entry does not point at a batch"
@@ -92,7 +96,7 @@ def index_mismatch(data: bytes, base: int, table: BatchTable) -> str:
     return ""
 
 
-def timeindex_mismatch(data: bytes, base: int, table: BatchTable) -> str:
+def time_index_mismatch(data: bytes, base_offset: int, table: BatchTable) -> str:
     """Return why ``data`` cannot be the time index of these batches, or an empty string.
 
     With an invalid index, a reader that seeks a timestamp would begin after the first matching record.
@@ -100,11 +104,11 @@ def timeindex_mismatch(data: bytes, base: int, table: BatchTable) -> str:
     if len(data) % TIME_ENTRY.itemsize:
         return "it holds no whole number of entries"
     entries = np.frombuffer(data, TIME_ENTRY)
-    times, offsets = entries["timestamp"].astype(np.int64), entries["offset"].astype(np.int64) + base
+    times, offsets = entries["timestamp"].astype(np.int64), entries["offset"].astype(np.int64) + base_offset
     if np.any(np.diff(times) <= 0):
         return "its timestamps do not ascend"
     batch = np.searchsorted(table.last_offset, offsets)
-    if np.any(offsets < base) or np.any(batch >= len(table)):
+    if np.any(offsets < base_offset) or np.any(batch >= len(table)):
         return "an entry lies outside the segment"
     if np.any(np.maximum.accumulate(table.max_timestamp)[batch] != times):
         return "an entry is not the latest timestamp up to its offset"

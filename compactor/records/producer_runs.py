@@ -3,7 +3,8 @@
 A *run* is all data batches of one producer, epoch and kind between two markers of that producer. Within a run it does not matter how its
 batches interleave with those of other producers: the transaction fold (Kafka's CleanedTransactionMetadata) only needs to know whether there
 was transactional data since the last marker, and the producer state (ProducerStateManager) only where the transaction began and which batch
-was the last. Therefore a table of runs and a table of markers can replace the segment. ``stand_in_table`` converts both to a batch table.
+was the last. Therefore a table of runs and a table of markers can replace the segment. ``stand_in_batch_table`` converts both to a batch
+table.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from compactor.kernels.common import NO_HORIZON, Flags
 from compactor.records.batches import ABORT, COMMIT, CONTROL, HORIZON, NOT_CONTROL, TRANSACTIONAL, BatchTable, Int64s
 
 
-def runs_and_markers(batches: BatchTable) -> tuple[RunTable, RunTable]:
+def extract_runs_and_markers(batches: BatchTable) -> tuple[RunTable, RunTable]:
     """Return two tables of a segment: its producer runs and its transaction markers."""
     owned = np.flatnonzero(batches.producer_id >= 0)
-    return _run_table(batches, owned), _marker_table(batches, owned[batches.control[owned] != NOT_CONTROL])
+    return _producer_run_table(batches, owned), _marker_table(batches, owned[batches.control[owned] != NOT_CONTROL])
 
 
-def _run_table(batches: BatchTable, owned: Int64s) -> RunTable:
-    rows = owned[np.argsort(batches.producer_id[owned], kind="stable")]
+def _producer_run_table(batches: BatchTable, data_rows: Int64s) -> RunTable:
+    rows = data_rows[np.argsort(batches.producer_id[data_rows], kind="stable")]
     is_control = batches.control[rows] != NOT_CONTROL
     transactional = batches.is_transactional[rows]
     changes = is_control[1:] | is_control[:-1]
@@ -53,18 +54,18 @@ def _run_table(batches: BatchTable, owned: Int64s) -> RunTable:
     return _structured_array(BATCH_RUNS, len(first), columns)[np.argsort(columns["first_offset"], kind="stable")]
 
 
-def _marker_table(batches: BatchTable, rows: Int64s) -> RunTable:
-    dated = (batches.attributes[rows] & HORIZON) != 0
+def _marker_table(batches: BatchTable, marker_rows: Int64s) -> RunTable:
+    dated = (batches.attributes[marker_rows] & HORIZON) != 0
     columns = {
-        "offset": batches.base_offset[rows],
-        "producer_id": batches.producer_id[rows],
-        "horizon": np.where(dated, batches.base_timestamp[rows], NO_HORIZON),
-        "max_timestamp": batches.max_timestamp[rows],
-        "coordinator_epoch": batches.coordinator_epoch[rows],
-        "epoch": batches.producer_epoch[rows],
-        "control": batches.control[rows],
+        "offset": batches.base_offset[marker_rows],
+        "producer_id": batches.producer_id[marker_rows],
+        "horizon": np.where(dated, batches.base_timestamp[marker_rows], NO_HORIZON),
+        "max_timestamp": batches.max_timestamp[marker_rows],
+        "coordinator_epoch": batches.coordinator_epoch[marker_rows],
+        "epoch": batches.producer_epoch[marker_rows],
+        "control": batches.control[marker_rows],
     }
-    return _structured_array(MARKERS, len(rows), columns)
+    return _structured_array(MARKERS, len(marker_rows), columns)
 
 
 def _structured_array(dtype: np.dtype[np.void], rows: int, columns: Mapping[str, npt.ArrayLike]) -> RunTable:
@@ -75,7 +76,7 @@ def _structured_array(dtype: np.dtype[np.void], rows: int, columns: Mapping[str,
     return table
 
 
-def stand_in_table(runs: RunTable, markers: RunTable) -> BatchTable:
+def stand_in_batch_table(runs: RunTable, markers: RunTable) -> BatchTable:
     """Return a batch table, ascending by base offset, that replaces a segment's batches in the folds.
 
     It has the last batch of each run, each marker, and the first batch of each run of several batches. Of a first batch only its existence

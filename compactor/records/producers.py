@@ -44,30 +44,31 @@ class ProducerStates:
     entries: npt.NDArray[Any]
 
     @staticmethod
-    def empty_states() -> ProducerStates:
+    def without_producers() -> ProducerStates:
         """Return a state without producers."""
         return ProducerStates(np.empty(0, ENTRY))
 
-    def first_open_offset(self) -> int | None:
+    def first_offset_of_open_transaction(self) -> int | None:
         """Return the first offset of the oldest open transaction, or None if none is open."""
         opened = self.entries["txn_first_offset"]
         opened = opened[opened >= 0]
         return int(opened.min()) if len(opened) else None
 
-    def can_be_state_at(self, offset: int, replayed: ProducerStates) -> bool:
-        """Return whether this can be the state at ``offset`` of a log whose remaining batches up to there give the state ``replayed``.
+    def can_be_state_at(self, offset: int, replayed_states: ProducerStates) -> bool:
+        """Return whether this can be the state at ``offset`` of a log whose remaining batches up to there give the state
+        ``replayed_states``.
 
         Producers that are only in this state are accepted, because their batches may have been removed by cleaning. A batch in the log that
         this state does not know is not accepted.
         """
         if np.any(self.entries["last_offset"] >= offset) or np.any(self.entries["txn_first_offset"] >= offset):
             return False
-        _, mine, its = np.intersect1d(self.entries["producer_id"], replayed.entries["producer_id"], return_indices=True)
-        known, reported = self.entries[mine], replayed.entries[its]
+        _, mine, its = np.intersect1d(self.entries["producer_id"], replayed_states.entries["producer_id"], return_indices=True)
+        known, reported = self.entries[mine], replayed_states.entries[its]
         behind = (known["last_offset"] >= 0) & (known["last_offset"] < reported["last_offset"])
         return not np.any(behind & (known["epoch"] == reported["epoch"]))
 
-    def rewound_to(self, end_offset: int, known: ProducerStates | None = None) -> ProducerStates:
+    def rewound_to_offset(self, end_offset: int, known: ProducerStates | None = None) -> ProducerStates:
         """Return the state at the earlier offset ``end_offset`` (inclusive), as far as it is known: ``known``, and producers that have
         written nothing since.
         """
@@ -92,7 +93,7 @@ class ProducerStates:
         state[np.searchsorted(ids, known)] = self.entries
         seen = np.isin(ids, known)
         columns = [np.ascontiguousarray(state[name]) for name in _STATE_FIELDS]
-        _replay(
+        _replay_batches(
             np.searchsorted(ids, table.producer_id[mine]),
             table.control[mine],
             table.attributes[mine],
@@ -112,7 +113,7 @@ class ProducerStates:
 
 
 @kernel
-def _replay(
+def _replay_batches(
     producer: Int64s,
     control: npt.NDArray[np.int8],
     attributes: npt.NDArray[np.int16],
@@ -164,7 +165,7 @@ def _replay(
             p_txn[p] = -1
 
 
-def parse_snapshot(data: bytes, name: str) -> ProducerStates:
+def parse_producer_snapshot(data: bytes, name: str) -> ProducerStates:
     """Parse a ``.snapshot`` file. Raises BadData; the caller then continues from an older snapshot or from the log, as Kafka does."""
     if len(data) < _HEADER.size:
         raise BadData("a producer snapshot ends in its header", segment=name, hint="It can be rebuilt from the log")
@@ -177,7 +178,7 @@ def parse_snapshot(data: bytes, name: str) -> ProducerStates:
     return ProducerStates(entries[np.argsort(entries["producer_id"].astype(np.int64))])
 
 
-def format_snapshot(states: ProducerStates) -> bytes:
+def format_producer_snapshot(states: ProducerStates) -> bytes:
     """Return the bytes of a ``.snapshot`` file, format version 1."""
     body = struct.pack(">i", len(states.entries)) + states.entries.tobytes()
     return struct.pack(">hI", 1, crc32c.crc32c(body)) + body

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from compactor.errors import BadData
 from compactor.kernels.common import Int32s as Int32s
-from compactor.kernels.jit import kernel, leaf
+from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_i32, load_i64, prefetch_read, read_varint
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records.batches import HEADER, LOG_APPEND, BatchTable, Bytes, Int64s
@@ -66,6 +66,7 @@ class Rows:
     flags: npt.NDArray[np.uint8]
 
     def __len__(self) -> int:
+        """Return the number of records."""
         return len(self.offset)
 
 
@@ -76,16 +77,16 @@ class RowBuffers:
     """Memory for the rows of one chunk, reused from chunk to chunk because new memory would cost more than parsing. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._arrays = _allocate(1 << 14)
+        self._arrays = _allocate_columns(1 << 14)
 
     def allocate_rows(self, count: int) -> Rows:
         """Return uninitialized rows for ``count`` records, valid until the next call."""
         if count > len(self._arrays[0]):
-            self._arrays = _allocate(max(count, 2 * len(self._arrays[0])))
+            self._arrays = _allocate_columns(max(count, 2 * len(self._arrays[0])))
         return Rows(*(array[:count] for array in self._arrays))
 
 
-def _allocate(count: int) -> tuple[Any, ...]:
+def _allocate_columns(count: int) -> tuple[Any, ...]:
     """Return uninitialized columns for ``count`` records."""
     return tuple(np.empty(count, dtype) for dtype in _ROW_DTYPES)
 
@@ -105,16 +106,16 @@ class Chunk:
     wanted: npt.NDArray[np.bool_]
 
     @property
-    def body_bytes(self) -> int:
+    def body_size_bytes(self) -> int:
         """Return the size of all bodies in bytes."""
         return int((self.body_end - self.body_start).sum())
 
 
-@measure_stage(WorkStage.PARSE, lambda table, chunk, *_: chunk.body_bytes)
-def parse_records(table: BatchTable, chunk: Chunk, buffers: RowBuffers, segment: str) -> tuple[Rows, Int64s]:
+@measure_stage(WorkStage.PARSE, lambda table, chunk, *_: chunk.body_size_bytes)
+def parse_records(table: BatchTable, chunk: Chunk, buffers: RowBuffers, segment_name: str) -> tuple[Rows, Int64s]:
     """Parse the records of a chunk. Return its rows, and the number of each batch's first row (one more entry than batches).
 
-    The rows are in ``buffers`` and valid until the next call. Raises BadData, naming the batch; ``segment`` is the segment's name for
+    The rows are in ``buffers`` and valid until the next call. Raises BadData, naming the batch; ``segment_name`` is the segment's name for
     messages.
     """
     magic = int(table.magic[chunk.first])
@@ -124,17 +125,17 @@ def parse_records(table: BatchTable, chunk: Chunk, buffers: RowBuffers, segment:
         # A record takes seven bytes at least: what claims more is refused before memory is set aside for it.
         too_many = np.flatnonzero(counts * 7 > chunk.body_end - chunk.body_start)
         if len(too_many):
-            raise _parse_error(table, chunk.first + int(too_many[0]), 1, segment)
-    elif int(table.codec[chunk.first]):
-        counts, problem, batch = _count_entries(chunk.buf, chunk.body_start, chunk.body_end, chunk.wanted)
+            raise _parse_error(table, chunk.first + int(too_many[0]), 1, segment_name)
+    elif int(table.codec_ids[chunk.first]):
+        counts, problem, batch = _count_legacy_entries(chunk.buf, chunk.body_start, chunk.body_end, chunk.wanted)
         if problem:
-            raise _parse_error(table, chunk.first + batch, problem, segment)
+            raise _parse_error(table, chunk.first + batch, problem, segment_name)
     else:
         counts = chunk.wanted.astype(np.int64)
     first_row = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=first_row[1:])
     rows = buffers.allocate_rows(int(first_row[-1]))
-    fill = _parse_v2 if magic == 2 else _parse_legacy
+    fill = _parse_v2_records if magic == 2 else _parse_legacy_records
     problem, batch = fill(
         chunk.buf,
         chunk.body_start,
@@ -158,7 +159,7 @@ def parse_records(table: BatchTable, chunk: Chunk, buffers: RowBuffers, segment:
         rows.flags,
     )
     if problem:
-        raise _parse_error(table, chunk.first + batch, problem, segment)
+        raise _parse_error(table, chunk.first + batch, problem, segment_name)
     return rows, first_row
 
 
@@ -183,14 +184,14 @@ def uncompressed_chunk(buf: Bytes, table: BatchTable, first: int, last: int, wan
 # ---- kernels ----------------------------------------------------------------------------------------------------------------
 
 
-@leaf
+@inline_kernel
 def _is_overlong_varint(buf: Bytes, start: int, end: int) -> bool:
     """Return whether the varint at ``start`` is longer than necessary."""
     return end - start > 1 and (buf[end - 1] == 0 or (end - start == 10 and buf[end - 1] > 1))
 
 
-@leaf
-def _skip_headers(buf: Bytes, at: int, end: int) -> tuple[int, int, int]:
+@inline_kernel
+def _skip_record_headers(buf: Bytes, at: int, end: int) -> tuple[int, int, int]:
     """Return (problem, position after the record's headers, flags). ``problem`` is an index of _PROBLEMS, 0 for none."""
     before = at
     count, at = read_varint(buf, at, end)
@@ -228,8 +229,8 @@ def _skip_headers(buf: Bytes, at: int, end: int) -> tuple[int, int, int]:
     return 0, at, flags
 
 
-@leaf
-def _read_field(buf: Bytes, at: int, stop: int) -> tuple[int, int, int, int]:
+@inline_kernel
+def _read_key_or_value(buf: Bytes, at: int, stop: int) -> tuple[int, int, int, int]:
     """Return (problem, length, position of the bytes, flags) of a key or value. Any negative length means null and becomes -1."""
     before = at
     length, at = read_varint(buf, at, stop)
@@ -242,7 +243,7 @@ def _read_field(buf: Bytes, at: int, stop: int) -> tuple[int, int, int, int]:
 
 
 @kernel
-def _parse_v2(
+def _parse_v2_records(
     buf: Bytes,
     body_start: Int64s,
     body_end: Int64s,
@@ -303,20 +304,20 @@ def _parse_v2(
                 return 6, batch
             previous = offset[row]
             tail[row] = at
-            problem, length, at, more = _read_field(buf, at, stop)
+            problem, length, at, more = _read_key_or_value(buf, at, stop)
             if problem:
                 return problem, batch
             loose |= more
             key_start[row] = at
             key_length[row] = length
-            problem, length, at, more = _read_field(buf, at + max(length, 0), stop)
+            problem, length, at, more = _read_key_or_value(buf, at + max(length, 0), stop)
             if problem:
                 return problem, batch
             loose |= more
             value_start[row] = at
             value_length[row] = length
             at += max(length, 0)
-            problem, at, more = _skip_headers(buf, at, stop)
+            problem, at, more = _skip_record_headers(buf, at, stop)
             if problem:
                 return problem, batch
             loose |= more
@@ -329,8 +330,8 @@ def _parse_v2(
     return 0, 0
 
 
-@leaf
-def _next_entry(buf: Bytes, at: int, limit: int) -> tuple[int, int]:
+@inline_kernel
+def _next_legacy_entry(buf: Bytes, at: int, limit: int) -> tuple[int, int]:
     """Return (problem, position after the v0/v1 entry at ``at``). Position -1 stands for an incomplete entry at the end, which Kafka
     ignores.
     """
@@ -345,7 +346,7 @@ def _next_entry(buf: Bytes, at: int, limit: int) -> tuple[int, int]:
 
 
 @kernel
-def _count_entries(buf: Bytes, body_start: Int64s, body_end: Int64s, wanted: npt.NDArray[np.bool_]) -> tuple[Int64s, int, int]:
+def _count_legacy_entries(buf: Bytes, body_start: Int64s, body_end: Int64s, wanted: npt.NDArray[np.bool_]) -> tuple[Int64s, int, int]:
     """Return (number of entries of each v0/v1 wrapper, problem, batch that has it)."""
     counts = np.zeros(body_start.size, np.int64)
     for batch in range(body_start.size):
@@ -353,7 +354,7 @@ def _count_entries(buf: Bytes, body_start: Int64s, body_end: Int64s, wanted: npt
             continue
         at = body_start[batch]
         while True:
-            problem, at = _next_entry(buf, at, body_end[batch])
+            problem, at = _next_legacy_entry(buf, at, body_end[batch])
             if problem:
                 return counts, problem, batch
             if at < 0:
@@ -365,7 +366,7 @@ def _count_entries(buf: Bytes, body_start: Int64s, body_end: Int64s, wanted: npt
 
 
 @kernel
-def _parse_legacy(
+def _parse_legacy_records(
     buf: Bytes,
     body_start: Int64s,
     body_end: Int64s,

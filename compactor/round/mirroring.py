@@ -23,7 +23,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.producers import parse_snapshot
+from compactor.records.producers import parse_producer_snapshot
 from compactor.tier.contents import read_recorded
 from compactor.tier.ports import SegmentLayout
 
@@ -131,7 +131,9 @@ def complete_metadata(layout: SegmentLayout, name: TopicPartition, segment: Remo
     try:
         segment = segment.model_copy(update={"files": dict(layout.segment_files(name, segment))})
         head = layout.read_file(name, segment, "log", 0, _BATCH_HEADER)
-        entries = parse_snapshot(read_recorded(layout, name, segment, "snapshot"), layout.object_name(name, segment, "snapshot")).entries
+        entries = parse_producer_snapshot(
+            read_recorded(layout, name, segment, "snapshot"), layout.object_name(name, segment, "snapshot")
+        ).entries
     except (NotFound, KeyError) as error:
         detail = error.message if isinstance(error, NotFound) else "it has no producer snapshot"
         raise BadData(detail, segment=layout.object_name(name, segment, "log"), hint="Run `verify`; restore the object") from error

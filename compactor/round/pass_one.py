@@ -370,7 +370,7 @@ def _scan_dirty(scan: _ScanAttempt) -> None:
             if not opened.folded:
                 opened.verdicts[ordinal] = Verdicts(aborted, aborted, np.zeros(len(aborted), np.bool_), np.empty(0, TXN_ENTRY))
             # Only the outcomes of markers are known yet, so chunks that contain markers are not cleaned ahead.
-            clean_at_once = not np.any((source.table.control != NOT_CONTROL) & (source.table.codec > 0))
+            clean_at_once = not np.any((source.table.control != NOT_CONTROL) & (source.table.codec_ids > 0))
             to_map = survivors.key_scan.batches_to_map(source)
             survivors.scan_dirty_segment(source, to_map, job.settings.workers, clean_at_once=clean_at_once)
 

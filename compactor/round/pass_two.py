@@ -41,8 +41,8 @@ from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.balance import BalanceKey
-from compactor.records.indexes import build_indexes
-from compactor.records.producers import ENTRY, ProducerStates, format_snapshot, parse_snapshot
+from compactor.records.indexes import encode_offset_and_time_index
+from compactor.records.producers import ENTRY, ProducerStates, format_producer_snapshot, parse_producer_snapshot
 from compactor.round.delivery import FinishedSegment, describe_file, upload_segment
 from compactor.round.partial.plan import inherited_sidecar, is_key_directory_worthwhile, new_log_pieces
 from compactor.round.partial.rewrite import (
@@ -415,7 +415,7 @@ class PlanExecution:
         self, written: RewrittenGroup, part: SegmentPart, output: SourceSegment, joined: ComposedSegment
     ) -> FinishedSegment:
         task, table, source = written.task, joined.table, self._live[written.members[0]]
-        index, timeindex = build_indexes(
+        index, timeindex = encode_offset_and_time_index(
             task.start_offset, table.size, table.last_offset, table.max_timestamp, self._plan.policy.index_interval_bytes
         )
         log_key = self._worker.layout.object_name(self._partition, source, "log")
@@ -437,13 +437,17 @@ class PlanExecution:
         if "leader-epoch-checkpoint" in last.files:
             found["leader-epoch-checkpoint"] = self._epoch_checkpoint(ordinal)
         if last.is_cut and "snapshot" in found:
-            copied = parse_snapshot(found["snapshot"], self._reading.object_key(last, "snapshot"))
+            copied = parse_producer_snapshot(found["snapshot"], self._reading.object_key(last, "snapshot"))
             before = self._live[ordinal - 1] if ordinal else None
-            known = ProducerStates.empty_states()
+            known = ProducerStates.without_producers()
             if before is not None and "snapshot" in before.files:
-                known = parse_snapshot(self._reading.read_small_file(before, "snapshot"), self._reading.object_key(before, "snapshot"))
-            states = copied.rewound_to(end, known.rewound_to(last.start_offset - 1).after_batches(self._answers.sources[ordinal].table))
-            found["snapshot"] = format_snapshot(states)
+                known = parse_producer_snapshot(
+                    self._reading.read_small_file(before, "snapshot"), self._reading.object_key(before, "snapshot")
+                )
+            states = copied.rewound_to_offset(
+                end, known.rewound_to_offset(last.start_offset - 1).after_batches(self._answers.sources[ordinal].table)
+            )
+            found["snapshot"] = format_producer_snapshot(states)
         if last.is_cut and "leader-epoch-checkpoint" in found:
             where = self._reading.object_key(last, "leader-epoch-checkpoint")
             lineage = parse_leader_epoch_checkpoint(found["leader-epoch-checkpoint"].decode(), where)

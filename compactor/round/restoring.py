@@ -28,10 +28,10 @@ from compactor.local.staging import group_space
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.policy import MAX32
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.balance import BalanceKey, sum_of_segment
-from compactor.records.batches import check_crcs
-from compactor.records.encode import empty_batch
-from compactor.records.indexes import TXN_ENTRY, build_indexes
+from compactor.records.balance import BalanceKey, digest_sum_of_segment
+from compactor.records.batches import verify_crcs_of_batches
+from compactor.records.encode import encode_filler_batch
+from compactor.records.indexes import TXN_ENTRY, encode_offset_and_time_index
 from compactor.round.compaction import disk_budget_bytes
 from compactor.round.delivery import FinishedSegment, upload_segment
 from compactor.round.pass_two import executor_fingerprint
@@ -183,7 +183,7 @@ class RestoreRound:
         name, made, limit = reading.partition, group.made, reading.inflate_limit
         output = open_source(0, log, task.start_offset, task.end_offset + 1, task.mtime_ms, -1, limit)
         table = output.table
-        index, timeindex = build_indexes(
+        index, timeindex = encode_offset_and_time_index(
             task.start_offset, table.size, table.last_offset, table.max_timestamp, plan.policy.index_interval_bytes
         )
         contents: dict[str, Path | bytes] = {"log": log, "index": index, "timeindex": timeindex}
@@ -198,7 +198,7 @@ class RestoreRound:
             task,
             FinishedSegment.from_local_files(output, contents, limit, digests=self.ports.layout.keeps_digests),
             open_txn_offset=made.open_txn_offset,
-            content=sum_of_segment(output.buf, BalanceKey(self.hash_key)),
+            content=digest_sum_of_segment(output.buf, BalanceKey(self.hash_key)),
             negative_timestamps=negative_timestamps(output, limit),
         )
         if problem:
@@ -223,13 +223,13 @@ def _concatenate_segments(
     with log.open("xb") as file:
         for ordinal in ordinals:
             with reading.open_segment(ordinal, reservation) as source:
-                check_crcs(source.buf, source.table, 0, len(source.table), source.name)
+                verify_crcs_of_batches(source.buf, source.table, 0, len(source.table), source.name)
                 reservation.take_bytes(len(source.buf))
                 file.write(source.buf.data)
                 aborted.append(source.txn_entries)
                 last = int(source.table.last_offset[-1]) if len(source.table) else last
         if last < task.end_offset:
-            file.write(empty_batch(task.end_offset, task.end_offset, task.leader_epochs[-1].epoch))
+            file.write(encode_filler_batch(task.end_offset, task.end_offset, task.leader_epochs[-1].epoch))
     return np.concatenate(aborted).astype(TXN_ENTRY).tobytes()  # concatenate changes the byte order
 
 

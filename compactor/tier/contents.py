@@ -57,9 +57,9 @@ class StreamDigest:
         self._sha256 = hashlib.sha256() if recorded.sha256 else None
         self._batches = None
         if recorded.batches and not recorded.sha256:
-            from compactor.records.headers import HeaderDigest  # loads the compiler, which few commands need
+            from compactor.records.headers import HeaderDigestBuilder  # loads the compiler, which few commands need
 
-            self._batches = HeaderDigest()
+            self._batches = HeaderDigestBuilder()
 
     def update(self, data: bytes) -> None:
         """Add the next bytes of the file to the digest."""
@@ -75,7 +75,7 @@ class StreamDigest:
         The digest is empty if none was recorded, or if the bytes should be a log of v2 batches and are not.
         """
         sha256 = self._sha256.hexdigest() if self._sha256 is not None else ""
-        return SegmentFile(size=self._size, sha256=sha256, batches=self._batches.digest() if self._batches is not None else "")
+        return SegmentFile(size=self._size, sha256=sha256, batches=self._batches.digest_or_empty() if self._batches is not None else "")
 
 
 def damaged_object_error(key: str, found: SegmentFile, recorded: SegmentFile) -> BadData:
@@ -205,9 +205,9 @@ def read_recorded(layout: SegmentLayout, name: TopicPartition, segment: RemoteLo
 def _describe_download(transferred: int, path: Path, file: SegmentFile) -> Download:
     found = SegmentFile(size=path.stat().st_size, sha256=file_sha256(path) if file.sha256 else "")
     if file.batches and not file.sha256:
-        from compactor.records.headers import verified_header_digest  # loads the compiler, which few commands need
+        from compactor.records.headers import header_digest_of_verified_file  # loads the compiler, which few commands need
 
-        found = SegmentFile(size=found.size, batches=verified_header_digest(path))
+        found = SegmentFile(size=found.size, batches=header_digest_of_verified_file(path))
     return Download(found, transferred)
 
 

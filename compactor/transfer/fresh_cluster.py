@@ -20,8 +20,8 @@ from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
 from compactor.errors import UsageError
 from compactor.records.batches import BatchTable, map_file, scan_batches
-from compactor.records.indexes import build_indexes, read_txn_index
-from compactor.records.producers import ENTRY, ProducerStates, format_snapshot
+from compactor.records.indexes import encode_offset_and_time_index, read_txn_index
+from compactor.records.producers import ENTRY, ProducerStates, format_producer_snapshot
 
 EPOCH_POSITION = 12
 """Position of the leader epoch in a batch of version 2 (Kafka: DefaultRecordBatch.PARTITION_LEADER_EPOCH_OFFSET), 4 bytes."""
@@ -52,7 +52,7 @@ def prepare_for_fresh_cluster(folder: Path, log_start: int, stable_end: int, ind
         raise UsageError(f"nothing lies below offset {stable_end}, from which on a transaction is open", hint="End it, and export again")
     bases = [int(log.stem) for log in sorted(folder.glob("*.log"))]
     for offset in (*bases[1:], ends[-1]):
-        (folder / f"{offset:020d}.snapshot").write_bytes(format_snapshot(ProducerStates(np.empty(0, ENTRY))))
+        (folder / f"{offset:020d}.snapshot").write_bytes(format_producer_snapshot(ProducerStates(np.empty(0, ENTRY))))
     lineage = format_leader_epoch_checkpoint((EpochEntry(0, log_start),))
     (folder / "leader-epoch-checkpoint").write_text(lineage, encoding="utf-8")
     return ends[-1] - 1
@@ -69,7 +69,9 @@ def _cut_segment(log: Path, table: BatchTable, kept: int, index_interval_bytes: 
     os.truncate(log, int(table.position[kept - 1] + table.size[kept - 1]))
     os.utime(log, ns=(modified, modified))
     columns = table.size[:kept], table.last_offset[:kept], table.max_timestamp[:kept]
-    for suffix, data in zip((".index", ".timeindex"), build_indexes(int(log.stem), *columns, index_interval_bytes), strict=True):
+    for suffix, data in zip(
+        (".index", ".timeindex"), encode_offset_and_time_index(int(log.stem), *columns, index_interval_bytes), strict=True
+    ):
         log.with_suffix(suffix).write_bytes(data)
     aborted = log.with_suffix(".txnindex")
     if aborted.exists():

@@ -487,7 +487,7 @@ class _DirectoryImport:
             )
         pieces[-1] = replace(pieces[-1], source=replace(last, end=state.start_offset, is_last=False))
         self.identity.settle_identity(0, self._compare_records_below)
-        found_members = form_segments(self.log_dir, self._check_pieces(pieces), ProducerStates.empty_states())
+        found_members = form_segments(self.log_dir, self._check_pieces(pieces), ProducerStates.without_producers())
         check_before_start(state, found_members, given, self.log_dir)
         older = restore_removed_epochs(
             lineage_from_batches([piece.source for piece in pieces if piece.source.size]),

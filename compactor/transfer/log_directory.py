@@ -34,10 +34,18 @@ from compactor.errors import BadData, UsageError
 from compactor.local.budget import BLOCK, blocks
 from compactor.model.policy import MAX32, CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.records.balance import BalanceKey, sum_of_segment
+from compactor.records.balance import BalanceKey, digest_sum_of_segment
 from compactor.records.batches import HEADER, HORIZON, BatchTable
-from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, TxnEntries, build_indexes, index_mismatch, timeindex_mismatch
-from compactor.records.producers import ProducerStates, format_snapshot, parse_snapshot
+from compactor.records.indexes import (
+    OFFSET_ENTRY,
+    TIME_ENTRY,
+    TXN_ENTRY,
+    TxnEntries,
+    encode_offset_and_time_index,
+    offset_index_mismatch,
+    time_index_mismatch,
+)
+from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot
 from compactor.records.rows import parse_records
 from compactor.tier.contents import file_sha256
 
@@ -315,7 +323,7 @@ def _producer_states_at(log_dir: Path, offset: int, replayed: ProducerStates) ->
     if not path.exists():
         return replayed
     try:
-        given = parse_snapshot(path.read_bytes(), path.name)
+        given = parse_producer_snapshot(path.read_bytes(), path.name)
     except BadData:
         return replayed  # as Kafka does
     return given if given.can_be_state_at(offset, replayed) else replayed
@@ -405,12 +413,12 @@ def prepare_upload(
     beside = _prepare_indexes(member, policy, folder)
     if len(member.txn_entries):
         beside["txnindex"] = _write_file(folder / "txnindex", member.txn_entries.tobytes())
-    beside["snapshot"] = _write_file(folder / "snapshot", format_snapshot(member.states))
+    beside["snapshot"] = _write_file(folder / "snapshot", format_producer_snapshot(member.states))
     epochs = format_leader_epoch_checkpoint(tuple(entry for entry in lineage if entry.start_offset <= member.end))
     beside["leader-epoch-checkpoint"] = _write_file(folder / "epochs", epochs.encode())
     files = {kind: SegmentFile(size=path.stat().st_size, sha256=file_sha256(path)) for kind, path in beside.items()}
     content, builder = content_facts(source.table), member.checked.builder
-    undecided = member.states.first_open_offset()
+    undecided = member.states.first_offset_of_open_transaction()
     metadata = RemoteLogSegmentMetadata(
         id=new_id,
         start_offset=member.start,
@@ -426,7 +434,7 @@ def prepare_upload(
         else read_first_due_ms(source, policy.max_decompressed_batch_bytes),
         open_txn_offset=-1 if undecided is None else undecided,
         records=content.records,
-        content=sum_of_segment(source.buf, key),
+        content=digest_sum_of_segment(source.buf, key),
         negative_timestamps=member.checked.negative_timestamps,
     )
     return metadata, {"log": log, **beside}
@@ -466,9 +474,9 @@ def disk_bytes_needed(member: FutureSegment, index_interval_bytes: int) -> int:
 
 def _prepare_indexes(member: FutureSegment, policy: CleanerPolicy, folder: Path) -> dict[str, Path]:
     table = member.source.table
-    made = build_indexes(member.start, table.size, table.last_offset, table.max_timestamp, policy.index_interval_bytes)
+    made = encode_offset_and_time_index(member.start, table.size, table.last_offset, table.max_timestamp, policy.index_interval_bytes)
     paths = {}
-    for kind, data, mismatch_of in (("index", made[0], index_mismatch), ("timeindex", made[1], timeindex_mismatch)):
+    for kind, data, mismatch_of in (("index", made[0], offset_index_mismatch), ("timeindex", made[1], time_index_mismatch)):
         given = member.piece.path.with_suffix(f".{kind}")
         usable = (
             member.piece.is_whole_file

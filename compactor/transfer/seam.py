@@ -23,7 +23,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
-from compactor.records.batches import NOT_CONTROL, Bytes, map_file, read_only
+from compactor.records.batches import NOT_CONTROL, Bytes, map_file, read_only_view
 from compactor.records.rows import RowBuffers, parse_records
 from compactor.transfer.log_directory import CHECKPOINT, FutureSegment, LogPiece, lineage_from_batches, log_path, staged_path, tail_batch
 from compactor.transfer.staged import LiveLog, StagedFile, TierEnd, choose_staged
@@ -108,7 +108,7 @@ def read_file_into_memory(path: Path) -> Bytes:
             done += count
     if done < size:
         raise BadData("it became shorter while it was read", segment=path.name, hint="The broker truncates its log; import again")
-    return read_only(data)
+    return read_only_view(data)
 
 
 def open_listed_segments(found: SegmentListing, policy: CleanerPolicy, *, live: bool) -> list[SourceSegment]:
@@ -372,7 +372,7 @@ def check_before_start(state: PartitionState, found: Sequence[FutureSegment], gi
             segment=found[-1].source.name,
             hint="This is another log",
         )
-    undecided = found[-1].states.first_open_offset()
+    undecided = found[-1].states.first_offset_of_open_transaction()
     if undecided is not None:
         raise BadData(
             f"a transaction that begins at offset {undecided} is open where the tier begins, whose indexes do not tell how it ended",

@@ -16,7 +16,7 @@ import numpy as np
 from checkpoint.lineage import EpochEntry, Lineage, epoch_at
 from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.model.policy import CleanerPolicy
-from compactor.records.batches import BatchTable, Bytes, read_only
+from compactor.records.batches import BatchTable, Bytes, read_only_view
 from compactor.records.indexes import parse_txn_index
 from compactor.transfer.log_directory import DELETED, log_path, read_epoch_checkpoint, staged_path
 from compactor.transfer.staged import StagedFile, StagedSegment
@@ -41,7 +41,7 @@ class HeldFile:
     def map_bytes(self) -> Bytes:
         """Return the file's bytes. A broker never changes a staged file, so that a mapping of it stays valid."""
         if not self.file.size:
-            return read_only(np.empty(0, np.uint8))
+            return read_only_view(np.empty(0, np.uint8))
         return np.frombuffer(mmap.mmap(self.descriptor, self.file.size, access=mmap.ACCESS_READ), np.uint8)
 
     def open_segment(self, log_dir: Path, end: int | None, policy: CleanerPolicy) -> SourceSegment:

@@ -132,7 +132,7 @@ def rebuild_sidecars(
                     with reading.open_segment(ordinal) as source:
                         # A compressed v0/v1 wrapper does not show how many keys it has, so there is no filter; cleaning makes it v2.
                         records = segment.records or int(source.table.count.sum())  # brokers do not record it
-                        counted = not np.any((source.table.magic < 2) & (source.table.codec > 0))
+                        counted = not np.any((source.table.magic < 2) & (source.table.codec_ids > 0))
                         design = design_filter(cleaner, record, probes, records, segment.size_bytes) if counted else None
                         directory = cleaner.splice and is_key_directory_worthwhile(
                             segment, len(source.table), opened.ports.layout.range_copies

@@ -15,8 +15,8 @@ from compactor.errors import BadData, OutOfBudget
 from compactor.local.budget import blocks
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.indexes import index_mismatch, parse_txn_index, timeindex_mismatch
-from compactor.records.producers import parse_snapshot
+from compactor.records.indexes import offset_index_mismatch, parse_txn_index, time_index_mismatch
+from compactor.records.producers import parse_producer_snapshot
 from compactor.round.compaction import disk_budget_bytes
 
 
@@ -54,8 +54,8 @@ def check_companion_files(
     :param log_start: log start offset of the partition. Brokers drop leader epochs below it from later checkpoints.
     """
     checks: dict[str, Callable[[bytes], str]] = {
-        "index": lambda data: index_mismatch(data, source.base, source.table),
-        "timeindex": lambda data: timeindex_mismatch(data, source.base, source.table),
+        "index": lambda data: offset_index_mismatch(data, source.base, source.table),
+        "timeindex": lambda data: time_index_mismatch(data, source.base, source.table),
         "txnindex": lambda data: txn_index_mismatch(parse_txn_index(data, ""), source),
         "snapshot": _snapshot_problem,
         "leader-epoch-checkpoint": lambda data: _checkpoint_problem(data, lineage, log_start),
@@ -71,7 +71,7 @@ def check_companion_files(
 
 
 def _snapshot_problem(data: bytes) -> str:
-    parse_snapshot(data, "snapshot")
+    parse_producer_snapshot(data, "snapshot")
     return ""
 
 

@@ -16,7 +16,7 @@ from compactor.errors import BadData, NotFound, Refused
 from compactor.local.spool import process_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.balance import BalanceKey, sum_of_segment
+from compactor.records.balance import BalanceKey, digest_sum_of_segment
 from compactor.tier.contents import download_recorded
 from compactor.upkeep.retire import GraceClock, survey_retirable
 from compactor.upkeep.segment_check import SegmentProblem, check_companion_files, check_disk_budget
@@ -172,7 +172,7 @@ def _content_sum_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegme
     """Return how a log's batches differ from the sum recorded when it was written, or an empty string."""
     if key is None or segment.content is None:
         return ""
-    held = sum_of_segment(source.buf, key)
+    held = digest_sum_of_segment(source.buf, key)
     return "" if held == segment.content else f"it holds {held} batches, and {segment.content} were recorded when it was written"
 
 

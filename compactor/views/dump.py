@@ -124,7 +124,7 @@ def _dump_batch(source: SourceSegment, chunk: Chunk, batch: int, rows: Rows, min
         "base_offset": int(table.base_offset[batch]),
         "last_offset": int(table.last_offset[batch]),
         "leader_epoch": int(table.leader_epoch[batch]),
-        "codec": codecs.CODEC_NAMES[int(table.codec[batch])],
+        "codec": codecs.CODEC_NAMES[int(table.codec_ids[batch])],
         "kind": "data" if control == NOT_CONTROL else {ABORT: "abort", COMMIT: "commit"}.get(control, "control"),
         "transactional": bool(table.is_transactional[batch]),
         "timestamp_type": "LogAppendTime" if attributes & LOG_APPEND else "CreateTime",

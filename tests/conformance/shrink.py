@@ -138,8 +138,8 @@ def _again(each: Batch, rows: list[RecordToEncode]) -> bytes:
         leader_epoch=each.leader_epoch,
         base_offset=each.base_offset,
         last_offset=each.last_offset,
-        append_time=each.max_timestamp if each.append_time else None,
-        delete_horizon=each.horizon,
+        append_time_ms=each.max_timestamp if each.append_time else None,
+        delete_horizon_ms=each.horizon,
     )
 
 

@@ -21,7 +21,7 @@ from compactor.errors import BadData, CannotCopy, NotFound, Unavailable
 from compactor.model.ids import TopicPartition, segment_id
 from compactor.model.segment import FILE_KINDS, EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.build import NO_PRODUCER, add_batch_header
-from compactor.records.headers import verified_header_digest
+from compactor.records.headers import header_digest_of_verified_file
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ComposeSource, CopiedRange, FileRange, ObjectStore
@@ -477,7 +477,7 @@ def log_of(*texts: bytes) -> bytes:
 
 def digest_of(scratch: Path, log: bytes) -> str:
     (scratch / "digested").write_bytes(log)
-    return verified_header_digest(scratch / "digested")
+    return header_digest_of_verified_file(scratch / "digested")
 
 
 def flipped(data: bytes) -> bytes:

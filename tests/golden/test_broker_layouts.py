@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from compactor.errors import NotFound, Refused
-from compactor.records.batches import check_crcs, read_only, scan_batches
+from compactor.records.batches import read_only_view, scan_batches, verify_crcs_of_batches
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
 from compactor.tier.layouts.aiven.custom_metadata import CustomMetadata
@@ -43,9 +43,9 @@ def is_a_log(tier: BrokerTier, layout: SegmentLayout) -> list[tuple[int, bytes |
     records = []
     for segment in tier.segments:
         log = layout.read_file(ORDERS, segment, "log")
-        data = read_only(np.frombuffer(log, np.uint8))
+        data = read_only_view(np.frombuffer(log, np.uint8))
         table = scan_batches(data, segment.id, segment.start_offset - 1)
-        check_crcs(data, table, 0, len(table), segment.id)
+        verify_crcs_of_batches(data, table, 0, len(table), segment.id)
         assert table.last_offset[-1] == segment.end_offset
         assert table.max_timestamp.max() == segment.max_timestamp_ms
         records += [(record.offset, record.key) for batch in read_batches(log) if not batch.control for record in batch.records]

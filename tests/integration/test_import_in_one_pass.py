@@ -84,14 +84,14 @@ def check_sidecars(tier: Tier, log_dir: Path) -> None:
 
 
 def test_each_batch_is_inflated_once(cli: TierCli, log_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inflate, seen = codecs.decompress_into, Counter[bytes]()
+    inflate, seen = codecs.decompress_body_into, Counter[bytes]()
 
     def counted(codec: int, data: memoryview, *rest: Any) -> None:
         if codec != NONE:  # markers come along, and are alike
             seen[bytes(data)] += 1
         inflate(codec, data, *rest)
 
-    monkeypatch.setattr(codecs, "decompress_into", counted)
+    monkeypatch.setattr(codecs, "decompress_body_into", counted)
     tier = opened(cli)
     assert brought(tier, log_dir) == 5
     assert len(seen) >= 8  # those of gzip; what kernels inflate goes the same way

@@ -12,7 +12,7 @@ from compactor.cleaner.passes.transactions import Verdicts, fold_transactions
 from compactor.records import batches as kafka
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
-from compactor.records.producer_runs import reason_markers_are_due, runs_and_markers, stand_in_table
+from compactor.records.producer_runs import extract_runs_and_markers, reason_markers_are_due, stand_in_batch_table
 from compactor.records.producers import ProducerStates
 
 DATA, PLAIN, EMPTY, ABORT, COMMIT, EMPTIED = range(6)
@@ -64,9 +64,11 @@ def test_stand_ins_give_the_verdicts_of_their_segments(log: list[list[tuple[int,
     for rows in log:
         table, offset = table_of(rows, offset)
         tables.append(table)
-    stand_ins = [stand_in_table(*runs_and_markers(table)) if skip else table for table, skip in zip(tables, skipped, strict=False)]
+    stand_ins = [
+        stand_in_batch_table(*extract_runs_and_markers(table)) if skip else table for table, skip in zip(tables, skipped, strict=False)
+    ]
     expected, got = fold_transactions([source(t) for t in tables]), fold_transactions([source(t) for t in stand_ins])
-    states, other_states = ProducerStates.empty_states(), ProducerStates.empty_states()
+    states, other_states = ProducerStates.without_producers(), ProducerStates.without_producers()
     for table, stand_in, verdict, other in zip(tables, stand_ins, expected, got, strict=True):
         assert marker_verdicts(stand_in, other) == marker_verdicts(table, verdict)
         if stand_in is table:
@@ -88,7 +90,7 @@ def test_a_segment_is_due_exactly_when_its_batches_say_so(log: list[list[tuple[i
     for rows in log:
         table, offset = table_of(rows, offset)
         tables.append(table)
-    stand_ins = [stand_in_table(*runs_and_markers(table)) for table in tables]
+    stand_ins = [stand_in_batch_table(*extract_runs_and_markers(table)) for table in tables]
     for table, verdict, stand_in, other in zip(
         tables, fold_transactions([source(t) for t in tables]), stand_ins, fold_transactions([source(t) for t in stand_ins]), strict=True
     ):

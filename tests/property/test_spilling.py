@@ -62,7 +62,7 @@ class Log:
 
     def rules(self) -> RoundRules:
         end = self.sources[-1].end
-        return RoundRules(1_000_000, 0, 0, end, end - 1, ProducerStates.empty_states())
+        return RoundRules(1_000_000, 0, 0, end, end - 1, ProducerStates.without_producers())
 
     def in_memory(self) -> Survivors:
         return scan_backwards(self.one, KeySet(1 << 20), self.workers)

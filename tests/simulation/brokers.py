@@ -45,7 +45,7 @@ from compactor.errors import BadData, Fenced, OutOfBudget, Refused, StoreError, 
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition, segment_id
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile, SegmentState
-from compactor.records.producers import ProducerStates, format_snapshot
+from compactor.records.producers import ProducerStates, format_producer_snapshot
 from compactor.round.drive import run_round
 from compactor.round.plan import RoundFacts, assess_round, plan_round
 from compactor.round.ports import WorkSession
@@ -68,7 +68,7 @@ LATE_MS = 300
 LAG_MS = 400
 """How far a broker may be behind; less than grace."""
 KEPT = Retention(grace_ms=GRACE_MS, undo_window_ms=UNDO_WINDOW_MS, orphan_age_ms=ORPHAN_AGE_MS)
-_SNAPSHOT = format_snapshot(ProducerStates.empty_states())
+_SNAPSHOT = format_producer_snapshot(ProducerStates.without_producers())
 
 
 def row_of(record: Record) -> Row:

@@ -20,7 +20,7 @@ from compactor.cleaner.passes.grouping import group_segments
 from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.records.build import Producer, RecordToEncode, add_batch_header, encode_batch
-from compactor.records.codecs import compress
+from compactor.records.codecs import compress_body
 from compactor.round import pass_two as worker
 from tests.builders import read
 from tests.plain_format import Batch, Record, read_batches, segment_paths
@@ -130,8 +130,8 @@ def encoded(each: Batch) -> bytes:
     rows = [RecordToEncode(r.offset, r.timestamp, r.key, r.value, r.headers) for r in each.records]
     body = b""
     if rows:
-        plain = encode_batch(rows, base_offset=each.base_offset, last_offset=each.last_offset, delete_horizon=each.base_timestamp)
-        body = compress(each.codec, plain[61:]) if each.codec else plain[61:]
+        plain = encode_batch(rows, base_offset=each.base_offset, last_offset=each.last_offset, delete_horizon_ms=each.base_timestamp)
+        body = compress_body(each.codec, plain[61:]) if each.codec else plain[61:]
     producer = Producer(each.producer_id, each.producer_epoch, each.base_sequence)
     return add_batch_header(
         each.base_offset, each.last_offset - each.base_offset, each.leader_epoch, each.attributes, each.base_timestamp,

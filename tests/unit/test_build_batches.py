@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_marker, encode_varint
+from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_transaction_marker, encode_varint
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD
 from tests.plain_format import Record, read_batches, varint as read_varint
 from tests.plain_log import control_type
@@ -29,12 +29,12 @@ def test_rows_come_back(codec: int) -> None:
 
 
 def test_horizon_takes_the_place_of_the_base_timestamp() -> None:
-    (read,) = read_batches(encode_batch(ROWS, delete_horizon=5_000))
+    (read,) = read_batches(encode_batch(ROWS, delete_horizon_ms=5_000))
     assert (read.horizon, read.base_timestamp, [r.timestamp for r in read.records]) == (5_000, 5_000, [1_000, 900, 2_000, -1])
 
 
 def test_append_time_is_every_records_time() -> None:
-    (read,) = read_batches(encode_batch(ROWS, append_time=7_777))
+    (read,) = read_batches(encode_batch(ROWS, append_time_ms=7_777))
     assert (read.append_time, read.base_timestamp, read.max_timestamp) == (True, 1_000, 7_777)
     assert {r.timestamp for r in read.records} == {7_777}
 
@@ -50,7 +50,7 @@ def test_batch_without_rows_is_a_bare_header() -> None:
 
 @pytest.mark.parametrize("commit", [False, True])
 def test_markers(commit: bool) -> None:
-    (read,) = read_batches(encode_marker(5, 1_000, 7, 2, commit=commit, coordinator_epoch=9, delete_horizon=3_000))
+    (read,) = read_batches(encode_transaction_marker(5, 1_000, 7, 2, is_commit=commit, coordinator_epoch=9, delete_horizon_ms=3_000))
     assert (read.control, read.transactional, control_type(read), read.horizon) == (True, True, int(commit), 3_000)
     assert (read.producer_id, read.producer_epoch, read.base_sequence) == (7, 2, -1)
     assert read.records[0].timestamp == 1_000

@@ -6,7 +6,7 @@ import lz4.block
 import pytest
 import xxhash
 
-from compactor.records.codecs import LZ4, CodecError, compress
+from compactor.records.codecs import LZ4, CodecError, compress_body
 from tests.support.inflating import decompress
 
 LIMIT = 1 << 20
@@ -36,7 +36,7 @@ def test_blocks_of_either_kind_follow_each_other() -> None:
 @pytest.mark.parametrize("size", [0, 1, 100, BLOCK, BLOCK + 1, 3 * BLOCK])
 def test_what_is_written_is_read(size: int) -> None:
     for data in (bytes(size), bytes(n * n % 251 for n in range(size))):
-        assert bytes(decompress(LZ4, memoryview(compress(LZ4, data)), LIMIT)) == data
+        assert bytes(decompress(LZ4, memoryview(compress_body(LZ4, data)), LIMIT)) == data
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4, 5, 8, 12])

@@ -12,7 +12,7 @@ from compactor.errors import BadData
 from compactor.local.staging import Budget, Staging, Wanted
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.records.headers import HeaderDigest
+from compactor.records.headers import HeaderDigestBuilder
 from compactor.storage.counting import Counters
 from compactor.tier import contents
 from compactor.tier.contents import stored_problem
@@ -80,9 +80,9 @@ def layout_with(damage: Callable[[bytes], bytes], times: int) -> Flipping:
 
 
 def batches_of(data: bytes) -> str:
-    digest = HeaderDigest()
+    digest = HeaderDigestBuilder()
     digest.update(data)
-    return digest.digest()
+    return digest.digest_or_empty()
 
 
 SEGMENT = segment_of({"log": LOG}).model_copy(update={"files": {"log": SegmentFile(size=len(LOG), batches=batches_of(LOG))}})

@@ -15,7 +15,7 @@ import pytest
 
 from compactor.cleaner.gate.failures import GateFailed
 from compactor.records.build import NO_PRODUCER, RecordToEncode, encode_batch
-from compactor.records.encode import empty_batch
+from compactor.records.encode import encode_filler_batch
 from tests.builders import LZ4, LogBuilder
 from tests.plain_format import Batch, Record, fix_crc, read_batches
 from tests.support.damage import AMPLE, TINY, Round, changed, settled
@@ -222,7 +222,7 @@ def hollow(tmp_path: Path) -> Round:
 
 
 def filler(last_offset: int, leader_epoch: int = 0) -> Batch:
-    return next(iter(read_batches(empty_batch(last_offset, last_offset, leader_epoch))))
+    return next(iter(read_batches(encode_filler_batch(last_offset, last_offset, leader_epoch))))
 
 
 def test_a_segment_ends_where_its_sources_end(hollow: Round) -> None:

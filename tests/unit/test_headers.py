@@ -13,11 +13,18 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from compactor.kernels.crc import combine_crc32c, crc_after_zero_bytes, zero_bytes_tables
+from compactor.kernels.crc import combine_crc32c, crc_after_zero_bytes, zero_byte_tables_by_power
 from compactor.records import headers
-from compactor.records.batches import read_only, scan_batches
+from compactor.records.batches import read_only_view, scan_batches
 from compactor.records.build import NO_PRODUCER, add_batch_header
-from compactor.records.headers import HEADER_BYTES, HeaderDigest, copy_headers, digest_of_headers, range_crc32c, verified_header_digest
+from compactor.records.headers import (
+    HEADER_BYTES,
+    HeaderDigestBuilder,
+    copy_headers,
+    crc32c_of_batches,
+    digest_of_headers,
+    header_digest_of_verified_file,
+)
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, entry, wrapper
 from tests.plain_format import Batch, read_batches
 
@@ -44,14 +51,14 @@ def plain_digest(batches: list[Batch]) -> str:
 
 
 def headers_in(data: bytes) -> headers.HeaderBytes:
-    buf = read_only(np.frombuffer(data, np.uint8))
+    buf = read_only_view(np.frombuffer(data, np.uint8))
     return copy_headers(buf, scan_batches(buf, "log").position)
 
 
 def digest_of(data: bytes) -> str:
-    digest = HeaderDigest()
+    digest = HeaderDigestBuilder()
     digest.update(data)
-    return digest.digest()
+    return digest.digest_or_empty()
 
 
 class TestDigest:
@@ -62,7 +69,7 @@ class TestDigest:
         expected = plain_digest(list(read_batches(data)))
         assert digest_of_headers(headers_in(data)) == expected
         assert digest_of(data) == expected
-        assert verified_header_digest(tmp_path / "log") == expected
+        assert header_digest_of_verified_file(tmp_path / "log") == expected
 
     def test_a_range_s_headers(self) -> None:
         data = log_of()
@@ -72,37 +79,37 @@ class TestDigest:
 
     def test_of_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "log").touch()
-        nothing = copy_headers(read_only(np.empty(0, np.uint8)), np.empty(0, np.int64))
+        nothing = copy_headers(read_only_view(np.empty(0, np.uint8)), np.empty(0, np.int64))
         assert nothing.shape == (0, HEADER_BYTES)
-        assert verified_header_digest(tmp_path / "log") == digest_of_headers(nothing) == plain_digest([])
+        assert header_digest_of_verified_file(tmp_path / "log") == digest_of_headers(nothing) == plain_digest([])
 
     @pytest.mark.parametrize("size", [0, 60, 100])
     def test_a_header_outside_is_a_bug(self, size: int) -> None:
         with pytest.raises(IndexError):
-            copy_headers(read_only(np.zeros(size, np.uint8)), np.array([size - 60]))
+            copy_headers(read_only_view(np.zeros(size, np.uint8)), np.array([size - 60]))
 
     @given(st.lists(st.integers(0, 40_000), max_size=12), st.integers(0, 3))
     def test_pieces_may_end_anywhere(self, cuts: list[int], seed: int) -> None:
         data = log_of(seed, 12)
-        digest = HeaderDigest()
+        digest = HeaderDigestBuilder()
         for start, end in itertools.pairwise([0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]):
             digest.update(data[start:end])
-        assert digest.digest() == plain_digest(list(read_batches(data)))
+        assert digest.digest_or_empty() == plain_digest(list(read_batches(data)))
 
     def test_byte_by_byte_it_is_there_at_every_batch_s_end_and_nowhere_else(self) -> None:
         data = log_of(2, 6)
         batches = list(read_batches(data))
         ends = dict(zip(itertools.accumulate(len(batch.raw) for batch in batches), itertools.count(1)))
-        digest = HeaderDigest()
+        digest = HeaderDigestBuilder()
         for at in range(len(data)):
             digest.update(data[at : at + 1])
-            assert digest.digest() == (plain_digest(batches[: ends[at + 1]]) if at + 1 in ends else ""), at
+            assert digest.digest_or_empty() == (plain_digest(batches[: ends[at + 1]]) if at + 1 in ends else ""), at
 
     def test_large_files_are_looked_at_in_pieces(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         data = log_of()
         (tmp_path / "log").write_bytes(data)
         monkeypatch.setattr(headers, "SCAN_BYTES", 100)
-        assert verified_header_digest(tmp_path / "log") == plain_digest(list(read_batches(data)))
+        assert header_digest_of_verified_file(tmp_path / "log") == plain_digest(list(read_batches(data)))
 
 
 class TestDamage:
@@ -143,7 +150,7 @@ class TestDamage:
         for size in range(len(data) + 1):
             assert bool(digest_of(data[:size])) == (size in ends), size
         (tmp_path / "log").write_bytes(data[:-1])
-        assert verified_header_digest(tmp_path / "log") == ""
+        assert header_digest_of_verified_file(tmp_path / "log") == ""
 
     @pytest.mark.parametrize("magic", [0, 1])
     @pytest.mark.parametrize("packed", [False, True])
@@ -153,7 +160,7 @@ class TestDamage:
         old = wrapper(magic, 0, [old], GZIP) if packed else old
         new = log_of(1, 3)
         (tmp_path / "log").write_bytes({"alone": old, "first": old + new, "last": new + old}[place])
-        assert verified_header_digest(tmp_path / "log") == ""
+        assert header_digest_of_verified_file(tmp_path / "log") == ""
 
     @pytest.mark.parametrize("length", [-(2**31), -1, 0, 48])
     def test_a_batch_that_claims_less_than_its_header(self, length: int) -> None:
@@ -162,10 +169,10 @@ class TestDamage:
         assert digest_of(bytes(data)) == ""
 
     def test_what_comes_after_damage_does_not_heal_it(self) -> None:
-        digest, data = HeaderDigest(), log_of(1, 2)
+        digest, data = HeaderDigestBuilder(), log_of(1, 2)
         digest.update(b"\0" * 61)
         digest.update(data)
-        assert digest.digest() == ""
+        assert digest.digest_or_empty() == ""
 
 
 class TestRanges:
@@ -175,13 +182,15 @@ class TestRanges:
         batches = [batch.raw for batch in read_batches(data)]
         found = headers_in(data)
         for first, last in [(0, len(batches)), (0, 1), (3, 4), (5, 30), (len(batches) - 1, len(batches)), (9, 9)]:
-            assert range_crc32c(found[first:last]) == google_crc32c.value(b"".join(batches[first:last])), (first, last)
+            assert crc32c_of_batches(found[first:last]) == google_crc32c.value(b"".join(batches[first:last])), (first, last)
 
     def test_of_batches_that_do_not_lie_together(self) -> None:
         data = log_of()
         batches = [batch.raw for batch in read_batches(data)]
-        assert range_crc32c(headers_in(data)[::3]) == google_crc32c.value(b"".join(batches[::3]))
+        assert crc32c_of_batches(headers_in(data)[::3]) == google_crc32c.value(b"".join(batches[::3]))
 
     @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
     def test_zeros_by_powers_are_zeros(self, first: int, second: int, size: int) -> None:
-        assert int(crc_after_zero_bytes(zero_bytes_tables(), np.uint64(first), size)) ^ second == combine_crc32c(first, second, size)
+        assert int(crc_after_zero_bytes(zero_byte_tables_by_power(), np.uint64(first), size)) ^ second == combine_crc32c(
+            first, second, size
+        )

@@ -12,12 +12,17 @@ from pathlib import Path
 
 import compactor
 from compactor.kernels import jit
-from compactor.kernels.memory import varint_size
+from compactor.kernels.memory import varint_size_bytes
 
 ROOT = Path(__file__).parents[2]
-CALLEE = (
-    "from compactor.kernels.jit import leaf\nfrom compactor.model.numbers import STEP\n\n@leaf\ndef step(x):\n    return x + {} * STEP\n"
-)
+CALLEE = """
+from compactor.kernels.jit import inline_kernel
+from compactor.model.numbers import STEP
+
+@inline_kernel
+def step(x):
+    return x + {} * STEP
+"""
 PROGRAM = """
 from compactor.kernels.jit import kernel
 from compactor.cleaner.callee import step
@@ -129,8 +134,8 @@ def test_a_folder_for_temporary_files_that_belongs_to_another_user_is_not_used(t
 def test_a_kernel_is_not_cached_beside_its_source(tmp_path: Path) -> None:
     """numba does so where the folder has become unusable, and would miss changes in other files."""
     root = installed(tmp_path)
-    lost = "from compactor.kernels import jit; folder = jit.cache_folder(); folder.rmdir(); folder.touch(); import compactor.round.program"
-    assert result_of(start(root, lost)) == (20, 0, False)
+    lost = "from compactor.kernels.jit import kernel_cache_folder as get; folder = get(); folder.rmdir(); folder.touch()"
+    assert result_of(start(root, f"{lost}; import compactor.round.program")) == (20, 0, False)
 
 
 def test_the_least_recently_used_caches_of_other_versions_are_deleted(tmp_path: Path) -> None:
@@ -146,11 +151,11 @@ def test_the_least_recently_used_caches_of_other_versions_are_deleted(tmp_path: 
 
 
 def test_a_leaf_runs_as_python_outside_kernels() -> None:
-    assert [varint_size(value) for value in (0, 63, 64, -65)] == [1, 1, 2, 2]
+    assert [varint_size_bytes(value) for value in (0, 63, 64, -65)] == [1, 1, 2, 2]
 
 
 def test_the_digest_covers_all_that_kernels_are_compiled_from() -> None:
-    covered = {path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in jit.kernel_sources()}
+    covered = {path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in jit.kernel_source_files()}
     product = [path for folder in ("bloom", "checkpoint", "compactor") for path in (ROOT / folder).rglob("*.py")]
     modules = {path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): ast.parse(path.read_text()) for path in product}
     with_kernels = {name for name, tree in modules.items() if any(map(is_compiled, ast.walk(tree)))}

@@ -18,8 +18,8 @@ from compactor.cleaner.passes.transactions import Verdicts
 from compactor.constants import NEVER_MS
 from compactor.model.balance import Balance, DigestSum
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
-from compactor.records.balance import BalanceKey, sum_of_headers
-from compactor.records.batches import HORIZON, BatchTable, select_batches
+from compactor.records.balance import BalanceKey, digest_sum_of_headers
+from compactor.records.batches import HORIZON, BatchTable, select_batch_rows
 from compactor.records.encode import COPY
 from compactor.records.headers import copy_headers, digest_of_headers
 from compactor.round.partial.plan import BatchRange, PartialRewritePlan, batches_that_may_change, combined_due, reason_to_read_whole
@@ -66,7 +66,7 @@ def part_with(source: SourceSegment, directory: KeyDirectory) -> SegmentPart:
     """The segment with batches 1 and 3 read."""
     position, size = source.table.position[READ], source.table.size[READ]
     buf = np.concatenate([source.buf[at : at + length] for at, length in zip(position, size, strict=True)])
-    read = replace(source, buf=buf, table=select_batches(source.table, READ))
+    read = replace(source, buf=buf, table=select_batch_rows(source.table, READ))
     nobody = cast("Verdicts", None)
     return SegmentPart(splice_of(source.table, directory), source, nobody, READ, read, nobody)
 
@@ -111,14 +111,14 @@ class TestTheDirectoryIsTheSegments:
 class TestTheSumOfAllBatches:
     def test_is_the_recorded_one(self, source: SourceSegment, directory: KeyDirectory) -> None:
         part = part_with(source, directory)
-        whole = sum_of_headers(directory.headers, KEY)
-        read = sum_of_headers(directory.headers[READ], KEY)
+        whole = digest_sum_of_headers(directory.headers, KEY)
+        read = digest_sum_of_headers(directory.headers[READ], KEY)
         balance = balance_with_copied_batches(part, Balance(sources=read, left=read, result=read), whole, KEY)
         assert (balance.sources, balance.left, balance.result, balance.problem()) == (whole, whole, whole, "")
 
     @pytest.mark.parametrize("recorded", [None, DigestSum(), DigestSum(count=BATCHES, digest="1" * 32)])
     def test_is_another_than_was_recorded(self, source: SourceSegment, directory: KeyDirectory, recorded: DigestSum | None) -> None:
-        read = sum_of_headers(directory.headers[READ], KEY)
+        read = digest_sum_of_headers(directory.headers[READ], KEY)
         with pytest.raises(NeedsWholeSegmentError, match="do not come to the sum that was recorded"):
             balance_with_copied_batches(part_with(source, directory), Balance(sources=read), recorded, KEY)
 

@@ -40,7 +40,7 @@ def test_precompilation_removes_what_a_stopped_machine_left_and_happens_once(tmp
     torn = tmp_path / "records_0" / "rows._parse.nbi"
     torn.parent.mkdir()
     torn.touch()
-    monkeypatch.setattr(precompile, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(precompile, "kernel_cache_folder", lambda: tmp_path)
     monkeypatch.setattr(precompile, "_clean_small_log", lambda: found.append(torn.exists()))
     precompile.precompile()
     assert (found, (tmp_path / COMPLETE).exists()) == ([False], True)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from compactor.records import bulk
-from compactor.records.batches import read_only
-from compactor.records.codecs import SNAPPY, CodecError, compress
+from compactor.records.batches import read_only_view
+from compactor.records.codecs import SNAPPY, CodecError, compress_body
 from tests.support.inflating import decompress
 from tests.unit.test_codecs_bulk import as_of_one, inflated
 
@@ -38,15 +38,15 @@ def read_by_kernel(frames: Sequence[bytes], limit: int = 1 << 20) -> tuple[int, 
     end = np.cumsum(size)
     out = np.zeros(1 << 21, np.uint8)
     ends = np.zeros(len(frames), np.int64)
-    buf = read_only(np.frombuffer(b"".join(frames) + bytes(64), np.uint8))
+    buf = read_only_view(np.frombuffer(b"".join(frames) + bytes(64), np.uint8))
     codec, wanted = np.full(len(frames), SNAPPY, np.int16), np.ones(len(frames), np.bool_)
-    count, filled = bulk.decompress_bodies(buf, codec, end - size, end, wanted, 0, out, 0, limit, 1 << 62, ends)
+    count, filled = bulk.decompress_snappy_bodies(buf, codec, end - size, end, wanted, 0, out, 0, limit, 1 << 62, ends)
     return count, out[:filled].tobytes()
 
 
 @given(st.lists(texts(), min_size=1, max_size=4))
 def test_the_kernel_reads_streams_that_cramjam_wrote(bodies: list[bytes]) -> None:
-    frames = [compress(SNAPPY, body) for body in bodies]
+    frames = [compress_body(SNAPPY, body) for body in bodies]
     assert read_by_kernel(frames) == (len(frames), b"".join(bodies))
 
 
@@ -60,10 +60,10 @@ def test_the_kernel_reads_raw_blocks(body: bytes) -> None:
 
 @given(texts(60), texts(60), st.data())
 def test_a_damaged_body_in_a_chunk_gives_the_result_of_reading_it_alone(body: bytes, other: bytes, data: st.DataObject) -> None:
-    frame = bytearray(compress(SNAPPY, body + b"some more"))
+    frame = bytearray(compress_body(SNAPPY, body + b"some more"))
     for _ in range(data.draw(st.integers(1, 3))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
-    as_of_one(SNAPPY, compress(SNAPPY, other), bytes(frame[: data.draw(st.integers(1, len(frame)))]))
+    as_of_one(SNAPPY, compress_body(SNAPPY, other), bytes(frame[: data.draw(st.integers(1, len(frame)))]))
 
 
 def element(kind: int, length: int, offset: int) -> bytes:
@@ -102,12 +102,12 @@ def test_the_kernel_reads_literals_of_every_length(size: int) -> None:
 
 
 def test_concatenated_streams_are_read_as_one_body() -> None:
-    one, two = compress(SNAPPY, b"first" * 100), compress(SNAPPY, b"second" * 100)
+    one, two = compress_body(SNAPPY, b"first" * 100), compress_body(SNAPPY, b"second" * 100)
     assert inflated([one + two, one], SNAPPY, [True, True]) == [b"first" * 100 + b"second" * 100, b"first" * 100]
 
 
 def test_a_block_that_claims_more_than_the_limit_is_refused() -> None:
     body = bytes(100_000)
-    assert read_by_kernel([compress(SNAPPY, body)], limit=99_999) == (0, b"")
+    assert read_by_kernel([compress_body(SNAPPY, body)], limit=99_999) == (0, b"")
     with pytest.raises(CodecError, match="inflates beyond 99999 bytes"):
-        decompress(SNAPPY, memoryview(compress(SNAPPY, body)), 99_999)
+        decompress(SNAPPY, memoryview(compress_body(SNAPPY, body)), 99_999)

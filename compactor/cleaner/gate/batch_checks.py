@@ -249,7 +249,7 @@ def counts_from_zero(table: BatchTable) -> bool:
     """Return whether the first batch is a v0/v1 wrapper whose own offset was never set (old librdkafka): its header does not state its last
     offset.
     """
-    return len(table) > 0 and int(table.magic[0]) < 2 and int(table.codec[0]) > 0 and int(table.last_offset[0]) == 0
+    return len(table) > 0 and int(table.magic[0]) < 2 and int(table.codec_ids[0]) > 0 and int(table.last_offset[0]) == 0
 
 
 def match_batches(source: SourceBatches, output: HeaderFields, first_reaches: int) -> tuple[Int64s, BatchProblem | None]:

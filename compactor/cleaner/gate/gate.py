@@ -297,7 +297,7 @@ class Gate:
         self._crcs[source.ordinal] = crcs
         self._outside[source.ordinal] = _OutsideSums(~self._batches_with_records(source, below=True), zero_gate_sums(len(table)))
 
-    @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk, below=False: chunk.body_bytes)
+    @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk, below=False: chunk.body_size_bytes)
     def read_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk, *, below: bool = False) -> WitnessRows:
         """Return key table rows of a chunk that pass 1 has decompressed: of records in the dirty range, or, with ``below``, outside it."""
         some = slice(chunk.first, chunk.last)
@@ -318,7 +318,7 @@ class Gate:
             done += self._table.put_rows(found.rows[done:])
         self._batches_read[source.ordinal] += found.batches
 
-    @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk: chunk.body_bytes)
+    @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk: chunk.body_size_bytes)
     def add_expected_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> None:
         """Compute which records outside the dirty range must be left of a chunk that pass 2 has decompressed."""
         if source.ordinal in self._left:

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from compactor.cleaner.row_spool import hash_range_of
 from compactor.errors import OutOfBudget
-from compactor.kernels.jit import kernel, leaf
-from compactor.kernels.memory import multiply_high, prefetch
+from compactor.kernels.jit import inline_kernel, kernel
+from compactor.kernels.memory import high_word_of_product, prefetch
 from compactor.records.batches import Int64s
 
 WORDS: Final = 3
@@ -141,7 +141,7 @@ def record_marks(offsets: Int64s, digests: Words) -> Words:
     return out
 
 
-@leaf
+@inline_kernel
 def record_mark(offset: np.uint64, digest: np.uint64) -> np.uint64:
     """Return 64 pseudo-random bits for a record and its offset. A sum of marks identifies a set of records."""
     word = offset * np.uint64(0x9E3779B97F4A7C15) + (digest & np.uint64(2**32 - 1)) * np.uint64(0xD6E8FEB86659FD93)
@@ -150,7 +150,7 @@ def record_mark(offset: np.uint64, digest: np.uint64) -> np.uint64:
     return word ^ (word >> np.uint64(32))
 
 
-@leaf
+@inline_kernel
 def find_segment(offset: np.uint64, bounds: Int64s) -> int:
     """Return the number of the segment with this offset: the last i with ``bounds[i] <= offset``."""
     low, high = 0, len(bounds) - 1
@@ -163,22 +163,22 @@ def find_segment(offset: np.uint64, bounds: Int64s) -> int:
     return low
 
 
-@leaf
+@inline_kernel
 def _nonzero_tag(h0: np.uint64) -> np.uint64:
     """Return the half of a key hash that chooses the key's cell. 0 becomes another value, because 0 marks an empty cell."""
     return h0 if h0 != 0 else np.uint64(1)
 
 
-@leaf
+@inline_kernel
 def _key_bits(h1: np.uint64) -> np.uint64:
     """Return 30 further bits of a key's hash, as they are stored in a row's last word."""
     return (h1 & np.uint64(2**30 - 1)) << np.uint64(32)
 
 
-@leaf
+@inline_kernel
 def _find_cell(cells: Words, capacity: int, tag: np.uint64, extra: np.uint64) -> int:
     """Return the cell of a key, or the bitwise complement of the empty cell where it would be stored."""
-    cell = np.int64(multiply_high(tag, np.uint64(capacity)))
+    cell = np.int64(high_word_of_product(tag, np.uint64(capacity)))
     while cells[WORDS * cell] != 0:
         if cells[WORDS * cell] == tag and (cells[WORDS * cell + 2] & _KEY_BITS) == extra:
             return cell
@@ -186,19 +186,19 @@ def _find_cell(cells: Words, capacity: int, tag: np.uint64, extra: np.uint64) ->
     return ~cell
 
 
-@leaf
+@inline_kernel
 def _is_in_range(state: Int64s, tag: np.uint64) -> bool:
     """Return whether a key belongs to the range that the table holds."""
     return state[RANGES] == 1 or hash_range_of(tag, state[RANGES]) == state[RANGE]
 
 
-@leaf
+@inline_kernel
 def _prefetch(cells: Words, capacity: int, rows: GateRows, row: int) -> None:
     """Prefetch the table cell of a row that will be processed later. There is no branch on the row's range, because that costs more than it
     saves.
     """
     if row + _AHEAD < len(rows):
-        prefetch(cells, WORDS * np.int64(multiply_high(_nonzero_tag(rows[row + _AHEAD, 0]), np.uint64(capacity))))
+        prefetch(cells, WORDS * np.int64(high_word_of_product(_nonzero_tag(rows[row + _AHEAD, 0]), np.uint64(capacity))))
 
 
 @kernel

@@ -17,7 +17,7 @@ from bloom.siphash import siphash128
 from compactor.cleaner.gate.key_table import record_mark
 from compactor.constants import MAX_OFFSET
 from compactor.kernels.crc import START, crc32c, extend, extend_word
-from compactor.kernels.jit import kernel, leaf
+from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import prefetch_read
 from compactor.records import codecs
 from compactor.records.batches import (
@@ -34,8 +34,8 @@ from compactor.records.batches import (
     Bytes,
     Int64s,
 )
-from compactor.records.bulk import BatchUnreadable, inflate_bodies
-from compactor.records.encode import as_java_utf8
+from compactor.records.bulk import BatchUnreadable, decompress_batch_bodies
+from compactor.records.encode import reencode_as_java_utf8
 
 HeaderFields = npt.NDArray[np.int64]
 """One column per batch; the rows, fields of a batch, are named below."""
@@ -118,7 +118,7 @@ def first_crc_mismatch(buf: Bytes, headers: HeaderFields) -> int:
     return int(_first_crc_mismatch(buf, np.ascontiguousarray(headers)))
 
 
-@leaf
+@inline_kernel
 def _read_big_endian(buf: Bytes, position: int, size: int) -> int:
     """Return a signed big-endian number of ``size`` bytes."""
     value = np.int64(np.int8(buf[position]))
@@ -127,7 +127,7 @@ def _read_big_endian(buf: Bytes, position: int, size: int) -> int:
     return value
 
 
-@leaf
+@inline_kernel
 def parse_varint(buf: Bytes, position: int, end: int) -> tuple[int, int]:
     """Read a varint. Return its value and the next position, which is beyond ``end`` if the number does not end before it."""
     if position < end and buf[position] < 128:
@@ -191,7 +191,7 @@ def _parse_headers(buf: Bytes, position: int, headers: HeaderFields) -> tuple[in
     return count, position, True
 
 
-@leaf
+@inline_kernel
 def _control_kind(buf: Bytes, columns: Int64s) -> tuple[int, int]:
     """Parse the marker of a control batch. Return its kind and its coordinator epoch."""
     if columns[ATTRIBUTES] & CODEC_MASK:
@@ -282,7 +282,7 @@ class RecordReader:
         everything = np.ones(len(position), np.bool_)
         self._bodies.clear()
         try:
-            ends = inflate_bodies(
+            ends = decompress_batch_bodies(
                 buf, codec, start, position + headers[SIZE], everything, self._bodies, self._limit,
                 _MOST_BYTES if len(position) > 1 else MAX_OFFSET, magic,
             )  # fmt: skip
@@ -330,7 +330,7 @@ def _record_counts(buf: Bytes, headers: HeaderFields, body: Int64s) -> Int64s:
     return counts
 
 
-@leaf
+@inline_kernel
 def _extend_digest(state: np.uint64, buf: Bytes, start: int, length: int) -> np.uint64:
     """Return the digest after one more part of a record: its length (-1 for null) and its bytes."""
     state = extend_word(state, np.uint64(length))
@@ -449,7 +449,7 @@ def _digest_of_odd_names(records: Records, row: int) -> int:
         parts.append(names.to_bytes(8, "little", signed=True))
         for _ in range(names):
             length, at = read_number(at)
-            parts += _digest_bytes(as_java_utf8(buf[at : at + length].tobytes()))
+            parts += _digest_bytes(reencode_as_java_utf8(buf[at : at + length].tobytes()))
             length, at = read_number(at + length)
             parts += _digest_bytes(None if length < 0 else buf[at : at + length].tobytes())
             at += max(length, 0)

@@ -32,8 +32,8 @@ from compactor.records.balance import (
     BalanceKey,
     Sums,
     add_batch_digest,
-    digest_second_half,
-    record_digest,
+    first_half_of_record_digest,
+    second_half_of_digest,
     to_digest_sum,
 )
 from compactor.records.batches import Bytes, Int64s, map_file
@@ -145,10 +145,10 @@ def _add_records(
         wanted[batches[i]] = False
         for row in range(first_row[i], first_row[i + 1]):
             value_length, value_start = parse_varint(buf, key_start[row] + max(key_length[row], 0), buf.size)
-            one = record_digest(buf, offset[row], key_start[row], key_length[row], value_start, max(value_length, -1), k0)
+            one = first_half_of_record_digest(buf, offset[row], key_start[row], key_length[row], value_start, max(value_length, -1), k0)
             out[0] += np.uint64(1)
             out[1] += one
-            out[2] += digest_second_half(one, k1)
+            out[2] += second_half_of_digest(one, k1)
 
 
 @kernel

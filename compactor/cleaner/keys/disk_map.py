@@ -25,7 +25,7 @@ from compactor.cleaner.keys.key_set import AHEAD, CAPACITY, HashTable, KeySet, S
 from compactor.cleaner.row_spool import DiskReservation, HashRanges, RowSpool, hash_range_of
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import KEY_BYTES, Flags, Hashes
-from compactor.kernels.jit import kernel, leaf
+from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import prefetch
 from compactor.profiling import WorkStage, measure_stage
 
@@ -189,7 +189,7 @@ class DiskOffsetMap:
 # ---- kernels: plain arrays, rows of (tag, low word, high word, ordinal) -----------------------------------------------------
 
 
-@leaf
+@inline_kernel
 def second_hash_half(rows: KeyRows, row: int) -> np.uint64:
     """Return the second half of the key hash of a row."""
     return np.uint64(rows[row, 1]) | (np.uint64(rows[row, 2]) << np.uint64(32))

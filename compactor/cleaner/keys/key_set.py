@@ -20,8 +20,8 @@ import numpy.typing as npt
 from bloom.siphash import key_tag
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import Hashes
-from compactor.kernels.jit import kernel, leaf
-from compactor.kernels.memory import multiply_high, prefetch
+from compactor.kernels.jit import inline_kernel, kernel
+from compactor.kernels.memory import high_word_of_product, prefetch
 from compactor.profiling import WorkStage, measure_stage
 
 CAPACITY, ENTRIES, LIMIT, CELLS = range(4)
@@ -44,13 +44,13 @@ HashTable = npt.NDArray[np.uint32]
 State = npt.NDArray[np.int64]
 
 
-@leaf
+@inline_kernel
 def home_cell(h1: np.uint64, capacity: int) -> int:
     """Return the cell of a hash table where the search for a key begins: its hash scaled to the capacity."""
-    return np.int64(multiply_high(h1, np.uint64(capacity)))  # type: ignore[return-value]
+    return np.int64(high_word_of_product(h1, np.uint64(capacity)))  # type: ignore[return-value]
 
 
-@leaf
+@inline_kernel
 def find_cell(table: HashTable, capacity: int, tag: np.uint32, h1: np.uint64) -> int:
     """Return the cell that holds the key, or the bitwise complement of the empty cell where it would be stored."""
     low = np.uint32(h1 & np.uint64(0xFFFFFFFF))
@@ -65,7 +65,7 @@ def find_cell(table: HashTable, capacity: int, tag: np.uint32, h1: np.uint64) ->
         cell += 1
 
 
-@leaf
+@inline_kernel
 def put_key(table: HashTable, state: State, h0: np.uint64, h1: np.uint64) -> int:
     """Add a key to a set. Return 1 if it was absent, 0 if it was there, -1 if it was absent and there is no space."""
     tag = key_tag(h0)
@@ -82,7 +82,7 @@ def put_key(table: HashTable, state: State, h0: np.uint64, h1: np.uint64) -> int
     return 1
 
 
-@leaf
+@inline_kernel
 def holds_key(table: HashTable, state: State, h0: np.uint64, h1: np.uint64) -> bool:
     """Return whether the set holds a key."""
     return find_cell(table, state[CAPACITY], key_tag(h0), h1) >= 0
@@ -228,7 +228,7 @@ class KeySet:
 ABSENT = -1
 
 
-@leaf
+@inline_kernel
 def find_bounded_cell(table: Hashes, cells: int, h0: np.uint64, h1: np.uint64) -> int:
     """Return the cell that holds the key, or the bitwise complement of the empty cell where it would be stored. ``h0`` is not 0."""
     cell = home_cell(h1, cells)
@@ -241,7 +241,7 @@ def find_bounded_cell(table: Hashes, cells: int, h0: np.uint64, h1: np.uint64) -
         cell = cell + 1 if cell + 1 < cells else 0
 
 
-@leaf
+@inline_kernel
 def replace_zero_hash(h0: np.uint64) -> np.uint64:
     """Return a half of a key hash, with 0 replaced by another value, because 0 marks an empty cell."""
     return h0 if h0 != 0 else np.uint64(1)

@@ -287,7 +287,7 @@ class BackwardSurvivors:
         scanned, piece, survives = decided
         source, decisions, chunk, rows = scanned.source, decided[0].decisions, piece.chunk, piece.rows
         some = slice(chunk.first, chunk.last)
-        if rows is None or not source.table.codec[some].any() or np.any(source.table.control[some] != NOT_CONTROL):
+        if rows is None or not source.table.codec_ids[some].any() or np.any(source.table.control[some] != NOT_CONTROL):
             return
         if np.any((decisions.action[some] == FILTER) != chunk.wanted):
             return

@@ -18,7 +18,7 @@ from compactor.cleaner.passes.worker_threads import ThreadBuffers
 from compactor.errors import BadData
 from compactor.kernels.common import Flags
 from compactor.profiling import WorkStage, measure_stage
-from compactor.records.balance import Sums, chunk_sums
+from compactor.records.balance import Sums, digest_sums_by_account
 from compactor.records.batches import NOT_CONTROL, Int64s
 from compactor.records.encode import COPY, EncodedBatches, encode_chunk
 from compactor.records.rows import Chunk, Rows
@@ -74,7 +74,7 @@ def clean_chunk(
     counts = np.maximum(source.table.count[chunk.first : chunk.last].astype(np.int64), np.diff(first_row))
     sums = None
     if rules.balance_key is not None:
-        sums = chunk_sums(
+        sums = digest_sums_by_account(
             rules.balance_key,
             source.buf,
             source.table,

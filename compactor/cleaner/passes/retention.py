@@ -115,7 +115,7 @@ def _decide_by_headers(
     return action
 
 
-@measure_stage(WorkStage.DECIDE, lambda table, chunk, *_: chunk.body_bytes)
+@measure_stage(WorkStage.DECIDE, lambda table, chunk, *_: chunk.body_size_bytes)
 def filter_rows(
     table: BatchTable,
     chunk: Chunk,

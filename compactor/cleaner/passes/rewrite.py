@@ -23,10 +23,10 @@ from compactor.errors import BadData
 from compactor.kernels.common import Flags
 from compactor.model.balance import DigestSum
 from compactor.profiling import WorkStage, measure_stage
-from compactor.records.balance import Sums, sum_of_segment, zero_sums
+from compactor.records.balance import Sums, digest_sum_of_segment, zero_sums_by_account
 from compactor.records.batches import HEADER, HORIZON, NOT_CONTROL, BatchTable, Int64s
-from compactor.records.encode import COPY, DROP, EMPTY, FILTER, MAX_SEGMENT, EncodedBatches, empty_batch
-from compactor.records.indexes import build_indexes
+from compactor.records.encode import COPY, DROP, EMPTY, FILTER, MAX_SEGMENT, EncodedBatches, encode_filler_batch
+from compactor.records.indexes import encode_offset_and_time_index
 from compactor.records.rows import Chunk, parse_records
 
 
@@ -63,7 +63,7 @@ class _Progress:
     records_read: int = 0
     records_kept: int = 0
     sources: DigestSum = field(default_factory=DigestSum)
-    sums: Sums = field(default_factory=zero_sums)
+    sums: Sums = field(default_factory=zero_sums_by_account)
     leader_epoch: int = -1
     end_epoch: int = -1
     mtime_ms: int = 0
@@ -157,7 +157,7 @@ class RewritePass:
         sizes, lasts, maxima = (
             np.concatenate(c) if c else np.empty(0, np.int64) for c in (done.sizes, done.last_offsets, done.max_timestamps)
         )
-        index, timeindex = build_indexes(base, sizes, lasts, maxima, self.index_interval_bytes)
+        index, timeindex = encode_offset_and_time_index(base, sizes, lasts, maxima, self.index_interval_bytes)
         paths = {"log": log}
         for kind, data in (("index", index), ("timeindex", timeindex), ("txnindex", done.txnindex)):
             if data or kind != "txnindex":
@@ -182,7 +182,7 @@ class RewritePass:
                 if counts is not None:
                     _apply_known_counts(source.table, decisions, counts, self.rules.now_ms)
                 if self.rules.balance_key is not None:
-                    done.sources = done.sources.plus(sum_of_segment(source.buf, self.rules.balance_key))
+                    done.sources = done.sources.plus(digest_sum_of_segment(source.buf, self.rules.balance_key))
                 done.leader_epoch = int(source.table.leader_epoch[-1]) if len(source.table) else done.end_epoch
                 done.mtime_ms = source.mtime_ms
                 done.txnindex += verdicts.txn_entries.tobytes()
@@ -249,7 +249,7 @@ def _append_filler(file: BinaryIO, done: _Progress, base: int, end_offset: int, 
     last = max((int(lasts[-1]) for lasts in reversed(done.last_offsets) if len(lasts)), default=base - 1)
     if last >= end_offset:
         return
-    filler = empty_batch(end_offset, end_offset, done.leader_epoch)
+    filler = encode_filler_batch(end_offset, end_offset, done.leader_epoch)
     disk.take_bytes(len(filler))
     _write_all(file, memoryview(filler))
     size, last_offset, max_timestamp = (np.array([number], np.int64) for number in (HEADER, end_offset, -1))

@@ -19,12 +19,12 @@ from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts, prefer_given_entries
 from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
 from compactor.constants import NEVER_MS
-from compactor.records.batches import HORIZON, NOT_CONTROL, BatchTable, Int64s, read_only
+from compactor.records.batches import HORIZON, NOT_CONTROL, BatchTable, Int64s, read_only_view
 from compactor.records.headers import copy_headers
-from compactor.records.producer_runs import runs_and_markers, stand_in_table
+from compactor.records.producer_runs import extract_runs_and_markers, stand_in_batch_table
 from compactor.records.rows import Chunk, Rows, parse_records
 
-NO_BYTES = read_only(np.empty(0, np.uint8))
+NO_BYTES = read_only_view(np.empty(0, np.uint8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class SidecarBuilder:
 
     def build_sidecar(self, segment_id: str) -> Sidecar:
         """Return the sidecar. Called after all batches with records were added."""
-        runs, markers = runs_and_markers(self._table)
+        runs, markers = extract_runs_and_markers(self._table)
         return self._sidecar.build_sidecar(segment_id, int(self._table.count[self._data].sum()), self.due, runs, markers)
 
     def build_directory(self, segment_id: str) -> KeyDirectory:
@@ -181,7 +181,7 @@ def stand_in_source(ordinal: int, name: str, base: int, end: int, mtime_ms: int,
 
     It has no bytes; its batches are the sidecar's producer runs and markers.
     """
-    table = stand_in_table(sidecar.producer_runs, sidecar.markers)
+    table = stand_in_batch_table(sidecar.producer_runs, sidecar.markers)
     return SourceSegment(ordinal, name, base, end, mtime_ms, NO_BYTES, table)
 
 

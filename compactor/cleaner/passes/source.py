@@ -22,12 +22,12 @@ from compactor.records.batches import (
     BatchTable,
     Bytes,
     Int64s,
-    check_crcs,
     map_file,
-    read_only,
+    read_only_view,
     scan_batches,
+    verify_crcs_of_batches,
 )
-from compactor.records.bulk import BatchUnreadable, inflate_bodies
+from compactor.records.bulk import BatchUnreadable, decompress_batch_bodies
 from compactor.records.encode import DROP, REWRITE, OutputBuffer, encode_chunk
 from compactor.records.indexes import TXN_ENTRY, TxnEntries
 from compactor.records.rows import Chunk, RowBuffers, parse_records, uncompressed_chunk
@@ -80,11 +80,11 @@ class SourceSegment:
         table = self.table
         if not len(table):
             return []
-        kind = table.magic.astype(np.int16) * 2 + (table.codec > 0)
+        kind = table.magic.astype(np.int16) * 2 + (table.codec_ids > 0)
         if self.size < _CRUMB * np.count_nonzero(np.diff(kind)):
             after = (
                 np.flatnonzero(
-                    (table.control[1:] != NOT_CONTROL) & (table.codec[1:] == 0) & (table.magic[1:] == 2) & (table.magic[:-1] == 2)
+                    (table.control[1:] != NOT_CONTROL) & (table.codec_ids[1:] == 0) & (table.magic[1:] == 2) & (table.magic[:-1] == 2)
                 )
                 + 1
             )
@@ -94,7 +94,7 @@ class SourceSegment:
         cuts = np.flatnonzero(np.diff(kind)) + 1
         found: list[tuple[int, int]] = []
         for begin, last in zip([0, *cuts.tolist()], [*cuts.tolist(), len(table)], strict=True):
-            limit = PACKED_CHUNK if table.codec[begin] else PLAIN_CHUNK
+            limit = PACKED_CHUNK if table.codec_ids[begin] else PLAIN_CHUNK
             first = begin
             while first < last:
                 stop = int(np.searchsorted(table.position, table.position[first] + limit, side="left"))
@@ -116,7 +116,7 @@ class SourceSegment:
     def verify_crcs(self, first: int, last: int) -> None:
         """Verify the CRCs of batches [first, last) unless that was done before. Raises BadData."""
         if not self.verified[first:last].all():
-            check_crcs(self.buf, self.table, first, last, self.name)
+            verify_crcs_of_batches(self.buf, self.table, first, last, self.name)
             self.verified[first:last] = True
 
     def read_chunks(
@@ -130,7 +130,7 @@ class SourceSegment:
         :raises BadData: a CRC does not match, or a body cannot be inflated or exceeds ``limit``.
         """
         self.verify_crcs(first, last)
-        if not self.table.codec[first:last].any():
+        if not self.table.codec_ids[first:last].any():
             yield uncompressed_chunk(self.buf, self.table, first, last, wanted)
             return
         if bodies is None:
@@ -138,7 +138,7 @@ class SourceSegment:
         ends = self._inflate(first, last, wanted, limit, bodies)
         if ends is not None:
             starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
-            yield Chunk(first, last, read_only(bodies.array[: bodies.size]), starts, ends, wanted)
+            yield Chunk(first, last, read_only_view(bodies.array[: bodies.size]), starts, ends, wanted)
             return
         middle = (first + last) // 2
         for one, two in [(middle, last), (first, middle)] if backwards else [(first, middle), (middle, last)]:
@@ -155,7 +155,7 @@ class SourceSegment:
                 start[batch], end[batch] = self._wrapper_body(first + batch)
         most = INFLATED_CHUNK if last - first > 1 else np.iinfo(np.int64).max
         try:
-            ends = inflate_bodies(self.buf, table.codec[some], start, end, wanted, bodies, limit, most, table.magic[some])
+            ends = decompress_batch_bodies(self.buf, table.codec_ids[some], start, end, wanted, bodies, limit, most, table.magic[some])
         except BatchUnreadable as error:
             raise self._data_error(
                 first + error.batch, str(error), hint="Kafka cannot read this batch either, or the limit is too low"

@@ -23,8 +23,8 @@ from compactor.kernels.common import Flags
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import EMPTIED, HORIZON, NOT_CONTROL, BatchTable, Int64s
 from compactor.records.encode import COPY, FILTER
-from compactor.records.headers import range_crc32c
-from compactor.records.producer_runs import runs_and_markers
+from compactor.records.headers import crc32c_of_batches
+from compactor.records.producer_runs import extract_runs_and_markers
 from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange
 
 LEAST_COPY: Final = 256 << 10
@@ -204,7 +204,7 @@ def new_log_pieces(plan: PartialRewritePlan, key: str, log: Path, cleaned: Batch
     for stretch, (first, last) in zip(plan.stretches, _rewritten_batches(plan, cleaned), strict=True):
         if stretch.is_copied:
             start, length = log_range(plan.table, stretch)
-            crc = range_crc32c(headers[stretch.first : stretch.last])
+            crc = crc32c_of_batches(headers[stretch.first : stretch.last])
             made.append(CopiedRange(key, start, length, plan.version, crc))
         elif last > first:
             made.append(FileRange(log, *log_range(cleaned, BatchRange(first, last, is_copied=False))))
@@ -266,6 +266,6 @@ def inherited_sidecar(old: Sidecar, segment_id: str, due: RecordsDue, table: Bat
     :param old: sidecar of the source.
     :param table: all batches of the composed segment.
     """
-    runs, markers = runs_and_markers(table)
+    runs, markers = extract_runs_and_markers(table)
     records = int(table.count[table.control == NOT_CONTROL].sum())
     return Sidecar(segment_id, records, old.distinct_keys, due, runs, markers, old.sketch, old.made_for, old.filter, inherited=True)

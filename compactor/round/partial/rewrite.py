@@ -25,8 +25,8 @@ from compactor.errors import BadData, NotFound
 from compactor.kernels.common import Flags
 from compactor.model.balance import Balance, DigestSum
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.balance import BalanceKey, sum_of_headers
-from compactor.records.batches import BatchTable, Int64s, select_batches, table_from_headers
+from compactor.records.balance import BalanceKey, digest_sum_of_headers
+from compactor.records.batches import BatchTable, Int64s, batch_table_from_headers, select_batch_rows
 from compactor.records.encode import MAX_SEGMENT
 from compactor.records.headers import copy_headers, digest_of_headers
 from compactor.round.partial.plan import PartialRewritePlan, batches_that_may_change, combined_due, divide_into_ranges, merge_key_directory
@@ -148,7 +148,7 @@ class PartSearch:
         copies = layout.range_copies
         if copies is None:
             return None
-        table = table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
+        table = batch_table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
         whole = replace(stood_in, table=table, buf=NO_BYTES)
         of_all = verdicts_from_stand_in(whole, stood_in, verdicts)
         if of_all.indexed.any() or len(of_all.txn_entries):
@@ -167,7 +167,7 @@ class PartSearch:
         splice = PartialRewritePlan(partial(self.directories.load_directory, segment), table, stretches, version)
         rows = splice.rows_read
         flags = (of_all.aborted[rows], of_all.discardable[rows], of_all.indexed[rows])
-        source = replace(whole, table=select_batches(table, rows))
+        source = replace(whole, table=select_batch_rows(table, rows))
         return SegmentPart(splice, whole, of_all, rows, source, Verdicts(*flags, of_all.txn_entries))
 
 
@@ -196,7 +196,7 @@ def describe_composed_segment(
     with WorkerThreads(1) as workers:
         add_segment_to_builder(builder, output, inflate_limit, workers)
     directory = merge_key_directory(splice, segment_id, output.table, builder.build_directory(segment_id))
-    table = table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
+    table = batch_table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
     if int(table.size.sum()) > MAX_SEGMENT or np.any(table.base_offset[1:] <= table.last_offset[:-1]):
         raise NeedsWholeSegmentError(f"{output.name}: what it would be put together from does not fit")
     return ComposedSegment(directory, table, combined_due(splice, builder.due))
@@ -208,7 +208,7 @@ def balance_with_copied_batches(part: SegmentPart, read: Balance, recorded: Dige
     :param read: balance of the batches that were read.
     :param recorded: the source's recorded sum; NeedsWholeSegmentError is raised if its batches do not add up to it.
     """
-    rest = sum_of_headers(part.splice.directory().headers[part.splice.is_copied], key)
+    rest = digest_sum_of_headers(part.splice.directory().headers[part.splice.is_copied], key)
     sources = read.sources.plus(rest)
     if sources != recorded:
         raise NeedsWholeSegmentError(f"{part.source.name}: its batches do not come to the sum that was recorded of them")
