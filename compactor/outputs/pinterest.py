@@ -36,7 +36,7 @@ from compactor.outputs.pinterest_names import (
     shifted_timeindex,
 )
 from compactor.records.batches import scan_batches
-from compactor.records.indexes import build_indexes
+from compactor.records.indexes import encode_offset_and_time_index
 from compactor.round.compaction import disk_budget_bytes
 from compactor.round.sources import StagedSegmentReader, closing_reader, segment_reader
 from compactor.storage.factory import open_store
@@ -342,7 +342,7 @@ class _GenerationWriter:
                 log = bytes_from_offset(source, log_start, limit)
                 table, size = scan_batches(np.frombuffer(log, np.uint8), source.name), len(log)
                 interval = self.tier.cleaner_for(name.topic).index_interval_bytes
-                index, timeindex = build_indexes(base, table.size, table.last_offset, table.max_timestamp, interval)
+                index, timeindex = encode_offset_and_time_index(base, table.size, table.last_offset, table.max_timestamp, interval)
                 contents = {"index": shifted_index(index, 0), "timeindex": timeindex, "log": log}
             for kind, data in contents.items():
                 if not create_object(self.target.store, f"{generation}/{self.target.keys.file_key(name, base, kind)}", data):
