@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from compactor.records.batches import HEADER
-from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, add_batch_header, encode_batch, encode_transaction_marker
+from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, add_batch_header, encode_batch, encode_txn_marker
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress_body
 
 CODECS = {"none": NONE, "lz4": LZ4, "snappy": SNAPPY, "zstd": ZSTD, "gzip": GZIP}
@@ -135,7 +135,7 @@ def _cdc(records: int) -> Iterator[tuple[int, bytes]]:
         who = dice.randrange(5)
         if left[who] == 1:
             left[who] = 0
-            yield offset + 1, encode_transaction_marker(offset, time, who, 0, is_commit=dice.random() > 0.1)
+            yield offset + 1, encode_txn_marker(offset, time, who, 0, is_commit=dice.random() > 0.1)
             offset += 1
             continue
         left[who] = left[who] - 1 if left[who] else dice.randrange(2, 8)

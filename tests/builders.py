@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import google_crc32c
 
 from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_directory
-from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, encode_batch, encode_transaction_marker
+from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, encode_batch, encode_txn_marker
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress_body
 from tests.compare import describe
 from tests.plain_format import Batch, read_batches, segment_paths
@@ -134,7 +134,7 @@ class LogBuilder:
         if epoch is not None:
             self.epochs[pid] = epoch
         offset, self.time = self.next_offset, self.time + 1
-        made = encode_transaction_marker(
+        made = encode_txn_marker(
             offset,
             self.time,
             pid,

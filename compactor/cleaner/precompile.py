@@ -14,7 +14,7 @@ from pathlib import Path
 
 from compactor.cleaner.offline import CleanRequest, clean_directory
 from compactor.kernels.jit import COMPLETE, kernel_cache_folder
-from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_transaction_marker
+from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_txn_marker
 from compactor.records.codecs import LZ4
 
 
@@ -73,7 +73,7 @@ def _small_log_batches() -> list[bytes]:
         ]
         found.append(encode_batch(rows, codec=codec))
     found.append(encode_batch([RecordToEncode(11, 1, b"key", b"value")], producer=Producer(1, 0, 0, True)))
-    found.append(encode_transaction_marker(12, 1, 1, 0, is_commit=False))
+    found.append(encode_txn_marker(12, 1, 1, 0, is_commit=False))
     # More keys than the smallest table holds.
     found.append(encode_batch([RecordToEncode(offset, 1, str(offset).encode(), b"") for offset in range(13, 413)]))
     return found

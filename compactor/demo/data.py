@@ -16,7 +16,7 @@ import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
-from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_transaction_marker
+from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_txn_marker
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD
 
 CONNECTOR = 4001
@@ -105,9 +105,7 @@ def write_topic(folder: Path, shape: TopicShape, table: CustomersTable) -> Itera
             sequence[producer] += some
         if number in transactions:
             commit = not _is_aborted(shape, transactions[number])
-            log.append_batch(
-                encode_transaction_marker(log.next_offset, now, IMPORTER, 0, is_commit=commit, leader_epoch=log.leader_epoch), 1, now
-            )
+            log.append_batch(encode_txn_marker(log.next_offset, now, IMPORTER, 0, is_commit=commit, leader_epoch=log.leader_epoch), 1, now)
         yield count
     log.roll_segment(shape.now_ms)
     (folder / "leader-epoch-checkpoint").write_text(format_leader_epoch_checkpoint(tuple(log.epochs)), encoding="utf-8")

@@ -96,7 +96,7 @@ def encode_batch(
     return add_batch_header(base, last - base, leader_epoch, attributes, base_timestamp, max_timestamp, producer, len(rows), body)
 
 
-def encode_transaction_marker(
+def encode_txn_marker(
     offset: int,
     timestamp_ms: int,
     producer_id: int,

@@ -17,13 +17,7 @@ import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint, parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry, Lineage, restore_removed_epochs
-from compactor.cleaner.passes.describe import (
-    content_facts,
-    epochs_within,
-    first_due_ms_by_counts,
-    lineage_from_tables,
-    read_first_due_ms,
-)
+from compactor.cleaner.passes.describe import content_facts, epochs_within, first_due_ms_by_counts, lineage_from_tables, read_first_due_ms
 from compactor.cleaner.passes.sidecar_builder import ChunkSummary, SidecarBuilder
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import fold_transactions, txn_index_mismatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_transaction_marker, encode_varint
+from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_txn_marker, encode_varint
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD
 from tests.plain_format import Record, read_batches, varint as read_varint
 from tests.plain_log import control_type
@@ -50,7 +50,7 @@ def test_batch_without_rows_is_a_bare_header() -> None:
 
 @pytest.mark.parametrize("commit", [False, True])
 def test_markers(commit: bool) -> None:
-    (read,) = read_batches(encode_transaction_marker(5, 1_000, 7, 2, is_commit=commit, coordinator_epoch=9, delete_horizon_ms=3_000))
+    (read,) = read_batches(encode_txn_marker(5, 1_000, 7, 2, is_commit=commit, coordinator_epoch=9, delete_horizon_ms=3_000))
     assert (read.control, read.transactional, control_type(read), read.horizon) == (True, True, int(commit), 3_000)
     assert (read.producer_id, read.producer_epoch, read.base_sequence) == (7, 2, -1)
     assert read.records[0].timestamp == 1_000

@@ -13,15 +13,7 @@ import zstandard
 
 from compactor.cleaner.offline import CleanRequest, clean_directory
 from compactor.errors import BadData
-from compactor.records.build import (
-    NO_PRODUCER,
-    Producer,
-    RecordToEncode,
-    add_batch_header,
-    encode_batch,
-    encode_transaction_marker,
-    encode_varint,
-)
+from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, add_batch_header, encode_batch, encode_txn_marker, encode_varint
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, Life, LogBuilder, entry, live, read, snapshot, txn_index, wrapper
 from tests.plain_format import fix_crc
 from tests.plain_log import transaction_index
@@ -66,7 +58,7 @@ def test_golden_horizon(tmp_path: Path) -> None:
 
 def test_golden_marker_horizon(tmp_path: Path) -> None:
     log = LogBuilder(next_offset=1)
-    log.raw(encode_transaction_marker(1, 1000, 5, 0, is_commit=True), 1)
+    log.raw(encode_txn_marker(1, 1000, 5, 0, is_commit=True), 1)
     assert log.segments[0][1][0] == unhex(COMMIT_IN)
     life = Life(tmp_path, log)
     life.round(now=1000, delete_retention_ms=100)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from compactor.cleaner.passes.source import PACKED_CHUNK, SourceSegment, open_source
-from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_transaction_marker
+from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_txn_marker
 from compactor.records.codecs import LZ4, NONE
 
 
@@ -23,7 +23,7 @@ def data(offset: int, codec: int, value: bytes = b"value") -> bytes:
 
 
 def end(offset: int) -> bytes:
-    return encode_transaction_marker(offset, 1, 1, 0, is_commit=True)
+    return encode_txn_marker(offset, 1, 1, 0, is_commit=True)
 
 
 def test_markers_between_compressed_batches_cut_nothing(tmp_path: Path) -> None:

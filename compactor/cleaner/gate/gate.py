@@ -75,17 +75,7 @@ from compactor.cleaner.witness import WitnessRows
 from compactor.errors import CompactorError
 from compactor.kernels.common import Flags
 from compactor.profiling import WorkStage, measure_stage
-from compactor.records.batches import (
-    ABORT,
-    COMMIT,
-    HORIZON,
-    NOT_CONTROL,
-    TRANSACTIONAL,
-    BatchTable,
-    Bytes,
-    Int64s,
-    map_file,
-)
+from compactor.records.batches import ABORT, COMMIT, HORIZON, NOT_CONTROL, TRANSACTIONAL, BatchTable, Bytes, Int64s, map_file
 from compactor.records.rows import Chunk
 
 Mapped = Callable[[SourceSegment], AbstractContextManager[None]]
