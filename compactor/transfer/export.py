@@ -14,6 +14,7 @@ import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint, format_offset_checkpoint, parse_cleaner_offset_checkpoint
 from checkpoint.lineage import EpochEntry, merge_segment_lineages, truncate_lineage
+from checkpoint.offsets import clean_end_offset
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.describe import lineage_from_tables
 from compactor.control.logs import read_again_if_missing
@@ -23,7 +24,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import map_file, scan_batches
 from compactor.tier.contents import download_recorded
-from compactor.transfer.cleaned import LOG_STARTS
+from compactor.transfer.cleaned import CLEANED, LOG_STARTS
 from compactor.transfer.fresh_cluster import prepare_for_fresh_cluster, write_topic_id
 
 _SUFFIXED = ("log", "index", "timeindex", "txnindex")
@@ -60,6 +61,9 @@ def export_partition(
 ) -> ExportReport:
     """Write a partition's current view into ``folder``, which must not exist and appears complete or not at all.
 
+    Beside the folder, where a broker keeps them, the partition's log start is written if records were deleted from the front, and its
+    cleaner offset if the broker's ``cleaner-offset-checkpoint`` is there.
+
     :param fresh: prepare the directory for a cluster that has not written it; None for the log as it is.
     :param on_bytes: called with the size of each segment when it is written.
     :param on_begin: called with the total number of bytes; again if the export restarts.
@@ -91,16 +95,17 @@ def _write_view(
         _write_epoch_checkpoint(opened, state, partial)
         report = ExportReport(len(state.live), state.bytes, state.start_offset, state.end_offset)
         if fresh is not None:
-            undecided = state.live[-1].open_txn_offset
-            stable_end = undecided if undecided >= 0 else state.end_offset + 1
-            interval = opened.cleaner_for(name.topic).index_interval_bytes
-            last = prepare_for_fresh_cluster(partial, state.log_start, stable_end, interval)
+            last = prepare_for_fresh_cluster(partial, state.log_start, opened.cleaner_for(name.topic).index_interval_bytes)
             if fresh.topic_id:
                 write_topic_id(partial, fresh.topic_id)
             sizes = [path.stat().st_size for path in partial.glob("*.log")]
             report = ExportReport(len(sizes), sum(sizes), state.start_offset, last)
+    root = folder.absolute().parent
     if state.log_start > state.start_offset:
-        _write_log_start(folder.absolute().parent / LOG_STARTS, name, state.log_start)
+        _set_checkpoint(root / LOG_STARTS, name, state.log_start, "it shows deleted records again")
+    if (root / CLEANED).exists():
+        clean_end = min(clean_end_offset(state.vector), report.end_offset + 1)
+        _set_checkpoint(root / CLEANED, name, clean_end, "its cleaner begins elsewhere than after what is clean")
     return report
 
 
@@ -191,17 +196,19 @@ def _write_epoch_checkpoint(opened: Tier, state: PartitionState, folder: Path) -
     (folder / "leader-epoch-checkpoint").write_text(text, encoding="utf-8")
 
 
-def _write_log_start(path: Path, name: TopicPartition, log_start: int) -> None:
-    """Write the log start offset to a checkpoint file beside the exported directory, where a broker looks for it: without it, deleted
-    records would be readable again.
+def _set_checkpoint(path: Path, name: TopicPartition, offset: int, without: str) -> None:
+    """Set a partition's offset in a checkpoint file beside the exported directory, where a broker looks for it. Lines of other partitions
+    stay.
 
-    Lines of other partitions stay. Raises UsageError if the file cannot be written, BadData if it is not a checkpoint file.
+    :param without: what a broker does without the line, for the message.
+    :raises UsageError: if the file cannot be written.
+    :raises BadData: if it is not a checkpoint file.
     """
     try:
         known = parse_cleaner_offset_checkpoint(path.read_text(encoding="utf-8"), str(path)) if path.exists() else {}
         written = path.with_name(f"{path.name}.tmp")
-        written.write_text(format_offset_checkpoint(known | {(name.topic, name.partition): log_start}), encoding="utf-8")
+        written.write_text(format_offset_checkpoint(known | {(name.topic, name.partition): offset}), encoding="utf-8")
         written.replace(path)
     except OSError as error:
-        hint = f"A broker needs the line {name.topic} {name.partition} {log_start} in it, or it shows deleted records again"
+        hint = f"A broker needs the line {name.topic} {name.partition} {offset} in it, or {without}"
         raise UsageError(f"cannot write {path}: {error.strerror}", hint=hint) from error

@@ -12,33 +12,35 @@ What brokers need was learnt on real ones (docs/migrating.md):
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
+from compactor.constants import MAX_OFFSET
 from compactor.errors import UsageError
 from compactor.records.batches import BatchTable, map_file, scan_batches
 from compactor.records.indexes import encode_offset_and_time_index, read_txn_index
-from compactor.records.producers import ENTRY, ProducerStates, format_producer_snapshot
+from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot
 
 EPOCH_POSITION = 12
 """Position of the leader epoch in a batch of version 2 (Kafka: DefaultRecordBatch.PARTITION_LEADER_EPOCH_OFFSET), 4 bytes."""
 
 
-def prepare_for_fresh_cluster(folder: Path, log_start: int, stable_end: int, index_interval_bytes: int) -> int:
+def prepare_for_fresh_cluster(folder: Path, log_start: int, index_interval_bytes: int) -> int:
     """Change an exported log directory so that a new cluster can load it, and return its last offset, inclusive.
 
     :param log_start: first offset that readers may read.
-    :param stable_end: the last stable offset, exclusive end of what is kept.
-    :raises UsageError: if nothing lies below ``stable_end``.
+    :raises UsageError: if a transaction is open from the beginning of the log on, so that nothing is left.
     """
+    tables = {log: scan_batches(map_file(log), log.name, -1) for log in sorted(folder.glob("*.log"))}
+    stable_end = _last_stable_offset(folder, tables.values())
     for path in folder.glob("*.snapshot"):
         path.unlink()
     ends: list[int] = []
-    for log in sorted(folder.glob("*.log")):
-        table = scan_batches(map_file(log), log.name, -1)
+    for log, table in tables.items():
         kept = int(np.searchsorted(table.last_offset, stable_end))
         if not kept:
             for path in folder.glob(f"{log.stem}.*"):
@@ -52,10 +54,24 @@ def prepare_for_fresh_cluster(folder: Path, log_start: int, stable_end: int, ind
         raise UsageError(f"nothing lies below offset {stable_end}, from which on a transaction is open", hint="End it, and export again")
     bases = [int(log.stem) for log in sorted(folder.glob("*.log"))]
     for offset in (*bases[1:], ends[-1]):
-        (folder / f"{offset:020d}.snapshot").write_bytes(format_producer_snapshot(ProducerStates(np.empty(0, ENTRY))))
+        (folder / f"{offset:020d}.snapshot").write_bytes(format_producer_snapshot(ProducerStates.without_producers()))
     lineage = format_leader_epoch_checkpoint((EpochEntry(0, log_start),))
     (folder / "leader-epoch-checkpoint").write_text(lineage, encoding="utf-8")
     return ends[-1] - 1
+
+
+def _last_stable_offset(folder: Path, tables: Iterable[BatchTable]) -> int:
+    """Return the first offset of the oldest transaction that is open at the end of a log directory, or MAX_OFFSET if none is open.
+
+    As in Kafka, the newest producer snapshot and the batches after it tell. Metadata do not: brokers record no open transaction, and some
+    tiers hold no snapshots.
+    """
+    newest = max(folder.glob("*.snapshot"), default=None)
+    states = ProducerStates.without_producers() if newest is None else parse_producer_snapshot(newest.read_bytes(), newest.name)
+    for table in tables:
+        states = states.after_batches(table, 0 if newest is None else int(newest.stem))
+    undecided = states.first_offset_of_open_transaction()
+    return MAX_OFFSET if undecided is None else undecided
 
 
 def write_topic_id(folder: Path, topic_id: str) -> None:

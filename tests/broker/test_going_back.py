@@ -6,10 +6,15 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from checkpoint.files import parse_cleaner_offset_checkpoint
 from tests.builders import LogBuilder
-from tests.support.kafka_admin import ClusterAdmin
+from tests.support.kafka_admin import ClusterAdmin, wait_until
 from tests.support.kafka_broker import KafkaCluster
+from tests.support.kafka_story import TopicStory
 from tests.support.kafka_traffic import READ_COMMITTED, DraftRecord, Writer, WrittenPartition, consume
 from tests.support.tier_cli import TierCli
 
@@ -41,18 +46,24 @@ def compacted_tier(folder: Path) -> TierCli:
     return cli
 
 
-def test_a_broker_reads_tiers_and_restarts_with_an_exported_log(new_cluster: Callable[..., KafkaCluster], tmp_path: Path) -> None:
-    cli, cluster = compacted_tier(tmp_path), new_cluster()
-    node = cluster.nodes[1]
+def put_in_place(cli: TierCli, cluster: KafkaCluster, *options: str) -> Any:
+    """Create the topic, and let the broker start with the export of its first partition. Return the report of `export`."""
+    topic, node = cli.named.removesuffix("-0"), cluster.nodes[1]
     with ClusterAdmin(cluster) as admin:
-        admin.create_topic("back", settings={"remote.storage.enable": "false", "local.retention.bytes": "-2"})
+        admin.create_topic(topic, settings={"remote.storage.enable": "false", "local.retention.bytes": "-2"})
     node.stop()
-    place = node.log_dir / "back-0"
+    place = node.log_dir / cli.named
     topic_id = re.findall(r"topic_id: (\S+)", (place / "partition.metadata").read_text())[0]
     shutil.rmtree(place)
-    report = cli.do("export", "back-0", place, "--leader-epoch-zero", "--new-topic-id", topic_id)
+    report = cli.do("export", cli.named, place, *options, "--leader-epoch-zero", "--new-topic-id", topic_id)
     node.launch()
     node.wait_started()
+    return report
+
+
+def test_a_broker_reads_tiers_and_restarts_with_an_exported_log(new_cluster: Callable[..., KafkaCluster], tmp_path: Path) -> None:
+    cli, cluster = compacted_tier(tmp_path), new_cluster()
+    report = put_in_place(cli, cluster)
     read = consume(cluster, "back", isolation=READ_COMMITTED)
     assert {record.key: record.value for record in read} == LAST
     assert max(record.offset for record in read) <= report["end_offset"]
@@ -78,3 +89,45 @@ def test_a_broker_reads_tiers_and_restarts_with_an_exported_log(new_cluster: Cal
 
 LAST = {b"k0": None} | {b"k%d" % key: b"%d" % min(key, 5) for key in range(1, 30)}
 """Last committed value of each key. Round n writes the keys from n on."""
+
+
+@pytest.mark.slow
+def test_a_tier_whose_cluster_is_gone_goes_back_by_its_metadata_snapshot(new_cluster: Callable[..., KafkaCluster], tmp_path: Path) -> None:
+    lost = new_cluster()
+    with ClusterAdmin(lost) as admin:
+        story = TopicStory(lost, admin, "lost").create().tell(2)
+        written = story.partitions[0]
+        tiered = story.tiered()[0].latest_tiered
+        topic_id = admin.topic_id("lost")
+    cli = TierCli(tmp_path / "cli", named="lost-0")
+    cli.tier = lost.tier.parent
+    where = {"kind": "kafka", "layout": "kafka-local", "url": cli.tier.as_uri(), "control_url": (tmp_path / "control").as_uri()}
+    cli.set(tier=where, kafka={"bootstrap_servers": lost.bootstrap, "topics": ["lost"]}, publish={"grace_ms": 0})
+    assert cli.run()["status"] == "cleaned"
+    assert cli.do("retire")["deleted"]
+    assert cli.do("topics", "snapshot")["topics"] == 1
+    lost.close()
+    shutil.rmtree(lost.nodes[1].log_dir)
+    cli.set(kafka={"bootstrap_servers": ""})
+
+    found = new_cluster(settings={"log.cleaner.backoff.ms": "500"})
+    report = put_in_place(cli, found, "--topic-id", topic_id)
+    assert report["end_offset"] < tiered, "only the lost cluster had the outcome of the last transaction in the tier"
+    written.forget_from(report["end_offset"] + 1)
+    read = consume(found, "lost", isolation=READ_COMMITTED)
+    committed = {record.offset: record for record in written.committed()}
+    assert [committed[record.offset].value for record in read] == [record.value for record in read]
+    assert len(read) < len(committed)
+    last = {record.key: record for record in read}
+    assert {key: record.offset for key, record in last.items() if record.value is not None} == {
+        key: record.offset for key, record in written.latest().items()
+    }
+    cleaned = parse_cleaner_offset_checkpoint((found.nodes[1].log_dir / "cleaner-offset-checkpoint").read_text())["lost", 0]
+    assert 0 < cleaned == cli.do("checkpoints", "show", "lost-0")["cleaner_offsets"][-1]["offset"]
+    with ClusterAdmin(found) as admin:
+        admin.set_config("lost", {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"})
+        drafts = [DraftRecord(b"new", b"x" * 1000, 1_700_001_000_000) for _ in range(40)]
+        Writer(found, "lost", WrittenPartition()).write(drafts, per_batch=5)  # more than a segment: the cleaner leaves the active one alone
+        first_line = re.compile(r"Building offset map for log lost-0 .* in offset range \[(\d+),")
+        wait_until(lambda: first_line.search(found.nodes[1].text()) is not None, "the broker's cleaner to begin")
+        assert int(first_line.findall(found.nodes[1].text())[0]) == cleaned, "it does not read again what is clean"

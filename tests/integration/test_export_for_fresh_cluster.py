@@ -53,6 +53,20 @@ def test_the_tier_and_an_ordinary_export_keep_epochs_producers_and_open_transact
     assert batches[-1].records[-1].key == b"f"
 
 
+@pytest.mark.parametrize("options", [(), ("--leader-epoch-zero",)])
+def test_the_broker_learns_what_is_clean_where_it_keeps_that(cli: TierCli, tmp_path: Path, options: tuple[str, ...]) -> None:
+    cleaned = cli.run()["next_dirty_offset"]
+    assert cleaned > 0
+    cli.do("export", "orders-0", tmp_path / "elsewhere" / "orders-0", *options)
+    root = tmp_path / "log.dirs"
+    root.mkdir()
+    checkpoint = root / "cleaner-offset-checkpoint"
+    checkpoint.write_text("0\n2\norders 0 99\nother 0 7\n")
+    cli.do("export", "orders-0", root / "orders-0", *options)
+    assert checkpoint.read_text() == f"0\n2\norders 0 {cleaned}\nother 0 7\n"
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["orders-0"]
+
+
 @pytest.mark.parametrize("words", [("--new-topic-id", ID), ("--leader-epoch-zero", "--new-topic-id", "no-id")])
 def test_a_topic_id_must_be_one_and_comes_with_the_other_option(cli: TierCli, tmp_path: Path, words: tuple[str, ...]) -> None:
     answer = cli.ask("export", "orders-0", tmp_path / "out", *words)

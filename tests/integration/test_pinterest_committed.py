@@ -60,7 +60,7 @@ def truth(batches: list[Batch]) -> tuple[list[int], int]:
     return sorted(offset for offset in committed if offset < bound), bound
 
 
-def test_it_ends_at_the_first_open_transaction_and_goes_on_once_it_is_decided(upstream: Upstream) -> None:
+def test_it_ends_at_the_first_open_transaction_and_goes_on_once_it_is_decided(upstream: Upstream, tmp_path: Path) -> None:
     upstream.segment("a=1", "b=1")
     upstream.log.put("t=1", pid=7, txn=True)
     upstream.segment("c=1")
@@ -69,6 +69,7 @@ def test_it_ends_at_the_first_open_transaction_and_goes_on_once_it_is_decided(up
     tier = opened(upstream)
     assert (read(tier), stable(tier)) == ([0, 1], 2)
     assert read(tier, committed=False) == [0, 1, 2, 3, 4]
+    assert upstream.cli.do("export", "orders-0", tmp_path / "for a fresh cluster", "--leader-epoch-zero")["end_offset"] == 1
     upstream.log.abort(7)
     upstream.log.roll()
     upstream.upload()
