@@ -38,8 +38,10 @@ GROUP_PROPERTIES: Final = frozenset(
 
 COMMIT_RETRY_S: Final = 5.0
 """Seconds for which a commit is repeated while the client joins the group again."""
-_REJOINING_ERRORS: Final = ("REBALANCE_IN_PROGRESS", "ILLEGAL_GENERATION")
-"""Errors of a commit while the client joins the group again, which a cooperative member does without giving up its partitions."""
+_REJOINING_ERRORS: Final = ("REBALANCE_IN_PROGRESS", "ILLEGAL_GENERATION", "STALE_MEMBER_EPOCH")
+"""Errors of a commit while the client joins the group again, which a cooperative member does without giving up its partitions. The last one
+is of the protocol of KIP-848.
+"""
 _RETRY_DELAY_S: Final = 0.02
 
 

@@ -31,6 +31,8 @@ from tests.support.kafka_broker import KafkaCluster
 from tests.support.kafka_traffic import BrokerRecord, DraftRecord, Writer, WrittenPartition
 
 PARTITIONS = 4
+QUICK_MEMBERS = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 300}
+"""Settings of the classic protocol; with the protocol of KIP-848 they are the broker's."""
 NOW_MS = 10_000_000_000_000
 FIRST_MS = 1_700_000_000_000
 
@@ -105,8 +107,6 @@ class TieredTopic:
             "tier.config": str(self.config),
             "tier.refresh.ms": 100,
             "auto.offset.reset": "earliest",
-            "session.timeout.ms": 6000,
-            "heartbeat.interval.ms": 300,
             "topic.metadata.refresh.interval.ms": 500,
         }
         return open_consumer(common | settings)
@@ -217,11 +217,12 @@ def test_two_members_share_the_partitions_and_a_later_one_continues_after_what_t
     assert {message.offset() for message in readers.found} == {*range(200, 205)}
 
 
-@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky", "consumer protocol"])
 def test_three_members_that_rebalance_while_the_tier_changes_read_every_record_once(
     strategy: str, tiered: TieredTopic, readers: Readers
 ) -> None:
-    readers.open = lambda: tiered.open(**{"partition.assignment.strategy": strategy})
+    classic = QUICK_MEMBERS | {"partition.assignment.strategy": strategy}
+    readers.open = lambda: tiered.open(**({"group.protocol": "consumer"} if strategy == "consumer protocol" else classic))
     dice = random.Random(strategy)
     tiered.write(120)
     tiered.bring()
@@ -285,7 +286,8 @@ def test_a_member_that_stalls_loses_its_partitions_and_no_record_is_lost(tiered:
     given_up: list[Place] = []
     tiered.write(150)
     tiered.bring()
-    stalled = tiered.open(**{"max.poll.interval.ms": 6000})
+    readers.open = lambda: tiered.open(**QUICK_MEMBERS)
+    stalled = tiered.open(**QUICK_MEMBERS, **{"max.poll.interval.ms": 6000})
     stalled.subscribe([tiered.topic], on_revoke=lambda consumer, places: given_up.extend(places))
     read_until(lambda: readers.found.extend(stalled.consume(5, 0.2)), lambda: bool(readers.found), "the first records")
     readers.join()

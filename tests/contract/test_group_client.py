@@ -44,25 +44,28 @@ class GroupRig:
     is_cooperative: bool
 
 
-@pytest.fixture(params=["eager", "cooperative"])
-def is_cooperative(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "cooperative")
+BY_PROTOCOL = {
+    "range": {"partition.assignment.strategy": "range", "heartbeat.interval.ms": 300},
+    "cooperative-sticky": {"partition.assignment.strategy": "cooperative-sticky", "heartbeat.interval.ms": 300},
+    "consumer": {"group.protocol": "consumer"},
+}
+"""Settings by the way in which members agree: two of the classic protocol, and the protocol of KIP-848."""
 
 
-@pytest.fixture(params=["memory", pytest.param("confluent", marks=pytest.mark.broker)])
-def rig(request: pytest.FixtureRequest, is_cooperative: bool) -> Iterator[GroupRig]:
+@pytest.fixture(params=["memory eager", "memory cooperative", *(pytest.param(name, marks=pytest.mark.broker) for name in BY_PROTOCOL)])
+def rig(request: pytest.FixtureRequest) -> Iterator[GroupRig]:
     topic = f"group-{uuid.uuid4()}"
     names = {TopicPartition(topic, number) for number in range(4)}
     opened: list[GroupClient] = []
-    if request.param == "memory":
+    is_cooperative = request.param not in ("memory eager", "range")
+    if request.param.startswith("memory"):
         make: Callable[[], GroupClient] = MemoryCoordinator(sorted(names), is_cooperative).open
     else:
         cluster, admin = request.getfixturevalue("broker"), request.getfixturevalue("broker_admin")
         admin.create_topic(topic, replicas=[[1]] * 4, settings={"remote.storage.enable": "false"})
-        properties = {"partition.assignment.strategy": "cooperative-sticky" if is_cooperative else "range", "heartbeat.interval.ms": 300}
 
         def make() -> GroupClient:
-            return ConfluentGroup(KafkaConnection(cluster.bootstrap), topic, properties)
+            return ConfluentGroup(KafkaConnection(cluster.bootstrap), topic, BY_PROTOCOL[request.param])
 
     def open_client() -> GroupClient:
         opened.append(make())
