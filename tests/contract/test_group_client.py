@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ class GroupRig:
     is_cooperative: bool
 
 
-BY_PROTOCOL = {
+BY_PROTOCOL: dict[str, dict[str, Any]] = {
     "range": {"partition.assignment.strategy": "range", "heartbeat.interval.ms": 300},
     "cooperative-sticky": {"partition.assignment.strategy": "cooperative-sticky", "heartbeat.interval.ms": 300},
     "consumer": {"group.protocol": "consumer"},
