@@ -384,6 +384,24 @@ COMMANDS = (
         ),
     ),
     Command(
+        "repair",
+        "make good missing and damaged objects, from a log directory or another tier",
+        "repair.run_repair",
+        (
+            PARTITION_ARGUMENT,
+            argument(
+                "--from",
+                dest="sources",
+                action="append",
+                default=[],
+                metavar="LOG_DIR|CONFIG",
+                help="a Kafka log directory, one with directories of partitions in it, or the configuration of another tier (repeatable)",
+            ),
+            argument("--dry-run", action="store_true", help="only search, and say what would be done"),
+            REASON_OPTION,
+        ),
+    ),
+    Command(
         "doctor",
         "tell what harms a broker-managed tier, or is going to, compacted or not",
         "doctor.run_doctor",

@@ -240,8 +240,8 @@ class PartitionOutcomes:
     def record_quarantine(self, what: str, reason: str) -> None:
         """Report and record that a partition was quarantined because of damaged data."""
         advice = (
-            "The round changed nothing, and readers cannot read what is damaged either. Restore the object from the store's versions or "
-            "a backup, and run again; `verify` names all damage"
+            "The round changed nothing, and readers cannot read what is damaged either. `verify` names all damage, `explain` what helps: "
+            "`repair`, or restoring the object from the store's versions or a backup"
         )
         self._out.note(f"error: {what} is quarantined: {reason}. {advice}")
         self._codes.append(3)

@@ -5,6 +5,8 @@ Everything that could make two executions differ (time, ids, settings, producers
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import Field
 
 from checkpoint.offsets import CleanerOffset as CleanerOffset
@@ -13,6 +15,9 @@ from compactor.model.base import Value
 from compactor.model.ids import TopicPartition, incarnation
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
+
+REPAIR: Final = "repair"
+"""Engine and fingerprint of a plan that replaces damaged segments one to one. No other executor has it, so that none resumes the plan."""
 
 
 class ActiveProducer(Value):

@@ -22,7 +22,7 @@ from compactor.control.records import RunEnded, ScratchObject
 from compactor.control.stages import Stage, StageTracker, stage_of
 from compactor.control.state import Intent, PartitionState
 from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget, Refused
-from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt
+from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round import mirroring
 from compactor.round.ports import OVERDUE, FactsT, PostponedError, RoundWork
@@ -269,9 +269,7 @@ def _publish_intent(
     status = "resumed" if facts is None else "cleaned"
     stats = work.history_stats(plan, intent.receipts) if work is not None else {}
     try:
-        publication.publish_round(
-            leadership, intent, publication.RunOutcome("restored" if plan.restores else status, stats), on_publication_begun
-        )
+        publication.publish_round(leadership, intent, publication.RunOutcome(_recorded_status(plan, status), stats), on_publication_begun)
     except RequirementFailed as refused:
         if steps.stage is Stage.PUBLISH_BEGUN:
             raise CompactorError(f"a round that has to go on cannot: {refused}", hint="This is a bug; please report it") from refused
@@ -281,6 +279,11 @@ def _publish_intent(
         work.on_stage(Stage.PUBLISHED, plan)
     publication.delete_scratch(leadership, intent)
     return RoundResult(status, leadership.state, plan, intent.receipts, undone=undone)
+
+
+def _recorded_status(plan: CompactionPlan, status: str) -> str:
+    """Return how the run history names the outcome of a published round."""
+    return "restored" if plan.restores else "repaired" if plan.map_engine == REPAIR else status
 
 
 def _run_pending_tasks(

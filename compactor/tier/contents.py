@@ -191,6 +191,11 @@ def download_recorded(layout: SegmentLayout, name: TopicPartition, segment: Remo
     return arrived
 
 
+def is_recorded_file(path: Path, recorded: SegmentFile) -> bool:
+    """Return whether a local file has the recorded size and digest. Without a recorded digest no file does."""
+    return path.stat().st_size == recorded.size and recorded.has_digest and _describe_download(0, path, recorded).is_recorded(recorded)
+
+
 def read_recorded(layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:
     """Return a small file of a segment. Raises BadData if it differs from what was recorded; NotFound, StoreError."""
     file = segment.file(kind)

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
 
 from checkpoint.files import parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import txn_index_mismatch
-from compactor.errors import BadData, OutOfBudget
+from compactor.errors import BadData, NotFound, OutOfBudget
 from compactor.local.budget import blocks
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.indexes import offset_index_mismatch, parse_txn_index, time_index_mismatch
 from compactor.records.producers import parse_producer_snapshot
 from compactor.round.compaction import disk_budget_bytes
+from compactor.tier.contents import download_recorded
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,48 @@ class SegmentProblem:
     detail: str
 
 
-def check_disk_budget(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, otherwise: str = "") -> None:
-    """Raise OutOfBudget if one segment does not fit within the disk budget. ``otherwise``: what else may help, for the hint."""
-    needed = sum(blocks(file.size) for file in segment.files.values())
+class FileProblem(NamedTuple):
+    """A file of a segment whose object is not as recorded. kind: ``missing``, ``size`` or ``digest``."""
+
+    file: str
+    kind: str
+    detail: str
+
+
+def download_intact_files(
+    opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path
+) -> tuple[dict[str, Path], list[FileProblem]]:
+    """Download a segment's objects into a folder. Return the paths, by kind, of those that have the recorded size and digest, and a problem
+    for each of the others. Raises StoreError.
+    """
+    paths: dict[str, Path] = {}
+    problems = []
+    for kind, file in segment.files.items():
+        path = folder / kind
+        path.unlink(missing_ok=True)
+        try:
+            arrived = download_recorded(opened.ports.layout, name, segment, kind, path)
+        except NotFound:
+            problems.append(FileProblem(kind, "missing", "the object is not in the store"))
+            continue
+        if arrived.is_recorded(file):
+            paths[kind] = path
+        elif arrived.size != file.size:
+            problems.append(FileProblem(kind, "size", f"it has {arrived.size} bytes, recorded are {file.size}"))
+        else:
+            problems.append(FileProblem(kind, "digest", "its bytes are not those that were recorded"))
+    return paths, problems
+
+
+def check_disk_budget(
+    opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, otherwise: str = "", *, copies: int = 1
+) -> None:
+    """Raise OutOfBudget if one segment does not fit within the disk budget.
+
+    :param otherwise: what else may help, for the hint.
+    :param copies: how many times it lies on local disk at once.
+    """
+    needed = copies * sum(blocks(file.size) for file in segment.files.values())
     budget = disk_budget_bytes(opened.cleaner_for(name.topic), opened.state_dir)
     if needed > budget:
         message = f"segment {segment.id} takes {needed} bytes of local disk, and the disk budget is {budget}"

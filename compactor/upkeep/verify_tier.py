@@ -12,14 +12,13 @@ from compactor.cleaner.passes.describe import content_facts, negative_timestamps
 from compactor.cleaner.passes.source import SourceSegment, open_source
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
-from compactor.errors import BadData, NotFound, Refused
+from compactor.errors import BadData, Refused
 from compactor.local.spool import process_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.balance import BalanceKey, digest_sum_of_segment
-from compactor.tier.contents import download_recorded
 from compactor.upkeep.retire import GraceClock, survey_retirable
-from compactor.upkeep.segment_check import SegmentProblem, check_companion_files, check_disk_budget
+from compactor.upkeep.segment_check import SegmentProblem, check_companion_files, check_disk_budget, download_intact_files
 from compactor.upkeep.uploads import find_unfinished_uploads
 
 
@@ -104,8 +103,8 @@ class _SegmentVerifier(NamedTuple):
         :param previous_last: last offset of the batches before the segment.
         """
         segment = self.segment
-        found: list[SegmentProblem] = []
-        paths = self._download_recorded_files(found)
+        paths, problems = download_intact_files(self.opened, self.name, segment, self.scratch)
+        found = [self._segment_problem(one.kind, one.file, one.detail) for one in problems]
         if "log" not in paths:
             return found, segment.end_offset
         try:
@@ -129,27 +128,6 @@ class _SegmentVerifier(NamedTuple):
         for kind, detail in check_companion_files(source, {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}):
             found.append(self._segment_problem(kind, kind, detail))
         return found, int(source.table.last_offset[-1]) if len(source.table) else -1
-
-    def _download_recorded_files(self, found: list[SegmentProblem]) -> dict[str, Path]:
-        """Download the segment's objects and return their paths by kind, of those that match the recorded size and digest; the others are
-        problems.
-        """
-        paths: dict[str, Path] = {}
-        for kind, file in self.segment.files.items():
-            path = self.scratch / kind
-            path.unlink(missing_ok=True)
-            try:
-                arrived = download_recorded(self.opened.ports.layout, self.name, self.segment, kind, path)
-            except NotFound:
-                found.append(self._segment_problem("missing", kind, "the object is not in the store"))
-                continue
-            if arrived.is_recorded(file):
-                paths[kind] = path
-            elif arrived.size != file.size:
-                found.append(self._segment_problem("size", kind, f"it has {arrived.size} bytes, recorded are {file.size}"))
-            else:
-                found.append(self._segment_problem("digest", kind, "its bytes are not those that were recorded"))
-        return paths
 
     def _segment_problem(self, kind: str, file: str, detail: str, severity: str = "error") -> SegmentProblem:
         return SegmentProblem(severity, kind, *self.name, self._object_key(file), detail)

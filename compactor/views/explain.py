@@ -30,8 +30,6 @@ from compactor.views.words import count_noun, format_duration, format_size, iso_
 
 OnRead = Callable[[int], None]
 
-QUARANTINE_ADVICE = "`verify` names all damage; restore the object from the store's versions or a backup. The next `run` tries again."
-
 
 @dataclass(frozen=True)
 class Fact:
@@ -103,12 +101,20 @@ def _partition_answer(state: PartitionState, lease: LeaseInfo | None, found: Rou
             return f"It is being cleaned now: {lease.holder} works on run {run_id}."
         return f"Run {run_id} was interrupted; the next `run` finishes or undoes it."
     if state.quarantine is not None:
-        return f"It is quarantined: {state.quarantine.reason}. {QUARANTINE_ADVICE}"
+        return f"It is quarantined: {state.quarantine.reason}. {_quarantine_advice(state)}"
     if led and lease is not None:
         return f"{lease.holder} holds its lease (epoch {lease.epoch}) until {iso_time(lease.expires_ms)}."
     if found.due:
         return f"It is due: {found.reason}. The next `run` cleans it."
     return f"It is not due: {found.reason}."
+
+
+def _quarantine_advice(state: PartitionState) -> str:
+    """Return the commands that help with a quarantined partition."""
+    restore = "restore the object from the store's versions or a backup"
+    if not state.mirrored:  # brokers record no digests, without which `repair` recognises nothing
+        restore = f"`repair {state.name} --from LOG_DIR|CONFIG` makes it good from a log directory or another tier, or {restore}"
+    return f"`verify {state.name}` names all damage; {restore}. The next `run` tries again."
 
 
 def _status_facts(state: PartitionState, lease: LeaseInfo | None, now_ms: int) -> Iterator[Fact]:

@@ -28,6 +28,7 @@ class RunReport:
     - reverted: undone by `undo`;
     - reverted_in_part: ``reason`` says what could not be undone;
     - restored: it undid another round;
+    - repaired: it replaced damaged segments one to one;
     - quarantined: it failed on corrupt data.
 
     undoable: whether `undo` would accept it.
@@ -127,4 +128,6 @@ def undo_problem(state: PartitionState, run_id: str) -> str:
         return "it is not the latest published round"
     if not any(group.run_id == run_id and not group.undone for group in state.waiting):
         return "the segments that it replaced are deleted, or being deleted"
+    if any(run.run_id == run_id and run.status == "repaired" for run in state.runs):
+        return "it replaced damaged segments"
     return restore_problem(groups_to_restore(state, run_id)) if state.mirrored else ""

@@ -17,6 +17,8 @@ from compactor.upkeep.verify_listed import verify_listed_partition
 from compactor.upkeep.verify_tier import verify_catalog, verify_partition, verify_uploads
 
 Finding = TypeVar("Finding")
+REPAIRABLE = ("missing", "size", "digest")
+"""Problems that `repair` makes good: objects that are not as recorded."""
 
 
 def run_verify(args: argparse.Namespace, out: Output) -> int:
@@ -35,7 +37,12 @@ def _verify_control_logs(opened: Tier, args: argparse.Namespace, out: Output) ->
     found = verify_catalog(opened)
     if not found:
         found = _verify_each(opened, args, out, partial(verify_partition, deep=args.deep))
-    return tiers.print_findings([*found, *verify_uploads(opened)], out)
+    code = tiers.print_findings([*found, *verify_uploads(opened)], out)
+    for name in dict.fromkeys(f"{one.topic}-{one.partition}" for one in found if one.severity == "error" and one.kind in REPAIRABLE):
+        out.note(
+            f"`repair {name} --from LOG_DIR|CONFIG` makes {name} good from a log directory, a replica's or a backup's, or another tier"
+        )
+    return code
 
 
 def _verify_listing(opened: Tier, args: argparse.Namespace, out: Output) -> int:

@@ -1,0 +1,70 @@
+"""Command ``repair TOPIC-PARTITION [--from LOG_DIR|CONFIG]``: makes good missing and damaged objects of live segments."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.cli import audit, frame, tiers
+from compactor.cli.kernels import compile_kernels
+from compactor.cli.output import Output, Table, format_size
+from compactor.config.settings import load_settings
+from compactor.errors import BadData, UsageError
+from compactor.model.ids import TopicPartition
+from compactor.tier.kinds import tier_kind
+from compactor.upkeep.repair import DirectorySource, RepairReport, RepairSource, TierSource, repair_partition
+from compactor.views.checkpoints import read_only_tier
+from compactor.views.words import count_noun
+
+
+def run_repair(args: argparse.Namespace, out: Output) -> int:
+    if not tier_kind(frame.load_command_settings(args)).owns_root:
+        raise UsageError(
+            "`repair` needs the digests of all objects, and other programs that write a tier record none",
+            hint="Restore objects from the store's versions or a backup; `undo` takes a round of this program back while its sources exist",
+        )
+    opened, name = tiers.open_partition(args, tiers.open_configured_tier)
+    sources = [_open_source(text, opened, name) for text in args.sources]
+    compile_kernels(out)
+    is_manual = not args.dry_run
+    with (
+        audit.recorded_if(is_manual, args, opened.settings, out, "repair", [str(name)], sources=" ".join(args.sources)),
+        out.progress(f"reading {name}", opened.open(name).refresh().bytes, "bytes") as progress,
+    ):
+        report = repair_partition(opened, name, sources, progress.advance, dry_run=args.dry_run)
+    return _print_report(report, name, out, dry_run=args.dry_run)
+
+
+def _open_source(text: str, opened: Tier, name: TopicPartition) -> RepairSource:
+    """Return the place that ``--from`` names. Raises UsageError if there is no such directory or configuration."""
+    path = Path(text)
+    if path.is_dir():
+        below = path / str(name.first)
+        folder = below if below.is_dir() else path
+        if not any(folder.glob("*.log")):
+            raise UsageError(f"{path} holds neither segments nor a directory {name.first}", hint="Name a Kafka log directory")
+        return DirectorySource(folder)
+    if not path.is_file():
+        raise UsageError(f"there is neither a directory nor a configuration {path}", hint="Name a Kafka log directory or a configuration")
+    tier = read_only_tier(open_tier(load_settings(text, {})))  # what the environment sets is this tier's
+    if tier.ports.layout.url == opened.ports.layout.url:
+        raise UsageError(f"both configurations name the tier at {tier.ports.layout.url}", hint="--from is where to look for what is lost")
+    return TierSource(tier, tier.partitions([str(name.first)])[0])
+
+
+def _print_report(report: RepairReport, name: TopicPartition, out: Output, *, dry_run: bool) -> int:
+    rows: list[tuple[object, ...]] = [(one.how, format_size(one.bytes), one.object, one.new_object) for one in report.repaired]
+    for left in report.unrepaired:
+        out.note(f"error: {left.object}: {left.reason}")
+        rows.append(("not repaired", "", left.object, left.reason))
+    tables = [Table("", ("status", "size", "object", "now"), rows, below=2)] if rows else []
+    done, left_over = count_noun(len(report.repaired), "object"), len(report.unrepaired)
+    summary = f"{done} would be repaired" if dry_run else f"{done} repaired" if rows else f"{name}: every object is as recorded"
+    summary += f", {left_over} cannot be" if left_over else ""
+    if report.repaired and not dry_run:
+        summary += f". `wake {name}` or `run {name}` begins the round that had to wait"
+    document = tiers.report_document(report)
+    out.print_result({key: list(value) for key, value in document.items()}, *tables, summary=summary)
+    return BadData.exit_code if report.unrepaired else 0

@@ -1,0 +1,539 @@
+"""Repair of a partition's live segments (``repair``): every object is compared with its recorded digest, and what differs is made good.
+
+missing object     created again under its key, with bytes that have the recorded digest
+damaged object     its segment is replaced one to one under a new id, by a round: announced, checked, published, kept for grace
+compacted segment  likewise where a source has its bytes; else the round that wrote it is undone, while its sources wait for deletion
+
+Sources are searched before the first change. An object is never overwritten, and a log is only ever replaced by bytes with its digest.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from checkpoint.files import format_leader_epoch_checkpoint
+from checkpoint.offsets import clean_end_offset
+from compactor.access.tier import Tier
+from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.cleaner.passes.transactions import fold_transactions
+from compactor.control.leadership import Leadership, hold_leadership
+from compactor.control.logs import cut_if_due
+from compactor.control.ordering import restorable_problem
+from compactor.control.stages import Stage
+from compactor.control.state import PartitionState
+from compactor.control.undo import undo_round
+from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable
+from compactor.local.spool import process_folder
+from compactor.model.balance import Balance
+from compactor.model.ids import TopicPartition
+from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.balance import BalanceKey, sum_of_segment
+from compactor.records.batches import map_file, scan_batches
+from compactor.records.indexes import build_indexes
+from compactor.records.producers import ProducerStates, format_snapshot, parse_snapshot
+from compactor.round.delivery import describe_file
+from compactor.round.drive import run_round_as_leader
+from compactor.round.ports import LeadershipCheck, Stats, WorkSession
+from compactor.tier.contents import is_recorded_file, read_recorded
+from compactor.upkeep.segment_check import check_disk_budget, download_intact_files
+
+OnBytes = Callable[[int], None]
+_LOCAL_COPIES = 3
+"""How many times a segment may lie on local disk at once: what the source has, what is put together of it, what the tier has."""
+
+
+class RepairSource(Protocol):
+    """A place that may have the bytes of a segment's files."""
+
+    @property
+    def where(self) -> str:
+        """Return the place as messages name it."""
+
+    def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Iterator[None]:
+        """Yield after each attempt to write the file to ``path``, which does not exist before. The caller compares its digest."""
+
+
+@dataclass(frozen=True)
+class DirectorySource:
+    """A Kafka log directory of the partition. Its segments may be cut at other offsets than the tier's."""
+
+    folder: Path
+
+    @property
+    def where(self) -> str:
+        return str(self.folder)
+
+    def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Iterator[None]:
+        if kind == "log":
+            logs = sorted(one for one in self.folder.glob("*.log") if one.stem.isdecimal() and len(one.stem) == 20)
+            bases = [int(one.stem) for one in logs]
+            wanted = [
+                one
+                for one, base, after in zip(logs, bases, [*bases[1:], segment.end_offset + 1], strict=True)
+                if base <= segment.end_offset and after > segment.start_offset
+            ]
+            _join_batches(wanted, segment, path)
+            yield
+        beside = self.folder / (f"{segment.end_offset + 1:020d}.snapshot" if kind == "snapshot" else f"{segment.start_offset:020d}.{kind}")
+        if kind != "log" and beside.is_file():
+            shutil.copyfile(beside, path)
+            yield
+
+
+@dataclass(frozen=True)
+class TierSource:
+    """The same partition in another tier."""
+
+    tier: Tier
+    name: TopicPartition
+
+    @property
+    def where(self) -> str:
+        return self.tier.ports.layout.url
+
+    def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Iterator[None]:
+        state, layout = self.tier.open(self.name).refresh(), self.tier.ports.layout
+        for other in (*state.live, *(one for group in state.waiting for one in group.segments)):
+            if (other.start_offset, other.end_offset) == (segment.start_offset, segment.end_offset):
+                with suppress(NotFound, BadData):
+                    if kind in layout.segment_files(self.name, other):
+                        layout.download_file(self.name, other, kind, path)
+                        yield
+                path.unlink(missing_ok=True)
+        overlapping = [one for one in state.live if one.end_offset >= segment.start_offset and one.start_offset <= segment.end_offset]
+        if kind == "log" and overlapping:
+            with suppress(NotFound, BadData):
+                _join_batches(self._download_each(overlapping, path.with_name("piece")), segment, path)
+                yield
+
+    def _download_each(self, segments: Sequence[RemoteLogSegmentMetadata], path: Path) -> Iterator[Path]:
+        for one in segments:
+            path.unlink(missing_ok=True)
+            self.tier.ports.layout.download_file(self.name, one, "log", path)
+            yield path
+        path.unlink(missing_ok=True)
+
+
+def _join_batches(paths: Sequence[Path] | Iterator[Path], segment: RemoteLogSegmentMetadata, target: Path) -> None:
+    """Write the batches with a segment's offsets from consecutive logs into one file. A log that cannot be parsed is left out: the digest
+    of the result then differs.
+    """
+    with target.open("wb") as file:
+        for path in paths:
+            buf = map_file(path)
+            with suppress(BadData):
+                table = scan_batches(buf, path.name)
+                inside = np.flatnonzero((table.last_offset >= segment.start_offset) & (table.last_offset <= segment.end_offset))
+                if len(inside):
+                    last = inside[-1]
+                    file.write(buf[int(table.position[inside[0]]) : int(table.position[last] + table.size[last])].data)
+
+
+@dataclass(frozen=True)
+class DamagedSegment:
+    """A live segment with objects that are not as recorded. problems: what is the matter, by kind of file."""
+
+    segment: RemoteLogSegmentMetadata
+    problems: Mapping[str, str]
+    missing: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Decision about one damaged segment.
+
+    action: ``create`` the missing objects again, ``replace`` the segment, ``undo`` the run that wrote it, or ``none``.
+    reason: for ``none``, why nothing can be done.
+    run_id: for ``undo``, the run.
+    """
+
+    damage: DamagedSegment
+    action: str
+    reason: str = ""
+    run_id: str = ""
+
+
+@dataclass(frozen=True)
+class RepairedObject:
+    """An object that was made good. how: created, replaced or undone. new_object: what readers use in its place. bytes: its size."""
+
+    object: str
+    how: str
+    new_object: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class UnrepairedObject:
+    """An object that stays as it is, with the reason."""
+
+    object: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RepairReport:
+    """Result of ``repair``; with ``dry_run`` what it would do."""
+
+    repaired: tuple[RepairedObject, ...]
+    unrepaired: tuple[UnrepairedObject, ...]
+
+
+def find_damage(
+    opened: Tier, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata], on_bytes: OnBytes
+) -> list[DamagedSegment]:
+    """Read all objects of segments and return the segments with objects that are missing or differ from their recorded digests.
+
+    :param on_bytes: called with the size of each segment when it was read.
+    :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``. Raises StoreError.
+    """
+    found = []
+    with _scratch_folder(opened) as scratch:
+        for segment in segments:
+            check_disk_budget(opened, state.name, segment, copies=_LOCAL_COPIES)
+            _, problems = download_intact_files(opened, state.name, segment, scratch)
+            if problems:
+                missing = frozenset(one.file for one in problems if one.kind == "missing")
+                found.append(DamagedSegment(segment, {one.file: one.detail for one in problems}, missing))
+            on_bytes(segment.size_bytes)
+    return found
+
+
+def repair_partition(
+    opened: Tier,
+    name: TopicPartition,
+    sources: Sequence[RepairSource],
+    on_bytes: OnBytes = lambda size: None,
+    *,
+    dry_run: bool = False,
+) -> RepairReport:
+    """Make good all damaged objects of a partition's live segments for which a source has bytes with the recorded digest.
+
+    :param sources: places to search. The tier's own objects are searched in any case.
+    :param dry_run: search, and change nothing.
+    :raises Leased: or Fenced, if another compactor is at work.
+    :raises BadData: if a round that was to replace segments failed. Raises OutOfBudget and StoreError.
+    """
+    log = opened.open(name, leads=True)
+    state = log.refresh_and_check_gaps()
+    finder = _FileFinder(opened, state, sources)
+    decisions = _decide(opened, state, find_damage(opened, state, state.live, on_bytes), finder)
+    if dry_run or all(one.action == "none" for one in decisions):
+        return _report(opened, state, decisions, {})
+    for run_id in dict.fromkeys(one.run_id for one in decisions if one.action == "undo"):
+        undo_round(opened.ports, log, opened.lease, run_id)
+    new_ids: Mapping[str, str] = {}
+    if any(one.action in ("create", "replace") for one in decisions):
+        with hold_leadership(opened.ports, log, opened.lease) as leadership:
+            _create_missing(opened, leadership, [one.damage for one in decisions if one.action == "create"], finder)
+            replaced = [one.damage for one in decisions if one.action == "replace"]
+            new_ids = _replace_damaged(opened, leadership, replaced, finder) if replaced else {}
+            cut_if_due(log)
+    opened.changes.publish([log])
+    return _report(opened, state, decisions, new_ids)
+
+
+def _decide(opened: Tier, state: PartitionState, damaged: Sequence[DamagedSegment], finder: _FileFinder) -> list[Repair]:
+    """Return what to do about each damaged segment. Reads sources, and changes nothing."""
+    decisions = []
+    for damage in damaged:
+        unfound = [kind for kind in damage.problems if not finder.has_file(damage.segment, kind)]
+        if "log" in unfound:
+            decisions.append(_undo_or_nothing(opened, state, damage, finder))
+        else:
+            # A companion file can be built from the log, but not with the recorded digest, so that it needs another id.
+            can_create = not unfound and damage.missing == damage.problems.keys()
+            decisions.append(Repair(damage, "create" if can_create else "replace"))
+    undone = {one.run_id for one in decisions if one.action == "undo"}
+    return [one if one.action == "undo" else _covered_by_undo(state, one, undone) for one in decisions]
+
+
+def _covered_by_undo(state: PartitionState, decision: Repair, undone: set[str]) -> Repair:
+    """Return the decision, or ``undo`` if the run that wrote the segment is undone in any case."""
+    run_id = _run_that_wrote(state, decision.damage.segment)
+    return Repair(decision.damage, "undo", run_id=run_id) if run_id in undone else decision
+
+
+def _undo_or_nothing(opened: Tier, state: PartitionState, damage: DamagedSegment, finder: _FileFinder) -> Repair:
+    """Return how to get on without the segment's bytes: undo the run that wrote it, if that is possible."""
+    nowhere = f"no source has its bytes: {finder.searched}" if finder.sources else "no source was named: say --from LOG_DIR|CONFIG"
+    if damage.segment.id not in state.published_by:
+        return Repair(damage, "none", f"{nowhere}. Restore it from the store's versions or a backup")
+    run_id = _run_that_wrote(state, damage.segment)
+    nowhere = f"{nowhere}. It is compacted, and so it is in no broker's log directory"
+    if not run_id:
+        return Repair(damage, "none", f"{nowhere}; what it replaced is deleted")
+    problem = f"run {state.intent.plan.run_id} is open" if state.intent else restorable_problem(state, run_id, state.last_epoch + 1)
+    if not problem:
+        sources = [segment for group in state.waiting if group.run_id == run_id and not group.undone for segment in group.segments]
+        bad = find_damage(opened, state, sources, lambda size: None)
+        problem = f"segment {bad[0].segment.id}, which it replaced, is damaged as well" if bad else ""
+    if problem:
+        return Repair(damage, "none", f"{nowhere}; run {run_id}, which wrote it, cannot be undone: {problem}")
+    return Repair(damage, "undo", run_id=run_id)
+
+
+def _run_that_wrote(state: PartitionState, segment: RemoteLogSegmentMetadata) -> str:
+    """Return the run that wrote a live segment while what it replaced waits for deletion, or an empty string."""
+    return next((one.run_id for one in state.waiting if not one.undone and segment.id in one.replaced_by.values()), "")
+
+
+def _report(opened: Tier, state: PartitionState, decisions: Sequence[Repair], new_ids: Mapping[str, str]) -> RepairReport:
+    layout = opened.ports.layout
+    repaired: list[RepairedObject] = []
+    unrepaired: list[UnrepairedObject] = []
+    for one in decisions:
+        segment = one.damage.segment
+        for kind, problem in one.damage.problems.items():
+            key = layout.object_name(state.name, segment, kind)
+            if one.action == "none":
+                unrepaired.append(UnrepairedObject(key, f"{problem}; {one.reason}"))
+                continue
+            how = {"create": "created", "replace": "replaced", "undo": "undone"}[one.action]
+            new = segment.model_copy(update={"id": new_ids.get(segment.id, segment.id)})
+            new_key = "" if how == "undone" or (how == "replaced" and not new_ids) else layout.object_name(state.name, new, kind)
+            repaired.append(RepairedObject(key, how, new_key, segment.file(kind).size))
+    return RepairReport(tuple(repaired), tuple(unrepaired))
+
+
+@contextmanager
+def _scratch_folder(opened: Tier) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="repair-", dir=process_folder(opened.state_dir)) as scratch:
+        yield Path(scratch)
+
+
+@dataclass(frozen=True)
+class _FileFinder:
+    """Search for files of a partition's segments with their recorded digests."""
+
+    opened: Tier
+    state: PartitionState
+    sources: Sequence[RepairSource]
+
+    @property
+    def searched(self) -> str:
+        return ", ".join(one.where for one in self.sources)
+
+    def has_file(self, segment: RemoteLogSegmentMetadata, kind: str) -> bool:
+        """Return whether a source has the file, or it can be built with the recorded digest."""
+        with _scratch_folder(self.opened) as scratch:
+            return self.fetch_file(segment, kind, scratch / kind)
+
+    def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> bool:
+        """Write a file with the recorded digest to ``path`` and return True, or return False and leave no file."""
+        recorded = segment.file(kind)
+        for source in self.sources:
+            for _ in source.fetch_file(segment, kind, path):
+                if is_recorded_file(path, recorded):
+                    return True
+                path.unlink(missing_ok=True)
+        if kind != "log":
+            with _scratch_folder(self.opened) as scratch:
+                log = scratch / "log"
+                if self._fetch_log(segment, log):
+                    path.write_bytes(self.build_file(segment, kind, log))
+                    if is_recorded_file(path, recorded):
+                        return True
+        path.unlink(missing_ok=True)
+        return False
+
+    def _fetch_log(self, segment: RemoteLogSegmentMetadata, path: Path) -> bool:
+        """Write the segment's log with the recorded digest to ``path``, from the tier itself if it is intact there."""
+        only_log = segment.model_copy(update={"files": {"log": segment.file("log")}})
+        intact, _ = download_intact_files(self.opened, self.state.name, only_log, path.parent)
+        return "log" in intact or self.fetch_file(segment, "log", path)
+
+    def fetch_all(self, segment: RemoteLogSegmentMetadata, folder: Path) -> dict[str, Path]:
+        """Write all files of a segment into a folder and return them by kind: intact ones of the tier, else those of sources, else new ones
+        built from the log. Raises BadData if no source has the log.
+        """
+        intact, problems = download_intact_files(self.opened, self.state.name, segment, folder)
+        paths = dict(intact)
+        for kind in [one.file for one in problems]:
+            path = folder / kind
+            path.unlink(missing_ok=True)
+            if not self.fetch_file(segment, kind, path):
+                if kind == "log":
+                    where = self.opened.ports.layout.object_name(self.state.name, segment, "log")
+                    raise BadData("no source has its recorded bytes any more", segment=where)
+                path.write_bytes(self.build_file(segment, kind, paths["log"]))
+            paths[kind] = path
+        return paths
+
+    def build_file(self, segment: RemoteLogSegmentMetadata, kind: str, log: Path) -> bytes:
+        """Return a file beside a log, built from the log and from what the segment before it states of producers."""
+        cleaner = self.opened.cleaner_for(self.state.topic)
+        source = self.open_log(segment, log)
+        table = source.table
+        if kind in ("index", "timeindex"):
+            made = build_indexes(segment.start_offset, table.size, table.last_offset, table.max_timestamp, cleaner.index_interval_bytes)
+            return made[kind == "timeindex"]
+        if kind == "leader-epoch-checkpoint":
+            lineage = self.state.lineage or segment.leader_epochs
+            return format_leader_epoch_checkpoint(tuple(one for one in lineage if one.start_offset <= segment.end_offset)).encode()
+        before = self._producers_before(segment)
+        if kind == "snapshot":
+            return format_snapshot(before.after_batches(table))
+        opened = before.entries[before.entries["txn_first_offset"] >= 0]
+        since = {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in opened}
+        return fold_transactions([source], since)[0].txn_entries.tobytes()
+
+    def open_log(self, segment: RemoteLogSegmentMetadata, log: Path) -> SourceSegment:
+        """Open a segment's log. Raises BadData."""
+        limit = self.opened.cleaner_for(self.state.topic).max_decompressed_batch_bytes
+        return open_source(0, log, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
+
+    def _producers_before(self, segment: RemoteLogSegmentMetadata) -> ProducerStates:
+        before = next((one for one in self.state.live if one.end_offset == segment.start_offset - 1), None)
+        if before is not None and "snapshot" in before.files:
+            with suppress(NotFound, BadData):
+                return parse_snapshot(read_recorded(self.opened.ports.layout, self.state.name, before, "snapshot"), "snapshot")
+        return ProducerStates.empty_states()
+
+
+def _create_missing(opened: Tier, leadership: Leadership, damaged: Sequence[DamagedSegment], finder: _FileFinder) -> None:
+    """Create missing objects again under their keys. Nothing is deleted meanwhile, because only the leader retires segments."""
+    layout = opened.ports.layout
+    for damage in damaged:
+        segment = damage.segment
+        if segment.id not in leadership.check_still_leading().live_by_id():
+            continue  # expired or replaced since
+        with _scratch_folder(opened) as scratch:
+            paths = {kind: scratch / kind for kind in damage.missing}
+            for kind, path in paths.items():
+                if not finder.fetch_file(segment, kind, path):
+                    raise Unavailable(f"{finder.searched} no longer has the {kind} of segment {segment.id}", hint="Run it again")
+            leadership.check_still_leading()
+            if taken := layout.upload_segment(leadership.state.name, segment, paths):
+                raise AlreadyExists(taken)
+        if problem := layout.stored_segment_problem(leadership.state.name, segment):
+            raise BadData(f"the store did not keep what was created again: {problem}", segment=segment.id)
+
+
+def _replace_damaged(opened: Tier, leadership: Leadership, damaged: Sequence[DamagedSegment], finder: _FileFinder) -> dict[str, str]:
+    """Replace segments one to one in a round, and return the new ids by the old ones.
+
+    :raises BadData: if the round failed. Readers then have what they had.
+    """
+    result = run_round_as_leader(leadership, RepairRound(opened, finder, tuple(damaged)))
+    if result.status == "quarantined":
+        raise BadData(result.reason, segment=result.segment or str(leadership.state.name), hint="Readers have what they had")
+    if result.status != "cleaned" or result.plan is None:
+        what = result.undone or result.reason or result.status
+        raise Unavailable(f"the damaged segments of {leadership.state.name} were not replaced: {what}", hint="Try again")
+    return {task.sources[0]: task.new_segment_id for task in result.plan.tasks}
+
+
+@dataclass(frozen=True)
+class RepairRound:
+    """Round that replaces damaged segments one to one by the bytes that they had (implements ``RoundWork``).
+
+    An interrupted one is not resumed but undone, like every plan whose executor differs.
+    """
+
+    opened: Tier
+    finder: _FileFinder
+    damaged: tuple[DamagedSegment, ...]
+
+    def is_due(self, state: PartitionState) -> bool:
+        return True
+
+    def resume_problem(self, plan: CompactionPlan) -> str:
+        return "a repair makes a plan of its own"
+
+    def new_log_start(self, state: PartitionState) -> int | None:
+        return None
+
+    @contextmanager
+    def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> Iterator[PartitionState | None]:
+        """Yield the state, or None if none of the damaged segments is live any more."""
+        yield state if self._targets(state) else None
+
+    def make_plan(self, facts: PartitionState, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan:
+        targets = self._targets(facts)
+        clean = clean_end_offset(facts.vector)
+        return CompactionPlan(
+            run_id=new_id(),
+            topic=facts.topic,
+            partition=facts.partition,
+            incarnation=facts.incarnation,
+            leader_epoch=leader_epoch,
+            now_ms=self.opened.ports.clock_ms(),
+            first_dirty_offset=facts.first_dirty_offset,
+            end_offset=targets[-1].end_offset + 1,
+            next_dirty_offset=clean,
+            high_watermark=facts.end_offset + 1,
+            legacy_horizon_ms=0,
+            vector=facts.vector,
+            policy=self.opened.cleaner_for(facts.topic).cleaner_policy(),
+            map_engine=REPAIR,
+            fingerprint=REPAIR,
+            producers=(),
+            tasks=tuple(
+                CompactionTask(
+                    group=number,
+                    sources=(one.id,),
+                    new_segment_id=new_id(),
+                    start_offset=one.start_offset,
+                    end_offset=one.end_offset,
+                    leader_epochs=one.leader_epochs,
+                    mtime_ms=one.mtime_ms,
+                )
+                for number, one in enumerate(targets)
+            ),
+        )
+
+    def admit_plan(self, plan: CompactionPlan) -> None:
+        """Admit the plan without a limit, because a person asked for it."""
+
+    def run_tasks(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: PartitionState | None
+    ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        for task in tasks:
+            session.check_leadership()
+            yield self._replace_segment(plan, task, session.state.live_by_id()[task.sources[0]])
+
+    def history_stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
+        return {"bytes_written": sum(receipt.bytes_written for receipt in receipts)}
+
+    def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:
+        """Ignore stages."""
+
+    def _targets(self, state: PartitionState) -> list[RemoteLogSegmentMetadata]:
+        wanted = {one.segment.id for one in self.damaged}
+        return [segment for segment in state.live if segment.id in wanted]
+
+    def _replace_segment(
+        self, plan: CompactionPlan, task: CompactionTask, segment: RemoteLogSegmentMetadata
+    ) -> CompactionReceipt | CompactionFailure:
+        """Upload a segment with the recorded bytes under the announced id. Raises BadData, StoreError."""
+        layout = self.opened.ports.layout
+        with _scratch_folder(self.opened) as scratch:
+            paths = self.finder.fetch_all(segment, scratch)
+            source = self.finder.open_log(segment, paths["log"])
+            source.verify_crcs(0, len(source.table))
+            held = sum_of_segment(source.buf, BalanceKey(self.opened.identity.hash_key()))
+            # What the broker or a round recorded of the log stays true, because the log is the same.
+            others = {kind: describe_file(path) for kind, path in paths.items() if kind != "log"}
+            made = segment.model_copy(update={"id": task.new_segment_id, "files": {"log": segment.file("log"), **others}, "content": held})
+            if taken := layout.upload_segment(plan.name, made, paths):
+                return CompactionFailure(run_id=plan.run_id, group=task.group, kind="upload", message=f"{taken} exists already")
+        return CompactionReceipt(
+            run_id=plan.run_id,
+            group=task.group,
+            segment=made,
+            records_read=segment.records,
+            records_kept=segment.records,
+            bytes_read=segment.size_bytes,
+            bytes_written=segment.size_bytes,
+            balance=Balance(sources=held, left=held, result=held),  # compared with what was recorded of the source
+        )

@@ -1,0 +1,194 @@
+"""`repair` on real tiers: what is made good from where, and what is refused. After each repair `verify` finds nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.builders import LogBuilder
+from tests.support.tier_cli import Answer, TierCli, visible
+
+KINDS = ("log", "index", "timeindex", "txnindex", "snapshot", "leader-epoch-checkpoint")
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path) -> Path:
+    log = LogBuilder()
+    for number in range(3):
+        if number:
+            log.roll()
+        for _ in range(3):
+            log.put("a=1", "b=2", f"only-{number}=1")
+        log.put("c=3", pid=7, txn=True)
+        log.abort(7)
+    return log.write(tmp_path / "logs" / "orders-0")
+
+
+@pytest.fixture
+def cli(tmp_path: Path, log_dir: Path) -> TierCli:
+    cli = TierCli(tmp_path / "cli", {"cleaner": {"index_interval_bytes": 64}, "publish": {"grace_ms": 3_600_000}})
+    cli.bring(log_dir)
+    return cli
+
+
+def objects(cli: TierCli, kind: str) -> list[Path]:
+    return sorted(cli.tier.glob(f"orders-0/*.{kind}"))
+
+
+def data_objects(digests: dict[str, str]) -> list[str]:
+    return [key for key in digests if key.startswith("orders-0/") and ".object-store" not in key]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def repaired(answer: Answer) -> list[tuple[str, str]]:
+    return [(one["how"], one["object"].rpartition(".")[2]) for one in answer.document["repaired"]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_missing_object_is_created_again_under_its_key(kind: str, cli: TierCli, log_dir: Path, tmp_path: Path) -> None:
+    before = cli.digest()
+    victim = objects(cli, kind)[1]
+    victim.unlink()
+    assert cli.ask("verify").code == 3
+    answer = cli.ask("repair", "orders-0", "--from", log_dir.parent)
+    assert (answer.code, repaired(answer)) == (0, [("created", kind)])
+    after = cli.digest()
+    assert {key: after[key] for key in data_objects(after)} == {key: before[key] for key in data_objects(before)}
+    assert cli.do("verify") == {"ok": True, "problems": []}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_object_is_replaced_under_a_new_id_and_stays_for_grace(kind: str, cli: TierCli, log_dir: Path, tmp_path: Path) -> None:
+    read = visible(cli.export(tmp_path / "before"))
+    victim = objects(cli, kind)[1]
+    flip(victim)
+    damaged = victim.read_bytes()
+    answer = cli.ask("repair", "orders-0", "--from", log_dir)
+    assert (answer.code, repaired(answer)) == (0, [("replaced", kind)])
+    (one,) = answer.document["repaired"]
+    assert (cli.tier / one["new_object"]).is_file()
+    assert one["new_object"] != one["object"] == f"orders-0/{victim.name}"
+    assert victim.read_bytes() == damaged, "an object is never overwritten"
+    assert cli.ask("verify").document["ok"]
+    assert visible(cli.export(tmp_path / "after")) == read
+    (run,) = cli.do("runs", "list", "orders-0")["runs"]
+    assert (run["status"], run["undoable"], run["next_dirty_offset"]) == ("repaired", False, 0)
+    row = cli.run()
+    assert (row["status"], row["first_dirty_offset"]) == ("cleaned", 0)
+
+
+def test_a_damaged_index_needs_no_source_but_the_log_beside_it(cli: TierCli) -> None:
+    for kind in KINDS[1:]:
+        flip(objects(cli, kind)[1])
+    answer = cli.ask("repair", "orders-0")
+    assert answer.code == 0
+    assert sorted(repaired(answer)) == sorted(("replaced", kind) for kind in KINDS[1:])
+    assert cli.ask("verify").document["ok"]
+
+
+def test_a_replica_that_rolled_elsewhere_is_a_source(cli: TierCli, log_dir: Path, tmp_path: Path) -> None:
+    joined = tmp_path / "replica" / "orders-0"
+    joined.mkdir(parents=True)
+    (joined / f"{0:020}.log").write_bytes(b"".join(path.read_bytes() for path in sorted(log_dir.glob("*.log"))))
+    _, second, third = objects(cli, "log")
+    second.unlink()
+    flip(third)
+    answer = cli.ask("repair", "orders-0", "--from", joined)
+    assert (answer.code, repaired(answer)) == (0, [("created", "log"), ("replaced", "log")])
+    assert cli.ask("verify").document["ok"]
+
+
+@pytest.mark.damages
+def test_a_log_with_other_bytes_is_refused_and_nothing_is_changed(cli: TierCli, tmp_path: Path) -> None:
+    other = LogBuilder()
+    for number in range(3):
+        if number:
+            other.roll()
+        for _ in range(3):
+            other.put("a=1", "b=X", f"only-{number}=1")
+        other.put("c=3", pid=7, txn=True)
+        other.abort(7)
+    wrong = other.write(tmp_path / "wrong" / "orders-0")
+    objects(cli, "log")[0].unlink()
+    flip(objects(cli, "log")[1])
+    before = cli.digest()
+    answer = cli.ask("repair", "orders-0", "--from", wrong)
+    assert (answer.code, answer.document["repaired"], len(answer.document["unrepaired"])) == (3, [], 2)
+    assert str(wrong) in answer.stderr
+    assert cli.digest() == before
+    unnamed = cli.ask("repair", "orders-0")
+    assert (unnamed.code, "--from LOG_DIR|CONFIG" in unnamed.stderr) == (3, True)
+
+
+@pytest.mark.damages
+def test_a_dry_run_changes_nothing(cli: TierCli, log_dir: Path) -> None:
+    objects(cli, "log")[0].unlink()
+    flip(objects(cli, "log")[1])
+    before = cli.digest()
+    answer = cli.ask("repair", "orders-0", "--from", log_dir, "--dry-run")
+    assert (answer.code, repaired(answer)) == (0, [("created", "log"), ("replaced", "log")])
+    assert cli.digest() == before
+
+
+def test_a_compacted_segment_comes_back_by_undoing_its_round_while_its_sources_wait(cli: TierCli, log_dir: Path, tmp_path: Path) -> None:
+    read = visible(cli.export(tmp_path / "before"))
+    cli.run()
+    live = {one["id"] for one in cli.do("segments", "list", "orders-0")["segments"] if not one["replaced_by"]}
+    compacted = [path for path in objects(cli, "log") if any(path.stem.endswith(name) for name in live)]
+    flip(compacted[0])
+    answer = cli.ask("repair", "orders-0", "--from", log_dir)
+    assert (answer.code, repaired(answer)) == (0, [("undone", "log")])
+    assert cli.ask("verify").document["ok"]
+    assert visible(cli.export(tmp_path / "after")) == read
+    assert cli.run()["status"] == "cleaned"
+
+
+@pytest.mark.damages
+def test_a_compacted_segment_without_its_sources_needs_a_tier_that_has_its_bytes(cli: TierCli, log_dir: Path, tmp_path: Path) -> None:
+    cli.set(publish={"grace_ms": 0})
+    cli.run()
+    cli.do("retire")
+    copy = TierCli(tmp_path / "copy", {"publish": {"grace_ms": 0}})
+    shutil.copytree(cli.tier, copy.tier)
+    flip(objects(cli, "log")[0])
+    refused = cli.ask("repair", "orders-0", "--from", log_dir)
+    assert (refused.code, "what it replaced is deleted" in refused.stderr) == (3, True)
+    answer = cli.ask("repair", "orders-0", "--from", copy.config)
+    assert (answer.code, repaired(answer)) == (0, [("replaced", "log")])
+    assert cli.ask("verify").document["ok"]
+
+
+def test_a_quarantined_partition_is_cleaned_again_after_the_repair(cli: TierCli, log_dir: Path) -> None:
+    flip(objects(cli, "log")[1])
+    assert cli.ask("run", "orders-0", "--force").code == 3
+    explained = cli.do("explain", "orders-0")
+    assert "repair orders-0 --from" in explained["answer"]
+    assert "repair orders-0 --from" in cli.ask("verify", output="table").stderr
+    assert cli.ask("repair", "orders-0", "--from", log_dir).code == 0
+    assert cli.do("topics")["partitions"][0]["segments"] == 3
+    assert cli.run()["status"] == "cleaned"
+
+
+def test_a_tier_that_brokers_write_is_refused_with_the_reason(tmp_path: Path) -> None:
+    config = tmp_path / "brokers.toml"
+    settings = {"url": (tmp_path / "tier").as_uri(), "state_dir": str(tmp_path / "state"), "kind": "kafka", "layout": "kafka-local"}
+    config.write_text("\n".join(["[tier]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items())]))
+    cli = TierCli(tmp_path / "unused")
+    cli.config = config
+    answer = cli.ask("repair", "orders-0", "--from", tmp_path)
+    assert (answer.code, "record none" in answer.stderr) == (2, True)
+
+
+def test_an_intact_partition_is_left_alone(cli: TierCli, log_dir: Path) -> None:
+    before = cli.digest()
+    answer = cli.ask("repair", "orders-0", "--from", log_dir)
+    assert (answer.code, answer.document) == (0, {"repaired": [], "unrepaired": []})
+    assert cli.digest() == before
