@@ -427,9 +427,6 @@ def restorable_problem(state: PartitionState, run_id: str, leader_epoch: int) ->
         return f"retiring what run {run_id} replaced has begun"
     if leader_epoch <= group.leader_epoch:
         return f"epoch {leader_epoch} is not above the epoch that published run {run_id}"
-    run = state.find_run(run_id)
-    if run is not None and run.status == "repaired":
-        return f"run {run_id} replaced damaged segments"
     problem = log_start.built_on_problem(state, group)
     return problem or log_start.restoring_problem(state, group)
 

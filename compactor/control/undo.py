@@ -24,6 +24,8 @@ def undo_round(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> Pa
     known = log.refresh().find_run(run_id)
     if known is None:
         raise UsageError(f"{log.state.name} has no run {run_id} that is remembered", hint="`runs list` shows those that are")
+    if known.status == "repaired":
+        raise UsageError(f"run {run_id} of {log.state.name} cannot be undone: it replaced damaged segments", hint="Nothing was changed")
     with hold_leadership(ports, log, lease) as leadership:
         sources = _replaced_segments(leadership.state, run_id)
         _require_intact_segments(ports, leadership.state, run_id, sources)

@@ -46,7 +46,7 @@ from compactor.round.ports import LeadershipCheck, Stats, WorkSession
 from compactor.tier.contents import is_recorded_file, read_recorded
 from compactor.upkeep.segment_check import check_disk_budget, download_intact_files
 
-OnBytes = Callable[[int], None]
+ReportBytes = Callable[[int], None]
 _LOCAL_COPIES = 3
 """How many times a segment may lie on local disk at once: what the source has, what is put together of it, what the tier has."""
 
@@ -91,7 +91,7 @@ class DirectorySource:
 
 @dataclass(frozen=True)
 class TierSource:
-    """The same partition in another tier."""
+    """Another tier that has the partition."""
 
     tier: Tier
     name: TopicPartition
@@ -189,7 +189,7 @@ class RepairReport:
 
 
 def find_damage(
-    opened: Tier, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata], on_bytes: OnBytes
+    opened: Tier, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata], on_bytes: ReportBytes
 ) -> list[DamagedSegment]:
     """Read all objects of segments and return the segments with objects that are missing or differ from their recorded digests.
 
@@ -212,7 +212,7 @@ def repair_partition(
     opened: Tier,
     name: TopicPartition,
     sources: Sequence[RepairSource],
-    on_bytes: OnBytes = lambda size: None,
+    on_bytes: ReportBytes = lambda size: None,
     *,
     dry_run: bool = False,
 ) -> RepairReport:

@@ -81,6 +81,7 @@ def test_a_damaged_object_is_replaced_under_a_new_id_and_stays_for_grace(kind: s
     assert visible(cli.export(tmp_path / "after")) == read
     (run,) = cli.do("runs", "list", "orders-0")["runs"]
     assert (run["status"], run["undoable"], run["next_dirty_offset"]) == ("repaired", False, 0)
+    assert cli.ask("undo", run["run_id"]).code == 2
     row = cli.run()
     assert (row["status"], row["first_dirty_offset"]) == ("cleaned", 0)
 

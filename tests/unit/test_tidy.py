@@ -81,7 +81,15 @@ def test_no_path_of_one_machine() -> None:
 
 def test_only_layouts_make_keys_of_segments() -> None:
     """A number of 20 digits begins a segment's name in every layout; elsewhere it is that of a local file, or of a control object."""
-    local = ("cleaner/precompile", "cleaner/offline", "cleaner/passes/rewrite", "round/sources", "demo/data", "transfer/export")
+    local = (
+        "cleaner/precompile",
+        "cleaner/offline",
+        "cleaner/passes/rewrite",
+        "round/sources",
+        "demo/data",
+        "transfer/export",
+        "upkeep/repair",
+    )
     control = ("brokers/metadata_snapshot", "control/control_log", "control/leadership", "outputs/pinterest_names", "upkeep/verify_offsets")
     allowed = {f"compactor/{module}.py" for module in (*local, "transfer/log_directory", "transfer/fresh_cluster", *control)}
     padded = {name(file) for file in (ROOT / "compactor").rglob("*.py") if re.search(r"20d\}|zfill\(20|rjust\(20", file.read_text("utf-8"))}
