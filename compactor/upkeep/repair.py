@@ -28,7 +28,7 @@ from compactor.control.leadership import Leadership, hold_leadership
 from compactor.control.logs import cut_if_due
 from compactor.control.ordering import restorable_problem
 from compactor.control.stages import Stage
-from compactor.control.state import PartitionState
+from compactor.control.state import Intent, PartitionState
 from compactor.control.undo import undo_round
 from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable
 from compactor.local.spool import process_folder
@@ -447,7 +447,7 @@ class RepairRound:
     def is_due(self, state: PartitionState) -> bool:
         return True
 
-    def resume_problem(self, plan: CompactionPlan) -> str:
+    def resume_problem(self, intent: Intent) -> str:
         return "a repair makes a plan of its own"
 
     def new_log_start(self, state: PartitionState) -> int | None:
