@@ -2,8 +2,9 @@
 
 How a command is added (``commands/config.py`` is an example):
 
-1. Add a row to ``arguments.COMMANDS``: name, one line of help, function, arguments, subcommands. ``--config`` and ``--output`` are added to
-   all. That module imports nothing heavy (numpy, boto3, pydantic), so that ``--help`` answers at once; a test looks for it.
+1. Add a row to ``arguments.COMMANDS``: name, one line of help, function, arguments, subcommands. ``shared_arguments`` has those of several.
+   ``--config`` and ``--output`` are added to all. Both modules import nothing heavy (numpy, boto3, pydantic), so that ``--help`` answers
+   at once; a test looks for it.
 2. Write the module, ``compactor/cli/commands/<name>.py``. It is imported only if the command is called, and imports what it needs at its
    top. Imports stay inside a function where most calls do without something slow or with an extra that may be missing.
 3. Write the function, ``def run_clean(args: Namespace, out: Output) -> int | None``. It reads the settings with

@@ -2,58 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from compactor.cli.frame import Command, argument, exclusive_arguments, parse_byte_count, parse_time_ms, whole_number
+from compactor.cli.shared_arguments import (
+    CLOCK_OPTION,
+    DRY_RUN_OPTION,
+    FIELD_FORMATS,
+    FILE_HELP,
+    INT32_MAX,
+    PARTITION_ARGUMENT,
+    PARTITIONS_ARGUMENT,
+    PATTERN_ARGUMENT,
+    PRICES_OPTION,
+    PROFILE_OPTION,
+    REASON_OPTION,
+    RUN_ARGUMENT,
+    SAMPLED_PARTITIONS,
+    TOPIC_ID_ARGUMENT,
+    TOPICS_OPTION,
+    WATCH_SECONDS,
+    parse_offset_or_time,
+    parse_topic_id,
+)
 from compactor.constants import MAX_OFFSET
-
-INT32_MAX = 2**31 - 1
-WATCH_SECONDS = 5
-"""Seconds between two answers of `status --watch`."""
-SAMPLED_PARTITIONS = 8
-"""Largest number of partitions that `plan` samples without being asked, so that it answers within seconds."""
-FIELD_FORMATS = ("auto", "avro", "json", "text", "bytes")
-FILE_HELP = "or one of Kafka's own cleaner-offset-checkpoint and leader-epoch-checkpoint files"
-
-
-def parse_offset_or_time(text: str) -> tuple[str, int]:
-    """Return an argument as ("offset", a number) or ("time", milliseconds). Raises ArgumentTypeError if it is neither."""
-    if text.isascii() and text.isdigit():
-        return "offset", whole_number()(text)
-    return "time", parse_time_ms(text)
-
-
-def parse_topic_id(text: str) -> str:
-    """Check that an argument is a topic id, and return it. Raises ArgumentTypeError if it is not."""
-    from compactor.tier.names import is_topic_id
-
-    if not is_topic_id(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a topic id; `kafka-topics --describe` prints it")
-    return text
-
-
-PARTITION_ARGUMENT = argument("partition", metavar="TOPIC-PARTITION")
-PARTITIONS_ARGUMENT = argument(
-    "partitions", nargs="*", metavar="TOPIC[-PARTITION]", help="a partition, a topic or a whole regular expression (default: all)"
-)
-PATTERN_ARGUMENT = argument("pattern", metavar="PATTERN", help="a topic, a TOPIC-PARTITION or a whole regular expression")
-RUN_ARGUMENT = argument("run_id", metavar="RUN", help="as `runs list` prints it, or its first characters")
-TOPIC_ID_ARGUMENT = argument(
-    "--topic-id", metavar="ID", help="of the topics that have had this name, the one with this id (default: the latest)"
-)
-TOPICS_OPTION = argument("--topics", metavar="REGEX", help="only topics whose whole name matches")
-CLOCK_OPTION = argument(
-    "--now",
-    "--at",
-    type=parse_time_ms,
-    metavar="TIME",
-    help="the cleaner's clock: milliseconds, a time, '2h ago', 'in 3d' (default: the clock)",
-)
-DRY_RUN_OPTION = argument("--dry-run", action="store_true", help="only say what would be deleted")
-PRICES_OPTION = argument("--prices", type=Path, metavar="FILE", help="a TOML table of prices of your own (default: those of S3 Standard)")
-PROFILE_OPTION = argument("--profile", action="store_true", help="say what each stage of the work cost: CPU seconds, seconds, bytes")
-REASON_OPTION = argument("--reason", metavar="TEXT", default="", help="why, for those who read `audit list` later")
 
 COMMANDS = (
     Command(

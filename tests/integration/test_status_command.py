@@ -12,9 +12,9 @@ from typing import IO
 import pytest
 
 from compactor.access.tier import Tier
-from compactor.cli.arguments import WATCH_SECONDS
 from compactor.cli.commands import status
 from compactor.cli.main import entry
+from compactor.cli.shared_arguments import WATCH_SECONDS
 from compactor.daemon import status as daemon_status
 from compactor.daemon.status import DaemonStatus
 from compactor.errors import Unavailable

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from compactor.access.tier import Tier
 from compactor.cli import frame, tiers
-from compactor.cli.arguments import SAMPLED_PARTITIONS
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
+from compactor.cli.shared_arguments import SAMPLED_PARTITIONS
 from compactor.consumer.sampling import sample_saving
 from compactor.control.pauses import pause_reason
 from compactor.errors import CompactorError

@@ -6,8 +6,8 @@ import argparse
 import time
 
 from compactor.cli import tiers
-from compactor.cli.arguments import WATCH_SECONDS
 from compactor.cli.output import Output, Table, format_size
+from compactor.cli.shared_arguments import WATCH_SECONDS
 from compactor.daemon.status import inspect_tier
 from compactor.errors import BadData, StoreError
 from compactor.views.words import count_noun, format_ago, format_moment, format_until
