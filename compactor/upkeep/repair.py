@@ -36,10 +36,10 @@ from compactor.model.balance import Balance
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.balance import BalanceKey, sum_of_segment
+from compactor.records.balance import BalanceKey, digest_sum_of_segment
 from compactor.records.batches import map_file, scan_batches
-from compactor.records.indexes import build_indexes
-from compactor.records.producers import ProducerStates, format_snapshot, parse_snapshot
+from compactor.records.indexes import encode_offset_and_time_index
+from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot
 from compactor.round.delivery import describe_file
 from compactor.round.drive import run_round_as_leader
 from compactor.round.ports import LeadershipCheck, Stats, WorkSession
@@ -375,14 +375,16 @@ class _FileFinder:
         source = self.open_log(segment, log)
         table = source.table
         if kind in ("index", "timeindex"):
-            made = build_indexes(segment.start_offset, table.size, table.last_offset, table.max_timestamp, cleaner.index_interval_bytes)
+            made = encode_offset_and_time_index(
+                segment.start_offset, table.size, table.last_offset, table.max_timestamp, cleaner.index_interval_bytes
+            )
             return made[kind == "timeindex"]
         if kind == "leader-epoch-checkpoint":
             lineage = self.state.lineage or segment.leader_epochs
             return format_leader_epoch_checkpoint(tuple(one for one in lineage if one.start_offset <= segment.end_offset)).encode()
         before = self._producers_before(segment)
         if kind == "snapshot":
-            return format_snapshot(before.after_batches(table))
+            return format_producer_snapshot(before.after_batches(table))
         opened = before.entries[before.entries["txn_first_offset"] >= 0]
         since = {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in opened}
         return fold_transactions([source], since)[0].txn_entries.tobytes()
@@ -396,8 +398,8 @@ class _FileFinder:
         before = next((one for one in self.state.live if one.end_offset == segment.start_offset - 1), None)
         if before is not None and "snapshot" in before.files:
             with suppress(NotFound, BadData):
-                return parse_snapshot(read_recorded(self.opened.ports.layout, self.state.name, before, "snapshot"), "snapshot")
-        return ProducerStates.empty_states()
+                return parse_producer_snapshot(read_recorded(self.opened.ports.layout, self.state.name, before, "snapshot"), "snapshot")
+        return ProducerStates.without_producers()
 
 
 def _create_missing(opened: Tier, leadership: Leadership, damaged: Sequence[DamagedSegment], finder: _FileFinder) -> None:
@@ -521,7 +523,7 @@ class RepairRound:
             paths = self.finder.fetch_all(segment, scratch)
             source = self.finder.open_log(segment, paths["log"])
             source.verify_crcs(0, len(source.table))
-            held = sum_of_segment(source.buf, BalanceKey(self.opened.identity.hash_key()))
+            held = digest_sum_of_segment(source.buf, BalanceKey(self.opened.identity.hash_key()))
             # What the broker or a round recorded of the log stays true, because the log is the same.
             others = {kind: describe_file(path) for kind, path in paths.items() if kind != "log"}
             made = segment.model_copy(update={"id": task.new_segment_id, "files": {"log": segment.file("log"), **others}, "content": held})
