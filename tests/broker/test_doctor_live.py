@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic.codec import encode_record
+from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, encode_record
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
 from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.follow import metadata_partition
 from compactor.model.segment import SegmentState
 from compactor.upkeep.brokers.doctor import SLACK_MS
+from compactor.upkeep.brokers.known_harm import MANY_METADATA_RECORDS
 from tests.broker.test_compaction import BrokerTierCli, cli
 from tests.broker.test_elections import readable_segments
-from tests.support.kafka_admin import METADATA_TOPIC, ClusterAdmin
+from tests.support.kafka_admin import METADATA_TOPIC, ClusterAdmin, wait_until
 from tests.support.kafka_broker import KafkaCluster
+from tests.support.kafka_jars import VERSIONS
 from tests.support.kafka_story import TopicStory
+from tests.support.kafka_traffic import SILENT
 
 __all__ = ["cli"]
 TOPIC = "ailing"
+STUCK = "stuck"
+HOUR_MS = 3_600_000
+TWO_HOURS_LATER = "import time, compactor.bootstrap as started\nstarted._clock_ms = lambda: int(time.time() * 1000) + 7_200_000"
+"""Runs in doctor's process: its clock is two hours ahead of the brokers'."""
 
 
 def write_copy_that_hangs(cluster: KafkaCluster) -> None:
@@ -72,3 +81,80 @@ def test_doctor_finds_each_fault_that_was_made_and_nothing_before(
         assert all(one["means"] and one["todo"] for one in found["problems"])
         [leaked] = [one for one in found["problems"] if one["kind"] == "leaked"]
         assert leaked["bytes"] > 0
+
+
+def segment_logs(admin: ClusterAdmin, topic: str) -> list[Path]:
+    """Return the logs in the tier, ascending by base offset."""
+    return sorted(path for path in admin.tier_files(topic) if path.suffix == ".log")
+
+
+def break_deletion(log: Path) -> None:
+    """Put a folder with a file in place of an object, so that the broker's plug-in fails to delete it."""
+    log.unlink()
+    log.mkdir()
+    (log / "something").touch()
+
+
+def write_many_metadata_records(cluster: KafkaCluster, count: int) -> None:
+    """Write that a copy is finished again and again: brokers accept the record, and their next start reads all of them."""
+    newest = max(readable_segments(cluster, TOPIC), key=lambda one: one.end_offset)
+    again = RemoteLogSegmentMetadataUpdateRecord(
+        newest.partition, newest.segment_id, newest.broker_id, newest.event_timestamp_ms, SegmentState.COPY_SEGMENT_FINISHED
+    )
+    topic = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap))
+    number = metadata_partition(newest.partition.topic_id, 0, topic.identity().partitions)
+    topic.close()
+    producer = Producer({**cluster.client_settings(), "linger.ms": 50, "compression.type": "lz4"}, logger=SILENT)
+    value = encode_record(again)
+    for _ in range(count):
+        while True:
+            try:
+                producer.produce(METADATA_TOPIC, value, partition=number)
+                break
+            except BufferError:
+                producer.poll(0.1)
+    assert producer.flush(120) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_doctor_finds_what_brokers_leave_undone(new_cluster: Callable[..., KafkaCluster], cli: Callable[..., BrokerTierCli]) -> None:
+    long_ago = int(time.time() * 1000) - 3 * HOUR_MS
+    with new_cluster(VERSIONS[0]) as cluster, ClusterAdmin(cluster) as admin:
+        stories = {name: TopicStory(cluster, admin, name, first_ms=long_ago) for name in (TOPIC, STUCK)}
+        for story in stories.values():  # without transactions: control records have the broker's time
+            story.create({"segment.ms": "600000"}).plain()
+            story.tiered()
+        ours = cli(cluster, *stories)
+        assert ours.process("doctor", "--fail-on", "warning")["problems"] == []  # though the open segments are three hours old
+
+        def problems(before: str = "") -> dict[str, str]:
+            told = ours.process("doctor", "--fail-on", "warning", code=None, before=before)["problems"]
+            assert all(one["means"] and one["todo"] for one in told)
+            return {one["kind"]: one["topic"] for one in told}
+
+        admin.set_config(METADATA_TOPIC, {"max.message.bytes": "10"})  # brokers cannot announce a copy any more
+        stories[STUCK].later(HOUR_MS)
+        stories[STUCK].plain()
+        wait_until(
+            lambda: problems() == {"not-tiered": STUCK},
+            "doctor to tell of segments that are not tiered",
+            seconds=30,
+            stand=lambda: str(problems()),
+        )
+        admin.set_config(METADATA_TOPIC, {"max.message.bytes": "1048588"})
+        stories[STUCK].transactions()
+        stories[STUCK].plain(count=200)
+        stories[STUCK].tiered()
+        [folder] = {path.parent for path in admin.tier_files(STUCK)}
+        folder.rename(folder.with_name("away"))
+        assert problems() == {"deleted-too-early": STUCK, "time-lookup": STUCK}
+        folder.with_name("away").rename(folder)
+
+        break_deletion(segment_logs(admin, TOPIC)[0])
+        admin.set_config(TOPIC, {"retention.ms": str(HOUR_MS // 2), "segment.ms": "600000"})
+        wait_until(lambda: "delete-hangs" in problems(TWO_HOURS_LATER), "doctor to tell of a deletion", seconds=120)
+        assert problems(TWO_HOURS_LATER) == {"delete-hangs": TOPIC, "delete-overdue": TOPIC}
+
+        write_many_metadata_records(cluster, MANY_METADATA_RECORDS)
+        assert problems()["metadata-growth"] == ""

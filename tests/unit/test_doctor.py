@@ -14,6 +14,7 @@ from compactor.brokers.metadata_topic.admin import BrokerFacts, ClusterFacts, Le
 from compactor.brokers.metadata_topic.codec import TOPIC, RemoteLogSegmentMetadataRecord
 from compactor.config.settings import Settings, TierSettings
 from compactor.control.logs import open_catalog
+from compactor.errors import Refused
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import SegmentState
 from compactor.storage.counting import Counters
@@ -73,19 +74,22 @@ def test_a_deletion_that_never_ends_is_a_warning_with_its_price() -> None:
 
 
 @pytest.mark.parametrize(
-    ("age_ms", "settings", "expected"),
+    ("closed_ms", "settings", "expected"),
     [
-        (DAY_MS + SLACK_MS, {}, []),
-        (DAY_MS + SLACK_MS + 1, {}, [("error", "not-tiered")]),
-        (DAY_MS + SLACK_MS + 1, {"remote.copy.lag.ms": "1000"}, []),
-        (DAY_MS + SLACK_MS + 1001, {"remote.copy.lag.ms": "1000"}, [("error", "not-tiered")]),
-        (9 * DAY_MS, {"remote.copy.lag.ms": "-1", "local.retention.ms": "-2"}, []),
-        (9 * DAY_MS, {"remote.copy.lag.ms": "-1", "local.retention.ms": str(DAY_MS)}, [("error", "not-tiered")]),
-        (9 * DAY_MS, {"remote.log.copy.disable": "true"}, [("note", "copy-disabled")]),
+        (NOW - SLACK_MS, {}, []),
+        (LONG_AGO, {}, [("error", "not-tiered")]),
+        (None, {}, []),  # an idle log's last segment stays open, however old it is
+        (LONG_AGO, {"remote.copy.lag.ms": "1000"}, []),
+        (LONG_AGO - 1000, {"remote.copy.lag.ms": "1000"}, [("error", "not-tiered")]),
+        (NOW - 9 * DAY_MS, {"remote.copy.lag.ms": "-1", "local.retention.ms": "-2"}, []),
+        (NOW - 9 * DAY_MS, {"remote.copy.lag.ms": "-1", "local.retention.ms": str(DAY_MS)}, [("error", "not-tiered")]),
+        (NOW - 9 * DAY_MS, {"remote.log.copy.disable": "true"}, [("note", "copy-disabled")]),
     ],
 )
-def test_a_record_that_is_not_tiered_in_time_is_an_error(age_ms: int, settings: dict[str, str], expected: list[tuple[str, str]]) -> None:
-    assert kinds(replace(facts(FIRST, settings=settings), pending=PendingRecord(10, NOW - age_ms))) == expected
+def test_a_closed_segment_that_is_not_tiered_in_time_is_an_error(
+    closed_ms: int | None, settings: dict[str, str], expected: list[tuple[str, str]]
+) -> None:
+    assert kinds(replace(facts(FIRST, settings=settings), pending=PendingRecord(10, NOW - 10 * DAY_MS, closed_ms))) == expected
 
 
 def test_segments_that_retention_should_have_removed_are_told_up_to_the_first_that_stays() -> None:
@@ -139,9 +143,9 @@ def test_a_metadata_topic_that_has_grown_is_told_with_its_largest_partition() ->
 
 
 class Cluster:
-    """HealthQueries: one topic, and one record that is not tiered."""
+    """HealthQueries: one topic, and records that are not tiered as (offset, timestamp); None if looking them up fails."""
 
-    def __init__(self, known: TopicFacts, pending: tuple[int, int]) -> None:
+    def __init__(self, known: TopicFacts, pending: Sequence[tuple[int, int]] | None) -> None:
         self.known, self.pending = known, pending
 
     def describe_cluster(self) -> ClusterFacts:
@@ -154,18 +158,36 @@ class Cluster:
         return dict.fromkeys(names, self.known)
 
     def offsets_by_timestamp(self, wanted: Mapping[tuple[str, int], int]) -> Mapping[tuple[str, int], tuple[int, int]]:
-        assert wanted == {("orders", 7): 1001}  # after the newest tiered record
-        return {("orders", 7): self.pending}
+        [at_ms] = wanted.values()
+        if self.pending is None:
+            raise Refused("list offsets by time: Unknown broker error")
+        assert at_ms > 1000  # the newest tiered record has it
+        found = next((one for one in self.pending if one[1] >= at_ms), None)
+        return {("orders", 7): found} if found else {}
 
 
-@pytest.mark.parametrize(("pending", "told"), [((20, 1002), True), ((19, 1002), False)], ids=["after the tier", "in the tier"])
-def test_doctor_examines_cluster_metadata_and_objects(tmp_path: Path, pending: tuple[int, int], *, told: bool) -> None:
+OTHER_SEGMENT = (30, 1003 + DAY_MS)
+
+
+@pytest.mark.parametrize(
+    ("pending", "told"),
+    [
+        ([(20, 1002), OTHER_SEGMENT], ["not-tiered"]),
+        ([(20, 1002), (30, 1002 + DAY_MS)], []),
+        ([(19, 1002), OTHER_SEGMENT], []),
+        (None, ["time-lookup"]),
+    ],
+    ids=["after the tier", "in the open segment", "in the tier", "unknown"],
+)
+def test_doctor_examines_cluster_metadata_and_objects(
+    tmp_path: Path, pending: Sequence[tuple[int, int]] | None, told: Sequence[str]
+) -> None:
     brokers = brokers_of([event for number in range(2) for event in finished(number, number * 10, number * 10 + 9)], tmp_path)
     ports = ports_on(MemoryStore(Clock(), Counters()), Clock())
     settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"))
     opened = Tier(settings, ports, open_catalog(ports), Counters(), metadata=BrokerManagedMetadata(brokers))
     cluster = Cluster(topic(retention_bytes="1000"), pending)
     found = examine_tier(opened, cluster, brokers.partition_names(), PriceTable("today", "a test", 0.02, 0.0, 0.0))
-    expected = ["metadata-topic", "size-retention", *(["not-tiered"] if told else []), "deleted-too-early"]
+    expected = ["metadata-topic", "size-retention", *told, "deleted-too-early"]
     assert [one.kind for one in found] == expected
     assert [one.kind for one in check_known_harm(cluster, ["orders"])] == ["size-retention"]

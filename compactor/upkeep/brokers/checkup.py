@@ -11,7 +11,7 @@ from compactor.brokers.metadata_topic.admin import TopicFacts, metadata_topic_pr
 from compactor.brokers.metadata_topic.chain import broker_view, offset_gaps
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.control.mirror import segment_from_broker
-from compactor.errors import BadData
+from compactor.errors import BadData, Refused
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.brokers.doctor import ExaminedPartition, PendingRecord, newest_tiered, partition_findings
 from compactor.upkeep.brokers.known_harm import HealthFinding, cluster_harm, describe_topics, metadata_growth_findings
@@ -72,11 +72,17 @@ def _partition_facts(opened: Tier, admin: HealthQueries, name: TopicPartition, t
     oldest_ms = opened.ports.clock_ms() - opened.retention.orphan_age_ms
     orphans = [one.listed for one in seen.orphans if one.listed.modified_ms <= oldest_ms]
     settings = {setting: found.value for setting, found in topics[name.topic].settings.items()} if name.topic in topics else {}
+    pending, lookup_problem = None, ""
+    try:
+        pending = _pending_record(admin, name, newest_tiered(segments), topics)
+    except Refused as error:
+        lookup_problem = error.message
     return ExaminedPartition(
         name,
         segments,
         settings,
-        _pending_record(admin, name, newest_tiered(segments), topics),
+        pending,
+        lookup_problem,
         missing,
         offset_gaps(broker_view(seen.folded.cache, name).links),
         len(orphans),
@@ -94,5 +100,15 @@ def _pending_record(
     after_ms, after = (newest.max_timestamp_ms + 1, newest.end_offset) if newest is not None else (0, -1)
     if name.topic not in topics or after_ms < 0:
         return None
-    offset, timestamp_ms = admin.offsets_by_timestamp({(name.topic, name.partition): after_ms}).get((name.topic, name.partition), (-1, -1))
-    return PendingRecord(offset, timestamp_ms) if offset > after and timestamp_ms >= 0 else None
+    offset, timestamp_ms = _first_at(admin, name, after_ms)
+    if offset <= after or timestamp_ms < 0:
+        return None
+    limit = topics[name.topic].settings.get("segment.ms")
+    later, closed_ms = _first_at(admin, name, timestamp_ms + int(limit.value) + 1) if limit is not None else (-1, -1)
+    return PendingRecord(offset, timestamp_ms, closed_ms if later > offset else None)
+
+
+def _first_at(admin: HealthQueries, name: TopicPartition, at_ms: int) -> tuple[int, int]:
+    """Return offset and timestamp of the first record at or after a timestamp, -1 and -1 if there is none."""
+    where = (name.topic, name.partition)
+    return admin.offsets_by_timestamp({where: at_ms}).get(where, (-1, -1))

@@ -23,10 +23,15 @@ _FEW = 3
 
 @dataclass(frozen=True)
 class PendingRecord:
-    """The first record of a log that is not tiered yet."""
+    """The first record of a log that is not tiered yet.
+
+    closed_ms: timestamp of the first record that segment.ms puts into a later segment, because brokers close a segment only when they
+        append; None if there is no such record.
+    """
 
     offset: int
     timestamp_ms: int
+    closed_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class ExaminedPartition:
     segments: in all states.
     settings: settings of the topic.
     pending: the first record that is not tiered; None if everything is tiered, or the record is unknown.
+    lookup_problem: the leader's answer if it fails to find a record by its time; empty otherwise.
     missing: objects of readable segments that the store does not have.
     gaps: ranges of offsets (both inclusive) that no readable segment contains.
     orphans, orphan_bytes: number and size of objects that no metadata names and that are too old to belong to a running upload.
@@ -45,6 +51,7 @@ class ExaminedPartition:
     segments: Sequence[RemoteLogSegmentMetadataRecord]
     settings: Mapping[str, str]
     pending: PendingRecord | None = None
+    lookup_problem: str = ""
     missing: Sequence[str] = ()
     gaps: Sequence[tuple[int, int]] = ()
     orphans: int = 0
@@ -62,6 +69,7 @@ def partition_findings(facts: ExaminedPartition, now_ms: int, prices: PriceTable
     return [
         *_unfinished_copies(facts, now_ms, prices),
         *_pending_uploads(facts, now_ms),
+        *_failed_lookups(facts),
         *_overdue_deletions(facts, now_ms, prices),
         *_lost_objects(facts),
         *_leaked_objects(facts, prices),
@@ -109,7 +117,6 @@ def _pending_uploads(facts: ExaminedPartition, now_ms: int) -> Iterator[HealthFi
     """Yield records that should have been tiered long ago (Aiven#699)."""
     if facts.pending is None:
         return
-    age_ms = now_ms - facts.pending.timestamp_ms
     if facts.settings.get("remote.log.copy.disable") == "true":
         words = (
             f"remote.log.copy.disable is true; the earliest pending record has offset {facts.pending.offset}",
@@ -118,27 +125,37 @@ def _pending_uploads(facts: ExaminedPartition, now_ms: int) -> Iterator[HealthFi
         )
         yield _finding(facts, "note", "copy-disabled", words)
         return
-    delay_ms = _allowed_delay_ms(facts.settings)
-    if delay_ms is None or age_ms <= delay_ms + SLACK_MS:
+    lag_ms, closed_ms = _copy_lag_ms(facts.settings), facts.pending.closed_ms
+    if lag_ms is None or closed_ms is None or now_ms - closed_ms <= lag_ms + SLACK_MS:
         return
-    age, delay = format_duration(age_ms), format_duration(delay_ms)
+    age, closed = format_duration(now_ms - facts.pending.timestamp_ms), format_duration(now_ms - closed_ms)
+    detail = f"the earliest pending record, offset {facts.pending.offset}, is {age} old, and its segment was closed {closed} ago or earlier"
     words = (
-        f"the earliest pending record, offset {facts.pending.offset}, is {age} old; segment.ms and remote.copy.lag.ms allow {delay}",
+        f"{detail}; remote.copy.lag.ms allows {format_duration(lag_ms)}",
         "what is not tiered is only on the brokers' disks, which fill; local retention does not delete it",
         "Look for errors of RemoteLogManager's copy task in the leader's log, and at remote.log.manager.copy.max.bytes.per.second",
     )
     yield _finding(facts, "error", "not-tiered", words)
 
 
-def _allowed_delay_ms(settings: Mapping[str, str]) -> int | None:
-    """Return the longest time after which a record must be tiered, in milliseconds; None if there is no limit or it is unknown."""
-    if "segment.ms" not in settings:
-        return None
+def _failed_lookups(facts: ExaminedPartition) -> Iterator[HealthFinding]:
+    """Yield a leader that does not find records by their time, for which it reads indexes in the tier."""
+    if facts.lookup_problem:
+        words = (
+            facts.lookup_problem,
+            "consumers that seek by time get errors; whether records wait for their upload is not known",
+            "Look for errors of RemoteLogManager's reads in the leader's log; `verify` names objects that are missing or damaged",
+        )
+        yield _finding(facts, "error", "time-lookup", words)
+
+
+def _copy_lag_ms(settings: Mapping[str, str]) -> int | None:
+    """Return the longest time after which a closed segment must be tiered, in milliseconds; None if there is no limit."""
     lag_ms = int(settings.get("remote.copy.lag.ms", "0"))
     if lag_ms == -1:  # as long as local retention
         lag_ms = int(settings.get("local.retention.ms", "-2"))
         lag_ms = int(settings.get("retention.ms", "-1")) if lag_ms == -2 else lag_ms
-    return None if lag_ms < 0 else int(settings["segment.ms"]) + lag_ms
+    return None if lag_ms < 0 else lag_ms
 
 
 def _overdue_deletions(facts: ExaminedPartition, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
