@@ -17,7 +17,8 @@ from compactor.control.ports import Retention
 from compactor.control.records import SegmentsPrepended, TailBatch, TailTruncated
 from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, UsageError
-from tests.simulation.actors import LEASE
+from compactor.transfer.intake import ArrivingSegments, add_segments
+from tests.simulation.actors import LEASE, SymbolicIncoming
 from tests.simulation.play import Actor, Play, playing, uploaded
 from tests.simulation.symbolic import NAME, describe, encode, upload
 from tests.simulation.world import GRACE_MS, UNDO_WINDOW_MS
@@ -161,6 +162,21 @@ class TestTruncation:
         with pytest.raises(Fenced, match="truncated at offset"):
             tier_segments(actor.ports, actor.log, *overtaken)
         assert truncate_tail(actor.ports, actor.log, body) == state
+
+    def test_an_import_whose_segments_were_cut_is_made_again(self, play: Play) -> None:
+        """Its id is made of its content, and it was complete once."""
+        play.importing(3)
+        actor = play.process("a")
+        last = actor.state().live[-1]
+        again = [SymbolicIncoming(play.actors, actor.ports, play.broker[3])]
+        arrival = ArrivingSegments((EpochEntry(0, 0),))
+        assert add_segments(actor.ports, actor.log, again, arrival)
+        whole = actor.state()
+        truncate_tail(actor.ports, actor.log, truncated_at(play, actor, last.end_offset + 1))
+        assert actor.state().end_offset == last.end_offset
+        assert add_segments(actor.ports, actor.log, again, arrival)
+        assert actor.state().end_offset == whole.end_offset
+        assert not add_segments(actor.ports, actor.log, again, arrival)
 
     def test_a_cut_below_the_cleaner_offset_needs_an_accepted_loss(self, play: Play) -> None:
         play.importing(5)
