@@ -73,6 +73,7 @@ TRANSIENT_CAUSES = (
     "java.io.IOException: Client was shutdown",
     "java.net.SocketTimeoutException: Failed to connect",
     "Remote log metadata cache is not initialized",
+    "This instance is in invalid state, initialized: false",
     "errors.TimeoutException: Expiring",
 )
 """Causes of ERROR lines that come and go with any broker: broken connections, KAFKA-19599 after a start, partitions without a leader."""
@@ -145,7 +146,7 @@ def play(arguments: argparse.Namespace, folder: Path, minutes: float, *, compact
             topics.stop()
             phase.faults, phase.skipped = faults.happened, faults.skipped
             phase.problems += faults.problems
-            phase.broker_errors = Counter(_kind_of(line) for line in _errors_of(cluster))
+            phase.broker_errors = Counter(_kind_of(line) for line in errors_of(cluster))
             phase.requests_damaged = proxy.seen.faults
             phase.excused = sum(written.history.excused for written in topics.partitions())
             if arguments.keep:
@@ -290,7 +291,7 @@ def _end_daemon(phase: Phase, daemon: Compactor) -> None:
             break
 
 
-def _errors_of(cluster: SoakCluster) -> list[str]:
+def errors_of(cluster: SoakCluster) -> list[str]:
     """Return the ERROR lines of all brokers, each with its cause, if the next line has one.
 
     Lines whose cause is a connection that broke or a broker that has just started are left out.
