@@ -519,3 +519,7 @@ def test_a_second_full_round_changes_nothing(started: StartedCluster, tmp_path: 
     assert second["records_read"] == second["records_kept"] == first["records_kept"]
     assert cli.do("recompact", "orders-0", "--now", NOW_MS)["partitions"][0]["status"] == "left_alone"
     assert second["next_dirty_offset"] == first["next_dirty_offset"]
+    (before,) = cli.do("topics")["partitions"]
+    (forced,) = cli.do("recompact", "--force", "--now", NOW_MS)["partitions"]
+    (after,) = cli.do("topics")["partitions"]
+    assert (forced["status"], forced["saved_bytes"]) == ("cleaned", before["bytes"] - after["bytes"])

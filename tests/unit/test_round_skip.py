@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bloom.sidecar import BATCH_RUNS, MARKERS, KeyCollector, RecordsDue, Sidecar
-from bloom.sizing import FilterDesign, size_filter
+from bloom.sizing import FilterDesign, size_filter, useless_rate
 from compactor.config.settings import Cleaner
 from compactor.control.state import Run
 from compactor.round.skip import (
@@ -90,6 +90,18 @@ def test_filters_that_cost_more_than_they_spare_are_off_and_it_is_said() -> None
     assert design_filter(Cleaner(), costly, 1_000, 50, 100_000) is None
     assert FilterRecord(asked=49, bytes_read=10_000).are_filters_paying, "too few were asked to tell"
     assert FilterRecord(asked=60, skipped=30, bytes_read=10_000, bytes_saved=10_001).are_filters_paying
+
+
+def test_the_settings_say_how_often_a_filter_may_be_wrong_and_how_large_it_may_be() -> None:
+    def designed(**settings: Any) -> FilterDesign | None:
+        return design_filter(Cleaner(**settings), FilterRecord(), 1_000, 10_000, 100_000_000)
+
+    usual, rare = designed(), designed(bloom_false_positive_rate=0.001)
+    assert usual is not None
+    assert rare is not None
+    assert [useless_rate(each.rate, 1_000) for each in (usual, rare)] == pytest.approx([0.01, 0.001])
+    assert designed(bloom_max_bytes=usual.bytes) == usual
+    assert designed(bloom_max_bytes=usual.bytes - 1) is None
 
 
 def run(**stats: int) -> Run:
