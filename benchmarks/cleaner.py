@@ -36,9 +36,9 @@ import numpy as np
 from crc32c import crc32c as check_crc
 
 from benchmarks.cleaner_logs import NOW_MS, PROFILES, Profile, write_log
-from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_directory
-from compactor.cleaner.passes.source import open_source
-from compactor.cleaner.precompile import precompile
+from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_log_directory
+from compactor.cleaner.passes.source import open_source_segment
+from compactor.cleaner.precompile import precompile_kernels
 from compactor.records.batches import read_only_view
 from compactor.records.bulk import compress_bodies_into
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, ByteBuffer, max_compressed_size
@@ -90,7 +90,7 @@ def ours(log_dir: Path, scratch: Path, first_dirty: int, *, threads: int = 1, ga
     while True:
         marks: list[tuple[float, float]] = []
         request = CleanRequest(now_ms=NOW_MS, first_dirty_offset=first_dirty, threads=threads, gate_budget_bytes=gate)
-        summary = clean_directory(log_dir, scratch / "ours", request, clock(marks))
+        summary = clean_log_directory(log_dir, scratch / "ours", request, clock(marks))
         shutil.rmtree(scratch / "ours")
         begin, end = marks[0], marks[-1]
         costs.append(Cost(end[0] - begin[0], end[1] - begin[1]))
@@ -127,9 +127,9 @@ def floor(log_dir: Path, scratch: Path, kept: int, *, rounds: int) -> float:
 
 def _moved(path: Path, target: BinaryIO, most: int) -> int:
     """Bytes written of one segment, whole chunks until there are ``most``."""
-    source = open_source(0, path, int(path.stem), None, 0, -1, 1 << 30)
+    source = open_source_segment(0, path, int(path.stem), None, 0, -1, 1 << 30)
     table, bodies, slots, done = source.table, ByteBuffer(), ByteBuffer(), 0
-    for first, last in source.batch_ranges():
+    for first, last in source.uniform_batch_ranges():
         some = slice(first, last)
         for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), 1 << 30, bodies):
             written = min(max(most - done, 0), int(table.size[some].sum()))
@@ -154,7 +154,7 @@ def _moved(path: Path, target: BinaryIO, most: int) -> int:
 
 def in_a_process(log_dir: Path, scratch: Path, first_dirty: int, rounds: int) -> float:
     """Seconds of the clock."""
-    precompile()
+    precompile_kernels()
     return ours(log_dir, scratch, first_dirty, rounds=rounds)[0].wall
 
 
@@ -185,7 +185,7 @@ def compile_seconds() -> float:
     """The first process on a machine: every kernel is compiled."""
     with tempfile.TemporaryDirectory(prefix="kernels-") as cache:
         begin = time.perf_counter()
-        compile_all = [sys.executable, "-c", "from compactor.cleaner.precompile import precompile; precompile()"]
+        compile_all = [sys.executable, "-c", "from compactor.cleaner.precompile import precompile_kernels; precompile_kernels()"]
         subprocess.run(compile_all, env={**os.environ, "NUMBA_CACHE_DIR": cache}, check=True)
         return time.perf_counter() - begin
 
@@ -207,7 +207,7 @@ def main() -> None:
         ):
             for number in range(2):
                 (Path(name) / f"process-{number}").mkdir()
-            precompile()
+            precompile_kernels()
             print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; MB of segments per CPU second")
             print(
                 "profile             Kafka     ours  Mrec/s   ratio (target)  of floor   wall  2 threads (processes)  gate's share",

@@ -31,7 +31,7 @@ import numpy as np
 
 from compactor.cleaner.keys.disk_map import mark_newest_of_each_key
 from compactor.cleaner.keys.key_set import KeySet
-from compactor.cleaner.row_spool import sort_by_range
+from compactor.cleaner.row_spool import sort_rows_by_hash_range
 from compactor.config.settings import Settings
 from compactor.config.store_sections import S3
 from compactor.spark.round.bundles import OrdinalRange
@@ -75,7 +75,7 @@ class Case:
         rows[:, 2] = (other >> np.uint64(32)).astype(np.uint32)
         rows[:, 3] = np.arange(count, dtype=np.uint32)
         out = np.empty_like(rows)
-        return sort_by_range(rows, count, self.ranges, 0, self.ranges, out), out
+        return sort_rows_by_hash_range(rows, count, self.ranges, 0, self.ranges, out), out
 
     def runs(self) -> list[range]:
         return [range(self.ranges * task // self.tasks, self.ranges * (task + 1) // self.tasks) for task in range(self.tasks)]
@@ -87,7 +87,7 @@ def survivors(case: Case, number: int, newest_first: Iterable[tuple[int, Exchang
         by_row, kept = rows.copy(), np.zeros(-(-len(rows) // 8), np.uint8)
         by_row[:, 3] = np.arange(len(rows), dtype=np.uint32)
         taken = mark_newest_of_each_key(keys.table, keys.state, by_row, 0, case.ranges, number, kept)
-        while taken < len(rows) and keys.grow():
+        while taken < len(rows) and keys.grow_within_budget():
             taken = mark_newest_of_each_key(keys.table, keys.state, by_row, taken, case.ranges, number, kept)
         yield place, encode_survivors(rows, kept)
 

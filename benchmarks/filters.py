@@ -52,10 +52,10 @@ def filters(keys: int) -> None:
     print(f"\n{'rate':>8} {'bits/key':>9} {'add':>7} {'hit':>7} {'miss':>7} {'library: add':>14} {'hit':>6} {'miss':>6} {'file MB/s':>10}")
     for rate in (1e-2, 1e-6, 2e-9):
         KeyFilter(10, rate).add_hashes(mine[:1])
-        KeyFilter(10, rate).contains_hashes(mine[:1])
+        KeyFilter(10, rate).flag_contained_hashes(mine[:1])
         ours = KeyFilter(keys, rate)
         add = cost(lambda: ours.add_hashes(mine), keys, times=1)  # noqa: B023
-        hit, miss = (cost(lambda: ours.contains_hashes(asked), keys) for asked in (mine, others))  # noqa: B023
+        hit, miss = (cost(lambda: ours.flag_contained_hashes(asked), keys) for asked in (mine, others))  # noqa: B023
         theirs = BloomFilter(keys, rate)
         add_plain = cost(lambda: [theirs.add(key) for key in sample], SAMPLE, times=1)  # noqa: B023
         hit_plain = cost(lambda: [key in theirs for key in sample], SAMPLE)  # noqa: B023
@@ -77,7 +77,7 @@ def false_positives(keys: int, probes: int) -> None:
     key_filter.add_hashes(random_hashes(keys, 1))
     rounds = -(-probes // (1 << 20))
     for seed in range(rounds):
-        found += int(np.count_nonzero(key_filter.contains_hashes(random_hashes(1 << 20, seed + 10))))
+        found += int(np.count_nonzero(key_filter.flag_contained_hashes(random_hashes(1 << 20, seed + 10))))
     print(f"\nfalse positives at {rate:.0e}: {found} in {rounds << 20:,} probes, {(rounds << 20) * rate:.1f} expected")
 
 

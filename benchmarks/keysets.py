@@ -75,9 +75,9 @@ def memory_presized(rows: int, keys: int, clock: Clock) -> tuple[int, int]:
 
 
 class NoLimit:
-    def take_bytes(self, nbytes: int) -> None: ...
+    def reserve_bytes(self, nbytes: int) -> None: ...
 
-    def return_bytes(self, nbytes: int) -> None: ...
+    def release_bytes(self, nbytes: int) -> None: ...
 
 
 def partitioned(rows: int, keys: int, clock: Clock) -> tuple[int, int]:
@@ -90,16 +90,16 @@ def partitioned(rows: int, keys: int, clock: Clock) -> tuple[int, int]:
         for begin, hashes in rows_of(rows, keys):
             ordinals = np.arange(begin, begin + len(hashes), dtype=np.uint32)
             with clock:
-                engine.add_dirty(hashes, ordinals)
+                engine.add_dirty_rows(hashes, ordinals)
         with clock:
-            bitmap = engine.find_survivors(rows)
+            bitmap = engine.survivor_bitmap(rows)
         return int(np.bitwise_count(bitmap).sum()), engine.peak_bytes
 
 
 def bounded(rows: int, keys: int, clock: Clock) -> tuple[int, int]:
     from compactor.cleaner.keys.key_set import BoundedOffsetMap
 
-    table = BoundedOffsetMap(keys, rows=rows)
+    table = BoundedOffsetMap(keys, max_rows=rows)
     for begin, hashes in rows_of(rows, keys):
         offsets = np.arange(begin, begin + len(hashes), dtype=np.int64)
         with clock:

@@ -67,7 +67,7 @@ def measured(tier: Tier, dirty: int, trials: int) -> tuple[int, int]:
             continue
         for _ in range(trials):
             asked += 1
-            wrong += bool(found.filter.contains_hashes(dice.integers(0, 2**64, (dirty, 2), np.uint64)).any())
+            wrong += bool(found.filter.flag_contained_hashes(dice.integers(0, 2**64, (dirty, 2), np.uint64)).any())
     return asked, wrong
 
 

@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.sidecar import SidecarUnusable, UnusableReason, hash_key_fingerprint, object_mac
+from bloom.sidecar import SidecarUnusable, UnusableReason, hash_key_fingerprint, mac_of_segment_object
 from compactor.kernels.common import Bytes, Flags, Hashes
 from compactor.kernels.jit import kernel
 
@@ -73,22 +73,22 @@ class KeyDirectory:
     def __len__(self) -> int:
         return len(self.headers)
 
-    def batches_with_keys(self, wanted: HashPrefixes) -> Flags:
+    def flag_batches_with_keys(self, wanted_prefixes: HashPrefixes) -> Flags:
         """Return a flag per batch: whether it may hold one of these keys.
 
         False positives occur for one in 2^32 pairs of keys; there are no false negatives.
 
-        :param wanted: hash prefixes as ``distinct_hash_prefixes`` returns them.
+        :param wanted_prefixes: hash prefixes as ``distinct_hash_prefixes`` returns them.
         """
         found = np.zeros(len(self), np.bool_)
-        if len(wanted) and len(self.pieces):
-            bits = max(6, int(_SLOTS * len(wanted) - 1).bit_length())
-            _mark_batches_with(self.pieces, self.keys, wanted, np.zeros(1 << (bits - 3), np.uint8), bits, found)
+        if len(wanted_prefixes) and len(self.pieces):
+            bits = max(6, int(_SLOTS * len(wanted_prefixes) - 1).bit_length())
+            _flag_batches_with_prefixes(self.pieces, self.keys, wanted_prefixes, np.zeros(1 << (bits - 3), np.uint8), bits, found)
         return found
 
-    def select_batches(self, first: int, last: int) -> KeyDirectory:
+    def directory_of_batches(self, first_batch: int, end_batch: int) -> KeyDirectory:
         """Return the key directory of the batches [first, last) alone."""
-        some, own = slice(first, last), self.pieces[self._begin[first] : self._begin[last]]
+        some, own = slice(first_batch, end_batch), self.pieces[self._begin[first_batch] : self._begin[end_batch]]
         return KeyDirectory(
             self.segment_id, self.headers[some], self.control[some], self.coordinator_epoch[some], self.flags[some], self.keys[some], own
         )
@@ -106,7 +106,7 @@ def distinct_hash_prefixes(keys: Iterable[Hashes]) -> HashPrefixes:
     return np.unique(np.concatenate(some)) if some else np.empty(0, np.uint32)
 
 
-def concatenate_directories(segment_id: str, parts: Iterable[KeyDirectory]) -> KeyDirectory:
+def concatenate_key_directories(segment_id: str, parts: Iterable[KeyDirectory]) -> KeyDirectory:
     """Concatenate several key directories to the directory of a new segment that holds all their batches."""
     found = list(parts)
 
@@ -116,7 +116,7 @@ def concatenate_directories(segment_id: str, parts: Iterable[KeyDirectory]) -> K
     return KeyDirectory(segment_id, *(column(name) for name in ("headers", "control", "coordinator_epoch", "flags", "keys", "pieces")))  # type: ignore[arg-type]
 
 
-def encode_directory(directory: KeyDirectory, hash_key: bytes) -> bytes:
+def encode_key_directory(directory: KeyDirectory, hash_key: bytes) -> bytes:
     """Serialize a key directory. Equal contents give equal bytes."""
     about = {"segment_id": directory.segment_id, "batches": len(directory), "keys": len(directory.pieces)}
     text = json.dumps(about, sort_keys=True, separators=(",", ":")).encode()
@@ -124,10 +124,10 @@ def encode_directory(directory: KeyDirectory, hash_key: bytes) -> bytes:
     packed = zlib.compress(b"".join([_COUNT.pack(len(text)), text, *(column.tobytes() for column in columns)]), 1)
     body = b"".join([_COUNT.pack(len(packed)), packed, directory.pieces.tobytes()])  # hashes do not shrink
     fixed = _FIXED.pack(DIRECTORY_MAGIC, DIRECTORY_VERSION, hash_key_fingerprint(hash_key), len(body), bytes(16))[:_COVERED]
-    return b"".join([fixed, object_mac(hash_key, _PURPOSE, fixed, body), body])
+    return b"".join([fixed, mac_of_segment_object(hash_key, _PURPOSE, fixed, body), body])
 
 
-def decode_directory(data: bytes, segment_id: str, hash_key: bytes) -> KeyDirectory:
+def decode_key_directory(data: bytes, segment_id: str, hash_key: bytes) -> KeyDirectory:
     """Parse a serialized key directory. Raises SidecarUnusable if it is damaged or was written for another segment or hash key; then the
     whole segment is read.
     """
@@ -143,7 +143,7 @@ def decode_directory(data: bytes, segment_id: str, hash_key: bytes) -> KeyDirect
     body = memoryview(data)[_FIXED.size :]
     if len(body) != size:
         raise SidecarUnusable(UnusableReason.CUT_OFF, f"{len(data)} bytes")
-    if not hmac.compare_digest(found_mac, object_mac(hash_key, _PURPOSE, data[:_COVERED], body)):
+    if not hmac.compare_digest(found_mac, mac_of_segment_object(hash_key, _PURPOSE, data[:_COVERED], body)):
         raise SidecarUnusable(UnusableReason.DAMAGED)
     directory = _parse_body(body)
     if directory.segment_id != segment_id:
@@ -151,9 +151,9 @@ def decode_directory(data: bytes, segment_id: str, hash_key: bytes) -> KeyDirect
     return directory
 
 
-def estimate_directory_bytes(batches: int, records: int) -> int:
+def estimate_key_directory_bytes(batch_count: int, record_count: int) -> int:
     """Return the approximate size in bytes of a serialized key directory. Compression shrinks headers to a third or less."""
-    return 25 * batches + 4 * records
+    return 25 * batch_count + 4 * record_count
 
 
 def _parse_body(body: memoryview) -> KeyDirectory:
@@ -174,7 +174,7 @@ def _parse_body(body: memoryview) -> KeyDirectory:
 
 
 @kernel
-def _mark_batches_with(
+def _flag_batches_with_prefixes(
     pieces: HashPrefixes, keys: npt.NDArray[np.int32], wanted: HashPrefixes, bitmap: Bytes, bits: int, found: Flags
 ) -> None:
     """Set ``found`` for each batch that has one of the ``wanted`` hash parts.

@@ -64,10 +64,10 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         _add_to_filter(self._bit_array(), self.num_slices, self.bits_per_slice, hashes, fresh)
         self.count += int(np.count_nonzero(fresh))
 
-    def contains_hashes(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+    def flag_contained_hashes(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """Return a flag per key hash of shape (n, 2): whether the filter may contain the key."""
         answer = np.zeros(len(hashes), dtype=np.bool_)
-        _find_candidates(self._bit_array(), self.num_slices, self.bits_per_slice, hashes, np.arange(len(hashes)), answer)
+        _flag_candidates(self._bit_array(), self.num_slices, self.bits_per_slice, hashes, np.arange(len(hashes)), answer)
         return answer
 
     def copy(self) -> KeyFilter:
@@ -99,31 +99,31 @@ def _bit_position(h0: np.uint64, h1: np.uint64, slice_number: int, bits_per_slic
 
 
 @kernel
-def _add_to_filter(bits: Bits, slices: int, bits_per_slice: int, hashes: Hashes, fresh: npt.NDArray[np.bool_]) -> None:
-    for number in range(slices):
+def _add_to_filter(bits: Bits, slice_count: int, bits_per_slice: int, hashes: Hashes, out_is_new: npt.NDArray[np.bool_]) -> None:
+    for number in range(slice_count):
         for row in range(len(hashes)):
             bit = _bit_position(hashes[row, 0], hashes[row, 1], number, bits_per_slice)
             before = bits[bit >> np.uint64(3)]
             mask = np.uint8(np.uint64(1) << (bit & np.uint64(7)))
             bits[bit >> np.uint64(3)] = before | mask
-            fresh[row] |= (before & mask) == 0
+            out_is_new[row] |= (before & mask) == 0
 
 
 @kernel
-def _find_candidates(
-    bits: Bits, slices: int, bits_per_slice: int, hashes: Hashes, left: npt.NDArray[np.int64], answer: npt.NDArray[np.bool_]
+def _flag_candidates(
+    bits: Bits, slices: int, bits_per_slice: int, hashes: Hashes, candidate_rows: npt.NDArray[np.int64], out_flags: npt.NDArray[np.bool_]
 ) -> None:
-    """Set ``answer`` for the keys that the filter may contain. ``left`` lists the row numbers to test; it is reduced slice by slice to the
-    rows that are not ruled out.
+    """Set ``out_flags`` for the keys that the filter may contain. ``candidate_rows`` lists the row numbers to test; it is reduced slice by
+    slice to the rows that are not ruled out.
     """
-    rows = len(left)
+    rows = len(candidate_rows)
     for number in range(slices):
         kept = 0
         for i in range(rows):
-            row = left[i]
+            row = candidate_rows[i]
             bit = _bit_position(hashes[row, 0], hashes[row, 1], number, bits_per_slice)
-            left[kept] = row
+            candidate_rows[kept] = row
             kept += (bits[bit >> np.uint64(3)] >> np.uint8(bit & np.uint64(7))) & 1
         rows = kept
     for i in range(rows):
-        answer[left[i]] = True
+        out_flags[candidate_rows[i]] = True

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.filter import KeyFilter
-from bloom.sizing import FilterDesign, useless_rate
+from bloom.sizing import FilterDesign, useless_read_probability_of_filter
 from compactor.constants import NEVER_MS
 from compactor.kernels.common import Hashes
 from compactor.kernels.jit import kernel
@@ -171,11 +171,12 @@ class SidecarUnusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordsDue:
-    """Reasons, as far as records are concerned, to read a clean segment although its filter holds no dirty key.
+class RemovableRecordCounts:
+    """Numbers of records in a segment that will have to be removed or changed at some time, and the earliest delete horizon among them.
+    They are reasons to read a clean segment although its filter holds no dirty key.
 
-    Transaction markers are handled by compactor.records.producer_runs. A tombstone without a delete horizon gets one when it is next read;
-    v0/v1 tombstones count as such. Records without a key are removed when they are next read.
+    Transaction markers are handled by compactor.records.producer_runs. A tombstone without a delete horizon gets one when it is next
+    read; v0/v1 tombstones count as such. Records without a key are removed when they are next read.
     """
 
     tombstones: int = 0
@@ -210,7 +211,7 @@ class Sidecar:
     segment_id: str
     records: int
     distinct_keys: int
-    due: RecordsDue
+    due: RemovableRecordCounts
     producer_runs: RunTable
     markers: RunTable
     sketch: Registers
@@ -218,22 +219,22 @@ class Sidecar:
     filter: KeyFilter | None = field(default=None, repr=False)
     inherited: bool = False
 
-    def useless_rate(self, probes: int) -> float:
-        """Return the probability that a segment without any of ``probes`` keys must be read because of a false positive."""
+    def useless_read_probability(self, probed_keys: int) -> float:
+        """Return the probability that a segment without any of ``probed_keys`` keys must be read because of a false positive."""
         if self.distinct_keys == 0:
             return 0.0
-        return useless_rate(self.made_for.rate, probes) if self.made_for else 1.0
+        return useless_read_probability_of_filter(self.made_for.rate, probed_keys) if self.made_for else 1.0
 
 
 class KeyCollector:
     """Collector of a segment's key hashes for its sidecar. Hashes may be added in any order, in any number of calls, and repeatedly."""
 
-    def __init__(self, made_for: FilterDesign | None) -> None:
-        """Create an empty collector. ``made_for``: parameters of the filter, for at least as many keys as will be added; None for no filter
-        (see bloom.sizing).
+    def __init__(self, filter_design: FilterDesign | None) -> None:
+        """Create an empty collector. ``filter_design``: parameters of the filter, for at least as many keys as will be added; None for no
+        filter (see bloom.sizing).
         """
-        self._made_for = made_for
-        self._filter = KeyFilter(made_for.keys, made_for.rate) if made_for else None
+        self._made_for = filter_design
+        self._filter = KeyFilter(filter_design.keys, filter_design.rate) if filter_design else None
         self._sketch = empty_sketch()
         self._rows = 0
 
@@ -244,21 +245,23 @@ class KeyCollector:
         if self._filter is not None:
             self._filter.add_hashes(hashes)
 
-    def build_sidecar(self, segment_id: str, records: int, due: RecordsDue, runs: RunTable, markers: RunTable) -> Sidecar:
+    def build_sidecar(
+        self, segment_id: str, record_count: int, removable_counts: RemovableRecordCounts, producer_runs: RunTable, markers: RunTable
+    ) -> Sidecar:
         """Return the sidecar of the segment.
 
-        :param records: number of records in the segment. If it has keys and none was added, keys were not hashed, and each key counts as
-            distinct.
-        :param due: records that will have to be removed or changed at some time.
-        :param runs, markers: tables with the columns BATCH_RUNS and MARKERS.
+        :param record_count: number of records in the segment. If it has keys and none was added, keys were not hashed, and each key counts
+            as distinct.
+        :param removable_counts: records that will have to be removed or changed at some time.
+        :param producer_runs, markers: tables with the columns BATCH_RUNS and MARKERS.
         """
         if self._filter is not None:
             keys = self._filter.count
         elif self._rows:
             keys = min(self._rows, estimate_distinct_keys(self._sketch))
         else:
-            keys = records - due.keyless_records
-        return Sidecar(segment_id, records, keys, due, runs, markers, self._sketch, self._made_for, self._filter)
+            keys = record_count - removable_counts.keyless_records
+        return Sidecar(segment_id, record_count, keys, removable_counts, producer_runs, markers, self._sketch, self._made_for, self._filter)
 
 
 def estimate_distinct_keys_of_all(sidecars: Iterable[Sidecar]) -> int:
@@ -279,7 +282,7 @@ def hash_key_fingerprint(hash_key: bytes) -> bytes:
     return hashlib.blake2b(key=hash_key, digest_size=8, person=b"tc-key-id").digest()
 
 
-def object_mac(hash_key: bytes, purpose: bytes, *parts: bytes | memoryview) -> bytes:
+def mac_of_segment_object(hash_key: bytes, purpose: bytes, *parts: bytes | memoryview) -> bytes:
     """Return the MAC, under the tier's hash key, of an object that belongs to a segment.
 
     :param purpose: at most 16 bytes, different for each kind of object.
@@ -312,8 +315,8 @@ def encode_sidecar(sidecar: Sidecar, hash_key: bytes) -> bytes:
         :_COVERED
     ]
     # Each MAC covers the lengths and the fingerprint; the filter's covers the head's, so that halves of two sidecars do not make a third.
-    head_mac = object_mac(hash_key, b"tc-side-head", fixed, head)
-    return b"".join([fixed, head_mac, object_mac(hash_key, b"tc-side-filter", head_mac, filter_bytes), head, filter_bytes])
+    head_mac = mac_of_segment_object(hash_key, b"tc-side-head", fixed, head)
+    return b"".join([fixed, head_mac, mac_of_segment_object(hash_key, b"tc-side-filter", head_mac, filter_bytes), head, filter_bytes])
 
 
 def sidecar_head_length(data: bytes) -> int:
@@ -334,7 +337,7 @@ def decode_sidecar_head(data: bytes, segment_id: str, hash_key: bytes) -> Sideca
     if len(data) < _FIXED.size + head_size:
         raise SidecarUnusable(UnusableReason.CUT_OFF, f"{len(data)} bytes")
     head = memoryview(data)[_FIXED.size : _FIXED.size + head_size]
-    if not hmac.compare_digest(head_mac, object_mac(hash_key, b"tc-side-head", data[:_COVERED], head)):
+    if not hmac.compare_digest(head_mac, mac_of_segment_object(hash_key, b"tc-side-head", data[:_COVERED], head)):
         raise SidecarUnusable(UnusableReason.DAMAGED)
     sidecar = _parse_head(head)
     if sidecar.segment_id != segment_id:
@@ -343,13 +346,13 @@ def decode_sidecar_head(data: bytes, segment_id: str, hash_key: bytes) -> Sideca
 
 
 def decode_sidecar(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
-    """Parse a serialized sidecar. Raises SidecarUnusable if it cannot be used; then its segment is read."""
+    """Parse a serialized sidecar. Raises SidecarUnusable if it cannot be used; the caller then reads the segment instead."""
     sidecar = decode_sidecar_head(data, segment_id, hash_key)
     _, head_size, filter_size, head_mac, filter_mac = _parse_fixed_part(data)
     filter_bytes = memoryview(data)[_FIXED.size + head_size :]
     if len(filter_bytes) < filter_size:
         raise SidecarUnusable(UnusableReason.CUT_OFF, f"{len(data)} bytes")
-    if not hmac.compare_digest(filter_mac, object_mac(hash_key, b"tc-side-filter", head_mac, filter_bytes)):
+    if not hmac.compare_digest(filter_mac, mac_of_segment_object(hash_key, b"tc-side-filter", head_mac, filter_bytes)):
         raise SidecarUnusable(UnusableReason.DAMAGED)
     return replace(sidecar, filter=KeyFilter.fromfile(io.BytesIO(filter_bytes)) if filter_size else None)
 
@@ -379,7 +382,7 @@ def _parse_head(head: memoryview) -> Sidecar:
         segment_id=about["segment_id"],
         records=about["records"],
         distinct_keys=about["distinct_keys"],
-        due=RecordsDue(**about["due"]),
+        due=RemovableRecordCounts(**about["due"]),
         producer_runs=runs,
         markers=markers,
         sketch=sketch.view(np.uint8),

@@ -36,22 +36,22 @@ class FilterDesign:
     bytes: int
 
 
-def rate_per_key(probes: int, useless_rate: float = USELESS_RATE) -> float:
-    """Return the false positive rate per key at which ``probes`` keys give at least one false positive with probability
+def rate_per_key(probed_keys: int, useless_rate: float = USELESS_RATE) -> float:
+    """Return the false positive rate per key at which ``probed_keys`` keys give at least one false positive with probability
     ``useless_rate``.
     """
-    return -math.expm1(math.log1p(-useless_rate) / max(1, probes))
+    return -math.expm1(math.log1p(-useless_rate) / max(1, probed_keys))
 
 
-def useless_rate(rate: float, probes: int) -> float:
-    """Return the probability of at least one false positive among ``probes`` keys that the filter does not hold."""
-    return -math.expm1(probes * math.log1p(-rate))
+def useless_read_probability_of_filter(rate_per_key: float, probed_keys: int) -> float:
+    """Return the probability of at least one false positive among ``probed_keys`` keys that the filter does not hold."""
+    return -math.expm1(probed_keys * math.log1p(-rate_per_key))
 
 
-def filter_bytes(keys: int, rate: float) -> int:
+def filter_size_bytes(key_count: int, rate_per_key: float) -> int:
     """Return the size in bytes of pybloom-live's bit array, by the library's own formula."""
-    slices = math.ceil(math.log2(1 / rate))
-    return (slices * math.ceil(keys * abs(math.log(rate)) / (slices * math.log(2) ** 2)) + 7) // 8
+    slices = math.ceil(math.log2(1 / rate_per_key))
+    return (slices * math.ceil(key_count * abs(math.log(rate_per_key)) / (slices * math.log(2) ** 2)) + 7) // 8
 
 
 def is_filter_worthwhile(filter_size: int, rate: float, probes: int, segment_bytes: int, skip_rate: float = SKIP_RATE) -> bool:
@@ -60,10 +60,10 @@ def is_filter_worthwhile(filter_size: int, rate: float, probes: int, segment_byt
     The saving is the download of the segment, if no dirty key occurs in it (probability ``skip_rate``) and the filter shows that. Bytes
     that need not be rewritten and later rounds that use the same filter are not counted; they are a margin.
     """
-    return segment_bytes * skip_rate * (1 - useless_rate(rate, probes)) > 2 * filter_size
+    return segment_bytes * skip_rate * (1 - useless_read_probability_of_filter(rate, probes)) > 2 * filter_size
 
 
-def size_filter(
+def design_filter_if_worthwhile(
     keys: int,
     probes: int,
     segment_bytes: int,
@@ -82,14 +82,14 @@ def size_filter(
     if keys <= 0:
         return None
     rate = rate_per_key(probes, useless_rate)
-    size = filter_bytes(keys, rate)
+    size = filter_size_bytes(keys, rate)
     fits = max_bytes is None or size <= max_bytes
     pays = is_filter_worthwhile(size, rate, probes, segment_bytes, skip_rate)
     return FilterDesign(keys, max(1, probes), rate, size) if fits and pays else None
 
 
-def should_keep_filters(asked: int, filter_bytes_read: int, segment_bytes_saved: int) -> bool:
+def should_keep_filters(filters_tried: int, filter_bytes_read: int, segment_bytes_saved: int) -> bool:
     """Return whether a partition should continue to use filters: after TRIAL filters, they must have saved more bytes than were read to use
     them.
     """
-    return asked < TRIAL or segment_bytes_saved > filter_bytes_read
+    return filters_tried < TRIAL or segment_bytes_saved > filter_bytes_read

@@ -25,71 +25,73 @@ MOST_DIGITS = 19
 TopicPartitionName = tuple[str, int]
 
 
-def parse_cleaner_offset_checkpoint(text: str, where: str = "cleaner-offset-checkpoint") -> dict[TopicPartitionName, int]:
+def parse_cleaner_offset_checkpoint(text: str, source_name: str = "cleaner-offset-checkpoint") -> dict[TopicPartitionName, int]:
     """Parse a ``cleaner-offset-checkpoint``. Return the first dirty offset by (topic, partition). Raises BadData."""
     offsets: dict[TopicPartitionName, int] = {}
-    for number, (topic, partition, offset) in _parse_entries(text, 3, where):
-        offsets[topic, _parse_number(partition, number, where, INT32)] = _parse_number(offset, number, where)
+    for number, (topic, partition, offset) in _parse_entries(text, 3, source_name):
+        offsets[topic, _parse_number(partition, number, source_name, INT32)] = _parse_number(offset, number, source_name)
     return offsets
 
 
-def parse_leader_epoch_checkpoint(text: str, where: str = "leader-epoch-checkpoint") -> tuple[EpochEntry, ...]:
+def parse_leader_epoch_checkpoint(text: str, source_name: str = "leader-epoch-checkpoint") -> tuple[EpochEntry, ...]:
     """Parse a ``leader-epoch-checkpoint``. Return its lineage, ascending. Raises BadData, also if epochs or offsets decrease."""
     entries: list[EpochEntry] = []
-    for number, (epoch, start) in _parse_entries(text, 2, where):
-        entry = EpochEntry(_parse_number(epoch, number, where, INT32), _parse_number(start, number, where))
+    for number, (epoch, start) in _parse_entries(text, 2, source_name):
+        entry = EpochEntry(_parse_number(epoch, number, source_name, INT32), _parse_number(start, number, source_name))
         if entry.epoch < 0 or entry.start_offset < 0:
-            raise _checkpoint_error(where, f"line {number}: epoch {entry.epoch} at {entry.start_offset} is negative")
+            raise _checkpoint_error(source_name, f"line {number}: epoch {entry.epoch} at {entry.start_offset} is negative")
         if entries and not (entries[-1].epoch < entry.epoch and entries[-1].start_offset <= entry.start_offset):
-            raise _checkpoint_error(where, f"line {number}: epoch {entry.epoch} at {entry.start_offset} does not follow the line before it")
+            raise _checkpoint_error(
+                source_name, f"line {number}: epoch {entry.epoch} at {entry.start_offset} does not follow the line before it"
+            )
         entries.append(entry)
     return tuple(entries)
 
 
 def format_leader_epoch_checkpoint(lineage: Sequence[EpochEntry]) -> str:
     """Return the text of a ``leader-epoch-checkpoint`` for a lineage, as Kafka writes it."""
-    return _format_lines([f"{entry.epoch} {entry.start_offset}" for entry in lineage])
+    return _format_checkpoint([f"{entry.epoch} {entry.start_offset}" for entry in lineage])
 
 
-def format_offset_checkpoint(offsets: Mapping[TopicPartitionName, int]) -> str:
+def format_offsets_as_checkpoint(offsets: Mapping[TopicPartitionName, int]) -> str:
     """Return the text of an offset checkpoint by (topic, partition), such as ``log-start-offset-checkpoint``, as Kafka writes it."""
-    return _format_lines([f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items())])
+    return _format_checkpoint([f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items())])
 
 
-def _format_lines(lines: Sequence[str]) -> str:
+def _format_checkpoint(lines: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in (CURRENT_VERSION, len(lines), *lines))
 
 
-def _parse_entries(text: str, fields: int, where: str) -> list[tuple[int, list[str]]]:
-    """Return the line number and the fields of each entry of a checkpoint file. Raises BadData if a line does not have exactly ``fields``
-    fields.
+def _parse_entries(text: str, fields_per_entry: int, source_name: str) -> list[tuple[int, list[str]]]:
+    """Return the line number and the fields of each entry of a checkpoint file. Raises BadData if a line does not have exactly
+    ``fields_per_entry`` fields.
     """
     lines = text.splitlines()
     if not lines:
         return []
-    version = _parse_number(lines[0].strip(), 1, where)
+    version = _parse_number(lines[0].strip(), 1, source_name)
     if version != CURRENT_VERSION:
-        raise _checkpoint_error(where, f"line 1: version {version} is unknown, only {CURRENT_VERSION} is")
+        raise _checkpoint_error(source_name, f"line 1: version {version} is unknown, only {CURRENT_VERSION} is")
     if len(lines) < 2:
         return []
-    expected = _parse_number(lines[1].strip(), 2, where)
+    expected = _parse_number(lines[1].strip(), 2, source_name)
     found = [(number, line.split()) for number, line in enumerate(lines[2:], 3)]
-    wrong = next((number for number, parts in found if len(parts) != fields), None)
+    wrong = next((number for number, parts in found if len(parts) != fields_per_entry), None)
     if wrong is not None:
-        raise _checkpoint_error(where, f"line {wrong}: {fields} fields were expected: {lines[wrong - 1]!r}")
+        raise _checkpoint_error(source_name, f"line {wrong}: {fields_per_entry} fields were expected: {lines[wrong - 1]!r}")
     if len(found) != expected:
-        raise _checkpoint_error(where, f"line 2 promises {expected} entries, {len(found)} follow")
+        raise _checkpoint_error(source_name, f"line 2 promises {expected} entries, {len(found)} follow")
     return found
 
 
-def _parse_number(text: str, line: int, where: str, bits: int = INT64) -> int:
+def _parse_number(text: str, line_number: int, source_name: str, bits: int = INT64) -> int:
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
-        raise _checkpoint_error(where, f"line {line}: {text!r} is not a number")
+        raise _checkpoint_error(source_name, f"line {line_number}: {text!r} is not a number")
     if len(digits) > MOST_DIGITS or not -(1 << bits - 1) <= int(text) < 1 << bits - 1:
-        raise _checkpoint_error(where, f"line {line}: {text[:40]} is out of range for {bits} bits")
+        raise _checkpoint_error(source_name, f"line {line_number}: {text[:40]} is out of range for {bits} bits")
     return int(text)
 
 
-def _checkpoint_error(where: str, cause: str) -> BadData:
-    return BadData(cause, segment=where, hint="Compare with the broker's file; Kafka would not read it either")
+def _checkpoint_error(source_name: str, cause: str) -> BadData:
+    return BadData(cause, segment=source_name, hint="Compare with the broker's file; Kafka would not read it either")

@@ -41,69 +41,73 @@ def extend_lineage(lineage: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -
     return (*lineage, *(entry for entry in newer if entry.epoch > last))
 
 
-def restore_removed_epochs(known: Sequence[EpochEntry], given: Sequence[EpochEntry]) -> Lineage:
+def restore_removed_epochs(known_lineage: Sequence[EpochEntry], given_lineage: Sequence[EpochEntry]) -> Lineage:
     """Return the given entries, preceded by known entries that the broker's retention has removed. Both lineages must be of one log.
 
     Kafka's LeaderEpochFileCache.truncateFromStart drops the epochs below the log start and moves the first remaining epoch up to it. Here
     that epoch keeps its known start.
     """
-    if not given:
-        return tuple(known)
-    first = given[0]
-    before = tuple(entry for entry in known if entry.epoch < first.epoch and entry.start_offset < first.start_offset)
-    start = min((entry.start_offset for entry in known if entry.epoch == first.epoch), default=first.start_offset)
-    return (*before, EpochEntry(first.epoch, min(start, first.start_offset)), *given[1:])
+    if not given_lineage:
+        return tuple(known_lineage)
+    first = given_lineage[0]
+    before = tuple(entry for entry in known_lineage if entry.epoch < first.epoch and entry.start_offset < first.start_offset)
+    start = min((entry.start_offset for entry in known_lineage if entry.epoch == first.epoch), default=first.start_offset)
+    return (*before, EpochEntry(first.epoch, min(start, first.start_offset)), *given_lineage[1:])
 
 
-def truncate_lineage(lineage: Sequence[EpochEntry], end: int) -> Lineage:
-    """Return the entries of a lineage whose epochs begin before offset ``end``."""
-    return tuple(entry for entry in lineage if entry.start_offset < end)
+def truncate_lineage_at(lineage: Sequence[EpochEntry], end_offset: int) -> Lineage:
+    """Return the entries of a lineage whose epochs begin before offset ``end_offset``."""
+    return tuple(entry for entry in lineage if entry.start_offset < end_offset)
 
 
-def first_disowned_offset(known: Sequence[EpochEntry], known_end: int, given: Sequence[EpochEntry], given_end: int) -> int | None:
-    """Return the first offset before ``known_end`` that the given lineage assigns to another leader epoch, or None if one log continues the
-    other.
+def first_disowned_offset(
+    known_lineage: Sequence[EpochEntry], known_end_offset: int, given_lineage: Sequence[EpochEntry], given_end_offset: int
+) -> int | None:
+    """Return the first offset before ``known_end_offset`` that the given lineage assigns to another leader epoch, or None if one log
+    continues the other.
 
     Offsets that only one log holds are not compared: retention removes the front of a log, and a copy that ends earlier is just older. A
     newer epoch in the given lineage counts even if the given log has no records of it yet, because a leader writes its epoch's entry before
     its first batch.
 
-    :param known_end, given_end: end offsets of the two logs, exclusive.
+    :param known_end_offset, given_end_offset: end offsets of the two logs, exclusive.
     """
-    if not known or not given:
+    if not known_lineage or not given_lineage:
         return None
-    begin = max(known[0].start_offset, given[0].start_offset)
-    for offset in sorted({begin, *(e.start_offset for e in (*known, *given) if e.start_offset > begin)}):
-        if offset >= known_end:
+    begin = max(known_lineage[0].start_offset, given_lineage[0].start_offset)
+    for offset in sorted({begin, *(e.start_offset for e in (*known_lineage, *given_lineage) if e.start_offset > begin)}):
+        if offset >= known_end_offset:
             break
-        ours, theirs = epoch_at(known, offset), epoch_at(given, offset)
-        if theirs > ours or (theirs < ours and offset < given_end):
+        ours, theirs = leader_epoch_at(known_lineage, offset), leader_epoch_at(given_lineage, offset)
+        if theirs > ours or (theirs < ours and offset < given_end_offset):
             return offset
     # A known epoch may begin at the known end or after it: a log that has an older one there has missed what cut it.
-    begun = (entry.start_offset for entry in known if known_end <= entry.start_offset < given_end)
-    return next((offset for offset in begun if 0 <= epoch_at(given, offset) < epoch_at(known, offset)), None)
+    begun = (entry.start_offset for entry in known_lineage if known_end_offset <= entry.start_offset < given_end_offset)
+    return next((offset for offset in begun if 0 <= leader_epoch_at(given_lineage, offset) < leader_epoch_at(known_lineage, offset)), None)
 
 
-def first_divergent_offset(old: Sequence[EpochEntry], old_end: int, new: Sequence[EpochEntry], new_end: int) -> int | None:
-    """Return the first offset before ``old_end`` that the new lineage assigns to another leader epoch or no longer holds, or None.
+def first_divergent_offset(
+    old_lineage: Sequence[EpochEntry], old_end_offset: int, new_lineage: Sequence[EpochEntry], new_end_offset: int
+) -> int | None:
+    """Return the first offset before ``old_end_offset`` that the new lineage assigns to another leader epoch or no longer holds, or None.
 
     Offsets before the later of the two starts are not compared: retention and DeleteRecords remove the front of a lineage without changing
     the rest.
 
-    :param old_end, new_end: end offsets of the two logs, exclusive.
+    :param old_end_offset, new_end_offset: end offsets of the two logs, exclusive.
     """
-    if not old or not new:
+    if not old_lineage or not new_lineage:
         return None
-    begin = max(old[0].start_offset, new[0].start_offset)
-    for offset in sorted({begin, *(e.start_offset for e in (*old, *new) if e.start_offset > begin)}):
-        if offset >= old_end or offset >= new_end:
+    begin = max(old_lineage[0].start_offset, new_lineage[0].start_offset)
+    for offset in sorted({begin, *(e.start_offset for e in (*old_lineage, *new_lineage) if e.start_offset > begin)}):
+        if offset >= old_end_offset or offset >= new_end_offset:
             break
-        if epoch_at(old, offset) != epoch_at(new, offset):
+        if leader_epoch_at(old_lineage, offset) != leader_epoch_at(new_lineage, offset):
             return offset
-    return new_end if begin <= new_end < old_end else None
+    return new_end_offset if begin <= new_end_offset < old_end_offset else None
 
 
-def epoch_at(lineage: Sequence[EpochEntry], offset: int) -> int:
+def leader_epoch_at(lineage: Sequence[EpochEntry], offset: int) -> int:
     """Return the leader epoch that wrote an offset, or -1 if the offset is before the first entry."""
     epoch = -1
     for entry in lineage:

@@ -43,30 +43,30 @@ def clean_end_offset(vector: Sequence[CleanerOffset]) -> int:
     return vector[-1].offset if vector else 0
 
 
-def advance_vector(vector: Sequence[CleanerOffset], leader_epoch: int, offset: int) -> Vector:
-    """Return the cleaner-offset vector after a round of ``leader_epoch`` that cleaned up to ``offset`` (exclusive). Raises ValueError for a
-    lower offset or an older epoch.
+def advance_vector(vector: Sequence[CleanerOffset], compactor_epoch: int, offset: int) -> Vector:
+    """Return the cleaner-offset vector after a round of ``compactor_epoch`` that cleaned up to ``offset`` (exclusive). Raises ValueError
+    for a lower offset or an older epoch.
     """
-    if vector and (vector[-1].leader_epoch > leader_epoch or vector[-1].offset > offset):
-        raise ValueError(f"{leader_epoch}:{offset} does not follow {vector[-1].leader_epoch}:{vector[-1].offset}")
-    kept = tuple(entry for entry in vector if entry.leader_epoch < leader_epoch)
-    return (*kept, CleanerOffset(leader_epoch, offset))
+    if vector and (vector[-1].leader_epoch > compactor_epoch or vector[-1].offset > offset):
+        raise ValueError(f"{compactor_epoch}:{offset} does not follow {vector[-1].leader_epoch}:{vector[-1].offset}")
+    kept = tuple(entry for entry in vector if entry.leader_epoch < compactor_epoch)
+    return (*kept, CleanerOffset(compactor_epoch, offset))
 
 
-def is_claim_valid(vector: Sequence[CleanerOffset], leader_epoch: int, offset: int) -> bool:
+def is_claim_valid(vector: Sequence[CleanerOffset], compactor_epoch: int, offset: int) -> bool:
     """Return whether a compactor epoch has cleaned everything below ``offset``, as the vector records it. An epoch without an entry
     has no valid claim.
     """
-    return any(entry.leader_epoch == leader_epoch and offset <= entry.offset for entry in vector)
+    return any(entry.leader_epoch == compactor_epoch and offset <= entry.offset for entry in vector)
 
 
-def drop_unreferenced_epochs(vector: Sequence[CleanerOffset], named: Collection[int]) -> Vector:
+def drop_unreferenced_epochs(vector: Sequence[CleanerOffset], referenced_epochs: Collection[int]) -> Vector:
     """Return the vector without entries whose epoch occurs in no segment. The last entry stays, because it states where the dirty part
     begins.
 
-    :param named: the epochs that occur in segments.
+    :param referenced_epochs: the epochs that occur in segments.
     """
-    return tuple(entry for entry in vector[:-1] if entry.leader_epoch in named) + tuple(vector[-1:])
+    return tuple(entry for entry in vector[:-1] if entry.leader_epoch in referenced_epochs) + tuple(vector[-1:])
 
 
 def clamp_vector(vector: Sequence[CleanerOffset], offset: int) -> Vector:

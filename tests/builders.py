@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import google_crc32c
 
-from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_directory
+from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_log_directory
 from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, encode_batch, encode_txn_marker
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress_body
 from tests.compare import describe
@@ -216,7 +216,7 @@ class Life:
         out = self.scratch / f"out-{self.rounds}"
         if Life.witness:
             Life.witness(self.folder, request, self.scratch / f"witness-{self.rounds}")
-        self.summary = clean_directory(self.folder, out, CleanRequest(**request, gate_budget_bytes=1 << 20))
+        self.summary = clean_log_directory(self.folder, out, CleanRequest(**request, gate_budget_bytes=1 << 20))
         self.next_dirty_offset = self.summary.next_dirty_offset
         self.folder = next_directory(self.folder, out, self.next_dirty_offset, self.scratch / f"log-{self.rounds}")
         return self.summary

@@ -377,7 +377,9 @@ class Tier:
         return log
 
     def log_key(self, name: TopicPartition) -> str:
-        """Return the name of a partition's control log. It contains the brokers' topic id, because a recreated topic is another one."""
+        """Return the name of a partition's control log. It contains the brokers' topic id, because a recreated topic is
+        another one.
+        """
         topic_id = self.metadata.topic_id(name)
         return f"{name}-{topic_id}" if topic_id else str(name)
 

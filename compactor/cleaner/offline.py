@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Final
 
 from compactor.cleaner.gate.failures import GateFailed
-from compactor.cleaner.gate.gate import Gate, GateTerms
+from compactor.cleaner.gate.gate import Gate, GateParameters
 from compactor.cleaner.gate.key_table import KeyTable
-from compactor.cleaner.gate.result_sums import ResultSums
+from compactor.cleaner.gate.result_sums import NewSegmentBalance
 from compactor.cleaner.keys.key_set import BoundedOffsetMap, KeySet
-from compactor.cleaner.keys.survivors import KeyScan, Survivors, scan_backwards, scan_bounded
-from compactor.cleaner.passes.chunks import FinishedChunks
+from compactor.cleaner.keys.survivors import KeyScanParameters, SurvivorLookup, find_survivors_backwards, find_survivors_with_bounded_map
+from compactor.cleaner.passes.chunks import CleanedChunkCache
 from compactor.cleaner.passes.grouping import group_segments
 from compactor.cleaner.passes.retention import RoundRules
-from compactor.cleaner.passes.rewrite import CleanedSegment, OpenMember, RewritePass
-from compactor.cleaner.passes.source import SourceSegment, open_source
-from compactor.cleaner.passes.transactions import fold_transactions
+from compactor.cleaner.passes.rewrite import CleanedSegment, OpenGroupMember, RewritePass
+from compactor.cleaner.passes.source import SourceSegment, open_source_segment
+from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
 from compactor.errors import BadData, OutOfBudget, UsageError
 from compactor.model.policy import MAX32
@@ -78,12 +78,12 @@ class CleanSummary:
     map_bytes: int
 
 
-def clean_directory(
-    log_dir: Path, out_dir: Path, request: CleanRequest, on_phase: Callable[[str], None] = lambda phase: None
+def clean_log_directory(
+    log_dir: Path, out_dir: Path, request: CleanRequest, report_phase: Callable[[str], None] = lambda phase: None
 ) -> CleanSummary:
     """Clean ``log_dir`` into ``out_dir``, which must not exist and appears complete or not at all.
 
-    :param on_phase: called with "index", "rewrite" and "done" when that phase begins.
+    :param report_phase: called with "index", "rewrite" and "done" when that phase begins.
     :raises UsageError: a missing directory, an existing ``out_dir``, an invalid range.
     :raises BadData: a log that Kafka refuses, or that fails further checks (docs/compatibility.md).
     :raises OutOfBudget: the disk is full.
@@ -94,7 +94,7 @@ def clean_directory(
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        summary = _clean_log(log_dir, partial, request, on_phase)
+        summary = _clean_log(log_dir, partial, request, report_phase)
         partial.rename(out_dir)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -119,13 +119,13 @@ class OfflineRound:
     rules: RoundRules
 
 
-def open_round(log_dir: Path, request: CleanRequest, workers: WorkerThreads | None = None) -> OfflineRound:
-    """Open a log directory for a round. Raises UsageError and BadData as ``clean_directory`` does."""
-    sources = open_directory(log_dir, request.index_interval_bytes, request.max_decompressed_batch_bytes, workers)
+def open_offline_round(log_dir: Path, request: CleanRequest, workers: WorkerThreads | None = None) -> OfflineRound:
+    """Open a log directory for a round. Raises UsageError and BadData as ``clean_log_directory`` does."""
+    sources = open_log_directory(log_dir, request.index_interval_bytes, request.max_decompressed_batch_bytes, workers)
     log_start = sources[0].base
     end = max(sources[-1].end, request.first_uncleanable_offset or 0)
     sources[-1].end = end  # the last segment covers what is said to be the log's end, as in Kafka
-    upper = _align_to_segment(sources, end if request.first_uncleanable_offset is None else request.first_uncleanable_offset)
+    upper = _base_offset_of_segment_at(sources, end if request.first_uncleanable_offset is None else request.first_uncleanable_offset)
     first_dirty = log_start if request.first_dirty_offset is None else request.first_dirty_offset
     if first_dirty > max(upper, log_start) or first_dirty < 0:
         raise UsageError(
@@ -135,40 +135,42 @@ def open_round(log_dir: Path, request: CleanRequest, workers: WorkerThreads | No
     rules = RoundRules(
         now_ms=request.now_ms,
         delete_retention_ms=request.delete_retention_ms,
-        legacy_horizon_ms=_legacy_horizon(sources, first_dirty, request.delete_retention_ms),
+        legacy_horizon_ms=_legacy_horizon_ms(sources, first_dirty, request.delete_retention_ms),
         high_watermark=end if request.high_watermark is None else request.high_watermark,
         latest_offset=upper - 1,
-        producers=_active_producers(log_dir, sources, end),
+        producers=_producer_states_at(log_dir, sources, end),
         balance_key=BalanceKey(request.hash_key) if request.gate_budget_bytes else None,
     )
     return OfflineRound(sources, first_dirty, upper, rules)
 
 
-def _clean_log(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Callable[[str], None]) -> CleanSummary:
+def _clean_log(log_dir: Path, folder: Path, request: CleanRequest, report_phase: Callable[[str], None]) -> CleanSummary:
     """Clean a log into ``folder``: find the surviving records (pass 1), write the new segments (pass 2), and check them (gate)."""
-    on_phase("index")
-    finished = FinishedChunks(_CACHE_BYTES)
+    report_phase("index")
+    finished = CleanedChunkCache(_CACHE_BYTES)
     limit = request.max_decompressed_batch_bytes
     bounded = request.map_entries is not None
     with WorkerThreads(request.threads) as workers:
-        opened = open_round(log_dir, request, workers)
+        opened = open_offline_round(log_dir, request, workers)
         sources, first_dirty, upper, rules = opened.sources, opened.first_dirty, opened.upper, opened.rules
-        verdicts = fold_transactions(sources)
+        verdicts = transaction_verdicts_by_source(sources)
         gate = None if bounded else _open_gate(request, opened, rules)
-        key_scan = KeyScan(sources, verdicts, first_dirty, upper, request.hash_key, limit, finished, None if bounded else rules, gate)
+        key_scan = KeyScanParameters(
+            sources, verdicts, first_dirty, upper, request.hash_key, limit, finished, None if bounded else rules, gate
+        )
         if gate is not None:
             for source in reversed([source for source in sources if source.base >= upper]):
-                gate.read_markers(source)
+                gate.read_markers_after_dirty_range(source)
         survivors = _find_survivors(key_scan, request.map_entries, workers)
         if gate is not None:
-            gate.settle_transactions(sources)
-        next_dirty = survivors.latest_offset + 1 if first_dirty < upper else 0
+            gate.compute_transaction_outcomes(sources)
+        next_dirty = survivors.last_mapped_offset + 1 if first_dirty < upper else 0
         rules = replace(rules, latest_offset=next_dirty - 1)
-        on_phase("rewrite")
+        report_phase("rewrite")
         rewriting = RewritePass(survivors, rules, request.index_interval_bytes, limit, finished, gate)
         inputs = group_segments([s for s in sources if s.base < next_dirty], request.segment_bytes, request.segment_index_bytes, upper)
         cleaned = [
-            rewriting.rewrite_group(members[0].base, [OpenMember(s, verdicts[s.ordinal]) for s in members], folder, workers)
+            rewriting.rewrite_group(members[0].base, [OpenGroupMember(s, verdicts[s.ordinal]) for s in members], folder, workers)
             for members in inputs
         ]
     if bounded:
@@ -176,8 +178,8 @@ def _clean_log(log_dir: Path, folder: Path, request: CleanRequest, on_phase: Cal
         if gate is not None:
             gate.read_dirty_range(sources)
     if gate is not None:
-        _check_groups(gate, inputs, cleaned, limit, rules.balance_key)
-    on_phase("done")
+        _check_cleaned_groups(gate, inputs, cleaned, limit, rules.balance_key)
+    report_phase("done")
     return CleanSummary(
         next_dirty_offset=next_dirty,
         segments=tuple((segment.base, segment.size) for segment in cleaned),
@@ -194,34 +196,34 @@ def _open_gate(request: CleanRequest, opened: OfflineRound, rules: RoundRules) -
     """Return a gate, which checks the round independently, or None if the request gives it no memory."""
     if not request.gate_budget_bytes:
         return None
-    terms = GateTerms(rules, opened.first_dirty, request.hash_key, request.max_decompressed_batch_bytes)
-    rows = sum(source.max_records for source in opened.sources if terms.is_dirty(source))
+    terms = GateParameters(rules, opened.first_dirty, request.hash_key, request.max_decompressed_batch_bytes)
+    rows = sum(source.max_record_count for source in opened.sources if terms.has_dirty_offsets(source))
     return Gate(terms, KeyTable(request.gate_budget_bytes, rows))
 
 
-def _find_survivors(key_scan: KeyScan, map_entries: int | None, workers: WorkerThreads) -> Survivors:
+def _find_survivors(key_scan: KeyScanParameters, map_entries: int | None, workers: WorkerThreads) -> SurvivorLookup:
     """Find the survivors of the dirty range; with Kafka's bounded offset map if ``map_entries`` is given."""
     if map_entries is not None:
-        return scan_bounded(key_scan, BoundedOffsetMap(map_entries, rows=map_entries), workers)
-    most = sum(source.max_records for source, _ in key_scan.dirty_segments())
-    return scan_backwards(key_scan, KeySet((most + 1024) * _KEY_BYTES, expected_keys=min(most // 4, 1 << 20)), workers)
+        return find_survivors_with_bounded_map(key_scan, BoundedOffsetMap(map_entries, max_rows=map_entries), workers)
+    most = sum(source.max_record_count for source, _ in key_scan.dirty_segments_with_batches())
+    return find_survivors_backwards(key_scan, KeySet((most + 1024) * _KEY_BYTES, expected_keys=min(most // 4, 1 << 20)), workers)
 
 
-def _check_groups(
+def _check_cleaned_groups(
     gate: Gate,
-    inputs: Sequence[Sequence[SourceSegment]],
-    cleaned: Sequence[CleanedSegment],
-    limit: int,
+    source_groups: Sequence[Sequence[SourceSegment]],
+    cleaned_segments: Sequence[CleanedSegment],
+    max_inflated_bytes: int,
     balance_key: BalanceKey | None,
 ) -> None:
     """Check every group of cleaned segments with the gate, and that its balance (sums of batches and records) is even.
 
     Raises GateFailed, BadData.
     """
-    for members, segment in zip(inputs, cleaned, strict=True):
-        tally = None if balance_key is None else ResultSums(segment, balance_key, limit)
-        gate.check_group(members, segment.paths, end_offset=None, tally=tally)
-        problem = tally.balance().problem() if tally else ""
+    for members, segment in zip(source_groups, cleaned_segments, strict=True):
+        tally = None if balance_key is None else NewSegmentBalance(segment, balance_key, max_inflated_bytes)
+        gate.check_group(members, segment.paths, end_offset=None, result_sums=tally)
+        problem = tally.compute_balance().problem() if tally else ""
         if problem:
             raise GateFailed(f"the balance: {problem}", segment=members[0].name)
 
@@ -229,16 +231,16 @@ def _check_groups(
 # ---- reading a log directory ------------------------------------------------------------------------------------------------
 
 
-def open_directory(
+def open_log_directory(
     log_dir: Path, index_interval_bytes: int, inflate_limit: int, workers: WorkerThreads | None = None
 ) -> list[SourceSegment]:
     """Open all segments of a Kafka log directory, ascending. Raises UsageError, BadData."""
-    return open_segments(log_dir, list_base_offsets(log_dir), None, index_interval_bytes, inflate_limit, workers=workers)
+    return open_segments_of_directory(log_dir, list_base_offsets(log_dir), None, index_interval_bytes, inflate_limit, workers=workers)
 
 
-def list_base_offsets(log_dir: Path, *, live: bool = False) -> list[int]:
-    """Return the base offsets of the segments in a log directory, ascending. ``live``: a broker is writing there. Raises UsageError,
-    BadData.
+def list_base_offsets(log_dir: Path, *, is_written_by_broker: bool = False) -> list[int]:
+    """Return the base offsets of the segments in a log directory, ascending. ``is_written_by_broker``: a broker is writing there. Raises
+    UsageError, BadData.
     """
     if not log_dir.is_dir():
         raise UsageError(f"{log_dir} is not a directory", hint="Name a Kafka log directory, such as /var/lib/kafka/orders-0")
@@ -247,7 +249,7 @@ def list_base_offsets(log_dir: Path, *, live: bool = False) -> list[int]:
         match = _LOG_NAME.fullmatch(path.name)
         if match and int(match[1]) < 2**63:
             bases.append(int(match[1]))
-        elif not live and (path.suffix == ".log" or path.name.endswith((".log.cleaned", ".log.swap"))):
+        elif not is_written_by_broker and (path.suffix == ".log" or path.name.endswith((".log.cleaned", ".log.swap"))):
             raise BadData(
                 "not the name of a sealed segment",
                 segment=path.name,
@@ -256,10 +258,10 @@ def list_base_offsets(log_dir: Path, *, live: bool = False) -> list[int]:
     return sorted(bases)
 
 
-def open_segments(
+def open_segments_of_directory(
     log_dir: Path,
     base_offsets: Sequence[int],
-    next_base: int | None,
+    end_offset: int | None,
     index_interval_bytes: int,
     inflate_limit: int,
     read: Callable[[Path], Bytes] = map_file,
@@ -267,7 +269,7 @@ def open_segments(
 ) -> list[SourceSegment]:
     """Open neighbouring segments by their base offsets. Raises UsageError, BadData.
 
-    :param next_base: base offset of the segment behind them, None for the newest.
+    :param end_offset: base offset of the segment behind them, None for the newest.
     :param workers: threads that read their headers; None: the caller's.
     """
     if not base_offsets:
@@ -276,12 +278,12 @@ def open_segments(
     def open_segment(number: int, previous_last: int) -> SourceSegment:
         path, following = (
             log_dir / f"{base_offsets[number]:020d}.log",
-            base_offsets[number + 1] if number + 1 < len(base_offsets) else next_base,
+            base_offsets[number + 1] if number + 1 < len(base_offsets) else end_offset,
         )
         mtime_ms = path.stat().st_mtime_ns // 1_000_000
         txn_entries = read_txn_index(path.with_suffix(".txnindex"))
-        source = open_source(
-            number, path, base_offsets[number], following, mtime_ms, previous_last, inflate_limit, txn_entries=txn_entries, read=read
+        source = open_source_segment(
+            number, path, base_offsets[number], following, mtime_ms, previous_last, inflate_limit, txn_entries=txn_entries, read_bytes=read
         )
         if len(source.table) and int(source.table.last_offset[-1]) - source.base > MAX32:
             raise BadData(
@@ -291,7 +293,7 @@ def open_segments(
                 offset=int(source.table.last_offset[-1]),
                 hint="Kafka splits such a segment when it cleans it; let a broker do that first",
             )
-        source.index_bytes, source.timeindex_bytes = _index_sizes(path, source, index_interval_bytes)
+        source.index_bytes, source.timeindex_bytes = _usable_index_sizes(path, source, index_interval_bytes)
         return source
 
     def open_independently(buffers: ThreadBuffers, number: int) -> SourceSegment | None:
@@ -303,16 +305,18 @@ def open_segments(
     sources: list[SourceSegment] = []
     previous_last = -1
     with nullcontext(workers) if workers is not None else WorkerThreads(1) as at_work:
-        for number, found in enumerate(at_work.run_jobs(open_independently, range(len(base_offsets)))):
+        for number, found in enumerate(at_work.run_jobs_in_order(open_independently, range(len(base_offsets)))):
             # What is wrong is said by one who knows what lies before it.
-            source = found if found is not None and _begins_after(found.table, previous_last) else open_segment(number, previous_last)
+            source = (
+                found if found is not None and _is_first_batch_after(found.table, previous_last) else open_segment(number, previous_last)
+            )
             sources.append(source)
             if len(source.table):
                 previous_last = int(source.table.last_offset[-1])
     return sources
 
 
-def _begins_after(table: BatchTable, previous_last: int) -> bool:
+def _is_first_batch_after(table: BatchTable, previous_last: int) -> bool:
     """Return whether a segment's first batch begins after an offset."""
     if not len(table):
         return True
@@ -320,7 +324,7 @@ def _begins_after(table: BatchTable, previous_last: int) -> bool:
     return (int(table.last_offset[0]) if base == UNKNOWN_OFFSET else base) > previous_last
 
 
-def _index_sizes(path: Path, source: SourceSegment, interval: int) -> tuple[int, int]:
+def _usable_index_sizes(path: Path, source: SourceSegment, index_interval_bytes: int) -> tuple[int, int]:
     """Return the sizes of the given indexes, rounded down to whole entries.
 
     Without an offset index Kafka rebuilds both; without a time index it goes on with an empty one.
@@ -329,11 +333,11 @@ def _index_sizes(path: Path, source: SourceSegment, interval: int) -> tuple[int,
     if index.exists():
         return index.stat().st_size // 8 * 8, timeindex.stat().st_size // 12 * 12 if timeindex.exists() else 0
     table = source.table
-    built = encode_offset_and_time_index(source.base, table.size, table.last_offset, table.max_timestamp, interval)
+    built = encode_offset_and_time_index(source.base, table.size, table.last_offset, table.max_timestamp, index_interval_bytes)
     return len(built[0]), len(built[1])
 
 
-def _align_to_segment(sources: list[SourceSegment], offset: int) -> int:
+def _base_offset_of_segment_at(sources: list[SourceSegment], offset: int) -> int:
     """Return ``offset`` moved down to the base offset of the segment that contains it (Kafka's
     LogCleanerManager.calculateCleanableBytes).
     """
@@ -342,7 +346,7 @@ def _align_to_segment(sources: list[SourceSegment], offset: int) -> int:
     return max((source.base for source in sources if source.base <= offset), default=sources[0].base)
 
 
-def _legacy_horizon(sources: list[SourceSegment], first_dirty: int, delete_retention_ms: int) -> int:
+def _legacy_horizon_ms(sources: list[SourceSegment], first_dirty: int, delete_retention_ms: int) -> int:
     """Return the legacy horizon: segments modified after this time keep v0/v1 tombstones. It is the time of the last clean segment minus
     the retention.
     """
@@ -350,13 +354,13 @@ def _legacy_horizon(sources: list[SourceSegment], first_dirty: int, delete_reten
     return clean[-1].mtime_ms - delete_retention_ms if clean else 0
 
 
-def _active_producers(log_dir: Path, sources: list[SourceSegment], end: int) -> ProducerStates:
-    """Return the producer state at ``end`` from the newest readable snapshot and the log after it, or from the whole log. No producer
-    expires.
+def _producer_states_at(log_dir: Path, sources: list[SourceSegment], end_offset: int) -> ProducerStates:
+    """Return the producer state at ``end_offset`` from the newest readable snapshot and the log after it, or from the whole log. No
+    producer expires.
 
     Kafka removes snapshots that are not at a segment's base when it opens a log, and ignores those at the log's start.
     """
-    places = {source.base for source in sources[1:]} | {end}
+    places = {source.base for source in sources[1:]} | {end_offset}
     found = sorted((int(m[1]), path) for path in log_dir.iterdir() if (m := _SNAPSHOT_NAME.fullmatch(path.name)))
     states, covered = ProducerStates.without_producers(), 0
     for offset, path in reversed(found):

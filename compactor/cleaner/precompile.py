@@ -12,13 +12,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from compactor.cleaner.offline import CleanRequest, clean_directory
+from compactor.cleaner.offline import CleanRequest, clean_log_directory
 from compactor.kernels.jit import COMPLETE, kernel_cache_folder
 from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_txn_marker
 from compactor.records.codecs import LZ4
 
 
-def precompile() -> None:
+def precompile_kernels() -> None:
     """Compile or load the kernels by cleaning a small log. If several processes call this at the same time, one compiles and the others
     wait for it.
     """
@@ -29,12 +29,12 @@ def precompile() -> None:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / COMPLETE).exists():
-            _compile_into(folder)
+            _compile_into_folder(folder)
             return
     _clean_small_log()
 
 
-def _compile_into(folder: Path) -> None:
+def _compile_into_folder(folder: Path) -> None:
     for path in folder.iterdir():
         if path.is_dir():  # left by a process, or a machine, that was stopped: perhaps torn
             shutil.rmtree(path)
@@ -59,7 +59,7 @@ def _clean_small_log() -> None:
         # With memory for all keys of the gate, and for a part of them.
         for number, (first_dirty, budget) in enumerate([(3, 1 << 20), (3, 1 << 12)]):
             request = CleanRequest(now_ms=1, first_dirty_offset=first_dirty, gate_budget_bytes=budget)
-            clean_directory(log_dir, Path(scratch) / f"out{number}", request)
+            clean_log_directory(log_dir, Path(scratch) / f"out{number}", request)
 
 
 def _small_log_batches() -> list[bytes]:

@@ -35,24 +35,24 @@ SpoolRows = npt.NDArray[Any]
 class DiskReservation(Protocol):
     """Reserved bytes of the disk budget."""
 
-    def take_bytes(self, nbytes: int, /) -> None:
+    def reserve_bytes(self, nbytes: int, /) -> None:
         """Reserve bytes before they are written. Raises OutOfBudget."""
 
-    def return_bytes(self, nbytes: int, /) -> None:
+    def release_bytes(self, nbytes: int, /) -> None:
         """Release the reservation of bytes that were deleted from the disk."""
 
 
-class _NoLimit:
+class _UnlimitedDisk:
     """A DiskReservation that permits every write, for rounds without a disk budget."""
 
-    def take_bytes(self, nbytes: int) -> None:
+    def reserve_bytes(self, nbytes: int) -> None:
         pass
 
-    def return_bytes(self, nbytes: int) -> None:
+    def release_bytes(self, nbytes: int) -> None:
         pass
 
 
-NO_LIMIT: Final = _NoLimit()
+NO_LIMIT: Final = _UnlimitedDisk()
 """A reservation without a bound, for files outside the disk budget."""
 
 
@@ -70,13 +70,13 @@ class HashRanges:
             raise ValueError(f"ranges {self.first} to {self.first + self.count} of {self.total}")
 
     @staticmethod
-    def of_part(count: int, part: int, parts: int) -> HashRanges:
+    def ranges_of_part(count: int, part_number: int, part_count: int) -> HashRanges:
         """Return the hash ranges of one of several equal parts of the keys. ``count``: number of ranges in each part."""
-        return HashRanges(count, part * count, parts * count)
+        return HashRanges(count, part_number * count, part_count * count)
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _SortedBlock:
     """Location of a sorted block of rows: its position in the file, the first row of each range (one more entry: the number of rows), and a
     CRC per range.
     """
@@ -94,22 +94,24 @@ class RowSpool:
     """Sorts rows by hash range in a file: takes rows section by section and returns them range by range. The file exists until ``close``.
     Can be used as a context manager.
 
-    :param disk: reserves the bytes of every write.
-    :param words, dtype: number and type of a row's words; at least three words.
-    :param content: name of the rows for messages.
+    :param disk_reservation: reserves the bytes of every write.
+    :param words_per_row, dtype: number and type of a row's words; at least three words.
+    :param row_name: name of the rows for messages.
     """
 
-    def __init__(self, path: Path, disk: DiskReservation, ranges: HashRanges, words: int, dtype: type[np.generic], content: str) -> None:
+    def __init__(
+        self, path: Path, disk_reservation: DiskReservation, ranges: HashRanges, words_per_row: int, dtype: type[np.generic], row_name: str
+    ) -> None:
         self.ranges = ranges
         self.size = 0
         """Bytes in the file."""
-        self._path, self._disk, self._content = path, disk, content
-        self._row_bytes = words * np.dtype(dtype).itemsize
-        self._buffer: SpoolRows = np.empty((max(1, BLOCK_BYTES // self._row_bytes), words), dtype)
+        self._path, self._disk, self._content = path, disk_reservation, row_name
+        self._row_bytes = words_per_row * np.dtype(dtype).itemsize
+        self._buffer: SpoolRows = np.empty((max(1, BLOCK_BYTES // self._row_bytes), words_per_row), dtype)
         self._sorted: SpoolRows | None = None
         self._fill = 0
         self._section = 0
-        self._blocks: dict[int, list[_Block]] = {}
+        self._blocks: dict[int, list[_SortedBlock]] = {}
         self._reserved = 0
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
 
@@ -121,7 +123,7 @@ class RowSpool:
     def add_rows(self, section: int, rows: SpoolRows) -> None:
         """Add rows to a section; rows of other hash ranges are ignored. Raises OutOfBudget if the reservation, or the disk, is used up."""
         if section != self._section:
-            self.flush()
+            self.write_pending_rows()
             self._section = section
         row, ranges = 0, self.ranges
         while row < len(rows):
@@ -130,44 +132,44 @@ class RowSpool:
                 self._buffer[self._fill : self._fill + size] = rows[row : row + size]
                 row, self._fill = row + size, self._fill + size
             else:
-                row, self._fill = _copy_rows(rows, row, ranges.total, ranges.first, ranges.count, self._buffer, self._fill)
+                row, self._fill = _copy_rows_of_ranges(rows, row, ranges.total, ranges.first, ranges.count, self._buffer, self._fill)
             if self._fill == len(self._buffer):
-                self.flush()
+                self.write_pending_rows()
 
     def count_rows(self, section: int, range_number: int) -> int:
         """Return the number of rows in a range; the first range of the spool is number 0."""
-        self.flush()
+        self.write_pending_rows()
         return sum(block.rows_in_range(range_number) for block in self._blocks.get(section, ()))
 
-    def read_range(self, section: int, range_number: int) -> Iterator[SpoolRows]:
+    def read_rows_of_range(self, section: int, range_number: int) -> Iterator[SpoolRows]:
         """Yield the rows of a range in the order in which they were added. An array is valid until the next one is requested.
 
         Raises StoreError if a checksum does not match.
         """
-        self.flush()
+        self.write_pending_rows()
         self._sorted = None
         for block in self._blocks.get(section, ()):
             if block.rows_in_range(range_number):
-                yield self._read_rows(block, range_number, range_number + 1)
+                yield self._read_rows_of_ranges(block, range_number, range_number + 1)
 
-    def read_section(self, section: int) -> Iterator[SpoolRows]:
+    def read_rows_of_section(self, section: int) -> Iterator[SpoolRows]:
         """Yield all rows of a section, block by block. An array is valid until the next one is requested. Raises StoreError if a checksum
         does not match.
         """
-        self.flush()
+        self.write_pending_rows()
         for block in self._blocks.get(section, ()):
-            yield self._read_rows(block, 0, self.ranges.count)
+            yield self._read_rows_of_ranges(block, 0, self.ranges.count)
 
-    def flush(self) -> None:
+    def write_pending_rows(self) -> None:
         """Sort the rows that are still in memory, and write them to the file as a block."""
         if not self._fill:
             return
         out = self._sorted if self._sorted is not None else np.empty_like(self._buffer)
-        begins = sort_by_range(self._buffer, self._fill, self.ranges.total, self.ranges.first, self.ranges.count, out)
+        begins = sort_rows_by_hash_range(self._buffer, self._fill, self.ranges.total, self.ranges.first, self.ranges.count, out)
         data, places = view_as_bytes(out[: self._fill]), (begins * self._row_bytes).tolist()
         crcs = tuple(crc32c(data[begin:end]) for begin, end in pairwise(places))
-        self._blocks.setdefault(self._section, []).append(_Block(self.size, begins, crcs))
-        self._write_bytes(data)
+        self._blocks.setdefault(self._section, []).append(_SortedBlock(self.size, begins, crcs))
+        self._write_reserved_bytes(data)
         self._sorted, self._fill = out, 0
 
     def close(self) -> None:
@@ -176,7 +178,7 @@ class RowSpool:
             os.close(self._descriptor)
             self._descriptor = -1
             self._path.unlink(missing_ok=True)
-            self._disk.return_bytes(self._reserved)
+            self._disk.release_bytes(self._reserved)
 
     def __enter__(self) -> Self:
         return self
@@ -184,9 +186,9 @@ class RowSpool:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _write_bytes(self, data: memoryview) -> None:
+    def _write_reserved_bytes(self, data: memoryview) -> None:
         """Append bytes to the file, within the reservation."""
-        self._disk.take_bytes(len(data))
+        self._disk.reserve_bytes(len(data))
         self._reserved += len(data)
         written = 0
         try:
@@ -199,9 +201,9 @@ class RowSpool:
             raise OutOfBudget(f"no space is left for {self._content} in {self._path}", hint=hint) from error
         self.size += len(data)
 
-    def _read_rows(self, block: _Block, first: int, last: int) -> SpoolRows:
+    def _read_rows_of_ranges(self, block: _SortedBlock, first_range: int, end_range: int) -> SpoolRows:
         """Read the ranges [first, last) of a block into the buffer, in which no row may be waiting."""
-        begin, end = int(block.begins[first]), int(block.begins[last])
+        begin, end = int(block.begins[first_range]), int(block.begins[end_range])
         rows = self._buffer[: end - begin]
         data, done = view_as_bytes(rows), 0
         while done < len(data):
@@ -209,8 +211,8 @@ class RowSpool:
             if size == 0:
                 raise OSError(errno.EIO, "a file became shorter while it was in use", str(self._path))
             done += size
-        places = ((block.begins[first : last + 1] - begin) * self._row_bytes).tolist()
-        if any(crc32c(data[a:b]) != crc for (a, b), crc in zip(pairwise(places), block.crcs[first:last], strict=True)):
+        places = ((block.begins[first_range : end_range + 1] - begin) * self._row_bytes).tolist()
+        if any(crc32c(data[a:b]) != crc for (a, b), crc in zip(pairwise(places), block.crcs[first_range:end_range], strict=True)):
             raise StoreError(
                 f"{self._content} in {self._path} have changed on the disk",
                 hint="Nothing was published. Check the disk below state_dir (SPARK_LOCAL_DIRS on executors), then run it again",
@@ -227,11 +229,11 @@ def view_as_bytes(rows: SpoolRows) -> memoryview:
 
 
 @inline_kernel
-def hash_range_of(word: np.uint64, ranges: int) -> int:
+def hash_range_of_word(word: np.uint64, range_count: int) -> int:
     """Return the hash range of a row. It is computed from the lower half of the row's first word, because hash tables take their cells from
     the upper half.
     """
-    return np.int64(high_word_of_product((word << np.uint64(32)) | (word >> np.uint64(32)), np.uint64(ranges)))  # type: ignore[return-value]
+    return np.int64(high_word_of_product((word << np.uint64(32)) | (word >> np.uint64(32)), np.uint64(range_count)))  # type: ignore[return-value]
 
 
 @inline_kernel
@@ -242,13 +244,15 @@ def _copy_row(source: SpoolRows, row: int, target: SpoolRows, target_row: int) -
 
 
 @kernel
-def _copy_rows(rows: SpoolRows, start: int, ranges: int, first: int, count: int, buffer: SpoolRows, fill: int) -> tuple[int, int]:
-    """Copy rows from ``start`` on whose range is one of ``count`` from ``first``. Return the next row and the number of rows now in the
-    buffer.
+def _copy_rows_of_ranges(
+    rows: SpoolRows, start: int, range_count: int, first_range: int, copied_range_count: int, buffer: SpoolRows, fill: int
+) -> tuple[int, int]:
+    """Copy rows from ``start`` on whose range is one of ``copied_range_count`` from ``first_range``. Return the next row and the number of
+    rows now in the buffer.
     """
     row = start
     while row < len(rows) and fill < len(buffer):
-        if first <= hash_range_of(np.uint64(rows[row, 0]), ranges) < first + count:
+        if first_range <= hash_range_of_word(np.uint64(rows[row, 0]), range_count) < first_range + copied_range_count:
             _copy_row(rows, row, buffer, fill)
             fill += 1
         row += 1
@@ -256,19 +260,21 @@ def _copy_rows(rows: SpoolRows, start: int, ranges: int, first: int, count: int,
 
 
 @kernel
-def sort_by_range(rows: SpoolRows, row_count: int, ranges: int, first: int, count: int, out: SpoolRows) -> npt.NDArray[np.int64]:
+def sort_rows_by_hash_range(
+    rows: SpoolRows, row_count: int, range_count: int, first_range: int, sorted_range_count: int, out: SpoolRows
+) -> npt.NDArray[np.int64]:
     """Sort the first ``row_count`` rows by range, keeping their order within a range.
 
     Return the first row of each range, and ``row_count``.
     """
-    begins = np.zeros(count + 1, dtype=np.int64)
+    begins = np.zeros(sorted_range_count + 1, dtype=np.int64)
     for row in range(row_count):
-        begins[hash_range_of(np.uint64(rows[row, 0]), ranges) - first + 1] += 1
-    for number in range(count):
+        begins[hash_range_of_word(np.uint64(rows[row, 0]), range_count) - first_range + 1] += 1
+    for number in range(sorted_range_count):
         begins[number + 1] += begins[number]
     place = begins[:-1].copy()
     for row in range(row_count):
-        number = hash_range_of(np.uint64(rows[row, 0]), ranges) - first
+        number = hash_range_of_word(np.uint64(rows[row, 0]), range_count) - first_range
         _copy_row(rows, row, out, place[number])
         place[number] += 1
     return begins

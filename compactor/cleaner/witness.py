@@ -14,7 +14,7 @@ from compactor.records.rows import Chunk
 
 
 @dataclass(frozen=True, slots=True)
-class WitnessRows:
+class SecondReaderRows:
     """Result of reading one chunk: a row for each record that the second reader will look up, and the number of batches that it has
     read.
     """
@@ -23,20 +23,20 @@ class WitnessRows:
     rows: npt.NDArray[np.uint64]
 
 
-class Witness(Protocol):
+class SecondReader(Protocol):
     """A second, independent reader of the batches that a round reads. The gate implements it to check the round.
 
-    ``read_chunk`` and ``add_expected_chunk`` run in worker threads, the other methods in the order of the log.
+    ``read_chunk`` and ``read_expected_chunk`` run in worker threads, the other methods in the order of the log.
     """
 
     def begin_segment(self, source: SourceSegment) -> None:
         """Start a segment; its chunks follow."""
 
-    def read_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> WitnessRows:
+    def read_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> SecondReaderRows:
         """Read a chunk of pass 1, in which every batch that may enter the offset map is decompressed."""
 
-    def add_chunk(self, source: SourceSegment, found: WitnessRows) -> None:
+    def add_chunk_rows(self, source: SourceSegment, found: SecondReaderRows) -> None:
         """Add the rows that ``read_chunk`` returned to the second reader's table."""
 
-    def add_expected_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> None:
+    def read_expected_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> None:
         """Read a chunk of pass 2, with the batches of which some records may be removed."""

@@ -17,6 +17,6 @@ def compile_kernels(out: Output, *, load: bool = False) -> None:
     if not compiled:
         out.note("compiling kernels: up to half a minute, the first time only ...")
     if load or not compiled:
-        from compactor.cleaner.precompile import precompile
+        from compactor.cleaner.precompile import precompile_kernels
 
-        precompile()
+        precompile_kernels()

@@ -44,7 +44,8 @@ class NoteFunction(Protocol):
 class RemarkHandler(logging.Handler):
     """Logging handler that writes the program's own log records as remarks, until it is closed.
 
-    By default only warnings are written. Records of libraries are never written, because some libraries log every header of every request.
+    By default only warnings are written. Records of libraries are never written, because some libraries log every header of every
+    request.
 
     :param note: returns the function that writes a line. Called for each line, because the output changes once the arguments are parsed.
     """

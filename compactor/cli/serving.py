@@ -63,9 +63,9 @@ def run_service(
     tell = SERVICE_JOURNAL
 
     def run_in_thread() -> None:
-        from compactor.cleaner.precompile import precompile
+        from compactor.cleaner.precompile import precompile_kernels
 
-        precompile()
+        precompile_kernels()
         service.run()
 
     thread = threading.Thread(target=run_in_thread, name=name, daemon=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from checkpoint.lineage import Lineage, first_divergent_offset, truncate_lineage
+from checkpoint.lineage import Lineage, first_divergent_offset, truncate_lineage_at
 from compactor.access.tier import Tier
 from compactor.constants import MAX_OFFSET
 from compactor.control.state import PartitionState
@@ -61,7 +61,7 @@ class LogIdentity:
 
     def history_below(self, offset: int) -> ReadHistory:
         """Return the history of a reader that has read this log up to ``offset`` (exclusive)."""
-        begun = truncate_lineage(self.lineage, offset)
+        begun = truncate_lineage_at(self.lineage, offset)
         ends = [*(entry.start_offset for entry in begun[1:]), offset]
         return ReadHistory(self.topic_id, tuple(EpochEnd(entry.epoch, end) for entry, end in zip(begun, ends, strict=False)), offset)
 
@@ -102,9 +102,9 @@ def find_mismatch(read: ReadHistory, log: LogIdentity) -> LogMismatch | None:
     """Compare a reader's history with a log. Return why ``log`` does not continue what was ``read``, or None if it does as far as both are
     known.
 
-    Records of one leader epoch are the same in all logs of a partition, and so are all records before them. Therefore two logs agree up to
-    the end of the largest epoch that both have. In the log an epoch ends where the next one begins (OffsetsForLeaderEpoch). The end of the
-    log itself says nothing, because a tier ends earlier than the log from which it is uploaded.
+    Records of one leader epoch are the same in all logs of a partition, and so are all records before them. Therefore two logs agree
+    up to the end of the largest epoch that both have. In the log an epoch ends where the next one begins (OffsetsForLeaderEpoch). The end
+    of the log itself says nothing, because a tier ends earlier than the log from which it is uploaded.
     """
     if is_other_topic(read.topic_id, log.topic_id):
         return LogMismatch("topic")

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from compactor.cleaner.passes.outcomes import UNDECIDED, fold_outcomes
+from compactor.cleaner.passes.outcomes import UNDECIDED, fold_txn_outcomes_backwards
 from compactor.consumer.pieces import Piece, PiecePrefetcher, SegmentReader
 from compactor.kernels.common import Flags
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -65,7 +65,7 @@ class TransactionOutcomes:
         ids, producer = np.unique(table.producer_id, return_inverse=True)
         producer = producer.astype(np.int64)
         transactional = table.is_transactional & (table.producer_id >= 0)
-        kinds = fold_outcomes(table.control, transactional, producer, np.full(len(ids), UNDECIDED, np.int64))
+        kinds = fold_txn_outcomes_backwards(table.control, transactional, producer, np.full(len(ids), UNDECIDED, np.int64))
         last = int(table.last_offset[-1])
         still = transactional & (table.control == NOT_CONTROL) & (kinds == UNDECIDED)
         later = np.full(len(ids), UNDECIDED, np.int8)

@@ -23,7 +23,7 @@ from bloom.siphash import key_halves, key_tag, siphash128
 from compactor.access.tier import Tier
 from compactor.cleaner.keys.disk_map import SEEN, DiskOffsetMap
 from compactor.cleaner.keys.key_set import KeySet
-from compactor.cleaner.row_spool import hash_range_of
+from compactor.cleaner.row_spool import hash_range_of_word
 from compactor.constants import MAX_OFFSET
 from compactor.consumer.gather import Selection
 from compactor.consumer.history import LogIdentity, changed_offset, log_identity
@@ -259,7 +259,7 @@ class _Scratch:
         selected.
         """
         source = piece.source
-        ranges = source.batch_ranges()
+        ranges = source.uniform_batch_ranges()
         for first, last in reversed(ranges) if backwards else ranges:
             if not mine[first:last].any():
                 continue
@@ -368,8 +368,8 @@ class Reader:
             with DiskOffsetMap(path, space, map_budget_bytes=budget, expected_rows=spill.records) as buckets:
                 for selection, last in self._read_all_backwards():
                     hashes, picked = _hash_keys(selection, extent.first, last, latest, halves)
-                    buckets.add_dirty(hashes, (extent.last - selection.rows.offset[picked]).astype(np.uint32))
-                bitmap = buckets.find_survivors(extent.last - extent.first + 1)
+                    buckets.add_dirty_rows(hashes, (extent.last - selection.rows.offset[picked]).astype(np.uint32))
+                bitmap = buckets.survivor_bitmap(extent.last - extent.first + 1)
         for selection in Reader(self._tier, extent, replace(self._wanted, latest=None)).selections():
             rows, picked = selection.rows, selection.picked
             back = extent.last - rows.offset[picked]
@@ -499,13 +499,13 @@ class _SpillBudget:
         self._most = most
         self._used = 0
 
-    def take_bytes(self, nbytes: int) -> None:
+    def reserve_bytes(self, nbytes: int) -> None:
         self._used += nbytes
         if 0 < self._most < self._used:
             hint = f"Set disk_budget_bytes to more than {self._most}, or give keyRanges a number: each task then reads everything"
             raise OutOfBudget(f"view = latest: the keys need more than {self._most} bytes of local disk", hint=hint)
 
-    def return_bytes(self, nbytes: int) -> None:
+    def release_bytes(self, nbytes: int) -> None:
         self._used -= nbytes
 
 
@@ -518,7 +518,7 @@ def _hash_backwards(
     for row in range(offset.size - 1, -1, -1):
         if key_length[row] >= 0 and first <= offset[row] <= last:
             h0, h1 = siphash128(buf, key_start[row], key_length[row], k0, k1)
-            if ranges == 1 or hash_range_of(np.uint64(key_tag(h0)), ranges) == wanted:
+            if ranges == 1 or hash_range_of_word(np.uint64(key_tag(h0)), ranges) == wanted:
                 hashes[count, 0], hashes[count, 1], picked[count] = h0, h1, row
                 count += 1
     return count

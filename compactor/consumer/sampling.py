@@ -1,8 +1,8 @@
 """Estimate of what compaction would save, from a sample of a partition's bytes.
 
 Half of the sample are the newest bytes that a round could clean: superseded records in them are counted. The other half are windows spread
-evenly over all older bytes: in each, the records that the newest half supersedes are counted. Records superseded by others that were not
-read do not count, so the estimate is a lower bound. Its error comes from the differences between the windows.
+evenly over all older bytes: in each, the records that the newest half supersedes are counted. Records superseded by others that were
+not read do not count, so the estimate is a lower bound. Its error comes from the differences between the windows.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ class TieredConsumer:
 
         :param topics: names; a name that begins with ``^`` is a regular expression.
         :param on_assign: called with the consumer and the places where added partitions begin. It may call ``assign`` with other places.
-        :param on_revoke: called before partitions are given up. Records that were returned are committed already if auto-commit is on.
+        :param on_revoke: called before partitions are given up. Records that were returned are committed already if auto-commit is
+            on.
         :param on_lost: called if the group has given the partitions to others already; ``on_revoke`` by default.
         :raises UsageError: the consumer has no group.
         """

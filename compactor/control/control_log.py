@@ -212,9 +212,9 @@ class ControlLog(Generic[S]):
     def refresh_and_check_gaps(self) -> S:
         """Read the log to its end, check by LIST that no object is missing before it, and return the state.
 
-        Records are numbered without gaps, so every listed object can be reached unless an earlier one was lost; reading alone would take
-        the gap for the end. Called before irreversible decisions, and when no position of the log is known at all. Raises BadControlRecord
-        if an object is missing.
+        Records are numbered without gaps, so every listed object can be reached unless an earlier one was lost; reading alone would
+        take the gap for the end. Called before irreversible decisions, and when no position of the log is known at all. Raises
+        BadControlRecord if an object is missing.
         """
         beyond = self._last_listed_keys()
         if beyond:
@@ -367,8 +367,8 @@ class ControlLog(Generic[S]):
         """Abandon a log that is damaged for good: write a snapshot of ``empty(slot)`` above every position that was ever used, and return
         the new state.
 
-        Records below it that reappear later, or that a process writes after a pause, have no effect. Raises Unavailable if the snapshot
-        cannot be read back.
+        Records below it that reappear later, or that a process writes after a pause, have no effect. Raises Unavailable if the
+        snapshot cannot be read back.
         """
         self._read_boundary()
         listed = [key for kind in ("log", "snapshot") for key in (self._highest_listed_number(kind),) if key]

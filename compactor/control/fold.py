@@ -223,7 +223,7 @@ def _apply_tail_truncated(state: PartitionState, record: Record[Any], body: r.Ta
         grace_ms=body.grace_ms,
     )
     live = kept + body.new_segments
-    known = lineage.truncate_lineage(state.lineage, body.offset)
+    known = lineage.truncate_lineage_at(state.lineage, body.offset)
     reported = lineage.merge_segment_lineages([segment.leader_epochs for segment in body.segments])
     if body.epoch is not None:
         reported = (lineage.EpochEntry(body.epoch, body.offset),)

@@ -14,15 +14,7 @@ from compactor.daemon.jobs import JobResult
 from compactor.daemon.partition_cache import PartitionCache
 from compactor.daemon.partition_history import PartitionHistory
 from compactor.daemon.progress import JobProgress, RunningJob
-from compactor.daemon.scheduling import (
-    DaemonAction,
-    Job,
-    PartitionSchedule,
-    after_failed_poll,
-    after_poll,
-    new_schedule,
-    with_requests,
-)
+from compactor.daemon.scheduling import DaemonAction, Job, PartitionSchedule, after_failed_poll, after_poll, new_schedule, with_requests
 from compactor.daemon.trend import NO_TREND, TierTrend
 from compactor.errors import CompactorError
 from compactor.model.ids import TopicPartition

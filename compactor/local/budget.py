@@ -219,7 +219,7 @@ class SpaceReservation:
         self.size = size
         self.taken = 0
 
-    def take_bytes(self, size: int) -> None:
+    def reserve_bytes(self, size: int) -> None:
         """Add ``size`` bytes to the used part of the reservation; called before they are written. Raises Overrun if neither the reservation
         nor
         the budget has them.
@@ -234,7 +234,7 @@ class SpaceReservation:
             self.size += missing
         self.taken += size
 
-    def return_bytes(self, size: int) -> None:
+    def release_bytes(self, size: int) -> None:
         """Take ``size`` bytes off the used part of the reservation, after their file was deleted or cached."""
         self.taken -= size
 

@@ -1,8 +1,8 @@
 """Cache of one tier on the local machine: folded control logs, partition summaries, and sidecar heads.
 
 The cache can be deleted at any time and belongs to one tier id. It never replaces the control log: folding continues from a cached state
-only if the log still contains the record with which that state ended (StateMark). Methods raise no errors: if the cache fails, it is
-treated as empty.
+only if the log still contains the record with which that state ended (StateMark). Methods raise no errors: if the cache fails,
+it is treated as empty.
 
     meta              format, program version, tier id
     catalog           the folded catalog of the tier

@@ -140,7 +140,7 @@ class Staging:
                         wanted.what, path, self.budget.convert_to_cached_file(own, lambda: path.unlink(missing_ok=True))
                     )
             return
-        reservation.take_bytes(wanted.space)
+        reservation.reserve_bytes(wanted.space)
         try:
             self._fetch_file(wanted, path)
             yield path
@@ -150,7 +150,7 @@ class Staging:
                 path.unlink(missing_ok=True)
             else:
                 self._remember_cached_file(wanted.what, path, kept)
-            reservation.return_bytes(wanted.space)
+            reservation.release_bytes(wanted.space)
 
     def fetch_ahead(self, wanted: Wanted) -> None:
         """Prefetch a file in the background if the disk budget has unused bytes. Errors are ignored here and occur again in ``opened``."""

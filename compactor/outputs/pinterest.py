@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.describe import last_record_offset
-from compactor.cleaner.passes.source import bytes_from_offset, open_source
+from compactor.cleaner.passes.describe import read_last_record_offset
+from compactor.cleaner.passes.source import bytes_from_offset, open_source_segment
 from compactor.control.state import PartitionState
 from compactor.errors import AlreadyExists, BadData, Leased, NotFound, Unavailable, UsageError
 from compactor.local.budget import Budget
@@ -327,9 +327,9 @@ class _GenerationWriter:
         if segment.end_offset < log_start:
             return PublishedSegment(segment=segment.id, timestamp_ms=latest)
         with reading.staging.opened(reading.log_request(ordinal)) as path:
-            source = open_source(ordinal, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
+            source = open_source_segment(ordinal, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
             source.name = reading.log_key(ordinal)
-            last = last_record_offset(source, limit)
+            last = read_last_record_offset(source, limit)
             if last < log_start:
                 return PublishedSegment(segment=segment.id, timestamp_ms=latest)
             distance, size = segment.start_offset - base, segment.size_bytes

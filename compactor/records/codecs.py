@@ -362,13 +362,13 @@ def _decompress_unusual_zstd(data: memoryview, out: ByteBuffer, max_bytes: int) 
     left = max_bytes
     guess = max(4 * len(data), 1 << 16)
     while True:
-        reserve_bytes = out.reserve_space(min(left + 1, guess))
-        size = reader.readinto(reserve_bytes)
+        reserved = out.reserve_space(min(left + 1, guess))
+        size = reader.readinto(reserved)
         out.size += size
         left -= size
         if left < 0:
             raise _too_large_error(ZSTD, max_bytes)
-        if size < len(reserve_bytes):
+        if size < len(reserved):
             break
         guess *= 2
     # The reader takes the end of its input for the end of the frame.

@@ -1,8 +1,8 @@
 """Digests and checksums of a log computed from its batch headers alone.
 
-A v2 header contains the CRC-32C of the rest of its batch. If all CRCs match, a digest over the headers therefore detects accidental changes
-anywhere in the file: flipped bits, and batches that are missing, moved or from another log. It does not protect against intent, because
-another payload with the same CRC can be constructed. Logs with v0/v1 batches have no such digest.
+A v2 header contains the CRC-32C of the rest of its batch. If all CRCs match, a digest over the headers therefore detects
+accidental changes anywhere in the file: flipped bits, and batches that are missing, moved or from another log. It does not protect against
+intent, because another payload with the same CRC can be constructed. Logs with v0/v1 batches have no such digest.
 """
 
 from __future__ import annotations

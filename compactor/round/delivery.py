@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compactor.cleaner.passes.describe import content_facts, first_due_ms_by_counts, read_first_due_ms
+from compactor.cleaner.passes.describe import earliest_due_ms_by_counts, read_earliest_due_ms, summarize_content
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.model.balance import DigestSum
 from compactor.model.ids import TopicPartition
@@ -48,7 +48,7 @@ class FinishedSegment:
         :param digests: whether to record the digest of the batch headers, too (``SegmentLayout.keeps_digests``).
         """
         log = describe_log(output) if digests else describe_file(contents["log"])
-        return FinishedSegment(output.table, log, contents, read_first_due_ms(output, limit))
+        return FinishedSegment(output.table, log, contents, read_earliest_due_ms(output, limit))
 
     @staticmethod
     def from_pieces(made: ComposedSegment, pieces: Sequence[ComposeSource], contents: Mapping[str, Path | bytes]) -> FinishedSegment:
@@ -56,7 +56,7 @@ class FinishedSegment:
 
         :param contents: file or bytes of each kind except the log.
         """
-        size, due = int(made.table.size.sum()), first_due_ms_by_counts(made.table, made.due)
+        size, due = int(made.table.size.sum()), earliest_due_ms_by_counts(made.table, made.due)
         log = SegmentFile(size=size, batches=digest_of_headers(made.directory.headers))
         return FinishedSegment(made.table, log, contents, due, pieces)
 
@@ -81,7 +81,7 @@ def upload_segment(
     :raises CannotCopy: if the store cannot compose the log from pieces.
     """
     layout, publisher = where
-    about = content_facts(made.table)
+    about = summarize_content(made.table)
     metadata = RemoteLogSegmentMetadata(
         id=task.new_segment_id,
         start_offset=task.start_offset,

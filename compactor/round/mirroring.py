@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Final
 
 from checkpoint.files import parse_leader_epoch_checkpoint
-from checkpoint.lineage import EpochEntry, epoch_at, first_divergent_offset
+from checkpoint.lineage import EpochEntry, first_divergent_offset, leader_epoch_at
 from compactor.brokers.metadata_topic.chain import BrokerView
 from compactor.control.broker_expiry import ExpiredSources, observe_log_start
 from compactor.control.leadership import Leadership, RequirementFailed
@@ -115,7 +115,7 @@ def check_newest_lineage(
     known = parse_leader_epoch_checkpoint(read_recorded(layout, name, newest, kind).decode(errors="replace"), where)
     parted = first_divergent_offset(reported, end, known, end)
     if parted is not None:
-        epochs = f"{epoch_at(known, parted)}, the segments' metadata to {epoch_at(reported, parted)}"
+        epochs = f"{leader_epoch_at(known, parted)}, the segments' metadata to {leader_epoch_at(reported, parted)}"
         raise BadData(
             f"the newest segment's lineage gives offset {parted} to leader epoch {epochs}",
             segment=where,

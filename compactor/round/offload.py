@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compactor.cleaner.keys.disk_map import passes_needed
+from compactor.cleaner.keys.disk_map import scans_needed
 from compactor.config.settings import Cleaner, SparkSettings
 from compactor.kernels.common import KEY_BYTES
 from compactor.round.plan import RoundAssessment, S
@@ -39,4 +39,4 @@ def passes_over_keys(cleaner: Cleaner, found: RoundAssessment[S]) -> int:
     if not isinstance(cleaner.disk_budget_bytes, int):
         return 1
     rows, largest = sum(estimate_records(s) for s in found.dirty), max((s.size_bytes for s in found.covered_segments), default=0)
-    return passes_needed(rows, max(1, cleaner.disk_budget_bytes - largest))
+    return scans_needed(rows, max(1, cleaner.disk_budget_bytes - largest))

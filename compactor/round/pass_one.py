@@ -21,14 +21,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bloom.directory import distinct_hash_prefixes
-from compactor.cleaner.gate.gate import Gate, GateTerms
+from compactor.cleaner.gate.gate import Gate, GateParameters
 from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES, KeyTable
-from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, passes_needed
+from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, scans_needed
 from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeySet
 from compactor.cleaner.keys.spilling import SpillingSurvivors
-from compactor.cleaner.keys.survivors import KeyScan
-from compactor.cleaner.passes.chunks import FinishedChunks
-from compactor.cleaner.passes.outcomes import outcomes_backwards
+from compactor.cleaner.keys.survivors import KeyScanParameters
+from compactor.cleaner.passes.chunks import CleanedChunkCache
+from compactor.cleaner.passes.outcomes import txn_outcomes_by_batch
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
@@ -115,7 +115,7 @@ class PassOneResult:
 
     opened: SourceTable
     survivors: SpillingSurvivors
-    finished: FinishedChunks
+    finished: CleanedChunkCache
     engine: str
     passes: int
     clean: CleanVerdicts
@@ -135,17 +135,17 @@ class PassOneResult:
         known, part = self.opened.is_segment_open(ordinal), self.part_of_segment(ordinal)
         with self.opened.map_segment(ordinal, reservation) as source:
             if not known and self.gate is not None:
-                self.gate.settle_transactions(self.sources)
+                self.gate.compute_transaction_outcomes(self.sources)
             if part is not None and self.gate is not None:
-                self.gate.select_batches(source, part.rows)
+                self.gate.restrict_to_rewritten_batches(source, part.rows)
             yield source, self.opened.verdicts[ordinal] if part is None else part.verdicts
 
     def free_memory(self) -> None:
         """Free the memory of keys and cleaned chunks. Their counts are still available."""
-        self.survivors.free_keys()
-        self.finished.clear()
+        self.survivors.free_key_set()
+        self.finished.clear_and_stop_storing()
         if self.gate is not None:
-            self.gate.free_keys()
+            self.gate.free_key_table()
 
     def part_of_segment(self, ordinal: int) -> SegmentPart | None:
         """Return the part of a segment that is read, or None if all of it is."""
@@ -186,7 +186,7 @@ class _ScanAttempt:
     job: _PassOneJob
     survivors: SpillingSurvivors
     gate: Gate | None
-    finished: FinishedChunks
+    finished: CleanedChunkCache
     space: _DiskSpace
 
 
@@ -238,7 +238,7 @@ def _attempt_in_memory(job: _PassOneJob, expected: int, rows: int) -> PassOneRes
     most = max(spare, settings.map_budget_bytes // LEAST_GATE_SHARE) if settings.gate else 0
     gate_share = min(most, expected * GATE_KEY_BYTES * 5 // 4 + MIN_MAP_BYTES)
 
-    finished = FinishedChunks(max(0, spare - gate_share))
+    finished = CleanedChunkCache(max(0, spare - gate_share))
     gate = _create_gate(job, gate_share, rows)
 
     def open_spill_map(part: int, parts: int) -> DiskOffsetMap:
@@ -261,7 +261,7 @@ def _attempt_in_memory(job: _PassOneJob, expected: int, rows: int) -> PassOneRes
         decisions = _decide_by_sidecars(job, _bound_on_disk_keys(job, rows) if survivors.is_on_disk else survivors.key_count)
         answers = _ask_filters(scan, decisions, FilterAnswers())
         answers = _choose_segment_parts(scan, decisions, answers)
-        survivors.finish_part()
+        survivors.finish_part_of_keys()
     finally:
         survivors.close()
         if space.reservation is not None:
@@ -275,14 +275,14 @@ def _attempt_on_disk(job: _PassOneJob, rows: int, parts: int) -> PassOneResult:
     gate_share = _gate_budget_bytes(settings)
     map_budget = settings.map_budget_bytes - gate_share
     size = min(job.roles.largest_segment_bytes + blocks(rows * KEY_ROW_BYTES * 11 // (10 * parts)), staging.budget.total)
-    finished = FinishedChunks(0)
+    finished = CleanedChunkCache(0)
     with staging.reserve_space(size, f"the offset map of {job.reading.partition}") as reservation:
         space = _DiskSpace(reservation)
         gate = _create_gate(job, gate_share, rows)
 
         def open_disk_map(part: int, parts: int) -> DiskOffsetMap:
             path = staging.folder / "disk_map"
-            return DiskOffsetMap(path, reservation, map_budget_bytes=map_budget, expected_rows=rows, part=part, parts=parts)
+            return DiskOffsetMap(path, reservation, map_budget_bytes=map_budget, expected_rows=rows, part_number=part, part_count=parts)
 
         survivors = SpillingSurvivors(_create_key_scan(job, finished, gate), None, open_disk_map, parts)
         scan = _ScanAttempt(job, survivors, gate, finished, space)
@@ -294,7 +294,7 @@ def _attempt_on_disk(job: _PassOneJob, rows: int, parts: int) -> PassOneResult:
                 _fold_transactions(scan)
                 decisions = decisions if decisions is not None else _decide_by_sidecars(job, _bound_on_disk_keys(job, rows))
                 answers = _ask_filters(scan, decisions, answers)
-                survivors.finish_part()
+                survivors.finish_part_of_keys()
         finally:
             survivors.close()
     return _build_pass_one_result(scan, decisions or {}, answers, parts)
@@ -314,7 +314,7 @@ def _count_key_parts(job: _PassOneJob, rows: int) -> int:
     Raises OutOfBudget if more than MOST_PASSES would be needed.
     """
     budget, largest = job.reading.staging.budget.total, job.roles.largest_segment_bytes
-    parts = passes_needed(rows, budget - largest)
+    parts = scans_needed(rows, budget - largest)
     if parts > MOST_PASSES or budget <= largest:
         need = largest + blocks(rows * KEY_ROW_BYTES * 11 // (10 * MOST_PASSES))
         raise OutOfBudget(
@@ -334,13 +334,13 @@ def _create_gate(job: _PassOneJob, budget_bytes: int, rows: int) -> Gate | None:
     if not job.settings.gate:
         return None
     extent = job.extent
-    terms = GateTerms(extent.rules, extent.first_dirty, job.settings.hash_key, job.reading.inflate_limit)
+    terms = GateParameters(extent.rules, extent.first_dirty, job.settings.hash_key, job.reading.inflate_limit)
     return Gate(terms, KeyTable(budget_bytes, rows))
 
 
-def _create_key_scan(job: _PassOneJob, finished: FinishedChunks, gate: Gate | None) -> KeyScan:
+def _create_key_scan(job: _PassOneJob, finished: CleanedChunkCache, gate: Gate | None) -> KeyScanParameters:
     extent, opened = job.extent, job.opened
-    return KeyScan(
+    return KeyScanParameters(
         opened.sources, opened.verdicts, extent.first_dirty, extent.end, job.settings.hash_key, job.reading.inflate_limit,
         finished, extent.rules, gate,
     )  # fmt: skip
@@ -356,9 +356,9 @@ def _scan_dirty(scan: _ScanAttempt) -> None:
     for ordinal in reversed(job.roles.behind):
         if job.roles.sidecar_head(ordinal).sidecar is None:
             opened.read_headers(ordinal, scan.space.reservation)
-        outcomes_backwards(opened.sources[ordinal].table, outcomes)
+        txn_outcomes_by_batch(opened.sources[ordinal].table, outcomes)
         if survivors.key_scan.witness is not None and scan.gate is not None:
-            scan.gate.read_markers(opened.sources[ordinal])
+            scan.gate.read_markers_after_dirty_range(opened.sources[ordinal])
     coming = list(job.roles.dirty)
     while coming:
         ordinal = coming.pop()
@@ -366,12 +366,12 @@ def _scan_dirty(scan: _ScanAttempt) -> None:
             if coming:
                 job.reading.staging.fetch_ahead(job.reading.log_request(coming[-1]))
             job.settings.check()
-            aborted = outcomes_backwards(source.table, outcomes) == ABORT
+            aborted = txn_outcomes_by_batch(source.table, outcomes) == ABORT
             if not opened.folded:
                 opened.verdicts[ordinal] = Verdicts(aborted, aborted, np.zeros(len(aborted), np.bool_), np.empty(0, TXN_ENTRY))
             # Only the outcomes of markers are known yet, so chunks that contain markers are not cleaned ahead.
             clean_at_once = not np.any((source.table.control != NOT_CONTROL) & (source.table.codec_ids > 0))
-            to_map = survivors.key_scan.batches_to_map(source)
+            to_map = survivors.key_scan.flag_batches_to_map(source)
             survivors.scan_dirty_segment(source, to_map, job.settings.workers, clean_at_once=clean_at_once)
 
 
@@ -387,7 +387,7 @@ def _fold_transactions(scan: _ScanAttempt) -> None:
                 job.settings.check()
         job.opened.fold_transactions()
     if scan.gate is not None:
-        scan.gate.settle_transactions(job.opened.sources)
+        scan.gate.compute_transaction_outcomes(job.opened.sources)
 
 
 def _decide_by_sidecars(job: _PassOneJob, keys: int) -> dict[int, SidecarDecision]:
@@ -428,7 +428,7 @@ def _ask_filters(scan: _ScanAttempt, decisions: Mapping[int, SidecarDecision], b
         for ordinal in (*below, *straddling):
             with job.opened.map_segment(ordinal, scan.space.reservation) as source:
                 job.settings.check()
-                survivors.scan_clean_segment(source, survivors.key_scan.batches_below(source), job.settings.workers)
+                survivors.scan_clean_segment(source, survivors.key_scan.flag_batches_to_look_up(source), job.settings.workers)
     return replace(
         before,
         asked=before.asked | {n for n in asked if not decisions[n].must},
@@ -440,7 +440,8 @@ def _choose_segment_parts(scan: _ScanAttempt, decisions: dict[int, SidecarDecisi
     """Choose, by key directories, the clean segments of which reading a part is enough. Return the updated answers.
 
     Not done with keys on disk, which need all rows now. A segment that has no due deletion and none of the keys in its directory is skipped
-    whatever its filter says: the filter of a composed segment still contains keys that are gone, and would match them in every round.
+    whatever its filter says: the filter of a composed segment still contains keys that are gone, and would match them in every
+    round.
     """
     job, survivors, inquiry = scan.job, scan.survivors, scan.job.inquiry
     if inquiry.sidecars is None or inquiry.in_part == frozenset() or survivors.is_on_disk:
@@ -462,7 +463,7 @@ def _choose_segment_parts(scan: _ScanAttempt, decisions: dict[int, SidecarDecisi
         return answers
     met = dict(answers.met)
     directories = KeyDirectoryCache(inquiry.sidecars)
-    search = PartSearch(job.reading, job.extent.rules, distinct_hash_prefixes(survivors.dirty_keys()), directories)
+    search = PartSearch(job.reading, job.extent.rules, distinct_hash_prefixes(survivors.iterate_dirty_key_hashes()), directories)
     for ordinal, (directory, fetched) in zip(asked, directories.load_directories([job.roles.live[n] for n in asked]), strict=True):
         job.cost.bytes += fetched
         job.settings.check()
@@ -485,7 +486,7 @@ def _match_filters(scan: _ScanAttempt, ordinals: Sequence[int]) -> dict[int, str
 
     def dirty_keys() -> Iterator[Hashes]:
         job.settings.check()
-        return scan.survivors.dirty_keys()
+        return scan.survivors.iterate_dirty_key_hashes()
 
     met, size = job.inquiry.sidecars.match_segments([live[n].id for n in ordinals], dirty_keys)
     job.cost.bytes += size
@@ -497,7 +498,7 @@ def _build_pass_one_result(
 ) -> PassOneResult:
     job, live, survivors = scan.job, scan.job.roles.live, scan.survivors
     if scan.gate is not None:
-        scan.gate.settle_transactions(job.opened.sources)  # more sources were opened since the fold
+        scan.gate.compute_transaction_outcomes(job.opened.sources)  # more sources were opened since the fold
     return PassOneResult(
         job.opened,
         survivors,
@@ -526,7 +527,7 @@ def bound_remaining_bytes(found: PassOneResult, state: PartitionState) -> dict[s
     left = {}
     for ordinal, segment in enumerate(state.live):
         source = found.sources[ordinal]
-        counts = found.survivors.survivor_counts(source) if found.opened.is_segment_open(ordinal) else None
+        counts = found.survivors.survivor_counts_by_batch(source) if found.opened.is_segment_open(ordinal) else None
         if counts is None or len(counts.kept) != len(source.table):
             continue
         data = source.table.control == NOT_CONTROL

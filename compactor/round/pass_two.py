@@ -17,21 +17,21 @@ import numpy as np
 
 from bloom.sizing import FilterDesign
 from checkpoint.files import format_leader_epoch_checkpoint, parse_leader_epoch_checkpoint
-from checkpoint.lineage import EpochEntry, truncate_lineage
+from checkpoint.lineage import EpochEntry, truncate_lineage_at
 from compactor import __version__
 from compactor.cleaner.gate.failures import GateFailed
 from compactor.cleaner.gate.gate import Gate
-from compactor.cleaner.gate.result_sums import ResultSums
-from compactor.cleaner.keys.survivors import Survivors
-from compactor.cleaner.passes.chunks import FinishedChunks
-from compactor.cleaner.passes.describe import negative_timestamps
+from compactor.cleaner.gate.result_sums import NewSegmentBalance
+from compactor.cleaner.keys.survivors import SurvivorLookup
+from compactor.cleaner.passes.chunks import CleanedChunkCache
+from compactor.cleaner.passes.describe import count_negative_timestamps
 from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
 from compactor.cleaner.passes.sidecar_builder import SidecarBuilder, add_segment_to_builder
-from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import Verdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
-from compactor.cleaner.witness import Witness
+from compactor.cleaner.witness import SecondReader
 from compactor.errors import CannotCopy, CopyDiffers
 from compactor.local.budget import BLOCK, Overrun, SpaceReservation
 from compactor.local.staging import Staging, group_space
@@ -225,16 +225,16 @@ class PassOneAnswers(Protocol):
     """
 
     @property
-    def survivors(self) -> Survivors: ...
+    def survivors(self) -> SurvivorLookup: ...
 
     @property
-    def finished(self) -> FinishedChunks: ...
+    def finished(self) -> CleanedChunkCache: ...
 
     @property
     def gate(self) -> Gate | None: ...
 
     @property
-    def witness(self) -> Witness | None: ...
+    def witness(self) -> SecondReader | None: ...
 
     @property
     def sources(self) -> Sequence[SourceSegment]:
@@ -324,7 +324,7 @@ class PlanExecution:
         interval = self._plan.policy.index_interval_bytes
         answers = self._answers
         rewriting = RewritePass(answers.survivors, self._rules, interval, self._limit, answers.finished, answers.witness)
-        reservation.take_bytes(len(FILE_KINDS) * BLOCK)  # the last block of each file is partly unused
+        reservation.reserve_bytes(len(FILE_KINDS) * BLOCK)  # the last block of each file is partly unused
         part = self._part_of_group(members)
         cleaned = rewriting.rewrite_group(
             task.start_offset,
@@ -332,20 +332,20 @@ class PlanExecution:
             folder,
             self._threads,
             end_offset=task.end_offset,
-            end_epoch=task.leader_epochs[-1].epoch if task.leader_epochs else -1,
-            disk=reservation,
+            filler_epoch=task.leader_epochs[-1].epoch if task.leader_epochs else -1,
+            disk_reservation=reservation,
         )
-        tally = ResultSums(cleaned, self._key, self._limit)
+        tally = NewSegmentBalance(cleaned, self._key, self._limit)
         if answers.gate is not None:
             sources = [part.source] if part else [answers.sources[ordinal] for ordinal in members]
             mapped = partial(self._reading.map_segment, reservation=reservation)
-            report = answers.gate.check_group(sources, cleaned.paths, end_offset=task.end_offset, mapped=mapped, tally=tally)
+            report = answers.gate.check_group(sources, cleaned.paths, end_offset=task.end_offset, map_bytes=mapped, result_sums=tally)
             self._worker.stats.gate_keys = report.keys
             self._worker.stats.gate_coverage = report.coverage
-        balance = tally.balance()
+        balance = tally.compute_balance()
         if part:
             balance = balance_with_copied_batches(part, balance, self._live[part.source.ordinal].content, self._key)
-        reservation.take_bytes(self._worker.layout.upload_space_bytes(cleaned.size))
+        reservation.reserve_bytes(self._worker.layout.upload_space_bytes(cleaned.size))
         return RewrittenGroup(task, members, cleaned, folder, reservation.handed_over(), balance, part)
 
     def _part_of_group(self, members: Sequence[int]) -> SegmentPart | None:
@@ -371,7 +371,7 @@ class PlanExecution:
     def _upload_with_sidecar(self, written: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
         task, cleaned = written.task, written.cleaned
         last, layout = self._live[written.members[-1]], self._worker.layout
-        output = open_source(0, cleaned.paths["log"], task.start_offset, task.end_offset + 1, task.mtime_ms, -1, self._limit)
+        output = open_source_segment(0, cleaned.paths["log"], task.start_offset, task.end_offset + 1, task.mtime_ms, -1, self._limit)
         negative = any(self._live[ordinal].negative_timestamps for ordinal in written.members)
         joined = None
         if written.part is None:
@@ -388,7 +388,7 @@ class PlanExecution:
                 made,
                 open_txn_offset=last.open_txn_offset if not last.is_cut else -1,
                 content=written.balance.result,
-                negative_timestamps=negative_timestamps(output, self._limit) if negative else 0,
+                negative_timestamps=count_negative_timestamps(output, self._limit) if negative else 0,
             )
         except (CannotCopy, CopyDiffers) as refused:
             raise NeedsWholeSegmentError(refused.message) from None
@@ -451,7 +451,7 @@ class PlanExecution:
         if last.is_cut and "leader-epoch-checkpoint" in found:
             where = self._reading.object_key(last, "leader-epoch-checkpoint")
             lineage = parse_leader_epoch_checkpoint(found["leader-epoch-checkpoint"].decode(), where)
-            found["leader-epoch-checkpoint"] = format_leader_epoch_checkpoint(truncate_lineage(lineage, end + 1)).encode()
+            found["leader-epoch-checkpoint"] = format_leader_epoch_checkpoint(truncate_lineage_at(lineage, end + 1)).encode()
         return found
 
     def _epoch_checkpoint(self, ordinal: int) -> bytes:
@@ -474,12 +474,12 @@ class PlanExecution:
             return
         design = worker.filter_for(metadata.records, metadata.size_bytes)
         directory = worker.splices and is_key_directory_worthwhile(metadata, len(output.table), worker.layout.range_copies)
-        builder = SidecarBuilder(output, design, worker.hash_key, sketch=design is not None, directory=directory)
+        builder = SidecarBuilder(output, design, worker.hash_key, counts_distinct_keys=design is not None, collects_directory=directory)
         with WorkerThreads(1) as workers:
             add_segment_to_builder(builder, output, self._limit, workers)
         worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(builder.build_sidecar(metadata.id))
         if directory:
-            worker.stats.sidecar_bytes_written += worker.sidecars.add_directory(builder.build_directory(metadata.id))
+            worker.stats.sidecar_bytes_written += worker.sidecars.add_directory(builder.build_key_directory(metadata.id))
 
     def _store_composed_sidecar(
         self, metadata: RemoteLogSegmentMetadata, source: RemoteLogSegmentMetadata, joined: ComposedSegment

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from checkpoint.offsets import clean_end_offset
-from compactor.cleaner.passes.describe import negative_timestamps
-from compactor.cleaner.passes.source import open_source
+from compactor.cleaner.passes.describe import count_negative_timestamps
+from compactor.cleaner.passes.source import open_source_segment
 from compactor.config.settings import Cleaner
 from compactor.control.ordering import restorable_problem
 from compactor.control.ports import Ports
@@ -171,7 +171,7 @@ class RestoreRound:
         with staging.reserve_space(need, f"group {task.group} of {reading.partition}", inputs) as reservation:
             try:
                 entries = _concatenate_segments(reading, ordinals, task, log, reservation)
-                reservation.take_bytes(self.ports.layout.upload_space_bytes(log.stat().st_size))
+                reservation.reserve_bytes(self.ports.layout.upload_space_bytes(log.stat().st_size))
                 return self._upload_copy(plan, task, group, log, entries, reading)
             finally:
                 log.unlink(missing_ok=True)
@@ -181,7 +181,7 @@ class RestoreRound:
         self, plan: CompactionPlan, task: CompactionTask, group: RestoredGroup, log: Path, entries: bytes, reading: StagedSegmentReader
     ) -> CompactionReceipt | CompactionFailure:
         name, made, limit = reading.partition, group.made, reading.inflate_limit
-        output = open_source(0, log, task.start_offset, task.end_offset + 1, task.mtime_ms, -1, limit)
+        output = open_source_segment(0, log, task.start_offset, task.end_offset + 1, task.mtime_ms, -1, limit)
         table = output.table
         index, timeindex = encode_offset_and_time_index(
             task.start_offset, table.size, table.last_offset, table.max_timestamp, plan.policy.index_interval_bytes
@@ -199,7 +199,7 @@ class RestoreRound:
             FinishedSegment.from_local_files(output, contents, limit, digests=self.ports.layout.keeps_digests),
             open_txn_offset=made.open_txn_offset,
             content=digest_sum_of_segment(output.buf, BalanceKey(self.hash_key)),
-            negative_timestamps=negative_timestamps(output, limit),
+            negative_timestamps=count_negative_timestamps(output, limit),
         )
         if problem:
             return CompactionFailure(run_id=plan.run_id, group=task.group, kind="upload", message=problem)
@@ -224,7 +224,7 @@ def _concatenate_segments(
         for ordinal in ordinals:
             with reading.open_segment(ordinal, reservation) as source:
                 verify_crcs_of_batches(source.buf, source.table, 0, len(source.table), source.name)
-                reservation.take_bytes(len(source.buf))
+                reservation.reserve_bytes(len(source.buf))
                 file.write(source.buf.data)
                 aborted.append(source.txn_entries)
                 last = int(source.table.last_offset[-1]) if len(source.table) else last

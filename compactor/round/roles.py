@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from compactor.cleaner.passes.retention import RoundRules
-from compactor.cleaner.passes.sidecar_builder import NO_BYTES, stand_in_source, verdicts_from_stand_in
+from compactor.cleaner.passes.sidecar_builder import NO_BYTES, segment_verdicts_from_stand_in, stand_in_segment
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Verdicts, fold_transactions
+from compactor.cleaner.passes.transactions import Verdicts, transaction_verdicts_by_source
 from compactor.errors import BadData
 from compactor.local.budget import SpaceReservation, blocks
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -123,7 +123,7 @@ class SourceTable:
             return
         with self.reading.open_segment(ordinal, reservation) as source:
             if self.folded:
-                self.verdicts[ordinal] = verdicts_from_stand_in(source, self.sources[ordinal], self.verdicts[ordinal])
+                self.verdicts[ordinal] = segment_verdicts_from_stand_in(source, self.sources[ordinal], self.verdicts[ordinal])
             self.sources[ordinal] = source
             self._opened.add(ordinal)
             yield source
@@ -153,14 +153,14 @@ class SourceTable:
         """Compute the verdict on every batch from the outcomes of transactions. The lists are changed in place, because other objects refer
         to them.
         """
-        self.verdicts[:] = fold_transactions(self.sources)
+        self.verdicts[:] = transaction_verdicts_by_source(self.sources)
         self.folded = True
 
 
 def _stand_in_source(reading: StagedSegmentReader, roles: SegmentRoles, ordinal: int) -> SourceSegment:
     segment, sidecar = roles.live[ordinal], roles.sidecar_head(ordinal).sidecar
     place = (ordinal, reading.log_key(ordinal), segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
-    return stand_in_source(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate(0))
+    return stand_in_segment(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate(0))
 
 
 def _empty_verdicts() -> Verdicts:

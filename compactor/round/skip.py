@@ -105,7 +105,7 @@ def design_filter(cleaner: Cleaner, record: FilterRecord, probes: int, records: 
     """
     if not cleaner.bloom or not record.are_filters_paying:
         return None
-    return sizing.size_filter(
+    return sizing.design_filter_if_worthwhile(
         records,
         probes,
         segment_bytes,
@@ -171,7 +171,7 @@ def decide_by_sidecar(head: SidecarHead, due: str, *, keys: int, record: FilterR
     if sidecar is None:
         return SidecarDecision(None, must=due or head.problem)
     must = due or sidecar.due.reason_to_read(now_ms)
-    askable = sidecar.made_for is not None and sidecar.useless_rate(keys) <= WORTH_ASKING
+    askable = sidecar.made_for is not None and sidecar.useless_read_probability(keys) <= WORTH_ASKING
     if must or keys == 0 or sidecar.distinct_keys == 0:
         return SidecarDecision(sidecar, must, "" if must else "it has no key" if keys else "nothing is due in it", askable and keys > 0)
     if sidecar.made_for is None:

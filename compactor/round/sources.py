@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from compactor.cleaner.passes.sidecar_builder import NO_BYTES
-from compactor.cleaner.passes.source import SourceSegment, open_source, without_batches_after
+from compactor.cleaner.passes.source import SourceSegment, open_source_segment, segment_without_batches_after
 from compactor.config.settings import Cleaner
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
@@ -134,12 +134,12 @@ class StagedSegmentReader:
         """
         metadata = self.live[ordinal]
         with self.staging.opened(self.log_request(ordinal), reservation) as path:
-            source = open_source(
+            source = open_source_segment(
                 ordinal, path, metadata.start_offset, metadata.copied_end + 1, metadata.mtime_ms, -1, self.inflate_limit,
                 txn_entries=self.read_txn_index(metadata) if txn_index else None,
             )  # fmt: skip
             source.name = self.log_key(ordinal)
-            source = without_batches_after(source, metadata.end_offset) if metadata.is_cut else source
+            source = segment_without_batches_after(source, metadata.end_offset) if metadata.is_cut else source
             try:
                 yield source
             finally:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.sidecar_builder import stand_in_source
-from compactor.cleaner.passes.transactions import fold_transactions
+from compactor.cleaner.passes.sidecar_builder import stand_in_segment
+from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.config.settings import Cleaner
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -65,11 +65,11 @@ def has_delete_horizon_work(
     if len(segments) < len(sidecars):
         return True
     sources = [
-        stand_in_source(place, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, sidecar)
+        stand_in_segment(place, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, sidecar)
         for place, (segment, sidecar) in enumerate(segments)
     ]
     cleaned_ids = {segment.id for segment in assessment.covered_segments}
-    for source, verdicts, (segment, sidecar) in zip(sources, fold_transactions(sources), segments, strict=True):
+    for source, verdicts, (segment, sidecar) in zip(sources, transaction_verdicts_by_source(sources), segments, strict=True):
         if segment.id in cleaned_ids and (
             sidecar.due.reason_to_read(now_ms) or reason_markers_are_due(source.table, verdicts.aborted, verdicts.discardable, now_ms)
         ):

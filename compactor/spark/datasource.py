@@ -21,17 +21,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
@@ -199,8 +189,8 @@ class KafkaTieredStream(DataSourceStreamReader):
         return read_split(self._request, self._schema, partition)
 
     def _check_histories(self, offsets: dict[str, Any]) -> None:
-        """Raise BadData if a log no longer contains what was read up to ``offsets``. Offsets from earlier versions have no history and are
-        accepted.
+        """Raise BadData if a log no longer contains what was read up to ``offsets``. Offsets from earlier versions have no
+        history and are accepted.
         """
         known: dict[str, list[Any]] = offsets.get(HISTORY_KEY, {})
 

@@ -137,7 +137,7 @@ class Sidecars:
                     size += len(whole.filter.bitarray) // 8
                 fetched += size
                 for some in keys() if filters else ():
-                    for name in [name for name, each in filters.items() if each.contains_hashes(some).any()]:
+                    for name in [name for name, each in filters.items() if each.flag_contained_hashes(some).any()]:
                         met[name] = FILTER_MATCHES
                         del filters[name]
                     if not filters:
@@ -158,7 +158,7 @@ class Sidecars:
         from bloom import directory as directories, sidecar as sidecars
 
         data = sidecars.encode_sidecar(sidecar, self.hash_key)
-        keys = directories.encode_directory(directory, self.hash_key) if directory is not None else b""
+        keys = directories.encode_key_directory(directory, self.hash_key) if directory is not None else b""
         if keys:
             self._control.put(sidecar_keys(self._log_prefix, sidecar.segment_id)[1], keys)
         self._control.put(self.sidecar_key(sidecar.segment_id), data)
@@ -179,7 +179,7 @@ class Sidecars:
         from bloom import directory as directories
 
         return self._create_if_absent(
-            sidecar_keys(self._log_prefix, directory.segment_id)[1], directories.encode_directory(directory, self.hash_key)
+            sidecar_keys(self._log_prefix, directory.segment_id)[1], directories.encode_key_directory(directory, self.hash_key)
         )
 
     def _load_directory(self, segment_id: str) -> tuple[KeyDirectory | None, int]:
@@ -193,7 +193,7 @@ class Sidecars:
         except NotFound:
             return None, 0
         try:
-            return directories.decode_directory(data, segment_id, self.hash_key), len(data)
+            return directories.decode_key_directory(data, segment_id, self.hash_key), len(data)
         except SidecarUnusable as unusable:
             _log.warning("%s is ignored: %s; the whole segment is read", key, unusable)
             return None, len(data)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoint.files import format_leader_epoch_checkpoint, format_offset_checkpoint, parse_cleaner_offset_checkpoint
-from checkpoint.lineage import EpochEntry, merge_segment_lineages, truncate_lineage
+from checkpoint.files import format_leader_epoch_checkpoint, format_offsets_as_checkpoint, parse_cleaner_offset_checkpoint
+from checkpoint.lineage import EpochEntry, merge_segment_lineages, truncate_lineage_at
 from checkpoint.offsets import clean_end_offset
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.describe import lineage_from_tables
@@ -183,7 +183,7 @@ def _keep_offsets(path: Path, where: str, first: int, last: int) -> None:
 def _write_epoch_checkpoint(opened: Tier, state: PartitionState, folder: Path) -> None:
     """Write the leader epochs of the exported log to its leader-epoch-checkpoint file."""
     if opened.kind.describes_segments:
-        entries = truncate_lineage(state.lineage, state.end_offset + 1) or merge_segment_lineages(
+        entries = truncate_lineage_at(state.lineage, state.end_offset + 1) or merge_segment_lineages(
             [segment.leader_epochs for segment in state.live]
         )
     else:  # a listed tier has the epochs only in the batches
@@ -207,7 +207,7 @@ def _set_checkpoint(path: Path, name: TopicPartition, offset: int, without: str)
     try:
         known = parse_cleaner_offset_checkpoint(path.read_text(encoding="utf-8"), str(path)) if path.exists() else {}
         written = path.with_name(f"{path.name}.tmp")
-        written.write_text(format_offset_checkpoint(known | {(name.topic, name.partition): offset}), encoding="utf-8")
+        written.write_text(format_offsets_as_checkpoint(known | {(name.topic, name.partition): offset}), encoding="utf-8")
         written.replace(path)
     except OSError as error:
         hint = f"A broker needs the line {name.topic} {name.partition} {offset} in it, or {without}"

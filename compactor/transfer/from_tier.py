@@ -119,7 +119,8 @@ class _PartitionTransfer:
             if not checked and not _is_interrupted_transfer(mine, theirs):
                 check_not_cleaned(self._name, kept + 1, clean, cleaner="the other tier's compactor", where=self._source.ports.layout.url)
             checked = True
-            # An empty partition begins with the segment that contains the log start, or with the newest one if all records are deleted.
+            # An empty partition begins with the segment that contains the log start, or with the newest one if all records are
+            # deleted.
             seam = _first_offset_needed(mine, kept) if mine.live else min(start, ends[-1] if ends else 0)
             segments = [segment for segment in segments if segment.end_offset >= seam]
             _delete_segments_below(folder, self._firsts[segments[0].id] if segments else MAX_OFFSET)
@@ -199,8 +200,8 @@ class _PartitionTransfer:
 
 def _first_offset_needed(state: PartitionState, kept: int) -> int:
     """Return the offset from which the other tier's segments must be downloaded. It is that of the first batch in the tail (the tier's last
-    batches, by which the log is recognised), else the tier's end. If the end is to be cut, it is the start of the segment that contains the
-    last offset that stays, because its records are compared.
+    batches, by which the log is recognised), else the tier's end. If the end is to be cut, it is the start of the segment that
+    contains the last offset that stays, because its records are compared.
 
     :param kept: last offset of the target that stays as it is.
     """

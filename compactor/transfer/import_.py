@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from checkpoint.lineage import Lineage, extend_lineage, restore_removed_epochs, truncate_lineage
+from checkpoint.lineage import Lineage, extend_lineage, restore_removed_epochs, truncate_lineage_at
 from compactor.access.rounds import read_segments
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.sidecar_builder import SidecarBuilder
@@ -212,7 +212,7 @@ class _DirectoryImport:
         if not self.options.live:
             return found
         position = state.end_offset + 1 if diverged is None else min(diverged.offset, state.end_offset + 1)
-        lineage = state.lineage if diverged is None else truncate_lineage(state.lineage, diverged.offset)
+        lineage = state.lineage if diverged is None else truncate_lineage_at(state.lineage, diverged.offset)
         tier_end = TierEnd(position if state.live else None, lineage)
         return add_staged_files(
             found, self.held, self.options.staged_problem, self.policy, tier_end, cleaner_offset(self.log_dir, self.name)
@@ -253,7 +253,7 @@ class _DirectoryImport:
         self.identity.settle_identity(self.compared, self._compare_records_below)
         checked = self._check_pieces(pieces)
         found_members = form_segments(self.log_dir, checked, read_producers_at_end(self.tier.ports.layout, state))
-        known = state.lineage if diverged is None else truncate_lineage(state.lineage, diverged.offset)
+        known = state.lineage if diverged is None else truncate_lineage_at(state.lineage, diverged.offset)
         self._upload_and_record(
             found_members, self._create_arrival(found_members, known, given, fits=position_check(state, self.log_dir)), known
         )
@@ -434,7 +434,7 @@ class _DirectoryImport:
             checked = [replace(checked[0], piece=replace(piece, source=replace(piece.source, base=start))), *checked[1:]]
         before = head.states if head else read_producers_at_end(layout, state.model_copy(update={"live": state.live[:place]}))
         found = form_segments(self.log_dir, checked, before) if checked else []
-        known = truncate_lineage(state.lineage, start)
+        known = truncate_lineage_at(state.lineage, start)
         voided = tuple(segment.id for segment in state.live[place:])
         body = TailTruncated(cut_id="", offset=start, voided=voided, accept_loss=self.options.accept_loss)
         given = with_staged_epochs(given, [one.piece.source for one in checked])
@@ -491,7 +491,7 @@ class _DirectoryImport:
         check_before_start(state, found_members, given, self.log_dir)
         older = restore_removed_epochs(
             lineage_from_batches([piece.source for piece in pieces if piece.source.size]),
-            truncate_lineage(given, found_members[-1].end + 1),
+            truncate_lineage_at(given, found_members[-1].end + 1),
         )
         self._upload_and_record(
             found_members,
@@ -532,7 +532,7 @@ class _DirectoryImport:
         """
         if not self.tier.cleaner_for(self.name.topic).bloom:
             return None
-        return SidecarBuilder(source, None, self._tier_hash_key(), sketch=True)
+        return SidecarBuilder(source, None, self._tier_hash_key(), counts_distinct_keys=True)
 
     def _tier_hash_key(self) -> bytes:
         """Return the tier's hash key, or the one with which this import will create the tier: it is needed before anything is written."""

@@ -52,7 +52,9 @@ class PartitionImport:
 
 
 def is_log_root(path: Path) -> bool:
-    """Return whether a directory contains partition directories and no segments itself. Raises UsageError if it cannot be read."""
+    """Return whether a directory contains partition directories and no segments itself. Raises UsageError if it cannot be
+    read.
+    """
     try:
         entries = list(path.iterdir()) if path.is_dir() else []
         return not any(_SEGMENT.fullmatch(entry.name) for entry in entries) and any(

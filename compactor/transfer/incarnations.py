@@ -17,13 +17,7 @@ from dataclasses import dataclass
 from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.leaders import ClusterTopics
 from compactor.control.importing import open_incarnation
-from compactor.control.incarnations import (
-    TopicVerdict,
-    current_incarnation,
-    judge_topic_id,
-    latest_topic_id,
-    recreation_problem,
-)
+from compactor.control.incarnations import TopicVerdict, current_incarnation, judge_topic_id, latest_topic_id, recreation_problem
 from compactor.control.logs import CatalogLog, cut_if_due, open_catalog, publish_hints
 from compactor.control.records import TopicRecreated, TopicsConfirmed
 from compactor.control.state import CatalogState, PartitionState

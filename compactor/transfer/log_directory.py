@@ -17,10 +17,16 @@ import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint, parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry, Lineage, restore_removed_epochs
-from compactor.cleaner.passes.describe import content_facts, epochs_within, first_due_ms_by_counts, lineage_from_tables, read_first_due_ms
+from compactor.cleaner.passes.describe import (
+    earliest_due_ms_by_counts,
+    lineage_from_tables,
+    lineage_of_offset_range,
+    read_earliest_due_ms,
+    summarize_content,
+)
 from compactor.cleaner.passes.sidecar_builder import ChunkSummary, SidecarBuilder
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import fold_transactions, txn_index_mismatch
+from compactor.cleaner.passes.transactions import transaction_verdicts_by_source, txn_index_mismatch
 from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
 from compactor.constants import NO_TIMESTAMP
 from compactor.control.records import TailBatch
@@ -181,7 +187,7 @@ def _check_piece(piece: LogPiece, checks: CheckSettings, workers: WorkerThreads)
         return int(table.position[last - 1] + table.size[last - 1]), found, seen
 
     try:
-        for until, found, looks in workers.run_jobs(summarize_range, source.batch_ranges()):
+        for until, found, looks in workers.run_jobs_in_order(summarize_range, source.uniform_batch_ranges()):
             sha256.update(source.buf.data[done:until])  # while the bytes are in the processor's cache
             negative += found
             if builder is not None:
@@ -261,7 +267,7 @@ def form_segments(log_dir: Path, pieces: Sequence[CheckedPiece], initial_states:
     sources = [checked.piece.source for checked in pieces]
     states = _producer_states_at(log_dir, sources[0].base, initial_states)
     # Verdicts have the order of the sources.
-    verdicts = fold_transactions(
+    verdicts = transaction_verdicts_by_source(
         [replace(source, ordinal=place) for place, source in enumerate(sources)], _open_transaction_offsets(states)
     )
     found: list[FutureSegment] = []
@@ -411,7 +417,7 @@ def prepare_upload(
     epochs = format_leader_epoch_checkpoint(tuple(entry for entry in lineage if entry.start_offset <= member.end))
     beside["leader-epoch-checkpoint"] = _write_file(folder / "epochs", epochs.encode())
     files = {kind: SegmentFile(size=path.stat().st_size, sha256=file_sha256(path)) for kind, path in beside.items()}
-    content, builder = content_facts(source.table), member.checked.builder
+    content, builder = summarize_content(source.table), member.checked.builder
     undecided = member.states.first_offset_of_open_transaction()
     metadata = RemoteLogSegmentMetadata(
         id=new_id,
@@ -420,12 +426,12 @@ def prepare_upload(
         size_bytes=source.size,
         max_timestamp_ms=content.max_timestamp_ms,
         mtime_ms=source.mtime_ms,
-        leader_epochs=epochs_within(lineage, member.start, member.end),
+        leader_epochs=lineage_of_offset_range(lineage, member.start, member.end),
         files={"log": SegmentFile(size=source.size, sha256=member.checked.sha256), **files},
         first_timestamp_ms=content.first_timestamp_ms,
-        due_ms=first_due_ms_by_counts(source.table, builder.due)
+        due_ms=earliest_due_ms_by_counts(source.table, builder.due)
         if builder
-        else read_first_due_ms(source, policy.max_decompressed_batch_bytes),
+        else read_earliest_due_ms(source, policy.max_decompressed_batch_bytes),
         open_txn_offset=-1 if undecided is None else undecided,
         records=content.records,
         content=digest_sum_of_segment(source.buf, key),

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoint.lineage import Lineage, epoch_at, first_disowned_offset, truncate_lineage
+from checkpoint.lineage import Lineage, first_disowned_offset, leader_epoch_at, truncate_lineage_at
 from checkpoint.offsets import clean_end_offset
-from compactor.cleaner.offline import list_base_offsets, open_segments
-from compactor.cleaner.passes.source import SourceSegment, select_batch_range
+from compactor.cleaner.offline import list_base_offsets, open_segments_of_directory
+from compactor.cleaner.passes.source import SourceSegment, segment_of_batch_range
 from compactor.control.fold import TAIL
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
@@ -91,7 +91,7 @@ def list_log_segments(log_dir: Path, *, live: bool) -> SegmentListing:
     :param live: leave out the newest segment, which a broker still writes.
     :raises UsageError: if it is not a log directory. Raises BadData for impossible names.
     """
-    bases = list_base_offsets(log_dir, live=live)
+    bases = list_base_offsets(log_dir, is_written_by_broker=live)
     return SegmentListing(log_dir, tuple(bases[:-1]), bases[-1]) if live and bases else SegmentListing(log_dir, tuple(bases))
 
 
@@ -122,7 +122,9 @@ def open_listed_segments(found: SegmentListing, policy: CleanerPolicy, *, live: 
     if not bases:
         return staged
     read: Callable[[Path], Bytes] = read_file_into_memory if live else map_file
-    opened_live = open_segments(found.log_dir, bases, found.end, policy.index_interval_bytes, policy.max_decompressed_batch_bytes, read)
+    opened_live = open_segments_of_directory(
+        found.log_dir, bases, found.end, policy.index_interval_bytes, policy.max_decompressed_batch_bytes, read
+    )
     return [*staged, *opened_live]
 
 
@@ -175,14 +177,16 @@ def refused_files(refusals: Mapping[int, str]) -> list[str]:
 
 
 def pieces_after(log_dir: Path, sources: Sequence[SourceSegment], end: int) -> list[LogPiece]:
-    """Return the batches after the tier's last offset ``end``, by segment. A segment that contains it is cut between batches. Raises
-    BadData.
+    """Return the batches after the tier's last offset ``end``, by segment. A segment that contains it is cut between batches.
+    Raises BadData.
     """
     return [piece for source in sources if (piece := _batches_between(log_dir, source, end + 1, source.end)) is not None]
 
 
 def pieces_before(log_dir: Path, sources: Sequence[SourceSegment], start: int) -> list[LogPiece]:
-    """Return the batches before the tier's first offset ``start``, by segment. A segment that contains it is cut. Raises BadData."""
+    """Return the batches before the tier's first offset ``start``, by segment. A segment that contains it is cut. Raises
+    BadData.
+    """
     return [piece for source in sources if (piece := _batches_between(log_dir, source, source.base, start)) is not None]
 
 
@@ -202,7 +206,7 @@ def _batches_between(log_dir: Path, source: SourceSegment, start: int, end: int)
         return None
     if 0 <= int(table.base_offset[first]) < start:
         raise _straddling_batch_error(source, first, start)
-    part = select_batch_range(source, first, last, max(start, source.base), min(end, source.end))
+    part = segment_of_batch_range(source, first, last, max(start, source.base), min(end, source.end))
     return LogPiece(part, path, int(table.position[first]), source.size)
 
 
@@ -340,9 +344,9 @@ def skip_gap(lineage: Lineage, known: Lineage, first: int, held: int) -> Lineage
 
     Kafka moves the first epoch of a directory up to its log start, so that an accepted gap leaves the tier a later start than it was.
     """
-    before = (*truncate_lineage(lineage, first), *(entry for entry in known if first <= entry.start_offset < held))
-    epoch = epoch_at(lineage, held)
-    here = (EpochEntry(epoch, held),) if epoch >= 0 and epoch != epoch_at(before, held) else ()
+    before = (*truncate_lineage_at(lineage, first), *(entry for entry in known if first <= entry.start_offset < held))
+    epoch = leader_epoch_at(lineage, held)
+    here = (EpochEntry(epoch, held),) if epoch >= 0 and epoch != leader_epoch_at(before, held) else ()
     return (*before, *here, *(entry for entry in lineage if entry.start_offset > held))
 
 
@@ -488,7 +492,7 @@ def _read_records(source: SourceSegment, start: int, end: int, limit: int, batch
     wanted = np.zeros(len(table), np.bool_)
     wanted[chosen] = True
     records: dict[int, _Record] = {}
-    for first, last in source.batch_ranges():
+    for first, last in source.uniform_batch_ranges():
         if not wanted[first:last].any():
             continue
         for chunk in source.read_chunks(first, last, wanted[first:last], limit, None):

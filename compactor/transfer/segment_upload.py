@@ -76,7 +76,13 @@ class SegmentUpload:
         # Another process has created the tier meanwhile, so the builder hashed the keys with another hash key.
         with WorkerThreads(self.how.threads) as workers:
             return build_sidecar(
-                registered, self.member.source, None, hash_key, self.how.policy.max_decompressed_batch_bytes, workers, sketch=True
+                registered,
+                self.member.source,
+                None,
+                hash_key,
+                self.how.policy.max_decompressed_batch_bytes,
+                workers,
+                counts_distinct_keys=True,
             )
 
     def check_source_unchanged(self) -> None:

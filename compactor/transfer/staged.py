@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from checkpoint.lineage import Lineage, epoch_at, first_disowned_offset, merge_segment_lineages
+from checkpoint.lineage import Lineage, first_disowned_offset, leader_epoch_at, merge_segment_lineages
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def epoch_problem(chain: Sequence[StagedSegment], live: LiveLog, tier: TierEnd) 
     given = merge_segment_lineages([named])
     if tier.position is None or not given:
         return ""
-    older = given[0].epoch < epoch_at(tier.lineage, given[0].start_offset)
+    older = given[0].epoch < leader_epoch_at(tier.lineage, given[0].start_offset)
     if older or first_disowned_offset(tier.lineage, tier.position, given, chain[-1].last_offset + 1) is not None:
         both = f"{_epochs_text(tier.lineage)} in the tier, {_epochs_text(given)} in what is staged"
         return f"its leader epochs are not those of the tier's log: {both}"

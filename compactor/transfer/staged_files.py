@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoint.lineage import EpochEntry, Lineage, epoch_at
-from compactor.cleaner.passes.source import SourceSegment, open_source
+from checkpoint.lineage import EpochEntry, Lineage, leader_epoch_at
+from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.model.policy import CleanerPolicy
 from compactor.records.batches import BatchTable, Bytes, read_only_view
 from compactor.records.indexes import parse_txn_index
@@ -55,7 +55,7 @@ class HeldFile:
         def read_from_open_file(path: Path) -> Bytes:
             return self.map_bytes()
 
-        return open_source(0, path, file.base, end, file.mtime_ms, -1, limit, txn_entries=entries, read=read_from_open_file)
+        return open_source_segment(0, path, file.base, end, file.mtime_ms, -1, limit, txn_entries=entries, read_bytes=read_from_open_file)
 
     def describe_segment(self, log_dir: Path, policy: CleanerPolicy) -> StagedSegment:
         """Return the file's offsets and leader epochs, read from the headers of its batches. Raises BadData."""
@@ -106,7 +106,7 @@ def first_live_epoch(log_dir: Path, live_bases: Sequence[int]) -> int:
             header = file.read(_MAGIC + 1)
         if len(header) > _MAGIC:
             return int.from_bytes(header[_EPOCH], "big", signed=True) if header[_MAGIC] == 2 else -1
-    return epoch_at(read_epoch_checkpoint(log_dir), live_bases[0])
+    return leader_epoch_at(read_epoch_checkpoint(log_dir), live_bases[0])
 
 
 class HeldFiles:

@@ -16,8 +16,8 @@ import numpy as np
 
 from checkpoint.offsets import clean_end_offset
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.describe import negative_timestamps
-from compactor.cleaner.passes.source import open_source, select_batch_range
+from compactor.cleaner.passes.describe import count_negative_timestamps
+from compactor.cleaner.passes.source import open_source_segment, segment_of_batch_range
 from compactor.control import ordering
 from compactor.control.fold import fold_partition
 from compactor.control.logs import PartitionLog
@@ -104,7 +104,7 @@ def segment_head_before(tier: Tier, state: PartitionState, offset: int, policy: 
     aborted = np.empty(0, TXN_ENTRY)
     if "txnindex" in first.files:
         aborted = parse_txn_index(read_recorded(layout, name, first, "txnindex"), key)
-    source = open_source(0, path, first.start_offset, first.end_offset + 1, first.mtime_ms, -1, limit, txn_entries=aborted)
+    source = open_source_segment(0, path, first.start_offset, first.end_offset + 1, first.mtime_ms, -1, limit, txn_entries=aborted)
     table = source.table
     last = int(np.searchsorted(table.last_offset, offset))
     if last < len(table) and int(table.base_offset[last]) < offset and int(table.count[last]):
@@ -115,9 +115,9 @@ def segment_head_before(tier: Tier, state: PartitionState, offset: int, policy: 
         )
     if last == 0:
         return None
-    part = select_batch_range(source, 0, last, first.start_offset, offset)
+    part = segment_of_batch_range(source, 0, last, first.start_offset, offset)
     before = read_producers_at_end(layout, state.model_copy(update={"live": state.live[:place]}))
-    negative = negative_timestamps(part, limit) if first.negative_timestamps else 0
+    negative = count_negative_timestamps(part, limit) if first.negative_timestamps else 0
     os.utime(path, ns=(first.mtime_ms * 1_000_000,) * 2)
     piece = CheckedPiece(LogPiece(part, path, 0, source.size), negative, hashlib.sha256(part.buf.data).hexdigest(), None)
     return FutureSegment(piece, first.start_offset, offset - 1, before.after_batches(part.table), part.txn_entries)

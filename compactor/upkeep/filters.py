@@ -98,7 +98,7 @@ def _sidecar_json(sidecar: Sidecar, size: int, probes: int, now_ms: int) -> dict
         "bits_per_key": round(8 * made_for.bytes / max(1, made_for.keys), 1) if made_for else 0.0,
         "rate_per_key": made_for.rate if made_for else None,
         "made_for_keys": made_for.probes if made_for else None,
-        "useless_rate": sidecar.useless_rate(probes),
+        "useless_rate": sidecar.useless_read_probability(probes),
         "due": due.reason_to_read(now_ms),
         "tombstones": due.tombstones,
         "next_horizon_ms": due.earliest_tombstone_horizon_ms if due.earliest_tombstone_horizon_ms != NEVER_MS else None,
@@ -137,9 +137,11 @@ def rebuild_sidecars(
                         directory = cleaner.splice and is_key_directory_worthwhile(
                             segment, len(source.table), opened.ports.layout.range_copies
                         )
-                        builder = SidecarBuilder(source, design, opened.identity.hash_key(), sketch=True, directory=directory)
+                        builder = SidecarBuilder(
+                            source, design, opened.identity.hash_key(), counts_distinct_keys=True, collects_directory=directory
+                        )
                         add_segment_to_builder(builder, source, reading.inflate_limit, workers)
-                        keys = builder.build_directory(segment.id) if directory else None
+                        keys = builder.build_key_directory(segment.id) if directory else None
                 except NotFound:
                     if segment.id in opened.open(name).refresh().live_by_id():
                         raise

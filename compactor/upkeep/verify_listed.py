@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.describe import last_record_offset
-from compactor.cleaner.passes.source import open_source
+from compactor.cleaner.passes.describe import read_last_record_offset
+from compactor.cleaner.passes.source import open_source_segment
 from compactor.errors import BadData, NotFound
 from compactor.local.spool import process_folder
 from compactor.model.ids import TopicPartition
@@ -120,9 +120,9 @@ class _ListedPartitionVerifier:
             try:
                 for kind, path in paths.items():
                     layout.download_file(self.name, metadata, kind, path)
-                source = open_source(0, paths["log"], segment.base, None, segment.modified_ms, -1, limit)
-                source.verify_crcs(0, len(source.table))
-                end = last_record_offset(source, limit) + 1
+                source = open_source_segment(0, paths["log"], segment.base, None, segment.modified_ms, -1, limit)
+                source.verify_crcs_once(0, len(source.table))
+                end = read_last_record_offset(source, limit) + 1
             except NotFound as error:
                 return [self._error_problem("missing", log, error.message)], None
             except BadData as error:

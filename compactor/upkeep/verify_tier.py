@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.describe import content_facts, negative_timestamps
-from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.cleaner.passes.describe import count_negative_timestamps, summarize_content
+from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Refused
@@ -108,12 +108,12 @@ class _SegmentVerifier(NamedTuple):
         if "log" not in paths:
             return found, segment.end_offset
         try:
-            source = open_source(
+            source = open_source_segment(
                 0, paths["log"], segment.start_offset, segment.end_offset + 1, segment.mtime_ms, previous_last, self.inflate_limit
             )
             source.name = self._object_key("log")
-            source.verify_crcs(0, len(source.table))
-            negative = negative_timestamps(source, self.inflate_limit)
+            source.verify_crcs_once(0, len(source.table))
+            negative = count_negative_timestamps(source, self.inflate_limit)
         except BadData as error:
             return [*found, self._segment_problem("log", "log", error.cause)], segment.end_offset
         if negative:
@@ -138,7 +138,7 @@ class _SegmentVerifier(NamedTuple):
 
 def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> str:
     """Return how a log differs from the metadata that readers use without opening it. The fold has checked ids, offsets and epochs."""
-    latest = content_facts(source.table).max_timestamp_ms
+    latest = summarize_content(source.table).max_timestamp_ms
     if segment.size_bytes != source.size:
         return f"its metadata says {segment.size_bytes} bytes, it has {source.size}"
     if segment.max_timestamp_ms != latest:

@@ -93,7 +93,9 @@ def dump_segment(opened: Tier, name: TopicPartition, segment_id: str, inflate_li
     (segment,) = matching
     with read_segments(opened, name, [segment], "dump") as reading, reading.open_segment(0, txn_index=False) as source:
         batches = [
-            batch for first, last in source.batch_ranges() for batch in _dump_batches(source, first, last, inflate_limit, whole=whole)
+            batch
+            for first, last in source.uniform_batch_ranges()
+            for batch in _dump_batches(source, first, last, inflate_limit, whole=whole)
         ]
     return {"id": segment.id, "start_offset": segment.start_offset, "end_offset": segment.end_offset, "batches": batches}
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from compactor.access.rounds import read_segments
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.outcomes import outcomes_backwards
+from compactor.cleaner.passes.outcomes import txn_outcomes_by_batch
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -84,7 +84,7 @@ class Searcher:
     def _batch_outcomes(self, source: SourceSegment) -> dict[int, str]:
         """Return the transaction outcome of each transactional batch, by batch number."""
         table = source.table
-        kinds = outcomes_backwards(table, self._known)
+        kinds = txn_outcomes_by_batch(table, self._known)
         data = np.flatnonzero((table.control == NOT_CONTROL) & table.is_transactional)
         return {batch: _OUTCOMES.get(int(kinds[batch]), "open") for batch in data.tolist()}
 
@@ -101,7 +101,7 @@ class Searcher:
             at = int(np.searchsorted(table.last_offset, offset))
             wanted[at : at + 1] = True
         buffers = RowBuffers()
-        for first, last in source.batch_ranges():
+        for first, last in source.uniform_batch_ranges():
             if not wanted[first:last].any():
                 continue
             for chunk in source.read_chunks(first, last, wanted[first:last], self._limit, None):

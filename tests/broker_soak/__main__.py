@@ -418,7 +418,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     # Otherwise the daemons do it first, and on a busy machine a short run is over by then.
-    subprocess.run([sys.executable, "-c", "from compactor.cleaner.precompile import precompile; precompile()"], check=True)
+    subprocess.run([sys.executable, "-c", "from compactor.cleaner.precompile import precompile_kernels; precompile_kernels()"], check=True)
     with tempfile.TemporaryDirectory(prefix="broker-soak-") as scratch:
         control = None
         violations: list[str] = []

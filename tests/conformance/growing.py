@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compactor.cleaner.offline import clean_directory
+from compactor.cleaner.offline import clean_log_directory
 from tests.builders import next_directory
 from tests.compare import batches_differ
 from tests.conformance.judge import STALE, Verdict, gated, judge_product
@@ -84,7 +84,7 @@ def _round(
     verdict = judge_product(kafka, lives.theirs, request, step)
     if verdict.difference or verdict.next_dirty_offset is None:
         return verdict
-    summary = clean_directory(lives.ours, step / "chained", gated(request))
+    summary = clean_log_directory(lives.ours, step / "chained", gated(request))
     if summary.next_dirty_offset != verdict.next_dirty_offset:
         return Verdict(f"next dirty offset over the rounds: Kafka {verdict.next_dirty_offset}, ours {summary.next_dirty_offset}")
     lives.dirty = summary.next_dirty_offset

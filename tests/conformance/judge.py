@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compactor.cleaner.gate.failures import GateFailed
-from compactor.cleaner.offline import CleanRequest, clean_directory
+from compactor.cleaner.offline import CleanRequest, clean_log_directory
 from compactor.errors import BadData
 from tests import naive_cleaner
 from tests.compare import directories_differ, segments_differ
@@ -41,10 +41,10 @@ Judge = Callable[[Kafka, Path, dict[str, Any], Path], Verdict]
 
 
 def judge_product(kafka: Kafka, log_dir: Path, request: dict[str, Any], scratch: Path) -> Verdict:
-    """Kafka's cleaner against `clean_directory`; the outputs stay in ``scratch`` as ``kafka`` and ``ours``."""
+    """Kafka's cleaner against `clean_log_directory`; the outputs stay in ``scratch`` as ``kafka`` and ``ours``."""
     theirs = _kafkas(kafka, log_dir, scratch / "kafka", request)
     try:
-        summary = clean_directory(log_dir, scratch / "ours", gated(request))
+        summary = clean_log_directory(log_dir, scratch / "ours", gated(request))
     except BadData as error:
         return Verdict(note="both refuse") if "refused" in theirs else Verdict(f"we refuse: {error}")
     except GateFailed as error:
@@ -115,7 +115,7 @@ def _is_stale_producer(kafka: Kafka, log_dir: Path, request: dict[str, Any], scr
     """Does Kafka agree once its map pass starts at the segment's head? (An emptied index changes the grouping by index size.)"""
     ample = request | AMPLE_INDEX
     again = kafka.clean(log_dir, scratch / "kafka-again", ample | {"ignore_dirty_index": True})
-    summary = clean_directory(log_dir, scratch / "ours-again", gated(ample))
+    summary = clean_log_directory(log_dir, scratch / "ours-again", gated(ample))
     return "refused" not in again and not _differs(again, scratch / "kafka-again", summary.next_dirty_offset, scratch / "ours-again", ample)
 
 

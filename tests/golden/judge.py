@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.cleaner.offline import CleanRequest, clean_directory
+from compactor.cleaner.offline import CleanRequest, clean_log_directory
 from compactor.errors import BadData
 from tests.compare import directories_differ
 from tests.golden_cases import Round
@@ -16,9 +16,9 @@ def agrees(case: Round, out: Path, *, threads: int = 1, gate: int = 1 << 24) -> 
     request = CleanRequest(**case.request(), threads=threads, gate_budget_bytes=gate)
     if case.refused:
         with pytest.raises(BadData):
-            clean_directory(case.log_dir, out, request)
+            clean_log_directory(case.log_dir, out, request)
         return
-    summary = clean_directory(case.log_dir, out, request)
+    summary = clean_log_directory(case.log_dir, out, request)
     assert summary.next_dirty_offset == case.expected["next_dirty_offset"]
     assert directories_differ(case.expected_dir, out, index_interval_bytes=request.index_interval_bytes, mtimes=False) == ""
     assert list(summary.segments) == [(int(path.stem), path.stat().st_size) for path in sorted(out.glob("*.log"))]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compactor.cleaner.offline import CleanRequest, clean_directory
+from compactor.cleaner.offline import CleanRequest, clean_log_directory
 from compactor.errors import BadData
 from tests.builders import next_directory
 from tests.golden_cases import Round, cleaner_round, client_rounds, names
@@ -61,14 +61,14 @@ def through_the_tier(case: Round, scratch: Path) -> None:
     (row,) = answer.document["partitions"]
     if case.refused:
         with pytest.raises(BadData):
-            clean_directory(case.log_dir, scratch / "out", request)
+            clean_log_directory(case.log_dir, scratch / "out", request)
         assert (answer.code, row["status"]) == (3, "quarantined")
         assert contents(cli.export(scratch / "after")) == contents(case.log_dir)
         return
     assert (answer.code, row["status"]) == (0, "cleaned"), answer.stderr
 
     request = replace(request, first_uncleanable_offset=row["next_dirty_offset"])
-    summary = clean_directory(case.log_dir, scratch / "out", request)
+    summary = clean_log_directory(case.log_dir, scratch / "out", request)
     expected = next_directory(case.log_dir, scratch / "out", summary.next_dirty_offset, scratch / "expected after")
     after = cli.export(scratch / "after")
     assert contents(after) == contents(expected)

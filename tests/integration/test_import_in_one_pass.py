@@ -13,7 +13,7 @@ import pytest
 
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
-from compactor.cleaner.offline import open_directory
+from compactor.cleaner.offline import open_log_directory
 from compactor.cleaner.passes.sidecar_builder import build_sidecar
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.config.settings import load_settings
@@ -74,13 +74,13 @@ def facts(sidecar: Any) -> tuple[Any, ...]:
 def check_sidecars(tier: Tier, log_dir: Path) -> None:
     """They are what a reader of the segments makes of them, under the tier's key."""
     key, state = tier.identity.hash_key(), tier.open(ORDERS).refresh()
-    sources = open_directory(log_dir, 4096, 1 << 20)
+    sources = open_log_directory(log_dir, 4096, 1 << 20)
     heads = tier.sidecars(ORDERS).heads([segment.id for segment in state.live])
     with WorkerThreads(1) as workers:
         for segment, source in zip(state.live, sources, strict=True):
             found = heads[segment.id]
             assert found.sidecar is not None, found.problem
-            assert facts(found.sidecar) == facts(build_sidecar(segment.id, source, None, key, 1 << 20, workers, sketch=True))
+            assert facts(found.sidecar) == facts(build_sidecar(segment.id, source, None, key, 1 << 20, workers, counts_distinct_keys=True))
 
 
 def test_each_batch_is_inflated_once(cli: TierCli, log_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.model.segment import SegmentFile
 from compactor.records.headers import header_digest_of_verified_file
 from compactor.round import delivery
@@ -74,7 +74,7 @@ def test_logs_with_older_messages_have_sha256_alone(magic: int, tmp_path: Path) 
     log.put("a=1")
     log.raw(entry(magic, 1, "old=1"), 1)
     (path,) = log.write(tmp_path / "log").glob("*.log")
-    described = delivery.describe_log(open_source(0, path, 0, None, 0, -1, 1 << 20))
+    described = delivery.describe_log(open_source_segment(0, path, 0, None, 0, -1, 1 << 20))
     assert described == SegmentFile(size=path.stat().st_size, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
 
 

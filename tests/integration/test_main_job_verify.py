@@ -12,7 +12,7 @@ import pytest
 
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
-from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.control.records import seal_document
 from compactor.upkeep.segment_check import check_companion_files
 from tests.builders import LogBuilder
@@ -217,7 +217,7 @@ def source(tmp_path: Path) -> SourceSegment:
     log.abort(7)
     log.commit(8)
     (path,) = log.write(tmp_path / "log").glob("*.log")
-    return open_source(0, path, 10, 20, 0, -1, 1 << 20)
+    return open_source_segment(0, path, 10, 20, 0, -1, 1 << 20)
 
 
 def problems(source: SourceSegment, kind: str, data: bytes) -> list[str]:

@@ -221,8 +221,8 @@ class TestWhatDoesNotFit:
             path.unlink()
         else:
             key = open_tier(load_settings(str(tier.config))).identity.hash_key()
-            found = directory.decode_directory(data, path.stem, key)
-            path.write_bytes(directory.encode_directory(replace(found, segment_id="A" * 22), key))
+            found = directory.decode_key_directory(data, path.stem, key)
+            path.write_bytes(directory.encode_key_directory(replace(found, segment_id="A" * 22), key))
         row = tier.run("--now", NOW)
         assert (row["status"], row["bytes_read"] > size) == ("cleaned", True)
         assert contents(tier.export(tmp_path / "out")) == wanted

@@ -30,6 +30,6 @@ def test_bulk_is_one_by_one(batches: list[list[tuple[int, int]]], asked: list[tu
     assert bulk.count == single.count == loaded.count
     questions = np.array([*asked, *(row for batch in batches for row in batch)], dtype=np.uint64).reshape(-1, 2)
     answers = [row.tobytes() in single for row in questions]
-    assert bulk.contains_hashes(questions).tolist() == answers
-    assert loaded.contains_hashes(questions).tolist() == answers
+    assert bulk.flag_contained_hashes(questions).tolist() == answers
+    assert loaded.flag_contained_hashes(questions).tolist() == answers
     assert all(answers[len(asked) :])

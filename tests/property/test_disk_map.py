@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 from bloom.siphash import key_tag
 from compactor.cleaner import row_spool
 from compactor.cleaner.keys import disk_map
-from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, passes_needed
+from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, scans_needed
 from compactor.cleaner.keys.key_set import ENTRY_BYTES, SMALLEST, SPACE, KeySet
 from compactor.errors import OutOfBudget
 
@@ -30,13 +30,13 @@ class Budget:
     def __init__(self, limit: int = 1 << 40) -> None:
         self.limit, self.used, self.peak = limit, 0, 0
 
-    def take_bytes(self, nbytes: int) -> None:
+    def reserve_bytes(self, nbytes: int) -> None:
         if self.used + nbytes > self.limit:
             raise OutOfBudget("the disk budget is used up")
         self.used += nbytes
         self.peak = max(self.peak, self.used)
 
-    def return_bytes(self, nbytes: int) -> None:
+    def release_bytes(self, nbytes: int) -> None:
         self.used -= nbytes
         assert self.used >= 0
 
@@ -56,7 +56,7 @@ def in_memory(dirty: Hashes, clean: Hashes) -> list[bool]:
     key_set = KeySet(64 * MEGABYTE)
     first, found = np.zeros(len(dirty), dtype=np.bool_), np.zeros(len(clean), dtype=np.bool_)
     assert key_set.insert_if_absent(dirty, first) == len(dirty)
-    key_set.contains(clean, found)
+    key_set.flag_contained_keys(clean, found)
     return first.tolist() + (~found).tolist()
 
 
@@ -67,13 +67,13 @@ def on_disk(dirty: Hashes, clean: Hashes, calls: int, budget: Budget, **settings
         path = Path(directory) / "with a space"
         with DiskOffsetMap(path, budget, **settings) as engine:
             for part in np.array_split(np.arange(len(dirty)), calls):
-                engine.add_dirty(dirty[part], part.astype(np.uint32))
-            mine = engine.flags_in_part(dirty)
-            assert kept_of(*engine.dirty_keys()) == kept_of(dirty[mine])
+                engine.add_dirty_rows(dirty[part], part.astype(np.uint32))
+            mine = engine.flag_keys_in_part(dirty)
+            assert kept_of(*engine.iterate_dirty_key_hashes()) == kept_of(dirty[mine])
             for part in np.array_split(np.arange(len(clean)), calls):
-                engine.add_clean(clean[part], (part + len(dirty)).astype(np.uint32))
-            bitmap = engine.find_survivors(rows)
-            assert path.stat().st_size == engine.disk_bytes == budget.used
+                engine.add_clean_rows(clean[part], (part + len(dirty)).astype(np.uint32))
+            bitmap = engine.survivor_bitmap(rows)
+            assert path.stat().st_size == engine.written_bytes == budget.used
             assert engine.peak_bytes <= settings["map_budget_bytes"]
         assert list(Path(directory).iterdir()) == []
     assert budget.used == 0
@@ -123,10 +123,10 @@ def test_the_change_over_in_mid_pass() -> None:
         tempfile.TemporaryDirectory() as directory,
         DiskOffsetMap(Path(directory) / "b", Budget(), map_budget_bytes=100_000, expected_rows=50_000) as engine,
     ):
-        for some in key_set.key_chunks():
+        for some in key_set.iterate_key_hashes():
             engine.add_answered_keys(some)
-        engine.add_dirty(dirty[done:], np.arange(done, len(dirty), dtype=np.uint32))
-        first |= np.unpackbits(engine.find_survivors(len(dirty)))[: len(dirty)].astype(np.bool_)
+        engine.add_dirty_rows(dirty[done:], np.arange(done, len(dirty), dtype=np.uint32))
+        first |= np.unpackbits(engine.survivor_bitmap(len(dirty)))[: len(dirty)].astype(np.bool_)
         assert engine.entries == len(np.unique(dirty, axis=0))
     assert first.tolist() == in_memory(dirty, dirty[:0])
 
@@ -139,7 +139,7 @@ def test_the_disk_share_is_asked_before_every_byte() -> None:
         path = Path(directory) / "b"
         engine = DiskOffsetMap(path, budget, map_budget_bytes=MEGABYTE, expected_rows=5_000)
         with pytest.raises(OutOfBudget, match="used up"), engine:
-            engine.add_dirty(dirty, np.arange(5_000, dtype=np.uint32))
+            engine.add_dirty_rows(dirty, np.arange(5_000, dtype=np.uint32))
         assert not path.exists()
     assert budget.peak == 4_000 * KEY_ROW_BYTES
     assert budget.used == 0
@@ -148,10 +148,10 @@ def test_the_disk_share_is_asked_before_every_byte() -> None:
 
 
 def test_passes_needed_leaves_room_for_uneven_parts() -> None:
-    assert passes_needed(0, 100) == 1
-    assert passes_needed(1_000, 1_000 * KEY_ROW_BYTES) == 2
-    assert passes_needed(1_000, 1_100 * KEY_ROW_BYTES) == 1
-    assert passes_needed(10**9, 10**9) == 18
+    assert scans_needed(0, 100) == 1
+    assert scans_needed(1_000, 1_000 * KEY_ROW_BYTES) == 2
+    assert scans_needed(1_000, 1_100 * KEY_ROW_BYTES) == 1
+    assert scans_needed(10**9, 10**9) == 18
 
 
 def test_ordinals_outside_the_bitmap_and_wrong_parts_are_refused() -> None:
@@ -160,13 +160,13 @@ def test_ordinals_outside_the_bitmap_and_wrong_parts_are_refused() -> None:
         path = Path(directory) / "b"
         with DiskOffsetMap(path, Budget(), map_budget_bytes=MEGABYTE, expected_rows=1) as engine:
             with pytest.raises(ValueError, match="at most"):
-                engine.add_dirty(one, np.array([disk_map.SEEN], dtype=np.uint32))
-            engine.add_dirty(one, np.array([8], dtype=np.uint32))
+                engine.add_dirty_rows(one, np.array([disk_map.SEEN], dtype=np.uint32))
+            engine.add_dirty_rows(one, np.array([8], dtype=np.uint32))
             with pytest.raises(ValueError, match="ordinal 8"):
-                engine.find_survivors(8)
-            assert engine.find_survivors(9).tolist() == [0, 128]
+                engine.survivor_bitmap(8)
+            assert engine.survivor_bitmap(9).tolist() == [0, 128]
         with pytest.raises(ValueError, match="of 2"):
-            DiskOffsetMap(path, Budget(), map_budget_bytes=MEGABYTE, expected_rows=1, part=2, parts=2)
+            DiskOffsetMap(path, Budget(), map_budget_bytes=MEGABYTE, expected_rows=1, part_number=2, part_count=2)
         with pytest.raises(OutOfBudget, match="too small"):
             DiskOffsetMap(path, Budget(), map_budget_bytes=100, expected_rows=1)
         assert not path.exists()
@@ -186,10 +186,10 @@ def test_a_disk_that_is_full_is_an_error_that_says_what_to_do(number: int, tmp_p
 
     budget = Budget()
     with DiskOffsetMap(tmp_path / "b", budget, map_budget_bytes=MEGABYTE, expected_rows=1) as engine:
-        engine.add_dirty(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
+        engine.add_dirty_rows(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
         monkeypatch.setattr("compactor.cleaner.row_spool.os.pwrite", full)
         with pytest.raises(OutOfBudget, match="no space is left for the keys of the offset map in .*/b") as error:
-            engine.find_survivors(100)
+            engine.survivor_bitmap(100)
         assert "Free space there" in error.value.hint
     assert budget.used == 0
     assert not list(tmp_path.iterdir())
@@ -199,8 +199,8 @@ def test_a_file_that_somebody_cut_is_an_error_not_an_answer() -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "b"
         with DiskOffsetMap(path, Budget(), map_budget_bytes=MEGABYTE, expected_rows=1) as engine:
-            engine.add_dirty(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
-            engine._spool.flush()
+            engine.add_dirty_rows(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
+            engine._spool.write_pending_rows()
             path.write_bytes(path.read_bytes()[:50])
             with pytest.raises(OSError, match="shorter"):
-                engine.find_survivors(100)
+                engine.survivor_bitmap(100)

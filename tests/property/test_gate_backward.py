@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from compactor.cleaner.gate.batch_checks import transaction_outcomes
+from compactor.cleaner.gate.batch_checks import transaction_outcomes_by_source
 from compactor.cleaner.gate.failures import GateFailed
-from compactor.cleaner.gate.gate import Gate, GateTerms
+from compactor.cleaner.gate.gate import Gate, GateParameters
 from compactor.cleaner.gate.key_table import KeyTable
-from compactor.cleaner.offline import open_round
+from compactor.cleaner.offline import open_offline_round
 from compactor.cleaner.passes.source import SourceSegment
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.damage import AMPLE, GATE_KEY, Round
@@ -21,15 +21,15 @@ from tests.support.damage import AMPLE, GATE_KEY, Round
 
 def gate_of(round_: Round, *, behind: bool = True) -> tuple[Gate, list[SourceSegment]]:
     """A gate that has read the log, newest segment first; ``behind``: also what lies behind the range."""
-    opened = open_round(round_.log_dir, round_.request)
+    opened = open_offline_round(round_.log_dir, round_.request)
     rules = replace(opened.rules, latest_offset=round_.next_dirty_offset - 1)
-    gate = Gate(GateTerms(rules, opened.first_dirty, GATE_KEY, 1 << 24), KeyTable(AMPLE, 10_000))
+    gate = Gate(GateParameters(rules, opened.first_dirty, GATE_KEY, 1 << 24), KeyTable(AMPLE, 10_000))
     sources = opened.sources if behind else [source for source in opened.sources if source.base <= rules.latest_offset]
     for source in reversed(sources):
-        if gate._terms.is_dirty(source):
+        if gate._terms.has_dirty_offsets(source):
             gate.read_segment(source)
         elif source.base > rules.latest_offset:
-            gate.read_markers(source)
+            gate.read_markers_after_dirty_range(source)
     return gate, opened.sources
 
 
@@ -72,10 +72,10 @@ def test_gate_knows_outcomes_from_the_end_as_from_the_beginning(made: tuple[LogB
         request = {"now_ms": 1_000_000, "first_dirty_offset": first_dirty, "first_uncleanable_offset": uncleanable}
         round_ = Round.of(log.write(Path(scratch) / "log"), Path(scratch) / "out", request)
         gate, sources = gate_of(round_)
-        for source, whole in zip(sources, transaction_outcomes(sources, {}), strict=True):
+        for source, whole in zip(sources, transaction_outcomes_by_source(sources, {}), strict=True):
             if source.ordinal in gate._dirty:
                 assert gate._outcomes_of[source.ordinal].aborted.tolist() == whole.aborted.tolist()
-        gate.settle_transactions(sources)
+        gate.compute_transaction_outcomes(sources)
         assert round_.refusal() == ""
 
 
@@ -88,7 +88,7 @@ def test_gate_refuses_a_fold_that_differs_from_what_it_read_from_the_end(tmp_pat
     request = {"now_ms": 1_000_000, "first_uncleanable_offset": 1}
     round_ = Round.of(log.write(tmp_path / "log"), tmp_path / "out", request)
     gate, sources = gate_of(round_)
-    gate.settle_transactions(sources)
+    gate.compute_transaction_outcomes(sources)
     gate, sources = gate_of(round_, behind=False)
     with pytest.raises(GateFailed, match="other aborted batches"):
-        gate.settle_transactions(sources)
+        gate.compute_transaction_outcomes(sources)

@@ -35,12 +35,12 @@ def test_a_key_set_is_a_set(calls: list[tuple[str, list[tuple[int, int]]]]) -> N
                 model.add(key_of(row))
             assert answer.tolist() == expected
         elif what == "contains":
-            key_set.contains(hashes, answer)
+            key_set.flag_contained_keys(hashes, answer)
             assert answer.tolist() == [key_of(row) in model for row in some]
         else:
-            assert key_set.grow()
+            assert key_set.grow_within_budget()
         assert key_set.key_count == len(model)
-    assert {key_of((int(a), int(b))) for chunk in key_set.key_chunks() for a, b in chunk} == model
+    assert {key_of((int(a), int(b))) for chunk in key_set.iterate_key_hashes() for a, b in chunk} == model
 
 
 @settings(deadline=None, max_examples=50)
@@ -59,7 +59,7 @@ def test_it_stays_inside_any_budget(seed: int, budget: int) -> None:
 @given(batches=st.lists(rows, max_size=4), limit=st.integers(1, 60))
 def test_the_bounded_map_is_a_dict_that_stops(batches: list[list[tuple[int, int]]], limit: int) -> None:
     total = sum(map(len, batches))
-    offset_map, model = BoundedOffsetMap(limit, rows=total), dict[tuple[int, int], int]()
+    offset_map, model = BoundedOffsetMap(limit, max_rows=total), dict[tuple[int, int], int]()
     offset, stopped = 0, False
     for some in batches:
         hashes = np.array(some, dtype=np.uint64).reshape(-1, 2)

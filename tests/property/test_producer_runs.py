@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from compactor.cleaner.passes.transactions import Verdicts, fold_transactions
+from compactor.cleaner.passes.transactions import Verdicts, transaction_verdicts_by_source
 from compactor.records import batches as kafka
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
@@ -67,7 +67,10 @@ def test_stand_ins_give_the_verdicts_of_their_segments(log: list[list[tuple[int,
     stand_ins = [
         stand_in_batch_table(*extract_runs_and_markers(table)) if skip else table for table, skip in zip(tables, skipped, strict=False)
     ]
-    expected, got = fold_transactions([source(t) for t in tables]), fold_transactions([source(t) for t in stand_ins])
+    expected, got = (
+        transaction_verdicts_by_source([source(t) for t in tables]),
+        transaction_verdicts_by_source([source(t) for t in stand_ins]),
+    )
     states, other_states = ProducerStates.without_producers(), ProducerStates.without_producers()
     for table, stand_in, verdict, other in zip(tables, stand_ins, expected, got, strict=True):
         assert marker_verdicts(stand_in, other) == marker_verdicts(table, verdict)
@@ -92,7 +95,11 @@ def test_a_segment_is_due_exactly_when_its_batches_say_so(log: list[list[tuple[i
         tables.append(table)
     stand_ins = [stand_in_batch_table(*extract_runs_and_markers(table)) for table in tables]
     for table, verdict, stand_in, other in zip(
-        tables, fold_transactions([source(t) for t in tables]), stand_ins, fold_transactions([source(t) for t in stand_ins]), strict=True
+        tables,
+        transaction_verdicts_by_source([source(t) for t in tables]),
+        stand_ins,
+        transaction_verdicts_by_source([source(t) for t in stand_ins]),
+        strict=True,
     ):
         wanted = False
         for i in range(len(table)):

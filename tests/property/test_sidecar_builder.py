@@ -10,10 +10,10 @@ from hypothesis import given, settings, strategies as st
 
 from bloom.sidecar import decode_sidecar, encode_sidecar
 from bloom.siphash import hash_keys, key_halves
-from bloom.sizing import size_filter
-from compactor.cleaner.offline import open_directory
-from compactor.cleaner.passes.sidecar_builder import build_sidecar, stand_in_source, verdicts_from_stand_in
-from compactor.cleaner.passes.transactions import fold_transactions
+from bloom.sizing import design_filter_if_worthwhile
+from compactor.cleaner.offline import open_log_directory
+from compactor.cleaner.passes.sidecar_builder import build_sidecar, segment_verdicts_from_stand_in, stand_in_segment
+from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.constants import NEVER_MS
 from compactor.records.batches import NOT_CONTROL
@@ -29,15 +29,15 @@ ID = "AAECAwQFBgcICQoLDA0ODw"
 @given(logs(), st.sets(st.integers(0, 10)))
 def test_verdicts_are_the_same_whoever_is_stood_in_for(log: LogBuilder, hidden: set[int]) -> None:
     with tempfile.TemporaryDirectory() as scratch, WorkerThreads(1) as workers:
-        sources = open_directory(log.write(Path(scratch) / "log"), 4096, LIMIT)
-        whole = fold_transactions(sources)
+        sources = open_log_directory(log.write(Path(scratch) / "log"), 4096, LIMIT)
+        whole = transaction_verdicts_by_source(sources)
         mixed = list(sources)
         for source in sources:
             if source.ordinal in hidden:
-                sidecar = build_sidecar(ID, source, None, KEY, LIMIT, workers, sketch=False)
-                mixed[source.ordinal] = stand_in_source(source.ordinal, source.name, source.base, source.end, source.mtime_ms, sidecar)
-        for source, mine, verdicts, truth in zip(sources, mixed, fold_transactions(mixed), whole, strict=True):
-            found = verdicts_from_stand_in(source, mine, verdicts) if mine is not source else verdicts
+                sidecar = build_sidecar(ID, source, None, KEY, LIMIT, workers, counts_distinct_keys=False)
+                mixed[source.ordinal] = stand_in_segment(source.ordinal, source.name, source.base, source.end, source.mtime_ms, sidecar)
+        for source, mine, verdicts, truth in zip(sources, mixed, transaction_verdicts_by_source(mixed), whole, strict=True):
+            found = segment_verdicts_from_stand_in(source, mine, verdicts) if mine is not source else verdicts
             # An event has no batches that were emptied before: of those nothing is left to be removed.
             data = (source.table.control == NOT_CONTROL) & (source.table.producer_id >= 0)
             markers = (source.table.control != NOT_CONTROL) & (source.table.producer_id >= 0)
@@ -75,8 +75,8 @@ def test_a_portrait_has_every_key_and_everything_that_will_be_due(batches: list[
             earliest = min(earliest, horizon) if deleted and horizon is not None else earliest
         log.put(*texts, codec=codec, horizon=horizon)
     with tempfile.TemporaryDirectory() as scratch, WorkerThreads(threads) as workers:
-        (source,) = open_directory(log.write(Path(scratch) / "log"), 4096, LIMIT)
-        made = build_sidecar(ID, source, size_filter(1_000, 100, 1 << 30), KEY, LIMIT, workers, sketch=True)
+        (source,) = open_log_directory(log.write(Path(scratch) / "log"), 4096, LIMIT)
+        made = build_sidecar(ID, source, design_filter_if_worthwhile(1_000, 100, 1 << 30), KEY, LIMIT, workers, counts_distinct_keys=True)
     records = sum(len(some) for some, _, _ in batches)
     assert (made.records, made.distinct_keys) == (records, len(keys))
     due = made.due
@@ -87,10 +87,10 @@ def test_a_portrait_has_every_key_and_everything_that_will_be_due(batches: list[
         keyless,
     )
     back = decode_sidecar(encode_sidecar(made, KEY), ID, KEY)
-    met = [key for key in sorted(keys) if back.filter is None or back.filter.contains_hashes(hash_of(key)).all()]
+    met = [key for key in sorted(keys) if back.filter is None or back.filter.flag_contained_hashes(hash_of(key)).all()]
     assert met == sorted(keys)
     assert not keys or back.filter is not None
-    assert back.filter is None or not back.filter.contains_hashes(hash_of("another")).any()
+    assert back.filter is None or not back.filter.flag_contained_hashes(hash_of("another")).any()
 
 
 def hash_of(key: str) -> np.ndarray:
@@ -105,6 +105,6 @@ def test_tombstones_of_old_formats_never_have_a_horizon(tmp_path: Path) -> None:
     log.raw(entry(1, 0, "a", timestamp=5), 0)
     log.raw(entry(0, 1, "b=1"), 1)
     with WorkerThreads(1) as workers:
-        (source,) = open_directory(log.write(tmp_path / "log"), 4096, LIMIT)
-        due = build_sidecar(ID, source, None, KEY, LIMIT, workers, sketch=False).due
+        (source,) = open_log_directory(log.write(tmp_path / "log"), 4096, LIMIT)
+        due = build_sidecar(ID, source, None, KEY, LIMIT, workers, counts_distinct_keys=False).due
     assert (due.tombstones, due.tombstones_without_horizon) == (1, 1)

@@ -13,13 +13,13 @@ from compactor.cleaner.keys import key_set
 from compactor.cleaner.keys.disk_map import DiskOffsetMap
 from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeySet
 from compactor.cleaner.keys.spilling import SpillingSurvivors
-from compactor.cleaner.keys.survivors import KeyScan, Survivors, scan_backwards
-from compactor.cleaner.offline import open_directory
-from compactor.cleaner.passes.chunks import FinishedChunks
+from compactor.cleaner.keys.survivors import KeyScanParameters, SurvivorLookup, find_survivors_backwards
+from compactor.cleaner.offline import open_log_directory
+from compactor.cleaner.passes.chunks import CleanedChunkCache
 from compactor.cleaner.passes.retention import RoundRules
-from compactor.cleaner.passes.rewrite import OpenMember, RewritePass
-from compactor.cleaner.passes.source import open_source, select_batch_range
-from compactor.cleaner.passes.transactions import fold_transactions
+from compactor.cleaner.passes.rewrite import OpenGroupMember, RewritePass
+from compactor.cleaner.passes.source import open_source_segment, segment_of_batch_range
+from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.errors import BadData
 from compactor.records.producers import ProducerStates
@@ -32,10 +32,10 @@ class NoLimit:
     def __init__(self) -> None:
         self.used = 0
 
-    def take_bytes(self, nbytes: int) -> None:
+    def reserve_bytes(self, nbytes: int) -> None:
         self.used += nbytes
 
-    def return_bytes(self, nbytes: int) -> None:
+    def release_bytes(self, nbytes: int) -> None:
         self.used -= nbytes
 
 
@@ -44,19 +44,19 @@ class Log:
 
     def __init__(self, folder: Path, first_dirty: int, threads: int) -> None:
         self.folder = folder
-        self.sources = open_directory(folder / "log", 4096, LIMIT)
+        self.sources = open_log_directory(folder / "log", 4096, LIMIT)
         self.first_dirty = first_dirty
         self.workers = WorkerThreads(threads)
         self.disk = NoLimit()
         self.rounds = 0
-        self.one = KeyScan(
+        self.one = KeyScanParameters(
             self.sources,
-            fold_transactions(self.sources),
+            transaction_verdicts_by_source(self.sources),
             first_dirty,
             self.sources[-1].end,
             bytes(range(16)),
             LIMIT,
-            FinishedChunks(0),
+            CleanedChunkCache(0),
             self.rules(),
         )
 
@@ -64,40 +64,40 @@ class Log:
         end = self.sources[-1].end
         return RoundRules(1_000_000, 0, 0, end, end - 1, ProducerStates.without_producers())
 
-    def in_memory(self) -> Survivors:
-        return scan_backwards(self.one, KeySet(1 << 20), self.workers)
+    def in_memory(self) -> SurvivorLookup:
+        return find_survivors_backwards(self.one, KeySet(1 << 20), self.workers)
 
     def spilling(self, keys: KeySet | None, *, parts: int = 1, skip: frozenset[int] = frozenset()) -> SpillingSurvivors:
         """``skip``: segments below the dirty range that nobody looks up."""
 
         def open_disk_map(part: int, parts: int) -> DiskOffsetMap:
             return DiskOffsetMap(
-                self.folder / "disk_map", self.disk, map_budget_bytes=MIN_MAP_BYTES, expected_rows=200, part=part, parts=parts
+                self.folder / "disk_map", self.disk, map_budget_bytes=MIN_MAP_BYTES, expected_rows=200, part_number=part, part_count=parts
             )
 
         found = SpillingSurvivors(self.one, keys, open_disk_map, parts)
         try:
             for _ in range(parts):
-                for source, wanted in reversed(self.one.dirty_segments()):
+                for source, wanted in reversed(self.one.dirty_segments_with_batches()):
                     found.scan_dirty_segment(source, wanted, self.workers)
                 for source in self.sources:
                     if source.base < self.first_dirty and source.ordinal not in skip:
-                        found.scan_clean_segment(source, self.one.batches_below(source), self.workers)
-                found.finish_part()
+                        found.scan_clean_segment(source, self.one.flag_batches_to_look_up(source), self.workers)
+                found.finish_part_of_keys()
         finally:
             found.close()
         assert self.disk.used == 0
         return found
 
-    def output(self, survivors: Survivors) -> list[bytes]:
+    def output(self, survivors: SurvivorLookup) -> list[bytes]:
         """What pass 2 makes of it, each segment by itself."""
         written = []
         for source in self.sources:
             self.rounds += 1
             folder = self.folder / f"out-{self.rounds}"
             folder.mkdir()
-            rewriting = RewritePass(survivors, self.rules(), 4096, LIMIT, FinishedChunks(0))
-            member = OpenMember(source, self.one.verdicts[source.ordinal])
+            rewriting = RewritePass(survivors, self.rules(), 4096, LIMIT, CleanedChunkCache(0))
+            member = OpenGroupMember(source, self.one.verdicts[source.ordinal])
             cleaned = rewriting.rewrite_group(source.base, [member], folder, self.workers)
             written.append(cleaned.paths["log"].read_bytes())
         return written
@@ -164,14 +164,16 @@ def test_the_keys_that_filters_are_asked_about(tmp_path: Path) -> None:
     log = Log(tmp_path, 0, 1)
 
     def asked(found: SpillingSurvivors) -> set[tuple[int, int]]:
-        for source, wanted in reversed(log.one.dirty_segments()):
+        for source, wanted in reversed(log.one.dirty_segments_with_batches()):
             found.scan_dirty_segment(source, wanted, log.workers)
-        keys = {(int(h0) & 0xFFFFFFFF, int(h1)) for chunk in found.dirty_keys() for h0, h1 in chunk}
+        keys = {(int(h0) & 0xFFFFFFFF, int(h1)) for chunk in found.iterate_dirty_key_hashes() for h0, h1 in chunk}
         found.close()
         return keys
 
     def open_disk_map(part: int, parts: int) -> DiskOffsetMap:
-        return DiskOffsetMap(tmp_path / "disk_map", log.disk, map_budget_bytes=MIN_MAP_BYTES, expected_rows=900, part=part, parts=parts)
+        return DiskOffsetMap(
+            tmp_path / "disk_map", log.disk, map_budget_bytes=MIN_MAP_BYTES, expected_rows=900, part_number=part, part_count=parts
+        )
 
     in_memory = asked(SpillingSurvivors(log.one, KeySet(1 << 20), open_disk_map))
     assert len(in_memory) == 300
@@ -204,12 +206,12 @@ def test_a_filler_behind_a_source_without_a_batch_is_of_the_epoch_at_the_end(tmp
     log.put("b=1")
     log.write(tmp_path / "log")
     opened = Log(tmp_path, 0, 1)
-    cut = select_batch_range(opened.sources[1], 0, 0, 1, 2)
-    verdicts = fold_transactions([opened.sources[0], cut])
+    cut = segment_of_batch_range(opened.sources[1], 0, 0, 1, 2)
+    verdicts = transaction_verdicts_by_source([opened.sources[0], cut])
     out = tmp_path / "out"
     out.mkdir()
-    rewriting = RewritePass(opened.in_memory(), opened.rules(), 4096, LIMIT, FinishedChunks(0))
-    members = [OpenMember(source, verdict) for source, verdict in zip((opened.sources[0], cut), verdicts, strict=True)]
-    cleaned = rewriting.rewrite_group(0, members, out, opened.workers, end_offset=5, end_epoch=7)
-    table = open_source(0, cleaned.paths["log"], 0, 6, 0, -1, LIMIT).table
+    rewriting = RewritePass(opened.in_memory(), opened.rules(), 4096, LIMIT, CleanedChunkCache(0))
+    members = [OpenGroupMember(source, verdict) for source, verdict in zip((opened.sources[0], cut), verdicts, strict=True)]
+    cleaned = rewriting.rewrite_group(0, members, out, opened.workers, end_offset=5, filler_epoch=7)
+    table = open_source_segment(0, cleaned.paths["log"], 0, 6, 0, -1, LIMIT).table
     assert (table.last_offset.tolist(), table.leader_epoch.tolist()[-1]) == ([0, 5], 7)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from compactor.cleaner.gate.failures import GateFailed
-from compactor.cleaner.gate.gate import Gate, GateReport, GateTerms
+from compactor.cleaner.gate.gate import Gate, GateParameters, GateReport
 from compactor.cleaner.gate.key_table import KeyTable
-from compactor.cleaner.offline import CleanRequest, OfflineRound, clean_directory, open_round
+from compactor.cleaner.offline import CleanRequest, OfflineRound, clean_log_directory, open_offline_round
 from compactor.cleaner.passes.grouping import group_segments
 from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
 from compactor.cleaner.passes.source import SourceSegment
@@ -34,7 +34,7 @@ GATE_KEY = b"the gate's own  "
 
 
 @dataclass(frozen=True, slots=True)
-class _AtPoint(GateTerms):
+class _AtPoint(GateParameters):
     """Terms that choose the range of keys."""
 
     fixed_point: int = 0
@@ -56,15 +56,15 @@ class Round:
     @staticmethod
     def of(log_dir: Path, out_dir: Path, request: dict[str, Any]) -> Round:
         asked = CleanRequest(**request)
-        return Round(log_dir, out_dir, asked, clean_directory(log_dir, out_dir, asked).next_dirty_offset)
+        return Round(log_dir, out_dir, asked, clean_log_directory(log_dir, out_dir, asked).next_dirty_offset)
 
     def gate(
         self, budget_bytes: int = AMPLE, point: int | None = None, opened: OfflineRound | None = None
     ) -> tuple[Gate, list[list[SourceSegment]]]:
         """A gate that has read the dirty range, and the groups to be compared. ``point``: in the range of keys that is looked up."""
-        opened = opened or open_round(self.log_dir, self.request)
+        opened = opened or open_offline_round(self.log_dir, self.request)
         rules = replace(opened.rules, latest_offset=self.next_dirty_offset - 1)
-        terms = GateTerms(rules, opened.first_dirty, GATE_KEY, 1 << 24)
+        terms = GateParameters(rules, opened.first_dirty, GATE_KEY, 1 << 24)
         if point is not None:
             terms = _AtPoint(rules, opened.first_dirty, GATE_KEY, 1 << 24, fixed_point=point)
         gate = Gate(terms, KeyTable(budget_bytes, 10_000))
@@ -79,7 +79,7 @@ class Round:
 
     def judged_in_turn(self, budget_bytes: int) -> list[GateReport]:
         """One gate for each range of the keys, of as many as fit the memory, in turn: what a gate with ample memory does at once."""
-        reports, point, opened = list[GateReport](), 0, open_round(self.log_dir, self.request)
+        reports, point, opened = list[GateReport](), 0, open_offline_round(self.log_dir, self.request)
         while point < 2**64:
             gate, groups = self.gate(budget_bytes, point, opened)
             reports += [gate.check_group(members, self.paths(members[0].base), end_offset=None) for members in groups]

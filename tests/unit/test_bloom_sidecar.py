@@ -16,14 +16,14 @@ from bloom.sidecar import (
     BATCH_RUNS,
     MARKERS,
     KeyCollector,
-    RecordsDue,
+    RemovableRecordCounts,
     Sidecar,
     SidecarUnusable,
     UnusableReason,
     estimate_distinct_keys,
     estimate_distinct_keys_of_all,
 )
-from bloom.sizing import size_filter
+from bloom.sizing import design_filter_if_worthwhile
 
 KEY = bytes(range(16))
 SEGMENT = "AAECAwQFBgcICQoLDA0ODw"
@@ -40,8 +40,8 @@ def made(hashes: Hashes, *, segment_bytes: int = GIGABYTE, probes: int = 10_000,
     run_table["producer_id"] = np.arange(runs) + 7
     run_table["transactional"] = True
     marker_table["offset"] = np.arange(markers) * 2**40
-    due = RecordsDue(tombstones=5, earliest_tombstone_horizon_ms=1_700_000_000_000, keyless_records=0 if len(hashes) else 1)
-    portrait = KeyCollector(size_filter(len(np.unique(hashes, axis=0)), probes, segment_bytes))
+    due = RemovableRecordCounts(tombstones=5, earliest_tombstone_horizon_ms=1_700_000_000_000, keyless_records=0 if len(hashes) else 1)
+    portrait = KeyCollector(design_filter_if_worthwhile(len(np.unique(hashes, axis=0)), probes, segment_bytes))
     for part in np.array_split(hashes, 3):
         portrait.add_hashes(part)
     return portrait.build_sidecar(SEGMENT, len(hashes) + 1, due, run_table, marker_table)
@@ -67,8 +67,8 @@ def test_what_is_written_is_read() -> None:
     assert after.markers.tolist() == before.markers.tolist()
     assert after.sketch.tolist() == before.sketch.tolist()
     assert sidecars.encode_sidecar(after, KEY) == data
-    assert after.filter.contains_hashes(hashes[17:18]).any()
-    assert not after.filter.contains_hashes(random_hashes(10_000, seed=2)).any()
+    assert after.filter.flag_contained_hashes(hashes[17:18]).any()
+    assert not after.filter.flag_contained_hashes(random_hashes(10_000, seed=2)).any()
 
 
 def test_the_head_alone_says_everything_but_the_filter() -> None:
@@ -78,7 +78,7 @@ def test_the_head_alone_says_everything_but_the_filter() -> None:
     read = sidecars.decode_sidecar_head(head, SEGMENT, KEY)
     assert read.filter is None
     assert read.made_for is not None
-    assert read.useless_rate(10_000) == pytest.approx(0.01)
+    assert read.useless_read_probability(10_000) == pytest.approx(0.01)
     assert read.distinct_keys == 5_000
     assert len(read.producer_runs) == 3
     assert estimate_distinct_keys(read.sketch) == pytest.approx(5_000, rel=0.08)
@@ -88,7 +88,7 @@ def test_a_segment_without_keys_meets_none_and_needs_no_filter() -> None:
     read = sidecars.decode_sidecar(sidecars.encode_sidecar(made(random_hashes(0), runs=0, markers=0), KEY), SEGMENT, KEY)
     assert read.filter is None
     assert read.distinct_keys == 0
-    assert read.useless_rate(10**9) == 0.0
+    assert read.useless_read_probability(10**9) == 0.0
 
 
 def test_a_segment_too_small_for_a_filter_has_none() -> None:
@@ -96,7 +96,7 @@ def test_a_segment_too_small_for_a_filter_has_none() -> None:
     read = sidecars.decode_sidecar(sidecars.encode_sidecar(made(hashes, segment_bytes=1_000), KEY), SEGMENT, KEY)
     assert read.filter is None
     assert read.made_for is None
-    assert read.useless_rate(1) == 1.0
+    assert read.useless_read_probability(1) == 1.0
     assert read.distinct_keys == pytest.approx(1_000, rel=0.08)
 
 
@@ -175,14 +175,14 @@ def test_a_reason_can_be_told_to_people_and_sent_between_processes() -> None:
 @pytest.mark.parametrize(
     ("due", "now", "word"),
     [
-        (RecordsDue(), 2**62, ""),
-        (RecordsDue(tombstones=3, earliest_tombstone_horizon_ms=1_000), 999, ""),
-        (RecordsDue(tombstones=3, earliest_tombstone_horizon_ms=1_000), 1_000, "passed"),
-        (RecordsDue(tombstones=3, tombstones_without_horizon=1, earliest_tombstone_horizon_ms=1_000), 0, "no delete horizon"),
-        (RecordsDue(keyless_records=1), 0, "no key"),
+        (RemovableRecordCounts(), 2**62, ""),
+        (RemovableRecordCounts(tombstones=3, earliest_tombstone_horizon_ms=1_000), 999, ""),
+        (RemovableRecordCounts(tombstones=3, earliest_tombstone_horizon_ms=1_000), 1_000, "passed"),
+        (RemovableRecordCounts(tombstones=3, tombstones_without_horizon=1, earliest_tombstone_horizon_ms=1_000), 0, "no delete horizon"),
+        (RemovableRecordCounts(keyless_records=1), 0, "no key"),
     ],
 )
-def test_what_is_due_in_spite_of_the_filter(due: RecordsDue, now: int, word: str) -> None:
+def test_what_is_due_in_spite_of_the_filter(due: RemovableRecordCounts, now: int, word: str) -> None:
     assert word in due.reason_to_read(now)
     assert bool(due.reason_to_read(now)) == bool(word)
 
@@ -194,11 +194,11 @@ def test_sidecars_are_frozen() -> None:
 
 def test_keys_that_were_not_looked_at_count_as_many() -> None:
     tables = np.zeros(0, dtype=BATCH_RUNS), np.zeros(0, dtype=MARKERS)
-    unseen = KeyCollector(None).build_sidecar(SEGMENT, 1_000, RecordsDue(keyless_records=100), *tables)
+    unseen = KeyCollector(None).build_sidecar(SEGMENT, 1_000, RemovableRecordCounts(keyless_records=100), *tables)
     assert unseen.distinct_keys == 900
     assert unseen.filter is None
     seen = made(random_hashes(3_000))
     assert estimate_distinct_keys_of_all([unseen, seen, seen]) == pytest.approx(3_900, rel=0.08)
     assert estimate_distinct_keys_of_all([]) == 0
-    empty = KeyCollector(None).build_sidecar(SEGMENT, 7, RecordsDue(keyless_records=7), *tables)
+    empty = KeyCollector(None).build_sidecar(SEGMENT, 7, RemovableRecordCounts(keyless_records=7), *tables)
     assert empty.distinct_keys == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from checkpoint.lineage import EpochEntry, Lineage, epoch_at, extend_lineage, first_divergent_offset, merge_segment_lineages
+from checkpoint.lineage import EpochEntry, Lineage, extend_lineage, first_divergent_offset, leader_epoch_at, merge_segment_lineages
 
 
 def lineage(*pairs: tuple[int, int]) -> Lineage:
@@ -22,7 +22,7 @@ def test_extend_adds_only_later_epochs() -> None:
 
 def test_epoch_at() -> None:
     entries = lineage((0, 5), (2, 10))
-    assert [epoch_at(entries, offset) for offset in (4, 5, 9, 10, 99)] == [-1, 0, 0, 2, 2]
+    assert [leader_epoch_at(entries, offset) for offset in (4, 5, 9, 10, 99)] == [-1, 0, 0, 2, 2]
 
 
 OLD = lineage((0, 0), (1, 100), (2, 200))

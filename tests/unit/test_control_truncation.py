@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from checkpoint.lineage import EpochEntry, first_disowned_offset, restore_removed_epochs, truncate_lineage
+from checkpoint.lineage import EpochEntry, first_disowned_offset, restore_removed_epochs, truncate_lineage_at
 from checkpoint.offsets import clean_end_offset
 from compactor.control import ordering
 from compactor.control.deletion import delete_partition
@@ -80,7 +80,7 @@ class TestLineages:
         assert first_disowned_offset(known, 180, (ZERO, EpochEntry(3, 200)), 230) is None
 
     def test_cut(self) -> None:
-        assert truncate_lineage((ZERO, ONE, TWO), 80) == (ZERO, ONE)
+        assert truncate_lineage_at((ZERO, ONE, TWO), 80) == (ZERO, ONE)
 
 
 class TestTruncation:

@@ -85,16 +85,16 @@ class TestGrants:
     def test_more_than_foreseen_is_taken_from_what_is_free_or_overruns(self) -> None:
         budget = Budget(100)
         with budget.reserve(Account(), 40, "a") as grant:
-            grant.take_bytes(70)
+            grant.reserve_bytes(70)
             assert budget.used == 70
             with pytest.raises(Overrun, match="at least 110"):
-                grant.take_bytes(40)
+                grant.reserve_bytes(40)
         assert budget.used == 0
 
     def test_what_is_handed_over_is_what_was_taken(self) -> None:
         budget = Budget(100)
         with budget.reserve(Account(), 90, "a") as grant:
-            grant.take_bytes(30)
+            grant.reserve_bytes(30)
             other = grant.handed_over()
             assert budget.used == 30
         assert budget.used == 30
@@ -124,7 +124,7 @@ class TestKeeping:
         assert kept is not None
         assert budget.pin(kept)
         with budget.reserve(Account(), 40, "x") as grant, pytest.raises(Overrun):
-            grant.take_bytes(41)
+            grant.reserve_bytes(41)
         threading.Timer(0.2, budget.unpin, (kept,)).start()
         budget.reserve(Account(), 50, "y")
         assert gone == [1]
@@ -163,8 +163,8 @@ class TestKeeping:
                         continue
                     more = rng.randrange(1, 30) * BLOCK
                     try:
-                        grant.take_bytes(size)
-                        grant.take_bytes(more)
+                        grant.reserve_bytes(size)
+                        grant.reserve_bytes(more)
                         change(more)
                         size += more
                     except Overrun:

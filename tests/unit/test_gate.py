@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from compactor.cleaner.gate.batch_checks import transaction_outcomes
+from compactor.cleaner.gate.batch_checks import transaction_outcomes_by_source
 from compactor.cleaner.gate.failures import GateFailed
-from compactor.cleaner.gate.gate import GateTerms
+from compactor.cleaner.gate.gate import GateParameters
 from compactor.cleaner.gate.key_table import ABSENT_KEY, DUE, KeyTable, pack_table_rows, record_marks, zero_gate_sums
-from compactor.cleaner.offline import CleanRequest, clean_directory, open_directory, open_round
-from compactor.cleaner.passes.transactions import fold_transactions
+from compactor.cleaner.offline import CleanRequest, clean_log_directory, open_log_directory, open_offline_round
+from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.errors import BadData, CompactorError, OutOfBudget
 from compactor.records.batches import NOT_CONTROL
 from tests.builders import GZIP, LogBuilder, entry, wrapper
@@ -63,7 +63,9 @@ def test_ranges_of_the_gate_together_have_every_key_once(many: Round, budget: in
 
 
 def test_gate_checks_another_range_when_the_first_dirty_offset_moves_and_the_same_one_until_then(many: Round) -> None:
-    terms = [GateTerms(open_round(many.log_dir, many.request).rules, offset, bytes(16), 1) for offset in range(0, 64_000, 1_000)]
+    terms = [
+        GateParameters(open_offline_round(many.log_dir, many.request).rules, offset, bytes(16), 1) for offset in range(0, 64_000, 1_000)
+    ]
     assert len({terms_.checked_hash_point >> 61 for terms_ in terms}) == 8, "each eighth of the hash comes up"
     assert many.gate(TINY)[0].coverage == many.gate(TINY)[0].coverage
     reports = [many.judged(budget_bytes=TINY) for _ in range(2)]
@@ -141,7 +143,7 @@ def test_bad_data_is_not_the_gates_business(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     for number, entries in enumerate((None, 1)):
         with pytest.raises(BadData):
-            clean_directory(folder, tmp_path / str(number), CleanRequest(now_ms=1, map_entries=entries, gate_budget_bytes=AMPLE))
+            clean_log_directory(folder, tmp_path / str(number), CleanRequest(now_ms=1, map_entries=entries, gate_budget_bytes=AMPLE))
 
 
 def test_an_old_wrapper_that_counts_from_zero(tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def test_an_old_wrapper_that_reaches_into_the_next_batch_is_refused_by_the_clean
     folder = log.write(tmp_path / "log")
     for gate in (0, AMPLE):
         with pytest.raises(BadData, match="the last inner offset is not below") as refused:
-            clean_directory(folder, tmp_path / "out", CleanRequest(now_ms=1, gate_budget_bytes=gate))
+            clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1, gate_budget_bytes=gate))
         assert (refused.value.position, refused.value.offset) == (0, 2)
 
 
@@ -175,7 +177,7 @@ def test_an_old_wrapper_that_reaches_into_the_next_segment_is_refused_by_the_cle
     folder = log.write(tmp_path / "log")
     for gate in (0, AMPLE):
         with pytest.raises(BadData, match="the last inner offset is not below the end of the segment") as refused:
-            clean_directory(folder, tmp_path / "out", CleanRequest(now_ms=1, gate_budget_bytes=gate))
+            clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1, gate_budget_bytes=gate))
         assert (refused.value.position, refused.value.offset) == (0, 1)
 
 
@@ -197,8 +199,10 @@ def test_it_tells_the_outcomes_of_transactions_as_the_cleaner_does(tmp_path: Pat
     log.end(2, commit=True)
     log.end(1, commit=False)
     log.put("e=1", pid=1, txn=True)
-    sources = open_directory(log.write(tmp_path / "log"), 4096, 1 << 20)
-    for source, outcomes, verdicts in zip(sources, transaction_outcomes(sources, opened), fold_transactions(sources, opened), strict=True):
+    sources = open_log_directory(log.write(tmp_path / "log"), 4096, 1 << 20)
+    for source, outcomes, verdicts in zip(
+        sources, transaction_outcomes_by_source(sources, opened), transaction_verdicts_by_source(sources, opened), strict=True
+    ):
         assert outcomes.aborted.tolist() == verdicts.aborted.tolist()
         markers = source.table.control != NOT_CONTROL
         assert outcomes.idle[markers].tolist() == verdicts.discardable[markers].tolist()
@@ -252,18 +256,18 @@ def test_key_table_has_the_last_record_of_each_key_of_its_range(
     table, bounds, found = KeyTable(budget_bytes, 60), np.array(SEGMENTS, np.int64), zero_gate_sums(len(SEGMENTS) - 1)
     for some in puts:
         left = rows(some)
-        while (done := table.put_rows(left)) < len(left):
-            table.shrink_range(point)
+        while (done := table.put_rows_until_full(left)) < len(left):
+            table.halve_hash_range(point)
             left = left[done:]
-    held = dict(enumerate(table.flags_in_range(hashes_of(list(range(61)))).tolist()))
+    held = dict(enumerate(table.flag_keys_in_range(hashes_of(list(range(61)))).tolist()))
     assert all(held.values()) == (table.range_count == 1)
     for some in outside:
-        table.add_expected_sums_outside(rows([(key, offset, digest, False) for key, offset, digest, _ in some]), bounds, found)
+        table.add_expected_sums_outside_dirty_range(rows([(key, offset, digest, False) for key, offset, digest, _ in some]), bounds, found)
     table.add_expected_sums(bounds, found)
     kept = [put for put in model.values() if not put[3]] + [put for put in chain.from_iterable(outside) if put[0] not in model]
     assert found.tolist() == sums([put for put in kept if held[put[0]]])
     latest = [model[key][1] if key in model and held[key] else ABSENT_KEY for key in range(61)]
-    assert table.latest_offsets(hashes_of(list(range(61)))).tolist() == latest
+    assert table.latest_offset_of_each_key(hashes_of(list(range(61)))).tolist() == latest
     assert table.key_count == sum(held[key] for key in model)
 
 
@@ -271,14 +275,17 @@ def test_key_table_has_the_last_record_of_each_key_of_its_range(
 def test_a_range_that_was_made_smaller_is_the_range_that_was_asked_for_at_once(puts: list[list[Put]], point: int) -> None:
     table = KeyTable(1 << 16, 60)
     everything = rows(list(chain.from_iterable(puts)))
-    assert table.put_rows(everything) == len(everything)
+    assert table.put_rows_until_full(everything) == len(everything)
     for _ in range(3):
-        table.shrink_range(point)
+        table.halve_hash_range(point)
     at_once = KeyTable(1 << 16, 60)
-    at_once.reset_to_range(60, 8, point * 8 >> 64)
-    assert at_once.put_rows(everything) == len(everything)
+    at_once.reset_to_hash_range(60, 8, point * 8 >> 64)
+    assert at_once.put_rows_until_full(everything) == len(everything)
     keys = hashes_of(list(range(61)))
-    assert (table.key_count, table.latest_offsets(keys).tolist()) == (at_once.key_count, at_once.latest_offsets(keys).tolist())
+    assert (table.key_count, table.latest_offset_of_each_key(keys).tolist()) == (
+        at_once.key_count,
+        at_once.latest_offset_of_each_key(keys).tolist(),
+    )
 
 
 def test_more_keys_of_one_hash_than_the_memory_holds_are_refused() -> None:
@@ -286,7 +293,7 @@ def test_more_keys_of_one_hash_than_the_memory_holds_are_refused() -> None:
     table = KeyTable(1, 0)
     same = np.array([[1 << 40, number, number << 32] for number in range(100)], np.uint64)
     for _ in range(62):
-        assert table.put_rows(same) < len(same)
-        table.shrink_range(256)
+        assert table.put_rows_until_full(same) < len(same)
+        table.halve_hash_range(256)
     with pytest.raises(OutOfBudget, match="share one hash"):
-        table.shrink_range(256)
+        table.halve_hash_range(256)

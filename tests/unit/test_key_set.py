@@ -32,7 +32,7 @@ def first_seen(key_set: KeySet, hashes: Hashes) -> list[bool]:
 
 def contained(key_set: KeySet, hashes: Hashes) -> list[bool]:
     answer = np.zeros(len(hashes), dtype=np.bool_)
-    key_set.contains(hashes, answer)
+    key_set.flag_contained_keys(hashes, answer)
     return answer.tolist()
 
 
@@ -92,7 +92,7 @@ def test_start_skips_rows_that_are_done() -> None:
     hashes = hashes_of([(i, i << 40) for i in range(100)])
     key_set = KeySet(MEGABYTE)
     answer = np.zeros(100, dtype=np.bool_)
-    key_set.insert_if_absent(hashes, answer, start=60)
+    key_set.insert_if_absent(hashes, answer, first_row=60)
     assert answer.tolist() == [False] * 60 + [True] * 40
 
 
@@ -133,7 +133,7 @@ def test_the_keys_held_come_out_again_for_the_change_over() -> None:
     hashes = random_hashes(30_000, 10_000)
     key_set = KeySet(MEGABYTE)
     first_seen(key_set, hashes)
-    keys = np.concatenate(list(key_set.key_chunks(rows=1_000)))
+    keys = np.concatenate(list(key_set.iterate_key_hashes(max_rows=1_000)))
     expected = np.unique(hashes & np.array([0xFFFFFFFF, LAST], dtype=np.uint64), axis=0)
     assert sorted(map(tuple, keys.tolist())) == sorted(map(tuple, expected.tolist()))
     assert first_seen(key_set, keys) == [False] * len(keys)
@@ -151,7 +151,7 @@ def test_growing_keeps_every_entry_findable_from_its_home() -> None:
     key_set = KeySet(MEGABYTE)
     hashes = random_hashes(3_000, 3_000)
     first_seen(key_set, hashes)
-    while key_set.grow():
+    while key_set.grow_within_budget():
         assert all(contained(key_set, hashes))
     cells = key_set.table.reshape(-1, 3)
     assert np.count_nonzero(cells[:, 0]) == key_set.key_count
@@ -173,7 +173,7 @@ def latest(offset_map: BoundedOffsetMap, keys: list[str]) -> list[int]:
 
 
 def test_the_bounded_map_keeps_what_was_put_last() -> None:
-    offset_map = BoundedOffsetMap(10, rows=100)
+    offset_map = BoundedOffsetMap(10, max_rows=100)
     assert put(offset_map, [("a", 0), ("b", 1), ("a", 2)]) == 3
     assert put(offset_map, [("c", 2**40), ("b", 7)]) == 2
     assert latest(offset_map, ["a", "b", "c", "d"]) == [2, 7, 2**40, key_set.ABSENT]
@@ -181,21 +181,21 @@ def test_the_bounded_map_keeps_what_was_put_last() -> None:
 
 
 def test_a_full_map_stops_even_at_a_key_that_it_holds() -> None:
-    offset_map = BoundedOffsetMap(2, rows=100)
+    offset_map = BoundedOffsetMap(2, max_rows=100)
     assert put(offset_map, [("a", 0), ("a", 1), ("b", 2), ("a", 3), ("b", 4)]) == 3
     assert put(offset_map, [("a", 9)]) == 0
     assert latest(offset_map, ["a", "b"]) == [1, 2]
 
 
 def test_fewer_rows_than_the_limit_ask_for_less_memory_and_never_fill_it() -> None:
-    offset_map = BoundedOffsetMap(2**40, rows=3)
+    offset_map = BoundedOffsetMap(2**40, max_rows=3)
     assert offset_map.peak_bytes <= 32 * 3 + 48
     assert put(offset_map, [("a", 0), ("b", 1), ("c", 2)]) == 3
     assert latest(offset_map, ["a", "b", "c"]) == [0, 1, 2]
 
 
 def test_the_bounded_map_wraps_around_its_end() -> None:
-    offset_map = BoundedOffsetMap(50, rows=50)
+    offset_map = BoundedOffsetMap(50, max_rows=50)
     hashes = hashes_of([(i, LAST - i % 2) for i in range(50)])  # (0, LAST) is the marker with the remapped half
     hashes[1, 0] = 77
     assert offset_map.put_rows_until_full(hashes, np.arange(50, dtype=np.int64)) == 50

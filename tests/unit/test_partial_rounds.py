@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from bloom.directory import HAS_TOMBSTONE, KeyDirectory
-from bloom.sidecar import RecordsDue, Sidecar
+from bloom.sidecar import RemovableRecordCounts, Sidecar
 from compactor.cleaner.passes.retention import BatchDecisions
-from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import Verdicts
 from compactor.constants import NEVER_MS
 from compactor.model.balance import Balance, DigestSum
@@ -41,7 +41,7 @@ def source(tmp_path: Path) -> SourceSegment:
     for number in range(BATCHES):
         log.put(f"k{number}=value {number}")
     (path,) = log.write(tmp_path / "log").glob("*.log")
-    return open_source(0, path, 0, None, 0, -1, 1 << 20)
+    return open_source_segment(0, path, 0, None, 0, -1, 1 << 20)
 
 
 @pytest.fixture
@@ -140,10 +140,12 @@ class TestDueTogether:
     def test_copied_tombstones_count_with_their_horizon(self, source: SourceSegment, directory: KeyDirectory) -> None:
         table = replace(source.table, base_timestamp=np.array([70, 10, 50, 20]))
         marked = replace(directory, flags=np.full(BATCHES, HAS_TOMBSTONE, np.uint8))
-        fresh = RecordsDue(3, 1, 90, 2)
-        assert combined_due(splice_of(table, marked), fresh) == RecordsDue(5, 1, 50, 2)
-        assert combined_due(splice_of(table, marked), replace(fresh, earliest_tombstone_horizon_ms=40)) == RecordsDue(5, 1, 40, 2)
-        assert combined_due(splice_of(table, directory), RecordsDue()) == RecordsDue(0, 0, NEVER_MS, 0)
+        fresh = RemovableRecordCounts(3, 1, 90, 2)
+        assert combined_due(splice_of(table, marked), fresh) == RemovableRecordCounts(5, 1, 50, 2)
+        assert combined_due(splice_of(table, marked), replace(fresh, earliest_tombstone_horizon_ms=40)) == RemovableRecordCounts(
+            5, 1, 40, 2
+        )
+        assert combined_due(splice_of(table, directory), RemovableRecordCounts()) == RemovableRecordCounts(0, 0, NEVER_MS, 0)
 
 
 def segment(batches: str = "b" * 64, **changes: Any) -> RemoteLogSegmentMetadata:

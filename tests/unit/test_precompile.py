@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 MISSES = """
 import gc
 from numba.core.dispatcher import Dispatcher
-from compactor.cleaner.precompile import precompile
+from compactor.cleaner.precompile import precompile_kernels
 
-precompile()
+precompile_kernels()
 kernels = [each for each in gc.get_objects() if isinstance(each, Dispatcher) and each.__module__.startswith(("bloom", "compactor"))]
 print(sum(sum(each.stats.cache_misses.values()) for each in kernels), sum(sum(each.stats.cache_hits.values()) for each in kernels) > 30)
 print(*[each.__qualname__ for each in kernels if len(each.signatures) > 1])
@@ -30,7 +30,7 @@ NOT_FOR_A_SMALL_RUN = (
 
 
 def test_a_process_after_the_first_compiles_nothing_and_each_kernel_for_one_kind_of_arguments() -> None:
-    precompile.precompile()
+    precompile.precompile_kernels()
     ran = subprocess.run([sys.executable, "-c", MISSES], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     assert ran.stdout.split("\n") == ["0 True", "", ""]
 
@@ -42,11 +42,11 @@ def test_precompilation_removes_what_a_stopped_machine_left_and_happens_once(tmp
     torn.touch()
     monkeypatch.setattr(precompile, "kernel_cache_folder", lambda: tmp_path)
     monkeypatch.setattr(precompile, "_clean_small_log", lambda: found.append(torn.exists()))
-    precompile.precompile()
+    precompile.precompile_kernels()
     assert (found, (tmp_path / COMPLETE).exists()) == ([False], True)
     torn.parent.mkdir()
     torn.touch()
-    precompile.precompile()
+    precompile.precompile_kernels()
     assert found == [False, True]
 
 

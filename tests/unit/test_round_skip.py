@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bloom.sidecar import BATCH_RUNS, MARKERS, KeyCollector, RecordsDue, Sidecar
-from bloom.sizing import FilterDesign, size_filter, useless_rate
+from bloom.sidecar import BATCH_RUNS, MARKERS, KeyCollector, RemovableRecordCounts, Sidecar
+from bloom.sizing import FilterDesign, design_filter_if_worthwhile, useless_read_probability_of_filter
 from compactor.config.settings import Cleaner
 from compactor.control.state import Run
 from compactor.round.skip import (
@@ -23,8 +23,10 @@ from compactor.round.skip import (
 )
 from compactor.tier.sidecars import NO_SIDECAR, SidecarHead
 
+NOTHING_REMOVABLE = RemovableRecordCounts()
 
-def sidecar(keys: int, *, made_for: FilterDesign | None = None, due: RecordsDue = RecordsDue(), seed: int = 1) -> Sidecar:  # noqa: B008
+
+def sidecar(keys: int, *, made_for: FilterDesign | None = None, due: RemovableRecordCounts = NOTHING_REMOVABLE, seed: int = 1) -> Sidecar:
     portrait = KeyCollector(made_for)
     portrait.add_hashes(np.random.default_rng(seed).integers(0, 2**64, (keys, 2), np.uint64))
     return portrait.build_sidecar("id", keys, due, np.zeros(0, BATCH_RUNS), np.zeros(0, MARKERS))
@@ -34,8 +36,8 @@ def look(head: SidecarHead, *, keys: int = 100, due: str = "", record: FilterRec
     return decide_by_sidecar(head, due, keys=keys, record=record or FilterRecord(), now_ms=1_000)
 
 
-def with_filter(probes: int = 1_000, due: RecordsDue = RecordsDue()) -> SidecarHead:  # noqa: B008
-    made_for = size_filter(50, probes, 100_000)
+def with_filter(probes: int = 1_000, due: RemovableRecordCounts = RemovableRecordCounts()) -> SidecarHead:  # noqa: B008
+    made_for = design_filter_if_worthwhile(50, probes, 100_000)
     assert made_for is not None
     return SidecarHead(sidecar(50, made_for=made_for, due=due), "", 0)
 
@@ -48,18 +50,18 @@ def test_a_filter_is_asked_where_nothing_else_decides() -> None:
 @pytest.mark.parametrize(
     ("due", "why"),
     [
-        (RecordsDue(tombstones=2, tombstones_without_horizon=2), "2 tombstones have no delete horizon yet"),
-        (RecordsDue(tombstones=1, earliest_tombstone_horizon_ms=1_000), "a tombstone's delete horizon has passed"),
-        (RecordsDue(keyless_records=3), "3 records have no key"),
+        (RemovableRecordCounts(tombstones=2, tombstones_without_horizon=2), "2 tombstones have no delete horizon yet"),
+        (RemovableRecordCounts(tombstones=1, earliest_tombstone_horizon_ms=1_000), "a tombstone's delete horizon has passed"),
+        (RemovableRecordCounts(keyless_records=3), "3 records have no key"),
     ],
 )
-def test_what_is_due_is_read(due: RecordsDue, why: str) -> None:
+def test_what_is_due_is_read(due: RemovableRecordCounts, why: str) -> None:
     assert look(with_filter(due=due)).must == why
     assert look(with_filter(due=due), keys=0).must == why
 
 
 def test_a_horizon_that_is_still_to_come_waits() -> None:
-    assert look(with_filter(due=RecordsDue(tombstones=1, earliest_tombstone_horizon_ms=1_001))).must == ""
+    assert look(with_filter(due=RemovableRecordCounts(tombstones=1, earliest_tombstone_horizon_ms=1_001))).must == ""
 
 
 def test_the_fold_s_reason_comes_first() -> None:

@@ -24,12 +24,12 @@ class Disk:
     def __init__(self, limit: int = 1 << 30) -> None:
         self.limit, self.used = limit, 0
 
-    def take_bytes(self, nbytes: int) -> None:
+    def reserve_bytes(self, nbytes: int) -> None:
         if self.used + nbytes > self.limit:
             raise OutOfBudget("the disk budget is used up")
         self.used += nbytes
 
-    def return_bytes(self, nbytes: int) -> None:
+    def release_bytes(self, nbytes: int) -> None:
         self.used -= nbytes
 
 
@@ -58,17 +58,17 @@ def test_rows_come_back_by_range_in_the_order_in_which_they_were_added(
         patch.setattr(row_spool, "BLOCK_BYTES", block * words * np.dtype(dtype).itemsize)
         for part in range(parts):
             disk = Disk()
-            with RowSpool(Path(folder) / "rows", disk, HashRanges.of_part(count, part, parts), words, dtype, "rows") as spool:
+            with RowSpool(Path(folder) / "rows", disk, HashRanges.ranges_of_part(count, part, parts), words, dtype, "rows") as spool:
                 for section, numbers in added:
                     spool.add_rows(section, rows_of(numbers, words, dtype))
                 for section in (0, 1):
                     total = 0
                     for number in range(count):
-                        read = [tuple(row) for rows in spool.read_range(section, number) for row in rows.tolist()]
+                        read = [tuple(row) for rows in spool.read_rows_of_range(section, number) for row in rows.tolist()]
                         assert spool.count_rows(section, number) == len(read)
                         found[section] += read
                         total += len(read)
-                    assert sum(len(rows) for rows in spool.read_section(section)) == total
+                    assert sum(len(rows) for rows in spool.read_rows_of_section(section)) == total
                 assert disk.used == spool.size == spool.row_count * words * np.dtype(dtype).itemsize
             assert disk.used == 0
         assert not list(Path(folder).iterdir())
@@ -92,9 +92,9 @@ def test_a_row_that_the_disk_has_changed_is_an_error_and_not_an_answer(tmp_path:
         data[-1] ^= 1
         path.write_bytes(data)
         with pytest.raises(StoreError, match="the rows in .*/rows have changed on the disk"):
-            list(chain.from_iterable(spool.read_range(0, number) for number in range(4)))
+            list(chain.from_iterable(spool.read_rows_of_range(0, number) for number in range(4)))
         with pytest.raises(StoreError, match="have changed"):
-            list(spool.read_section(0))
+            list(spool.read_rows_of_section(0))
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -112,7 +112,7 @@ def test_a_write_asks_for_its_bytes_before_the_first_of_them(tmp_path: Path, mon
     spool.add_rows(0, rows_of(list(range(35)), 4, np.uint32))
     assert sizes == [160, 60] * 3
     with pytest.raises(OutOfBudget, match="used up"):
-        spool.flush()
+        spool.write_pending_rows()
     spool.close()
     assert (disk.used, list(tmp_path.iterdir())) == (0, [])
 
@@ -125,11 +125,11 @@ def test_an_error_of_the_disk_that_is_not_a_full_disk_is_raised_as_it_is(tmp_pat
     with RowSpool(tmp_path / "rows", Disk(), HashRanges(1), 4, np.uint32, "rows") as spool:
         spool.add_rows(0, rows_of([1], 4, np.uint32))
         with pytest.raises(OSError, match="Input/output"):
-            spool.flush()
+            spool.write_pending_rows()
         spool._fill = 0
 
 
 def test_ranges_outside_of_all_ranges_are_refused() -> None:
-    assert HashRanges(3) == HashRanges.of_part(3, 0, 1)
+    assert HashRanges(3) == HashRanges.ranges_of_part(3, 0, 1)
     with pytest.raises(ValueError, match="ranges 4 to 6 of 4"):
-        HashRanges.of_part(2, 2, 2)
+        HashRanges.ranges_of_part(2, 2, 2)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from bloom.sidecar import BATCH_RUNS, MARKERS, KeyCollector, RecordsDue, Sidecar
-from bloom.sizing import size_filter
+from bloom.sidecar import BATCH_RUNS, MARKERS, KeyCollector, RemovableRecordCounts, Sidecar
+from bloom.sizing import design_filter_if_worthwhile
 from compactor.storage.counting import Counters
 from compactor.tier import sidecars
 from compactor.tier.sidecars import Sidecars
@@ -18,9 +18,9 @@ KEY = bytes(range(16))
 
 
 def made(segment_id: str, keys: int = 50) -> Sidecar:
-    portrait = KeyCollector(size_filter(keys, 1_000, 100_000))
+    portrait = KeyCollector(design_filter_if_worthwhile(keys, 1_000, 100_000))
     portrait.add_hashes(np.random.default_rng(1).integers(0, 2**64, (keys, 2), np.uint64))
-    return portrait.build_sidecar(segment_id, keys, RecordsDue(), np.zeros(0, BATCH_RUNS), np.zeros(0, MARKERS))
+    return portrait.build_sidecar(segment_id, keys, RemovableRecordCounts(), np.zeros(0, BATCH_RUNS), np.zeros(0, MARKERS))
 
 
 class Kept:

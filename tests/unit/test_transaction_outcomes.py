@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from compactor.cleaner.passes.outcomes import UNDECIDED, outcomes_backwards
+from compactor.cleaner.passes.outcomes import UNDECIDED, txn_outcomes_by_batch
 from compactor.records.batches import ABORT, COMMIT, BatchTable, scan_batches
 from tests.builders import LogBuilder
 
@@ -31,7 +31,7 @@ EXPECTED = [ABORT, COMMIT, UNDECIDED, UNDECIDED, COMMIT, UNDECIDED, UNDECIDED, U
 
 def test_the_first_marker_behind_decides() -> None:
     known: dict[int, int] = {}
-    assert outcomes_backwards(table_of(transactions()), known).tolist() == EXPECTED
+    assert txn_outcomes_by_batch(table_of(transactions()), known).tolist() == EXPECTED
     assert known == {1: ABORT, 2: COMMIT}
 
 
@@ -41,7 +41,7 @@ def test_in_pieces_it_is_the_same() -> None:
     found: list[int] = []
     for one in reversed(log.segments[0][1]):
         piece = scan_batches(np.frombuffer(one, np.uint8), "test")
-        found = [*outcomes_backwards(piece, known).tolist(), *found]
+        found = [*txn_outcomes_by_batch(piece, known).tolist(), *found]
     assert found == EXPECTED
 
 
@@ -49,5 +49,5 @@ def test_a_producer_without_a_marker_stays_unknown() -> None:
     log = LogBuilder()
     log.put("1=a", pid=1, txn=True)
     known: dict[int, int] = {}
-    assert outcomes_backwards(table_of(log), known).tolist() == [UNDECIDED]
+    assert txn_outcomes_by_batch(table_of(log), known).tolist() == [UNDECIDED]
     assert known == {}

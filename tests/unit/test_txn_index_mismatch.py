@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import txn_index_mismatch
 from compactor.records.indexes import TXN_ENTRY
 from tests.builders import LogBuilder
@@ -34,7 +34,7 @@ def source(tmp_path: Path) -> SourceSegment:
     log.abort(7)  # 19
     log.abort(6)  # 20: of a transaction that began in an earlier segment
     (path,) = log.write(tmp_path).glob("*.log")
-    return open_source(3, path, 10, 30, 0, -1, 1 << 20)
+    return open_source_segment(3, path, 10, 30, 0, -1, 1 << 20)
 
 
 def told(source: SourceSegment, *entries: Entry) -> str:
@@ -86,4 +86,4 @@ def test_a_segment_without_transactions_has_none(tmp_path: Path) -> None:
     log = LogBuilder()
     log.put("a=1", "b=1")
     (path,) = log.write(tmp_path).glob("*.log")
-    assert "no abort marker" in told(open_source(0, path, 0, None, 0, -1, 1 << 20), (7, 0, 1, 2))
+    assert "no abort marker" in told(open_source_segment(0, path, 0, None, 0, -1, 1 << 20), (7, 0, 1, 2))

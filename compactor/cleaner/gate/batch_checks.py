@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compactor.cleaner.gate import parser as col
-from compactor.cleaner.gate.parser import HeaderFields, Records
+from compactor.cleaner.gate.parser import HeaderFields, ParsedRecords
 from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.kernels.common import Flags
@@ -49,23 +49,23 @@ _UNCHANGED_FIELDS = {
 }  # fmt: skip
 
 
-def headers_from_table(table: BatchTable, rows: slice = slice(None)) -> HeaderFields:
+def header_columns_from_batch_table(table: BatchTable, row_range: slice = slice(None)) -> HeaderFields:
     """Convert some rows of a segment's batch table to header columns as the gate (the independent check of a round) uses them, without
-    CRCs. They must also be compared with the segment's bytes (``table_mismatch``).
+    CRCs. They must also be compared with the segment's bytes (``find_batch_table_mismatch``).
     """
-    headers = np.zeros((len(col.FIELDS), len(table.position[rows])), np.int64)
+    headers = np.zeros((len(col.FIELDS), len(table.position[row_range])), np.int64)
     for field, name in FROM_TABLE.items():
-        headers[field] = getattr(table, name)[rows]
+        headers[field] = getattr(table, name)[row_range]
     return headers
 
 
-def table_mismatch(headers: HeaderFields, table: BatchTable, begin: int) -> BatchProblem | None:
-    """Return the first difference between the cleaner's batch table, from batch ``begin`` on, and the headers that the gate has read, or
-    None.
+def find_batch_table_mismatch(headers: HeaderFields, table: BatchTable, first_batch: int) -> BatchProblem | None:
+    """Return the first difference between the cleaner's batch table, from batch ``first_batch`` on, and the headers that the gate has read,
+    or None.
     """
-    some = slice(begin, begin + headers.shape[1])
+    some = slice(first_batch, first_batch + headers.shape[1])
     if len(table) < some.stop:
-        return f"more batches than the {len(table)} that the cleaner saw", int(headers[col.LAST, len(table) - begin])
+        return f"more batches than the {len(table)} that the cleaner saw", int(headers[col.LAST, len(table) - first_batch])
     # Compressed markers tell their kind by their records; those that make no sense the cleaner refuses.
     inside = (headers[col.ATTRIBUTES] & CODEC_MASK != 0) & (headers[col.CONTROL_KIND] != NOT_CONTROL)
     inside |= table.control[some] == MALFORMED
@@ -92,19 +92,21 @@ class SourceBatches:
         """To be filled in by who has read them."""
 
     def __len__(self) -> int:
+        """Return the number of batches."""
         return len(self.crc)
 
     def __getitem__(self, field: int) -> npt.NDArray[Any]:
+        """Return the header column with this field number, with one value per batch."""
         if field == col.STORED_CRC:
             return self.crc
         columns = [getattr(table, FROM_TABLE[field]) for table in self._tables]
         return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
-    def headers_at(self, batches: Int64s) -> HeaderFields:
+    def header_columns_of(self, batch_numbers: Int64s) -> HeaderFields:
         """Return the header columns of the batches with these numbers."""
-        headers = np.empty((len(col.FIELDS), len(batches)), np.int64)
+        headers = np.empty((len(col.FIELDS), len(batch_numbers)), np.int64)
         for field in col.FIELDS:
-            headers[field] = self[field][batches]
+            headers[field] = self[field][batch_numbers]
         return headers
 
 
@@ -122,24 +124,26 @@ class BatchTransactions:
     idle: Flags
     began: Int64s
 
-    def select_rows(self, rows: Int64s) -> BatchTransactions:
+    def outcomes_of_batches(self, batch_numbers: Int64s) -> BatchTransactions:
         """Return the outcomes of transactions for the batches with these numbers."""
-        return BatchTransactions(self.aborted[rows], self.idle[rows], self.began[rows])
+        return BatchTransactions(self.aborted[batch_numbers], self.idle[batch_numbers], self.began[batch_numbers])
 
 
-def transaction_outcomes(sources: Sequence[SourceSegment], opened: Mapping[int, int]) -> list[BatchTransactions]:
+def transaction_outcomes_by_source(
+    sources: Sequence[SourceSegment], open_txn_offset_by_producer: Mapping[int, int]
+) -> list[BatchTransactions]:
     """Return the outcomes of all transactions of a log, one BatchTransactions per source segment.
 
-    :param opened: first offset by producer id, for transactions that were open at the start of the first source.
+    :param open_txn_offset_by_producer: first offset by producer id, for transactions that were open at the start of the first source.
     """
     tables = [source.table for source in sources]
     lengths = np.cumsum([0, *(len(table) for table in tables)])
     part = [(table.control != NOT_CONTROL) | ((table.attributes & np.int16(TRANSACTIONAL)) != 0) for table in tables]
     chosen = [np.flatnonzero(flags) for flags in part]
     producer = _concatenate_columns([table.producer_id[some] for table, some in zip(tables, chosen, strict=True)])
-    ids = np.unique(np.concatenate((producer, np.array(list(opened), np.int64))))
-    pending_since = np.array([opened.get(each, -1) for each in ids.tolist()], np.int64)
-    aborted, idle, began = resolve_transactions(
+    ids = np.unique(np.concatenate((producer, np.array(list(open_txn_offset_by_producer), np.int64))))
+    pending_since = np.array([open_txn_offset_by_producer.get(each, -1) for each in ids.tolist()], np.int64)
+    aborted, idle, began = resolve_txn_outcomes_by_batch(
         _concatenate_columns([table.control[some] for table, some in zip(tables, chosen, strict=True)]),
         np.searchsorted(ids, producer),
         _concatenate_columns([table.base_offset[some] for table, some in zip(tables, chosen, strict=True)]),
@@ -157,7 +161,7 @@ def _concatenate_columns(columns: list[npt.NDArray[np.generic]]) -> Int64s:
 
 
 @kernel
-def resolve_transactions(kind: Int64s, producer: Int64s, base: Int64s, pending_since: Int64s) -> tuple[Flags, Flags, Int64s]:
+def resolve_txn_outcomes_by_batch(kind: Int64s, producer: Int64s, base: Int64s, pending_since: Int64s) -> tuple[Flags, Flags, Int64s]:
     """Return (aborted, idle, began) for each batch, as in BatchTransactions, from the columns of all batches of a log.
 
     The data batches of a producer since its last marker form a chain; the next marker of the producer decides about the whole chain.
@@ -216,17 +220,17 @@ class BatchPairs:
     output: HeaderFields
 
     @staticmethod
-    def from_group(group: ComparedGroup, source: SourceSegment, begin: int, chosen: Flags) -> BatchPairs:
+    def select_from_group(group: ComparedGroup, source: SourceSegment, first_batch: int, chosen_flags: Flags) -> BatchPairs:
         """Select the batches of one source segment from a group.
 
-        :param begin: number of the source's first batch in the group.
-        :param chosen: a flag per source batch of the group.
+        :param first_batch: number of the source's first batch in the group.
+        :param chosen_flags: a flag per source batch of the group.
         """
-        mine = np.flatnonzero((group.origin >= begin) & (group.origin < begin + len(source.table)) & chosen[group.origin])
-        return BatchPairs(source, group.origin[mine] - begin, group.output[:, mine])
+        mine = np.flatnonzero((group.origin >= first_batch) & (group.origin < first_batch + len(source.table)) & chosen_flags[group.origin])
+        return BatchPairs(source, group.origin[mine] - first_batch, group.output[:, mine])
 
 
-def find_unchanged_batches(sources: HeaderFields, outputs: HeaderFields) -> Flags:
+def flag_unchanged_batches(sources: HeaderFields, outputs: HeaderFields) -> Flags:
     """Return a flag per output batch: whether it equals its source batch byte for byte.
 
     Both have the same size and the same verified checksum.
@@ -235,33 +239,35 @@ def find_unchanged_batches(sources: HeaderFields, outputs: HeaderFields) -> Flag
     return np.logical_and.reduce(same)
 
 
-def is_filler(batch: Int64s, end_offset: int) -> bool:
+def is_possible_filler(batch_header: Int64s, end_offset: int) -> bool:
     """Return whether a batch header looks like a filler (an empty batch that extends a segment) that ends at ``end_offset``.
 
     The header of a batch that must stay can look the same.
     """
     plain = {col.BASE: end_offset, col.LAST: end_offset, col.SIZE: 61, col.MAGIC: 2, col.COUNT: 0, col.ATTRIBUTES: 0,
              col.PRODUCER_ID: -1, col.PRODUCER_EPOCH: -1, col.BASE_SEQUENCE: -1}  # fmt: skip
-    return all(int(batch[name]) == value for name, value in plain.items())
+    return all(int(batch_header[name]) == value for name, value in plain.items())
 
 
-def counts_from_zero(table: BatchTable) -> bool:
+def is_first_batch_offset_unset(table: BatchTable) -> bool:
     """Return whether the first batch is a v0/v1 wrapper whose own offset was never set (old librdkafka): its header does not state its last
     offset.
     """
     return len(table) > 0 and int(table.magic[0]) < 2 and int(table.codec_ids[0]) > 0 and int(table.last_offset[0]) == 0
 
 
-def match_batches(source: SourceBatches, output: HeaderFields, first_reaches: int) -> tuple[Int64s, BatchProblem | None]:
+def match_output_to_source_batches(
+    source: SourceBatches, output: HeaderFields, first_batch_end_offset: int
+) -> tuple[Int64s, BatchProblem | None]:
     """Match output batches with source batches. Return the number of each one's source batch, and the first problem or None.
 
     Batches are never merged, split or reordered.
 
-    :param first_reaches: last offset of the first source batch if its header does not state it, else -1.
+    :param first_batch_end_offset: last offset of the first source batch if its header does not state it, else -1.
     """
     lasts, bases = source[col.LAST], source[col.BASE]
-    if first_reaches >= 0:
-        lasts = np.concatenate((np.array([first_reaches]), lasts[1:]))
+    if first_batch_end_offset >= 0:
+        lasts = np.concatenate((np.array([first_batch_end_offset]), lasts[1:]))
     origin = np.searchsorted(lasts, output[col.LAST])
     if not len(source):
         return origin, ("a batch that no source has", int(output[col.LAST, 0])) if len(origin) else None
@@ -277,7 +283,7 @@ def match_batches(source: SourceBatches, output: HeaderFields, first_reaches: in
     return origin, None
 
 
-def batches_that_must_stay(headers: SourceBatches, rules: RoundRules) -> Flags:
+def flag_batches_that_must_stay(headers: SourceBatches, rules: RoundRules) -> Flags:
     """Return a flag per batch: whether its header must stay even if all its records are removed. These are the last batch of each live
     producer, and the
     batch that
@@ -295,7 +301,7 @@ def batches_that_must_stay(headers: SourceBatches, rules: RoundRules) -> Flags:
     return stays & (headers[col.MAGIC] == 2)
 
 
-def markers_that_may_go(headers: SourceBatches, outcomes: BatchTransactions, now_ms: int) -> Flags:
+def flag_removable_markers(headers: SourceBatches, outcomes: BatchTransactions, now_ms: int) -> Flags:
     """Return a flag per batch: whether it is a control batch that may lose its record.
 
     It may if it is empty already, or if its transaction has no data left and its delete horizon has passed.
@@ -304,65 +310,71 @@ def markers_that_may_go(headers: SourceBatches, outcomes: BatchTransactions, now
     return (headers[col.CONTROL_KIND] == EMPTIED) | ((headers[col.CONTROL_KIND] != NOT_CONTROL) & due)
 
 
-def header_problems(group: ComparedGroup, paths: Mapping[str, Path]) -> Iterator[BatchProblem]:
-    """Yield the problems of a cleaned group that batch headers alone show. ``paths``: files of the cleaned segment by kind."""
-    of, out, rules = group.source.headers_at(group.origin), group.output, group.rules
+def find_header_problems(group: ComparedGroup, path_by_kind: Mapping[str, Path]) -> Iterator[BatchProblem]:
+    """Yield the problems of a cleaned group that batch headers alone show. ``path_by_kind``: files of the cleaned segment by kind."""
+    of, out, rules = group.source.header_columns_of(group.origin), group.output, group.rules
     aborted, idle = group.outcomes.aborted[group.origin], group.outcomes.idle[group.origin]
     v2, empty = of[col.MAGIC] == 2, out[col.COUNT] == 0
-    stays, gone = batches_that_must_stay(group.source, rules), markers_that_may_go(group.source, group.outcomes, rules.now_ms)
-    yield from _first_problem(out, "not of message format 2", out[col.MAGIC] != 2)
+    stays, gone = flag_batches_that_must_stay(group.source, rules), flag_removable_markers(group.source, group.outcomes, rules.now_ms)
+    yield from _first_flagged_as_problem(out, "not of message format 2", out[col.MAGIC] != 2)
     elsewhere = (out[col.BASE] != of[col.BASE]) | (out[col.LAST] != of[col.LAST])
-    yield from _first_problem(out, "other offsets than its source batch", v2 & elsewhere)
+    yield from _first_flagged_as_problem(out, "other offsets than its source batch", v2 & elsewhere)
     for column, name in _UNCHANGED_FIELDS.items():
-        yield from _first_problem(out, f"another {name} than its source batch", out[column] != of[column])
+        yield from _first_flagged_as_problem(out, f"another {name} than its source batch", out[column] != of[column])
     changed = out[col.ATTRIBUTES] ^ of[col.ATTRIBUTES]
-    yield from _first_problem(out, "other attributes than its source batch", changed & (LOG_APPEND | TRANSACTIONAL | CONTROL) != 0)
-    yield from _first_problem(out, "another codec than its source batch", ~empty & (changed & CODEC_MASK != 0))
+    yield from _first_flagged_as_problem(
+        out, "other attributes than its source batch", changed & (LOG_APPEND | TRANSACTIONAL | CONTROL) != 0
+    )
+    yield from _first_flagged_as_problem(out, "another codec than its source batch", ~empty & (changed & CODEC_MASK != 0))
     odd = (out[col.SIZE] != 61) | (out[col.ATTRIBUTES] & (CODEC_MASK | HORIZON) != 0) | (out[col.BASE_TIMESTAMP] != -1)
     odd |= out[col.MAX_TIMESTAMP] != of[col.MAX_TIMESTAMP]
-    yield from _first_problem(out, "an emptied batch whose header is not what Kafka leaves", empty & odd)
-    yield from _first_problem(out, "an empty batch that nothing keeps", empty & ~stays[group.origin])
-    yield from _first_problem(out, "records of an aborted transaction", ~empty & aborted)
-    yield from _first_problem(out, "a marker whose horizon has passed", ~empty & gone[group.origin])
-    yield from _first_problem(
+    yield from _first_flagged_as_problem(out, "an emptied batch whose header is not what Kafka leaves", empty & odd)
+    yield from _first_flagged_as_problem(out, "an empty batch that nothing keeps", empty & ~stays[group.origin])
+    yield from _first_flagged_as_problem(out, "records of an aborted transaction", ~empty & aborted)
+    yield from _first_flagged_as_problem(out, "a marker whose horizon has passed", ~empty & gone[group.origin])
+    yield from _first_flagged_as_problem(
         out,
         "a marker without data that did not just get its horizon",
-        markers_due_for_horizon(of, idle, gone[group.origin]) & ~_has_new_horizon(of, out, rules),
+        flag_markers_due_for_horizon(of, idle, gone[group.origin]) & ~_flag_batches_with_new_horizon(of, out, rules),
     )
     lost = np.ones(len(group.source), np.bool_)
     lost[group.origin] = False
     cause = "the header is gone of a producer's last batch, or of the batch at the high watermark"
-    yield from _first_problem(group.source, cause, lost & stays)
+    yield from _first_flagged_as_problem(group.source, cause, lost & stays)
     control = group.source[col.CONTROL_KIND] != NOT_CONTROL
-    yield from _first_problem(group.source, "a control batch is gone that must stay", lost & control & ~gone)
-    yield from _txn_index_problems(of, idle, group.outcomes.began[group.origin], paths)
+    yield from _first_flagged_as_problem(group.source, "a control batch is gone that must stay", lost & control & ~gone)
+    yield from _find_txn_index_problems(of, idle, group.outcomes.began[group.origin], path_by_kind)
 
 
-def copy_problems(group: ComparedGroup) -> Iterator[BatchProblem]:
+def find_changed_copies(group: ComparedGroup) -> Iterator[BatchProblem]:
     """Yield the batches of a group that must equal their source batch byte for byte and do not."""
-    of, out = group.source.headers_at(group.origin), group.output
-    copied, idle = find_unchanged_batches(of, out), group.outcomes.idle[group.origin]
-    gone = markers_that_may_go(group.source, group.outcomes, group.rules.now_ms)[group.origin]
+    of, out = group.source.header_columns_of(group.origin), group.output
+    copied, idle = flag_unchanged_batches(of, out), group.outcomes.idle[group.origin]
+    gone = flag_removable_markers(group.source, group.outcomes, group.rules.now_ms)[group.origin]
     known = CODEC_MASK | LOG_APPEND | TRANSACTIONAL | CONTROL | HORIZON
-    yield from _first_problem(out, "unknown attributes", ~copied & (out[col.ATTRIBUTES] & ~known != 0))
+    yield from _first_flagged_as_problem(out, "unknown attributes", ~copied & (out[col.ATTRIBUTES] & ~known != 0))
     control = of[col.CONTROL_KIND] != NOT_CONTROL
-    yield from _first_problem(out, "a control batch was changed", control & ~gone & ~markers_due_for_horizon(of, idle, gone) & ~copied)
+    yield from _first_flagged_as_problem(
+        out, "a control batch was changed", control & ~gone & ~flag_markers_due_for_horizon(of, idle, gone) & ~copied
+    )
 
 
-def markers_due_for_horizon(sources: HeaderFields, idle: Flags, removed: Flags) -> Flags:
+def flag_markers_due_for_horizon(sources: HeaderFields, idle: Flags, removed: Flags) -> Flags:
     """Return a flag per batch: whether it is a transaction marker that gets its delete horizon in this round, because its transaction
     has no data left.
     """
     return idle & ~removed & (sources[col.ATTRIBUTES] & HORIZON == 0)
 
 
-def _has_new_horizon(sources: HeaderFields, outputs: HeaderFields, rules: RoundRules) -> Flags:
+def _flag_batches_with_new_horizon(sources: HeaderFields, outputs: HeaderFields, rules: RoundRules) -> Flags:
     """Return a flag per batch: whether this round has set its delete horizon and left its record."""
-    dated = (outputs[col.ATTRIBUTES] & HORIZON != 0) & (outputs[col.BASE_TIMESTAMP] == rules.delete_horizon_ms)
+    dated = (outputs[col.ATTRIBUTES] & HORIZON != 0) & (outputs[col.BASE_TIMESTAMP] == rules.new_delete_horizon_ms)
     return dated & (outputs[col.COUNT] == sources[col.COUNT])
 
 
-def record_dependent_problems(sources: HeaderFields, outputs: HeaderFields, records: Records, rules: RoundRules) -> Iterator[BatchProblem]:
+def find_header_problems_by_records(
+    sources: HeaderFields, outputs: HeaderFields, records: ParsedRecords, rules: RoundRules
+) -> Iterator[BatchProblem]:
     """Yield the problems of data batches whose headers do not match their records, such as a maximum timestamp that no record has.
 
     Each batch must have at least one record.
@@ -370,24 +382,28 @@ def record_dependent_problems(sources: HeaderFields, outputs: HeaderFields, reco
     begin, end = records.first_row[:-1], records.first_row[1:] - 1
     flags = np.bitwise_or.reduceat(records.flags, begin)
     tombstones = flags & col.NULL_VALUE != 0
-    copied = find_unchanged_batches(sources, outputs)
-    yield from _first_problem(outputs, "record attributes, which Kafka does not write", ~copied & (flags & col.ODD_ATTRIBUTES != 0))
+    copied = flag_unchanged_batches(sources, outputs)
+    yield from _first_flagged_as_problem(
+        outputs, "record attributes, which Kafka does not write", ~copied & (flags & col.ODD_ATTRIBUTES != 0)
+    )
     had, has = sources[col.ATTRIBUTES] & HORIZON != 0, outputs[col.ATTRIBUTES] & HORIZON != 0
-    yield from _first_problem(outputs, "a delete horizon is missing, or has no reason", has != (had | tombstones))
-    horizon = np.where(had, sources[col.BASE_TIMESTAMP], rules.delete_horizon_ms)
-    yield from _first_problem(outputs, "another delete horizon than the cleaner sets", has & (outputs[col.BASE_TIMESTAMP] != horizon))
+    yield from _first_flagged_as_problem(outputs, "a delete horizon is missing, or has no reason", has != (had | tombstones))
+    horizon = np.where(had, sources[col.BASE_TIMESTAMP], rules.new_delete_horizon_ms)
+    yield from _first_flagged_as_problem(
+        outputs, "another delete horizon than the cleaner sets", has & (outputs[col.BASE_TIMESTAMP] != horizon)
+    )
     other = outputs[col.BASE_TIMESTAMP] != records.timestamp[begin]
     appended = sources[col.ATTRIBUTES] & LOG_APPEND != 0
     # Magic 0 inside such a wrapper of magic 1 has no timestamp of its own.
     other &= ~(appended & (sources[col.MAGIC] == 1) & (outputs[col.BASE_TIMESTAMP] == -1))
-    yield from _first_problem(outputs, "a base timestamp that is not the first record's", ~has & ~copied & other)
+    yield from _first_flagged_as_problem(outputs, "a base timestamp that is not the first record's", ~has & ~copied & other)
     highest = np.where(appended | copied, sources[col.MAX_TIMESTAMP], np.maximum.reduceat(records.timestamp, begin))
-    yield from _first_problem(outputs, "another maximum timestamp than its records have", outputs[col.MAX_TIMESTAMP] != highest)
+    yield from _first_flagged_as_problem(outputs, "another maximum timestamp than its records have", outputs[col.MAX_TIMESTAMP] != highest)
     elsewhere = (outputs[col.BASE] != records.offset[begin]) | (outputs[col.LAST] != records.offset[end])
-    yield from _first_problem(outputs, "offsets that are not its records'", (sources[col.MAGIC] < 2) & elsewhere)
+    yield from _first_flagged_as_problem(outputs, "offsets that are not its records'", (sources[col.MAGIC] < 2) & elsewhere)
 
 
-def _first_problem(headers: HeaderFields | SourceBatches, cause: str, invalid: Flags) -> Iterator[BatchProblem]:
+def _first_flagged_as_problem(headers: HeaderFields | SourceBatches, cause: str, invalid: Flags) -> Iterator[BatchProblem]:
     """Yield the first of the batches flagged as ``invalid``, if any, as a problem with this cause."""
     if invalid.any():
         yield cause, int(headers[col.LAST][invalid][0])
@@ -396,9 +412,9 @@ def _first_problem(headers: HeaderFields | SourceBatches, cause: str, invalid: F
 # ---- indexes ----------------------------------------------------------------------------------------------------------------
 
 
-def _txn_index_problems(sources: HeaderFields, idle: Flags, began: Int64s, paths: Mapping[str, Path]) -> Iterator[BatchProblem]:
+def _find_txn_index_problems(sources: HeaderFields, idle: Flags, began: Int64s, path_by_kind: Mapping[str, Path]) -> Iterator[BatchProblem]:
     kept = (sources[col.CONTROL_KIND] == ABORT) & ~idle
-    entries = np.frombuffer(paths["txnindex"].read_bytes() if "txnindex" in paths else b"", TXN_ENTRY)
+    entries = np.frombuffer(path_by_kind["txnindex"].read_bytes() if "txnindex" in path_by_kind else b"", TXN_ENTRY)
     same = len(entries) == np.count_nonzero(kept)
     same = (
         same
@@ -409,18 +425,22 @@ def _txn_index_problems(sources: HeaderFields, idle: Flags, began: Int64s, paths
         yield "the transaction index does not name the aborted transactions whose markers stay", -1
 
 
-def index_problems(headers: HeaderFields, base: int, paths: Mapping[str, Path]) -> Iterator[str]:
-    """Yield the problems of a cleaned segment's offset index and time index, compared with its batches. ``base``: base offset of the
+def find_index_problems(headers: HeaderFields, base_offset: int, path_by_kind: Mapping[str, Path]) -> Iterator[str]:
+    """Yield the problems of a cleaned segment's offset index and time index, compared with its batches. ``base_offset``: base offset of the
     segment.
     """
     positions, lasts = headers[col.POSITION], headers[col.LAST]
-    entries = np.frombuffer(paths["index"].read_bytes(), OFFSET_ENTRY)
+    entries = np.frombuffer(path_by_kind["index"].read_bytes(), OFFSET_ENTRY)
     where = entries["position"].astype(np.int64)
     found = np.isin(where, positions)
-    if not found.all() or np.any(np.diff(where) <= 0) or np.any(lasts[np.searchsorted(positions, where)] - base != entries["offset"]):
+    if (
+        not found.all()
+        or np.any(np.diff(where) <= 0)
+        or np.any(lasts[np.searchsorted(positions, where)] - base_offset != entries["offset"])
+    ):
         yield "the offset index does not lead to the batches that it names"
-    entries = np.frombuffer(paths["timeindex"].read_bytes(), TIME_ENTRY)
-    named = entries["offset"].astype(np.int64) + base
+    entries = np.frombuffer(path_by_kind["timeindex"].read_bytes(), TIME_ENTRY)
+    named = entries["offset"].astype(np.int64) + base_offset
     stamps = entries["timestamp"].astype(np.int64)
     highest = np.maximum.accumulate(headers[col.MAX_TIMESTAMP]) if len(positions) else np.empty(0, np.int64)
     fine = np.isin(named, lasts).all() and not np.any(np.diff(stamps) <= 0)

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from compactor.cleaner.gate.key_table import record_marks
-from compactor.cleaner.gate.parser import KEYLESS_RECORD, Records
+from compactor.cleaner.gate.parser import KEYLESS_RECORD, ParsedRecords
 from compactor.errors import CompactorError
 from compactor.kernels.common import Flags
 from compactor.records.batches import Int64s
@@ -36,7 +36,7 @@ class GateFailed(CompactorError):
 
 
 @dataclass(frozen=True, slots=True)
-class SumMismatch:
+class RecordSumMismatch:
     """Difference between a cleaned segment's records and those that must be left of its source.
 
     expected, found: number of records.
@@ -48,52 +48,56 @@ class SumMismatch:
     found: int
     excess: int
 
-    def to_error(self) -> GateFailed:
+    def to_gate_failure(self) -> GateFailed:
         """Return the error for this difference, for the case that no single record explains it."""
         what = LOST if self.found < self.expected else "records are left that must not be"
         return GateFailed(f"{what}, and not only one: {self.expected} must be left of it, {self.found} are", segment=self.segment)
 
 
-def find_source_rows(segment: str, source: Records, written: Records) -> Int64s:
+def source_row_of_written_records(segment: str, source: ParsedRecords, written: ParsedRecords) -> Int64s:
     """Return the rows of the source from which the written records come. Raises GateFailed for a record that the source does not have."""
     at = np.minimum(np.searchsorted(source.offset, written.offset), len(source.offset) - 1)
     invented = source.offset[at] != written.offset
     if invented.any():
-        raise record_failure("a record that no source has", segment, written, invented)
+        raise gate_failure_of_first_record("a record that no source has", segment, written, invented)
     changed = source.digest[at] != written.digest
     if changed.any():
-        raise record_failure("key, timestamp, value or headers are not the source's", segment, written, changed)
+        raise gate_failure_of_first_record("key, timestamp, value or headers are not the source's", segment, written, changed)
     return at
 
 
-def explain_by_keys(segment: str, source: Records, in_output: Flags, latest: Int64s, must_go: Flags, checked: Flags) -> None:
+def raise_for_record_by_key(
+    segment: str, source: ParsedRecords, in_output_flags: Flags, latest_offset_of_key: Int64s, must_go_flags: Flags, checked_flags: Flags
+) -> None:
     """Raise GateFailed for the first record that is missing from the output, or that is there although a later record has its key.
 
-    :param in_output: a flag per source record, set if it is in the output.
-    :param latest: last offset of each record's key.
-    :param must_go: records that must not be left.
-    :param checked: records to compare.
+    :param in_output_flags: a flag per source record, set if it is in the output.
+    :param latest_offset_of_key: last offset of each record's key.
+    :param must_go_flags: records that must not be left.
+    :param checked_flags: records to compare.
     """
-    invalid = checked & (in_output == must_go)
+    invalid = checked_flags & (in_output_flags == must_go_flags)
     for row in np.flatnonzero(invalid)[:1].tolist():
-        raise record_failure(f"superseded by the record at offset {latest[row]}" if in_output[row] else LOST, segment, source, invalid)
+        raise gate_failure_of_first_record(
+            f"superseded by the record at offset {latest_offset_of_key[row]}" if in_output_flags[row] else LOST, segment, source, invalid
+        )
 
 
-def explain_by_sums(segment: str, source: Records, in_output: Flags, mismatch: SumMismatch) -> None:
+def raise_for_record_by_mark(segment: str, source: ParsedRecords, in_output_flags: Flags, mismatch: RecordSumMismatch) -> None:
     """Raise GateFailed if a single missing or surplus record explains the mismatch of the sums; such a record is recognised by its mark.
 
-    :param in_output: a flag per source record, set if it is in the output.
+    :param in_output_flags: a flag per source record, set if it is in the output.
     """
     marks, keyed = record_marks(source.offset, source.digest), source.flags & KEYLESS_RECORD == 0
     for cause, invalid in (
-        (LOST, ~in_output & keyed & (marks == np.uint64(-mismatch.excess % 2**64))),
-        ("superseded by a later record of its key", in_output & (marks == np.uint64(mismatch.excess))),
+        (LOST, ~in_output_flags & keyed & (marks == np.uint64(-mismatch.excess % 2**64))),
+        ("superseded by a later record of its key", in_output_flags & (marks == np.uint64(mismatch.excess))),
     ):
         if invalid.any():
-            raise record_failure(cause, segment, source, invalid)
+            raise gate_failure_of_first_record(cause, segment, source, invalid)
 
 
-def record_failure(cause: str, segment: str, records: Records, invalid: Flags) -> GateFailed:
+def gate_failure_of_first_record(cause: str, segment: str, records: ParsedRecords, invalid_flags: Flags) -> GateFailed:
     """Return the error that names the first of the invalid records."""
-    row = int(np.flatnonzero(invalid)[0])
+    row = int(np.flatnonzero(invalid_flags)[0])
     return GateFailed(cause, segment=segment, offset=int(records.offset[row]), key=records.key_of_row(row))

@@ -1,12 +1,13 @@
 """The gate: a second, simpler implementation compares what went into a group with what came out, before it is uploaded.
 
     Gate(terms, table)          once per round
-    read_markers, read_chunk, ... pass 1, from the end of the log: the last committed record of every key (``Witness``)
-    settle_transactions(...)    the transactions, computed once more from the beginning of the log: both must agree
-    check_group(...)            each group: GateReport, or GateFailed with key, offset and segment
+    read_markers_after_dirty_range, read_chunk, ... pass 1, from the end of the log: the last committed record of every key
+    (``SecondReader``) compute_transaction_outcomes(...)    the transactions, computed once more from the beginning of the log: both must
+    agree check_group(...)            each group: GateReport, or GateFailed with key, offset and segment
 
 Of each source segment the gate knows how many records must be left and the sum of their marks, looked up by keys under its own hash; the
-output must have the same. Records outside the dirty range are looked up while they are read for the output. Batches are compared by their
+output must have the same. Records outside the dirty range are looked up while they are read for the output. Batches are compared by
+their
 headers: order, offsets, producers, transactions, horizons, checksums, coverage.
 
 Keys that exceed the gate's memory are checked for one range of its hash, all other checks stay complete. The range depends on the first
@@ -36,20 +37,20 @@ from compactor.cleaner.gate.batch_checks import (
     BatchTransactions,
     ComparedGroup,
     SourceBatches,
-    batches_that_must_stay,
-    copy_problems,
-    counts_from_zero,
-    header_problems,
-    headers_from_table,
-    index_problems,
-    is_filler,
-    markers_due_for_horizon,
-    markers_that_may_go,
-    match_batches,
-    record_dependent_problems,
-    resolve_transactions,
-    table_mismatch,
-    transaction_outcomes,
+    find_batch_table_mismatch,
+    find_changed_copies,
+    find_header_problems,
+    find_header_problems_by_records,
+    find_index_problems,
+    flag_batches_that_must_stay,
+    flag_markers_due_for_horizon,
+    flag_removable_markers,
+    header_columns_from_batch_table,
+    is_first_batch_offset_unset,
+    is_possible_filler,
+    match_output_to_source_batches,
+    resolve_txn_outcomes_by_batch,
+    transaction_outcomes_by_source,
 )
 from compactor.cleaner.gate.failures import GateFailed
 from compactor.cleaner.gate.key_table import DUE, GateSums, KeyTable, Words, pack_table_rows, zero_gate_sums
@@ -58,20 +59,20 @@ from compactor.cleaner.gate.parser import (
     NULL_VALUE,
     HeaderFields,
     InflatedTooLargeError,
+    ParsedRecords,
     RecordReader,
-    Records,
     UnreadableBatchesError,
-    first_crc_mismatch,
-    header_blocks,
-    read_headers,
-    split_into_chunks,
+    first_batch_with_crc_mismatch,
+    iterate_header_blocks,
+    read_all_headers,
+    split_selected_batches_into_chunks,
     sum_marks_by_batch,
 )
-from compactor.cleaner.gate.result_sums import ResultSums
+from compactor.cleaner.gate.result_sums import NewSegmentBalance
 from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.worker_threads import ThreadBuffers
-from compactor.cleaner.witness import WitnessRows
+from compactor.cleaner.witness import SecondReaderRows
 from compactor.errors import CompactorError
 from compactor.kernels.common import Flags
 from compactor.profiling import WorkStage, measure_stage
@@ -107,10 +108,11 @@ class _OutsideSums:
 
 
 @dataclass(frozen=True, slots=True)
-class GateTerms:
+class GateParameters:
     """Parameters of a round against which its cleaned segments are checked.
 
-    rules: the cleaner's rules; the mapped range is [first_dirty, rules.latest_offset].
+    rules: the cleaner's rules. first_dirty: first offset that the round cleans; the keys of the offsets from first_dirty to
+    rules.latest_offset, both inclusive, are compared (the mapped range).
     hash_key: the cleaner's hash key, 16 bytes.
     inflate_limit: most bytes that one batch may inflate to.
     opened: producer id -> first offset, for transactions that were open at the start of the first source.
@@ -132,36 +134,37 @@ class GateTerms:
         """Return the position in the gate's 64-bit hash range around which keys are checked if not all of them fit in memory."""
         return self.first_dirty * _STRIDE % 2**64
 
-    def is_dirty(self, source: SourceSegment) -> bool:
+    def has_dirty_offsets(self, source: SourceSegment) -> bool:
         """Return whether a segment has offsets in the dirty range."""
         return self.first_dirty <= self.rules.latest_offset and source.end > self.first_dirty and source.base <= self.rules.latest_offset
 
 
 class Gate:
-    """Second, independent check of one round: reads the batches of both passes (``Witness``), then compares each group with its sources.
-    Used by one thread at a time, except ``read_chunk`` and ``add_expected_chunk``, which any thread may call.
+    """Second, independent check of one round: reads the batches of both passes (``SecondReader``), then compares each group with its
+    sources. Used by one thread at a time, except ``read_chunk`` and ``read_expected_chunk``, which any thread may call.
     """
 
     def __init__(
         self,
-        terms: GateTerms,
+        parameters: GateParameters,
         table: KeyTable,
-        outcomes: Mapping[int, BatchTransactions] | None = None,
-        expected: Mapping[int, Words] | None = None,
+        txn_outcomes_by_ordinal: Mapping[int, BatchTransactions] | None = None,
+        expected_sums_by_ordinal: Mapping[int, Words] | None = None,
     ) -> None:
         """Create a gate.
 
         :param table: takes the last record of each key.
-        :param outcomes: outcomes of transactions by the segment's number in the log (ordinal), if known from the start.
-        :param expected: number and marks of the records that must remain, by the segment's number (ordinal), if computed elsewhere.
+        :param txn_outcomes_by_ordinal: outcomes of transactions by the segment's number in the log (ordinal), if known from the start.
+        :param expected_sums_by_ordinal: number and marks of the records that must remain, by the segment's number (ordinal), if computed
+            elsewhere.
         """
-        self._terms = terms
-        self._rules = terms.rules
-        self._first_dirty = terms.first_dirty
+        self._terms = parameters
+        self._rules = parameters.rules
+        self._first_dirty = parameters.first_dirty
         self._table = table
-        self._outcomes_of = dict(outcomes or {})
+        self._outcomes_of = dict(txn_outcomes_by_ordinal or {})
         self._whole: dict[int, BatchTransactions] = {}
-        self._left: dict[int, Words] = dict(expected or {})
+        self._left: dict[int, Words] = dict(expected_sums_by_ordinal or {})
         self._dirty: dict[int, SourceSegment] = {}
         self._outcomes: dict[int, int] = {}
         """By producer id, its first marker behind all that was read so far."""
@@ -169,7 +172,7 @@ class Gate:
         self._batches_read: Counter[int] = Counter()
         self._crcs: dict[int, npt.NDArray[np.uint32]] = {}
         self._outside: dict[int, _OutsideSums] = {}
-        self._key = (*terms.hash_key_halves, terms.inflate_limit)
+        self._key = (*parameters.hash_key_halves, parameters.inflate_limit)
         self._reader = RecordReader(*self._key)
         self._output_reader = RecordReader(*self._key)
 
@@ -178,26 +181,27 @@ class Gate:
         """Return the share of the keys that the gate looks up, 1.0 for all. It is less if memory does not suffice."""
         return 1 / self._table.range_count
 
-    def free_keys(self) -> None:
+    def free_key_table(self) -> None:
         """Free the memory of the key table. Afterwards no key can be checked."""
         self._table = KeyTable(0, 0)
 
     # ---- transactions
 
-    def read_markers(self, source: SourceSegment) -> None:
+    def read_markers_after_dirty_range(self, source: SourceSegment) -> None:
         """Record the outcomes of transactions in a segment after the dirty range. Segments are passed newest first."""
         if not self._settled:
             self._find_aborted_batches(source.table)
 
-    def settle_transactions(self, sources: Sequence[SourceSegment]) -> None:
+    def compute_transaction_outcomes(self, sources: Sequence[SourceSegment]) -> None:
         """Compute the outcome of all transactions from the beginning of the log. Called again when more segments are known.
 
-        :param sources: all live segments, or substitutes without records that have their transactions (``stand_in_source``).
+        :param sources: all live segments, or substitutes without records that have their transactions (``stand_in_segment``).
         :raises GateFailed: if the outcome differs from the one found when the dirty range was read from its end.
         """
         before = {} if self._settled else {ordinal: self._outcomes_of[ordinal].aborted for ordinal in self._dirty}
         self._outcomes_of = {
-            source.ordinal: outcomes for source, outcomes in zip(sources, transaction_outcomes(sources, self._terms.opened), strict=True)
+            source.ordinal: outcomes
+            for source, outcomes in zip(sources, transaction_outcomes_by_source(sources, self._terms.opened), strict=True)
         }
         self._whole.clear()
         for ordinal, aborted in before.items():
@@ -207,12 +211,12 @@ class Gate:
                 )
         self._settled = True
 
-    def select_batches(self, source: SourceSegment, rows: Int64s) -> None:
+    def restrict_to_rewritten_batches(self, source: SourceSegment, batch_numbers: Int64s) -> None:
         """Restrict a segment to the batches that are rewritten. ``source`` consists of these batches; the outcomes of the whole segment's
         transactions must be known.
         """
         whole = self._whole.setdefault(source.ordinal, self._outcomes_of[source.ordinal])
-        self._outcomes_of[source.ordinal] = whole.select_rows(rows)
+        self._outcomes_of[source.ordinal] = whole.outcomes_of_batches(batch_numbers)
 
     def _find_aborted_batches(self, table: BatchTable) -> Flags:
         """Return a flag per batch: whether it is data of an aborted transaction. Segments must be passed from the last to the first."""
@@ -224,7 +228,7 @@ class Gate:
         base = np.concatenate((table.base_offset[some].astype(np.int64), np.zeros(len(known), np.int64)))
         ids, places = np.unique(producer, return_inverse=True)
         # As if the next marker of each producer stood right behind the segment.
-        flags[some] = resolve_transactions(kind, places.astype(np.int64), base, np.full(len(ids), -1, np.int64))[0][: len(some)]
+        flags[some] = resolve_txn_outcomes_by_batch(kind, places.astype(np.int64), base, np.full(len(ids), -1, np.int64))[0][: len(some)]
         markers = some[(table.control[some] == ABORT) | (table.control[some] == COMMIT)]
         for at in markers[::-1].tolist():
             self._outcomes[int(table.producer_id[at])] = int(table.control[at])
@@ -235,27 +239,27 @@ class Gate:
     def read_dirty_range(self, sources: Sequence[SourceSegment]) -> None:
         """Read the dirty range of a log from its files, if pass 1 does not pass its decompressed chunks to the gate. Raises GateFailed."""
         for source in reversed(sources):
-            if self._terms.is_dirty(source):
+            if self._terms.has_dirty_offsets(source):
                 self.read_segment(source)
             elif source.base > self._rules.latest_offset:
-                self.read_markers(source)
-        self.settle_transactions(sources)
+                self.read_markers_after_dirty_range(source)
+        self.compute_transaction_outcomes(sources)
 
     @measure_stage(WorkStage.GATE, lambda self, source: source.size)
     def read_segment(self, source: SourceSegment) -> None:
         """Read the keys of a dirty segment from its bytes. Raises GateFailed if the cleaner's batch table does not match the bytes."""
         self.begin_segment(source)
-        headers = headers_from_table(source.table)
-        wanted = self._batches_with_records(source, below=False)
+        headers = header_columns_from_batch_table(source.table)
+        wanted = self._flag_batches_to_read(source, outside_dirty_range=False)
         for some, records in self._parse_batches(self._reader, source.buf, headers, wanted, source.name):
-            self.add_chunk(source, self._table_rows(records, headers[:, some], source, below=False))
+            self.add_chunk_rows(source, self._key_table_rows(records, headers[:, some], source, outside_dirty_range=False))
 
-    def _batches_with_records(self, source: SourceSegment, below: bool) -> Flags:
-        """Return a flag per batch: whether it may hold records of the dirty range, or, with ``below``, records outside it."""
+    def _flag_batches_to_read(self, source: SourceSegment, outside_dirty_range: bool) -> Flags:
+        """Return a flag per batch: whether it may hold records of the dirty range, or, with ``outside_dirty_range``, records outside it."""
         table = source.table
         data = (table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted
-        if not below:
-            return data & (table.last_offset >= self._first_dirty) & self._terms.is_dirty(source)
+        if not outside_dirty_range:
+            return data & (table.last_offset >= self._first_dirty) & self._terms.has_dirty_offsets(source)
         # A wrapper whose own offset was never set (old librdkafka) reaches beyond the range, and its header does not say so.
         outside = (table.last_offset > self._rules.latest_offset) | ((table.magic < 2) & (table.last_offset == 0))
         if source.base < self._first_dirty:
@@ -274,8 +278,8 @@ class Gate:
         table, read = source.table, 0
         crcs = np.empty(len(table), np.uint32)
         try:
-            for headers in header_blocks(source.buf):
-                problem = table_mismatch(headers, table, read)
+            for headers in iterate_header_blocks(source.buf):
+                problem = find_batch_table_mismatch(headers, table, read)
                 if problem:
                     raise GateFailed(problem[0], segment=source.name, offset=problem[1])
                 crcs[read : read + headers.shape[1]] = headers[col.STORED_CRC]
@@ -285,58 +289,66 @@ class Gate:
         if read != len(table):
             raise GateFailed(f"the cleaner saw {len(table)} batches, there are {read}", segment=source.name)
         self._crcs[source.ordinal] = crcs
-        self._outside[source.ordinal] = _OutsideSums(~self._batches_with_records(source, below=True), zero_gate_sums(len(table)))
+        self._outside[source.ordinal] = _OutsideSums(
+            ~self._flag_batches_to_read(source, outside_dirty_range=True), zero_gate_sums(len(table))
+        )
 
-    @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk, below=False: chunk.body_size_bytes)
-    def read_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk, *, below: bool = False) -> WitnessRows:
-        """Return key table rows of a chunk that pass 1 has decompressed: of records in the dirty range, or, with ``below``, outside it."""
+    @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk, outside_dirty_range=False: chunk.body_size_bytes)
+    def read_chunk(
+        self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk, *, outside_dirty_range: bool = False
+    ) -> SecondReaderRows:
+        """Return key table rows of a chunk that pass 1 has decompressed: of records in the dirty range, or, with ``outside_dirty_range``,
+        outside it.
+        """
         some = slice(chunk.first, chunk.last)
         data = (source.table.control[some] == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted[some]
-        mine = self._batches_with_records(source, below)[some]
+        mine = self._flag_batches_to_read(source, outside_dirty_range)[some]
         if np.any(chunk.wanted & ~data) or np.any(mine & ~chunk.wanted):
             offset = int(source.table.last_offset[chunk.first])
             raise GateFailed("gate and cleaner do not agree which batches were aborted", segment=source.name, offset=offset)
         headers, records = self._parse_chunk(buffers, source, chunk, mine)
-        return self._table_rows(records, headers, source, below)
+        return self._key_table_rows(records, headers, source, outside_dirty_range)
 
     @measure_stage(WorkStage.GATE)
-    def add_chunk(self, source: SourceSegment, found: WitnessRows) -> None:
+    def add_chunk_rows(self, source: SourceSegment, found: SecondReaderRows) -> None:
         """Add rows to the key table. If the table is full, a smaller range of keys is checked from then on. Raises OutOfBudget."""
-        done = self._table.put_rows(found.rows)
+        done = self._table.put_rows_until_full(found.rows)
         while done < len(found.rows):
-            self._table.shrink_range(self._terms.checked_hash_point)
-            done += self._table.put_rows(found.rows[done:])
+            self._table.halve_hash_range(self._terms.checked_hash_point)
+            done += self._table.put_rows_until_full(found.rows[done:])
         self._batches_read[source.ordinal] += found.batches
 
     @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk: chunk.body_size_bytes)
-    def add_expected_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> None:
+    def read_expected_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> None:
         """Compute which records outside the dirty range must be left of a chunk that pass 2 has decompressed."""
         if source.ordinal in self._left:
             return
         some = slice(chunk.first, chunk.last)
-        mine = chunk.wanted & self._batches_with_records(source, below=True)[some]
+        mine = chunk.wanted & self._flag_batches_to_read(source, outside_dirty_range=True)[some]
         if mine.any():
             headers, records = self._parse_chunk(buffers, source, chunk, mine)
             self._add_outside_sums(source, chunk.first + np.flatnonzero(mine), headers, records)
 
-    def _parse_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk, selected: Flags) -> tuple[HeaderFields, Records]:
+    def _parse_chunk(
+        self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk, selected: Flags
+    ) -> tuple[HeaderFields, ParsedRecords]:
         """Parse the records of the batches flagged in ``selected``. Runs in a worker thread."""
         if buffers.second_reader is None:
             buffers.second_reader = RecordReader(*self._key)
-        headers = headers_from_table(source.table, slice(chunk.first, chunk.last))[:, selected]
+        headers = header_columns_from_batch_table(source.table, slice(chunk.first, chunk.last))[:, selected]
         body = np.stack((chunk.body_start[selected], chunk.body_end[selected]))
         try:
-            return headers, buffers.second_reader.parse_bodies(chunk.buf, headers, body)
+            return headers, buffers.second_reader.parse_inflated_bodies(chunk.buf, headers, body)
         except UnreadableBatchesError as problem:
             raise GateFailed(f"unreadable: {problem}", segment=source.name) from None
 
     def _parse_batches(
         self, reader: RecordReader, buf: Bytes, headers: HeaderFields, wanted: Flags, segment: str
-    ) -> Iterator[tuple[Int64s, Records]]:
+    ) -> Iterator[tuple[Int64s, ParsedRecords]]:
         """Yield the records of the wanted batches in chunks, each valid until the next one is requested, with the
         numbers of their batches.
         """
-        waiting = list(split_into_chunks(headers, wanted))[::-1]
+        waiting = list(split_selected_batches_into_chunks(headers, wanted))[::-1]
         while waiting:
             some = waiting.pop()
             try:
@@ -348,25 +360,27 @@ class Gate:
                 raise GateFailed(f"unreadable: {problem}", segment=segment) from None
             yield some, records
 
-    def _parse_batch(self, source: SourceSegment, batch: int) -> tuple[HeaderFields, Records]:
+    def _parse_batch(self, source: SourceSegment, batch: int) -> tuple[HeaderFields, ParsedRecords]:
         """Parse one batch of a source segment, and return its header and its records."""
-        headers = headers_from_table(source.table, slice(batch, batch + 1))
+        headers = header_columns_from_batch_table(source.table, slice(batch, batch + 1))
         _, records = next(self._parse_batches(self._reader, source.buf, headers, np.ones(1, np.bool_), source.name))
         return headers, records
 
-    def _table_rows(self, records: Records, headers: HeaderFields, source: SourceSegment, below: bool) -> WitnessRows:
-        """Return the table rows of records inside the dirty range, or, with ``below``, outside it."""
-        digests, due, keyed = records.digest, self._due_tombstones(records, headers, source), records.flags & KEYLESS_RECORD == 0
-        picked = keyed & ((records.offset < self._first_dirty) == below) & (records.offset <= self._rules.latest_offset)
-        if below:
+    def _key_table_rows(
+        self, records: ParsedRecords, headers: HeaderFields, source: SourceSegment, outside_dirty_range: bool
+    ) -> SecondReaderRows:
+        """Return the table rows of records inside the dirty range, or, with ``outside_dirty_range``, outside it."""
+        digests, due, keyed = records.digest, self._flag_due_tombstones(records, headers, source), records.flags & KEYLESS_RECORD == 0
+        picked = keyed & ((records.offset < self._first_dirty) == outside_dirty_range) & (records.offset <= self._rules.latest_offset)
+        if outside_dirty_range:
             picked &= ~due
         elif due.any():
             digests = np.where(due, digests | DUE, digests)
         if picked.all():
-            return WitnessRows(headers.shape[1], pack_table_rows(records.hashes, records.offset, digests))
-        return WitnessRows(headers.shape[1], pack_table_rows(records.hashes[picked], records.offset[picked], digests[picked]))
+            return SecondReaderRows(headers.shape[1], pack_table_rows(records.hashes, records.offset, digests))
+        return SecondReaderRows(headers.shape[1], pack_table_rows(records.hashes[picked], records.offset[picked], digests[picked]))
 
-    def _due_tombstones(self, records: Records, headers: HeaderFields, source: SourceSegment) -> Flags:
+    def _flag_due_tombstones(self, records: ParsedRecords, headers: HeaderFields, source: SourceSegment) -> Flags:
         """Return a flag per record: whether it is a tombstone that this round must remove."""
         tombstones = records.flags & NULL_VALUE != 0
         if not tombstones.any():
@@ -376,41 +390,49 @@ class Gate:
         due = dated | (~v2 & (source.mtime_ms <= self._rules.legacy_horizon_ms))
         return tombstones & np.repeat(due, np.diff(records.first_row))
 
-    def _add_outside_sums(self, source: SourceSegment, batches: Int64s, headers: HeaderFields, records: Records) -> None:
+    def _add_outside_sums(self, source: SourceSegment, batches: Int64s, headers: HeaderFields, records: ParsedRecords) -> None:
         """Add the records of some batches that lie outside the dirty range and must be left to the sums of their segment."""
-        reported, latest = self._outside[source.ordinal], self._table.latest_offsets(records.hashes)
-        stays = ~self._records_that_must_go(records, headers, source, latest) & (
+        reported, latest = self._outside[source.ordinal], self._table.latest_offset_of_each_key(records.hashes)
+        stays = ~self._flag_records_to_remove(records, headers, source, latest) & (
             (records.offset < self._first_dirty) | (records.offset > self._rules.latest_offset)
         )
-        reported.sums[batches] = sum_marks_by_batch(records, stays & self._is_checked(records))
+        reported.sums[batches] = sum_marks_by_batch(records, stays & self._flag_compared_records(records))
         reported.known[batches] = True
 
-    def _is_checked(self, records: Records) -> Flags:
+    def _flag_compared_records(self, records: ParsedRecords) -> Flags:
         """Return a flag per record: whether it is compared. It is if its key is looked up, or if it lies after the mapped range."""
         if self._table.range_count == 1:
             return np.ones(len(records.offset), np.bool_)
-        return self._table.flags_in_range(records.hashes) | (records.offset > self._rules.latest_offset)
+        return self._table.flag_keys_in_range(records.hashes) | (records.offset > self._rules.latest_offset)
 
-    def _records_that_must_go(self, records: Records, headers: HeaderFields, source: SourceSegment, latest: Int64s) -> Flags:
-        """Return a flag per record: whether it must be removed. ``latest``: last offset of each key in the dirty range, or ABSENT_KEY."""
-        gone = (latest > records.offset) | (records.flags & KEYLESS_RECORD != 0) | self._due_tombstones(records, headers, source)
+    def _flag_records_to_remove(
+        self, records: ParsedRecords, headers: HeaderFields, source: SourceSegment, latest_offset_of_key: Int64s
+    ) -> Flags:
+        """Return a flag per record: whether it must be removed. ``latest_offset_of_key``: last offset of each key in the dirty range, or
+        ABSENT_KEY.
+        """
+        gone = (
+            (latest_offset_of_key > records.offset)
+            | (records.flags & KEYLESS_RECORD != 0)
+            | self._flag_due_tombstones(records, headers, source)
+        )
         return gone & (records.offset <= self._rules.latest_offset)
 
-    def _expected_sums(self, source: SourceSegment, mapped: Mapped) -> Words:
+    def _expected_sums_of_segment(self, source: SourceSegment, map_bytes: Mapped) -> Words:
         """Return the number of records that must be left of a segment, and the sum of their marks."""
         if source.ordinal in self._left:
             return self._left[source.ordinal]
         reported = self._outside[source.ordinal]
         if not reported.known.all():
-            headers = headers_from_table(source.table)
-            with mapped(source):
+            headers = header_columns_from_batch_table(source.table)
+            with map_bytes(source):
                 for some, records in self._parse_batches(self._reader, source.buf, headers, ~reported.known, source.name):
                     self._add_outside_sums(source, some, headers[:, some], records)
         below = reported.sums.sum(axis=0, dtype=np.uint64)
-        return below + self._dirty_sums[source.ordinal] if source.ordinal in self._dirty_sums else below
+        return below + self._expected_sums_by_ordinal[source.ordinal] if source.ordinal in self._expected_sums_by_ordinal else below
 
     @cached_property
-    def _dirty_sums(self) -> dict[int, Words]:
+    def _expected_sums_by_ordinal(self) -> dict[int, Words]:
         """Return, for each dirty segment, the number of its records that must remain and the sum of their marks."""
         dirty = [self._dirty[ordinal] for ordinal in sorted(self._dirty)]
         sums = zero_gate_sums(len(dirty))
@@ -420,124 +442,132 @@ class Gate:
 
     # ---- one group
 
-    @measure_stage(WorkStage.GATE, lambda self, sources, paths, **_: paths["log"].stat().st_size)
+    @measure_stage(WorkStage.GATE, lambda self, sources, path_by_kind, **_: path_by_kind["log"].stat().st_size)
     def check_group(
         self,
         sources: Sequence[SourceSegment],
-        paths: Mapping[str, Path],
+        path_by_kind: Mapping[str, Path],
         *,
         end_offset: int | None,
-        mapped: Mapped = lambda source: nullcontext(),
-        tally: ResultSums | None = None,
+        map_bytes: Mapped = lambda source: nullcontext(),
+        result_sums: NewSegmentBalance | None = None,
     ) -> GateReport:
         """Check that a cleaned segment holds exactly the records and batches that must be left of its sources.
 
-        :param paths: files of the cleaned segment by kind: log, index, timeindex, txnindex.
+        :param path_by_kind: files of the cleaned segment by kind: log, index, timeindex, txnindex.
         :param end_offset: last offset of the new segment, inclusive; None: as Kafka's cleaner leaves it.
-        :param mapped: returns a context manager that makes a source's bytes available.
-        :param tally: receives the output's records as they are parsed.
+        :param map_bytes: returns a context manager that makes a source's bytes available.
+        :param result_sums: receives the output's records as they are parsed.
         :raises GateFailed: if a record or batch is missing, surplus or different.
         """
         for source in self._dirty.values():
-            if not self._settled or self._batches_read[source.ordinal] != np.count_nonzero(self._batches_with_records(source, below=False)):
+            if not self._settled or self._batches_read[source.ordinal] != np.count_nonzero(
+                self._flag_batches_to_read(source, outside_dirty_range=False)
+            ):
                 raise CompactorError("the gate was asked before it had read the dirty range", hint="This is a bug; please report it")
-        name, self._output_reader.on_records = sources[0].name, tally.add_records if tally else None
-        output = map_file(paths["log"])
-        headers = self._read_output(output, sources[0].base, end_offset, name)
-        if tally:
-            tally.set_segment(output, headers)
-        for cause in index_problems(headers, sources[0].base, paths):
+        name, self._output_reader.on_records = sources[0].name, result_sums.add_parsed_records if result_sums else None
+        output = map_file(path_by_kind["log"])
+        headers = self._read_checked_output_headers(output, sources[0].base, end_offset, name)
+        if result_sums:
+            result_sums.set_segment(output, headers)
+        for cause in find_index_problems(headers, sources[0].base, path_by_kind):
             raise GateFailed(cause, segment=name)
-        group = self._match_group(sources, headers, end_offset, self._end_of_first_batch(sources[0], mapped), name)
-        for cause, offset in header_problems(group, paths):
+        group = self._match_group_batches(sources, headers, end_offset, self._last_offset_of_first_wrapper(sources[0], map_bytes), name)
+        for cause, offset in find_header_problems(group, path_by_kind):
             raise GateFailed(cause, segment=name, offset=offset)
         data = group.source[col.CONTROL_KIND] == NOT_CONTROL
-        may_go = markers_that_may_go(group.source, group.outcomes, self._rules.now_ms)
-        dated = markers_due_for_horizon(group.source, group.outcomes.idle, may_go)
+        may_go = flag_removable_markers(group.source, group.outcomes, self._rules.now_ms)
+        dated = flag_markers_due_for_horizon(group.source, group.outcomes.idle, may_go)
         begin = records = 0
         for source in sources:
             if source.ordinal not in self._crcs:
-                with mapped(source):
+                with map_bytes(source):
                     self.begin_segment(source)
             group.source.crc[begin : begin + len(source.table)] = self._crcs[source.ordinal]
-            self._compare_markers(BatchPairs.from_group(group, source, begin, dated), output, mapped)
-            records += self._compare_records(BatchPairs.from_group(group, source, begin, data), output, mapped)
+            self._compare_markers_with_source(BatchPairs.select_from_group(group, source, begin, dated), output, map_bytes)
+            records += self._compare_records_with_source(BatchPairs.select_from_group(group, source, begin, data), output, map_bytes)
             begin += len(source.table)
-        for cause, offset in copy_problems(group):
+        for cause, offset in find_changed_copies(group):
             raise GateFailed(cause, segment=name, offset=offset)
         return GateReport(headers.shape[1], records, self._table.key_count, self.coverage)
 
-    def _read_output(self, output: Bytes, base: int, end_offset: int | None, name: str) -> HeaderFields:
+    def _read_checked_output_headers(self, output: Bytes, base_offset: int, end_offset: int | None, segment_name: str) -> HeaderFields:
         """Return the batch headers of the cleaned segment after checking framing, checksums, order of offsets and the end offset."""
         try:
-            headers = read_headers(output)
+            headers = read_all_headers(output)
         except UnreadableBatchesError as problem:
-            raise GateFailed(f"unreadable: {problem}", segment=name) from None
-        wrong = first_crc_mismatch(output, headers)
+            raise GateFailed(f"unreadable: {problem}", segment=segment_name) from None
+        wrong = first_batch_with_crc_mismatch(output, headers)
         if wrong >= 0:
-            raise GateFailed("a wrong CRC", segment=name, offset=int(headers[col.BASE, wrong]))
+            raise GateFailed("a wrong CRC", segment=segment_name, offset=int(headers[col.BASE, wrong]))
         batches = headers.shape[1]
-        descends = headers[col.BASE] <= np.concatenate((np.array([base - 1]), headers[col.LAST]))[:batches]
+        descends = headers[col.BASE] <= np.concatenate((np.array([base_offset - 1]), headers[col.LAST]))[:batches]
         if descends.any():
-            raise GateFailed("offsets do not ascend", segment=name, offset=int(headers[col.BASE, descends][0]))
+            raise GateFailed("offsets do not ascend", segment=segment_name, offset=int(headers[col.BASE, descends][0]))
         if end_offset is not None and (not batches or int(headers[col.LAST, -1]) != end_offset):
             found = f"ends at offset {headers[col.LAST, -1]}" if batches else "is empty"
-            raise GateFailed(f"it {found} and must end at {end_offset}", segment=name, offset=end_offset)
+            raise GateFailed(f"it {found} and must end at {end_offset}", segment=segment_name, offset=end_offset)
         return headers
 
-    def _end_of_first_batch(self, source: SourceSegment, mapped: Mapped) -> int:
+    def _last_offset_of_first_wrapper(self, source: SourceSegment, map_bytes: Mapped) -> int:
         """Return the last offset of the first batch if its header does not state it (an old v0/v1 wrapper), else -1."""
-        if not counts_from_zero(source.table):
+        if not is_first_batch_offset_unset(source.table):
             return -1
-        with mapped(source):
+        with map_bytes(source):
             return int(self._parse_batch(source, 0)[1].offset[-1])
 
-    def _match_group(
-        self, sources: Sequence[SourceSegment], output: HeaderFields, end_offset: int | None, first_batch_end: int, name: str
+    def _match_group_batches(
+        self, sources: Sequence[SourceSegment], output: HeaderFields, end_offset: int | None, first_batch_end_offset: int, segment_name: str
     ) -> ComparedGroup:
         """Match output batches with source batches; leave out a filler that takes the place of a removed last batch."""
         source = SourceBatches([s.table for s in sources])
         parts = [self._outcomes_of[s.ordinal] for s in sources]
-        outcomes = BatchTransactions(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("aborted", "idle", "began")))
+        outcomes = BatchTransactions(
+            *(np.concatenate([getattr(part, segment_name) for part in parts]) for segment_name in ("aborted", "idle", "began"))
+        )
         filler = False
-        if end_offset is not None and is_filler(output[:, -1], end_offset):
+        if end_offset is not None and is_possible_filler(output[:, -1], end_offset):
             # The header of a batch that must stay can look just like one.
-            filler = not np.any(batches_that_must_stay(source, self._rules) & (source[col.LAST] == end_offset))
+            filler = not np.any(flag_batches_that_must_stay(source, self._rules) & (source[col.LAST] == end_offset))
             if filler and len(source) and output[col.LEADER_EPOCH, -1] != source[col.LEADER_EPOCH][-1]:
-                raise GateFailed("a filler of another leader epoch than the last source batch", segment=name, offset=end_offset)
+                raise GateFailed("a filler of another leader epoch than the last source batch", segment=segment_name, offset=end_offset)
         output = output[:, : output.shape[1] - int(filler)]
-        origin, problem = match_batches(source, output, first_batch_end)
+        origin, problem = match_output_to_source_batches(source, output, first_batch_end_offset)
         if problem:
-            raise GateFailed(problem[0], segment=name, offset=problem[1])
+            raise GateFailed(problem[0], segment=segment_name, offset=problem[1])
         return ComparedGroup(source, outcomes, output, origin, self._rules)
 
-    def _compare_records(self, pairs: BatchPairs, output: Bytes, mapped: Mapped) -> int:
+    def _compare_records_with_source(self, pairs: BatchPairs, output: Bytes, map_bytes: Mapped) -> int:
         """Check that exactly the records that must be left of a segment are in the output. Return the number of records compared."""
         found = np.zeros(2, np.uint64)
-        for _, records in self._parse_output(pairs, output):
-            found += sum_marks_by_batch(records, self._is_checked(records)).sum(axis=0, dtype=np.uint64)
-        left = self._expected_sums(pairs.source, mapped)
+        for _, records in self._parse_checked_output_records(pairs, output):
+            found += sum_marks_by_batch(records, self._flag_compared_records(records)).sum(axis=0, dtype=np.uint64)
+        left = self._expected_sums_of_segment(pairs.source, map_bytes)
         if np.any(found != left):
-            with mapped(pairs.source):
+            with map_bytes(pairs.source):
                 excess = (int(found[1]) - int(left[1])) % 2**64
-                self._raise_explanation(pairs, output, failures.SumMismatch(pairs.source.name, int(left[0]), int(found[0]), excess))
+                self._raise_for_differing_record(
+                    pairs, output, failures.RecordSumMismatch(pairs.source.name, int(left[0]), int(found[0]), excess)
+                )
         return int(found[0])
 
-    def _compare_markers(self, pairs: BatchPairs, output: Bytes, mapped: Mapped) -> None:
+    def _compare_markers_with_source(self, pairs: BatchPairs, output: Bytes, map_bytes: Mapped) -> None:
         """Check that transaction markers that got their delete horizon in this round have the same record under a new header."""
         if not len(pairs.origin):
             return
-        with mapped(pairs.source):
-            headers = SourceBatches([pairs.source.table]).headers_at(pairs.origin)
-            was, _ = self._batch_sums(self._reader, pairs.source.buf, headers, pairs.source.name)
-        became, highest = self._batch_sums(self._output_reader, output, pairs.output, pairs.source.name)
+        with map_bytes(pairs.source):
+            headers = SourceBatches([pairs.source.table]).header_columns_of(pairs.origin)
+            was, _ = self._record_sums_by_batch(self._reader, pairs.source.buf, headers, pairs.source.name)
+        became, highest = self._record_sums_by_batch(self._output_reader, output, pairs.output, pairs.source.name)
         was[2] = 0  # what is written anew has none
         wrong = np.any(was != became, axis=0) | (pairs.output[col.MAX_TIMESTAMP] != highest)
         if wrong.any():
             offset = int(pairs.output[col.LAST, wrong][0])
             raise GateFailed("a marker that does not say what its source says", segment=pairs.source.name, offset=offset)
 
-    def _batch_sums(self, reader: RecordReader, buf: Bytes, headers: HeaderFields, segment: str) -> tuple[npt.NDArray[np.uint64], Int64s]:
+    def _record_sums_by_batch(
+        self, reader: RecordReader, buf: Bytes, headers: HeaderFields, segment: str
+    ) -> tuple[npt.NDArray[np.uint64], Int64s]:
         """Return (count, sum of marks, whether attributes are set) of each batch's records, and each batch's highest timestamp."""
         sums, highest = np.zeros((3, headers.shape[1]), np.uint64), np.zeros(headers.shape[1], np.int64)
         for some, records in self._parse_batches(reader, buf, headers, headers[col.COUNT] > 0, segment):
@@ -548,14 +578,14 @@ class Gate:
 
     # ---- output
 
-    def _parse_output(self, pairs: BatchPairs, output: Bytes) -> Iterator[tuple[Int64s, Records]]:
+    def _parse_checked_output_records(self, pairs: BatchPairs, output: Bytes) -> Iterator[tuple[Int64s, ParsedRecords]]:
         """Yield the records of output batches in chunks, with their source batches, after checking the records against the headers."""
         name, sources = pairs.source.name, SourceBatches([pairs.source.table])
         sources.crc = self._crcs[pairs.source.ordinal]
         for some, records in self._parse_batches(self._output_reader, output, pairs.output, pairs.output[col.COUNT] > 0, name):
-            out, of = pairs.output[:, some], sources.headers_at(pairs.origin[some])
+            out, of = pairs.output[:, some], sources.header_columns_of(pairs.origin[some])
             begin, end = records.first_row[:-1], records.first_row[1:] - 1
-            for cause, offset in record_dependent_problems(of, out, records, self._rules):
+            for cause, offset in find_header_problems_by_records(of, out, records, self._rules):
                 raise GateFailed(cause, segment=name, offset=offset)
             inside = (records.offset[begin] >= out[col.BASE]) & (records.offset[end] <= out[col.LAST])
             if not inside.all() or np.any(np.diff(records.offset) <= 0):
@@ -564,27 +594,27 @@ class Gate:
             if keyless.any():
                 offset = int(records.offset[keyless][0])
                 raise GateFailed("a record without a key, which compaction removes", segment=name, offset=offset)
-            due = self._due_tombstones(records, of, pairs.source) & (records.offset <= self._rules.latest_offset)
+            due = self._flag_due_tombstones(records, of, pairs.source) & (records.offset <= self._rules.latest_offset)
             if due.any():
-                raise failures.record_failure(failures.EXPIRED, name, records, due)
+                raise failures.gate_failure_of_first_record(failures.EXPIRED, name, records, due)
             yield pairs.origin[some], records
 
     # ---- what to say
 
-    def _raise_explanation(self, pairs: BatchPairs, output: Bytes, mismatch: failures.SumMismatch) -> NoReturn:
+    def _raise_for_differing_record(self, pairs: BatchPairs, output: Bytes, mismatch: failures.RecordSumMismatch) -> NoReturn:
         """Find the record that explains a mismatch of sums and raise GateFailed for it. Segment and output are parsed again."""
         source, name = pairs.source, pairs.source.name
-        headers = headers_from_table(source.table)
+        headers = header_columns_from_batch_table(source.table)
         data = (source.table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted
         filled = pairs.output[col.COUNT] > 0
         for some, records in self._parse_batches(self._reader, source.buf, headers, data, name):
             there = np.zeros(len(records.offset), np.bool_)
             for _, written in self._parse_batches(self._output_reader, output, pairs.output, filled & np.isin(pairs.origin, some), name):
-                there[failures.find_source_rows(name, records, written)] = True
+                there[failures.source_row_of_written_records(name, records, written)] = True
             if source.ordinal in self._left:
-                failures.explain_by_sums(name, records, there, mismatch)
+                failures.raise_for_record_by_mark(name, records, there, mismatch)
             else:
-                latest = self._table.latest_offsets(records.hashes)
-                must_go = self._records_that_must_go(records, headers[:, some], source, latest)
-                failures.explain_by_keys(name, records, there, latest, must_go, self._is_checked(records))
-        raise mismatch.to_error()
+                latest = self._table.latest_offset_of_each_key(records.hashes)
+                must_go = self._flag_records_to_remove(records, headers[:, some], source, latest)
+                failures.raise_for_record_by_key(name, records, there, latest, must_go, self._flag_compared_records(records))
+        raise mismatch.to_gate_failure()

@@ -3,10 +3,10 @@
 A *row* says of one record what the gate wants to know, and a cell of the table is the row of its key's last record. Three words: half of
 the key's hash (0 marks an empty cell), the record's offset, and 30 more bits of the hash with a mark for expired tombstones and the digest.
 
-A table holds the keys of one range of the hash: of all keys while they fit its memory, else of a range that fits (``shrink_range``).
+A table holds the keys of one range of the hash: of all keys while they fit its memory, else of a range that fits (``halve_hash_range``).
 
 What must be left of a segment is described by a count and a sum: how many records, and the sum of a pseudo-random word for each record
-(``record_mark``). Sums need no order, so that ranges of the keys can be checked one after the other, or on different machines.
+(``record_mark_bits``). Sums need no order, so that ranges of the keys can be checked one after the other, or on different machines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compactor.cleaner.row_spool import hash_range_of
+from compactor.cleaner.row_spool import hash_range_of_word
 from compactor.errors import OutOfBudget
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import high_word_of_product, prefetch
@@ -51,10 +51,10 @@ GateSums = Words
 class KeyTable:
     """Hash table of the gate: the last record of each key in one range of the hash. Takes at most ``budget_bytes``."""
 
-    def __init__(self, budget_bytes: int, rows: int) -> None:
-        """Create an empty table that holds all keys. ``rows``: upper bound of the records that will be put."""
+    def __init__(self, budget_bytes: int, max_rows: int) -> None:
+        """Create an empty table that holds all keys. ``max_rows``: upper bound of the records that will be put."""
         self._most = max(8, budget_bytes // GATE_ROW_BYTES)
-        self._cells: Words = np.zeros(WORDS * self._cells_for(rows), np.uint64)
+        self._cells: Words = np.zeros(WORDS * self._cell_count_for_rows(max_rows), np.uint64)
         self._state = np.zeros(5, np.int64)
         self._reset_table(len(self._cells) // WORDS, 1, 0)
 
@@ -68,63 +68,66 @@ class KeyTable:
         """Return the number of ranges into which the hash is divided; the table holds the keys of one of them."""
         return int(self._state[RANGES])
 
-    def reset_to_range(self, rows: int, ranges: int, range_number: int) -> None:
-        """Remove all keys, and hold the keys of range ``range_number`` of ``ranges`` from now on, for at most ``rows`` records."""
-        cells = self._cells_for(rows)
+    def reset_to_hash_range(self, max_rows: int, range_count: int, range_number: int) -> None:
+        """Remove all keys, and hold the keys of range ``range_number`` of ``range_count`` from now on, for at most ``max_rows`` records."""
+        cells = self._cell_count_for_rows(max_rows)
         if WORDS * cells > len(self._cells):
-            self._cells = np.zeros(WORDS * self._cells_for(rows + rows // 8), np.uint64)  # the next range may be a little larger
+            self._cells = np.zeros(
+                WORDS * self._cell_count_for_rows(max_rows + max_rows // 8), np.uint64
+            )  # the next range may be a little larger
         else:
             self._cells[: WORDS * cells] = 0
-        self._reset_table(cells, ranges, range_number)
+        self._reset_table(cells, range_count, range_number)
 
-    def put_rows(self, rows: GateRows) -> int:
+    def put_rows_until_full(self, rows: GateRows) -> int:
         """Add records in any order; of each key the one with the highest offset is kept. Rows of other ranges are ignored.
 
         Return the number of rows, or the first row for which there is no space.
         """
         return int(_put_rows(self._cells, self._state, rows))
 
-    def shrink_range(self, point: int) -> None:
-        """Hold half of the range from now on: the half that contains ``point``, a 64-bit position in the order of the ranges.
+    def halve_hash_range(self, hash_point: int) -> None:
+        """Hold half of the range from now on: the half that contains ``hash_point``, a 64-bit position in the order of the
+        ranges.
 
         Raises OutOfBudget if so many keys share one hash that no range is small enough.
         """
         ranges = 2 * self.range_count
         if ranges > MAX_GATE_RANGES:
             raise OutOfBudget("more keys than the gate's memory holds share one hash", hint="Raise map_budget_bytes")
-        self._state[RANGES], self._state[RANGE] = ranges, (point * ranges) >> 64
+        self._state[RANGES], self._state[RANGE] = ranges, (hash_point * ranges) >> 64
         _drop_other_ranges(self._cells, self._state)
 
-    def flags_in_range(self, hashes: Words) -> npt.NDArray[np.bool_]:
+    def flag_keys_in_range(self, hashes: Words) -> npt.NDArray[np.bool_]:
         """Return a flag per key: whether it belongs to the range that the table holds."""
         out = np.empty(len(hashes), np.bool_)
         _flag_rows_in_range(self._state, hashes, out)
         return out
 
-    def latest_offsets(self, hashes: Words) -> Int64s:
+    def latest_offset_of_each_key(self, hashes: Words) -> Int64s:
         """Return the last offset of each key, or ABSENT where the table does not hold the key."""
         out = np.empty(len(hashes), np.int64)
         _find_latest_offsets(self._cells, self._state, hashes, out)
         return out
 
-    def add_expected_sums(self, bounds: Int64s, sums: GateSums) -> None:
+    def add_expected_sums(self, segment_bounds: Int64s, sums: GateSums) -> None:
         """Add the records that must be left of the dirty range to ``sums``, by segment. Segment i has the offsets [bounds[i], bounds[i +
         1]).
         """
-        _add_expected_sums(self._cells, int(self._state[TABLE_CAPACITY]), bounds, sums)
+        _add_expected_sums(self._cells, int(self._state[TABLE_CAPACITY]), segment_bounds, sums)
 
-    def add_expected_sums_outside(self, rows: GateRows, bounds: Int64s, sums: GateSums) -> None:
+    def add_expected_sums_outside_dirty_range(self, rows: GateRows, segment_bounds: Int64s, sums: GateSums) -> None:
         """Add those records outside the dirty range to ``sums``, by segment, which must remain because the dirty range does not have their
         keys. Segment i has the
         offsets [bounds[i], bounds[i + 1]).
         """
-        _add_expected_sums_outside(self._cells, self._state, rows, bounds, sums)
+        _add_expected_sums_outside(self._cells, self._state, rows, segment_bounds, sums)
 
-    def _cells_for(self, rows: int) -> int:
+    def _cell_count_for_rows(self, rows: int) -> int:
         return max(8, min(self._most, int(rows / _LOAD) + 64))
 
-    def _reset_table(self, cells: int, ranges: int, range_number: int) -> None:
-        self._state[:] = 0, cells, int(cells * _LOAD), ranges, range_number
+    def _reset_table(self, cell_count: int, range_count: int, range_number: int) -> None:
+        self._state[:] = 0, cell_count, int(cell_count * _LOAD), range_count, range_number
 
 
 def pack_table_rows(hashes: Words, offsets: Int64s, digests: Words) -> GateRows:
@@ -142,7 +145,7 @@ def record_marks(offsets: Int64s, digests: Words) -> Words:
 
 
 @inline_kernel
-def record_mark(offset: np.uint64, digest: np.uint64) -> np.uint64:
+def record_mark_bits(offset: np.uint64, digest: np.uint64) -> np.uint64:
     """Return 64 pseudo-random bits for a record and its offset. A sum of marks identifies a set of records."""
     word = offset * np.uint64(0x9E3779B97F4A7C15) + (digest & np.uint64(2**32 - 1)) * np.uint64(0xD6E8FEB86659FD93)
     word = (word ^ (word >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -151,12 +154,12 @@ def record_mark(offset: np.uint64, digest: np.uint64) -> np.uint64:
 
 
 @inline_kernel
-def find_segment(offset: np.uint64, bounds: Int64s) -> int:
+def find_segment_number(offset: np.uint64, segment_bounds: Int64s) -> int:
     """Return the number of the segment with this offset: the last i with ``bounds[i] <= offset``."""
-    low, high = 0, len(bounds) - 1
+    low, high = 0, len(segment_bounds) - 1
     while low + 1 < high:
         middle = (low + high) // 2
-        if bounds[middle] <= np.int64(offset):
+        if segment_bounds[middle] <= np.int64(offset):
             low = middle
         else:
             high = middle
@@ -164,13 +167,13 @@ def find_segment(offset: np.uint64, bounds: Int64s) -> int:
 
 
 @inline_kernel
-def _nonzero_tag(h0: np.uint64) -> np.uint64:
+def _nonzero_key_tag(h0: np.uint64) -> np.uint64:
     """Return the half of a key hash that chooses the key's cell. 0 becomes another value, because 0 marks an empty cell."""
     return h0 if h0 != 0 else np.uint64(1)
 
 
 @inline_kernel
-def _key_bits(h1: np.uint64) -> np.uint64:
+def _stored_key_bits(h1: np.uint64) -> np.uint64:
     """Return 30 further bits of a key's hash, as they are stored in a row's last word."""
     return (h1 & np.uint64(2**30 - 1)) << np.uint64(32)
 
@@ -189,36 +192,36 @@ def _find_cell(cells: Words, capacity: int, tag: np.uint64, extra: np.uint64) ->
 @inline_kernel
 def _is_in_range(state: Int64s, tag: np.uint64) -> bool:
     """Return whether a key belongs to the range that the table holds."""
-    return state[RANGES] == 1 or hash_range_of(tag, state[RANGES]) == state[RANGE]
+    return state[RANGES] == 1 or hash_range_of_word(tag, state[RANGES]) == state[RANGE]
 
 
 @inline_kernel
-def _prefetch(cells: Words, capacity: int, rows: GateRows, row: int) -> None:
+def _prefetch_cell_of_row(cells: Words, capacity: int, rows: GateRows, row: int) -> None:
     """Prefetch the table cell of a row that will be processed later. There is no branch on the row's range, because that costs more than it
     saves.
     """
     if row + _AHEAD < len(rows):
-        prefetch(cells, WORDS * np.int64(high_word_of_product(_nonzero_tag(rows[row + _AHEAD, 0]), np.uint64(capacity))))
+        prefetch(cells, WORDS * np.int64(high_word_of_product(_nonzero_key_tag(rows[row + _AHEAD, 0]), np.uint64(capacity))))
 
 
 @kernel
 def _pack_rows(hashes: Words, offsets: Int64s, digests: Words, rows: GateRows) -> None:
     for row in range(len(offsets)):
-        rows[row, 0] = _nonzero_tag(hashes[row, 0])
+        rows[row, 0] = _nonzero_key_tag(hashes[row, 0])
         rows[row, 1] = np.uint64(offsets[row])
-        rows[row, 2] = digests[row] | _key_bits(hashes[row, 1])
+        rows[row, 2] = digests[row] | _stored_key_bits(hashes[row, 1])
 
 
 @kernel
 def _compute_marks(offsets: Int64s, digests: Words, out: Words) -> None:
     for row in range(len(offsets)):
-        out[row] = record_mark(np.uint64(offsets[row]), digests[row])
+        out[row] = record_mark_bits(np.uint64(offsets[row]), digests[row])
 
 
 @kernel
 def _flag_rows_in_range(state: Int64s, hashes: Words, out: npt.NDArray[np.bool_]) -> None:
     for row in range(len(hashes)):
-        out[row] = _is_in_range(state, _nonzero_tag(hashes[row, 0]))
+        out[row] = _is_in_range(state, _nonzero_key_tag(hashes[row, 0]))
 
 
 @kernel
@@ -248,7 +251,7 @@ def _drop_other_ranges(cells: Words, state: Int64s) -> None:
 def _put_rows(cells: Words, state: Int64s, rows: GateRows) -> int:
     capacity = state[TABLE_CAPACITY]
     for row in range(len(rows)):
-        _prefetch(cells, state[TABLE_CAPACITY], rows, row)
+        _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], rows, row)
         if not _is_in_range(state, rows[row, 0]):
             continue
         cell = _find_cell(cells, capacity, rows[row, 0], rows[row, 2] & _KEY_BITS)
@@ -267,9 +270,9 @@ def _put_rows(cells: Words, state: Int64s, rows: GateRows) -> int:
 @kernel
 def _find_latest_offsets(cells: Words, state: Int64s, hashes: Words, out: Int64s) -> None:
     for row in range(len(hashes)):
-        _prefetch(cells, state[TABLE_CAPACITY], hashes, row)
-        tag = _nonzero_tag(hashes[row, 0])
-        cell = _find_cell(cells, state[TABLE_CAPACITY], tag, _key_bits(hashes[row, 1])) if _is_in_range(state, tag) else -1
+        _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], hashes, row)
+        tag = _nonzero_key_tag(hashes[row, 0])
+        cell = _find_cell(cells, state[TABLE_CAPACITY], tag, _stored_key_bits(hashes[row, 1])) if _is_in_range(state, tag) else -1
         out[row] = np.int64(cells[WORDS * cell + 1]) if cell >= 0 else ABSENT_KEY
 
 
@@ -277,23 +280,23 @@ def _find_latest_offsets(cells: Words, state: Int64s, hashes: Words, out: Int64s
 def _add_expected_sums(cells: Words, capacity: int, bounds: Int64s, sums: GateSums) -> None:
     for cell in range(capacity):
         if cells[WORDS * cell] != 0 and cells[WORDS * cell + 2] & DUE == 0:
-            segment = find_segment(cells[WORDS * cell + 1], bounds)
+            segment = find_segment_number(cells[WORDS * cell + 1], bounds)
             sums[segment, 0] += np.uint64(1)
-            sums[segment, 1] += record_mark(cells[WORDS * cell + 1], cells[WORDS * cell + 2])
+            sums[segment, 1] += record_mark_bits(cells[WORDS * cell + 1], cells[WORDS * cell + 2])
 
 
 @kernel
 def _add_expected_sums_outside(cells: Words, state: Int64s, rows: GateRows, bounds: Int64s, sums: GateSums) -> None:
     for row in range(len(rows)):
-        _prefetch(cells, state[TABLE_CAPACITY], rows, row)
+        _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], rows, row)
         if not _is_in_range(state, rows[row, 0]):
             continue
         if _find_cell(cells, state[TABLE_CAPACITY], rows[row, 0], rows[row, 2] & _KEY_BITS) < 0:
-            segment = find_segment(rows[row, 1], bounds)
+            segment = find_segment_number(rows[row, 1], bounds)
             sums[segment, 0] += np.uint64(1)
-            sums[segment, 1] += record_mark(rows[row, 1], rows[row, 2])
+            sums[segment, 1] += record_mark_bits(rows[row, 1], rows[row, 2])
 
 
-def zero_gate_sums(segments: int) -> GateSums:
+def zero_gate_sums(segment_count: int) -> GateSums:
     """Create an array of sums for this number of segments, all zero."""
-    return np.zeros((segments, 2), np.uint64)
+    return np.zeros((segment_count, 2), np.uint64)

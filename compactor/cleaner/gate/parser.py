@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.siphash import siphash128
-from compactor.cleaner.gate.key_table import record_mark
+from compactor.cleaner.gate.key_table import record_mark_bits
 from compactor.constants import MAX_OFFSET
 from compactor.kernels.crc import START, crc32c, extend, extend_word
 from compactor.kernels.jit import inline_kernel, kernel
@@ -62,7 +62,7 @@ class InflatedTooLargeError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class ParsedRecords:
     """Records as parsed by the gate, one row per record.
 
     first_row: first row of each batch; one more entry than there are batches.
@@ -92,7 +92,7 @@ class Records:
 _BLOCK: Final = 1 << 15
 
 
-def header_blocks(buf: Bytes) -> Iterator[HeaderFields]:
+def iterate_header_blocks(buf: Bytes) -> Iterator[HeaderFields]:
     """Yield the batch headers of a segment in blocks of some thousands.
 
     A block is valid until the next one is requested. Raises UnreadableBatchesError.
@@ -100,7 +100,7 @@ def header_blocks(buf: Bytes) -> Iterator[HeaderFields]:
     headers = np.empty((len(FIELDS), _BLOCK), np.int64)
     at = 0
     while at < len(buf):
-        count, at, fine = _parse_headers(buf, at, headers)
+        count, at, fine = _parse_headers_from(buf, at, headers)
         if not fine:
             raise UnreadableBatchesError(f"position {at}: a header that makes no sense")
         if not count:
@@ -108,14 +108,14 @@ def header_blocks(buf: Bytes) -> Iterator[HeaderFields]:
         yield headers[:, :count]
 
 
-def read_headers(buf: Bytes) -> HeaderFields:
+def read_all_headers(buf: Bytes) -> HeaderFields:
     """Return the headers of all batches of a segment. Raises UnreadableBatchesError."""
-    return np.concatenate([np.empty((len(FIELDS), 0), np.int64), *(block.copy() for block in header_blocks(buf))], axis=1)
+    return np.concatenate([np.empty((len(FIELDS), 0), np.int64), *(block.copy() for block in iterate_header_blocks(buf))], axis=1)
 
 
-def first_crc_mismatch(buf: Bytes, headers: HeaderFields) -> int:
+def first_batch_with_crc_mismatch(buf: Bytes, headers: HeaderFields) -> int:
     """Return the first v2 batch whose CRC does not match its bytes, or -1."""
-    return int(_first_crc_mismatch(buf, np.ascontiguousarray(headers)))
+    return int(_find_crc_mismatch(buf, np.ascontiguousarray(headers)))
 
 
 @inline_kernel
@@ -146,7 +146,7 @@ def parse_varint(buf: Bytes, position: int, end: int) -> tuple[int, int]:
 
 
 @kernel
-def _parse_headers(buf: Bytes, position: int, headers: HeaderFields) -> tuple[int, int, bool]:
+def _parse_headers_from(buf: Bytes, position: int, headers: HeaderFields) -> tuple[int, int, bool]:
     """Fill ``headers`` with the batches from ``position`` on. Return (number of batches, position after the last one, whether all were
     valid).
     """
@@ -172,7 +172,7 @@ def _parse_headers(buf: Bytes, position: int, headers: HeaderFields) -> tuple[in
             row[BASE_SEQUENCE] = _read_big_endian(buf, position + 53, 4)
             row[COUNT] = _read_big_endian(buf, position + 57, 4)
             if row[ATTRIBUTES] & CONTROL:
-                row[CONTROL_KIND], row[COORDINATOR_EPOCH] = _control_kind(buf, row)
+                row[CONTROL_KIND], row[COORDINATOR_EPOCH] = _parse_control_kind_and_epoch(buf, row)
             if row[BASE] < 0 or row[LAST] < row[BASE] or row[COUNT] < 0:
                 return count, position, False
         else:
@@ -192,7 +192,7 @@ def _parse_headers(buf: Bytes, position: int, headers: HeaderFields) -> tuple[in
 
 
 @inline_kernel
-def _control_kind(buf: Bytes, columns: Int64s) -> tuple[int, int]:
+def _parse_control_kind_and_epoch(buf: Bytes, columns: Int64s) -> tuple[int, int]:
     """Parse the marker of a control batch. Return its kind and its coordinator epoch."""
     if columns[ATTRIBUTES] & CODEC_MASK:
         return PACKED, -1
@@ -213,7 +213,7 @@ def _control_kind(buf: Bytes, columns: Int64s) -> tuple[int, int]:
 
 
 @kernel
-def _first_crc_mismatch(buf: Bytes, headers: HeaderFields) -> int:
+def _find_crc_mismatch(buf: Bytes, headers: HeaderFields) -> int:
     for i in range(headers.shape[1]):
         begin = headers[POSITION, i]
         if headers[MAGIC, i] == 2 and crc32c(buf, begin + 21, begin + headers[SIZE, i]) != headers[STORED_CRC, i]:
@@ -228,14 +228,14 @@ class RecordReader:
     """Parser of the records of a few batches at a time. Results are valid until the next call."""
 
     def __init__(self, k0: np.uint64, k1: np.uint64, inflate_limit: int) -> None:
-        self.on_records: Callable[[HeaderFields, Records], None] | None = None
+        self.on_records: Callable[[HeaderFields, ParsedRecords], None] | None = None
         """Function that receives the headers and records of every ``read_batches``; None for none."""
         self._key = (k0, k1)
         self._limit = inflate_limit
         self._bodies = codecs.ByteBuffer()
         self._columns = _allocate_columns(1 << 14)
 
-    def read_batches(self, buf: Bytes, headers: HeaderFields) -> Records:
+    def read_batches(self, buf: Bytes, headers: HeaderFields) -> ParsedRecords:
         """Parse the records of these batches of one segment.
 
         Raises UnreadableBatchesError, and InflatedTooLargeError if several batches together inflate to too many bytes.
@@ -245,37 +245,37 @@ class RecordReader:
             body[0] = headers[POSITION] + np.where(headers[MAGIC] == 2, 61, 0)
             body[1] = headers[POSITION] + headers[SIZE]
         else:
-            self._inflate(buf, headers, body)
+            self._inflate_bodies(buf, headers, body)
             buf = self._bodies.array[: self._bodies.size]
             buf.flags.writeable = False
-        records = self.parse_bodies(buf, headers, body)
+        records = self.parse_inflated_bodies(buf, headers, body)
         if self.on_records is not None:
             self.on_records(headers, records)
         return records
 
-    def parse_bodies(self, buf: Bytes, headers: HeaderFields, body: Int64s) -> Records:
+    def parse_inflated_bodies(self, buf: Bytes, headers: HeaderFields, body_bounds: Int64s) -> ParsedRecords:
         """Parse the records of batches whose inflated bodies lie at ``buf[body[0, i] : body[1, i]]``. Raises UnreadableBatchesError."""
         headers = np.ascontiguousarray(headers)
-        counts = _record_counts(buf, headers, body)
-        if np.any(counts * 7 > body[1] - body[0]):
+        counts = _count_records_by_batch(buf, headers, body_bounds)
+        if np.any(counts * 7 > body_bounds[1] - body_bounds[0]):
             raise UnreadableBatchesError("a batch that claims more records than its bytes can hold")
         first_row = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
         rows = int(first_row[-1])
         if rows > len(self._columns[0]):
             self._columns = _allocate_columns(max(rows, 2 * len(self._columns[0])))
         offset, timestamp, hashes, digest, flags, key_start, key_length = (column[:rows] for column in self._columns)
-        batch = _parse_records(
-            buf, headers, body, first_row, *self._key, offset, timestamp, hashes, digest, flags, key_start, key_length
+        batch = _parse_records_into_columns(
+            buf, headers, body_bounds, first_row, *self._key, offset, timestamp, hashes, digest, flags, key_start, key_length
         )  # fmt: skip
-        records = Records(first_row, offset, timestamp, hashes, digest, flags, key_start, key_length, buf)
+        records = ParsedRecords(first_row, offset, timestamp, hashes, digest, flags, key_start, key_length, buf)
         if batch >= 0:
             raise UnreadableBatchesError(f"offset {headers[LAST, batch]}: records that cannot be read")
         for row in np.flatnonzero(records.flags & ODD_NAMES).tolist():
-            records.digest[row] = _digest_of_odd_names(records, row)
+            records.digest[row] = _digest_with_java_header_names(records, row)
         return records
 
-    def _inflate(self, buf: Bytes, headers: HeaderFields, body: Int64s) -> None:
-        """Inflate the bodies of batches, and set ``body`` to where each one begins and ends."""
+    def _inflate_bodies(self, buf: Bytes, headers: HeaderFields, out_body_bounds: Int64s) -> None:
+        """Inflate the bodies of batches, and set ``out_body_bounds`` to where each one begins and ends."""
         position, magic, codec = headers[POSITION], headers[MAGIC], (headers[ATTRIBUTES] & CODEC_MASK).astype(np.int16)
         # A wrapper has a header of its own, its null key and the length of its value before the value.
         start = position + np.where(magic == 2, 61, np.where(codec != 0, 26 + 8 * magic, 0))
@@ -290,11 +290,11 @@ class RecordReader:
             raise UnreadableBatchesError(f"position {position[error.batch]}: {error}") from None
         if len(position) > 1 and self._bodies.size > _MOST_BYTES:
             raise InflatedTooLargeError
-        body[0] = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
-        body[1] = ends
+        out_body_bounds[0] = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
+        out_body_bounds[1] = ends
 
 
-def split_into_chunks(headers: HeaderFields, selected: npt.NDArray[np.bool_]) -> Iterator[Int64s]:
+def split_selected_batches_into_chunks(headers: HeaderFields, selected: npt.NDArray[np.bool_]) -> Iterator[Int64s]:
     """Yield the numbers of the selected batches in chunks of bounded size, each either all compressed or all uncompressed."""
     batches = np.flatnonzero(selected)
     if not len(batches):
@@ -314,16 +314,16 @@ def _allocate_columns(rows: int) -> tuple[Any, ...]:
 
 
 @kernel
-def _record_counts(buf: Bytes, headers: HeaderFields, body: Int64s) -> Int64s:
+def _count_records_by_batch(buf: Bytes, headers: HeaderFields, body_bounds: Int64s) -> Int64s:
     """Return the number of records of each batch. v0/v1 wrappers do not state it."""
     counts = headers[COUNT].copy()
     for batch in range(counts.size):
         if headers[MAGIC, batch] < 2 and headers[ATTRIBUTES, batch] & CODEC_MASK:
             counts[batch] = 0
-            at = body[0, batch]
-            while at + 12 <= body[1, batch]:
+            at = body_bounds[0, batch]
+            while at + 12 <= body_bounds[1, batch]:
                 size = 12 + _read_big_endian(buf, at + 8, 4)
-                if size < 26 or at + size > body[1, batch]:
+                if size < 26 or at + size > body_bounds[1, batch]:
                     break
                 counts[batch] += 1
                 at += size
@@ -338,14 +338,15 @@ def _extend_digest(state: np.uint64, buf: Bytes, start: int, length: int) -> np.
 
 
 @kernel
-def _parse_records(
-    buf: Bytes, headers: HeaderFields, body: Int64s, first_row: Int64s, k0: np.uint64, k1: np.uint64, offset: Int64s, timestamp: Int64s,
-    hashes: npt.NDArray[np.uint64], digest: npt.NDArray[np.uint64], flags: npt.NDArray[np.uint8], key_start: Int64s, key_length: Int64s,
+def _parse_records_into_columns(
+    buf: Bytes, headers: HeaderFields, body_bounds: Int64s, first_row: Int64s, k0: np.uint64, k1: np.uint64, offset: Int64s,
+    timestamp: Int64s, hashes: npt.NDArray[np.uint64], digest: npt.NDArray[np.uint64], flags: npt.NDArray[np.uint8],
+    key_start: Int64s, key_length: Int64s,
 ) -> int:  # fmt: skip
     """Fill the columns with the parsed records of all batches. Returns the first batch that cannot be parsed, or -1."""
     for batch in range(headers.shape[1]):
-        at = body[0, batch]
-        limit = body[1, batch]
+        at = body_bounds[0, batch]
+        limit = body_bounds[1, batch]
         magic = headers[MAGIC, batch]
         appended = (headers[ATTRIBUTES, batch] & LOG_APPEND) != 0
         begin, end = first_row[batch], first_row[batch + 1]
@@ -431,7 +432,7 @@ def _parse_records(
     return -1
 
 
-def _digest_of_odd_names(records: Records, row: int) -> int:
+def _digest_with_java_header_names(records: ParsedRecords, row: int) -> int:
     """Return the digest that a record has after rewriting, if its header names are not valid UTF-8 and Java writes other names."""
     buf = records.buf
     key_end = int(records.key_start[row]) + max(int(records.key_length[row]), 0)
@@ -441,30 +442,32 @@ def _digest_of_odd_names(records: Records, row: int) -> int:
         value, after = parse_varint(buf, at, end)
         return int(value), int(after)
 
-    parts = [int(records.timestamp[row]).to_bytes(8, "little", signed=True), *_digest_bytes(records.key_of_row(row))]
+    parts = [int(records.timestamp[row]).to_bytes(8, "little", signed=True), *_digest_input_of_field(records.key_of_row(row))]
     with np.errstate(over="ignore"):
         length, at = read_number(key_end)
-        parts += _digest_bytes(None if length < 0 else buf[at : at + length].tobytes())
+        parts += _digest_input_of_field(None if length < 0 else buf[at : at + length].tobytes())
         names, at = read_number(at + max(length, 0))
         parts.append(names.to_bytes(8, "little", signed=True))
         for _ in range(names):
             length, at = read_number(at)
-            parts += _digest_bytes(reencode_as_java_utf8(buf[at : at + length].tobytes()))
+            parts += _digest_input_of_field(reencode_as_java_utf8(buf[at : at + length].tobytes()))
             length, at = read_number(at + length)
-            parts += _digest_bytes(None if length < 0 else buf[at : at + length].tobytes())
+            parts += _digest_input_of_field(None if length < 0 else buf[at : at + length].tobytes())
             at += max(length, 0)
     return checksums.crc32c(b"".join(parts)) ^ int(START)
 
 
-def _digest_bytes(data: bytes | None) -> tuple[bytes, bytes]:
+def _digest_input_of_field(data: bytes | None) -> tuple[bytes, bytes]:
     """Return the bytes that a record's key or value adds to its digest: length and content."""
     return (-1 if data is None else len(data)).to_bytes(8, "little", signed=True), data or b""
 
 
-def sum_marks_by_batch(records: Records, counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
-    """Return per batch the number of counted records and the sum of their marks, shape (batches, 2). ``counted``: a flag per record."""
+def sum_marks_by_batch(records: ParsedRecords, counted_flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
+    """Return per batch the number of counted records and the sum of their marks, shape (batches, 2). ``counted_flags``: a flag per
+    record.
+    """
     sums = np.zeros((len(records.first_row) - 1, 2), np.uint64)
-    _sum_marks(records.first_row, records.offset, records.digest, counted, sums)
+    _sum_marks(records.first_row, records.offset, records.digest, counted_flags, sums)
     return sums
 
 
@@ -476,4 +479,4 @@ def _sum_marks(
         for row in range(first_row[batch], first_row[batch + 1]):
             if counted[row]:
                 sums[batch, 0] += np.uint64(1)
-                sums[batch, 1] += record_mark(np.uint64(offset[row]), digest[row])
+                sums[batch, 1] += record_mark_bits(np.uint64(offset[row]), digest[row])

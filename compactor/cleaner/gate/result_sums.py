@@ -10,13 +10,13 @@ from compactor.cleaner.gate.parser import (
     POSITION,
     HeaderFields,
     InflatedTooLargeError,
+    ParsedRecords,
     RecordReader,
-    Records,
     UnreadableBatchesError,
-    first_crc_mismatch,
+    first_batch_with_crc_mismatch,
     parse_varint,
-    read_headers,
-    split_into_chunks,
+    read_all_headers,
+    split_selected_batches_into_chunks,
 )
 from compactor.cleaner.passes.rewrite import CleanedSegment
 from compactor.errors import BadData
@@ -39,15 +39,15 @@ from compactor.records.balance import (
 from compactor.records.batches import Bytes, Int64s, map_file
 
 
-class ResultSums:
+class NewSegmentBalance:
     """Computes the balance of one new segment: checksums that account for all its batches and records. The gate adds the records that it
     parses; ``balance`` parses the others.
     """
 
-    def __init__(self, cleaned: CleanedSegment, key: BalanceKey, inflate_limit: int) -> None:
+    def __init__(self, cleaned: CleanedSegment, balance_key: BalanceKey, max_inflated_bytes: int) -> None:
         self._cleaned = cleaned
-        self._key = key
-        self._limit = inflate_limit
+        self._key = balance_key
+        self._limit = max_inflated_bytes
         self._begun: tuple[Bytes, HeaderFields] | None = None
         self._anew = self._wanted = cleaned.anew
         self._records = np.zeros(3, np.uint64)
@@ -59,16 +59,16 @@ class ResultSums:
         self._begun = buf, headers
         self._wanted = self._anew & (headers[COUNT] > 0)
 
-    def add_records(self, headers: HeaderFields, records: Records) -> None:
+    def add_parsed_records(self, headers: HeaderFields, records: ParsedRecords) -> None:
         """Add the records of some batches of the segment. Batches that were added before are ignored."""
         batches = np.searchsorted(self._segment_headers()[1][POSITION], headers[POSITION])
-        _add_records(
+        _add_record_digests(
             batches, self._wanted, records.buf, records.first_row, records.offset, records.key_start,
             records.key_length, *self._key.halves, self._records,
         )  # fmt: skip
 
     @measure_stage(WorkStage.GATE)
-    def balance(self) -> Balance:
+    def compute_balance(self) -> Balance:
         """Return the balance of the segment, after parsing the records that were not added.
 
         Called once. Raises BadData if the segment cannot be parsed.
@@ -78,7 +78,7 @@ class ResultSums:
         self._begun = None  # whoever still knows this tally must not keep the file's room on the disk
         cleaned, sums = self._cleaned, self._cleaned.sums
         left, result = np.zeros(3, np.uint64), np.zeros(3, np.uint64)
-        _add_batches(buf, headers[POSITION], headers[MAGIC], self._anew, *self._key.halves, left, result)
+        _add_batch_digests(buf, headers[POSITION], headers[MAGIC], self._anew, *self._key.halves, left, result)
         return Balance(
             sources=cleaned.sources,
             left=to_digest_sum(left),
@@ -95,22 +95,22 @@ class ResultSums:
         if self._begun is None:
             buf = map_file(self._cleaned.paths["log"])
             try:
-                headers = read_headers(buf)
+                headers = read_all_headers(buf)
             except UnreadableBatchesError as problem:
-                raise self._unparsable_error(f"cannot be read: {problem}") from None
-            if first_crc_mismatch(buf, headers) >= 0:
-                raise self._unparsable_error("has a batch with a wrong CRC")
+                raise self._unparsable_segment_error(f"cannot be read: {problem}") from None
+            if first_batch_with_crc_mismatch(buf, headers) >= 0:
+                raise self._unparsable_segment_error("has a batch with a wrong CRC")
             self.set_segment(buf, headers)
             return buf, headers
         return self._begun
 
     def _parse_remaining(self, buf: Bytes, headers: HeaderFields) -> None:
         """Parse the records that the gate has not parsed. Without a gate, these are all records."""
-        waiting = list(split_into_chunks(headers, self._wanted))[::-1]
+        waiting = list(split_selected_batches_into_chunks(headers, self._wanted))[::-1]
         if not waiting:
             return
         reader = RecordReader(np.uint64(0), np.uint64(0), self._limit)
-        reader.on_records = self.add_records
+        reader.on_records = self.add_parsed_records
         while waiting:
             some = waiting.pop()
             try:
@@ -118,15 +118,15 @@ class ResultSums:
             except InflatedTooLargeError:
                 waiting += np.array_split(some, 2)[::-1]
             except UnreadableBatchesError as problem:
-                raise self._unparsable_error(f"cannot be read: {problem}") from None
+                raise self._unparsable_segment_error(f"cannot be read: {problem}") from None
 
-    def _unparsable_error(self, cause: str) -> BadData:
+    def _unparsable_segment_error(self, cause: str) -> BadData:
         """Return the error for a new segment that cannot be parsed."""
         return BadData(f"the new segment {cause}", segment=self._cleaned.paths["log"].name, hint="This is a bug; please report it")
 
 
 @kernel
-def _add_records(
+def _add_record_digests(
     batches: Int64s,
     wanted: Flags,
     buf: Bytes,
@@ -152,7 +152,7 @@ def _add_records(
 
 
 @kernel
-def _add_batches(
+def _add_batch_digests(
     buf: Bytes, position: Int64s, magic: Int64s, rewritten: Flags, k0: np.uint64, k1: np.uint64, unchanged_sums: Sums, new_sums: Sums
 ) -> None:
     for i in range(position.size):

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.siphash import key_tag
-from compactor.cleaner.keys.key_set import AHEAD, CAPACITY, HashTable, KeySet, State, holds_key, home_cell, put_key
-from compactor.cleaner.row_spool import DiskReservation, HashRanges, RowSpool, hash_range_of
+from compactor.cleaner.keys.key_set import AHEAD, CAPACITY, HashTable, KeySet, State, holds_key, home_cell, put_key_if_absent
+from compactor.cleaner.row_spool import DiskReservation, HashRanges, RowSpool, hash_range_of_word
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import KEY_BYTES, Flags, Hashes
 from compactor.kernels.jit import inline_kernel, kernel
@@ -45,14 +45,14 @@ Ordinals = npt.NDArray[np.uint32]
 Bitmap = npt.NDArray[np.uint8]
 
 
-def passes_needed(rows: int, disk_share_bytes: int) -> int:
+def scans_needed(row_count: int, disk_share_bytes: int) -> int:
     """Return how often the log must be scanned so that the rows of one scan fit the disk share, with a tenth of it
     spare for uneven parts.
     """
-    return max(1, -(-rows * KEY_ROW_BYTES * 11 // (max(1, disk_share_bytes) * 10)))
+    return max(1, -(-row_count * KEY_ROW_BYTES * 11 // (max(1, disk_share_bytes) * 10)))
 
 
-def key_hashes_of_rows(rows: KeyRows) -> Hashes:
+def stored_key_hashes_of_rows(rows: KeyRows) -> Hashes:
     """Return the key hashes of rows, as far as rows contain them; key sets and Bloom filters use no other bits."""
     words = rows.astype(np.uint64)
     return np.column_stack([words[:, 0], words[:, 1] | (words[:, 2] << np.uint64(32))])
@@ -64,21 +64,28 @@ class DiskOffsetMap:
     """
 
     def __init__(
-        self, path: Path, disk: DiskReservation, *, map_budget_bytes: int, expected_rows: int, part: int = 0, parts: int = 1
+        self,
+        path: Path,
+        disk_reservation: DiskReservation,
+        *,
+        map_budget_bytes: int,
+        expected_rows: int,
+        part_number: int = 0,
+        part_count: int = 1,
     ) -> None:
         """Create the file.
 
         :param path: exists until ``close``.
         :param map_budget_bytes: memory for the keys of one range.
-        :param part, parts: take only this part of the keys; the bitmaps of all parts together are the answer.
+        :param part_number, part_count: take only this part of the keys; the bitmaps of all parts together are the answer.
         :raises OutOfBudget: the map budget is too small for any set.
         """
         KeySet(map_budget_bytes)  # a budget that no set can use is refused before the scan, not after it
         self._map_budget_bytes = map_budget_bytes
-        expected_bytes = -(-expected_rows // parts) * KEY_BYTES
+        expected_bytes = -(-expected_rows // part_count) * KEY_BYTES
         count = min(MAX_DISK_RANGES, max(1, -(-expected_bytes // min(map_budget_bytes, CACHE_BYTES))))
-        self._ranges = HashRanges.of_part(count, part, parts)
-        self._spool = RowSpool(path, disk, self._ranges, 4, np.uint32, "the keys of the offset map")
+        self._ranges = HashRanges.ranges_of_part(count, part_number, part_count)
+        self._spool = RowSpool(path, disk_reservation, self._ranges, 4, np.uint32, "the keys of the offset map")
         self._guess = 0
         self._most = -1
         self.entries = 0
@@ -87,7 +94,7 @@ class DiskOffsetMap:
         """Memory in bytes of the largest key set that ``find_survivors`` needed."""
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
-    def add_dirty(self, hashes: Hashes, ordinals: Ordinals) -> None:
+    def add_dirty_rows(self, hashes: Hashes, ordinals: Ordinals) -> None:
         """Add rows of the dirty range, newest first over all calls; hashes of shape (n, 2), row numbers (ordinals) below SEEN.
 
         Raises OutOfBudget if the disk share, or the disk, is used up.
@@ -97,43 +104,42 @@ class DiskOffsetMap:
     def add_answered_keys(self, hashes: Hashes) -> None:
         """Add the keys of a full KeySet, whose newest records are known already, so that no row with such a key survives.
 
-        Must be called before ``add_dirty``.
+        Must be called before ``add_dirty_rows``.
         """
         self._add_rows(DIRTY, hashes, np.full(len(hashes), SEEN, dtype=np.uint32))
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
-    def add_clean(self, hashes: Hashes, ordinals: Ordinals) -> None:
+    def add_clean_rows(self, hashes: Hashes, ordinals: Ordinals) -> None:
         """Add rows of offsets below the dirty range, in any order. Such a row survives unless a row of the dirty range has its key."""
         self._add_rows(CLEAN, hashes, self._check_ordinals(ordinals))
 
     @property
-    def disk_bytes(self) -> int:
+    def written_bytes(self) -> int:
         """Return the number of bytes that the map has written to its file so far."""
         return self._spool.size
 
-    def flags_in_part(self, hashes: Hashes) -> Flags:
+    def flag_keys_in_part(self, hashes: Hashes) -> Flags:
         """Return a flag per row: whether its key belongs to the part of the keys that this map holds."""
         answer = np.empty(len(hashes), dtype=np.bool_)
         _flag_rows_in_part(hashes, self._ranges.total, self._ranges.first, self._ranges.count, answer)
         return answer
 
-    def dirty_keys(self) -> Iterator[Hashes]:
+    def iterate_dirty_key_hashes(self) -> Iterator[Hashes]:
         """Yield the key hashes that were added from the dirty range so far, in chunks, including repeated ones.
 
         They are looked up in Bloom filters.
         """
-        for rows in self._spool.read_section(DIRTY):
-            yield key_hashes_of_rows(rows)
+        for rows in self._spool.read_rows_of_section(DIRTY):
+            yield stored_key_hashes_of_rows(rows)
 
     @measure_stage(WorkStage.MAP)
-    def find_survivors(self, ordinals: int) -> Bitmap:
-        """Return a bitmap with one bit for each row number (ordinal) below ``ordinals``, in the bit order of ``np.packbits``: set if a row
-        with that
-        ordinal survives.
+    def survivor_bitmap(self, ordinal_count: int) -> Bitmap:
+        """Return a bitmap with one bit for each row number (ordinal) below ``ordinal_count``, in the bit order of ``np.packbits``: set if a
+        row with that ordinal survives.
         """
-        if self._most >= ordinals:
-            raise ValueError(f"ordinal {self._most} was added, the bitmap is for {ordinals}")
-        bitmap = np.zeros((ordinals + 7) // 8, dtype=np.uint8)
+        if self._most >= ordinal_count:
+            raise ValueError(f"ordinal {self._most} was added, the bitmap is for {ordinal_count}")
+        bitmap = np.zeros((ordinal_count + 7) // 8, dtype=np.uint8)
         for bucket in range(self._ranges.count):
             self._mark_survivors_in_range(bucket, self._ranges.total, self._ranges.first + bucket, bitmap)
         return bitmap
@@ -161,26 +167,28 @@ class DiskOffsetMap:
         _pack_rows(hashes, ordinals, rows)
         self._spool.add_rows(section, rows)
 
-    def _mark_survivors_in_range(self, bucket: int, ranges: int, part: int, bitmap: Bitmap) -> None:
-        """Set the bits of the surviving rows of a spool range, of those rows only whose tag lies in range ``part`` of ``ranges``."""
-        if ranges > 2**32:
+    def _mark_survivors_in_range(self, range_number: int, subrange_count: int, subrange: int, bitmap: Bitmap) -> None:
+        """Set the bits of the surviving rows of a spool range, of those rows only whose tag lies in range ``subrange`` of
+        ``subrange_count``.
+        """
+        if subrange_count > 2**32:
             raise OutOfBudget("more keys than the map budget holds share one tag: the key hashes are not uniform")
         keys = KeySet(self._map_budget_bytes, expected_keys=self._guess)
         done = 0
-        for rows in self._spool.read_range(DIRTY, bucket):
-            taken = mark_newest_of_each_key(keys.table, keys.state, rows, 0, ranges, part, bitmap)
-            while taken < len(rows) and keys.grow():
-                taken = mark_newest_of_each_key(keys.table, keys.state, rows, taken, ranges, part, bitmap)
+        for rows in self._spool.read_rows_of_range(DIRTY, range_number):
+            taken = mark_newest_of_each_key(keys.table, keys.state, rows, 0, subrange_count, subrange, bitmap)
+            while taken < len(rows) and keys.grow_within_budget():
+                taken = mark_newest_of_each_key(keys.table, keys.state, rows, taken, subrange_count, subrange, bitmap)
             done += taken
             if taken < len(rows):
                 # The bits set so far are valid; the smaller ranges set them once more.
                 del keys
-                pieces = max(2, -(-self._spool.count_rows(DIRTY, bucket) // max(1, done)))
+                pieces = max(2, -(-self._spool.count_rows(DIRTY, range_number) // max(1, done)))
                 for piece in range(pieces):
-                    self._mark_survivors_in_range(bucket, ranges * pieces, part * pieces + piece, bitmap)
+                    self._mark_survivors_in_range(range_number, subrange_count * pieces, subrange * pieces + piece, bitmap)
                 return
-        for rows in self._spool.read_range(CLEAN, bucket):
-            mark_absent_keys(keys.table, keys.state, rows, ranges, part, bitmap)
+        for rows in self._spool.read_rows_of_range(CLEAN, range_number):
+            mark_absent_keys(keys.table, keys.state, rows, subrange_count, subrange, bitmap)
         self.entries += keys.key_count
         self.peak_bytes = max(self.peak_bytes, keys.peak_bytes)
         self._guess = keys.key_count + keys.key_count // 20
@@ -190,7 +198,7 @@ class DiskOffsetMap:
 
 
 @inline_kernel
-def second_hash_half(rows: KeyRows, row: int) -> np.uint64:
+def second_key_hash_half_of_row(rows: KeyRows, row: int) -> np.uint64:
     """Return the second half of the key hash of a row."""
     return np.uint64(rows[row, 1]) | (np.uint64(rows[row, 2]) << np.uint64(32))
 
@@ -205,23 +213,25 @@ def _pack_rows(hashes: Hashes, ordinals: Ordinals, rows: KeyRows) -> None:
 
 
 @kernel
-def _flag_rows_in_part(hashes: Hashes, ranges: int, first: int, count: int, answer: Flags) -> None:
+def _flag_rows_in_part(hashes: Hashes, range_count: int, first_range: int, part_range_count: int, out_flags: Flags) -> None:
     for row in range(len(hashes)):
-        answer[row] = first <= hash_range_of(np.uint64(key_tag(hashes[row, 0])), ranges) < first + count
+        out_flags[row] = first_range <= hash_range_of_word(np.uint64(key_tag(hashes[row, 0])), range_count) < first_range + part_range_count
 
 
 @kernel
-def mark_newest_of_each_key(table: HashTable, state: State, rows: KeyRows, start: int, ranges: int, part: int, bitmap: Bitmap) -> int:
+def mark_newest_of_each_key(
+    table: HashTable, state: State, rows: KeyRows, start: int, range_count: int, range_number: int, bitmap: Bitmap
+) -> int:
     """Set the bit of the first row of each key. Rows come newest first.
 
-    Return the number of rows, or the first row for which the key set has no space. Only rows whose tag lies in range ``part`` of
-    ``ranges`` count.
+    Return the number of rows, or the first row for which the key set has no space. Only rows whose tag lies in range ``range_number`` of
+    ``range_count`` count.
     """
     for row in range(start, len(rows)):
         if row + AHEAD < len(rows):
-            prefetch(table, 3 * home_cell(second_hash_half(rows, row + AHEAD), state[CAPACITY]))
-        if hash_range_of(np.uint64(rows[row, 0]), ranges) == part:
-            answer = put_key(table, state, np.uint64(rows[row, 0]), second_hash_half(rows, row))
+            prefetch(table, 3 * home_cell(second_key_hash_half_of_row(rows, row + AHEAD), state[CAPACITY]))
+        if hash_range_of_word(np.uint64(rows[row, 0]), range_count) == range_number:
+            answer = put_key_if_absent(table, state, np.uint64(rows[row, 0]), second_key_hash_half_of_row(rows, row))
             if answer < 0:
                 return row
             if answer == 1 and rows[row, 3] != SEEN:
@@ -230,12 +240,12 @@ def mark_newest_of_each_key(table: HashTable, state: State, rows: KeyRows, start
 
 
 @kernel
-def mark_absent_keys(table: HashTable, state: State, rows: KeyRows, ranges: int, part: int, bitmap: Bitmap) -> None:
-    """Set the bits of the rows whose key is not in the set. Only rows whose tag lies in range ``part`` of ``ranges`` count."""
+def mark_absent_keys(table: HashTable, state: State, rows: KeyRows, range_count: int, range_number: int, bitmap: Bitmap) -> None:
+    """Set the bits of the rows whose key is not in the set. Only rows whose tag lies in range ``range_number`` of ``range_count`` count."""
     for row in range(len(rows)):
         if row + AHEAD < len(rows):
-            prefetch(table, 3 * home_cell(second_hash_half(rows, row + AHEAD), state[CAPACITY]))
-        if hash_range_of(np.uint64(rows[row, 0]), ranges) == part and not holds_key(
-            table, state, np.uint64(rows[row, 0]), second_hash_half(rows, row)
+            prefetch(table, 3 * home_cell(second_key_hash_half_of_row(rows, row + AHEAD), state[CAPACITY]))
+        if hash_range_of_word(np.uint64(rows[row, 0]), range_count) == range_number and not holds_key(
+            table, state, np.uint64(rows[row, 0]), second_key_hash_half_of_row(rows, row)
         ):
             bitmap[rows[row, 3] >> 3] |= np.uint8(128 >> (rows[row, 3] & 7))

@@ -66,7 +66,7 @@ def find_cell(table: HashTable, capacity: int, tag: np.uint32, h1: np.uint64) ->
 
 
 @inline_kernel
-def put_key(table: HashTable, state: State, h0: np.uint64, h1: np.uint64) -> int:
+def put_key_if_absent(table: HashTable, state: State, h0: np.uint64, h1: np.uint64) -> int:
     """Add a key to a set. Return 1 if it was absent, 0 if it was there, -1 if it was absent and there is no space."""
     tag = key_tag(h0)
     cell = find_cell(table, state[CAPACITY], tag, h1)
@@ -89,45 +89,45 @@ def holds_key(table: HashTable, state: State, h0: np.uint64, h1: np.uint64) -> b
 
 
 @kernel
-def put_keys(table: HashTable, state: State, hashes: Hashes, start: int, first_seen: npt.NDArray[np.bool_]) -> int:
-    """Add keys in order, from row ``start`` on, and set ``first_seen`` where the key was absent. Return the number of rows, or the first
-    row for which there is no space.
+def put_absent_keys(table: HashTable, state: State, hashes: Hashes, first_row: int, out_first_seen: npt.NDArray[np.bool_]) -> int:
+    """Add keys in order, from row ``first_row`` on, and set ``out_first_seen`` where the key was absent. Return the number of rows, or the
+    first row for which there is no space.
     """
     rows = len(hashes)
     capacity = state[CAPACITY]
-    for row in range(start, rows):
+    for row in range(first_row, rows):
         if row + AHEAD < rows:
             prefetch(table, 3 * home_cell(hashes[row + AHEAD, 1], capacity))
-        answer = put_key(table, state, hashes[row, 0], hashes[row, 1])
+        answer = put_key_if_absent(table, state, hashes[row, 0], hashes[row, 1])
         if answer < 0:
             return row
-        first_seen[row] = answer == 1
+        out_first_seen[row] = answer == 1
     return rows
 
 
 @kernel
-def find_held_keys(table: HashTable, state: State, hashes: Hashes, out: npt.NDArray[np.bool_]) -> None:
+def flag_held_keys(table: HashTable, state: State, hashes: Hashes, out_flags: npt.NDArray[np.bool_]) -> None:
     """Set ``out[row]`` to whether the set holds the row's key."""
     rows = len(hashes)
     for row in range(rows):
         if row + AHEAD < rows:
             prefetch(table, 3 * home_cell(hashes[row + AHEAD, 1], state[CAPACITY]))
-        out[row] = holds_key(table, state, hashes[row, 0], hashes[row, 1])
+        out_flags[row] = holds_key(table, state, hashes[row, 0], hashes[row, 1])
 
 
 @kernel
-def longest_cluster(table: HashTable, cells: int) -> int:
+def longest_cluster_cells(table: HashTable, cell_count: int) -> int:
     """Return the number of cells in the longest run of filled cells."""
     longest = 0
     size = 0
-    for cell in range(cells):
+    for cell in range(cell_count):
         size = size + 1 if table[3 * cell] != 0 else 0
         longest = max(longest, size)
     return longest
 
 
 @kernel
-def spread_to_capacity(table: HashTable, old_capacity: int, new_capacity: int, scratch: HashTable) -> None:
+def spread_table_to_capacity(table: HashTable, old_capacity: int, new_capacity: int, scratch: HashTable) -> None:
     """Move the entries of the first ``old_capacity`` cells to their places in a table of the larger ``new_capacity``.
 
     ``scratch`` must have the size of the longest cluster. An entry's new home is at or after its old one, hence after every entry that is
@@ -182,39 +182,39 @@ class KeySet:
         return int(self.state[CELLS]) * ENTRY_BYTES
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
-    def insert_if_absent(self, hashes: Hashes, first_seen: npt.NDArray[np.bool_], start: int = 0) -> int:
+    def insert_if_absent(self, hashes: Hashes, out_first_seen: npt.NDArray[np.bool_], first_row: int = 0) -> int:
         """Insert key hashes of shape (n, 2) in order, and set ``first_seen[row]`` where the key was absent.
 
         Return n, or the first row for which the budget has no space; the rows before it are inserted.
         """
         while True:
-            start = put_keys(self.table, self.state, hashes, start, first_seen)
-            if start == len(hashes) or not self.grow():
-                return start
+            first_row = put_absent_keys(self.table, self.state, hashes, first_row, out_first_seen)
+            if first_row == len(hashes) or not self.grow_within_budget():
+                return first_row
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
-    def contains(self, hashes: Hashes, out: npt.NDArray[np.bool_]) -> None:
+    def flag_contained_keys(self, hashes: Hashes, out_flags: npt.NDArray[np.bool_]) -> None:
         """Set ``out[row]`` to True where the key is in the set."""
-        find_held_keys(self.table, self.state, hashes, out)
+        flag_held_keys(self.table, self.state, hashes, out_flags)
 
-    def grow(self) -> bool:
+    def grow_within_budget(self) -> bool:
         """Make space for more keys. Return False if the budget is used up. ``table`` stays the same array."""
         capacity = min(int(self.state[CAPACITY] * GROWTH), self._most_homes)
         if capacity <= self.state[CAPACITY]:
             return False
         cells = int(self.state[CELLS])
-        spread_to_capacity(self.table, cells, capacity, np.empty(3 * longest_cluster(self.table, cells), dtype=np.uint32))
+        spread_table_to_capacity(self.table, cells, capacity, np.empty(3 * longest_cluster_cells(self.table, cells), dtype=np.uint32))
         self._resize(capacity)
         return True
 
-    def key_chunks(self, rows: int = 1 << 16) -> Iterator[Hashes]:
-        """Yield all keys as hashes of shape (n, 2), in chunks of ``rows`` rows.
+    def iterate_key_hashes(self, max_rows: int = 1 << 16) -> Iterator[Hashes]:
+        """Yield all keys as hashes of shape (n, 2), in chunks of ``max_rows`` rows.
 
         Hash bits that neither sets nor Bloom filters use are zero.
         """
         cells = self.table[: 3 * int(self.state[CELLS])].reshape(-1, 3)
-        for begin in range(0, len(cells), rows):
-            chunk = cells[begin : begin + rows].astype(np.uint64)
+        for begin in range(0, len(cells), max_rows):
+            chunk = cells[begin : begin + max_rows].astype(np.uint64)
             chunk = chunk[chunk[:, 0] != 0]
             yield np.column_stack([chunk[:, 0], chunk[:, 1] | (chunk[:, 2] << np.uint64(32))])
 
@@ -229,16 +229,16 @@ ABSENT = -1
 
 
 @inline_kernel
-def find_bounded_cell(table: Hashes, cells: int, h0: np.uint64, h1: np.uint64) -> int:
+def find_bounded_cell(table: Hashes, cell_count: int, h0: np.uint64, h1: np.uint64) -> int:
     """Return the cell that holds the key, or the bitwise complement of the empty cell where it would be stored. ``h0`` is not 0."""
-    cell = home_cell(h1, cells)
+    cell = home_cell(h1, cell_count)
     while True:
         found = table[3 * cell]
         if found == 0:
             return ~cell
         if found == h0 and table[3 * cell + 1] == h1:
             return cell
-        cell = cell + 1 if cell + 1 < cells else 0
+        cell = cell + 1 if cell + 1 < cell_count else 0
 
 
 @inline_kernel
@@ -269,7 +269,7 @@ def put_rows_until_full(table: Hashes, state: State, hashes: Hashes, offsets: np
 
 
 @kernel
-def find_latest_offsets(table: Hashes, state: State, hashes: Hashes, out: npt.NDArray[np.int64]) -> None:
+def find_latest_offsets(table: Hashes, state: State, hashes: Hashes, out_offsets: npt.NDArray[np.int64]) -> None:
     """Set ``out[row]`` to the last offset put for the row's key, or ABSENT."""
     cells = state[CELLS]
     rows = len(hashes)
@@ -277,22 +277,22 @@ def find_latest_offsets(table: Hashes, state: State, hashes: Hashes, out: npt.ND
         if row + AHEAD < rows:
             prefetch(table, 3 * home_cell(hashes[row + AHEAD, 1], cells))
         cell = find_bounded_cell(table, cells, replace_zero_hash(hashes[row, 0]), hashes[row, 1])
-        out[row] = np.int64(table[3 * cell + 2]) if cell >= 0 else ABSENT
+        out_offsets[row] = np.int64(table[3 * cell + 2]) if cell >= 0 else ABSENT
 
 
 class BoundedOffsetMap:
-    """Kafka's offset map with space for ``limit`` keys (SkimpyOffsetMap: floor(slots * load factor)). It takes 32 bytes per key."""
+    """Kafka's offset map with space for ``max_keys`` keys (SkimpyOffsetMap: floor(slots * load factor)). It takes 32 bytes per key."""
 
-    def __init__(self, limit: int, *, rows: int) -> None:
-        """Create an empty map. ``rows``: upper bound of the rows that will be put, which limits the memory. Raises OutOfBudget."""
-        cells = min(limit, rows) * 4 // 3 + 2
+    def __init__(self, max_keys: int, *, max_rows: int) -> None:
+        """Create an empty map. ``max_rows``: upper bound of the rows that will be put, which limits the memory. Raises OutOfBudget."""
+        cells = min(max_keys, max_rows) * 4 // 3 + 2
         try:
             self.table: Hashes = np.zeros(3 * cells, dtype=np.uint64)
         except MemoryError as error:
-            raise OutOfBudget(f"this machine cannot give a map of {limit} entries", hint="Lower --map-entries") from error
+            raise OutOfBudget(f"this machine cannot give a map of {max_keys} entries", hint="Lower --map-entries") from error
         self.state: State = np.zeros(4, dtype=np.int64)
         self.state[[CAPACITY, CELLS]] = cells
-        self.state[LIMIT] = limit
+        self.state[LIMIT] = max_keys
 
     @property
     def key_count(self) -> int:
@@ -312,6 +312,6 @@ class BoundedOffsetMap:
         return put_rows_until_full(self.table, self.state, hashes, offsets)
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
-    def find_latest_offsets(self, hashes: Hashes, out: npt.NDArray[np.int64]) -> None:
+    def find_latest_offsets(self, hashes: Hashes, out_offsets: npt.NDArray[np.int64]) -> None:
         """Set ``out[row]`` to the last offset put for the key, or ABSENT."""
-        find_latest_offsets(self.table, self.state, hashes, out)
+        find_latest_offsets(self.table, self.state, hashes, out_offsets)

@@ -1,6 +1,6 @@
 """Pass 1 within bounded memory: a set of keys while they fit, rows on local disk from then on.
 
-The answers are those of BackwardSurvivors, record by record. What the set has answered stays answered; its keys go to the disk before the
+The answers are those of BackwardKeyScan, record by record. What the set has answered stays answered; its keys go to the disk before the
 rows that come after them. Rows below the dirty range are looked up in pass 1 too, because no set of all keys is left.
 
 The bits of all segments form one bitmap in the order of the scan, and the position of a row there is its ordinal on disk.
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from compactor.cleaner.keys.disk_map import SEEN, DiskOffsetMap
 from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeySet
-from compactor.cleaner.keys.survivors import BackwardSurvivors, HashedChunk, KeyScan, SurvivorBits
+from compactor.cleaner.keys.survivors import BackwardKeyScan, HashedChunkKeys, KeyScanParameters, SurvivorBitmap
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
 from compactor.errors import CompactorError, OutOfBudget
@@ -28,28 +28,28 @@ OpenDiskMap = Callable[[int, int], DiskOffsetMap]
 """(part, parts) -> an empty engine on disk."""
 
 
-class SpillingSurvivors(BackwardSurvivors):
-    """Pass 1 that moves its keys to disk when they do not fit. The survivors are known when ``finish_part`` was called for every part of
-    the keys.
+class SpillingSurvivors(BackwardKeyScan):
+    """Pass 1 that moves its keys to disk when they do not fit. The survivors are known when ``finish_part_of_keys`` was called for every
+    part of the keys.
 
         for part in range(parts):
             scan ...         # dirty segments in descending order
             (keys)           # what filters are asked about
             scan_below ...   # segments below, in any order, that have rows to look up
-            finish_part()
+            finish_part_of_keys()
 
-    :param keys: the set to begin with; None: on disk from the first row. With several parts always None.
+    :param key_set: the set to begin with; None: on disk from the first row. With several parts always None.
     :param open_disk_map: told (part, parts).
     """
 
-    def __init__(self, key_scan: KeyScan, keys: KeySet | None, open_disk_map: OpenDiskMap, parts: int = 1) -> None:
-        super().__init__(key_scan, keys or KeySet(MIN_MAP_BYTES))
+    def __init__(self, key_scan: KeyScanParameters, key_set: KeySet | None, open_disk_map: OpenDiskMap, part_count: int = 1) -> None:
+        super().__init__(key_scan, key_set or KeySet(MIN_MAP_BYTES))
         self._open = open_disk_map
-        self._part, self._parts = 0, parts
-        self._map = open_disk_map(0, parts) if keys is None else None
+        self._part, self._parts = 0, part_count
+        self._map = open_disk_map(0, part_count) if key_set is None else None
         self._next = 0
         self._places: dict[int, int] = {}
-        self._clean: dict[int, SurvivorBits] = {}
+        self._clean: dict[int, SurvivorBitmap] = {}
         self._clean_places: dict[int, tuple[int, npt.NDArray[np.uint8]]] = {}
         self._entries = 0
         self._peak = 0
@@ -58,14 +58,16 @@ class SpillingSurvivors(BackwardSurvivors):
 
     @property
     def key_count(self) -> int:
+        """Return the number of distinct keys in the dirty range."""
         return self._entries or self._set.key_count
 
     @property
     def peak_bytes(self) -> int:
+        """Return the largest memory of the key set so far, in bytes."""
         return max(self._peak, self._set.peak_bytes)
 
     @property
-    def key_scan(self) -> KeyScan:
+    def key_scan(self) -> KeyScanParameters:
         """Return the parameters of the scan. After the first part of the keys they have no witness (second reader), because it has read all
         keys by then.
         """
@@ -85,13 +87,17 @@ class SpillingSurvivors(BackwardSurvivors):
         return self._map is not None or self._entries > 0
 
     def scan_dirty_segment(self, source: SourceSegment, wanted: Flags, workers: WorkerThreads, *, clean_at_once: bool = True) -> None:
+        """Read the keys of one dirty segment. Segments are passed in descending order. Raises BadData, OutOfBudget, StoreError.
+        :param wanted: a flag per batch: whether it may have rows of the dirty range.
+        :param clean_at_once: whether compressed chunks may be cleaned at once, because the outcomes of their transactions are known.
+        """
         before = self._bits.pop(source.ordinal, None)
         self._places[source.ordinal] = self._next
         super().scan_dirty_segment(source, wanted, workers, clean_at_once=clean_at_once)
         if before is not None:  # an earlier part of the keys has begun these bits, in the same places
             self._bits[source.ordinal] = before
 
-    def _mark_first_seen(self, hashed: HashedChunk) -> tuple[Flags, bool]:
+    def _mark_first_seen(self, hashed: HashedChunkKeys) -> tuple[Flags, bool]:
         rows = int(hashed.first_row[-1])
         place = self._reserve_ordinals(rows)
         survives = np.zeros(rows, np.bool_)
@@ -102,13 +108,13 @@ class SpillingSurvivors(BackwardSurvivors):
             survives[hashed.picked[:done]] = seen[:done]
             if done == len(hashed.hashes):
                 return survives, True
-            self._move_to_disk()
-        self._open_map.add_dirty(hashed.hashes[done:], (place + hashed.picked[done:]).astype(np.uint32))
+            self._move_keys_to_disk()
+        self._current_disk_map.add_dirty_rows(hashed.hashes[done:], (place + hashed.picked[done:]).astype(np.uint32))
         return survives, False
 
-    def dirty_keys(self) -> Iterator[Hashes]:
+    def iterate_dirty_key_hashes(self) -> Iterator[Hashes]:
         """Return the keys of the dirty range that belong to this part, including repeated ones."""
-        return self._set.key_chunks() if self._map is None else self._map.dirty_keys()
+        return self._set.iterate_key_hashes() if self._map is None else self._map.iterate_dirty_key_hashes()
 
     def scan_clean_segment(self, source: SourceSegment, wanted: Flags, workers: WorkerThreads) -> None:
         """Read the rows of a segment below the dirty range and add them to the disk map. Does nothing while the set in memory has all keys.
@@ -119,34 +125,36 @@ class SpillingSurvivors(BackwardSurvivors):
         if self._map is None:
             return
         key_scan = self._scan
-        bits = SurvivorBits(len(source.table))
+        bits = SurvivorBitmap(len(source.table))
         begins = self._next
         added: list[npt.NDArray[np.uint8]] = []
 
-        def hash_range(buffers: ThreadBuffers, job: tuple[int, int]) -> list[HashedChunk]:
+        def hash_range(buffers: ThreadBuffers, job: tuple[int, int]) -> list[HashedChunkKeys]:
             first, last = job
-            return key_scan.hash_chunks(buffers, source, first, last, wanted[first:last], backwards=False, below=True)
+            return key_scan.hash_chunks(buffers, source, first, last, wanted[first:last], backwards=False, below_dirty_range=True)
 
-        for pieces in workers.run_jobs(hash_range, [(first, last) for first, last in source.batch_ranges() if wanted[first:last].any()]):
+        for pieces in workers.run_jobs_in_order(
+            hash_range, [(first, last) for first, last in source.uniform_batch_ranges() if wanted[first:last].any()]
+        ):
             for piece in pieces:
                 rows = int(piece.first_row[-1])
                 place = self._reserve_ordinals(rows)
-                self._open_map.add_clean(piece.hashes, (place + piece.picked).astype(np.uint32))
-                bits.add_chunk(piece, np.ones(rows, np.bool_), key_scan.first_dirty, source, final=False)
+                self._current_disk_map.add_clean_rows(piece.hashes, (place + piece.picked).astype(np.uint32))
+                bits.add_chunk(piece, np.ones(rows, np.bool_), key_scan.first_dirty, source, is_final=False)
                 mine = np.zeros(rows, np.bool_)
-                mine[piece.picked[self._open_map.flags_in_part(piece.hashes)]] = True
+                mine[piece.picked[self._current_disk_map.flag_keys_in_part(piece.hashes)]] = True
                 added.append(np.packbits(mine))
-        bits.finish()
+        bits.join_chunks()
         self._clean.setdefault(source.ordinal, bits)
         self._clean_places[source.ordinal] = (begins, np.concatenate(added) if added else np.empty(0, np.uint8))
 
-    def finish_part(self) -> None:
+    def finish_part_of_keys(self) -> None:
         """Finish one part of the keys: find its survivors on disk. Raises OutOfBudget, StoreError."""
         self._scan = replace(self._scan, witness=None)  # it has seen all keys
         if self._map is None:
             return
-        with self._open_map as disk_map:
-            found = disk_map.find_survivors(8 * self._next)
+        with self._current_disk_map as disk_map:
+            found = disk_map.survivor_bitmap(8 * self._next)
             self._entries += disk_map.entries
             self._peak = max(self._peak, disk_map.peak_bytes)
         for ordinal, place in self._places.items():
@@ -161,20 +169,20 @@ class SpillingSurvivors(BackwardSurvivors):
         self._map = self._open(self._part, self._parts) if self._part < self._parts else None
 
     def close(self) -> None:
-        """Remove the file if ``finish_part`` was not reached."""
+        """Remove the file if ``finish_part_of_keys`` was not reached."""
         if self._map is not None:
             self._map.close()
 
-    def free_keys(self) -> None:
+    def free_key_set(self) -> None:
         """Free the memory of the key set. Afterwards no key can be looked up."""
         self._entries, self._peak = self.key_count, self.peak_bytes
         self._set = KeySet(MIN_MAP_BYTES)
 
     def _find_superseded_clean_rows(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
         if not self.has_spilled:
-            found = super()._find_superseded_clean_rows(source, chunk, rows, first_row, below)
+            found = super()._flag_superseded_clean_rows(source, chunk, rows, first_row, below)
         elif source.ordinal in self._clean:
-            found = self._clean[source.ordinal].find_superseded(chunk, first_row)[below]
+            found = self._clean[source.ordinal].flag_superseded_rows_of_chunk(chunk, first_row)[below]
         else:
             return np.zeros(len(below), np.bool_)  # nobody had a reason to look them up: its filter met no key
         if found.any():
@@ -182,26 +190,26 @@ class SpillingSurvivors(BackwardSurvivors):
         return found
 
     @property
-    def _open_map(self) -> DiskOffsetMap:
+    def _current_disk_map(self) -> DiskOffsetMap:
         """Return the offset map on disk, which must be open."""
         if self._map is None:
             raise CompactorError("the disk is asked before it was needed", hint="This is a bug; please report it")
         return self._map
 
-    def _reserve_ordinals(self, rows: int) -> int:
+    def _reserve_ordinals(self, row_count: int) -> int:
         """Reserve consecutive row numbers (ordinals) for the rows of a chunk, and return the first one."""
         place = 8 * self._next
-        self._next += (rows + 7) // 8
+        self._next += (row_count + 7) // 8
         if 8 * self._next >= SEEN:
             raise OutOfBudget(
                 f"one round over more than {SEEN - 1} records", hint="Clean a part of them first: raise min_compaction_lag_ms for one round"
             )
         return place
 
-    def _move_to_disk(self) -> None:
+    def _move_keys_to_disk(self) -> None:
         """Open an offset map on disk, and move the keys of the full set to it."""
         self._map = self._open(0, 1)
-        for keys in self._set.key_chunks():
+        for keys in self._set.iterate_key_hashes():
             self._map.add_answered_keys(keys)
         self._peak = self._set.peak_bytes
         self._set = KeySet(MIN_MAP_BYTES)

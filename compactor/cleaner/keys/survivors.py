@@ -1,7 +1,8 @@
 """Pass 1: which records have a later record of the same key in the mapped range?
 
-Two implementations of ``Survivors``. ``scan_backwards``: the first record seen of a key survives, so a set of key hashes is enough, and the
-answer for the dirty range is a bitmap. ``scan_bounded``: Kafka's own ascending map that stops when it holds N keys (kafka-rules 2.2).
+Two implementations of ``SurvivorLookup``. ``find_survivors_backwards``: the first record seen of a key survives, so a set of key hashes is
+enough, and the answer for the dirty range is a bitmap. ``find_survivors_with_bounded_map``: Kafka's own ascending map that stops when it
+holds N keys (kafka-rules 2.2).
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import numpy.typing as npt
 
 from bloom.siphash import key_halves, siphash128
 from compactor.cleaner.keys.key_set import BoundedOffsetMap, KeySet
-from compactor.cleaner.passes.chunks import FinishedChunks, clean_chunk
-from compactor.cleaner.passes.retention import BatchDecisions, RoundRules, decide_batches
+from compactor.cleaner.passes.chunks import CleanedChunkCache, clean_batches_of_chunk
+from compactor.cleaner.passes.retention import BatchDecisions, RoundRules, decide_batches_by_headers
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts
 from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
-from compactor.cleaner.witness import Witness, WitnessRows
+from compactor.cleaner.witness import SecondReader, SecondReaderRows
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import Flags, Hashes
 from compactor.kernels.jit import kernel
@@ -44,11 +45,11 @@ class SurvivorCounts:
     tombstones: Flags
 
 
-class Survivors(Protocol):
+class SurvivorLookup(Protocol):
     """Result of pass 1, as pass 2 uses it: tells which records have a later record of the same key."""
 
     @property
-    def latest_offset(self) -> int:
+    def last_mapped_offset(self) -> int:
         """Return the last offset that the offset map covers. Records after it stay."""
 
     @property
@@ -59,15 +60,15 @@ class Survivors(Protocol):
     def peak_bytes(self) -> int:
         """Return the memory of the map at its largest, in bytes."""
 
-    def survivor_counts(self, source: SourceSegment) -> SurvivorCounts | None:
+    def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCounts | None:
         """Return the number of surviving records per batch, as far as it is known without reading records, or None."""
 
-    def find_superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
+    def flag_superseded_rows(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
         """Return a flag per row of a chunk: whether the mapped range has a later record of its key."""
 
 
 @dataclass(frozen=True, slots=True)
-class KeyScan:
+class KeyScanParameters:
     """Parameters of the scan for keys in pass 1: segments, outcomes of their transactions (verdicts), offset range [first_dirty, end), hash
     key and limits.
 
@@ -82,47 +83,55 @@ class KeyScan:
     end: int
     hash_key: bytes
     inflate_limit: int
-    finished: FinishedChunks
+    finished: CleanedChunkCache
     rules: RoundRules | None = None
-    witness: Witness | None = None
+    witness: SecondReader | None = None
 
-    def dirty_segments(self) -> list[tuple[SourceSegment, Flags]]:
+    def dirty_segments_with_batches(self) -> list[tuple[SourceSegment, Flags]]:
         """Return the segments that pass 1 reads, with the batches whose records may enter the map."""
         dirty = [source for source in self.sources if source.end > self.first_dirty and source.base < self.end]
-        return [(source, self.batches_to_map(source)) for source in dirty]
+        return [(source, self.flag_batches_to_map(source)) for source in dirty]
 
-    def batches_to_map(self, source: SourceSegment) -> Flags:
+    def flag_batches_to_map(self, source: SourceSegment) -> Flags:
         """Return a flag per batch of a segment: whether it may have records that enter the offset map."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.last_offset >= self.first_dirty)
 
-    def batches_below(self, source: SourceSegment) -> Flags:
+    def flag_batches_to_look_up(self, source: SourceSegment) -> Flags:
         """Return a flag per batch of a segment: whether it may have records below the dirty range that have a later record of their key."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.base_offset < self.first_dirty)
 
     def hash_chunks(
-        self, buffers: ThreadBuffers, source: SourceSegment, first: int, last: int, wanted: Flags, *, backwards: bool, below: bool = False
-    ) -> list[HashedChunk]:
+        self,
+        buffers: ThreadBuffers,
+        source: SourceSegment,
+        first_batch: int,
+        end_batch: int,
+        wanted: Flags,
+        *,
+        backwards: bool,
+        below_dirty_range: bool = False,
+    ) -> list[HashedChunkKeys]:
         """Hash the keys of a range of batches, chunk by chunk. The results use the thread's buffers.
 
         :param backwards: rows in descending order.
-        :param below: rows below the dirty range, which are only looked up, instead of those that may enter the map.
+        :param below_dirty_range: rows below the dirty range, which are only looked up, instead of those that may enter the map.
         """
-        low, high = (-1, self.first_dirty) if below else (self.first_dirty, _END)
+        low, high = (-1, self.first_dirty) if below_dirty_range else (self.first_dirty, _END)
         found = []
-        for chunk in source.read_chunks(first, last, wanted, self.inflate_limit, buffers.bodies, backwards=backwards):
+        for chunk in source.read_chunks(first_batch, end_batch, wanted, self.inflate_limit, buffers.bodies, backwards=backwards):
             rows, first_row = parse_records(source.table, chunk, buffers.rows, source.name)
-            hashes, picked = _hash_chunk(buffers, chunk, rows, low, high, self.hash_key, backwards)
-            shown = self.witness is not None and backwards and not below
+            hashes, picked = _hash_keyed_rows_of_chunk(buffers, chunk, rows, low, high, self.hash_key, backwards)
+            shown = self.witness is not None and backwards and not below_dirty_range
             witnessed = self.witness.read_chunk(buffers, source, chunk) if self.witness is not None and shown else None
-            piece = HashedChunk(chunk, first_row, hashes, picked, rows.offset, rows.value_length, rows, witnessed)
-            found.append(piece if chunk.last - chunk.first == last - first else piece.copy_arrays())
+            piece = HashedChunkKeys(chunk, first_row, hashes, picked, rows.offset, rows.value_length, rows, witnessed)
+            found.append(piece if chunk.last - chunk.first == end_batch - first_batch else piece.copy_from_buffers())
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class HashedChunk:
+class HashedChunkKeys:
     """Key hashes of the records of one chunk (consecutive batches). hashes: shape (n, 2).
     picked: the rows of the hashes among all rows of the chunk.
     rows: None if a range of batches came in several chunks, because only the other arrays outlive the next chunk.
@@ -135,46 +144,52 @@ class HashedChunk:
     offset: Int64s
     value_length: Int32s
     rows: Rows | None
-    witnessed: WitnessRows | None
+    witnessed: SecondReaderRows | None
 
-    def copy_arrays(self) -> HashedChunk:
+    def copy_from_buffers(self) -> HashedChunkKeys:
         """Return a copy that stays valid when the thread's buffers are reused."""
         hashes, picked, offset, value_length = self.hashes.copy(), self.picked.copy(), self.offset.copy(), self.value_length.copy()
-        return HashedChunk(self.chunk, self.first_row, hashes, picked, offset, value_length, None, self.witnessed)
+        return HashedChunkKeys(self.chunk, self.first_row, hashes, picked, offset, value_length, None, self.witnessed)
 
 
-class SurvivorBits:
+class SurvivorBitmap:
     """Bitmap of the surviving records of one dirty segment, with the position of each batch's first bit (-1: not in the map)."""
 
-    def __init__(self, batches: int) -> None:
-        self.begin = np.full(batches, -1, np.int64)
-        self.kept = np.full(batches, -1, np.int32)
-        self.tombstones = np.zeros(batches, np.bool_)
+    def __init__(self, batch_count: int) -> None:
+        self.begin = np.full(batch_count, -1, np.int64)
+        self.kept = np.full(batch_count, -1, np.int32)
+        self.tombstones = np.zeros(batch_count, np.bool_)
         self._parts: list[npt.NDArray[np.uint8]] = []
         self._size = 0
         self.packed: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         """The bits of all chunks, complete after ``finish``."""
 
     @measure_stage(WorkStage.DECIDE)
-    def add_chunk(self, hashed: HashedChunk, survives: Flags, first_dirty: int, source: SourceSegment, *, final: bool) -> None:
-        """Add the flags of a chunk's rows. ``final``: the flags will not change, so that the survivors of whole batches can be counted."""
+    def add_chunk(
+        self, hashed: HashedChunkKeys, survives_flags: Flags, first_dirty_offset: int, source: SourceSegment, *, is_final: bool
+    ) -> None:
+        """Add which rows of a chunk survive.
+        :param survives_flags: a flag per row.
+        :param first_dirty_offset: first offset that is cleaned in this round.
+        :param is_final: whether the flags will not change, so that the survivors of whole batches can be counted now.
+        """
         chunk, first_row = hashed.chunk, hashed.first_row
         some = slice(chunk.first, chunk.last)
         self.begin[some] = np.where(chunk.wanted, 8 * self._size + first_row[:-1], -1)
         # Only where the map speaks for every record of the batch; legacy batches are always written anew.
-        whole = chunk.wanted & (source.table.base_offset[some] >= first_dirty) & (source.table.magic[some] == 2) & final
-        _count_survivors(first_row, survives, hashed.value_length, whole, self.kept[some], self.tombstones[some])
-        self._parts.append(np.packbits(survives))
+        whole = chunk.wanted & (source.table.base_offset[some] >= first_dirty_offset) & (source.table.magic[some] == 2) & is_final
+        _count_survivors_by_batch(first_row, survives_flags, hashed.value_length, whole, self.kept[some], self.tombstones[some])
+        self._parts.append(np.packbits(survives_flags))
         self._size += len(self._parts[-1])
 
-    def finish(self) -> None:
+    def join_chunks(self) -> None:
         """Join the flags of all chunks to the segment's bitmap. Called after the last chunk was added."""
         if self._parts:
             self.packed = np.concatenate(self._parts)
         self._parts = []
 
     @measure_stage(WorkStage.DECIDE)
-    def find_superseded(self, chunk: Chunk, first_row: Int64s) -> Flags:
+    def flag_superseded_rows_of_chunk(self, chunk: Chunk, first_row: Int64s) -> Flags:
         """Return a flag per row of the chunk: whether a later record has its key."""
         out = np.zeros(int(first_row[-1]), np.bool_)
         _unpack_superseded(self.packed, self.begin[chunk.first : chunk.last], first_row, out)
@@ -186,7 +201,7 @@ class _SegmentScan:
     """State of the scan of one segment. ``decisions`` is None if none of its chunks may be cleaned at once."""
 
     source: SourceSegment
-    bits: SurvivorBits
+    bits: SurvivorBitmap
     decisions: BatchDecisions | None
 
 
@@ -200,19 +215,18 @@ class _ScanJob:
     wanted: Flags
 
 
-class BackwardSurvivors:
-    """Survivors found by reading the log backwards.
-
-    A bitmap tells which records of the dirty range survive, and the key set which records below it.
+class BackwardKeyScan:
+    """Scan of a log from its end to its beginning for the newest record of each key. Afterwards a bitmap tells which records of the dirty
+    range survive, and the key set tells which records before it.
     """
 
-    def __init__(self, key_scan: KeyScan, keys: KeySet) -> None:
+    def __init__(self, key_scan: KeyScanParameters, key_set: KeySet) -> None:
         self._scan = key_scan
-        self._set = keys
-        self._bits: dict[int, SurvivorBits] = {}
+        self._set = key_set
+        self._bits: dict[int, SurvivorBitmap] = {}
 
     @property
-    def latest_offset(self) -> int:
+    def last_mapped_offset(self) -> int:
         return self._scan.end - 1
 
     @property
@@ -243,44 +257,46 @@ class BackwardSurvivors:
 
         def scan_jobs() -> Iterator[_ScanJob]:
             for source, wanted in segments:
-                begun.append(self._begin_segment(source, clean_at_once))
-                for first, last in reversed(source.batch_ranges()):
+                begun.append(self._prepare_segment_scan(source, clean_at_once))
+                for first, last in reversed(source.uniform_batch_ranges()):
                     if wanted[first:last].any():
                         yield _ScanJob(begun[-1], first, last, wanted[first:last])
 
-        def hash_range(buffers: ThreadBuffers, job: _ScanJob) -> tuple[_SegmentScan, list[HashedChunk]]:
+        def hash_range(buffers: ThreadBuffers, job: _ScanJob) -> tuple[_SegmentScan, list[HashedChunkKeys]]:
             return job.scanned, key_scan.hash_chunks(buffers, job.scanned.source, job.first, job.last, job.wanted, backwards=True)
 
-        def mark_survivors(prepared: tuple[_SegmentScan, list[HashedChunk]]) -> tuple[_SegmentScan, HashedChunk, Flags] | None:
+        def mark_survivors(prepared: tuple[_SegmentScan, list[HashedChunkKeys]]) -> tuple[_SegmentScan, HashedChunkKeys, Flags] | None:
             scanned, pieces = prepared
-            marked = [(piece, *self._mark_first_seen(piece)) for piece in pieces]
+            marked = [(piece, *self._flag_first_rows_of_keys(piece)) for piece in pieces]
             for piece in pieces:
                 if key_scan.witness is not None and piece.witnessed is not None:
-                    key_scan.witness.add_chunk(scanned.source, piece.witnessed)
+                    key_scan.witness.add_chunk_rows(scanned.source, piece.witnessed)
             for piece, survives, final in marked:
-                scanned.bits.add_chunk(piece, survives, key_scan.first_dirty, scanned.source, final=final)
+                scanned.bits.add_chunk(piece, survives, key_scan.first_dirty, scanned.source, is_final=final)
             return (scanned, *marked[0][:2]) if len(marked) == 1 and marked[0][2] else None
 
-        for _ in workers.run_jobs_in_steps(hash_range, mark_survivors, self._clean_decided_chunk, scan_jobs()):
+        for _ in workers.run_three_step_jobs(hash_range, mark_survivors, self._clean_decided_chunk, scan_jobs()):
             pass
         for scanned in begun:
-            scanned.bits.finish()
+            scanned.bits.join_chunks()
 
-    def _begin_segment(self, source: SourceSegment, clean_at_once: bool) -> _SegmentScan:
+    def _prepare_segment_scan(self, source: SourceSegment, clean_at_once: bool) -> _SegmentScan:
         """Prepare the scan of a segment: an empty bitmap, and the decisions on its batches if chunks may be cleaned at once."""
         key_scan = self._scan
         if key_scan.witness is not None:
             key_scan.witness.begin_segment(source)
-        bits = self._bits.setdefault(source.ordinal, SurvivorBits(len(source.table)))
+        bits = self._bits.setdefault(source.ordinal, SurvivorBitmap(len(source.table)))
         decisions = (
-            decide_batches(source.table, key_scan.verdicts[source.ordinal], key_scan.rules, source.name)
+            decide_batches_by_headers(source.table, key_scan.verdicts[source.ordinal], key_scan.rules, source.name)
             if key_scan.rules and clean_at_once
             else None
         )
         return _SegmentScan(source, bits, decisions)
 
-    def _clean_decided_chunk(self, buffers: ThreadBuffers, decided: tuple[_SegmentScan, HashedChunk, Flags] | None) -> None:
-        """Clean a compressed chunk at once if its survivors and the decisions on its batches are known."""
+    def _clean_decided_chunk(self, buffers: ThreadBuffers, decided: tuple[_SegmentScan, HashedChunkKeys, Flags] | None) -> None:
+        """Clean a compressed chunk now, while its records are decompressed, and store the result for pass 2. Nothing is done if
+        ``decided`` is None, because then it is not known yet which of its records survive.
+        """
         key_scan = self._scan
         if decided is None or key_scan.rules is None or decided[0].decisions is None or not key_scan.finished.has_space:
             return
@@ -293,10 +309,12 @@ class BackwardSurvivors:
             return
         if rows.offset.min(initial=key_scan.end) < key_scan.first_dirty:
             return  # older records are looked up when all keys are known
-        clean = clean_chunk(buffers, source, chunk, rows, piece.first_row, ~survives, decisions.select_batches(some), key_scan.rules)
-        key_scan.finished.store_chunk(source, chunk, clean)
+        clean = clean_batches_of_chunk(
+            buffers, source, chunk, rows, piece.first_row, ~survives, decisions.decisions_of_rows(some), key_scan.rules
+        )
+        key_scan.finished.store_chunk_within_budget(source, chunk, clean)
 
-    def _mark_first_seen(self, hashed: HashedChunk) -> tuple[Flags, bool]:
+    def _flag_first_rows_of_keys(self, hashed: HashedChunkKeys) -> tuple[Flags, bool]:
         """Return a flag per row of the chunk, set if the row is the first one with its key (the newest, because the log is read backwards),
         and whether the flags are final.
         """
@@ -310,40 +328,40 @@ class BackwardSurvivors:
         survives[hashed.picked] = seen
         return survives, True
 
-    def survivor_counts(self, source: SourceSegment) -> SurvivorCounts | None:
+    def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCounts | None:
         bits = self._bits.get(source.ordinal)
         return None if bits is None else SurvivorCounts(bits.kept, bits.tombstones)
 
-    def find_superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
+    def flag_superseded_rows(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
         bits = self._bits.get(source.ordinal)
-        superseded = bits.find_superseded(chunk, first_row) if bits is not None else np.zeros(len(rows), np.bool_)
+        superseded = bits.flag_superseded_rows_of_chunk(chunk, first_row) if bits is not None else np.zeros(len(rows), np.bool_)
         if source.base < self._scan.first_dirty:
-            below = _rows_below(rows.offset, rows.key_length, self._scan.first_dirty)
+            below = _keyed_rows_below(rows.offset, rows.key_length, self._scan.first_dirty)
             if len(below):
-                superseded[below] = self._find_superseded_clean_rows(source, chunk, rows, first_row, below)
+                superseded[below] = self._flag_superseded_clean_rows(source, chunk, rows, first_row, below)
         return superseded
 
-    def _find_superseded_clean_rows(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
+    def _flag_superseded_clean_rows(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
         """Return a flag per row: whether it lies below the dirty range and the dirty range has its key."""
         found = np.empty(len(below), np.bool_)
-        self._set.contains(_hash_picked_rows(chunk, rows, below, self._scan.hash_key), found)
+        self._set.flag_contained_keys(_hash_picked_rows(chunk, rows, below, self._scan.hash_key), found)
         return found
 
 
-def scan_backwards(key_scan: KeyScan, keys: KeySet, workers: WorkerThreads) -> BackwardSurvivors:
+def find_survivors_backwards(key_scan: KeyScanParameters, key_set: KeySet, workers: WorkerThreads) -> BackwardKeyScan:
     """Read the dirty range from its end to its beginning, and return the survivors. Raises BadData; OutOfBudget if the key set is full."""
-    found = BackwardSurvivors(key_scan, keys)
-    found.scan_dirty_segments(reversed(key_scan.dirty_segments()), workers)
+    found = BackwardKeyScan(key_scan, key_set)
+    found.scan_dirty_segments(reversed(key_scan.dirty_segments_with_batches()), workers)
     return found
 
 
-class BoundedSurvivors:
+class BoundedMapSurvivors:
     """Survivors found with Kafka's own offset map: a table from key to latest offset, limited to a number of keys."""
 
-    def __init__(self, key_scan: KeyScan, table: BoundedOffsetMap) -> None:
+    def __init__(self, key_scan: KeyScanParameters, bounded_map: BoundedOffsetMap) -> None:
         self._scan = key_scan
-        self._table = table
-        self.latest_offset = -1
+        self._table = bounded_map
+        self.last_mapped_offset = -1
 
     @property
     def key_count(self) -> int:
@@ -353,64 +371,66 @@ class BoundedSurvivors:
     def peak_bytes(self) -> int:
         return self._table.peak_bytes
 
-    def survivor_counts(self, source: SourceSegment) -> SurvivorCounts | None:
+    def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCounts | None:
         return None
 
-    def find_superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
-        keyed = np.flatnonzero((rows.key_length >= 0) & (rows.offset <= self.latest_offset))
+    def flag_superseded_rows(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
+        keyed = np.flatnonzero((rows.key_length >= 0) & (rows.offset <= self.last_mapped_offset))
         latest = np.empty(len(keyed), np.int64)
         self._table.find_latest_offsets(_hash_picked_rows(chunk, rows, keyed, self._scan.hash_key), latest)
         superseded = np.zeros(len(rows), np.bool_)
         superseded[keyed] = rows.offset[keyed] < latest
         return superseded
 
-    def add_chunk(self, source: SourceSegment, hashed: HashedChunk) -> bool:
+    def add_chunk_unless_full(self, source: SourceSegment, hashed: HashedChunkKeys) -> bool:
         """Add the rows of a chunk to the map. Return False if the map was full when another record with a key came."""
         offsets = hashed.offset[hashed.picked]
         taken = self._table.put_rows_until_full(hashed.hashes, offsets)
         chunk = hashed.chunk
         if taken == len(offsets):
-            self._move_end(int(source.table.last_offset[chunk.last - 1]))
+            self._move_end_of_mapped_range(int(source.table.last_offset[chunk.last - 1]))
             return True
         # Batches before the one that holds the first row without room were read completely.
         batch = int(np.searchsorted(hashed.first_row, hashed.picked[taken], side="right")) - 1
         if chunk.first + batch:
-            self._move_end(int(source.table.last_offset[chunk.first + batch - 1]))
+            self._move_end_of_mapped_range(int(source.table.last_offset[chunk.first + batch - 1]))
         if taken and hashed.picked[taken - 1] >= hashed.first_row[batch]:
-            self.latest_offset = int(offsets[taken - 1])
+            self.last_mapped_offset = int(offsets[taken - 1])
         return False
 
-    def _move_end(self, last_offset: int) -> None:
+    def _move_end_of_mapped_range(self, last_offset: int) -> None:
         """Move the end of the mapped range. Kafka sets it even backwards: an old wrapper at offset 0 ends below its own records."""
         if last_offset >= self._scan.first_dirty:
-            self.latest_offset = last_offset
+            self.last_mapped_offset = last_offset
 
-    def end_segment(self, source: SourceSegment) -> None:
+    def move_end_to_next_segment(self, source: SourceSegment) -> None:
         """Move the end of the mapped range to the next segment's base: gaps between offsets are skipped (KAFKA-8764)."""
-        self._move_end(min(source.end, self._scan.end) - 1)
+        self._move_end_of_mapped_range(min(source.end, self._scan.end) - 1)
 
 
-def scan_bounded(key_scan: KeyScan, table: BoundedOffsetMap, workers: WorkerThreads) -> BoundedSurvivors:
+def find_survivors_with_bounded_map(key_scan: KeyScanParameters, table: BoundedOffsetMap, workers: WorkerThreads) -> BoundedMapSurvivors:
     """Read the dirty range in order until Kafka's bounded offset map is full, and return the survivors. Raises BadData."""
-    found = BoundedSurvivors(key_scan, table)
-    for source, wanted in key_scan.dirty_segments():
+    found = BoundedMapSurvivors(key_scan, table)
+    for source, wanted in key_scan.dirty_segments_with_batches():
         # Chunks without a record that may enter count as read too, so they are not left out.
-        jobs = [(source, first, last, wanted[first:last]) for first, last in source.batch_ranges()]
-        for pieces in workers.run_jobs(lambda buffers, job: key_scan.hash_chunks(buffers, *job, backwards=False), jobs):
+        jobs = [(source, first, last, wanted[first:last]) for first, last in source.uniform_batch_ranges()]
+        for pieces in workers.run_jobs_in_order(lambda buffers, job: key_scan.hash_chunks(buffers, *job, backwards=False), jobs):
             for piece in pieces:
-                if not found.add_chunk(source, piece):
+                if not found.add_chunk_unless_full(source, piece):
                     return found
-        found.end_segment(source)
+        found.move_end_to_next_segment(source)
     return found
 
 
 @measure_stage(WorkStage.HASH, lambda buffers, chunk, rows, *_: int(np.maximum(rows.key_length, 0).sum()))
-def _hash_chunk(
-    buffers: ThreadBuffers, chunk: Chunk, rows: Rows, low: int, high: int, key: bytes, backwards: bool
+def _hash_keyed_rows_of_chunk(
+    buffers: ThreadBuffers, chunk: Chunk, rows: Rows, first_offset: int, end_offset: int, hash_key: bytes, backwards: bool
 ) -> tuple[Hashes, Int64s]:
     """Return the hashes of keyed rows with offsets [low, high), and the numbers of these rows."""
-    hashes, picked = buffers.hashes.buffers_for_rows(_count_keyed(rows.offset, rows.key_length, low, high))
-    _hash_keyed(chunk.buf, rows.offset, rows.key_start, rows.key_length, low, high, *key_halves(key), backwards, hashes, picked)
+    hashes, picked = buffers.hashes.buffers_for_rows(_count_keyed_rows(rows.offset, rows.key_length, first_offset, end_offset))
+    _hash_keyed_rows(
+        chunk.buf, rows.offset, rows.key_start, rows.key_length, first_offset, end_offset, *key_halves(hash_key), backwards, hashes, picked
+    )
     return hashes, picked
 
 
@@ -424,23 +444,23 @@ def _hash_picked_rows(chunk: Chunk, rows: Rows, picked: Int64s, key: bytes) -> H
 
 
 @kernel
-def _count_keyed(offset: Int64s, key_length: Int32s, low: int, high: int) -> int:
+def _count_keyed_rows(offset: Int64s, key_length: Int32s, first_offset: int, end_offset: int) -> int:
     """Return the number of keyed rows with offsets [low, high)."""
     count = 0
     for row in range(offset.size):
-        if key_length[row] >= 0 and low <= offset[row] < high:
+        if key_length[row] >= 0 and first_offset <= offset[row] < end_offset:
             count += 1
     return count
 
 
 @kernel
-def _hash_keyed(
+def _hash_keyed_rows(
     buf: Bytes,
     offset: Int64s,
     key_start: Int64s,
     key_length: Int32s,
-    low: int,
-    high: int,
+    first_offset: int,
+    end_offset: int,
     k0: np.uint64,
     k1: np.uint64,
     backwards: bool,
@@ -450,7 +470,7 @@ def _hash_keyed(
     at = picked.size - 1 if backwards else 0
     step = -1 if backwards else 1
     for row in range(offset.size):
-        if key_length[row] >= 0 and low <= offset[row] < high:
+        if key_length[row] >= 0 and first_offset <= offset[row] < end_offset:
             hashes[at, 0], hashes[at, 1] = siphash128(buf, key_start[row], np.int64(key_length[row]), k0, k1)
             picked[at] = row
             at += step
@@ -466,7 +486,7 @@ def _hash_rows(buf: Bytes, picked: Int64s, key_start: Int64s, key_length: Int32s
 
 
 @kernel
-def _rows_below(offset: Int64s, key_length: Int32s, first_dirty: int) -> Int64s:
+def _keyed_rows_below(offset: Int64s, key_length: Int32s, first_dirty: int) -> Int64s:
     """Return the numbers of the rows that have a key and lie below the dirty range."""
     found = np.empty(offset.size, np.int64)
     count = 0
@@ -478,15 +498,17 @@ def _rows_below(offset: Int64s, key_length: Int32s, first_dirty: int) -> Int64s:
 
 
 @kernel
-def _count_survivors(first_row: Int64s, survives: Flags, value_length: Int32s, complete: Flags, kept: Int32s, tombstones: Flags) -> None:
-    """Count the survivors of each ``complete`` batch (-1 for the others), and note whether tombstones are among them."""
+def _count_survivors_by_batch(
+    first_row: Int64s, survives_flags: Flags, value_length: Int32s, complete_flags: Flags, kept: Int32s, tombstones: Flags
+) -> None:
+    """Count the survivors of each ``complete_flags`` batch (-1 for the others), and note whether tombstones are among them."""
     for batch in range(kept.size):
         count = 0
         null = False
         for row in range(first_row[batch], first_row[batch + 1]):
-            count += survives[row]
-            null = null or (survives[row] and value_length[row] < 0)
-        kept[batch] = count if complete[batch] else -1
+            count += survives_flags[row]
+            null = null or (survives_flags[row] and value_length[row] < 0)
+        kept[batch] = count if complete_flags[batch] else -1
         tombstones[batch] = null
 
 

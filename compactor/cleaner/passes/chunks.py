@@ -1,7 +1,7 @@
 """Cleaning of one chunk: takes parsed rows with their survivor flags, and returns the bytes of new batches.
 
 Pass 2 does this for every chunk. Pass 1 does it for a compressed chunk whose survivors it knows already, and stores the result
-(``FinishedChunks``), so that nothing is decompressed, parsed or looked up twice.
+(``CleanedChunkCache``), so that nothing is decompressed, parsed or looked up twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from compactor.cleaner.passes.retention import BatchDecisions, RoundRules, filter_rows
+from compactor.cleaner.passes.retention import BatchDecisions, RoundRules, decide_batches_by_records
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.worker_threads import ThreadBuffers
 from compactor.errors import BadData
@@ -25,7 +25,7 @@ from compactor.records.rows import Chunk, Rows
 
 
 @dataclass(frozen=True, slots=True)
-class CleanChunk:
+class CleanedChunk:
     """Cleaned batches of a chunk, ready to be written, with its number of records before and after cleaning.
 
     sums: its part of the balance; None if no balance is computed.
@@ -36,20 +36,20 @@ class CleanChunk:
     records_kept: int
     sums: Sums | None = None
 
-    def copy_into(self, data: memoryview) -> CleanChunk:
-        """Return the chunk with its bytes copied into ``data``, so that the thread's buffers can be reused."""
+    def copy_bytes_into(self, out: memoryview) -> CleanedChunk:
+        """Return the chunk with its bytes copied into ``out``, so that the thread's buffers can be reused."""
         old = self.encoded
-        if len(data):  # numpy lets other threads run meanwhile: memory that was never touched is slow
-            np.copyto(np.frombuffer(data, np.uint8), np.frombuffer(old.data, np.uint8))
-        moved = EncodedBatches(data, old.size, old.last_offset, old.max_timestamp, old.anew)
-        return CleanChunk(moved, self.records_read, self.records_kept, self.sums)
+        if len(out):  # numpy lets other threads run meanwhile: memory that was never touched is slow
+            np.copyto(np.frombuffer(out, np.uint8), np.frombuffer(old.data, np.uint8))
+        moved = EncodedBatches(out, old.size, old.last_offset, old.max_timestamp, old.anew)
+        return CleanedChunk(moved, self.records_read, self.records_kept, self.sums)
 
-    def copy_bytes(self) -> CleanChunk:
+    def copy_bytes(self) -> CleanedChunk:
         """Return the chunk with a copy of its bytes."""
-        return self.copy_into(memoryview(bytearray(len(self.encoded.data))))
+        return self.copy_bytes_into(memoryview(bytearray(len(self.encoded.data))))
 
 
-def clean_chunk(
+def clean_batches_of_chunk(
     buffers: ThreadBuffers,
     source: SourceSegment,
     chunk: Chunk,
@@ -58,18 +58,20 @@ def clean_chunk(
     superseded: Flags,
     decisions: BatchDecisions,
     rules: RoundRules,
-) -> CleanChunk:
+) -> CleanedChunk:
     """Clean the batches of a chunk: decide which records stay, and encode the batches. The result uses the thread's buffers. decisions:
-    those of ``decide_batches`` on the chunk's batches.
+    those of ``decide_batches_by_headers`` on the chunk's batches.
 
     Raises BadData if Kafka would refuse a batch.
     """
     if chunk.wanted.any() and int(source.table.magic[chunk.first]) < 2:
-        _check_wrapper_order(source, chunk, rows, first_row)
-    _check_marker_values(source, chunk, rows, first_row)
+        _reject_unordered_wrappers(source, chunk, rows, first_row)
+    _reject_markers_without_value(source, chunk, rows, first_row)
     copied = decisions.action == COPY
     action = decisions.action.copy()
-    keep, horizon = filter_rows(source.table, chunk, rows, first_row, superseded, action, decisions.retain_empty, rules, source.mtime_ms)
+    keep, horizon = decide_batches_by_records(
+        source.table, chunk, rows, first_row, superseded, action, decisions.retain_empty, rules, source.mtime_ms
+    )
     encoded = encode_chunk(source.buf, source.table, chunk, rows, first_row, keep, action, horizon, buffers.output, source.name)
     counts = np.maximum(source.table.count[chunk.first : chunk.last].astype(np.int64), np.diff(first_row))
     sums = None
@@ -87,10 +89,10 @@ def clean_chunk(
             superseded,
             decisions.discarded,
         )
-    return CleanChunk(encoded, int(counts.sum()), int(np.count_nonzero(keep)) + int(counts[copied].sum()), sums)
+    return CleanedChunk(encoded, int(counts.sum()), int(np.count_nonzero(keep)) + int(counts[copied].sum()), sums)
 
 
-def _check_marker_values(source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> None:
+def _reject_markers_without_value(source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> None:
     """Raise BadData for a control record without a value: Kafka's cleaner would take it for a tombstone, and brokers cannot load such a
     log.
     """
@@ -108,7 +110,7 @@ def _check_marker_values(source: SourceSegment, chunk: Chunk, rows: Rows, first_
         )
 
 
-def _check_wrapper_order(source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> None:
+def _reject_unordered_wrappers(source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> None:
     """Raise BadData if the records of a v0/v1 wrapper are out of order: its header does not state its base offset."""
     table = source.table
     for i in np.flatnonzero(np.diff(first_row) > 0).tolist():
@@ -136,7 +138,7 @@ def _check_wrapper_order(source: SourceSegment, chunk: Chunk, rows: Rows, first_
                 )
 
 
-class FinishedChunks:
+class CleanedChunkCache:
     """Chunks that pass 1 has cleaned for pass 2, within a budget in bytes. A chunk is identified by segment and first
     batch. Thread-safe.
     """
@@ -147,17 +149,17 @@ class FinishedChunks:
         self._left = budget_bytes
         self._block = memoryview(bytearray())
         self._dealing = threading.Lock()
-        self._chunks: dict[tuple[int, int], CleanChunk] = {}
+        self._chunks: dict[tuple[int, int], CleanedChunk] = {}
 
     @property
     def has_space(self) -> bool:
         """Return whether the budget has bytes left for another chunk."""
         return self._left > 0
 
-    @measure_stage(WorkStage.KEEP, lambda self, source, chunk, clean: len(clean.encoded.data))
-    def store_chunk(self, source: SourceSegment, chunk: Chunk, clean: CleanChunk) -> None:
+    @measure_stage(WorkStage.KEEP, lambda self, source, chunk, cleaned: len(cleaned.encoded.data))
+    def store_chunk_within_budget(self, source: SourceSegment, chunk: Chunk, cleaned: CleanedChunk) -> None:
         """Store a copy of a cleaned chunk if the budget allows it."""
-        size = len(clean.encoded.data)
+        size = len(cleaned.encoded.data)
         with self._dealing:
             self._left -= size
             if self._left < 0:
@@ -165,14 +167,14 @@ class FinishedChunks:
             if size > len(self._block):
                 self._block = np.empty(max(size, self._BLOCK), np.uint8).data
             mine, self._block = self._block[:size], self._block[size:]
-        self._chunks[source.ordinal, chunk.first] = clean.copy_into(mine)
+        self._chunks[source.ordinal, chunk.first] = cleaned.copy_bytes_into(mine)
 
-    def clear(self) -> None:
+    def clear_and_stop_storing(self) -> None:
         """Drop all chunks, and store none from now on."""
         self._left = 0
         self._block = memoryview(bytearray())
         self._chunks.clear()
 
-    def pop_chunk(self, source: SourceSegment, first: int) -> CleanChunk | None:
-        """Remove and return the cleaned chunk that begins at batch ``first``, or return None if it was not stored."""
-        return self._chunks.pop((source.ordinal, first), None)
+    def pop_chunk(self, source: SourceSegment, first_batch: int) -> CleanedChunk | None:
+        """Remove and return the cleaned chunk that begins at batch ``first_batch``, or return None if it was not stored."""
+        return self._chunks.pop((source.ordinal, first_batch), None)

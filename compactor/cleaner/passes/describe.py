@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bloom.sidecar import RecordsDue
+from bloom.sidecar import RemovableRecordCounts
 from checkpoint.lineage import EpochEntry
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.constants import NEVER_MS, NO_TIMESTAMP
@@ -16,7 +16,7 @@ from compactor.records.rows import RowBuffers, parse_records
 
 
 @dataclass(frozen=True, slots=True)
-class ContentFacts:
+class ContentSummary:
     """Timestamps and number of records of a segment.
 
     max_timestamp_ms: without control records, whose timestamps come from the broker's clock; -1 for none.
@@ -28,25 +28,25 @@ class ContentFacts:
     records: int
 
 
-def content_facts(table: BatchTable) -> ContentFacts:
+def summarize_content(table: BatchTable) -> ContentSummary:
     """Return timestamps and number of records of a segment."""
     data = table.max_timestamp[(table.control == NOT_CONTROL) & ((table.count > 0) | (table.magic < 2))]
-    return ContentFacts(
+    return ContentSummary(
         max_timestamp_ms=int(data.max(initial=-1)),
         first_timestamp_ms=int(table.max_timestamp[0]) if len(table) else -1,
         records=int(table.count.sum()),
     )
 
 
-def read_first_due_ms(source: SourceSegment, inflate_limit: int) -> int:
+def read_earliest_due_ms(source: SourceSegment, inflate_limit: int) -> int:
     """Return the earliest time at which a delete horizon of a marker or tombstone passes, in milliseconds, or -1. Reads the records of
     batches with a horizon.
     """
     table = source.table
-    due = _first_marker_ms(table)
-    maybe = _has_horizon(table) & (table.control == NOT_CONTROL) & (table.base_timestamp < due)
+    due = _earliest_marker_horizon_ms(table)
+    maybe = _flag_batches_with_horizon(table) & (table.control == NOT_CONTROL) & (table.base_timestamp < due)
     buffers = RowBuffers()
-    for first, last in source.batch_ranges():
+    for first, last in source.uniform_batch_ranges():
         wanted = maybe[first:last]
         if not wanted.any():
             continue
@@ -59,24 +59,25 @@ def read_first_due_ms(source: SourceSegment, inflate_limit: int) -> int:
     return due if due != NEVER_MS else NO_TIMESTAMP
 
 
-def first_due_ms_by_counts(table: BatchTable, counted: RecordsDue) -> int:
+def earliest_due_ms_by_counts(table: BatchTable, counted: RemovableRecordCounts) -> int:
     """Return the earliest time at which a delete horizon passes, in milliseconds, or -1, from the numbers of tombstones that were collected
     for a sidecar.
     """
-    due = min(_first_marker_ms(table), counted.earliest_tombstone_horizon_ms)
+    due = min(_earliest_marker_horizon_ms(table), counted.earliest_tombstone_horizon_ms)
     return due if due != NEVER_MS else NO_TIMESTAMP
 
 
-def _has_horizon(table: BatchTable) -> npt.NDArray[np.bool_]:
+def _flag_batches_with_horizon(table: BatchTable) -> npt.NDArray[np.bool_]:
     dated: npt.NDArray[np.bool_] = ((table.attributes & np.int16(HORIZON)) != 0) & (table.magic == 2) & (table.count > 0)
     return dated
 
 
-def _first_marker_ms(table: BatchTable) -> int:
-    return int(table.base_timestamp[_has_horizon(table) & (table.control != NOT_CONTROL)].min(initial=NEVER_MS))
+def _earliest_marker_horizon_ms(table: BatchTable) -> int:
+    """Return the earliest delete horizon of a transaction marker, in milliseconds, or a time that is never reached if there is none."""
+    return int(table.base_timestamp[_flag_batches_with_horizon(table) & (table.control != NOT_CONTROL)].min(initial=NEVER_MS))
 
 
-def last_record_offset(source: SourceSegment, inflate_limit: int) -> int:
+def read_last_record_offset(source: SourceSegment, inflate_limit: int) -> int:
     """Return the offset of the last record, including control records, or -1. A batch may end after its last record. Raises BadData."""
     table, buffers = source.table, RowBuffers()
     for batch in np.flatnonzero((table.count > 0) | (table.magic < 2))[::-1].tolist():
@@ -87,12 +88,12 @@ def last_record_offset(source: SourceSegment, inflate_limit: int) -> int:
     return -1
 
 
-def negative_timestamps(source: SourceSegment, inflate_limit: int) -> int:
+def count_negative_timestamps(source: SourceSegment, inflate_limit: int) -> int:
     """Return the number of records with a negative timestamp other than -1 (no timestamp). Cleaners refuse to rewrite a batch that keeps
     one.
     """
     buffers, found = RowBuffers(), 0
-    for first, last in source.batch_ranges():
+    for first, last in source.uniform_batch_ranges():
         for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), inflate_limit, None):
             rows, _ = parse_records(source.table, chunk, buffers, source.name)
             found += int(np.count_nonzero(rows.timestamp < NO_TIMESTAMP))
@@ -112,7 +113,7 @@ def lineage_from_tables(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:
     return tuple(found)
 
 
-def epochs_within(lineage: tuple[EpochEntry, ...], start_offset: int, end_offset: int) -> tuple[EpochEntry, ...]:
+def lineage_of_offset_range(lineage: tuple[EpochEntry, ...], start_offset: int, end_offset: int) -> tuple[EpochEntry, ...]:
     """Return the part of a lineage that belongs to a segment. It has at least one entry, and the first one begins at the segment's start
     offset.
     """

@@ -45,18 +45,18 @@ def group_segments(
     groups: list[list[S]] = []
     for i, segment in enumerate(segments):
         last = (segments[i + 1].base if i + 1 < len(segments) else first_uncleanable) - 1
-        if groups and _fits_limits(groups[-1], segment, last, segment_bytes, segment_index_bytes) and may_join(groups[-1], segment):
+        if groups and _fits_group_limits(groups[-1], segment, last, segment_bytes, segment_index_bytes) and may_join(groups[-1], segment):
             groups[-1].append(segment)
         else:
             groups.append([segment])
     return groups
 
 
-def _fits_limits(current: list[S], segment: S, last: int, segment_bytes: int, segment_index_bytes: int) -> bool:
-    """Return whether a group with one more segment stays within the limits. ``last``: last offset of that segment."""
+def _fits_group_limits(current: list[S], segment: S, last_offset: int, segment_bytes: int, segment_index_bytes: int) -> bool:
+    """Return whether a group with one more segment stays within the limits. ``last_offset``: last offset of that segment."""
     return (
         sum(s.size for s in current) + segment.size <= segment_bytes
         and sum(s.index_bytes for s in current) + segment.index_bytes <= segment_index_bytes
         and sum(s.timeindex_bytes for s in current) + segment.timeindex_bytes <= segment_index_bytes
-        and (segment.size == 0 or last - current[0].base <= MAX32)
+        and (segment.size == 0 or last_offset - current[0].base <= MAX32)
     )

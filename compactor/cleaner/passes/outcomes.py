@@ -22,32 +22,34 @@ UNDECIDED: Final = -1
 """Beside ABORT and COMMIT: no marker of the producer was seen yet, or the batch is not data of a transaction."""
 
 
-def outcomes_backwards(table: BatchTable, known: dict[int, int]) -> Kinds:
+def txn_outcomes_by_batch(table: BatchTable, next_outcome_by_producer: dict[int, int]) -> Kinds:
     """Return ABORT, COMMIT or UNDECIDED for each batch of a segment. Segments of a log are passed from the last to the first.
 
-    :param known: outcome of the next marker after the segment by producer id; updated to the segment's start.
+    :param next_outcome_by_producer: outcome of the next marker after the segment by producer id; updated to the segment's start.
     """
     kinds = np.full(len(table), UNDECIDED, np.int8)
     transactional = table.is_transactional
     some = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT) | ((table.control == NOT_CONTROL) & transactional))
     if len(some):
         ids, producer = np.unique(table.producer_id[some], return_inverse=True)
-        outcome = np.array([known.get(each, UNDECIDED) for each in ids.tolist()], np.int64)
-        kinds[some] = fold_outcomes(table.control[some], transactional[some], producer.astype(np.int64), outcome)
-        known.update((each, kind) for each, kind in zip(ids.tolist(), outcome.tolist(), strict=True) if kind != UNDECIDED)
+        outcome = np.array([next_outcome_by_producer.get(each, UNDECIDED) for each in ids.tolist()], np.int64)
+        kinds[some] = fold_txn_outcomes_backwards(table.control[some], transactional[some], producer.astype(np.int64), outcome)
+        next_outcome_by_producer.update(
+            (each, kind) for each, kind in zip(ids.tolist(), outcome.tolist(), strict=True) if kind != UNDECIDED
+        )
     return kinds
 
 
 @kernel
-def fold_outcomes(control: Kinds, transactional: Flags, producer: Int64s, outcome: Int64s) -> Kinds:
+def fold_txn_outcomes_backwards(control: Kinds, transactional: Flags, producer: Int64s, next_outcome_by_producer: Int64s) -> Kinds:
     """Return for each batch the outcome of the transaction to which its data belongs.
 
-    :param outcome: by producer, outcome of its first marker after these batches; updated.
+    :param next_outcome_by_producer: by producer, outcome of its first marker after these batches; updated.
     """
     kinds = np.full(control.size, UNDECIDED, np.int8)
     for i in range(control.size - 1, -1, -1):
         if control[i] == ABORT or control[i] == COMMIT:
-            outcome[producer[i]] = control[i]
+            next_outcome_by_producer[producer[i]] = control[i]
         elif control[i] == NOT_CONTROL and transactional[i]:
-            kinds[i] = outcome[producer[i]]
+            kinds[i] = next_outcome_by_producer[producer[i]]
     return kinds

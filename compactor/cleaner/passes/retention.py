@@ -39,7 +39,7 @@ class RoundRules:
     balance_key: BalanceKey | None = None
 
     @property
-    def delete_horizon_ms(self) -> int:
+    def new_delete_horizon_ms(self) -> int:
         """Return the delete horizon of tombstones and markers that get one in this round. It is unlimited if the retention is, as Kafka's
         sum overflows then.
         """
@@ -60,13 +60,13 @@ class BatchDecisions:
     retain_empty: Flags
     discarded: Flags
 
-    def select_batches(self, rows: slice) -> BatchDecisions:
+    def decisions_of_rows(self, rows: slice) -> BatchDecisions:
         """Return the decisions on the batches in a slice of rows."""
         return BatchDecisions(self.action[rows], self.retain_empty[rows], self.discarded[rows])
 
 
 @measure_stage(WorkStage.DECIDE)
-def decide_batches(table: BatchTable, verdicts: Verdicts, rules: RoundRules, segment: str) -> BatchDecisions:
+def decide_batches_by_headers(table: BatchTable, verdicts: Verdicts, rules: RoundRules, segment: str) -> BatchDecisions:
     """Decide about each batch of a segment as far as its header allows. Raises BadData for a marker that cannot be read."""
     malformed = np.flatnonzero(table.control == MALFORMED)
     if len(malformed):
@@ -92,13 +92,15 @@ def decide_batches(table: BatchTable, verdicts: Verdicts, rules: RoundRules, seg
         last_data >= 0, table.last_offset == last_data, (table.control != NOT_CONTROL) & (table.producer_epoch == epoch)
     )
     retain_empty = is_last | (table.last_offset + 1 == rules.high_watermark)
-    action = _decide_by_headers(table.control, table.attributes, table.base_timestamp, verdicts.discardable, retain_empty, rules.now_ms)
+    action = _header_action_of_batches(
+        table.control, table.attributes, table.base_timestamp, verdicts.discardable, retain_empty, rules.now_ms
+    )
     return BatchDecisions(action, retain_empty, verdicts.discardable)
 
 
 @kernel
-def _decide_by_headers(
-    control: npt.NDArray[np.int8], attributes: npt.NDArray[np.int16], horizon: Int64s, discardable: Flags, retain_empty: Flags, now: int
+def _header_action_of_batches(
+    control: npt.NDArray[np.int8], attributes: npt.NDArray[np.int16], horizon: Int64s, discardable: Flags, retain_empty: Flags, now_ms: int
 ) -> Actions:
     action = np.empty(control.size, np.uint8)
     for i in range(control.size):
@@ -107,7 +109,7 @@ def _decide_by_headers(
             action[i] = FILTER
         else:
             has_horizon = (attributes[i] & HORIZON) != 0
-            discard = control[i] == EMPTIED or (discardable[i] and has_horizon and horizon[i] <= now)
+            discard = control[i] == EMPTIED or (discardable[i] and has_horizon and horizon[i] <= now_ms)
             # A marker whose data is gone gets its horizon now, which is a rewrite.
             action[i] = FILTER if discardable[i] and not has_horizon else COPY
         if discard:
@@ -116,7 +118,7 @@ def _decide_by_headers(
 
 
 @measure_stage(WorkStage.DECIDE, lambda table, chunk, *_: chunk.body_size_bytes)
-def filter_rows(
+def decide_batches_by_records(
     table: BatchTable,
     chunk: Chunk,
     rows: Rows,
@@ -135,7 +137,7 @@ def filter_rows(
     some = slice(chunk.first, chunk.last)
     keep = np.zeros(len(rows), np.bool_)
     horizon = np.full(len(action), NO_HORIZON, np.int64)
-    _filter_records(
+    _decide_records_and_horizons(
         table.control[some],
         table.attributes[some],
         table.base_timestamp[some],
@@ -148,7 +150,7 @@ def filter_rows(
         retain_empty,
         rules.latest_offset,
         rules.now_ms,
-        rules.delete_horizon_ms,
+        rules.new_delete_horizon_ms,
         mtime_ms > rules.legacy_horizon_ms,
         action,
         keep,
@@ -158,7 +160,7 @@ def filter_rows(
 
 
 @kernel
-def _filter_records(
+def _decide_records_and_horizons(
     control: npt.NDArray[np.int8],
     attributes: npt.NDArray[np.int16],
     base_timestamp: Int64s,
@@ -170,9 +172,9 @@ def _filter_records(
     superseded: Flags,
     retain_empty: Flags,
     latest_offset: int,
-    now: int,
-    new_horizon: int,
-    legacy_retain: bool,
+    now_ms: int,
+    new_horizon_ms: int,
+    retain_legacy_tombstones: bool,
     action: Actions,
     keep: Flags,
     horizon: Int64s,
@@ -191,7 +193,7 @@ def _filter_records(
                 if key_length[row] < 0 or superseded[row]:
                     stays = False
                 elif value_length[row] < 0:
-                    stays = (not has_horizon or now < base_timestamp[batch]) if magic == 2 else legacy_retain
+                    stays = (not has_horizon or now_ms < base_timestamp[batch]) if magic == 2 else retain_legacy_tombstones
             keep[row] = stays
             if stays:
                 kept += 1
@@ -205,4 +207,4 @@ def _filter_records(
         else:
             action[batch] = REWRITE
             if needs_horizon:
-                horizon[batch] = new_horizon
+                horizon[batch] = new_horizon_ms

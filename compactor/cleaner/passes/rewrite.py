@@ -11,14 +11,14 @@ from typing import BinaryIO
 
 import numpy as np
 
-from compactor.cleaner.keys.survivors import SurvivorCounts, Survivors
-from compactor.cleaner.passes.chunks import CleanChunk, FinishedChunks, clean_chunk
-from compactor.cleaner.passes.retention import BatchDecisions, RoundRules, decide_batches
+from compactor.cleaner.keys.survivors import SurvivorCounts, SurvivorLookup
+from compactor.cleaner.passes.chunks import CleanedChunk, CleanedChunkCache, clean_batches_of_chunk
+from compactor.cleaner.passes.retention import BatchDecisions, RoundRules, decide_batches_by_headers
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts
 from compactor.cleaner.passes.worker_threads import BARRIER, Barrier, ThreadBuffers, WorkerThreads
 from compactor.cleaner.row_spool import NO_LIMIT, DiskReservation
-from compactor.cleaner.witness import Witness
+from compactor.cleaner.witness import SecondReader
 from compactor.errors import BadData
 from compactor.kernels.common import Flags
 from compactor.model.balance import DigestSum
@@ -52,7 +52,7 @@ class CleanedSegment:
 
 
 @dataclass(slots=True)
-class _Progress:
+class _RewriteProgress:
     """Progress of writing a group's new segment: the batches and sums written so far."""
 
     sizes: list[Int64s] = field(default_factory=list)
@@ -69,7 +69,7 @@ class _Progress:
     mtime_ms: int = 0
     txnindex: bytes = b""
 
-    def add_encoded(self, encoded: EncodedBatches) -> None:
+    def add_encoded_batches(self, encoded: EncodedBatches) -> None:
         self.anew.append(encoded.anew)
         self.sizes.append(encoded.size)
         self.last_offsets.append(encoded.last_offset)
@@ -81,7 +81,7 @@ GroupMember = Callable[[], AbstractContextManager[tuple[SourceSegment, Verdicts]
 
 
 @dataclass(frozen=True, slots=True)
-class OpenMember:
+class OpenGroupMember:
     """A function that opens a source segment of a group (segments that are rewritten together).
 
     Its bytes stay available until its last chunk is written, while the next source is opened already.
@@ -95,7 +95,7 @@ class OpenMember:
 
 
 @dataclass(frozen=True, slots=True)
-class _Range:
+class _BatchRange:
     """Batches [first, last) of a source segment, with the decisions on them."""
 
     source: SourceSegment
@@ -108,95 +108,97 @@ class _Range:
 class RewritePass:
     """Pass 2 of a round: writes the new segment of each of its groups."""
 
-    survivors: Survivors
+    survivors: SurvivorLookup
     rules: RoundRules
     index_interval_bytes: int
     inflate_limit: int
-    finished: FinishedChunks
-    witness: Witness | None = None
+    finished: CleanedChunkCache
+    witness: SecondReader | None = None
 
     def rewrite_group(
         self,
-        base: int,
+        base_offset: int,
         group: Sequence[GroupMember],
         folder: Path,
         workers: WorkerThreads,
         *,
         end_offset: int | None = None,
-        end_epoch: int = -1,
-        disk: DiskReservation = NO_LIMIT,
+        filler_epoch: int = -1,
+        disk_reservation: DiskReservation = NO_LIMIT,
     ) -> CleanedSegment:
         """Write a group's new segment into ``folder``.
 
-        :param base: base offset of the first source.
+        :param base_offset: base offset of the first source.
         :param group: sources and verdicts; each is entered when its turn comes, and has its bytes until it is left.
         :param end_offset: last offset of a published segment, inclusive (coverage, I1): a filler batch is added if the last batch would end
             before it. None: the segment may end earlier, or be empty, as with Kafka's cleaner.
-        :param end_epoch: leader epoch of the filler if no batch of the last source tells it.
-        :param disk: gives the bytes of each write before it is done.
+        :param filler_epoch: leader epoch of the filler if no batch of the last source tells it.
+        :param disk_reservation: gives the bytes of each write before it is done.
         :raises BadData: a source cannot be cleaned; what was written so far is left to the caller.
         """
-        done = _Progress(end_epoch=end_epoch)
-        log = folder / f"{base:020d}.log"
+        done = _RewriteProgress(end_epoch=filler_epoch)
+        log = folder / f"{base_offset:020d}.log"
         with log.open("xb") as file:
 
-            def append_chunks(cleaned: tuple[SourceSegment, list[CleanChunk]]) -> None:
+            def append_chunks(cleaned: tuple[SourceSegment, list[CleanedChunk]]) -> None:
                 source, pieces = cleaned
                 for piece in pieces:
-                    _append_chunk(file, piece, source, done, disk)
+                    _append_chunk(file, piece, source, done, disk_reservation)
 
             # Whatever happens, no buffers is at work any more when a source loses its bytes.
             with (
-                closing(self._iterate_ranges(group, done)) as ranges,
-                closing(workers.run_jobs_in_steps(self._clean_range, append_chunks, lambda buffers, _: None, ranges)) as written,
+                closing(self._iterate_batch_ranges(group, done)) as ranges,
+                closing(workers.run_three_step_jobs(self._clean_batch_range, append_chunks, lambda buffers, _: None, ranges)) as written,
             ):
                 for _ in written:
                     pass
             if end_offset is not None:
-                _append_filler(file, done, base, end_offset, disk)
+                _append_filler(file, done, base_offset, end_offset, disk_reservation)
         sizes, lasts, maxima = (
             np.concatenate(c) if c else np.empty(0, np.int64) for c in (done.sizes, done.last_offsets, done.max_timestamps)
         )
-        index, timeindex = encode_offset_and_time_index(base, sizes, lasts, maxima, self.index_interval_bytes)
+        index, timeindex = encode_offset_and_time_index(base_offset, sizes, lasts, maxima, self.index_interval_bytes)
         paths = {"log": log}
         for kind, data in (("index", index), ("timeindex", timeindex), ("txnindex", done.txnindex)):
             if data or kind != "txnindex":
-                paths[kind] = folder / f"{base:020d}.{kind}"
-                disk.take_bytes(len(data))
+                paths[kind] = folder / f"{base_offset:020d}.{kind}"
+                disk_reservation.reserve_bytes(len(data))
                 paths[kind].write_bytes(data)
         for path in paths.values():
             os.utime(path, ns=(done.mtime_ms * 1_000_000,) * 2)
         return CleanedSegment(
-            base, paths, done.written, len(sizes), int(np.max(maxima, initial=-1)), done.records_read, done.records_kept,
+            base_offset, paths, done.written, len(sizes), int(np.max(maxima, initial=-1)), done.records_read, done.records_kept,
             np.concatenate(done.anew), done.sources, done.sums,
         )  # fmt: skip
 
-    def _iterate_ranges(self, group: Sequence[GroupMember], done: _Progress) -> Generator[_Range | Barrier, None, None]:
+    def _iterate_batch_ranges(
+        self, group: Sequence[GroupMember], progress: _RewriteProgress
+    ) -> Generator[_BatchRange | Barrier, None, None]:
         """Yield every range of every source in order. A source is left when all its ranges were written."""
         for member in group:
             with member() as (source, verdicts):
                 if self.witness is not None:
                     self.witness.begin_segment(source)
-                decisions = decide_batches(source.table, verdicts, self.rules, source.name)
-                counts = self.survivors.survivor_counts(source)
+                decisions = decide_batches_by_headers(source.table, verdicts, self.rules, source.name)
+                counts = self.survivors.survivor_counts_by_batch(source)
                 if counts is not None:
-                    _apply_known_counts(source.table, decisions, counts, self.rules.now_ms)
+                    _decide_batches_by_counts(source.table, decisions, counts, self.rules.now_ms)
                 if self.rules.balance_key is not None:
-                    done.sources = done.sources.plus(digest_sum_of_segment(source.buf, self.rules.balance_key))
-                done.leader_epoch = int(source.table.leader_epoch[-1]) if len(source.table) else done.end_epoch
-                done.mtime_ms = source.mtime_ms
-                done.txnindex += verdicts.txn_entries.tobytes()
-                for first, last in source.batch_ranges():
-                    yield _Range(source, first, last, decisions.select_batches(slice(first, last)))
-                if not isinstance(member, OpenMember):
+                    progress.sources = progress.sources.plus(digest_sum_of_segment(source.buf, self.rules.balance_key))
+                progress.leader_epoch = int(source.table.leader_epoch[-1]) if len(source.table) else progress.end_epoch
+                progress.mtime_ms = source.mtime_ms
+                progress.txnindex += verdicts.txn_entries.tobytes()
+                for first, last in source.uniform_batch_ranges():
+                    yield _BatchRange(source, first, last, decisions.decisions_of_rows(slice(first, last)))
+                if not isinstance(member, OpenGroupMember):
                     yield BARRIER
 
-    def _clean_range(self, buffers: ThreadBuffers, job: _Range) -> tuple[SourceSegment, list[CleanChunk]]:
-        return job.source, self._clean_chunks(buffers, job.source, job.first, job.last, job.decisions)
+    def _clean_batch_range(self, buffers: ThreadBuffers, job: _BatchRange) -> tuple[SourceSegment, list[CleanedChunk]]:
+        return job.source, self._clean_chunks_of_range(buffers, job.source, job.first, job.last, job.decisions)
 
-    def _clean_chunks(
+    def _clean_chunks_of_range(
         self, buffers: ThreadBuffers, source: SourceSegment, first: int, last: int, decisions: BatchDecisions
-    ) -> list[CleanChunk]:
+    ) -> list[CleanedChunk]:
         """Return the cleaned chunks of one range of batches: taken from pass 1, made from the batch headers alone, or read now."""
         action = decisions.action
         finished = self.finished.pop_chunk(source, first)
@@ -205,12 +207,12 @@ class RewritePass:
         # Markers are copied, but Kafka reads them all the same, and refuses one that does not parse.
         wanted = (action == FILTER) | ((action == COPY) & (source.table.control[first:last] != NOT_CONTROL))
         if not wanted.any():
-            source.verify_crcs(first, last)
+            source.verify_crcs_once(first, last)
             nowhere = np.zeros(last - first, np.int64)
             chunk = Chunk(first, last, source.buf[:0], nowhere, nowhere, wanted)
             none = np.empty(0, np.bool_)
             return [
-                clean_chunk(
+                clean_batches_of_chunk(
                     buffers, source, chunk, buffers.rows.allocate_rows(0), np.zeros(last - first + 1, np.int64), none, decisions, self.rules
                 )
             ]
@@ -219,15 +221,17 @@ class RewritePass:
             some = slice(chunk.first - first, chunk.last - first)
             rows, first_row = parse_records(source.table, chunk, buffers.rows, source.name)
             if self.witness is not None:
-                self.witness.add_expected_chunk(buffers, source, chunk)
-            superseded = self.survivors.find_superseded(source, chunk, rows, first_row)
-            clean = clean_chunk(buffers, source, chunk, rows, first_row, superseded, decisions.select_batches(some), self.rules)
+                self.witness.read_expected_chunk(buffers, source, chunk)
+            superseded = self.survivors.flag_superseded_rows(source, chunk, rows, first_row)
+            clean = clean_batches_of_chunk(
+                buffers, source, chunk, rows, first_row, superseded, decisions.decisions_of_rows(some), self.rules
+            )
             # The buffers is used again for the next chunk of this range.
             found.append(clean if chunk.last == last else clean.copy_bytes())
         return found
 
 
-def _append_chunk(file: BinaryIO, piece: CleanChunk, source: SourceSegment, done: _Progress, disk: DiskReservation) -> None:
+def _append_chunk(file: BinaryIO, piece: CleanedChunk, source: SourceSegment, done: _RewriteProgress, disk: DiskReservation) -> None:
     """Write a cleaned chunk. Raises BadData if the segment would exceed 2 GiB."""
     if done.written + len(piece.encoded.data) > MAX_SEGMENT:
         raise BadData(
@@ -235,28 +239,28 @@ def _append_chunk(file: BinaryIO, piece: CleanChunk, source: SourceSegment, done
             segment=source.name,
             hint="Lower segment_bytes; recompression at the default level can make batches larger",
         )
-    disk.take_bytes(len(piece.encoded.data))
+    disk.reserve_bytes(len(piece.encoded.data))
     _write_all(file, piece.encoded.data)
-    done.add_encoded(piece.encoded)
+    done.add_encoded_batches(piece.encoded)
     done.records_read += piece.records_read
     done.records_kept += piece.records_kept
     if piece.sums is not None:
         done.sums += piece.sums
 
 
-def _append_filler(file: BinaryIO, done: _Progress, base: int, end_offset: int, disk: DiskReservation) -> None:
+def _append_filler(file: BinaryIO, done: _RewriteProgress, base: int, end_offset: int, disk: DiskReservation) -> None:
     """Write a filler (an empty batch) if the segment would end before ``end_offset``."""
     last = max((int(lasts[-1]) for lasts in reversed(done.last_offsets) if len(lasts)), default=base - 1)
     if last >= end_offset:
         return
     filler = encode_filler_batch(end_offset, end_offset, done.leader_epoch)
-    disk.take_bytes(len(filler))
+    disk.reserve_bytes(len(filler))
     _write_all(file, memoryview(filler))
     size, last_offset, max_timestamp = (np.array([number], np.int64) for number in (HEADER, end_offset, -1))
-    done.add_encoded(EncodedBatches(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
+    done.add_encoded_batches(EncodedBatches(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
 
 
-def _apply_known_counts(table: BatchTable, decisions: BatchDecisions, counts: SurvivorCounts, now_ms: int) -> None:
+def _decide_batches_by_counts(table: BatchTable, decisions: BatchDecisions, counts: SurvivorCounts, now_ms: int) -> None:
     """Decide the batches for which pass 1 knows enough, so that they are not read again: nothing survives, or everything does and no
     tombstone is due.
     """

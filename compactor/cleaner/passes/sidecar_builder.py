@@ -1,7 +1,7 @@
 """Sidecars made from segments, and stand-ins made from sidecars.
 
 In the transaction fold, a stand-in replaces a segment that is not read: its batches are the sidecar's producer runs and markers. If the
-segment is read later, ``verdicts_from_stand_in`` converts the verdicts.
+segment is read later, ``segment_verdicts_from_stand_in`` converts the verdicts.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.directory import HAS_KEYLESS_RECORD, HAS_TOMBSTONE, KeyDirectory, hash_prefixes
-from bloom.sidecar import KeyCollector, RecordsDue, Sidecar
+from bloom.sidecar import KeyCollector, RemovableRecordCounts, Sidecar
 from bloom.siphash import hash_keys, key_halves
 from bloom.sizing import FilterDesign
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Verdicts, prefer_given_entries
+from compactor.cleaner.passes.transactions import Verdicts, replace_with_given_entries
 from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
 from compactor.constants import NEVER_MS
 from compactor.records.batches import HORIZON, NOT_CONTROL, BatchTable, Int64s, read_only_view
@@ -51,23 +51,29 @@ class SidecarBuilder:
     """Collects the contents of a segment's sidecar while the segment is read or written. Batches come in any order, each once."""
 
     def __init__(
-        self, source: SourceSegment, design: FilterDesign | None, hash_key: bytes, *, sketch: bool, directory: bool = False
+        self,
+        source: SourceSegment,
+        design: FilterDesign | None,
+        hash_key: bytes,
+        *,
+        counts_distinct_keys: bool,
+        collects_directory: bool = False,
     ) -> None:
         """Create an empty builder.
 
         :param design: parameters of the Bloom filter, for at least as many keys as the segment has records; None for no filter.
-        :param sketch: whether distinct keys are counted. Without filter, sketch and directory no key is hashed.
-        :param directory: whether ``build_directory`` will be called; all batches must be of v2 then.
+        :param counts_distinct_keys: whether distinct keys are counted. Without filter, sketch and directory no key is hashed.
+        :param collects_directory: whether ``build_key_directory`` will be called; all batches must be of v2 then.
         """
         self._source = source
         self._table = source.table
         self._data = source.table.control == NOT_CONTROL
-        self._hashing = sketch or directory or design is not None
-        self._summaries: list[ChunkSummary] | None = [] if directory else None
+        self._hashing = counts_distinct_keys or collects_directory or design is not None
+        self._summaries: list[ChunkSummary] | None = [] if collects_directory else None
         self._sidecar = KeyCollector(design)
         self.hash_key = hash_key
         self._halves = key_halves(hash_key)
-        self.due = RecordsDue()
+        self.due = RemovableRecordCounts()
 
     def summarize_chunk(self, chunk: Chunk, rows: Rows, first_row: Int64s) -> ChunkSummary:
         """Summarize a chunk while its rows are valid, leaving out control records. May be called in any thread."""
@@ -87,18 +93,18 @@ class SidecarBuilder:
         dated = ((table.attributes[batches] & np.int16(HORIZON)) != 0) & (table.magic[batches] == 2)
         earliest = int(table.base_timestamp[batches][dated].min(initial=NEVER_MS))
         keyless = records - int(np.count_nonzero(keyed))
-        keys, flags = self._directory_flags(rows, first_row, chunk, keyed) if self._summaries is not None else _NO_DIRECTORY
+        keys, flags = self._directory_counts_and_flags(rows, first_row, chunk, keyed) if self._summaries is not None else _NO_DIRECTORY
         return ChunkSummary(
             hashes, chunk.first, keys, flags, len(tombstones), len(tombstones) - int(np.count_nonzero(dated)), earliest, keyless
         )
 
-    def _directory_flags(
+    def _directory_counts_and_flags(
         self, rows: Rows, first_row: Int64s, chunk: Chunk, keyed: npt.NDArray[np.bool_]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
         """Return number of keys and flags of each batch, for the key directory."""
-        keys = _count_by_batch(keyed, first_row)
+        keys = _count_flagged_rows_by_batch(keyed, first_row)
         keyless = self._data[chunk.first : chunk.last] & (keys < np.diff(first_row))
-        buried = _count_by_batch(keyed & (rows.value_length < 0), first_row) > 0
+        buried = _count_flagged_rows_by_batch(keyed & (rows.value_length < 0), first_row) > 0
         return keys.astype(np.int32), (keyless * np.uint8(HAS_KEYLESS_RECORD) | buried * np.uint8(HAS_TOMBSTONE)).astype(np.uint8)
 
     def add_summary(self, summary: ChunkSummary) -> None:
@@ -106,7 +112,7 @@ class SidecarBuilder:
         self._sidecar.add_hashes(summary.hashes)
         if self._summaries is not None:
             self._summaries.append(summary)
-        self.due = RecordsDue(
+        self.due = RemovableRecordCounts(
             self.due.tombstones + summary.tombstones,
             self.due.tombstones_without_horizon + summary.undated,
             min(self.due.earliest_tombstone_horizon_ms, summary.earliest_ms),
@@ -118,8 +124,10 @@ class SidecarBuilder:
         runs, markers = extract_runs_and_markers(self._table)
         return self._sidecar.build_sidecar(segment_id, int(self._table.count[self._data].sum()), self.due, runs, markers)
 
-    def build_directory(self, segment_id: str) -> KeyDirectory:
-        """Return the key directory. Called after all batches with records were added; the segment's bytes must still be available."""
+    def build_key_directory(self, segment_id: str) -> KeyDirectory:
+        """Return the segment's key directory, which tells which batches may hold a key. Called after all batches with records were added,
+        and while the segment's bytes can still be read.
+        """
         table, summary = self._table, sorted(self._summaries or (), key=lambda one: one.first)
         keys, flags = np.zeros(len(table), np.int32), np.zeros(len(table), np.uint8)
         for one in summary:
@@ -135,7 +143,7 @@ class SidecarBuilder:
 _NO_DIRECTORY = np.empty(0, np.int32), np.empty(0, np.uint8)
 
 
-def _count_by_batch(chosen: npt.NDArray[np.bool_], first_row: Int64s) -> Int64s:
+def _count_flagged_rows_by_batch(chosen: npt.NDArray[np.bool_], first_row: Int64s) -> Int64s:
     """Return for each batch the number of its rows whose flag in ``chosen`` is set."""
     before: Int64s = np.concatenate((np.zeros(1, np.int64), np.cumsum(chosen, dtype=np.int64)))
     counted: Int64s = before[first_row[1:]] - before[first_row[:-1]]
@@ -147,18 +155,18 @@ def build_sidecar(
     source: SourceSegment,
     design: FilterDesign | None,
     hash_key: bytes,
-    inflate_limit: int,
+    max_inflated_bytes: int,
     workers: WorkerThreads,
     *,
-    sketch: bool,
+    counts_distinct_keys: bool,
 ) -> Sidecar:
     """Read a whole segment and return its sidecar; parameters as for SidecarBuilder.
 
     :raises BadData: the segment cannot be read.
     """
-    return add_segment_to_builder(SidecarBuilder(source, design, hash_key, sketch=sketch), source, inflate_limit, workers).build_sidecar(
-        segment_id
-    )
+    return add_segment_to_builder(
+        SidecarBuilder(source, design, hash_key, counts_distinct_keys=counts_distinct_keys), source, max_inflated_bytes, workers
+    ).build_sidecar(segment_id)
 
 
 def add_segment_to_builder(builder: SidecarBuilder, source: SourceSegment, inflate_limit: int, workers: WorkerThreads) -> SidecarBuilder:
@@ -170,23 +178,25 @@ def add_segment_to_builder(builder: SidecarBuilder, source: SourceSegment, infla
         chunks = source.read_chunks(first, last, wanted[first:last], inflate_limit, buffers.bodies)
         return [builder.summarize_chunk(chunk, *parse_records(source.table, chunk, buffers.rows, source.name)) for chunk in chunks]
 
-    for found in workers.run_jobs(summarize, [(first, last) for first, last in source.batch_ranges() if wanted[first:last].any()]):
+    for found in workers.run_jobs_in_order(
+        summarize, [(first, last) for first, last in source.uniform_batch_ranges() if wanted[first:last].any()]
+    ):
         for summary in found:
             builder.add_summary(summary)
     return builder
 
 
-def stand_in_source(ordinal: int, name: str, base: int, end: int, mtime_ms: int, sidecar: Sidecar) -> SourceSegment:
+def stand_in_segment(ordinal: int, name: str, base_offset: int, end_offset: int, mtime_ms: int, sidecar: Sidecar) -> SourceSegment:
     """Return a substitute for a segment, made from its sidecar, to compute outcomes of transactions without reading the segment.
 
     It has no bytes; its batches are the sidecar's producer runs and markers.
     """
     table = stand_in_batch_table(sidecar.producer_runs, sidecar.markers)
-    return SourceSegment(ordinal, name, base, end, mtime_ms, NO_BYTES, table)
+    return SourceSegment(ordinal, name, base_offset, end_offset, mtime_ms, NO_BYTES, table)
 
 
-def verdicts_from_stand_in(source: SourceSegment, stand_in: SourceSegment, verdicts: Verdicts) -> Verdicts:
-    """Convert the outcomes of transactions (verdicts) for the batches of a segment's substitute (``stand_in_source``) to those for the
+def segment_verdicts_from_stand_in(source: SourceSegment, stand_in: SourceSegment, verdicts: Verdicts) -> Verdicts:
+    """Convert the outcomes of transactions (verdicts) for the batches of a segment's substitute (``stand_in_segment``) to those for the
     batches of the segment itself.
 
     A marker has a batch of its own in the substitute; a data batch has the verdict of its run, which is the next batch of its producer
@@ -208,4 +218,4 @@ def verdicts_from_stand_in(source: SourceSegment, stand_in: SourceSegment, verdi
     for name in ("aborted", "discardable", "indexed"):
         flags[name] = np.zeros(len(source.table), np.bool_)
         flags[name][known] = getattr(verdicts, name)[event]
-    return replace(verdicts, **flags, txn_entries=prefer_given_entries(verdicts.txn_entries.copy(), source.txn_entries))
+    return replace(verdicts, **flags, txn_entries=replace_with_given_entries(verdicts.txn_entries.copy(), source.txn_entries))

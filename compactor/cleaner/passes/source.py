@@ -71,7 +71,7 @@ class SourceSegment:
     def size(self) -> int:
         return len(self.buf)
 
-    def batch_ranges(self) -> list[tuple[int, int]]:
+    def uniform_batch_ranges(self) -> list[tuple[int, int]]:
         """Return ranges of batches of one kind (magic, compressed or not) and bounded size, in file order.
 
         Markers, which are never compressed, join the compressed batches around them if they would otherwise cut these into many small
@@ -104,7 +104,7 @@ class SourceSegment:
         return found
 
     @property
-    def max_records(self) -> int:
+    def max_record_count(self) -> int:
         """Return an upper bound of the number of records.
 
         Wrappers do not state how many messages they hold, and a header may claim more than its bytes can hold. Codecs seldom shrink more
@@ -113,56 +113,69 @@ class SourceSegment:
         table = self.table
         return int(np.where(table.count > 0, np.minimum(table.count, 2 * table.size), table.size).sum())
 
-    def verify_crcs(self, first: int, last: int) -> None:
+    def verify_crcs_once(self, first_batch: int, end_batch: int) -> None:
         """Verify the CRCs of batches [first, last) unless that was done before. Raises BadData."""
-        if not self.verified[first:last].all():
-            verify_crcs_of_batches(self.buf, self.table, first, last, self.name)
-            self.verified[first:last] = True
+        if not self.verified[first_batch:end_batch].all():
+            verify_crcs_of_batches(self.buf, self.table, first_batch, end_batch, self.name)
+            self.verified[first_batch:end_batch] = True
 
     def read_chunks(
-        self, first: int, last: int, wanted: Flags, limit: int, bodies: codecs.ByteBuffer | None = None, *, backwards: bool = False
+        self,
+        first_batch: int,
+        end_batch: int,
+        wanted: Flags,
+        max_body_bytes: int,
+        bodies: codecs.ByteBuffer | None = None,
+        *,
+        backwards: bool = False,
     ) -> Iterator[Chunk]:
         """Yield the batches [first, last) of one range as chunks, with the bodies of the wanted batches.
 
         :param wanted: a flag per batch of the range.
-        :param limit: most bytes that one body may inflate to.
+        :param max_body_bytes: most bytes that one body may inflate to.
         :param bodies: buffer for inflated bodies; a chunk is valid until the next one is asked for.
-        :raises BadData: a CRC does not match, or a body cannot be inflated or exceeds ``limit``.
+        :raises BadData: a CRC does not match, or a body cannot be inflated or exceeds ``max_body_bytes``.
         """
-        self.verify_crcs(first, last)
-        if not self.table.codec_ids[first:last].any():
-            yield uncompressed_chunk(self.buf, self.table, first, last, wanted)
+        self.verify_crcs_once(first_batch, end_batch)
+        if not self.table.codec_ids[first_batch:end_batch].any():
+            yield uncompressed_chunk(self.buf, self.table, first_batch, end_batch, wanted)
             return
         if bodies is None:
             bodies = codecs.ByteBuffer()
-        ends = self._inflate(first, last, wanted, limit, bodies)
+        ends = self._inflate_wanted_bodies(first_batch, end_batch, wanted, max_body_bytes, bodies)
         if ends is not None:
             starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
-            yield Chunk(first, last, read_only_view(bodies.array[: bodies.size]), starts, ends, wanted)
+            yield Chunk(first_batch, end_batch, read_only_view(bodies.array[: bodies.size]), starts, ends, wanted)
             return
-        middle = (first + last) // 2
-        for one, two in [(middle, last), (first, middle)] if backwards else [(first, middle), (middle, last)]:
-            yield from self.read_chunks(one, two, wanted[one - first : two - first], limit, bodies, backwards=backwards)
+        middle = (first_batch + end_batch) // 2
+        for one, two in [(middle, end_batch), (first_batch, middle)] if backwards else [(first_batch, middle), (middle, end_batch)]:
+            yield from self.read_chunks(
+                one, two, wanted[one - first_batch : two - first_batch], max_body_bytes, bodies, backwards=backwards
+            )
 
-    @measure_stage(WorkStage.INFLATE, lambda self, first, last, wanted, limit, bodies: bodies.size)
-    def _inflate(self, first: int, last: int, wanted: Flags, limit: int, bodies: codecs.ByteBuffer) -> Int64s | None:
+    @measure_stage(WorkStage.INFLATE, lambda self, first_batch, end_batch, wanted, max_body_bytes, bodies: bodies.size)
+    def _inflate_wanted_bodies(
+        self, first_batch: int, end_batch: int, wanted: Flags, max_body_bytes: int, bodies: codecs.ByteBuffer
+    ) -> Int64s | None:
         """Inflate the wanted batches into ``bodies``. Return where each body ends, or None if all together are too large."""
         bodies.clear()
-        table, some = self.table, slice(first, last)
+        table, some = self.table, slice(first_batch, end_batch)
         start, end = table.position[some] + HEADER, table.position[some] + table.size[some]
-        if table.magic[first] < 2:
+        if table.magic[first_batch] < 2:
             for batch in np.flatnonzero(wanted).tolist():
-                start[batch], end[batch] = self._wrapper_body(first + batch)
-        most = INFLATED_CHUNK if last - first > 1 else np.iinfo(np.int64).max
+                start[batch], end[batch] = self._wrapper_body_bounds(first_batch + batch)
+        most = INFLATED_CHUNK if end_batch - first_batch > 1 else np.iinfo(np.int64).max
         try:
-            ends = decompress_batch_bodies(self.buf, table.codec_ids[some], start, end, wanted, bodies, limit, most, table.magic[some])
+            ends = decompress_batch_bodies(
+                self.buf, table.codec_ids[some], start, end, wanted, bodies, max_body_bytes, most, table.magic[some]
+            )
         except BatchUnreadable as error:
-            raise self._data_error(
-                first + error.batch, str(error), hint="Kafka cannot read this batch either, or the limit is too low"
+            raise self._batch_error(
+                first_batch + error.batch, str(error), hint="Kafka cannot read this batch either, or the limit is too low"
             ) from None
         return ends if bodies.size <= most else None
 
-    def _wrapper_body(self, batch: int) -> tuple[int, int]:
+    def _wrapper_body_bounds(self, batch: int) -> tuple[int, int]:
         """Return start and end of the value of a v0/v1 wrapper, which holds its messages."""
         position, size, magic = int(self.table.position[batch]), int(self.table.size[batch]), int(self.table.magic[batch])
         at = position + 18 + 8 * magic
@@ -170,67 +183,67 @@ class SourceSegment:
         start = at + 8 + max(key, 0)
         length = int.from_bytes(self.buf[start - 4 : start].tobytes(), "big", signed=True) if start <= position + size else -1
         if length < 0 or start + length > position + size:
-            raise self._data_error(batch, "a compressed message without a value")
+            raise self._batch_error(batch, "a compressed message without a value")
         return start, start + length
 
-    def _data_error(self, batch: int, cause: str, *, hint: str = "") -> BadData:
+    def _batch_error(self, batch: int, cause: str, *, hint: str = "") -> BadData:
         """Return the error for a batch of this segment that cannot be read, with its position and offset."""
         offset = self.table.last_offset[batch] if self.table.magic[batch] < 2 else self.table.base_offset[batch]
         return BadData(cause, segment=self.name, position=int(self.table.position[batch]), offset=int(offset), hint=hint)
 
 
-def open_source(
+def open_source_segment(
     ordinal: int,
     path: Path,
-    base: int,
-    end: int | None,
+    base_offset: int,
+    end_offset: int | None,
     mtime_ms: int,
-    previous_last: int,
-    limit: int,
+    previous_last_offset: int,
+    max_body_bytes: int,
     *,
     txn_entries: TxnEntries | None = None,
-    read: Callable[[Path], Bytes] = map_file,
+    read_bytes: Callable[[Path], Bytes] = map_file,
 ) -> SourceSegment:
     """Map a segment and read its batch headers. Raises BadData.
 
-    :param end: base offset of the next segment, None for the last segment.
-    :param previous_last: last offset of the segment before.
-    :param read: how to read the bytes if they must not be mapped, because the file may shrink.
+    :param end_offset: base offset of the next segment, None for the last segment.
+    :param previous_last_offset: last offset of the segment before.
+    :param read_bytes: how to read the bytes if they must not be mapped, because the file may shrink.
     """
-    buf = read(path)
-    table = scan_batches(buf, path.name, max(previous_last, base - 1))
-    last = int(table.last_offset[-1]) if len(table) else base - 1
-    if end is not None and last >= end:
+    buf = read_bytes(path)
+    table = scan_batches(buf, path.name, max(previous_last_offset, base_offset - 1))
+    last = int(table.last_offset[-1]) if len(table) else base_offset - 1
+    if end_offset is not None and last >= end_offset:
         raise BadData(
-            f"its last offset {last} reaches into the next segment, which begins at {end}",
+            f"its last offset {last} reaches into the next segment, which begins at {end_offset}",
             segment=path.name,
             position=int(table.position[-1]),
             offset=last,
             hint="The segments overlap; restore the directory from a replica",
         )
     source = SourceSegment(
-        ordinal, path.name, base, end if end is not None else max(last + 1, base + 1), mtime_ms, buf, table,
-        txn_entries=txn_entries if txn_entries is not None else np.empty(0, TXN_ENTRY), is_last=end is None,
+        ordinal, path.name, base_offset, end_offset if end_offset is not None else max(last + 1, base_offset + 1), mtime_ms, buf, table,
+        txn_entries=txn_entries if txn_entries is not None else np.empty(0, TXN_ENTRY), is_last=end_offset is None,
     )  # fmt: skip
-    read_compressed_markers(source, limit)
+    read_compressed_markers(source, max_body_bytes)
     return source
 
 
-def select_batch_range(source: SourceSegment, first: int, last: int, base: int, end: int) -> SourceSegment:
+def segment_of_batch_range(source: SourceSegment, first_batch: int, end_batch: int, base_offset: int, end_offset: int) -> SourceSegment:
     """Return the batches [first, last) of a segment as a segment of their own that covers the offsets [base, end)."""
     table = source.table
-    columns = {column.name: getattr(table, column.name)[first:last] for column in fields(BatchTable)}
-    begin = int(table.position[first]) if first < len(table) else source.size
-    stop = int(table.position[last - 1] + table.size[last - 1]) if last > first else begin
+    columns = {column.name: getattr(table, column.name)[first_batch:end_batch] for column in fields(BatchTable)}
+    begin = int(table.position[first_batch]) if first_batch < len(table) else source.size
+    stop = int(table.position[end_batch - 1] + table.size[end_batch - 1]) if end_batch > first_batch else begin
     columns["position"] = columns["position"] - begin
     marks = source.txn_entries["last_offset"].astype(np.int64)
     return SourceSegment(
-        source.ordinal, source.name, base, end, source.mtime_ms, source.buf[begin:stop], BatchTable(**columns),
-        txn_entries=source.txn_entries[(marks >= base) & (marks < end)], is_last=source.is_last and last == len(table),
+        source.ordinal, source.name, base_offset, end_offset, source.mtime_ms, source.buf[begin:stop], BatchTable(**columns),
+        txn_entries=source.txn_entries[(marks >= base_offset) & (marks < end_offset)], is_last=source.is_last and end_batch == len(table),
     )  # fmt: skip
 
 
-def without_batches_after(source: SourceSegment, end_offset: int) -> SourceSegment:
+def segment_without_batches_after(source: SourceSegment, end_offset: int) -> SourceSegment:
     """Return a segment without the batches after ``end_offset``, which must be before its last offset.
 
     A header without records that ends after it is left out. Raises BadData if a batch with records crosses it.
@@ -245,7 +258,7 @@ def without_batches_after(source: SourceSegment, end_offset: int) -> SourceSegme
             position=int(table.position[last]),
             hint="No two replicas of one log have other batches: check the leader epochs of the segments",
         )
-    return select_batch_range(source, 0, last, source.base, end_offset + 1)
+    return segment_of_batch_range(source, 0, last, source.base, end_offset + 1)
 
 
 def bytes_from_offset(source: SourceSegment, offset: int, inflate_limit: int) -> bytes:
@@ -266,12 +279,12 @@ def bytes_from_offset(source: SourceSegment, offset: int, inflate_limit: int) ->
     return head + source.buf[int(table.position[first] + table.size[first]) :].tobytes()
 
 
-def read_compressed_markers(source: SourceSegment, limit: int) -> None:
+def read_compressed_markers(source: SourceSegment, max_body_bytes: int) -> None:
     """Fill in the kind of compressed control batches. Nobody writes them, but Kafka reads them."""
     table = source.table
     for batch in np.flatnonzero(table.control == PACKED).tolist():
         wanted = np.ones(1, np.bool_)
-        for chunk in source.read_chunks(batch, batch + 1, wanted, limit):
+        for chunk in source.read_chunks(batch, batch + 1, wanted, max_body_bytes):
             rows, _ = parse_records(table, chunk, RowBuffers(), source.name)
             key = chunk.buf[rows.key_start[0] : rows.key_start[0] + max(rows.key_length[0], 0)].tobytes() if len(rows) else b""
             value = chunk.buf[rows.value_start[0] : rows.value_start[0] + max(rows.value_length[0], 0)].tobytes() if len(rows) else b""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from compactor.cleaner.passes.outcomes import UNDECIDED, fold_outcomes
+from compactor.cleaner.passes.outcomes import UNDECIDED, fold_txn_outcomes_backwards
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.kernels.common import Flags
 from compactor.kernels.jit import kernel
@@ -36,14 +36,16 @@ class Verdicts:
     txn_entries: TxnEntries
 
 
-def fold_transactions(sources: list[SourceSegment], opened: Mapping[int, int] | None = None) -> list[Verdicts]:
+def transaction_verdicts_by_source(
+    sources: list[SourceSegment], open_txn_offset_by_producer: Mapping[int, int] | None = None
+) -> list[Verdicts]:
     """Compute the outcomes of all transactions of a log, from its first segment on, and return them for each segment. Segments after the
     round's range are only read
     for outcomes.
 
-    :param opened: first offset by producer id, for transactions that were open where these segments begin.
+    :param open_txn_offset_by_producer: first offset by producer id, for transactions that were open where these segments begin.
     """
-    before = opened or {}
+    before = open_txn_offset_by_producer or {}
     # Batches without a part in a transaction need no verdict: most logs have no others.
     tables = [source.table for source in sources]
     transactional = [(table.attributes & np.int16(TRANSACTIONAL)) != 0 for table in tables]
@@ -56,8 +58,8 @@ def fold_transactions(sources: list[SourceSegment], opened: Mapping[int, int] | 
     in_transaction = _concatenate_columns([flags[some] for flags, some in zip(transactional, involved, strict=True)], np.bool_)
     producer = np.searchsorted(ids, pid)
     outcome = np.full(len(ids), UNDECIDED, np.int64)
-    aborted = fold_outcomes(control, in_transaction, producer, outcome) == ABORT
-    discardable, indexed, first_offset, stable = _fold_batches(
+    aborted = fold_txn_outcomes_backwards(control, in_transaction, producer, outcome) == ABORT
+    discardable, indexed, first_offset, stable = _fold_transactions_by_batch(
         control,
         in_transaction,
         aborted,
@@ -74,8 +76,8 @@ def fold_transactions(sources: list[SourceSegment], opened: Mapping[int, int] | 
         mine = slice(at, at + len(some))
         at = mine.stop
         marks = np.flatnonzero(indexed[mine])
-        entries = _txn_entries(source, some[marks], first_offset[mine][marks], stable[mine][marks])
-        spread = [_flags_of_all(len(source.table), some, flags[mine]) for flags in (aborted, discardable, indexed)]
+        entries = _txn_index_entries_that_stay(source, some[marks], first_offset[mine][marks], stable[mine][marks])
+        spread = [_expand_flags(len(source.table), some, flags[mine]) for flags in (aborted, discardable, indexed)]
         verdicts.append(Verdicts(spread[0], spread[1], spread[2], entries))
     return verdicts
 
@@ -84,14 +86,14 @@ def _concatenate_columns(columns: list[npt.NDArray[Any]], dtype: type[np.generic
     return np.concatenate(columns) if columns else np.empty(0, dtype)
 
 
-def _flags_of_all(size: int, where: Int64s, flags: Flags) -> Flags:
-    """Return flags of ``size`` batches, given the flags of those with the numbers ``where``; the others are False."""
+def _expand_flags(size: int, numbers: Int64s, flags: Flags) -> Flags:
+    """Return flags of ``size`` batches, given the flags of those with the numbers ``numbers``; the others are False."""
     whole = np.zeros(size, np.bool_)
-    whole[where] = flags
+    whole[numbers] = flags
     return whole
 
 
-def _txn_entries(source: SourceSegment, markers: Int64s, first_offset: Int64s, stable: Int64s) -> TxnEntries:
+def _txn_index_entries_that_stay(source: SourceSegment, markers: Int64s, first_offset: Int64s, stable: Int64s) -> TxnEntries:
     """Return the transaction index entries of the markers that stay: the segment's own entries if it has them and they cover their
     transactions, otherwise made from the headers.
     """
@@ -100,10 +102,10 @@ def _txn_entries(source: SourceSegment, markers: Int64s, first_offset: Int64s, s
     entries["first_offset"] = first_offset
     entries["last_offset"] = source.table.last_offset[markers]
     entries["last_stable_offset"] = stable
-    return prefer_given_entries(entries, source.txn_entries)
+    return replace_with_given_entries(entries, source.txn_entries)
 
 
-def prefer_given_entries(entries: TxnEntries, given: TxnEntries) -> TxnEntries:
+def replace_with_given_entries(entries: TxnEntries, given: TxnEntries) -> TxnEntries:
     """Replace entries of a transaction index, in place, by the segment's own entries where it has them.
 
     An own entry that begins after data of its transaction that is left is not used: a broker without the producer's state wrote it, and
@@ -138,15 +140,15 @@ def txn_index_mismatch(given: TxnEntries, source: SourceSegment) -> str:
         return "an entry names no abort marker of this segment"
     if np.any(stable > last + 1):
         return "an entry's last stable offset lies behind its marker"
-    (reported,) = fold_transactions([replace(source, ordinal=0, txn_entries=given[:0])])
+    (reported,) = transaction_verdicts_by_source([replace(source, ordinal=0, txn_entries=given[:0])])
     begun = table.base_offset.copy()
     begun[reported.indexed] = reported.txn_entries["first_offset"]
-    if np.any(first > begun[marker]) or np.any(first <= _previous_marker(table)[marker]):
+    if np.any(first > begun[marker]) or np.any(first <= _previous_marker_offset(table)[marker]):
         return "an entry does not cover its transaction, or covers another one"
     return ""
 
 
-def _previous_marker(table: BatchTable) -> Int64s:
+def _previous_marker_offset(table: BatchTable) -> Int64s:
     """Return for each marker the offset of the previous marker of its producer, or -1."""
     markers = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT))
     by_producer = markers[np.argsort(table.producer_id[markers], kind="stable")]
@@ -157,7 +159,7 @@ def _previous_marker(table: BatchTable) -> Int64s:
 
 
 @kernel
-def _fold_batches(
+def _fold_transactions_by_batch(
     control: npt.NDArray[np.int8],
     transactional: Flags,
     aborted: Flags,

@@ -32,12 +32,12 @@ class HashBuffers:
         self._hashes = np.empty((1 << 14, 2), np.uint64)
         self._rows = np.empty(1 << 14, np.int64)
 
-    def buffers_for_rows(self, count: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        """Return buffers for ``count`` rows, valid until the next call."""
-        if count > len(self._rows):
-            count_new = max(count, 2 * len(self._rows))
+    def buffers_for_rows(self, row_count: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+        """Return buffers for ``row_count`` rows, valid until the next call."""
+        if row_count > len(self._rows):
+            count_new = max(row_count, 2 * len(self._rows))
             self._hashes, self._rows = np.empty((count_new, 2), np.uint64), np.empty(count_new, np.int64)
-        return self._hashes[:count], self._rows[:count]
+        return self._hashes[:row_count], self._rows[:row_count]
 
 
 class ThreadBuffers:
@@ -65,15 +65,15 @@ class _JobQueue(Generic[J]):
         self._jobs = iter(jobs)
         self._draining = False
 
-    def next_job(self, *, idle: bool) -> J | None:
-        """Return the next job, or None if there is none, or none yet. ``idle``: whether all results so far were consumed."""
-        if self._draining and not idle:
+    def next_job_unless_blocked(self, *, is_idle: bool) -> J | None:
+        """Return the next job, or None if there is none, or none yet. ``is_idle``: whether all results so far were consumed."""
+        if self._draining and not is_idle:
             return None
         for job in self._jobs:
             self._draining = isinstance(job, Barrier)
             if not isinstance(job, Barrier):
                 return job
-            if not idle:
+            if not is_idle:
                 return None
         return None
 
@@ -101,15 +101,15 @@ class _OrderedDecisions(Generic[A, D, R]):
         self._deciding = False
         self.stopped = False
 
-    def add_prepared(self, number: int, job: _PreparedJob[A, R]) -> list[tuple[_PreparedJob[A, R], D]]:
+    def add_prepared_job(self, job_number: int, job: _PreparedJob[A, R]) -> list[tuple[_PreparedJob[A, R], D]]:
         """Add a prepared job; return the jobs that this thread has decided, in order: none if an earlier job is missing."""
         with self._lock:
-            self._waiting[number] = job
+            self._waiting[job_number] = job
             if self._deciding:
                 return []
             self._deciding = True
         decided: list[tuple[_PreparedJob[A, R], D]] = []
-        while (waiting := self._next_job()) is not None:
+        while (waiting := self._next_prepared_job()) is not None:
             try:
                 decided.append((waiting, self._decide(waiting.prepared)))  # type: ignore[arg-type]
             except BaseException as error:  # noqa: BLE001 - whoever waits for the result raises it
@@ -121,19 +121,19 @@ class _OrderedDecisions(Generic[A, D, R]):
         """Cancel all jobs that are not decided yet."""
         with self._lock:
             self.stopped = True
-            self._cancel_waiting()
+            self._cancel_waiting_jobs()
 
-    def _next_job(self) -> _PreparedJob[A, R] | None:
+    def _next_prepared_job(self) -> _PreparedJob[A, R] | None:
         with self._lock:
             if self.stopped:
-                self._cancel_waiting()
+                self._cancel_waiting_jobs()
             if self._next not in self._waiting:
                 self._deciding = False
                 return None
             self._next += 1
             return self._waiting.pop(self._next - 1)
 
-    def _cancel_waiting(self) -> None:
+    def _cancel_waiting_jobs(self) -> None:
         for waiting in self._waiting.values():
             waiting.result.set_exception(CancelledError())
         self._waiting.clear()
@@ -148,16 +148,16 @@ class WorkerThreads:
         for _ in range(2 * threads if threads > 1 else 1):
             self._free.put(ThreadBuffers())
 
-    def run_jobs(self, work: Callable[[ThreadBuffers, J], R], jobs: Iterable[J | Barrier]) -> Generator[R, None, None]:
+    def run_jobs_in_order(self, work: Callable[[ThreadBuffers, J], R], jobs: Iterable[J | Barrier]) -> Generator[R, None, None]:
         """Yield the results of ``work`` in the order of the jobs. A result is valid until the next one is asked for."""
         if self._pool is None:
-            yield from self._run_inline(work, jobs)
+            yield from self._run_in_caller_thread(work, jobs)
             return
         queue = _JobQueue(jobs)
         running: deque[tuple[ThreadBuffers, Future[R]]] = deque()
         try:
             while True:
-                while not self._free.empty() and (job := queue.next_job(idle=not running)) is not None:
+                while not self._free.empty() and (job := queue.next_job_unless_blocked(is_idle=not running)) is not None:
                     buffers = self._free.get()
                     running.append((buffers, self._pool.submit(work, buffers, job)))
                 if not running:
@@ -167,9 +167,9 @@ class WorkerThreads:
                 running.popleft()
                 self._free.put(buffers)
         finally:
-            self._release_buffers(running)
+            self._wait_and_release_buffers(running)
 
-    def run_jobs_in_steps(
+    def run_three_step_jobs(
         self,
         prepare: Callable[[ThreadBuffers, J], A],
         decide: Callable[[A], D],
@@ -181,24 +181,24 @@ class WorkerThreads:
         Workers run ``prepare`` and ``finish`` at any time, and ``decide`` for one job after the other, in order.
         """
         if self._pool is None:
-            yield from self._run_inline(lambda buffers, job: finish(buffers, decide(prepare(buffers, job))), jobs)
+            yield from self._run_in_caller_thread(lambda buffers, job: finish(buffers, decide(prepare(buffers, job))), jobs)
             return
         pool, queue, order, numbers = self._pool, _JobQueue(jobs), _OrderedDecisions[A, D, R](decide), count()
         running: deque[tuple[ThreadBuffers, Future[R]]] = deque()
 
-        def begin(number: int, buffers: ThreadBuffers, result: Future[R], job: J) -> None:
+        def start_job(number: int, buffers: ThreadBuffers, result: Future[R], job: J) -> None:
             try:
                 prepared = None if order.stopped else prepare(buffers, job)
             except BaseException as error:  # noqa: BLE001 - whoever waits for the result raises it
                 result.set_exception(error)
                 return
-            decided = order.add_prepared(number, _PreparedJob(buffers, prepared, result))
+            decided = order.add_prepared_job(number, _PreparedJob(buffers, prepared, result))
             for waiting, what in decided[:-1]:
-                pool.submit(end, waiting, what)
+                pool.submit(finish_job, waiting, what)
             for waiting, what in decided[-1:]:
-                end(waiting, what)
+                finish_job(waiting, what)
 
-        def end(waiting: _PreparedJob[A, R], decided: D) -> None:
+        def finish_job(waiting: _PreparedJob[A, R], decided: D) -> None:
             try:
                 waiting.result.set_result(finish(waiting.buffers, decided))
             except BaseException as error:  # noqa: BLE001 - likewise
@@ -206,20 +206,20 @@ class WorkerThreads:
 
         try:
             while True:
-                while not self._free.empty() and (job := queue.next_job(idle=not running)) is not None:
+                while not self._free.empty() and (job := queue.next_job_unless_blocked(is_idle=not running)) is not None:
                     buffers, result = self._free.get(), Future[R]()
                     result.set_running_or_notify_cancel()
                     running.append((buffers, result))
-                    pool.submit(begin, next(numbers), buffers, result, job)
+                    pool.submit(start_job, next(numbers), buffers, result, job)
                 if not running:
                     return
                 yield running[0][1].result()
                 self._free.put(running.popleft()[0])
         finally:
             order.cancel_undecided()
-            self._release_buffers(running)
+            self._wait_and_release_buffers(running)
 
-    def _run_inline(self, work: Callable[[ThreadBuffers, J], R], jobs: Iterable[J | Barrier]) -> Generator[R, None, None]:
+    def _run_in_caller_thread(self, work: Callable[[ThreadBuffers, J], R], jobs: Iterable[J | Barrier]) -> Generator[R, None, None]:
         """Run the jobs in the caller's thread."""
         buffers = self._free.get()
         try:
@@ -229,7 +229,7 @@ class WorkerThreads:
         finally:
             self._free.put(buffers)
 
-    def _release_buffers(self, running: Iterable[tuple[ThreadBuffers, Future[Any]]]) -> None:
+    def _wait_and_release_buffers(self, running: Iterable[tuple[ThreadBuffers, Future[Any]]]) -> None:
         """Wait for the jobs that are still running, and free their buffers."""
         for buffers, future in running:
             future.cancel()

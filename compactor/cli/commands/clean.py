@@ -6,7 +6,7 @@ import argparse
 import secrets
 import time
 
-from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_directory
+from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_log_directory
 from compactor.cli import frame
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
@@ -36,7 +36,7 @@ def run_clean(args: argparse.Namespace, out: Output) -> None:
             marks[phase] = (time.perf_counter(), time.process_time())
             progress.begin_step(phase)
 
-        summary = clean_directory(args.log_dir, args.out_dir, request, on_phase)
+        summary = clean_log_directory(args.log_dir, args.out_dir, request, on_phase)
     out.print_result(
         _clean_document(summary, marks, profile), _clean_table(summary), *profile.cost_tables(), summary=_clean_summary(summary)
     )

@@ -96,7 +96,9 @@ def run_delete_records(args: argparse.Namespace, out: Output) -> None:
                 start, segments, removed = after.log_start, len(before.live) - len(after.live), before.bytes - after.bytes
     document = {"topic": name.topic, "partition": name.partition, "log_start_offset": start, "segments": segments, "bytes": removed}
     table = Table(
-        f"Records of {name} below the log start are deleted", ("log start", "segments", "size"), [(start, segments, format_size(removed))]
+        f"Records of {name} below the log start are deleted",
+        ("log start", "segments", "size"),
+        [(start, segments, format_size(removed))],
     )
     out.print_result(document, table)
 

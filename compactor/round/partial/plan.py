@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from bloom.directory import HAS_KEYLESS_RECORD, HAS_TOMBSTONE, KeyDirectory, concatenate_directories, estimate_directory_bytes
-from bloom.sidecar import RecordsDue, Sidecar
+from bloom.directory import HAS_KEYLESS_RECORD, HAS_TOMBSTONE, KeyDirectory, concatenate_key_directories, estimate_key_directory_bytes
+from bloom.sidecar import RemovableRecordCounts, Sidecar
 from compactor.cleaner.passes.retention import BatchDecisions
 from compactor.constants import NEVER_MS
 from compactor.kernels.common import Flags
@@ -36,7 +36,8 @@ MOST_READ: Final = 2
 MOST_SHARE: Final = 16
 """Segment bytes for each byte of its key directory, at least; with fewer there is no directory."""
 FEWER_KEYS: Final = 4
-"""Records of the segment for each key of the round, at least; with fewer the directory is not asked, as hardly a batch would be untouched.
+"""Records of the segment for each key of the round, at least; with fewer the directory is not asked, as hardly a batch would be
+untouched.
 """
 
 
@@ -104,7 +105,7 @@ def is_key_directory_worthwhile(segment: RemoteLogSegmentMetadata, batches: int,
     size = segment.size_bytes
     if copies is None or size < LEAST_COPIES * shortest_copy_bytes(copies) or not segment.file("log").batches:
         return False
-    return MOST_SHARE * estimate_directory_bytes(batches, segment.records) <= size
+    return MOST_SHARE * estimate_key_directory_bytes(batches, segment.records) <= size
 
 
 def shortest_copy_bytes(copies: CopyLimits) -> int:
@@ -217,10 +218,10 @@ def merge_key_directory(plan: PartialRewritePlan, segment_id: str, cleaned: Batc
     :param written: key directory of the cleaner's output.
     """
     source = plan.directory()
-    return concatenate_directories(
+    return concatenate_key_directories(
         segment_id,
         [
-            source.select_batches(stretch.first, stretch.last) if stretch.is_copied else written.select_batches(first, last)
+            source.directory_of_batches(stretch.first, stretch.last) if stretch.is_copied else written.directory_of_batches(first, last)
             for stretch, (first, last) in zip(plan.stretches, _rewritten_batches(plan, cleaned), strict=True)
         ],
     )
@@ -242,7 +243,7 @@ def _rewritten_batches(plan: PartialRewritePlan, cleaned: BatchTable) -> Iterato
         done = upto
 
 
-def combined_due(plan: PartialRewritePlan, written: RecordsDue) -> RecordsDue:
+def combined_due(plan: PartialRewritePlan, written: RemovableRecordCounts) -> RemovableRecordCounts:
     """Return the delete horizons and tombstones of the composed segment, which later rounds will remove.
 
     A copied batch with tombstones is counted as one tombstone with the batch's horizon.
@@ -250,7 +251,7 @@ def combined_due(plan: PartialRewritePlan, written: RecordsDue) -> RecordsDue:
     :param written: the same facts about the batches that the cleaner wrote.
     """
     buried = plan.is_copied & ((plan.directory().flags & HAS_TOMBSTONE) != 0)
-    return RecordsDue(
+    return RemovableRecordCounts(
         written.tombstones + int(np.count_nonzero(buried)),
         written.tombstones_without_horizon,
         min(written.earliest_tombstone_horizon_ms, int(plan.table.base_timestamp[buried].min(initial=NEVER_MS))),
@@ -258,7 +259,7 @@ def combined_due(plan: PartialRewritePlan, written: RecordsDue) -> RecordsDue:
     )
 
 
-def inherited_sidecar(old: Sidecar, segment_id: str, due: RecordsDue, table: BatchTable) -> Sidecar:
+def inherited_sidecar(old: Sidecar, segment_id: str, due: RemovableRecordCounts, table: BatchTable) -> Sidecar:
     """Return the sidecar of the composed segment, with the filter and the key sketch of its source.
 
     They may still contain keys that are gone, which can cost a read but never a record.

@@ -15,9 +15,9 @@ from functools import partial
 import numpy as np
 
 from bloom.directory import HashPrefixes, KeyDirectory
-from bloom.sidecar import RecordsDue
-from compactor.cleaner.passes.retention import RoundRules, decide_batches
-from compactor.cleaner.passes.sidecar_builder import NO_BYTES, SidecarBuilder, add_segment_to_builder, verdicts_from_stand_in
+from bloom.sidecar import RemovableRecordCounts
+from compactor.cleaner.passes.retention import RoundRules, decide_batches_by_headers
+from compactor.cleaner.passes.sidecar_builder import NO_BYTES, SidecarBuilder, add_segment_to_builder, segment_verdicts_from_stand_in
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
@@ -65,7 +65,7 @@ class SegmentPart:
         if len(source.buf) != length or not np.array_equal(copy_headers(source.buf, source.table.position), wanted):
             raise NeedsWholeSegmentError(f"{source.name}: its batches are not what its key directory says")
         try:
-            source.verify_crcs(0, len(source.table))
+            source.verify_crcs_once(0, len(source.table))
         except BadData as wrong:
             raise NeedsWholeSegmentError(str(wrong)) from None
 
@@ -140,7 +140,7 @@ class PartSearch:
         :param stood_in: the segment's batch headers, taken from its sidecar.
         :param verdicts: verdicts on these batches.
         """
-        holding = directory.batches_with_keys(self.pieces)
+        holding = directory.flag_batches_with_keys(self.pieces)
         return PartSearchResult(self._build_part(directory, holding, stood_in, verdicts), meets_none=not holding.any())
 
     def _build_part(self, directory: KeyDirectory, holding: Flags, stood_in: SourceSegment, verdicts: Verdicts) -> SegmentPart | None:
@@ -150,10 +150,10 @@ class PartSearch:
             return None
         table = batch_table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
         whole = replace(stood_in, table=table, buf=NO_BYTES)
-        of_all = verdicts_from_stand_in(whole, stood_in, verdicts)
+        of_all = segment_verdicts_from_stand_in(whole, stood_in, verdicts)
         if of_all.indexed.any() or len(of_all.txn_entries):
             return None
-        decisions = decide_batches(table, of_all, self.rules, whole.name)
+        decisions = decide_batches_by_headers(table, of_all, self.rules, whole.name)
         marked = batches_that_may_change(table, decisions, directory, holding, self.rules.now_ms)
         stretches = divide_into_ranges(table, marked, copies)
         if not any(stretch.is_copied for stretch in stretches):
@@ -180,7 +180,7 @@ class ComposedSegment:
 
     directory: KeyDirectory
     table: BatchTable
-    due: RecordsDue
+    due: RemovableRecordCounts
 
 
 def describe_composed_segment(
@@ -192,10 +192,10 @@ def describe_composed_segment(
     :param output: the cleaner's output for the batches that were read.
     """
     splice = part.splice
-    builder = SidecarBuilder(output, None, hash_key, sketch=False, directory=True)
+    builder = SidecarBuilder(output, None, hash_key, counts_distinct_keys=False, collects_directory=True)
     with WorkerThreads(1) as workers:
         add_segment_to_builder(builder, output, inflate_limit, workers)
-    directory = merge_key_directory(splice, segment_id, output.table, builder.build_directory(segment_id))
+    directory = merge_key_directory(splice, segment_id, output.table, builder.build_key_directory(segment_id))
     table = batch_table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
     if int(table.size.sum()) > MAX_SEGMENT or np.any(table.base_offset[1:] <= table.last_offset[:-1]):
         raise NeedsWholeSegmentError(f"{output.name}: what it would be put together from does not fit")

@@ -121,10 +121,10 @@ def executors_not_ready_error(error: Exception) -> UsageError:
 
 def _load_kernels(task: int) -> tuple[int, str]:
     """Load the compiled kernels in an executor's Python worker before any work is timed. Return (task number, version)."""
-    from compactor.cleaner.precompile import precompile
+    from compactor.cleaner.precompile import precompile_kernels
     from compactor.spark.round.pass_one_tasks import load_kernels
 
-    precompile()
+    precompile_kernels()
     load_kernels()
     # Spark collects garbage after each task: a twentieth of a second, if it has to look at everything that was imported.
     gc.collect()

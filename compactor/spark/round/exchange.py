@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.siphash import key_tag, siphash128
-from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, key_hashes_of_rows
+from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, stored_key_hashes_of_rows
 from compactor.cleaner.keys.survivors import SurvivorCounts
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts
@@ -87,7 +87,7 @@ class KeyBundle:
     def dirty_keys(self, store: ObjectStore) -> Iterator[Hashes]:
         """Yield the key hashes of all dirty rows in blocks, including repeated ones."""
         for begin in range(0, self.dirty_rows, BLOCK_ROWS):
-            yield key_hashes_of_rows(self.read_rows(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
+            yield stored_key_hashes_of_rows(self.read_rows(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
 
     def read_stored_result(self, store: ObjectStore) -> Arrays:
         """Read the pass 1 results of the bundle's segments, which are stored after its rows (compactor.spark.round.bundles)."""
@@ -123,7 +123,7 @@ def write_spooled_rows(spool: RowSpool, file: BinaryIO) -> tuple[Int64s, npt.NDA
         for number in range(ranges):
             begins[number, section] = first
             crc = 0
-            for rows in spool.read_range(section, number):
+            for rows in spool.read_rows_of_range(section, number):
                 file.write(view_as_bytes(rows))
                 crc = zlib.crc32(view_as_bytes(rows), crc)
                 first += len(rows)
@@ -161,7 +161,7 @@ class StoredSurvivors:
     """
 
     def __init__(self, latest_offset: int) -> None:
-        self.latest_offset = latest_offset
+        self.last_mapped_offset = latest_offset
         self.key_count = 0
         self.peak_bytes = 0
         self._segments: dict[int, tuple[Bytes, Int64s, SurvivorCounts]] = {}
@@ -184,12 +184,12 @@ class StoredSurvivors:
         begin[~wanted] = -1
         self._segments[source.ordinal] = (arrays["bitmap"], begin, SurvivorCounts(kept, arrays["tombstones"].astype(np.bool_)))
 
-    def survivor_counts(self, source: SourceSegment) -> SurvivorCounts | None:
+    def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCounts | None:
         """Return the number of surviving records of each batch, or None if nothing in the segment is superseded."""
         stored = self._segments.get(source.ordinal)
         return stored[2] if stored else None
 
-    def find_superseded(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
+    def flag_superseded_rows(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
         """Return for each row of a chunk whether a newer record has its key."""
         out = np.zeros(len(rows), np.bool_)
         stored = self._segments.get(source.ordinal)

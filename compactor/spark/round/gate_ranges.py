@@ -111,14 +111,14 @@ def sum_range(gate_range: StoredGateRange, table: KeyTable, ranges: int, number:
     if ranges > MAX_GATE_RANGES:
         raise OutOfBudget("more keys than the gate's memory holds share one hash", hint="Raise map_budget_bytes")
     done = 0
-    table.reset_to_range(gate_range.count_rows(DIRTY_ROWS), ranges, number)
+    table.reset_to_hash_range(gate_range.count_rows(DIRTY_ROWS), ranges, number)
     for rows in gate_range.read_section(DIRTY_ROWS):
-        taken = table.put_rows(rows)
+        taken = table.put_rows_until_full(rows)
         done += taken
         if taken < len(rows):
             parts = max(2, -(-gate_range.count_rows(DIRTY_ROWS) // max(1, done)))
             return sum(sum_range(gate_range, table, ranges * parts, number * parts + part, bounds, sums) for part in range(parts))
     table.add_expected_sums(bounds, sums)
     for rows in gate_range.read_section(OUTSIDE):
-        table.add_expected_sums_outside(rows, bounds, sums)
+        table.add_expected_sums_outside_dirty_range(rows, bounds, sums)
     return table.key_count

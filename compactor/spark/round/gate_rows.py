@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compactor.cleaner.gate.batch_checks import BatchTransactions
-from compactor.cleaner.gate.gate import Gate, GateTerms
+from compactor.cleaner.gate.gate import Gate, GateParameters
 from compactor.cleaner.gate.key_table import GATE_ROW_BYTES, WORDS, GateRows, GateSums, KeyTable, Words
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.row_spool import RowSpool
@@ -202,6 +202,6 @@ def create_group_gate(
     return Gate(_gate_terms(plan, hash_key), KeyTable(0, 0), known, left)
 
 
-def _gate_terms(plan: CompactionPlan, hash_key: bytes) -> GateTerms:
+def _gate_terms(plan: CompactionPlan, hash_key: bytes) -> GateParameters:
     """Return the rules and limits that the gate takes from the plan."""
-    return GateTerms(cleaner_rules(plan), plan.first_dirty_offset, hash_key, plan.policy.max_decompressed_batch_bytes)
+    return GateParameters(cleaner_rules(plan), plan.first_dirty_offset, hash_key, plan.policy.max_decompressed_batch_bytes)

@@ -156,9 +156,9 @@ def index_bundle(shared: SharedSettings, items: tuple[SegmentToIndex, ...], cost
 class _TaskReservation:
     """Disk space reserved until the task ends. Lets a RowSpool request more space than it started with."""
 
-    take_bytes: Callable[[int], None]
+    reserve_bytes: Callable[[int], None]
 
-    def return_bytes(self, nbytes: int) -> None:
+    def release_bytes(self, nbytes: int) -> None:
         """Do nothing: the whole reserved space is released when the task ends."""
 
 
@@ -253,7 +253,7 @@ def _sort_rows(
     limit = plan.policy.max_decompressed_batch_bytes
     tombstones = np.zeros(len(table), np.bool_)
     counts = np.where(selected_batches, table.count.astype(np.int64), 0)
-    for first, last in reversed(source.batch_ranges()):
+    for first, last in reversed(source.uniform_batch_ranges()):
         if not selected_batches[first:last].any():
             continue
         for chunk in source.read_chunks(first, last, selected_batches[first:last], limit, buffers.bodies, backwards=True):
@@ -270,7 +270,7 @@ def _sort_rows(
             if source.base < first_dirty:
                 key_rows.add_rows(OUTSIDE, pack_key_rows(chunk, rows, first_row, begin, halves, 0, first_dirty))
                 if gate is not None and gate_rows is not None:
-                    gate_rows.add_rows(OUTSIDE, gate.read_chunk(buffers, source, chunk, below=True).rows)
+                    gate_rows.add_rows(OUTSIDE, gate.read_chunk(buffers, source, chunk, outside_dirty_range=True).rows)
     packed_legacy = (table.magic < 2) & (table.codec_ids > 0)
     return BatchRowFacts(tombstones, counts if (packed_legacy & selected_batches).any() else counts[:0]), next_ordinal - begun_at
 
@@ -369,7 +369,7 @@ def _find_range_survivors(
         for place, rows in rows_of.read_dirty(exchange.dirty):
             by_row, kept = _with_row_numbers(rows)
             taken = mark_newest_of_each_key(keys.table, keys.state, by_row, 0, ranges, wanted, kept)
-            while taken < len(rows) and keys.grow():
+            while taken < len(rows) and keys.grow_within_budget():
                 taken = mark_newest_of_each_key(keys.table, keys.state, by_row, taken, ranges, wanted, kept)
             if taken < len(rows):
                 full = True

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from compactor.cleaner.gate.gate import Gate
-from compactor.cleaner.passes.chunks import FinishedChunks
+from compactor.cleaner.passes.chunks import CleanedChunkCache
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
@@ -46,7 +46,7 @@ class StoredPassOne:
     verdicts: Sequence[Verdicts]
     survivors: StoredSurvivors
     gate: Gate | None
-    finished: FinishedChunks = field(default_factory=lambda: FinishedChunks(0))
+    finished: CleanedChunkCache = field(default_factory=lambda: CleanedChunkCache(0))
     witness: None = None
 
     @contextmanager

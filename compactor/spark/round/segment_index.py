@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bloom.sidecar import Sidecar
-from compactor.cleaner.gate.batch_checks import BatchTransactions, transaction_outcomes
+from compactor.cleaner.gate.batch_checks import BatchTransactions, transaction_outcomes_by_source
 from compactor.cleaner.gate.key_table import GATE_ROW_BYTES
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES
-from compactor.cleaner.passes.sidecar_builder import NO_BYTES, stand_in_source
+from compactor.cleaner.passes.sidecar_builder import NO_BYTES, stand_in_segment
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Verdicts, fold_transactions
+from compactor.cleaner.passes.transactions import Verdicts, transaction_verdicts_by_source
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.spark.cluster.round_jobs import RoundJobs
 from compactor.spark.round.bundles import IndexedBundle, IndexedSegment, ordinal_ranges, plan_bundles
@@ -156,7 +156,7 @@ class SegmentIndex:
     def _fold_transactions(self) -> None:
         """Determine the outcome of all transactions from the segments' headers in order, once for the cleaner and once for the gate."""
         sources = list(self._source_segments())
-        both = zip(sources, fold_transactions(sources), transaction_outcomes(sources, {}), strict=True)
+        both = zip(sources, transaction_verdicts_by_source(sources), transaction_outcomes_by_source(sources, {}), strict=True)
         self.folded = {source.name: (source, verdicts, outcomes) for source, verdicts, outcomes in both}
 
     def _source_segments(self) -> Iterator[SourceSegment]:
@@ -165,6 +165,6 @@ class SegmentIndex:
             place = (ordinal, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
             found = self.segments.get(segment.id)
             if found is None:
-                yield stand_in_source(*place, self.stand_ins[segment.id])
+                yield stand_in_segment(*place, self.stand_ins[segment.id])
             else:
                 yield SourceSegment(*place, NO_BYTES, found.table, txn_entries=found.txn_entries)

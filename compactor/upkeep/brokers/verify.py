@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoint.lineage import epoch_at
+from checkpoint.lineage import leader_epoch_at
 from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.cache import segment_lineage
 from compactor.brokers.metadata_topic.chain import broker_view, offset_gaps
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
-from compactor.cleaner.passes.describe import content_facts
-from compactor.cleaner.passes.source import SourceSegment, open_source
+from compactor.cleaner.passes.describe import summarize_content
+from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import txn_index_mismatch
 from compactor.control.mirror import segment_from_broker
 from compactor.errors import BadData, NotFound, Refused
@@ -250,9 +250,9 @@ class _SegmentChecker:
             return [broker_finding("object", self.name, error.segment or layout.object_name(self.name, segment, "log"), error.cause)]
         limit = self.opened.settings.cleaner_for(self.name.topic).max_decompressed_batch_bytes
         try:
-            source = open_source(0, paths["log"], record.start_offset, record.end_offset + 1, segment.mtime_ms, -1, limit)
+            source = open_source_segment(0, paths["log"], record.start_offset, record.end_offset + 1, segment.mtime_ms, -1, limit)
             source.name = layout.object_name(self.name, segment, "log")
-            source.verify_crcs(0, len(source.table))
+            source.verify_crcs_once(0, len(source.table))
         except BadData as error:
             self.open.clear()  # its transactions are not known
             return [
@@ -322,7 +322,7 @@ def _log_problems(record: RemoteLogSegmentMetadataRecord, source: SourceSegment)
         return
     # Brokers count the timestamps of markers, too; this program does not (docs/broker-protocol.md, R7).
     ours = record.broker_id == COMPACTOR_BROKER_ID
-    latest = content_facts(table).max_timestamp_ms if ours else int(table.max_timestamp.max())
+    latest = summarize_content(table).max_timestamp_ms if ours else int(table.max_timestamp.max())
     if source.size != record.size_bytes:
         yield "size", f"it has {source.size} bytes, metadata says {record.size_bytes}"
     if int(table.last_offset[-1]) != record.end_offset:
@@ -337,7 +337,7 @@ def _log_problems(record: RemoteLogSegmentMetadataRecord, source: SourceSegment)
     wrong = named[(place < 0) | (epochs[np.maximum(place, 0)] != table.leader_epoch[named])]
     if len(wrong):
         first = int(wrong[0])
-        explanation = epoch_at(lineage, int(table.base_offset[first]))
+        explanation = leader_epoch_at(lineage, int(table.base_offset[first]))
         yield (
             "epochs",
             f"the batch at {int(table.base_offset[first])} is of epoch {int(table.leader_epoch[first])}, metadata says {explanation}",

@@ -272,7 +272,7 @@ class _KeySearch:
         if whole is None:
             return True
         return whole.filter is not None and bool(
-            whole.filter.contains_hashes(hash_keys_for_filters(self.question.keys, sidecars.hash_key)).any()
+            whole.filter.flag_contained_hashes(hash_keys_for_filters(self.question.keys, sidecars.hash_key)).any()
         )
 
     def _add_uncovered_broker_data(self) -> None:
