@@ -14,7 +14,7 @@ from compactor.records.rows import Chunk
 
 
 @dataclass(frozen=True, slots=True)
-class SecondReaderRows:
+class ReaderRows:
     """Result of reading one chunk: a row for each record that the second reader will look up, and the number of batches that it has
     read.
     """
@@ -32,10 +32,10 @@ class SecondReader(Protocol):
     def begin_segment(self, source: SourceSegment) -> None:
         """Start a segment; its chunks follow."""
 
-    def read_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> SecondReaderRows:
+    def read_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> ReaderRows:
         """Read a chunk of pass 1, in which every batch that may enter the offset map is decompressed."""
 
-    def add_chunk_rows(self, source: SourceSegment, found: SecondReaderRows) -> None:
+    def add_chunk_rows(self, source: SourceSegment, found: ReaderRows) -> None:
         """Add the rows that ``read_chunk`` returned to the second reader's table."""
 
     def read_expected_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> None:

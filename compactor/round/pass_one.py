@@ -428,7 +428,7 @@ def _ask_filters(scan: _ScanAttempt, decisions: Mapping[int, SidecarDecision], b
         for ordinal in (*below, *straddling):
             with job.opened.map_segment(ordinal, scan.space.reservation) as source:
                 job.settings.check()
-                survivors.scan_clean_segment(source, survivors.key_scan.flag_batches_to_look_up(source), job.settings.workers)
+                survivors.scan_clean_segment(source, survivors.key_scan.flag_batches_below_range(source), job.settings.workers)
     return replace(
         before,
         asked=before.asked | {n for n in asked if not decisions[n].must},

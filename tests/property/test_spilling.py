@@ -82,7 +82,7 @@ class Log:
                     found.scan_dirty_segment(source, wanted, self.workers)
                 for source in self.sources:
                     if source.base < self.first_dirty and source.ordinal not in skip:
-                        found.scan_clean_segment(source, self.one.flag_batches_to_look_up(source), self.workers)
+                        found.scan_clean_segment(source, self.one.flag_batches_below_range(source), self.workers)
                 found.finish_part_of_keys()
         finally:
             found.close()

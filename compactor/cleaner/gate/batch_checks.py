@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compactor.cleaner.gate import parser as col
-from compactor.cleaner.gate.parser import HeaderFields, ParsedRecords
+from compactor.cleaner.gate.parser import HeaderFields, GateRecords
 from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.kernels.common import Flags
@@ -49,7 +49,7 @@ _UNCHANGED_FIELDS = {
 }  # fmt: skip
 
 
-def header_columns_from_batch_table(table: BatchTable, row_range: slice = slice(None)) -> HeaderFields:
+def columns_of_batch_table(table: BatchTable, row_range: slice = slice(None)) -> HeaderFields:
     """Convert some rows of a segment's batch table to header columns as the gate (the independent check of a round) uses them, without
     CRCs. They must also be compared with the segment's bytes (``find_batch_table_mismatch``).
     """
@@ -373,7 +373,7 @@ def _flag_batches_with_new_horizon(sources: HeaderFields, outputs: HeaderFields,
 
 
 def find_header_problems_by_records(
-    sources: HeaderFields, outputs: HeaderFields, records: ParsedRecords, rules: RoundRules
+    sources: HeaderFields, outputs: HeaderFields, records: GateRecords, rules: RoundRules
 ) -> Iterator[BatchProblem]:
     """Yield the problems of data batches whose headers do not match their records, such as a maximum timestamp that no record has.
 

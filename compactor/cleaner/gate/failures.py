@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from compactor.cleaner.gate.key_table import record_marks
-from compactor.cleaner.gate.parser import KEYLESS_RECORD, ParsedRecords
+from compactor.cleaner.gate.parser import KEYLESS_RECORD, GateRecords
 from compactor.errors import CompactorError
 from compactor.kernels.common import Flags
 from compactor.records.batches import Int64s
@@ -36,7 +36,7 @@ class GateFailed(CompactorError):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordSumMismatch:
+class SumMismatch:
     """Difference between a cleaned segment's records and those that must be left of its source.
 
     expected, found: number of records.
@@ -54,7 +54,7 @@ class RecordSumMismatch:
         return GateFailed(f"{what}, and not only one: {self.expected} must be left of it, {self.found} are", segment=self.segment)
 
 
-def source_row_of_written_records(segment: str, source: ParsedRecords, written: ParsedRecords) -> Int64s:
+def source_row_of_written_records(segment: str, source: GateRecords, written: GateRecords) -> Int64s:
     """Return the rows of the source from which the written records come. Raises GateFailed for a record that the source does not have."""
     at = np.minimum(np.searchsorted(source.offset, written.offset), len(source.offset) - 1)
     invented = source.offset[at] != written.offset
@@ -67,7 +67,7 @@ def source_row_of_written_records(segment: str, source: ParsedRecords, written: 
 
 
 def raise_for_record_by_key(
-    segment: str, source: ParsedRecords, in_output_flags: Flags, latest_offset_of_key: Int64s, must_go_flags: Flags, checked_flags: Flags
+    segment: str, source: GateRecords, in_output_flags: Flags, latest_offset_of_key: Int64s, must_go_flags: Flags, checked_flags: Flags
 ) -> None:
     """Raise GateFailed for the first record that is missing from the output, or that is there although a later record has its key.
 
@@ -83,7 +83,7 @@ def raise_for_record_by_key(
         )
 
 
-def raise_for_record_by_mark(segment: str, source: ParsedRecords, in_output_flags: Flags, mismatch: RecordSumMismatch) -> None:
+def raise_for_record_by_mark(segment: str, source: GateRecords, in_output_flags: Flags, mismatch: SumMismatch) -> None:
     """Raise GateFailed if a single missing or surplus record explains the mismatch of the sums; such a record is recognised by its mark.
 
     :param in_output_flags: a flag per source record, set if it is in the output.
@@ -97,7 +97,7 @@ def raise_for_record_by_mark(segment: str, source: ParsedRecords, in_output_flag
             raise gate_failure_of_first_record(cause, segment, source, invalid)
 
 
-def gate_failure_of_first_record(cause: str, segment: str, records: ParsedRecords, invalid_flags: Flags) -> GateFailed:
+def gate_failure_of_first_record(cause: str, segment: str, records: GateRecords, invalid_flags: Flags) -> GateFailed:
     """Return the error that names the first of the invalid records."""
     row = int(np.flatnonzero(invalid_flags)[0])
     return GateFailed(cause, segment=segment, offset=int(records.offset[row]), key=records.key_of_row(row))

@@ -45,7 +45,7 @@ from compactor.cleaner.gate.batch_checks import (
     flag_batches_that_must_stay,
     flag_markers_due_for_horizon,
     flag_removable_markers,
-    header_columns_from_batch_table,
+    columns_of_batch_table,
     is_first_batch_offset_unset,
     is_possible_filler,
     match_output_to_source_batches,
@@ -59,7 +59,7 @@ from compactor.cleaner.gate.parser import (
     NULL_VALUE,
     HeaderFields,
     InflatedTooLargeError,
-    ParsedRecords,
+    GateRecords,
     RecordReader,
     UnreadableBatchesError,
     first_batch_with_crc_mismatch,
@@ -72,7 +72,7 @@ from compactor.cleaner.gate.result_sums import NewSegmentBalance
 from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.worker_threads import ThreadBuffers
-from compactor.cleaner.witness import SecondReaderRows
+from compactor.cleaner.witness import ReaderRows
 from compactor.errors import CompactorError
 from compactor.kernels.common import Flags
 from compactor.profiling import WorkStage, measure_stage
@@ -155,8 +155,7 @@ class Gate:
 
         :param table: takes the last record of each key.
         :param txn_outcomes_by_ordinal: outcomes of transactions by the segment's number in the log (ordinal), if known from the start.
-        :param expected_sums_by_ordinal: number and marks of the records that must remain, by the segment's number (ordinal), if computed
-            elsewhere.
+        :param expected_sums_by_ordinal: number and marks of the records that must remain, by the segment's number (ordinal), if known already.
         """
         self._terms = parameters
         self._rules = parameters.rules
@@ -199,10 +198,8 @@ class Gate:
         :raises GateFailed: if the outcome differs from the one found when the dirty range was read from its end.
         """
         before = {} if self._settled else {ordinal: self._outcomes_of[ordinal].aborted for ordinal in self._dirty}
-        self._outcomes_of = {
-            source.ordinal: outcomes
-            for source, outcomes in zip(sources, transaction_outcomes_by_source(sources, self._terms.opened), strict=True)
-        }
+        ordinals = (source.ordinal for source in sources)
+        self._outcomes_of = dict(zip(ordinals, transaction_outcomes_by_source(sources, self._terms.opened), strict=True))
         self._whole.clear()
         for ordinal, aborted in before.items():
             if not np.array_equal(aborted, self._outcomes_of[ordinal].aborted):
@@ -249,16 +246,16 @@ class Gate:
     def read_segment(self, source: SourceSegment) -> None:
         """Read the keys of a dirty segment from its bytes. Raises GateFailed if the cleaner's batch table does not match the bytes."""
         self.begin_segment(source)
-        headers = header_columns_from_batch_table(source.table)
-        wanted = self._flag_batches_to_read(source, outside_dirty_range=False)
+        headers = columns_of_batch_table(source.table)
+        wanted = self._flag_batches_to_read(source, outside_range=False)
         for some, records in self._parse_batches(self._reader, source.buf, headers, wanted, source.name):
-            self.add_chunk_rows(source, self._key_table_rows(records, headers[:, some], source, outside_dirty_range=False))
+            self.add_chunk_rows(source, self._key_table_rows(records, headers[:, some], source, outside_range=False))
 
-    def _flag_batches_to_read(self, source: SourceSegment, outside_dirty_range: bool) -> Flags:
-        """Return a flag per batch: whether it may hold records of the dirty range, or, with ``outside_dirty_range``, records outside it."""
+    def _flag_batches_to_read(self, source: SourceSegment, outside_range: bool) -> Flags:
+        """Return a flag per batch: whether it may hold records of the dirty range, or, with ``outside_range``, records outside it."""
         table = source.table
         data = (table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted
-        if not outside_dirty_range:
+        if not outside_range:
             return data & (table.last_offset >= self._first_dirty) & self._terms.has_dirty_offsets(source)
         # A wrapper whose own offset was never set (old librdkafka) reaches beyond the range, and its header does not say so.
         outside = (table.last_offset > self._rules.latest_offset) | ((table.magic < 2) & (table.last_offset == 0))
@@ -289,28 +286,22 @@ class Gate:
         if read != len(table):
             raise GateFailed(f"the cleaner saw {len(table)} batches, there are {read}", segment=source.name)
         self._crcs[source.ordinal] = crcs
-        self._outside[source.ordinal] = _OutsideSums(
-            ~self._flag_batches_to_read(source, outside_dirty_range=True), zero_gate_sums(len(table))
-        )
+        self._outside[source.ordinal] = _OutsideSums(~self._flag_batches_to_read(source, outside_range=True), zero_gate_sums(len(table)))
 
-    @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk, outside_dirty_range=False: chunk.body_size_bytes)
-    def read_chunk(
-        self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk, *, outside_dirty_range: bool = False
-    ) -> SecondReaderRows:
-        """Return key table rows of a chunk that pass 1 has decompressed: of records in the dirty range, or, with ``outside_dirty_range``,
-        outside it.
-        """
+    @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk, outside_range=False: chunk.body_size_bytes)
+    def read_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk, *, outside_range: bool = False) -> ReaderRows:
+        """Return key table rows of a chunk that pass 1 has decompressed: of records in (or, if ``outside_range``, outside) the dirty range."""
         some = slice(chunk.first, chunk.last)
         data = (source.table.control[some] == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted[some]
-        mine = self._flag_batches_to_read(source, outside_dirty_range)[some]
+        mine = self._flag_batches_to_read(source, outside_range)[some]
         if np.any(chunk.wanted & ~data) or np.any(mine & ~chunk.wanted):
             offset = int(source.table.last_offset[chunk.first])
             raise GateFailed("gate and cleaner do not agree which batches were aborted", segment=source.name, offset=offset)
         headers, records = self._parse_chunk(buffers, source, chunk, mine)
-        return self._key_table_rows(records, headers, source, outside_dirty_range)
+        return self._key_table_rows(records, headers, source, outside_range)
 
     @measure_stage(WorkStage.GATE)
-    def add_chunk_rows(self, source: SourceSegment, found: SecondReaderRows) -> None:
+    def add_chunk_rows(self, source: SourceSegment, found: ReaderRows) -> None:
         """Add rows to the key table. If the table is full, a smaller range of keys is checked from then on. Raises OutOfBudget."""
         done = self._table.put_rows_until_full(found.rows)
         while done < len(found.rows):
@@ -324,18 +315,18 @@ class Gate:
         if source.ordinal in self._left:
             return
         some = slice(chunk.first, chunk.last)
-        mine = chunk.wanted & self._flag_batches_to_read(source, outside_dirty_range=True)[some]
+        mine = chunk.wanted & self._flag_batches_to_read(source, outside_range=True)[some]
         if mine.any():
             headers, records = self._parse_chunk(buffers, source, chunk, mine)
             self._add_outside_sums(source, chunk.first + np.flatnonzero(mine), headers, records)
 
     def _parse_chunk(
         self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk, selected: Flags
-    ) -> tuple[HeaderFields, ParsedRecords]:
+    ) -> tuple[HeaderFields, GateRecords]:
         """Parse the records of the batches flagged in ``selected``. Runs in a worker thread."""
         if buffers.second_reader is None:
             buffers.second_reader = RecordReader(*self._key)
-        headers = header_columns_from_batch_table(source.table, slice(chunk.first, chunk.last))[:, selected]
+        headers = columns_of_batch_table(source.table, slice(chunk.first, chunk.last))[:, selected]
         body = np.stack((chunk.body_start[selected], chunk.body_end[selected]))
         try:
             return headers, buffers.second_reader.parse_inflated_bodies(chunk.buf, headers, body)
@@ -344,7 +335,7 @@ class Gate:
 
     def _parse_batches(
         self, reader: RecordReader, buf: Bytes, headers: HeaderFields, wanted: Flags, segment: str
-    ) -> Iterator[tuple[Int64s, ParsedRecords]]:
+    ) -> Iterator[tuple[Int64s, GateRecords]]:
         """Yield the records of the wanted batches in chunks, each valid until the next one is requested, with the
         numbers of their batches.
         """
@@ -360,27 +351,25 @@ class Gate:
                 raise GateFailed(f"unreadable: {problem}", segment=segment) from None
             yield some, records
 
-    def _parse_batch(self, source: SourceSegment, batch: int) -> tuple[HeaderFields, ParsedRecords]:
+    def _parse_batch(self, source: SourceSegment, batch: int) -> tuple[HeaderFields, GateRecords]:
         """Parse one batch of a source segment, and return its header and its records."""
-        headers = header_columns_from_batch_table(source.table, slice(batch, batch + 1))
+        headers = columns_of_batch_table(source.table, slice(batch, batch + 1))
         _, records = next(self._parse_batches(self._reader, source.buf, headers, np.ones(1, np.bool_), source.name))
         return headers, records
 
-    def _key_table_rows(
-        self, records: ParsedRecords, headers: HeaderFields, source: SourceSegment, outside_dirty_range: bool
-    ) -> SecondReaderRows:
-        """Return the table rows of records inside the dirty range, or, with ``outside_dirty_range``, outside it."""
+    def _key_table_rows(self, records: GateRecords, headers: HeaderFields, source: SourceSegment, outside_range: bool) -> ReaderRows:
+        """Return the table rows of records inside the dirty range, or, with ``outside_range``, outside it."""
         digests, due, keyed = records.digest, self._flag_due_tombstones(records, headers, source), records.flags & KEYLESS_RECORD == 0
-        picked = keyed & ((records.offset < self._first_dirty) == outside_dirty_range) & (records.offset <= self._rules.latest_offset)
-        if outside_dirty_range:
+        picked = keyed & ((records.offset < self._first_dirty) == outside_range) & (records.offset <= self._rules.latest_offset)
+        if outside_range:
             picked &= ~due
         elif due.any():
             digests = np.where(due, digests | DUE, digests)
         if picked.all():
-            return SecondReaderRows(headers.shape[1], pack_table_rows(records.hashes, records.offset, digests))
-        return SecondReaderRows(headers.shape[1], pack_table_rows(records.hashes[picked], records.offset[picked], digests[picked]))
+            return ReaderRows(headers.shape[1], pack_table_rows(records.hashes, records.offset, digests))
+        return ReaderRows(headers.shape[1], pack_table_rows(records.hashes[picked], records.offset[picked], digests[picked]))
 
-    def _flag_due_tombstones(self, records: ParsedRecords, headers: HeaderFields, source: SourceSegment) -> Flags:
+    def _flag_due_tombstones(self, records: GateRecords, headers: HeaderFields, source: SourceSegment) -> Flags:
         """Return a flag per record: whether it is a tombstone that this round must remove."""
         tombstones = records.flags & NULL_VALUE != 0
         if not tombstones.any():
@@ -390,7 +379,7 @@ class Gate:
         due = dated | (~v2 & (source.mtime_ms <= self._rules.legacy_horizon_ms))
         return tombstones & np.repeat(due, np.diff(records.first_row))
 
-    def _add_outside_sums(self, source: SourceSegment, batches: Int64s, headers: HeaderFields, records: ParsedRecords) -> None:
+    def _add_outside_sums(self, source: SourceSegment, batches: Int64s, headers: HeaderFields, records: GateRecords) -> None:
         """Add the records of some batches that lie outside the dirty range and must be left to the sums of their segment."""
         reported, latest = self._outside[source.ordinal], self._table.latest_offset_of_each_key(records.hashes)
         stays = ~self._flag_records_to_remove(records, headers, source, latest) & (
@@ -399,23 +388,15 @@ class Gate:
         reported.sums[batches] = sum_marks_by_batch(records, stays & self._flag_compared_records(records))
         reported.known[batches] = True
 
-    def _flag_compared_records(self, records: ParsedRecords) -> Flags:
+    def _flag_compared_records(self, records: GateRecords) -> Flags:
         """Return a flag per record: whether it is compared. It is if its key is looked up, or if it lies after the mapped range."""
         if self._table.range_count == 1:
             return np.ones(len(records.offset), np.bool_)
         return self._table.flag_keys_in_range(records.hashes) | (records.offset > self._rules.latest_offset)
 
-    def _flag_records_to_remove(
-        self, records: ParsedRecords, headers: HeaderFields, source: SourceSegment, latest_offset_of_key: Int64s
-    ) -> Flags:
-        """Return a flag per record: whether it must be removed. ``latest_offset_of_key``: last offset of each key in the dirty range, or
-        ABSENT_KEY.
-        """
-        gone = (
-            (latest_offset_of_key > records.offset)
-            | (records.flags & KEYLESS_RECORD != 0)
-            | self._flag_due_tombstones(records, headers, source)
-        )
+    def _flag_records_to_remove(self, records: GateRecords, headers: HeaderFields, source: SourceSegment, latest: Int64s) -> Flags:
+        """Return a flag per record: whether it must be removed. ``latest``: last offset of each key in the dirty range, or ABSENT_KEY."""
+        gone = (latest > records.offset) | (records.flags & KEYLESS_RECORD != 0) | self._flag_due_tombstones(records, headers, source)
         return gone & (records.offset <= self._rules.latest_offset)
 
     def _expected_sums_of_segment(self, source: SourceSegment, map_bytes: Mapped) -> Words:
@@ -424,15 +405,15 @@ class Gate:
             return self._left[source.ordinal]
         reported = self._outside[source.ordinal]
         if not reported.known.all():
-            headers = header_columns_from_batch_table(source.table)
+            headers = columns_of_batch_table(source.table)
             with map_bytes(source):
                 for some, records in self._parse_batches(self._reader, source.buf, headers, ~reported.known, source.name):
                     self._add_outside_sums(source, some, headers[:, some], records)
         below = reported.sums.sum(axis=0, dtype=np.uint64)
-        return below + self._expected_sums_by_ordinal[source.ordinal] if source.ordinal in self._expected_sums_by_ordinal else below
+        return below + self._dirty_sums[source.ordinal] if source.ordinal in self._dirty_sums else below
 
     @cached_property
-    def _expected_sums_by_ordinal(self) -> dict[int, Words]:
+    def _dirty_sums(self) -> dict[int, Words]:
         """Return, for each dirty segment, the number of its records that must remain and the sum of their marks."""
         dirty = [self._dirty[ordinal] for ordinal in sorted(self._dirty)]
         sums = zero_gate_sums(len(dirty))
@@ -461,9 +442,8 @@ class Gate:
         :raises GateFailed: if a record or batch is missing, surplus or different.
         """
         for source in self._dirty.values():
-            if not self._settled or self._batches_read[source.ordinal] != np.count_nonzero(
-                self._flag_batches_to_read(source, outside_dirty_range=False)
-            ):
+            read = self._batches_read[source.ordinal]
+            if not self._settled or read != np.count_nonzero(self._flag_batches_to_read(source, outside_range=False)):
                 raise CompactorError("the gate was asked before it had read the dirty range", hint="This is a bug; please report it")
         name, self._output_reader.on_records = sources[0].name, result_sums.add_parsed_records if result_sums else None
         output = map_file(path_by_kind["log"])
@@ -522,9 +502,7 @@ class Gate:
         """Match output batches with source batches; leave out a filler that takes the place of a removed last batch."""
         source = SourceBatches([s.table for s in sources])
         parts = [self._outcomes_of[s.ordinal] for s in sources]
-        outcomes = BatchTransactions(
-            *(np.concatenate([getattr(part, segment_name) for part in parts]) for segment_name in ("aborted", "idle", "began"))
-        )
+        outcomes = BatchTransactions(*(np.concatenate([getattr(part, field) for part in parts]) for field in ("aborted", "idle", "began")))
         filler = False
         if end_offset is not None and is_possible_filler(output[:, -1], end_offset):
             # The header of a batch that must stay can look just like one.
@@ -547,7 +525,7 @@ class Gate:
             with map_bytes(pairs.source):
                 excess = (int(found[1]) - int(left[1])) % 2**64
                 self._raise_for_differing_record(
-                    pairs, output, failures.RecordSumMismatch(pairs.source.name, int(left[0]), int(found[0]), excess)
+                    pairs, output, failures.SumMismatch(pairs.source.name, int(left[0]), int(found[0]), excess)
                 )
         return int(found[0])
 
@@ -578,7 +556,7 @@ class Gate:
 
     # ---- output
 
-    def _parse_checked_output_records(self, pairs: BatchPairs, output: Bytes) -> Iterator[tuple[Int64s, ParsedRecords]]:
+    def _parse_checked_output_records(self, pairs: BatchPairs, output: Bytes) -> Iterator[tuple[Int64s, GateRecords]]:
         """Yield the records of output batches in chunks, with their source batches, after checking the records against the headers."""
         name, sources = pairs.source.name, SourceBatches([pairs.source.table])
         sources.crc = self._crcs[pairs.source.ordinal]
@@ -601,10 +579,10 @@ class Gate:
 
     # ---- what to say
 
-    def _raise_for_differing_record(self, pairs: BatchPairs, output: Bytes, mismatch: failures.RecordSumMismatch) -> NoReturn:
+    def _raise_for_differing_record(self, pairs: BatchPairs, output: Bytes, mismatch: failures.SumMismatch) -> NoReturn:
         """Find the record that explains a mismatch of sums and raise GateFailed for it. Segment and output are parsed again."""
         source, name = pairs.source, pairs.source.name
-        headers = header_columns_from_batch_table(source.table)
+        headers = columns_of_batch_table(source.table)
         data = (source.table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted
         filled = pairs.output[col.COUNT] > 0
         for some, records in self._parse_batches(self._reader, source.buf, headers, data, name):

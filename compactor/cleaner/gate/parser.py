@@ -62,7 +62,7 @@ class InflatedTooLargeError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedRecords:
+class GateRecords:
     """Records as parsed by the gate, one row per record.
 
     first_row: first row of each batch; one more entry than there are batches.
@@ -228,14 +228,14 @@ class RecordReader:
     """Parser of the records of a few batches at a time. Results are valid until the next call."""
 
     def __init__(self, k0: np.uint64, k1: np.uint64, inflate_limit: int) -> None:
-        self.on_records: Callable[[HeaderFields, ParsedRecords], None] | None = None
+        self.on_records: Callable[[HeaderFields, GateRecords], None] | None = None
         """Function that receives the headers and records of every ``read_batches``; None for none."""
         self._key = (k0, k1)
         self._limit = inflate_limit
         self._bodies = codecs.ByteBuffer()
         self._columns = _allocate_columns(1 << 14)
 
-    def read_batches(self, buf: Bytes, headers: HeaderFields) -> ParsedRecords:
+    def read_batches(self, buf: Bytes, headers: HeaderFields) -> GateRecords:
         """Parse the records of these batches of one segment.
 
         Raises UnreadableBatchesError, and InflatedTooLargeError if several batches together inflate to too many bytes.
@@ -253,7 +253,7 @@ class RecordReader:
             self.on_records(headers, records)
         return records
 
-    def parse_inflated_bodies(self, buf: Bytes, headers: HeaderFields, body_bounds: Int64s) -> ParsedRecords:
+    def parse_inflated_bodies(self, buf: Bytes, headers: HeaderFields, body_bounds: Int64s) -> GateRecords:
         """Parse the records of batches whose inflated bodies lie at ``buf[body[0, i] : body[1, i]]``. Raises UnreadableBatchesError."""
         headers = np.ascontiguousarray(headers)
         counts = _count_records_by_batch(buf, headers, body_bounds)
@@ -267,7 +267,7 @@ class RecordReader:
         batch = _parse_records_into_columns(
             buf, headers, body_bounds, first_row, *self._key, offset, timestamp, hashes, digest, flags, key_start, key_length
         )  # fmt: skip
-        records = ParsedRecords(first_row, offset, timestamp, hashes, digest, flags, key_start, key_length, buf)
+        records = GateRecords(first_row, offset, timestamp, hashes, digest, flags, key_start, key_length, buf)
         if batch >= 0:
             raise UnreadableBatchesError(f"offset {headers[LAST, batch]}: records that cannot be read")
         for row in np.flatnonzero(records.flags & ODD_NAMES).tolist():
@@ -339,14 +339,13 @@ def _extend_digest(state: np.uint64, buf: Bytes, start: int, length: int) -> np.
 
 @kernel
 def _parse_records_into_columns(
-    buf: Bytes, headers: HeaderFields, body_bounds: Int64s, first_row: Int64s, k0: np.uint64, k1: np.uint64, offset: Int64s,
-    timestamp: Int64s, hashes: npt.NDArray[np.uint64], digest: npt.NDArray[np.uint64], flags: npt.NDArray[np.uint8],
-    key_start: Int64s, key_length: Int64s,
+    buf: Bytes, headers: HeaderFields, bounds: Int64s, first_row: Int64s, k0: np.uint64, k1: np.uint64, offset: Int64s, timestamp: Int64s,
+    hashes: npt.NDArray[np.uint64], digest: npt.NDArray[np.uint64], flags: npt.NDArray[np.uint8], key_start: Int64s, key_length: Int64s,
 ) -> int:  # fmt: skip
     """Fill the columns with the parsed records of all batches. Returns the first batch that cannot be parsed, or -1."""
     for batch in range(headers.shape[1]):
-        at = body_bounds[0, batch]
-        limit = body_bounds[1, batch]
+        at = bounds[0, batch]
+        limit = bounds[1, batch]
         magic = headers[MAGIC, batch]
         appended = (headers[ATTRIBUTES, batch] & LOG_APPEND) != 0
         begin, end = first_row[batch], first_row[batch + 1]
@@ -432,7 +431,7 @@ def _parse_records_into_columns(
     return -1
 
 
-def _digest_with_java_header_names(records: ParsedRecords, row: int) -> int:
+def _digest_with_java_header_names(records: GateRecords, row: int) -> int:
     """Return the digest that a record has after rewriting, if its header names are not valid UTF-8 and Java writes other names."""
     buf = records.buf
     key_end = int(records.key_start[row]) + max(int(records.key_length[row]), 0)
@@ -462,7 +461,7 @@ def _digest_input_of_field(data: bytes | None) -> tuple[bytes, bytes]:
     return (-1 if data is None else len(data)).to_bytes(8, "little", signed=True), data or b""
 
 
-def sum_marks_by_batch(records: ParsedRecords, counted_flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
+def sum_marks_by_batch(records: GateRecords, counted_flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
     """Return per batch the number of counted records and the sum of their marks, shape (batches, 2). ``counted_flags``: a flag per
     record.
     """

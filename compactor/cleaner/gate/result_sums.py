@@ -10,7 +10,7 @@ from compactor.cleaner.gate.parser import (
     POSITION,
     HeaderFields,
     InflatedTooLargeError,
-    ParsedRecords,
+    GateRecords,
     RecordReader,
     UnreadableBatchesError,
     first_batch_with_crc_mismatch,
@@ -59,7 +59,7 @@ class NewSegmentBalance:
         self._begun = buf, headers
         self._wanted = self._anew & (headers[COUNT] > 0)
 
-    def add_parsed_records(self, headers: HeaderFields, records: ParsedRecords) -> None:
+    def add_parsed_records(self, headers: HeaderFields, records: GateRecords) -> None:
         """Add the records of some batches of the segment. Batches that were added before are ignored."""
         batches = np.searchsorted(self._segment_headers()[1][POSITION], headers[POSITION])
         _add_record_digests(

@@ -21,7 +21,7 @@ from compactor.cleaner.passes.retention import BatchDecisions, RoundRules, decid
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts
 from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
-from compactor.cleaner.witness import SecondReader, SecondReaderRows
+from compactor.cleaner.witness import SecondReader, ReaderRows
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import Flags, Hashes
 from compactor.kernels.jit import kernel
@@ -97,7 +97,7 @@ class KeyScanParameters:
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.last_offset >= self.first_dirty)
 
-    def flag_batches_to_look_up(self, source: SourceSegment) -> Flags:
+    def flag_batches_below_range(self, source: SourceSegment) -> Flags:
         """Return a flag per batch of a segment: whether it may have records below the dirty range that have a later record of their key."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.base_offset < self.first_dirty)
@@ -144,7 +144,7 @@ class HashedChunkKeys:
     offset: Int64s
     value_length: Int32s
     rows: Rows | None
-    witnessed: SecondReaderRows | None
+    witnessed: ReaderRows | None
 
     def copy_from_buffers(self) -> HashedChunkKeys:
         """Return a copy that stays valid when the thread's buffers are reused."""
