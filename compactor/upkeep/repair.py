@@ -22,8 +22,8 @@ import numpy as np
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.offsets import clean_end_offset
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.source import SourceSegment, open_source
-from compactor.cleaner.passes.transactions import fold_transactions
+from compactor.cleaner.passes.source import SourceSegment, open_source_segment
+from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.control.leadership import Leadership, hold_leadership
 from compactor.control.logs import cut_if_due
 from compactor.control.ordering import restorable_problem
@@ -387,12 +387,12 @@ class _FileFinder:
             return format_producer_snapshot(before.after_batches(table))
         opened = before.entries[before.entries["txn_first_offset"] >= 0]
         since = {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in opened}
-        return fold_transactions([source], since)[0].txn_entries.tobytes()
+        return transaction_verdicts_by_source([source], since)[0].txn_entries.tobytes()
 
     def open_log(self, segment: RemoteLogSegmentMetadata, log: Path) -> SourceSegment:
         """Open a segment's log. Raises BadData."""
         limit = self.opened.cleaner_for(self.state.topic).max_decompressed_batch_bytes
-        return open_source(0, log, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
+        return open_source_segment(0, log, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
 
     def _producers_before(self, segment: RemoteLogSegmentMetadata) -> ProducerStates:
         before = next((one for one in self.state.live if one.end_offset == segment.start_offset - 1), None)
@@ -522,7 +522,7 @@ class RepairRound:
         with _scratch_folder(self.opened) as scratch:
             paths = self.finder.fetch_all(segment, scratch)
             source = self.finder.open_log(segment, paths["log"])
-            source.verify_crcs(0, len(source.table))
+            source.verify_crcs_once(0, len(source.table))
             held = digest_sum_of_segment(source.buf, BalanceKey(self.opened.identity.hash_key()))
             # What the broker or a round recorded of the log stays true, because the log is the same.
             others = {kind: describe_file(path) for kind, path in paths.items() if kind != "log"}

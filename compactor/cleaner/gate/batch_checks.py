@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compactor.cleaner.gate import parser as col
-from compactor.cleaner.gate.parser import HeaderFields, GateRecords
+from compactor.cleaner.gate.parser import GateRecords, HeaderFields
 from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.kernels.common import Flags

@@ -37,6 +37,7 @@ from compactor.cleaner.gate.batch_checks import (
     BatchTransactions,
     ComparedGroup,
     SourceBatches,
+    columns_of_batch_table,
     find_batch_table_mismatch,
     find_changed_copies,
     find_header_problems,
@@ -45,7 +46,6 @@ from compactor.cleaner.gate.batch_checks import (
     flag_batches_that_must_stay,
     flag_markers_due_for_horizon,
     flag_removable_markers,
-    columns_of_batch_table,
     is_first_batch_offset_unset,
     is_possible_filler,
     match_output_to_source_batches,
@@ -57,9 +57,9 @@ from compactor.cleaner.gate.key_table import DUE, GateSums, KeyTable, Words, pac
 from compactor.cleaner.gate.parser import (
     KEYLESS_RECORD,
     NULL_VALUE,
+    GateRecords,
     HeaderFields,
     InflatedTooLargeError,
-    GateRecords,
     RecordReader,
     UnreadableBatchesError,
     first_batch_with_crc_mismatch,
@@ -155,7 +155,8 @@ class Gate:
 
         :param table: takes the last record of each key.
         :param txn_outcomes_by_ordinal: outcomes of transactions by the segment's number in the log (ordinal), if known from the start.
-        :param expected_sums_by_ordinal: number and marks of the records that must remain, by the segment's number (ordinal), if known already.
+        :param expected_sums_by_ordinal: number and marks of the records that must remain, by the segment's number (ordinal), if known
+            already.
         """
         self._terms = parameters
         self._rules = parameters.rules
@@ -290,7 +291,9 @@ class Gate:
 
     @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk, outside_range=False: chunk.body_size_bytes)
     def read_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk, *, outside_range: bool = False) -> ReaderRows:
-        """Return key table rows of a chunk that pass 1 has decompressed: of records in (or, if ``outside_range``, outside) the dirty range."""
+        """Return key table rows of a chunk that pass 1 has decompressed: of records in (or, if ``outside_range``, outside) the dirty
+        range.
+        """
         some = slice(chunk.first, chunk.last)
         data = (source.table.control[some] == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted[some]
         mine = self._flag_batches_to_read(source, outside_range)[some]

@@ -21,7 +21,7 @@ from compactor.cleaner.passes.retention import BatchDecisions, RoundRules, decid
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts
 from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
-from compactor.cleaner.witness import SecondReader, ReaderRows
+from compactor.cleaner.witness import ReaderRows, SecondReader
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import Flags, Hashes
 from compactor.kernels.jit import kernel

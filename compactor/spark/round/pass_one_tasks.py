@@ -270,7 +270,7 @@ def _sort_rows(
             if source.base < first_dirty:
                 key_rows.add_rows(OUTSIDE, pack_key_rows(chunk, rows, first_row, begin, halves, 0, first_dirty))
                 if gate is not None and gate_rows is not None:
-                    gate_rows.add_rows(OUTSIDE, gate.read_chunk(buffers, source, chunk, outside_dirty_range=True).rows)
+                    gate_rows.add_rows(OUTSIDE, gate.read_chunk(buffers, source, chunk, outside_range=True).rows)
     packed_legacy = (table.magic < 2) & (table.codec_ids > 0)
     return BatchRowFacts(tombstones, counts if (packed_legacy & selected_batches).any() else counts[:0]), next_ordinal - begun_at
 
