@@ -101,7 +101,7 @@ def test_the_settings_say_how_often_a_filter_may_be_wrong_and_how_large_it_may_b
     usual, rare = designed(), designed(bloom_false_positive_rate=0.001)
     assert usual is not None
     assert rare is not None
-    assert [useless_rate(each.rate, 1_000) for each in (usual, rare)] == pytest.approx([0.01, 0.001])
+    assert [useless_read_probability_of_filter(each.rate, 1_000) for each in (usual, rare)] == pytest.approx([0.01, 0.001])
     assert designed(bloom_max_bytes=usual.bytes) == usual
     assert designed(bloom_max_bytes=usual.bytes - 1) is None
 
