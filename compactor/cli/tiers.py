@@ -23,7 +23,7 @@ from compactor.control.logs import PartitionLog
 from compactor.control.pauses import pattern_matches
 from compactor.control.summary import PartitionSummary
 from compactor.errors import BadData, CompactorError, Leased, UsageError, gravest_exit_code
-from compactor.model.ids import TopicPartition
+from compactor.model.ids import TopicPartition, incarnation
 from compactor.storage.forwarding import ReadOnly
 from compactor.tier.kinds import control_url, tier_kind
 from compactor.views.checkpoints import read_only_tier
@@ -199,9 +199,14 @@ def rounds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         moved = (format_size(row.get("bytes_read")), format_size(row.get("bytes_written")) + by_the_store)
         records = (row.get("records_read"), row.get("records_kept"))
         took = format_duration(1000 * row["seconds"]) if segments or row["seconds"] else ""
-        cells.append((f"{row['topic']}-{row['partition']}", row["status"], segments, *records, *moved, row.get("next_dirty_offset"), took))
+        cells.append((row_name(row), row["status"], segments, *records, *moved, row.get("next_dirty_offset"), took))
     columns = ("partition", "status", "segments", "records", "kept", "read", "written", "next dirty", "took")
     return Table("", columns, cells, minor=("next dirty", "segments", "records", "kept", "read"))
+
+
+def row_name(row: Mapping[str, Any]) -> str:
+    """Return the name of the partition that a JSON row is about, with its incarnation unless it is the first."""
+    return str(incarnation(row["topic"], row["partition"], row["incarnation"]))
 
 
 def report_document(value: Any) -> dict[str, Any]:

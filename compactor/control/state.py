@@ -286,6 +286,11 @@ class PartitionState(LogState):
         return None
 
     @property
+    def last_round_ms(self) -> int:
+        """How long the latest published round took, in milliseconds by its writers' clocks; 0 if none is known."""
+        return next((max(0, run.ended_ms - run.started_ms) for run in reversed(self.runs) if run.published_slot), 0)
+
+    @property
     def last_epoch(self) -> int:
         """The highest compactor epoch that was acquired; -1 before the first."""
         return self.leader.epoch if self.leader else -1

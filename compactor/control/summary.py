@@ -49,6 +49,10 @@ class PartitionFacts(Protocol[S_co]):
     """Properties of a partition that decisions need. Implemented by PartitionState and PartitionSummary."""
 
     @property
+    def name(self) -> TopicPartition:
+        """Return topic, partition number and incarnation."""
+
+    @property
     def topic(self) -> str:
         """Return the topic's name."""
 
@@ -91,6 +95,10 @@ class PartitionFacts(Protocol[S_co]):
     @property
     def saved_per_dirty_byte(self) -> float | None:
         """Return the bytes that the latest round over dirty bytes saved for each of them; None if no such round is known."""
+
+    @property
+    def last_round_ms(self) -> int:
+        """Return how long the latest published round took, in milliseconds; 0 if none is known."""
 
     @property
     def mirrored(self) -> bool:
@@ -141,6 +149,7 @@ class PartitionSummary(Value):
     open_run: run id of the open intent, or an empty string.
     undone_slot: slot of the latest plan that was undone; 0 if none is known.
     saved_per_dirty_byte: bytes that the latest round over dirty bytes saved for each of them; None if no such round is known.
+    last_round_ms: how long the latest published round took, in milliseconds.
     freed: bytes of replaced segments that were deleted, by the hour (milliseconds) in which their round ended, for the last HOURS hours.
     negative_timestamps: number of records with a negative timestamp other than -1.
     log_start_offset: as in PartitionState; None if nobody has raised it.
@@ -170,6 +179,7 @@ class PartitionSummary(Value):
     log_start_offset: int | None = None
     last_round: LastRound | None = None
     saved_per_dirty_byte: float | None = None
+    last_round_ms: int = 0
     freed: tuple[tuple[int, int], ...] = ()
     columns: Packed = Field(default=b"", exclude=True, repr=False)
 
@@ -214,6 +224,7 @@ def summarize_state(state: PartitionState) -> PartitionSummary:
         retiring=len(state.retiring),
         undone_slot=max((run.slot for run in state.runs if run.status == "undone"), default=0),
         saved_per_dirty_byte=state.saved_per_dirty_byte,
+        last_round_ms=state.last_round_ms,
         freed=_freed_bytes_by_hour(state),
         mirrored=state.mirrored,
         incarnation=state.incarnation,

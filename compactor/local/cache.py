@@ -27,7 +27,7 @@ from compactor.local.rocks import Rocks
 from compactor.model.base import Value
 from compactor.model.ids import TopicPartition
 
-CACHE_FORMAT = 4
+CACHE_FORMAT = 5
 """Counts up when what is kept, or what a fold makes of a log, changes its meaning."""
 
 _META, _CATALOG, _SEEN, _SUMMARY, _STATE, _HEAD = b"meta", b"catalog", b"seen/", b"summary/", b"state/", b"head/"

@@ -110,6 +110,7 @@ class RoundReport:
     log_start_offset: int = 0
     segments_expired: int = 0
     bytes_expired: int = 0
+    incarnation: int = 1
 
 
 @dataclass(frozen=True)
@@ -451,6 +452,7 @@ def _build_report(result: RoundResult, stats: WorkStats) -> RoundReport:
         log_start_offset=state.log_start,
         segments_expired=len(result.expired),
         bytes_expired=sum(segment.size_bytes for segment in result.expired),
+        incarnation=state.incarnation,
     )
     if plan is None or not result.receipts:
         return base
@@ -492,8 +494,7 @@ def report_if_nothing_to_do(cleaner: Cleaner, summary: PartitionSummary, now_ms:
     """
     if summary.open_run or assess_round(summary, cleaner, now_ms, force=force).due or find_expired_segments(summary, cleaner, now_ms):
         return None
-    first_dirty = summary.first_dirty_offset
-    return RoundReport(summary.topic, summary.partition, "nothing_to_do", first_dirty, first_dirty, log_start_offset=summary.log_start)
+    return _idle_report(summary, "nothing_to_do")
 
 
 def paused_report(known: PartitionFacts[Any], why: str) -> RoundReport:
@@ -501,8 +502,15 @@ def paused_report(known: PartitionFacts[Any], why: str) -> RoundReport:
 
     :param why: the reason that was given for the pause.
     """
-    first_dirty = known.first_dirty_offset
-    return RoundReport(known.topic, known.partition, "paused", first_dirty, first_dirty, reason=why, log_start_offset=known.log_start)
+    return replace(_idle_report(known, "paused"), reason=why)
+
+
+def _idle_report(known: PartitionFacts[Any], status: str) -> RoundReport:
+    """Return the report of a partition on which nothing was done."""
+    name, first_dirty = known.name, known.first_dirty_offset
+    return RoundReport(
+        name.topic, name.partition, status, first_dirty, first_dirty, log_start_offset=known.log_start, incarnation=name.incarnation
+    )
 
 
 def failed_report(name: TopicPartition, error: CompactorError) -> RoundReport:
@@ -511,4 +519,4 @@ def failed_report(name: TopicPartition, error: CompactorError) -> RoundReport:
     """
     status = "leased" if isinstance(error, Leased) else "fenced" if isinstance(error, Fenced) else "quarantined"
     segment = error.segment if isinstance(error, BadData) else ""
-    return RoundReport(name.topic, name.partition, status, 0, 0, reason=error.message, segment=segment)
+    return RoundReport(name.topic, name.partition, status, 0, 0, reason=error.message, segment=segment, incarnation=name.incarnation)

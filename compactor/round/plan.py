@@ -259,21 +259,26 @@ def _ordinals_beginning_epoch(segments: Sequence[RemoteLogSegmentMetadata]) -> f
 
 
 def _ordinals_beginning_after_expiring(facts: RoundFacts) -> frozenset[int]:
-    """Return the positions of the segments that must not be grouped with the one before, because brokers expire that one soon.
+    """Return the positions of the segments that must not be grouped with the one before, because brokers expire that one soon."""
+    return frozenset(range(1, count_expiring_soon(facts.state, facts.assessment.covered_segments, facts.cleaner, facts.now_ms) + 1))
 
-    A group would keep it until its last source expires, and a part of a group's sources would be gone before the group is published.
+
+def expiry_margin_ms(state: PartitionFacts[S]) -> int:
+    """Return within which time, in milliseconds, segments must expire so that they are rewritten one to one."""
+    return max(EXPIRY_MARGIN_MS, 2 * state.last_round_ms)
+
+
+def count_expiring_soon(state: PartitionFacts[S], segments: Sequence[S], cleaner: Cleaner, now_ms: int) -> int:
+    """Return how many of the first segments of a round brokers expire soon, so that they are rewritten one to one.
+
+    A larger group would keep them until its last source expires, and a part of its sources would be gone before the group is published.
+
+    :param segments: the segments that the round covers, ascending.
     """
-    retention_ms, segments = facts.cleaner.retention_ms, facts.assessment.covered_segments
-    if retention_ms < 0:
-        return frozenset()
-    until_ms = facts.now_ms + max(EXPIRY_MARGIN_MS, 2 * _last_round_ms(facts.state)) - retention_ms
-    count = next((number for number, segment in enumerate(segments) if segment.max_timestamp_ms > until_ms), len(segments))
-    return frozenset(range(1, count + 1))
-
-
-def _last_round_ms(state: PartitionState) -> int:
-    """Return how long the last published round took, in milliseconds by its writers' clocks; 0 if there was none."""
-    return next((max(0, run.ended_ms - run.started_ms) for run in reversed(state.runs) if run.published_slot), 0)
+    if not state.mirrored or cleaner.retention_ms < 0:
+        return 0
+    until_ms = now_ms + expiry_margin_ms(state) - cleaner.retention_ms
+    return next((number for number, segment in enumerate(segments) if segment.max_timestamp_ms > until_ms), len(segments))
 
 
 @dataclass(frozen=True)

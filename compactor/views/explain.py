@@ -22,9 +22,11 @@ from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.round.compaction import OPEN_ROUND_MAX_MS
 from compactor.round.dirty_ratio import KAFKA_RATIO
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.views.difference import RecordedHistory
+from compactor.views.retention import RetentionOutlook, retention_outlook
 from compactor.views.search import FoundRecord, Searcher
 from compactor.views.words import count_noun, format_duration, format_size, iso_time
 
@@ -63,9 +65,11 @@ def explain_partition(opened: Tier, name: TopicPartition, now_ms: int) -> Explan
     cleaner = opened.cleaner_for(name.topic)
     lease = current_lease(opened.ports, log)
     found = assess_round(state, cleaner, now_ms)
+    outlook = retention_outlook(state, found, cleaner, now_ms)
     facts = (
         *_status_facts(state, lease, now_ms),
         *_due_facts(state, found, cleaner, now_ms),
+        *_retention_facts(state, outlook, opened.first_readable_offset(state)),
         *_leftover_facts(state, opened, now_ms),
         *_last_round_facts(past, state),
     )
@@ -73,7 +77,7 @@ def explain_partition(opened: Tier, name: TopicPartition, now_ms: int) -> Explan
     answer = (
         f"It is {why}. What is open goes on."
         if why and state.has_segments and state.intent is None
-        else _partition_answer(state, lease, found, now_ms)
+        else _partition_answer(state, lease, found, outlook, now_ms)
     )
     return Explanation(name.topic, name.partition, answer, facts)
 
@@ -90,7 +94,13 @@ def _explain_listed(opened: Tier, name: TopicPartition) -> Explanation:
     return Explanation(name.topic, name.partition, answer, (Fact("offsets", held, values), Fact("only_read", how)))
 
 
-def _partition_answer(state: PartitionState, lease: LeaseInfo | None, found: RoundAssessment[RemoteLogSegmentMetadata], now_ms: int) -> str:
+def _partition_answer(
+    state: PartitionState,
+    lease: LeaseInfo | None,
+    found: RoundAssessment[RemoteLogSegmentMetadata],
+    outlook: RetentionOutlook,
+    now_ms: int,
+) -> str:
     """Return the most important reason why no round cleans the partition now, as a sentence."""
     led = lease is not None and lease.expires_ms >= now_ms
     if not state.has_segments:
@@ -106,6 +116,8 @@ def _partition_answer(state: PartitionState, lease: LeaseInfo | None, found: Rou
         return f"{lease.holder} holds its lease (epoch {lease.epoch}) until {iso_time(lease.expires_ms)}."
     if found.due:
         return f"It is due: {found.reason}. The next `run` cleans it."
+    if outlook.reason:
+        return f"It is due: {outlook.reason}. The next `run` removes what has expired."
     return f"It is not due: {found.reason}."
 
 
@@ -171,6 +183,28 @@ def _due_facts(state: PartitionState, found: RoundAssessment[RemoteLogSegmentMet
         ahead = next((horizon for horizon in horizons if horizon > now_ms), None)
         text += f"; the next horizon is {iso_time(ahead)}" if ahead is not None else ""
         yield Fact("horizons", text, {"passed": passed, "next_ms": ahead})
+
+
+def _retention_facts(state: PartitionState, outlook: RetentionOutlook, log_start: int) -> Iterator[Fact]:
+    """Yield facts about the log start, about what expires, and about a round that holds up expiry by brokers.
+
+    :param log_start: first offset that readers may read.
+    """
+    if log_start > state.start_offset:
+        text = f"readers begin at offset {log_start}; the segment in which it lies stays until all of its records have expired"
+        yield Fact("log_start", text, {"log_start_offset": log_start})
+    if state.broker_log_start:
+        text = f"brokers have reported the log start {state.broker_log_start}; what they have deleted below it counts as expired, "
+        text += "also if a new leader starts lower"
+        yield Fact("broker_log_start", text, {"log_start_offset": state.broker_log_start})
+    if outlook.text:
+        values = {"segments": outlook.segments, "bytes": outlook.bytes, "next_ms": outlook.next_ms, "one_to_one": outlook.one_to_one}
+        yield Fact("retention", outlook.text, values)
+    if outlook.text and state.mirrored and state.intent is not None and state.intent.receipts:
+        until_ms = state.intent.at_ms + OPEN_ROUND_MAX_MS
+        text = f"brokers expire nothing behind the {len(state.intent.receipts)} new segments of the open round; if its publication has not "
+        text += f"begun by {iso_time(until_ms)}, it is given up"
+        yield Fact("expiry_held_up", text, {"until_ms": until_ms})
 
 
 def _leftover_facts(state: PartitionState, opened: Tier, now_ms: int) -> Iterator[Fact]:

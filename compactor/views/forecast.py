@@ -10,7 +10,7 @@ from compactor.access.tier import Tier
 from compactor.config.settings import Cleaner
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
 from compactor.kernels.common import KEY_BYTES
-from compactor.model.ids import TopicPartition
+from compactor.model.ids import TopicPartition, incarnation
 from compactor.round.offload import passes_over_keys, reason_for_spark
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.skip import (
@@ -26,13 +26,14 @@ from compactor.storage.probe import deletes_free_space
 from compactor.storage.schemes import CONTROL_WRITES
 from compactor.tier.sidecars import NO_SIDECAR, SidecarHead
 from compactor.views.prices import PriceTable, prices_for
+from compactor.views.retention import RetentionOutlook, retention_outlook
 
 TOMBSTONE_BYTES = 128
 """Upper bound on the size of a tombstone, unless its key is long."""
 
 
 class SegmentForecast(NamedTuple):
-    """Expected action of a round on one segment: rewrite, skip or filter (its Bloom filter will decide), and the reason."""
+    """Expected action of a round on one segment: expire, rewrite, skip or filter (its Bloom filter will decide), and the reason."""
 
     id: str
     start_offset: int
@@ -46,6 +47,9 @@ class SegmentForecast(NamedTuple):
 class Forecast:
     """Expected work, cost and saving of a round on one partition. Sizes are in bytes; bytes_to_write and map_keys are upper bounds.
 
+    due: whether `run` has something to do; also if only retention has.
+    retention: what retention does to the partition, in words; empty if it does not apply. The fields beside it are those of
+        RetentionOutlook. What expires first counts neither as read nor as rewritten.
     min_cleanable_dirty_ratio: the ratio above which a round is due; the two fields that follow are those of DirtyRatioThreshold.
     skip: number of segments that the round is expected to skip. asked: number of segments that it skips if their filters say so; the same
     share of them is expected to be skipped as in earlier rounds.
@@ -58,8 +62,15 @@ class Forecast:
 
     topic: str
     partition: int
+    incarnation: int
     due: bool
     reason: str
+    retention: str
+    segments_expired: int
+    bytes_expired: int
+    log_start_offset: int
+    next_expiry_ms: int | None
+    one_to_one: int
     dirty_ratio: float
     min_cleanable_dirty_ratio: float
     min_cleanable_dirty_ratio_why: str
@@ -82,6 +93,11 @@ class Forecast:
     negative_timestamps: int
     live: int = field(repr=False)
     listed: Callable[[], Sequence[SegmentForecast]] = field(repr=False)
+
+    @property
+    def name(self) -> TopicPartition:
+        """Topic, partition number and incarnation."""
+        return incarnation(self.topic, self.partition, self.incarnation)
 
     @property
     def segments(self) -> Sequence[SegmentForecast]:
@@ -149,15 +165,21 @@ def forecast_summary(
     :param prices: None for the prices of the tier's kind of store.
     """
     prices = prices or prices_for(opened.settings.tier_url)
-    cleaner = opened.cleaner_for(summary.topic)
+    cleaner, open_run = opened.cleaner_for(summary.topic), summary.open_run
+    outlook = retention_outlook(summary, assess_round(summary, cleaner, now_ms, force=force), cleaner, now_ms)
+    if outlook.reason and not open_run:  # `run` raises the log start first, unless it has to finish a round
+        start = outlook.log_start_offset
+        raised = {"log_start_offset": start, "first_dirty_offset": max(summary.first_dirty_offset, start)}
+        summary = summary.model_copy(update=raised)
     found = assess_round(summary, cleaner, now_ms, force=force)
+    expires = f"retention: {outlook.reason}" if outlook.reason and not found.due else ""
     heads = known.heads if known else {}
     keys = (
         estimate_distinct_keys([heads.get(s.id, _NO_HEAD) for s in found.dirty], [estimate_records(s) for s in found.dirty])
         if found.due
         else 0
     )
-    segments = _segment_forecasts(summary, found, known, keys, now_ms) if found.due else []
+    segments = _segment_forecasts(summary, found, known, outlook, keys, now_ms) if found.due else []
     sizes = {action: sum(s.bytes for s in segments if s.action == action) for action in ("rewrite", "filter", "skip")}
     count = {action: sum(s.action == action for s in segments) for action in ("rewrite", "filter", "skip")}
     spared = known.record.skip_rate if known else 0.0
@@ -182,13 +204,20 @@ def forecast_summary(
     return Forecast(
         topic=summary.topic,
         partition=summary.partition,
-        due=found.due or bool(summary.open_run),
-        reason=f"run {summary.open_run} was begun and not finished" if summary.open_run else found.reason,
+        incarnation=summary.incarnation,
+        due=found.due or bool(open_run) or bool(expires),
+        reason=f"run {open_run} was begun and not finished" if open_run else expires or found.reason,
+        retention=outlook.text,
+        segments_expired=outlook.segments,
+        bytes_expired=outlook.bytes,
+        log_start_offset=outlook.log_start_offset,
+        next_expiry_ms=outlook.next_ms,
+        one_to_one=outlook.one_to_one,
         dirty_ratio=round(found.dirty_ratio, 6),
         min_cleanable_dirty_ratio=found.threshold.ratio,
         min_cleanable_dirty_ratio_why=found.threshold.why,
         min_cleanable_dirty_ratio_saves_usd_month=found.threshold.saved_usd_month,
-        skip=summary.segments - count["rewrite"] - count["filter"] + int(count["filter"] * spared),
+        skip=summary.segments - outlook.segments - count["rewrite"] - count["filter"] + int(count["filter"] * spared),
         asked=count["filter"],
         bytes_to_read=once + again,
         bytes_to_write=writing,
@@ -205,7 +234,7 @@ def forecast_summary(
         stored_usd_month=prices.stored_usd_month(summary.bytes + sum(group.size_bytes for group in summary.waiting)),
         negative_timestamps=summary.negative_timestamps,
         live=summary.segments,
-        listed=lambda: segments if found.due else _segment_forecasts(summary, found, known, keys, now_ms),
+        listed=lambda: segments if found.due else _segment_forecasts(summary, found, known, outlook, keys, now_ms),
     )
 
 
@@ -213,15 +242,30 @@ _NO_HEAD = SidecarHead(None, NO_SIDECAR, 0)
 
 
 def _segment_forecasts(
-    summary: PartitionSummary, found: RoundAssessment[SegmentSummary], known: SidecarEvidence | None, keys: int, now_ms: int
+    summary: PartitionSummary,
+    found: RoundAssessment[SegmentSummary],
+    known: SidecarEvidence | None,
+    outlook: RetentionOutlook,
+    keys: int,
+    now_ms: int,
 ) -> list[SegmentForecast]:
     """Return the expected action on each live segment, and its reason.
 
     :param keys: expected number of keys in the dirty segments.
     """
     dirty, clean = {segment.id for segment in found.dirty}, {segment.id for segment in found.clean}
+    gone = {segment.id for segment in summary.live[: outlook.segments]}
+    alone = {segment.id for segment in found.covered_segments[: outlook.one_to_one]}
 
     def expected_action(segment: SegmentSummary) -> tuple[str, str]:
+        action, why = action_of_round(segment)
+        return action, f"{why}; alone, because brokers expire it soon" if action != "skip" and segment.id in alone else why
+
+    def action_of_round(segment: SegmentSummary) -> tuple[str, str]:
+        if segment.id in gone:
+            return "expire", outlook.reason
+        if segment.end_offset < summary.log_start:
+            return "skip", "its records have expired; it stays as the newest segment"
         if segment.start_offset >= found.end:
             return "skip", "after the round's end"
         if not found.due:

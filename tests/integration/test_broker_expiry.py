@@ -23,6 +23,8 @@ from compactor.transfer.export import export_partition
 from compactor.upkeep.operator_changes import undo_round_by_copies
 from compactor.upkeep.retire import retire_partition
 from compactor.views.difference import RecordedHistory
+from compactor.views.explain import Fact, explain_partition
+from compactor.views.forecast import forecast_partition
 from tests.builders import read
 from tests.support.deployment import GrowingLog
 from tests.support.memory_brokers import MemoryBrokers
@@ -48,6 +50,9 @@ class Expiring:
 
     def state(self) -> PartitionState:
         return self.opened().open(NAME, leads=True).refresh()
+
+    def readers_state(self) -> PartitionState:
+        return self.opened().open(NAME).refresh()
 
     def round(self, stage: Stage | None = None, happens: Callable[[CompactionPlan], object] = lambda plan: None) -> RoundReport:
         """A round during which something happens once, when it reaches a stage."""
@@ -203,14 +208,56 @@ def test_a_round_without_retention_may_take_longer(expiring: Expiring, monkeypat
     assert expiring.round().status == "cleaned"
 
 
+def test_plan_and_explain_say_what_brokers_expire_soon_and_why_it_is_rewritten_one_to_one(expiring: Expiring) -> None:
+    tier, live = expiring.opened(), expiring.readers_state().live
+    now_ms = tier.ports.clock_ms()
+    told = forecast_partition(tier, NAME, now_ms)
+    assert "brokers expire segments by retention.ms of the topic (3650 d), the first at 203" in told.retention
+    assert (told.one_to_one, told.segments_expired, told.next_expiry_ms) == (0, 0, live[0].max_timestamp_ms + TEN_YEARS_MS)
+    soon_ms = live[2].max_timestamp_ms + TEN_YEARS_MS - 1_800_000
+    told = forecast_partition(tier, NAME, soon_ms)
+    alone = [segment.why.endswith("; alone, because brokers expire it soon") for segment in told.segments]
+    assert told.one_to_one == sum(alone) >= 3
+    assert alone == sorted(alone, reverse=True)
+    (fact,) = [fact for fact in explain_partition(tier, NAME, soon_ms).facts if fact.kind == "retention"]
+    assert f"{told.one_to_one} segments expire within 1 h and are rewritten one to one, so that each" in fact.text
+
+
+def test_explain_says_that_an_open_round_holds_up_expiry(expiring: Expiring) -> None:
+    def explain(plan: CompactionPlan) -> None:
+        tier = expiring.opened()
+        facts.update({fact.kind: fact for fact in explain_partition(tier, NAME, tier.ports.clock_ms()).facts})
+
+    facts: dict[str, Fact] = {}
+    expiring.round(Stage.UPLOADED, explain)
+    count = len(expiring.plans[0].tasks)
+    assert facts["expiry_held_up"].text.startswith(f"brokers expire nothing behind the {count} new segments of the open round")
+    assert "expiry_held_up" not in {fact.kind for fact in explain_partition(expiring.opened(), NAME, 0).facts}
+
+
+def test_the_groups_of_a_plan_stay_as_they_are_when_the_time_of_expiry_comes_nearer(expiring: Expiring) -> None:
+    newest_ms = max(segment.max_timestamp_ms for segment in expiring.readers_state().live)
+    retention_ms = expiring.opened().ports.clock_ms() - newest_ms + 2 * 3_600_000
+    expiring.brokers.topic("orders", {"retention.ms": str(retention_ms)})
+    with pytest.raises(Stopped):
+        expiring.round(Stage.ANNOUNCED, stop)
+    [plan] = expiring.plans
+    assert any(len(task.sources) > 1 for task in plan.tasks)
+    expiring.brokers.hurried_ms = 5_400_000
+    assert forecast_partition(expiring.opened(), NAME, expiring.brokers.clock_ms()).one_to_one > len(plan.tasks)
+    assert expiring.round().status == "resumed"
+    assert [one.sources for one in expiring.published().replacements] == [task.sources for task in plan.tasks]
+
+
 class Stopped(Exception):
     """The process ends here."""
 
 
-def test_an_interrupted_round_that_is_too_old_is_undone_and_planned_anew(expiring: Expiring) -> None:
-    def stop(plan: CompactionPlan) -> None:
-        raise Stopped
+def stop(plan: CompactionPlan) -> None:
+    raise Stopped
 
+
+def test_an_interrupted_round_that_is_too_old_is_undone_and_planned_anew(expiring: Expiring) -> None:
     with pytest.raises(Stopped):
         expiring.round(Stage.UPLOADED, stop)
     expiring.brokers.hurried_ms = compaction.OPEN_ROUND_MAX_MS + 1_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.leaders import ClusterTopics
 from compactor.brokers.topic_ids import TopicAnswers, client_options
 from compactor.config.settings import load_settings
-from compactor.errors import UsageError
+from compactor.errors import Unavailable, UsageError
 from compactor.transfer.incarnations import confirm_topics
 from compactor.upkeep import deleted_topics
 from tests.builders import TOPIC_ID as ID, LogBuilder
@@ -129,6 +130,35 @@ def test_a_clock_that_is_behind_makes_one_answer_of_two_at_the_same_time(cli: Ti
     assert clocked.ask(-30, NO, store_hours=0) == clocked.ask(0, NO, store_hours=-30) == clocked.ask(0.1, NO) == []
     assert clocked.ask(4.9, NO) == []
     assert clocked.ask(5.1, NO) == ["orders-0"]
+
+
+def test_retire_asks_about_deleted_topics(cli: TierCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Sequence[str]] = []
+
+    def answer(connection: object, topic_ids: Sequence[str]) -> TopicAnswers:
+        asked.append(topic_ids)
+        return NO
+
+    monkeypatch.setattr("compactor.cli.commands.retire.ask_about_topics", answer)
+    assert cli.do("retire")["topics_deleted"] == []
+    assert cli.do("retire", "--dry-run")["topics_deleted"] == []
+    assert asked == [[ID]], "nothing is asked where nothing would be recorded"
+    monkeypatch.setattr("compactor.upkeep.deleted_topics.CONFIRMATION_MS", 0)
+    monkeypatch.setattr("compactor.control.incarnations.CONFIRMATION_MS", 0)
+    cli.set(tier={"on_topic_deletion": "delete", "deleted_topic_retention_ms": 0})
+    time.sleep(0.01)
+    assert cli.do("retire")["topics_deleted"] == ["orders-0"]
+
+
+def test_retire_deletes_what_is_due_although_the_cluster_cannot_be_asked(cli: TierCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(connection: object, topic_ids: Sequence[str]) -> TopicAnswers:
+        raise Unavailable("no broker answers")
+
+    monkeypatch.setattr("compactor.cli.commands.retire.ask_about_topics", unavailable)
+    cli.run("--force")
+    answer = cli.ask("retire")
+    assert (answer.code, "no broker answers" in answer.stderr) == (5, True)
+    assert answer.document["deleted"] != []
 
 
 def test_topics_are_kept_by_default(cli: TierCli) -> None:

@@ -20,12 +20,15 @@ from compactor.control.state import PartitionState
 from compactor.control.undo import undo_round
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
+from compactor.transfer.export import export_partition
 from compactor.transfer.import_ import import_directory
+from compactor.upkeep.erasure.partition import KeyQuestion, find_key_holders
 from compactor.upkeep.operator_changes import delete_records
 from compactor.upkeep.retire import GraceClock, retire_partition
 from compactor.upkeep.verify_tier import verify_partition
-from compactor.views.explain import explain_key, explain_offset
-from tests.builders import LZ4, LogBuilder
+from compactor.views.explain import explain_key, explain_offset, explain_partition
+from compactor.views.forecast import forecast_partition
+from tests.builders import LZ4, LogBuilder, read
 
 NAME = TopicPartition("orders", 0)
 NOW_MS = 10_000_000_000_000
@@ -167,6 +170,96 @@ def test_expired_segments_wait_for_grace_and_are_then_deleted(tmp_path: Path) ->
     assert len([key for key in (tmp_path / "a tier").rglob("*.log") if ".tiered-compactor" not in str(key)]) == 1
     assert errors(tier) == []
     assert compact(tier, NAME, NOW_MS, force=True).status == "nothing_to_do"
+
+
+def test_plan_and_explain_say_what_expires_before_and_after_it_does(tmp_path: Path) -> None:
+    tier = opened(tmp_path, 'cleanup_policy = "compact,delete"\nretention_ms = 1')
+    imported(tier, tmp_path)
+    told = forecast_partition(tier, NAME, NOW_MS)
+    assert (told.due, told.reason) == (True, "retention: 3 segments are older than retention_ms")
+    assert (told.segments_expired, told.log_start_offset, told.bytes_to_read) == (2, 10, 0)
+    assert [segment.action for segment in told.segments] == ["expire", "expire", "skip"]
+    assert told.retention.startswith("the next `run` removes 2 segments, ")
+    assert "the log then starts at offset 10; the newest segment stays, unread" in told.retention
+    explained = explain_partition(tier, NAME, NOW_MS)
+    assert explained.answer == "It is due: dirty ratio 1.00 is above 0.5. The next `run` cleans it."
+    assert told.retention in [fact.text for fact in explained.facts if fact.kind == "retention"]
+    assert compact(tier, NAME, NOW_MS).segments_expired == told.segments_expired
+    after = forecast_partition(tier, NAME, NOW_MS)
+    assert (after.due, after.segments_expired, after.retention) == (False, 0, "")
+    assert [(s.action, s.why) for s in after.segments] == [("skip", "its records have expired; it stays as the newest segment")]
+    facts = {fact.kind: fact.values for fact in explain_partition(tier, NAME, NOW_MS).facts}
+    assert facts["log_start"] == {"log_start_offset": 10}
+
+
+def test_plan_leaves_out_what_expires_before_the_round(tmp_path: Path) -> None:
+    tier = opened(tmp_path, 'cleanup_policy = "compact,delete"\nretention_bytes = 1')
+    imported(tier, tmp_path)
+    sizes = [segment.size_bytes for segment in state_of(tier).live]
+    told = forecast_partition(tier, NAME, NOW_MS)
+    assert (told.due, told.segments_expired, told.bytes_expired) == (True, 2, sum(sizes[:2]))
+    assert [segment.action for segment in told.segments] == ["expire", "expire", "rewrite"]
+    assert (told.bytes_to_read, told.bytes_to_write) == (sizes[2], sizes[2])
+    report = compact(tier, NAME, NOW_MS)
+    assert (report.status, report.segments_expired, report.segments_in) == ("cleaned", 2, 1)
+
+
+def test_explain_says_when_the_next_segment_expires(tmp_path: Path) -> None:
+    tier = opened(tmp_path, 'cleanup_policy = "delete"\nretention_ms = 1000\nretention_bytes = 100000')
+    imported(tier, tmp_path)
+    newest_ms = state_of(tier).live[0].max_timestamp_ms
+    (fact,) = [fact for fact in explain_partition(tier, NAME, newest_ms).facts if fact.kind == "retention"]
+    assert fact.values["next_ms"] == newest_ms + 1001
+    assert "by retention_ms (1 s); segments expire as soon as 97.7 KiB remain without them, by retention_bytes" in fact.text
+    assert explain_partition(tier, NAME, NOW_MS).answer.startswith("It is due: 3 segments are older than retention_ms.")
+
+
+def test_a_marker_whose_data_have_expired_goes_like_any_orphan(tmp_path: Path) -> None:
+    """The data of a transaction expire, its marker stays until its delete horizon, and no round misses the data."""
+    tier = opened(tmp_path, "delete_retention_ms = 1000")
+    log = LogBuilder()
+    log.put("a=0", "b=1", pid=7, txn=True)
+    log.roll()
+    log.end(7, commit=True)
+    log.put("c=3", pid=8, txn=True)
+    log.end(8, commit=False)
+    log.put("d=5", pid=7, txn=True)
+    log.end(7, commit=True)
+    log.put("e=7")
+    log.roll()
+    bring(tier, log, tmp_path)
+    raised(tier, 2)
+    assert [segment.start_offset for segment in state_of(tier).live] == [2]
+    assert compact(tier, NAME, NOW_MS, force=True).status == "cleaned"
+    assert (offsets(tier), state_of(tier).live[0].due_ms) == ([5, 7], NOW_MS + 1000)
+    assert 2 in markers(tier, tmp_path / "before")
+    assert compact(tier, NAME, NOW_MS + 1001).status == "cleaned"
+    left = markers(tier, tmp_path / "after")
+    assert (2 in left, 6 in left) == (False, True), "the data of the second transaction are there"
+    assert (offsets(tier), errors(tier)) == ([5, 7], [])
+
+
+def markers(tier: Tier, out: Path) -> list[int]:
+    export_partition(tier, NAME, out)
+    return [record.offset for found in read(out).values() for batch in found if batch.control for record in batch.records]
+
+
+def test_erasure_and_verify_see_what_lies_below_the_log_start_until_it_is_gone(tier: Tier, tmp_path: Path) -> None:
+    imported(tier, tmp_path)
+    raised(tier, 6)
+
+    def held(key: bytes) -> list[str]:
+        holders = find_key_holders(tier, NAME, KeyQuestion((key,), NOW_MS)).holders
+        return sorted({holder.object.split("/")[1][:20].lstrip("0") for holder in holders if holder.what != "keyed hash"})
+
+    assert (held(b"d"), held(b"b")) == ([""], ["", "5"]), "d=4 is in a removed segment, b=5 in the one that is divided"
+    (divided,) = (tmp_path / "a tier" / "orders-0").glob(f"{5:020}-*.log")
+    data = divided.read_bytes()
+    divided.write_bytes(data[:70] + bytes([data[70] ^ 1]) + data[71:])
+    assert errors(tier) != []
+    divided.write_bytes(data)
+    retire_partition(tier.ports, tier.open(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True))
+    assert (held(b"d"), held(b"b")) == ([], ["5"])
 
 
 def test_a_cleaners_clock_in_the_future_expires_nothing(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
 from compactor.config.settings import Cleaner
-from compactor.control.state import PartitionState
+from compactor.control.state import PartitionState, Run
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.round.plan import RemainingBound, RoundFacts, assess_round, expected_metadata_records, plan_round
@@ -178,6 +178,44 @@ def test_what_is_left_of_a_group_never_comes_of_more_than_two_segments_bytes() -
     assert sources(plan) == [("s0", "s10"), ("s20", "s30")]
     plan = planned(under_brokers(*FOUR), cleaner(segment_bytes=100), left={"s0": 0, "s10": 0, "s20": 0, "s30": 10})
     assert sources(plan) == [("s0", "s10", "s20", "s30")]  # but one without a record would be worse
+
+
+AGED = tuple(segment(start, start + 9, max_timestamp_ms=100 * (n + 1)) for n, start in enumerate((0, 10, 20, 30)))
+ONE_TO_ONE = [("s0",), ("s10",), ("s20", "s30")]
+TOGETHER = [("s0", "s10", "s20", "s30")]
+HOUR_MS = 3_600_000
+
+
+def expiring(retention_ms: int) -> Cleaner:
+    return Cleaner(cleanup_policy="compact,delete", retention_ms=retention_ms)
+
+
+def test_segments_that_brokers_expire_within_an_hour_are_rewritten_one_to_one() -> None:
+    given = under_brokers(*AGED)
+    assert sources(planned(given, expiring(NOW + HOUR_MS - 200))) == ONE_TO_ONE
+    assert sources(planned(given, expiring(NOW + HOUR_MS - 199))) == [("s0",), ("s10", "s20", "s30")]
+    assert sources(planned(given, expiring(NOW + HOUR_MS))) == TOGETHER
+    assert sources(planned(given, expiring(NOW - 200))) == [(s.id,) for s in AGED], "what has expired already is not joined either"
+    assert sources(planned(given, cleaner())) == TOGETHER, "nothing expires"
+    assert sources(planned(state(*AGED), expiring(NOW + HOUR_MS - 200))) == TOGETHER, "no brokers"
+
+
+def test_segments_that_brokers_expire_within_twice_the_last_round_are_rewritten_one_to_one() -> None:
+    round_ = Run(run_id="r", leader_epoch=0, holder="me", slot=1, started_ms=0, ended_ms=HOUR_MS, status="cleaned", published_slot=2)
+    given = under_brokers(*AGED).model_copy(update={"runs": (round_,)})
+    assert sources(planned(given, expiring(NOW + 2 * HOUR_MS - 200))) == ONE_TO_ONE
+    unpublished = given.model_copy(update={"runs": (round_.model_copy(update={"published_slot": 0}),)})
+    assert sources(planned(unpublished, expiring(NOW + 2 * HOUR_MS - 200))) == TOGETHER
+
+
+def test_segments_that_expire_are_not_joined_although_nothing_is_left_of_them() -> None:
+    plan = planned(under_brokers(*AGED), expiring(NOW + HOUR_MS - 200), left=dict.fromkeys(("s0", "s10", "s20", "s30"), 0))
+    assert sources(plan) == ONE_TO_ONE
+
+
+def test_segments_without_a_timestamp_expire_at_once() -> None:
+    given = under_brokers(segment(0, 9, max_timestamp_ms=-1), *AGED[1:])
+    assert sources(planned(given, expiring(NOW + HOUR_MS))) == [("s0",), ("s10", "s20", "s30")]
 
 
 def test_neighbours_in_which_something_is_due_go_together_where_brokers_keep_files_of_each() -> None:

@@ -14,7 +14,6 @@ from compactor.cli.shared_arguments import SAMPLED_PARTITIONS
 from compactor.consumer.sampling import sample_saving
 from compactor.control.pauses import pause_reason
 from compactor.errors import CompactorError
-from compactor.model.ids import TopicPartition
 from compactor.storage.probe import deletes_free_space
 from compactor.views.forecast import Forecast, forecast_summary, read_sidecar_evidence
 from compactor.views.prices import PriceTable, prices_for
@@ -38,7 +37,7 @@ def run_plan(args: argparse.Namespace, out: Output) -> int:
             found = _sample_savings(opened, found, args.sample, out, prices)
     rows = [
         (
-            f"{f.topic}-{f.partition}",
+            str(f.name),
             f.due,
             f.live,
             f"about {f.skip}" if f.asked else f.skip,
@@ -58,7 +57,7 @@ def run_plan(args: argparse.Namespace, out: Output) -> int:
     reasons = {f.expected_saving_why for f in found if f.expected_saving_bytes is None}
     notes = _saving_lines(found)
     notes += [f"saves ?: {why}; --sample 16MiB reads some of it" for why in sorted(reasons)] + [
-        f"{f.topic}-{f.partition}: {f.negative_timestamps} records have negative timestamps: a round that would have to write one of their "
+        f"{f.name}: {f.negative_timestamps} records have negative timestamps: a round that would have to write one of their "
         "batches anew leaves the partition as it is, as Kafka's cleaner does"
         for f in found
         if f.negative_timestamps
@@ -66,8 +65,9 @@ def run_plan(args: argparse.Namespace, out: Output) -> int:
     if not opened.kind.compacts:
         notes.append(f"a tier of layout {opened.settings.tier.layout} is only read: this is what a round would do once it was imported")
     for f in found:
-        why = pause_reason(opened.catalog.state, TopicPartition(f.topic, f.partition)) if f.due else ""
-        notes += [f"{f.topic}-{f.partition}: no round is begun, it is {why}"] if why else []
+        why = pause_reason(opened.catalog.state, f.name) if f.due else ""
+        notes += [f"{f.name}: no round is begun, it is {why}"] if why else []
+        notes += [f"{f.name}: {f.retention}"] if f.segments_expired or f.one_to_one or (f.retention and len(found) == 1) else []
     notes += _automatic_ratio_lines(found) + _storage_cost_lines(found, prices)
     out.print_result({"partitions": documents, "prices": prices.document()}, table, summary="\n".join(notes))
     return outcomes.exit_code()
@@ -123,12 +123,12 @@ def _sample_savings(opened: Tier, found: Sequence[Forecast], sample_bytes: int |
     """
     unknown = [f for f in found if f.due and f.expected_saving_bytes is None]
     largest = sorted(unknown, key=lambda f: -f.bytes_to_read)[:SAMPLED_PARTITIONS]
-    chosen = {(f.topic, f.partition) for f in (largest if sample_bytes is None else found if sample_bytes else ())}
+    chosen = {f.name for f in (largest if sample_bytes is None else found if sample_bytes else ())}
     if chosen:
         compile_kernels(out)
     results = []
     for one in found:
-        if (one.topic, one.partition) not in chosen:
+        if one.name not in chosen:
             results.append(one)
             continue
         try:
@@ -142,9 +142,8 @@ def _sample_savings(opened: Tier, found: Sequence[Forecast], sample_bytes: int |
 
 def _with_sampled_saving(opened: Tier, found: Forecast, sample_bytes: int, out: Output, prices: PriceTable) -> Forecast:
     """Return the forecast with a saving that is estimated from a sample of the partition's bytes."""
-    name = TopicPartition(found.topic, found.partition)
-    with out.progress(f"sampling {name}", unit="bytes") as progress, opened.counters.report_transfers(progress.advance):
-        sample = sample_saving(opened, opened.open(name).refresh(), sample_bytes)
+    with out.progress(f"sampling {found.name}", unit="bytes") as progress, opened.counters.report_transfers(progress.advance):
+        sample = sample_saving(opened, opened.open(found.name).refresh(), sample_bytes)
     return replace(
         found,
         expected_saving_bytes=sample.at_least_bytes,

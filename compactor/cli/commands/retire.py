@@ -6,9 +6,12 @@ import argparse
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from compactor.access.rounds import new_round
 from compactor.access.tier import Tier
+from compactor.bootstrap import kafka_connection
+from compactor.brokers.topic_ids import ask_about_topics
 from compactor.cli import audit, frame, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.constants import NEVER_MS
@@ -16,6 +19,7 @@ from compactor.control.logs import PartitionLog, collect_inbox
 from compactor.control.records import RetireInspection
 from compactor.errors import CompactorError
 from compactor.model.ids import TopicPartition
+from compactor.upkeep.deleted_topics import delete_removed_topics
 from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, GraceClock, RetireReport, partitions_to_inspect, retire_partition
 from compactor.upkeep.uploads import sweep_uploads
 from compactor.views.words import count_noun, iso_time
@@ -74,8 +78,9 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
     swept: list[str] = []
     waiting: list[str] = []
     freed = 0
-    every = opened.partitions()
     usual = args.now is None and not args.dry_run and opened.kind.has_complete_log
+    removed = _delete_removed_topics(opened, outcomes) if usual else []
+    every = opened.partitions()
     # Machines go by one another's looks: by the store's clock.
     now_ms = (opened.ports.control if usual else opened.ports).clock_ms()
     names = every
@@ -112,11 +117,23 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
     later = min((moment for moment in moments if now_ms < moment < NEVER_MS), default=None)
     summary = f"{count_noun(len(deleted), 'object')} {would}deleted, {len(swept)} {would}swept, {len(waiting)} wait for grace"
     summary += f"; {format_size(freed)}"
+    summary += f". {count_noun(len(removed), 'partition')} of deleted topics left the tier: {', '.join(removed)}" if removed else ""
     summary += f". The next are due at {iso_time(later)}" if later is not None else ""
     summary += f". Looked at {len(names)} of {len(every)} partitions" if len(names) < len(every) else ""
     document = {"deleted": deleted, "swept": swept, "waiting": waiting, "bytes": freed, "next_ms": later, "looked_at": len(names)}
+    document["topics_deleted"] = removed
     out.print_result(document, *tables, summary=summary)
     return outcomes.exit_code()
+
+
+def _delete_removed_topics(opened: Tier, outcomes: tiers.PartitionOutcomes) -> list[str]:
+    """Delete topics that their cluster has deleted, if the settings say so, and return the names of their partitions."""
+    try:
+        ask = partial(ask_about_topics, kafka_connection(opened.settings))
+        return [str(name) for name in delete_removed_topics(opened, ask)]
+    except CompactorError as error:
+        outcomes.record_failure("topics that their cluster has deleted", error)
+        return []
 
 
 def _sweep_unfinished_uploads(opened: Tier, args: argparse.Namespace, outcomes: tiers.PartitionOutcomes) -> tuple[str, ...]:

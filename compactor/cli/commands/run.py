@@ -126,7 +126,7 @@ def _run_due_rounds(
 
 def _pause_reasons(found: list[dict[str, object]]) -> str:
     """Return a text that names the due partitions which were not cleaned because they are paused; empty if there are none."""
-    return "\n".join(f"{row['topic']}-{row['partition']} is {row['reason']}" for row in found if row["status"] == "paused")
+    return "\n".join(f"{tiers.row_name(row)} is {row['reason']}" for row in found if row["status"] == "paused")
 
 
 class _StageDisplay:
