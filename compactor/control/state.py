@@ -287,7 +287,7 @@ class PartitionState(LogState):
 
     @property
     def last_round_ms(self) -> int:
-        """How long the latest published round took, in milliseconds by its writers' clocks; 0 if none is known."""
+        """Return how long the latest published round took, in milliseconds by its writers' clocks; 0 if none is known."""
         return next((max(0, run.ended_ms - run.started_ms) for run in reversed(self.runs) if run.published_slot), 0)
 
     @property

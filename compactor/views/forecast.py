@@ -96,7 +96,7 @@ class Forecast:
 
     @property
     def name(self) -> TopicPartition:
-        """Topic, partition number and incarnation."""
+        """Return topic, partition number and incarnation."""
         return incarnation(self.topic, self.partition, self.incarnation)
 
     @property

@@ -1,4 +1,4 @@
-"""What retention does to a partition, in words and numbers, for `plan` and `explain`. Decides nothing itself."""
+"""Outlook on retention for `plan` and `explain`: which segments of a partition expire, in words and numbers. Decides nothing itself."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def retention_outlook(state: PartitionFacts[S], found: RoundAssessment[S], clean
         text = f"the next `run` removes {count_noun(expired.segments, 'segment')}, {format_size(expired.bytes)}, before it cleans: "
         text += f"{expired.reason}; the log then starts at offset {expired.log_start_offset}{kept}"
         return RetentionOutlook(expired.segments, expired.bytes, expired.log_start_offset, expired.reason, None, 0, text)
-    told = []
+    sentences = []
     if next_ms < NEVER_MS:
-        told.append(f"the first segment expires at {iso_time(next_ms)}, by retention_ms ({format_duration(cleaner.retention_ms)})")
+        sentences.append(f"the first segment expires at {iso_time(next_ms)}, by retention_ms ({format_duration(cleaner.retention_ms)})")
     if is_retention_enabled(cleaner) and cleaner.retention_bytes >= 0:
         limit = format_size(cleaner.retention_bytes)
-        told.append(f"segments expire as soon as {limit} remain without them, by retention_bytes; there are {format_size(state.bytes)}")
-    return RetentionOutlook(0, 0, state.log_start, next_ms=next_ms if next_ms < NEVER_MS else None, text="; ".join(told))
+        sentences.append(f"segments expire as soon as {limit} remain without them, by retention_bytes; there are {format_size(state.bytes)}")
+    return RetentionOutlook(0, 0, state.log_start, next_ms=next_ms if next_ms < NEVER_MS else None, text="; ".join(sentences))
 
 
 def _outlook_under_brokers(state: PartitionFacts[S], found: RoundAssessment[S], cleaner: Cleaner, now_ms: int) -> RetentionOutlook:
