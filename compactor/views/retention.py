@@ -54,8 +54,8 @@ def retention_outlook(state: PartitionFacts[S], found: RoundAssessment[S], clean
     if next_ms < NEVER_MS:
         sentences.append(f"the first segment expires at {iso_time(next_ms)}, by retention_ms ({format_duration(cleaner.retention_ms)})")
     if is_retention_enabled(cleaner) and cleaner.retention_bytes >= 0:
-        limit = format_size(cleaner.retention_bytes)
-        sentences.append(f"segments expire as soon as {limit} remain without them, by retention_bytes; there are {format_size(state.bytes)}")
+        limit, size = format_size(cleaner.retention_bytes), format_size(state.bytes)
+        sentences.append(f"segments expire as soon as {limit} remain without them, by retention_bytes; there are {size}")
     return RetentionOutlook(0, 0, state.log_start, next_ms=next_ms if next_ms < NEVER_MS else None, text="; ".join(sentences))
 
 
