@@ -1,6 +1,6 @@
 """What the main job costs on each emulator of an object store, beside the bare transfers of the same bytes by the same client.
 
-    python -m benchmarks.stores [--mb 200] [--server fake-gcs-server Azurite versitygw moto]
+    python -m benchmarks.stores [--mb 200] [--server versitygw fake-gcs-server Azurite HDFS moto]
 
 A log of this size, whose keys all come twice, is imported, cleaned, verified and retired. Each row has the seconds (wall clock, and of this
 process's own processor time), the requests by kind, and the bytes of one command. ``bare``: the bytes that `run` read are fetched and those
@@ -23,7 +23,15 @@ from benchmarks.logs import write_log
 from compactor import bootstrap
 from compactor.storage.counting import Counters, Usage
 from tests.support.bucket_cli import BucketCli
-from tests.support.cloud_servers import AnyBucket, new_azure_container, new_gcs_bucket, running_azurite, running_fake_gcs
+from tests.support.cloud_servers import (
+    AnyBucket,
+    new_azure_container,
+    new_gcs_bucket,
+    new_hdfs_directory,
+    running_azurite,
+    running_fake_gcs,
+    running_hdfs,
+)
 from tests.support.s3_server import running_moto, running_versitygw, versitygw_binary
 
 VALUE_BYTES, PER_BATCH, SEGMENTS = 1_000, 100, 8
@@ -39,6 +47,9 @@ def new_bucket(server: str, folder: Path) -> Iterator[AnyBucket]:
     elif server == "Azurite":
         with running_azurite() as endpoint:
             yield new_azure_container(endpoint, folder)
+    elif server == "HDFS":
+        with running_hdfs(folder / "hdfs") as endpoint:
+            yield new_hdfs_directory(endpoint)
     else:
         (folder / "served").mkdir()
         start = running_moto() if server == "moto" else running_versitygw(versitygw_binary(), folder / "served")
@@ -100,7 +111,7 @@ def bare(bucket: AnyBucket, sources: list[str], made: list[str], folder: Path) -
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stores", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--mb", type=int, default=200, help="size of the log")
-    parser.add_argument("--server", nargs="+", default=["fake-gcs-server", "Azurite", "versitygw", "moto"])
+    parser.add_argument("--server", nargs="+", default=["versitygw", "fake-gcs-server", "Azurite", "HDFS"])
     arguments = parser.parse_args()
     keys = arguments.mb * 1_000_000 // RECORD_BYTES // (2 * SEGMENTS * PER_BATCH) * SEGMENTS * PER_BATCH
     for server in arguments.server:

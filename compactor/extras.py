@@ -15,6 +15,7 @@ MODULES: Final = {
     "avro": ("fastavro",),
     "gcs": ("google.cloud.storage", "google.auth", "google.api_core", "requests"),
     "azure": ("azure.storage.blob", "azure.identity", "azure.core", "requests"),
+    "hdfs": ("requests",),
 }
 """Extra -> the modules that come with it, by the shortest name that only one distribution has."""
 

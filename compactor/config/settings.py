@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from compactor.config.allowed_values import describe_allowed_values, format_toml_value, is_text_setting
-from compactor.config.store_sections import MAX_MS, S3, Azure, Gcs, Milliseconds, Registry, Section, StoreCosts, refuse_archive_class
+from compactor.config.store_sections import MAX_MS, S3, Azure, Gcs, Hdfs, Milliseconds, Registry, Section, StoreCosts, refuse_archive_class
 from compactor.errors import UsageError
 from compactor.model.base import Value
 from compactor.model.policy import MAX32, CleanerPolicy
@@ -298,6 +298,7 @@ class Settings(Value):
     s3: S3 = S3()
     gcs: Gcs = Gcs()
     azure: Azure = Azure()
+    hdfs: Hdfs = Hdfs()
     kafka: KafkaSettings = KafkaSettings()
     registry: Registry = Registry()
     cleaner: Cleaner = Cleaner()

@@ -92,6 +92,13 @@ class Azure(Section):
     credentials_file: str = ""
 
 
+class Hdfs(Section):
+    """[hdfs]: how HDFS is reached, by the WebHDFS of its namenode."""
+
+    webhdfs_url: Annotated[str, AfterValidator(_endpoint)] = ""
+    user: str = ""
+
+
 class Registry(Section):
     """[registry]: how the schema registry is reached that has the schemas of keys and values."""
 

@@ -27,7 +27,7 @@ from typing import Any, Final
 from compactor.config.store_sections import Azure
 from compactor.errors import AlreadyExists, CompactorError, Refused, Unavailable, UsageError
 from compactor.storage.answers import PreconditionFailed
-from compactor.storage.cloud import CloudStore, Hints, ObjectRange, PartUpload, connection_error, request_timeouts, status_error
+from compactor.storage.cloud import CloudStore, Hints, ObjectRange, PartUpload, Retried, connection_error, request_timeouts, status_error
 from compactor.storage.counting import Meter
 from compactor.storage.findings import StoreFinding
 from compactor.storage.keys import portable_names
@@ -131,8 +131,8 @@ class AzureClient:
             found = self._blob_client(key).get_blob_properties()
         return _object_info(key, found)
 
-    def create(self, key: str, data: bytes, metadata: Mapping[str, str]) -> ObjectInfo:
-        return self._upload(key, data, metadata, overwrite=False)
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: Retried) -> ObjectInfo:
+        return retried(lambda: self._upload(key, data, metadata, overwrite=False))
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         return self._upload(key, data, {}, overwrite=True)

@@ -92,8 +92,14 @@ class ObjectRange:
     version: str
 
 
+class Retried(Protocol):
+    """Makes a request until the store answers or the retry deadline has passed."""
+
+    def __call__(self, request: Callable[[], T], /) -> T: ...
+
+
 class ObjectClient(Protocol):
-    """Single requests to the objects below one prefix. None is repeated, except where ``upload`` retries its tasks.
+    """Single requests to the objects below one prefix. None is repeated, except by ``retried`` and where ``upload`` retries its tasks.
 
     Keys are the port's. All methods raise the port's errors, or PreconditionFailed or OutOfRange.
     """
@@ -116,8 +122,8 @@ class ObjectClient(Protocol):
     def head(self, key: str) -> ObjectInfo:
         """Return the properties of an object, with all of its metadata."""
 
-    def create(self, key: str, data: bytes, metadata: Mapping[str, str]) -> ObjectInfo:
-        """Create an object if the key is free."""
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: Retried) -> ObjectInfo:
+        """Create an object if the key is free. A client that needs several requests has each of them retried."""
 
     def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUpload) -> ObjectInfo:
         """Create an object of many parts if the key is free."""
@@ -204,9 +210,7 @@ class CloudStore:
         return replace(found, metadata={name: value for name, value in found.metadata.items() if name != _TOKEN})
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        return self._create_with_token(
-            key, metadata, lambda described: self._retried_request(lambda: self._client.create(key, data, described))
-        )
+        return self._create_with_token(key, metadata, lambda described: self._client.create(key, data, described, self._retried_request))
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_key(key)
@@ -329,7 +333,7 @@ class CloudStore:
 
     def without_condition_check(self) -> ObjectStore:
         """Return the same store without the test of conditions before its creates."""
-        return CloudStore(self._client, replace(self._options, before_create=lambda store: None))
+        return type(self)(self._client, replace(self._options, before_create=lambda store: None))
 
     def _create_in_parts(
         self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str] | None, confirm: Callable[[], None] = lambda: None

@@ -19,7 +19,7 @@ from typing import Any
 
 from compactor.config.store_sections import Gcs
 from compactor.errors import CompactorError, Refused, Unavailable, UsageError
-from compactor.storage.cloud import CloudStore, Hints, ObjectRange, PartUpload, connection_error, request_timeouts, status_error
+from compactor.storage.cloud import CloudStore, Hints, ObjectRange, PartUpload, Retried, connection_error, request_timeouts, status_error
 from compactor.storage.counting import Meter
 from compactor.storage.findings import StoreFinding
 from compactor.storage.options import StoreOptions
@@ -102,8 +102,8 @@ class GcsClient:
             blob.reload(timeout=request_timeouts(self._contact), retry=None)
         return self._object_info(blob)
 
-    def create(self, key: str, data: bytes, metadata: Mapping[str, str]) -> ObjectInfo:
-        return self._upload(key, data, metadata, if_generation_match=0)
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: Retried) -> ObjectInfo:
+        return retried(lambda: self._upload(key, data, metadata, if_generation_match=0))
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         return self._upload(key, data, {})

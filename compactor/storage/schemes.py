@@ -191,6 +191,28 @@ STORE_KINDS: tuple[StoreKind, ...] = (
         prices=StorePrices("2026-11", "Azure Blob Storage, block blobs, Hot LRS in East US", 0.44e-6, 5.5e-6, 0.0184),
         tested_with="Azurite 3.37.0",
     ),
+    StoreKind(
+        scheme="hdfs",
+        example="hdfs://namenode/path",
+        adapter="hdfs",
+        section="hdfs",
+        extra="hdfs",
+        container=re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]{1,5})?"),
+        noun="namenode",
+        pinterest=False,
+        can=Capabilities(
+            create_only="a staged file, and a rename with renameoptions=NONE",
+            conditional_delete="by the number of the inode",
+            range_copy="",
+            checksum="the datanodes' block checksums; the length after each upload",
+            publication_time=True,
+            start_key=False,
+            unfinished_uploads=True,
+            metadata_names="any; kept in an extended attribute",
+        ),
+        prices=StorePrices("", "HDFS", 0.0, 0.0, 0.0),
+        tested_with="a mini cluster of Hadoop 3.5.0, without Kerberos",
+    ),
 )
 
 

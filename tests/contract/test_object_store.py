@@ -1,7 +1,7 @@
 """What every object store does, whichever it is and whatever fails on the way to it.
 
 Adapters: a directory; the memory that other tests use; S3 on moto (behind a lock) and versitygw; Google Cloud Storage on
-fake-gcs-server; Azure on Azurite. Most servers again behind a proxy that lets every tenth request fail.
+fake-gcs-server; Azure on Azurite; HDFS on a mini cluster. Most servers again behind a proxy that lets every tenth request fail.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from compactor.errors import AlreadyExists, CannotCopy, NotFound, Refused, Unava
 from compactor.storage import s3_parts
 from compactor.storage.counting import Counters
 from compactor.storage.factory import open_store
+from compactor.storage.hdfs import HdfsStore, _Body
 from compactor.storage.keys import RESERVED
 from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.s3 import S3Store
@@ -62,6 +63,8 @@ FAULTS = [
         pytest.param("faulty fake-gcs-server", marks=pytest.mark.slow),
         "Azurite",
         pytest.param("faulty Azurite", marks=pytest.mark.slow),
+        pytest.param("HDFS", marks=pytest.mark.slow),
+        pytest.param("faulty HDFS", marks=pytest.mark.slow),
     ]
 )
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStore]:
@@ -487,10 +490,12 @@ class TestKeys:
 
 class TestUnfinished:
     @pytest.fixture(autouse=True)
-    def can_list_them(self, store: ObjectStore) -> None:
+    def can_list_them(self, request: pytest.FixtureRequest, store: ObjectStore) -> None:
         if not capabilities(store).unfinished_uploads:
             assert list(store.unfinished_uploads("")) == []
             pytest.skip("such a store does not list unfinished uploads")
+        if "faulty HDFS" in request.node.name:
+            pytest.skip("a request that fails may leave a staged file, until that is old enough to be swept")
 
     def test_what_was_begun_and_not_finished_is_told_and_freed(self, store: ObjectStore) -> None:
         store.create("orders-0/whole", b"x")
@@ -536,6 +541,9 @@ def begin(store: ObjectStore, key: str) -> None:
         return
     if isinstance(store, MemoryStore):
         store.begun.append(UnfinishedUpload(key, f"upload {len(store.begun)}", store.clock_ms()))
+        return
+    if isinstance(store, HdfsStore):
+        store._client._stage(_Body([b"half"], 4), key)
         return
     assert isinstance(store, S3Store)
     MultipartUpload(store.requests, SMALL_PAGES, key, {})

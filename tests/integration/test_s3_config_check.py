@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +17,11 @@ from compactor.config.settings import LimitSettings
 from compactor.storage import factory
 from compactor.storage.factory import RateLimits
 from tests.support.bucket_cli import BucketCli, Minutes, through
+from tests.support.cloud_servers import AnyBucket
 from tests.support.deployment import GrowingLog
-from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.fault_proxy import BUSY, CONDITIONS, Fault, FaultProxy
 from tests.support.s3_server import Bucket
+from tests.support.servers import ON_SERVERS
 from tests.support.tier_cli import TierCli
 
 VERSIONING: dict[str, Callable[[Bucket], object]] = {
@@ -34,6 +37,19 @@ VERSIONING: dict[str, Callable[[Bucket], object]] = {
 }
 
 
+DELETION = {"s3": "s3:DeleteObject", "gs": "storage.objects.delete", "az": "blobs/delete", "hdfs": "w and x on the directory"}
+
+
+@pytest.fixture
+def proxy(proxied_bucket: tuple[FaultProxy, AnyBucket]) -> FaultProxy:
+    return proxied_bucket[0]
+
+
+@pytest.fixture
+def server_cli(tmp_path: Path, proxied_bucket: tuple[FaultProxy, AnyBucket]) -> BucketCli:
+    return through(tmp_path / "cli", proxied_bucket)
+
+
 @pytest.fixture
 def cli(tmp_path: Path, s3_proxy: tuple[FaultProxy, Bucket]) -> BucketCli:
     return through(tmp_path / "cli", s3_proxy)
@@ -42,6 +58,11 @@ def cli(tmp_path: Path, s3_proxy: tuple[FaultProxy, Bucket]) -> BucketCli:
 def check(cli: TierCli) -> dict[str, dict[str, Any]]:
     document = cli.ask("config", "check").document
     return {problem["kind"]: problem for problem in document["problems"]}
+
+
+def errors(cli: TierCli) -> dict[str, dict[str, Any]]:
+    """A server may not know what S3 keeps of deleted objects: that is no more than a note."""
+    return {kind: problem for kind, problem in check(cli).items() if problem["severity"] != "note"}
 
 
 def cleaned_once_and_due_again(cli: TierCli, tmp_path: Path) -> None:
@@ -110,48 +131,53 @@ def test_what_plan_says_of_requests_is_near_what_run_needs(cli: BucketCli, tmp_p
 # ---- the rest of config check ------------------------------------------------------------------------------------------------
 
 
-def test_the_race_is_run_once_for_a_bucket(cli: BucketCli, s3_proxy: tuple[FaultProxy, Bucket]) -> None:
-    assert check(cli) == {}
-    first = s3_proxy[0].seen.requests["put"]
-    assert check(cli) == {}
+@ON_SERVERS
+def test_the_race_is_run_once_for_a_bucket(server_cli: BucketCli, proxy: FaultProxy) -> None:
+    assert errors(server_cli) == {}
+    first = proxy.seen.requests["put"]
+    assert errors(server_cli) == {}
     assert first > 200
-    assert s3_proxy[0].seen.requests["put"] - first < 10
-    assert list(cli.objects()) == [".tiered-compactor/probe/conditional-puts-raced-1"]
+    assert proxy.seen.requests["put"] - first < 10
+    assert list(server_cli.objects()) == [".tiered-compactor/probe/conditional-puts-raced-1"]
 
 
-def test_a_store_without_conditional_puts_is_refused(cli: BucketCli, s3_proxy: tuple[FaultProxy, Bucket]) -> None:
-    s3_proxy[0].strip = {"if-none-match"}
+@ON_SERVERS
+def test_a_store_without_conditional_puts_is_refused(server_cli: BucketCli, proxy: FaultProxy) -> None:
+    proxy.strip = CONDITIONS
     for _ in range(2):
-        answer = cli.ask("config", "check")
+        answer = server_cli.ask("config", "check")
         assert answer.code == 5
-        assert check(cli)["conditional-puts"]["severity"] == "error"
-    assert cli.objects() == {}, "nothing remembers a race that was lost"
+        assert "ignores conditional requests" in str(answer.document["problems"])
+    assert server_cli.objects() == {}, "nothing remembers a race that was lost"
 
 
-def test_missing_permissions_are_named_all_at_once(cli: BucketCli, s3_proxy: tuple[FaultProxy, Bucket]) -> None:
-    s3_proxy[0].faults = [Fault("denied", ("put", "delete"))]
-    answer = cli.ask("config", "check")
-    found = check(cli)
+@ON_SERVERS
+def test_missing_permissions_are_named_all_at_once(server_cli: BucketCli, proxy: FaultProxy) -> None:
+    proxy.faults = [Fault("denied", ("put", "delete"))]
+    answer = server_cli.ask("config", "check")
+    found = check(server_cli)
     assert answer.code == 5
     assert {"cannot-write", "cannot-overwrite", "cannot-delete"} <= found.keys()
-    assert "s3:DeleteObject" in found["cannot-delete"]["hint"]
+    assert DELETION[server_cli.bucket.url.partition(":")[0]] in found["cannot-delete"]["hint"]
 
 
+@ON_SERVERS
 @pytest.mark.parametrize("minutes_ahead", [-20, 20])
-def test_a_clock_that_differs_is_told(cli: BucketCli, monkeypatch: pytest.MonkeyPatch, minutes_ahead: int) -> None:
+def test_a_clock_that_differs_is_told(server_cli: BucketCli, monkeypatch: pytest.MonkeyPatch, minutes_ahead: int) -> None:
     really = config_command._system_clock_ms
     monkeypatch.setattr(config_command, "_system_clock_ms", lambda: really() - minutes_ahead * 60_000)
-    found = check(cli)["clock"]
+    found = check(server_cli)["clock"]
     assert found["severity"] == "warning"
     assert ("ahead of" if minutes_ahead > 0 else "behind") in found["detail"]
-    assert cli.ask("config", "check").code == 0
+    assert server_cli.ask("config", "check").code == 0
 
 
-def test_a_store_that_is_down_is_said_once(cli: BucketCli, s3_proxy: tuple[FaultProxy, Bucket], minutes: Minutes) -> None:
-    s3_proxy[0].faults = [Fault("slow_down")]
-    answer = cli.ask("config", "check")
+@ON_SERVERS
+def test_a_store_that_is_down_is_said_once(server_cli: BucketCli, proxy: FaultProxy, minutes: Minutes) -> None:
+    proxy.faults = [Fault("slow_down")]
+    answer = server_cli.ask("config", "check")
     assert (answer.code, len(answer.document["problems"])) == (5, 1)
-    assert "SlowDown" in answer.document["problems"][0]["detail"]
+    assert re.search(BUSY, answer.document["problems"][0]["detail"])
 
 
 # ---- [limits] ----------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -12,21 +13,22 @@ from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter
 from tests.builders import LogBuilder
 from tests.support.bucket_cli import BucketCli, through
-from tests.support.fault_proxy import FaultProxy
-from tests.support.s3_server import Bucket
+from tests.support.cloud_servers import AnyBucket
+from tests.support.fault_proxy import CONDITIONS, FaultProxy
+from tests.support.servers import ON_SERVERS
 from tests.support.side_broker import SideScene, settle
 
-IGNORES = {"if-none-match"}
+pytestmark = ON_SERVERS
 
 
 @pytest.fixture
-def proxy(s3_proxy: tuple[FaultProxy, Bucket]) -> FaultProxy:
-    return s3_proxy[0]
+def proxy(proxied_bucket: tuple[FaultProxy, AnyBucket]) -> FaultProxy:
+    return proxied_bucket[0]
 
 
 @pytest.fixture
-def cli(tmp_path: Path, s3_proxy: tuple[FaultProxy, Bucket]) -> BucketCli:
-    return through(tmp_path / "cli", s3_proxy)
+def cli(tmp_path: Path, proxied_bucket: tuple[FaultProxy, AnyBucket]) -> BucketCli:
+    return through(tmp_path / "cli", proxied_bucket)
 
 
 @pytest.fixture
@@ -44,11 +46,11 @@ def forget(cli: BucketCli) -> None:
 
 
 def creates(proxy: FaultProxy) -> int:
-    return sum("if-none-match" in headers for _, headers in proxy.headers)
+    return sum(not CONDITIONS.isdisjoint(headers) for _, headers in proxy.headers)
 
 
 def test_import_is_refused_and_nothing_is_written(cli: BucketCli, proxy: FaultProxy, log: Path) -> None:
-    proxy.strip = IGNORES
+    proxy.strip = CONDITIONS
     for _ in range(2):  # what went badly is not remembered
         answer = cli.ask("import", log, "--topic", "orders", "--partition", 0)
         assert answer.code == StoreError.exit_code
@@ -65,7 +67,7 @@ def test_a_round_is_refused_where_the_store_is_another_one_now(cli: BucketCli, p
     cli.do("config", "check")
     before = cli.objects()
     forget(cli)
-    proxy.strip = IGNORES
+    proxy.strip = CONDITIONS
     answer = cli.ask("run", "--force")
     assert answer.code == StoreError.exit_code
     assert "ignores conditional requests" in str(answer)
@@ -75,10 +77,10 @@ def test_a_round_is_refused_where_the_store_is_another_one_now(cli: BucketCli, p
 
 
 @pytest.mark.damages
-def test_the_agent_is_refused(tmp_path: Path, proxy: FaultProxy, s3_proxy: tuple[FaultProxy, Bucket], cli: BucketCli) -> None:
-    scene, bucket = SideScene.in_folder(tmp_path / "side"), s3_proxy[1]
-    scene.tier.cli.set(tier={"url": bucket.url}, s3={"endpoint_url": bucket.server.endpoint, "region": bucket.server.region})
-    proxy.strip = IGNORES
+def test_the_agent_is_refused(tmp_path: Path, proxy: FaultProxy, proxied_bucket: tuple[FaultProxy, AnyBucket], cli: BucketCli) -> None:
+    scene = SideScene.in_folder(tmp_path / "side")
+    scene.tier.cli.set(**proxied_bucket[1].sections())
+    proxy.strip = CONDITIONS
     agent = scene.agent()
     settle(agent)
     status, _, why, *_ = RequestRouter(AgentPages(agent.status), agent.loop_age_ms, 1000).respond("/readyz")
@@ -90,11 +92,12 @@ def test_the_agent_is_refused(tmp_path: Path, proxy: FaultProxy, s3_proxy: tuple
 def test_a_store_that_passed_is_remembered_on_this_machine_for_its_place(cli: BucketCli, proxy: FaultProxy, log: Path) -> None:
     cli.bring(log)
     (marker,) = (cli.folder / "state" / "stores").iterdir()
-    assert cli.bucket.name in marker.read_text()
+    bucket = re.findall("test-[0-9a-f]+", cli.bucket.url)[0]
+    assert bucket in marker.read_text()
     counts = []
     for number, state in enumerate(("kept", "kept", "damaged", "gone")):
         if state == "damaged":
-            marker.write_text(marker.read_text().replace(cli.bucket.name, "another"))
+            marker.write_text(marker.read_text().replace(bucket, "another"))
         if state == "gone":
             forget(cli)
         before = creates(proxy)

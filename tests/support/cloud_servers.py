@@ -1,8 +1,9 @@
-"""Emulators of Google Cloud Storage and of Azure Blob Storage for tests, and buckets on them."""
+"""Emulators of Google Cloud Storage and of Azure Blob Storage and a small HDFS for tests, and buckets on them."""
 
 from __future__ import annotations
 
 import subprocess
+import time
 import urllib.request
 import uuid
 from collections.abc import Iterator
@@ -12,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from compactor.config.settings import Settings
-from compactor.config.store_sections import Azure, Gcs
+from compactor.config.store_sections import Azure, Gcs, Hdfs
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.schemes import store_kind
-from tests.support.go_tools import go_tool, npm_tool
+from tests.support.go_tools import Unbuildable, go_tool, npm_tool
+from tests.support.kafka_jars import BrokerUnavailable, maven_jars
 from tests.support.s3_server import Bucket, free_port, running, wait_for
 
+HADOOP = "3.5.0"
 FAKE_GCS = "v1.56.1"
 AZURITE = "3.37.0"
 ACCOUNT = "devstoreaccount1"
@@ -47,7 +50,7 @@ class CloudBucket:
     def behind(self, endpoint: str) -> CloudBucket:
         """The same bucket, reached through a proxy."""
         before = getattr(self.settings, self.section)
-        there = before.model_copy(update={"endpoint_url": before.endpoint_url.replace(self.endpoint, endpoint)})
+        there = before.model_validate({name: value.replace(self.endpoint, endpoint) for name, value in before.model_dump().items()})
         return replace(self, endpoint=endpoint, settings=self.settings.model_copy(update={self.section: there}))
 
 
@@ -100,3 +103,29 @@ def new_azure_container(endpoint: str, folder: Path) -> CloudBucket:
     key_file.write_text(KEY)
     settings = Settings(azure=Azure(endpoint_url=f"{endpoint}/{ACCOUNT}", credentials_file=str(key_file)))
     return CloudBucket(f"az://{ACCOUNT}/{name}/tier of tests", endpoint, settings)
+
+
+@contextmanager
+def running_hdfs(folder: Path, *properties: str) -> Iterator[str]:
+    """The WebHDFS of a namenode with one datanode, in one JVM. folder: for their data; properties: NAME=VALUE. Raises Unbuildable."""
+    try:
+        jars = maven_jars(f"hdfs-{HADOOP}", Path(__file__).with_name("hdfs.xml"))
+    except BrokerUnavailable as why:
+        raise Unbuildable(str(why)) from why
+    port, details = free_port(), folder / "details.json"
+    command = jars.command("org.apache.hadoop.test.MiniDFSClusterManager", f"-Dtest.build.data={folder}", heap_mb=384)
+    command += ["-format", "-datanodes", "1", "-httpport", str(port), "-writeDetails", str(details)]
+    for name in properties:
+        command += ["-D", name]
+    with running(command, stdout=subprocess.DEVNULL) as process:
+        wait_for(f"127.0.0.1:{port}", process, 60)
+        for _ in range(600):
+            if details.exists():
+                break
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+
+
+def new_hdfs_directory(endpoint: str) -> CloudBucket:
+    settings = Settings(hdfs=Hdfs(webhdfs_url=endpoint, user="root"))
+    return CloudBucket(f"hdfs://namenode/test-{uuid.uuid4().hex[:16]}/tier of tests", endpoint, settings)

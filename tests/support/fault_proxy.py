@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
-from compactor.storage import azure, gcs
+from compactor.storage import azure, gcs, hdfs
 from tests.support.cloud_servers import ACCOUNT
 
 S3 = {
@@ -52,10 +52,22 @@ AZURE = {
     "unknown": (501, "NotImplemented"),
     "internal": (500, "InternalError"),
 }
+HADOOP = {
+    "slow_down": (503, "RetriableException"),
+    "denied": (403, "AccessControlException"),
+    "expired": (401, "AuthenticationException"),
+    "skewed": (401, "AuthenticationException"),
+    "unknown": (501, "UnsupportedOperationException"),
+    "internal": (500, "RuntimeException"),
+}
 """Status and code of each refusal."""
-CONDITIONS = {"if-none-match", "ifgenerationmatch"}
+BUSY = "SlowDown|rateLimitExceeded|ServerBusy|RetriableException"
+"""What is said of ``slow_down``, in one of the vendors' words."""
+CONDITIONS = {"if-none-match", "ifgenerationmatch", "renameoptions"}
 """What makes a request conditional. A server that ignores conditions is one whose requests are stripped of these."""
 _GOOGLE_PATH = re.compile(r"/(?:(?:upload|download)/)?storage/v1/b/?(?P<bucket>[^/?]*)(?:/o)?/?(?P<key>[^?]*)")
+_HADOOP_PATH = re.compile(r"(?:/node/(?P<node>[^/]+))?/webhdfs/v1(?P<path>[^?]*)")
+"""Requests to a datanode, to which a namenode redirects, pass the proxy below ``/node/HOST:PORT``."""
 _HOP = {"connection", "keep-alive", "transfer-encoding", "expect", "content-length"}
 
 
@@ -76,7 +88,7 @@ class Fault:
 
 @dataclass
 class Seen:
-    """What the proxy saw: requests by kind, bytes of object bodies in both directions, faults by kind, bytes read by path."""
+    """What the proxy saw: requests by kind, bytes of object bodies in both directions, faults by kind, bytes read by place."""
 
     requests: Counter[str] = field(default_factory=Counter)
     bytes_read: int = 0
@@ -97,6 +109,8 @@ class FaultProxy:
         self.seen = Seen()
         self.headers: list[tuple[str, dict[str, str]]] = []
         """Kind, and headers with parameters (names in lower case), of each request, in order."""
+        self.inodes: dict[str, str] = {}
+        """Places of HDFS's files by their path by inode, as seen in answers."""
         self.lock = threading.Lock()
         self._random = random.Random(seed)
         self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
@@ -140,6 +154,15 @@ def refusal(kind: str, target: str) -> tuple[int, dict[str, str], bytes] | None:
             body = {"error": {"code": status, "message": code, "errors": [{"reason": code}]}}
             return status, {"Content-Type": "application/json"}, json.dumps(body).encode()
         return None
+    if _HADOOP_PATH.match(target):
+        if kind in HADOOP:
+            status, code = HADOOP[kind]
+            return (
+                status,
+                {"Content-Type": "application/json"},
+                json.dumps({"RemoteException": {"exception": code, "message": code}}).encode(),
+            )
+        return None
     is_azure = target.startswith(f"/{ACCOUNT}/")
     codes = AZURE if is_azure else S3
     if kind not in codes:
@@ -152,6 +175,8 @@ def refusal(kind: str, target: str) -> tuple[int, dict[str, str], bytes] | None:
 def place_of(target: str, body: bytes) -> str:
     """Return ``/bucket/key`` of a request, unquoted, with the query where the API has one besides the key."""
     parts = urlsplit(target)
+    if hadoop := _HADOOP_PATH.match(target):
+        return parse_qs(parts.query).get("destination", [unquote(hadoop["path"])])[0]
     found = _GOOGLE_PATH.match(target)
     if not found:
         return unquote(parts.path) + (f"?{parts.query}" if parts.query else "")
@@ -164,6 +189,8 @@ def kind_of(method: str, target: str, copies: bool = False) -> str:
     """The same names that the stores count by."""
     if _GOOGLE_PATH.match(target):
         return gcs.request_kind(method, target)
+    if _HADOOP_PATH.match(target):
+        return hdfs.request_kind(method, target)
     if target.startswith(f"/{ACCOUNT}/"):
         return azure.request_kind(method, target, copies=copies)
     parts = urlsplit(target)
@@ -209,6 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
             asked = [*self.headers.items(), *parse_qsl(urlsplit(self.path).query)]
             self.proxy.headers.append((request, {name.lower(): value for name, value in asked}))
         place = place_of(self.path, body)
+        place = self.proxy.inodes.get(place, place)
         fault = self.proxy.choose(request, place)
         kind = fault.kind if fault else ""
         if request == "put":
@@ -231,7 +259,7 @@ class _Handler(BaseHTTPRequestHandler):
         if request == "get" and status < 300:
             with self.proxy.lock:  # before the answer leaves: who has it may look at once
                 self.proxy.seen.bytes_read += len(answer)
-                self.proxy.seen.read[urlsplit(self.path).path] += len(answer)
+                self.proxy.seen.read[place.partition("?")[0]] += len(answer)
         self._answer(status, headers, self._damaged(kind, answer), cut=kind == "cut")
         return None
 
@@ -245,9 +273,13 @@ class _Handler(BaseHTTPRequestHandler):
         return self.proxy.flipped(body) if kind == "flip" and body else body
 
     def _forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection(*self.proxy.upstream, timeout=60)
+        hadoop = _HADOOP_PATH.match(self.path)
+        node = hadoop["node"] if hadoop else None
+        connection = http.client.HTTPConnection(node or "{}:{}".format(*self.proxy.upstream), timeout=60)
         try:
-            connection.putrequest(self.command, self._stripped_target(), skip_host=True, skip_accept_encoding=True)
+            connection.putrequest(
+                self.command, self._stripped_target().removeprefix(f"/node/{node}"), skip_host=True, skip_accept_encoding=True
+            )
             for name, value in self.headers.items():
                 if name.lower() not in _HOP | self.proxy.strip:
                     connection.putheader(name, value)
@@ -258,7 +290,14 @@ class _Handler(BaseHTTPRequestHandler):
             headers = {name: value for name, value in response.getheaders() if name.lower() not in _HOP}
             if self.command == "HEAD":
                 headers["Content-Length"] = response.getheader("Content-Length") or "0"
-            return response.status, headers, response.read()
+            answer = response.read()
+            if hadoop:
+                if "Location" in headers:
+                    headers["Location"] = headers["Location"].replace("://", f"://{urlsplit(self.proxy.url).netloc}/node/")
+                named = re.search(rb'"fileId":(\d+)', answer) if "op=GETFILESTATUS" in self.path else None
+                if named and not hadoop["path"].startswith("/.reserved/"):
+                    self.proxy.inodes[f"/.reserved/.inodes/{named[1].decode()}"] = unquote(hadoop["path"])
+            return response.status, headers, answer
         finally:
             connection.close()
 

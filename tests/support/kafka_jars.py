@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,39 +38,39 @@ class BrokerJars:
 
 def broker_jars(version: str) -> BrokerJars:
     """Return the jars of one of VERSIONS, of a version between them, or of TOOLS. Raises BrokerUnavailable."""
+    pom = POMS / ("tools.xml" if version == TOOLS else "pom.xml")
+    return maven_jars(f"broker-{version}", pom, *_version_goals(version))
+
+
+def maven_jars(name: str, pom: Path, *goals: str) -> BrokerJars:
+    """Return the jars that a pom.xml names. name: of what they make, with its version; goals: more of Maven's. Raises BrokerUnavailable."""
     for tool, package in (("java", "Java 17"), ("mvn", "Maven 3.8")):
         if not shutil.which(tool):
-            raise BrokerUnavailable(f"'{tool}' is not installed: tests with a real broker need {package} (Debian: apt install maven)")
-    pom = POMS / ("tools.xml" if version == TOOLS else "pom.xml")
+            raise BrokerUnavailable(f"'{tool}' is not installed: tests with {name} need {package} (Debian: apt install maven)")
     digest = hashlib.sha256(pom.read_bytes()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiered-compactor"
-    home = cache / f"broker-{version}-{digest}"
+    home = cache / f"{name}-{digest}"
     ready = home / "class-path.txt"
     if not ready.exists() or not all(Path(jar).exists() for jar in ready.read_text().split(os.pathsep)):
         home.mkdir(parents=True, exist_ok=True)
-        class_path = _resolve(version, pom)
+        class_path = _resolve(name, pom, goals)
         partial = home / f"class-path.{os.getpid()}"
         partial.write_text(class_path)
         partial.replace(ready)
-    return BrokerJars(version, ready.read_text(), home)
+    return BrokerJars(name.rpartition("-")[2], ready.read_text(), home)
 
 
-def _resolve(version: str, pom: Path) -> str:
+def _resolve(name: str, pom: Path, goals: Sequence[str]) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copy(pom, Path(scratch) / "pom.xml")
-        goals = [
-            *_version_goals(version),
-            "dependency:build-classpath",
-            "-Dmdep.outputFile=jars.txt",
-            "-Dmdep.includeScope=runtime",
-        ]
+        goals = [*goals, "dependency:build-classpath", "-Dmdep.outputFile=jars.txt", "-Dmdep.includeScope=runtime"]
         # What was resolved before must do; the network is for the first time.
         done = _maven(scratch, "-o", *goals)
         if done.returncode:
             done = _maven(scratch, *goals)
         if done.returncode:
             words = [line for line in done.stdout.splitlines() if line.startswith("[ERROR]")][:3]
-            raise BrokerUnavailable(f"Maven could not fetch Kafka {version} (is there a network, this first time?): {' '.join(words)}")
+            raise BrokerUnavailable(f"Maven could not fetch {name} (is there a network, this first time?): {' '.join(words)}")
         return (Path(scratch) / "jars.txt").read_text().strip()
 
 

@@ -14,7 +14,16 @@ from typing import NoReturn
 import pytest
 
 from tests.conformance.kafka import Kafka, Unavailable
-from tests.support.cloud_servers import AnyBucket, CloudBucket, new_azure_container, new_gcs_bucket, running_azurite, running_fake_gcs
+from tests.support.cloud_servers import (
+    AnyBucket,
+    CloudBucket,
+    new_azure_container,
+    new_gcs_bucket,
+    new_hdfs_directory,
+    running_azurite,
+    running_fake_gcs,
+    running_hdfs,
+)
 from tests.support.fault_proxy import FaultProxy
 from tests.support.go_tools import Unbuildable
 from tests.support.s3_server import Bucket, S3Server, running_moto, running_versitygw, versitygw_binary
@@ -24,6 +33,7 @@ BUCKETS = {
     "versitygw": "versity_bucket",
     "fake-gcs-server": "gcs_bucket",
     "Azurite": "azure_container",
+    "HDFS": "hdfs_directory",
 }
 """Fixture of a new bucket, by the name of its server."""
 
@@ -34,9 +44,9 @@ def _on(quick: Sequence[str], slow: Sequence[str]) -> pytest.MarkDecorator:
     )
 
 
-ON_SERVERS = _on(["moto", "fake-gcs-server", "Azurite"], ["versitygw"])
+ON_SERVERS = _on(["moto", "fake-gcs-server", "Azurite"], ["versitygw", "HDFS"])
 """For tests that take ``proxied_bucket``: one server of each kind of store that is reached over HTTP."""
-ON_SERVERS_IN_TIME = _on(["moto"], ["versitygw", "fake-gcs-server", "Azurite"])
+ON_SERVERS_IN_TIME = _on(["moto"], ["versitygw", "fake-gcs-server", "Azurite", "HDFS"])
 """The same for modules of many tests: all but one server are left to ``make slow-tests``."""
 
 
@@ -103,6 +113,22 @@ def azurite() -> Iterator[str]:
 def azure_container(azurite: str, tmp_path_factory: pytest.TempPathFactory) -> CloudBucket:
     """A new container on Azurite."""
     return new_azure_container(azurite, tmp_path_factory.mktemp("azure"))
+
+
+@pytest.fixture(scope="session")
+def hdfs() -> Iterator[str]:
+    """The address of a namenode's WebHDFS."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="hdfs-") as directory, running_hdfs(Path(directory)) as endpoint:
+            yield endpoint
+    except Unbuildable as why:
+        missing(why)
+
+
+@pytest.fixture
+def hdfs_directory(hdfs: str) -> CloudBucket:
+    """A new directory in a mini cluster of HDFS."""
+    return new_hdfs_directory(hdfs)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from compactor.cli.main import entry
 from compactor.cli.output import SCHEMA_VERSION
+from compactor.storage.schemes import STORE_KINDS
 from tests.builders import LogBuilder
 from tests.plain_format import Batch, read_batches, segment_paths
 from tests.plain_log import control_type, transaction_index
@@ -26,6 +27,8 @@ class Answer(NamedTuple):
     stderr: str
     error: Any = None
 
+
+SECTIONS = [kind.section for kind in STORE_KINDS if kind.section]
 
 MADE: list[Callable[[], Answer]] = []
 """``verify`` of each tier that this process was given a configuration for, for the fixture that asks it when a test is over."""
@@ -87,7 +90,7 @@ class TierCli:
     def verified(self) -> Answer:
         """What `verify` says of the tier that the configuration names now: from a machine that knows nothing, with no limits in its way."""
         config = self.folder / "verify.toml"
-        where = {name: values for name, values in self.settings.items() if name.startswith(("tier", "s3", "gcs", "azure", "kafka"))}
+        where = {name: values for name, values in self.settings.items() if name.startswith(("tier", "kafka", *SECTIONS))}
         self.write(config, where | {"tier": where.get("tier", {}) | {"state_dir": str(self.folder / "state of verify")}})
         return typed(config, "verify")
 

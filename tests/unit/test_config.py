@@ -74,6 +74,7 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
         "registry.url": "http://[::1]:8081",
         "gcs.endpoint_url": "http://[::1]:4443",
         "azure.endpoint_url": "http://[::1]:10000/account",
+        "hdfs.webhdfs_url": "http://[::1]:9870",
         "kafka.topics": '["orders"]',
         "kafka.properties": '{"security.protocol" = "SSL"}',
         "cleaner.min_cleanable_dirty_ratio": "0.25",
@@ -172,7 +173,8 @@ def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_pat
             '[tier]\nurl = "/var/lib/tier"',
             (
                 'FILE: [tier] url = "/var/lib/tier": write file:///var/lib/tier'
-                " (three slashes, the full path), s3://bucket/prefix, gs://bucket/prefix or az://account/container/prefix"
+                " (three slashes, the full path), s3://bucket/prefix, gs://bucket/prefix,"
+                " az://account/container/prefix or hdfs://namenode/path"
             ),
         ),
         (

@@ -1,4 +1,4 @@
-"""What Google Cloud Storage and Azure Blob Storage answer, and what is said of it: prepared answers, because no emulator gives them."""
+"""What Google Cloud Storage, Azure and HDFS answer, and what is said of it: prepared answers, because no emulator gives them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compactor.config.settings import Settings
-from compactor.config.store_sections import Azure, Gcs
+from compactor.config.store_sections import Azure, Gcs, Hdfs
 from compactor.errors import Refused, Unavailable, UsageError
 from compactor.storage.azure import Access, choose_credentials
 from compactor.storage.factory import open_store
@@ -34,6 +34,13 @@ def azure(status: int, code: str) -> Answer:
     return failure(status, code, code, headers={"x-ms-error-code": code})
 
 
+def hadoop(status: int, exception: str, message: str = "why") -> Answer:
+    body = {
+        "RemoteException": {"exception": exception, "javaClassName": f"org.apache.hadoop.{exception}", "message": f"{message}\n\tat a.b"}
+    }
+    return Answer(status, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+
 REFUSALS: list[tuple[str, Answer, str, str]] = [
     ("gs", google(401, "Invalid Credentials"), "credentials are refused", "GOOGLE_APPLICATION_CREDENTIALS"),
     ("gs", google(401, "Invalid Credentials"), "credentials are refused", "clock"),
@@ -51,6 +58,10 @@ REFUSALS: list[tuple[str, Answer, str, str]] = [
     ("az", azure(404, "ContainerNotFound"), "does not exist", "[tier] url"),
     ("az", azure(409, "BlobImmutableDueToPolicy"), "a hold or a policy keeps it", "without holds"),
     ("az", azure(409, "PublicAccessNotPermitted"), "PublicAccessNotPermitted", "config check"),
+    ("hdfs", Answer(401, b"<html>Authentication required</html>"), "credentials are refused", "Kerberos are not supported"),
+    ("hdfs", hadoop(403, "AccessControlException"), "AccessControlException: why.*access denied", "the rights rwx"),
+    ("hdfs", hadoop(403, "NSQuotaExceededException"), "NSQuotaExceededException", "Raise the quota"),
+    ("hdfs", hadoop(400, "InvalidPathException"), "InvalidPathException", "config check"),
 ]
 PASSING: list[tuple[str, Answer]] = [
     ("gs", google(429, "rateLimitExceeded")),
@@ -63,15 +74,23 @@ PASSING: list[tuple[str, Answer]] = [
     ("az", azure(429, "TooManyRequests")),
     ("az", azure(400, "Md5Mismatch")),
     ("az", azure(409, "ContainerBeingDeleted")),
+    ("hdfs", hadoop(403, "StandbyException")),
+    ("hdfs", hadoop(403, "SafeModeException")),
+    ("hdfs", hadoop(403, "RetriableException")),
+    ("hdfs", hadoop(403, "IOException", "could only be written to 0 of the 1 minReplication nodes")),
+    ("hdfs", hadoop(500, "RuntimeException")),
+    ("hdfs", Answer(503, b"<html>busy</html>")),
+    ("hdfs", Answer(200, b"<html>a page of a proxy</html>")),
     ("az", Answer(206, b"0123", {"Content-Range": "bytes 0-9/10", "ETag": "e"}, said_length=10)),
 ]
 
 
 def open_at(folder: Path, scheme: str, url: str, contact: FirstContact | None = None) -> ObjectStore:
     (folder / "key").write_text(KEY)
-    settings = Settings(gcs=Gcs(endpoint_url=url), azure=Azure(endpoint_url=f"{url}/{ACCOUNT}", credentials_file=str(folder / "key")))
-    place = "gs://bucket/tier" if scheme == "gs" else f"az://{ACCOUNT}/container/tier"
-    return open_store(place, settings=settings, retries=QUICK, contact=contact)
+    account = Azure(endpoint_url=f"{url}/{ACCOUNT}", credentials_file=str(folder / "key"))
+    settings = Settings(gcs=Gcs(endpoint_url=url), azure=account, hdfs=Hdfs(webhdfs_url=url))
+    places = {"gs": "gs://bucket/tier", "az": f"az://{ACCOUNT}/container/tier", "hdfs": "hdfs://namenode/tier"}
+    return open_store(places[scheme], settings=settings, retries=QUICK, contact=contact)
 
 
 @pytest.fixture
@@ -89,7 +108,7 @@ def test_refusals_are_not_tried_again_and_say_what_to_do(
                 use(opened(scheme, canned.url))
             assert advises in caught.value.hint
             assert f"{scheme}://" in caught.value.message
-            assert len(canned.asked) == 1
+            assert len(canned.asked) == (2 if scheme == "hdfs" and canned.asked[0][0] == "PUT" else 1), "a staged file is deleted"
 
 
 @pytest.mark.parametrize(("scheme", "answer"), PASSING, ids=[f"{number}" for number in range(len(PASSING))])
@@ -100,7 +119,9 @@ def test_what_may_pass_is_tried_again(opened: Callable[[str, str], ObjectStore],
         assert len(canned.asked) > 1
 
 
-@pytest.mark.parametrize(("scheme", "answer"), [("gs", google(503, "backendError")), ("az", azure(503, "ServerBusy"))])
+@pytest.mark.parametrize(
+    ("scheme", "answer"), [("gs", google(503, "backendError")), ("az", azure(503, "ServerBusy")), ("hdfs", hadoop(403, "StandbyException"))]
+)
 def test_a_refusal_to_serve_counts_as_the_stores_first_answer(tmp_path: Path, scheme: str, answer: Answer) -> None:
     """Otherwise a busy store would be taken for a wrong address, and given up after ten seconds."""
     contact = FirstContact()

@@ -12,8 +12,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "stores.md"
 HEAD = """# Object stores
 
 A tier lies in one of these stores. The table is made from `compactor/storage/schemes.py`; `tests/contract/test_object_store.py`
-tries each entry on the servers named in its last row. **Emulators and servers with the same interface only: neither S3 nor Google
-Cloud Storage nor Azure Blob Storage was ever tried on the provider's own service.**
+tries each entry on the servers named in its last row. **Emulators, servers with the same interface and mini clusters only: neither S3
+nor Google Cloud Storage nor Azure Blob Storage was ever tried on the provider's own service, and HDFS never on more than one machine.**
 
 Every store must create an object only if its key is free. `config check` tries that, and so does the first process that leads in
 a tier; a store that ignores the condition is refused before anything is written. A store that cannot copy ranges (an empty cell)
@@ -23,7 +23,7 @@ Credentials: S3 as in [S3](s3.md). Google Cloud Storage: `[gcs] credentials_file
 install the extra `gcs`. Azure: `[azure] credentials_file` (a connection string, an account key or a shared access signature), else
 `AZURE_STORAGE_CONNECTION_STRING`, `AZURE_STORAGE_KEY` or `AZURE_STORAGE_SAS_TOKEN`, else the default credentials of the machine
 (service principal, workload identity, managed identity); install the extra `azure`. `conf/s3.toml`, `conf/gcs.toml` and
-`conf/azure.toml` are worked configurations.
+`conf/azure.toml` are worked configurations. HDFS: see [below](#hdfs).
 
 Rights: Google, the role Storage Object User on the bucket; `storage.buckets.get` lets `config check` see soft delete, versioning,
 retention and holds. Azure, the role Storage Blob Data Contributor on the container;
@@ -76,18 +76,45 @@ Keys, manifests and encryption are the same on every store. From the brokers' `r
 On fake-gcs-server and Azurite, tiers that plug-in 1.0.0 writes are read, checked and compacted under the running broker (Kafka 4.3.1,
 `tests/broker/test_aiven_on_cloud_stores.py`).
 
+## HDFS
+
+`hdfs://namenode/path` speaks WebHDFS to the namenode and to the datanodes, which must be reachable under the names that the namenode
+gives. Install the extra `hdfs` (it brings `requests`: the packages `hdfs` and `fsspec` know neither options of a rename nor extended
+attributes). `[hdfs] webhdfs_url` is `http://NAMENODE:9870` if it is empty; `[hdfs] user` is who this program works as. HttpFS is refused,
+because its renames have no options. Clusters with Kerberos are not supported.
+
+```toml
+[tier]
+url = "hdfs://namenode.example.com/kafka-tier/production"
+[hdfs]
+user = "kafka-compactor"
+```
+
+These rules held on a mini cluster of Hadoop 3.5.0, and the adapter rests on them:
+
+- **An object is complete as soon as it is visible.** Each attempt stages a file of its own below `.object-store/staged`, compares its
+  length, and renames it to its key.
+- **It is created only if its key is free.** `RENAME` with `renameoptions=NONE`: of twelve at once, one succeeded and eleven were
+  answered 403 (FileAlreadyExistsException).
+- **Grace and undo window never count from staging.** A rename keeps the modification time. So a staged file is dated 2^43 ms (278
+  years) into the future, and gets the namenode's time after the rename. What a crash leaves undated is due for nobody; the next
+  reader who may write dates it.
+- **The time is never before publication.** It is the date of an answer to a request that began after the rename, and a second more,
+  because dates have whole seconds.
+- **A late writer changes nothing.** Versions are inode numbers, which HDFS never uses twice. Bytes are read, and times are set, by
+  `/.reserved/.inodes/NUMBER`.
+- **Metadata of an object** is one extended attribute, `user.tiered_compactor`. `dfs.namenode.xattrs.enabled` must be true, as it is by
+  default.
+- **What a crash leaves is swept.** `retire` deletes staged files that are older than `orphan_age_ms`, one hour at least.
+
+`config check` warns of snapshots of the directory or of one above it, because they keep deleted files. Deletion frees space as soon as
+the namenode has told the datanodes. Empty directories stay.
+
 ## Another store
 
 A store is one module below `compactor/storage` (an `ObjectClient` of `cloud.py`, whose single requests `CloudStore` makes into the
 port), one row in `schemes.py`, and one fixture in `tests/support/servers.py`. If it has settings, they are a section of
 `config/store_sections.py`; if it needs a library, an extra of `extras.py` and `pyproject.toml`. No other file knows a scheme.
-
-Not supported: `hdfs://`. WebHDFS creates files that are visible before they are complete, so that each attempt would have to stage a
-file and publish it by a rename that fails if the target exists. On a mini cluster of Hadoop 3.5.0, `RENAME` with `renameoptions=NONE`
-did that: of twelve renames to one name at once, one succeeded and eleven were answered 403 (FileAlreadyExistsException). The rename
-keeps the modification time of the staged file, as expected, so that the adapter has to give a slot a time that is not before its
-publication. `RENAME` without `renameoptions` answers 200 with `{"boolean":false}` where the target exists. An adapter was not written.
-Kerberos was not tried.
 
 Garage and MinIO were not built for the tests. S3Proxy 4.1.0 creates, reads and lists as S3 does, but refuses partial rewrites: it wants
 the CRC-32C of copied parts when an upload is completed, and does not give it when it copies them.

@@ -1,0 +1,461 @@
+"""A directory of HDFS as an object store (``hdfs://namenode/path``), over the namenode's WebHDFS.
+
+*Create-if-absent*: a file is staged below the reserved folder and renamed to its key with ``renameoptions=NONE``. The namenode refuses the
+rename where the target exists.
+
+*Modification times*: a rename keeps the file's time, and grace must never count from staging. Therefore a staged file is dated
+``UNDATED_MS`` into the future, so that nothing that counts from it is due. After the rename it gets the namenode's time. Whoever finds a
+file that a crash has left undated dates it then, which is later and therefore safe.
+
+*Versions* are inode numbers, which HDFS never uses twice. Bytes are read by number, so that a file that was replaced is not taken for the
+one that was asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlencode
+
+from compactor.config.store_sections import Hdfs
+from compactor.errors import AlreadyExists, CompactorError, NotFound, Refused, Unavailable
+from compactor.storage.answers import OutOfRange, PreconditionFailed
+from compactor.storage.cloud import CloudStore, Hints, ObjectRange, PartUpload, Retried, connection_error, request_timeouts, status_error
+from compactor.storage.counting import Meter
+from compactor.storage.findings import StoreFinding
+from compactor.storage.keys import RESERVED, check_prefix, key_part_problem
+from compactor.storage.options import StoreOptions
+from compactor.storage.parallel import read_file_range
+from compactor.storage.port import FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
+from compactor.storage.retrying import FirstContact
+from compactor.storage.s3_parts import UploadPart
+from compactor.storage.schemes import bucket_and_prefix
+
+T = TypeVar("T")
+
+UNDATED_MS: Final = 1 << 43
+"""Added to the modification time of a staged file: 278 years in milliseconds. What is left after the subtraction is when it was staged."""
+_STAGING: Final = f"{RESERVED}/staged/"
+_ATTRIBUTE: Final = "user.tiered_compactor"
+_POOL: Final = 64
+_PIECE_BYTES: Final = 1 << 20
+_HINTS: Final = Hints(
+    credentials="Check [hdfs] user; clusters that want Kerberos are not supported",
+    permission="Grant the user of [hdfs] user the rights rwx on the directory and x on those above it, then run config check",
+    bucket="Check [tier] url",
+    endpoint="Check the host in [tier] url, [hdfs] webhdfs_url, the network and the DNS",
+)
+_DATANODE_HINT: Final = "Make the datanodes reachable from this machine under the names that the namenode gives"
+_PASSING: Final = ("StandbyException", "RetriableException", "SafeModeException", "IOException", "LeaseExpiredException")
+_QUOTAS: Final = ("NSQuotaExceededException", "DSQuotaExceededException", "QuotaByStorageTypeExceededException")
+
+
+def open_at(url: str, options: StoreOptions) -> ObjectStore:
+    """Return the store at ``hdfs://namenode/path``. Makes no request. Raises UsageError."""
+    namenode, prefix = bucket_and_prefix(url)
+    return HdfsStore(HdfsClient(namenode, prefix, options.settings.hdfs, options.meter, options.contact), options)
+
+
+class HdfsStore(CloudStore):
+    """CloudStore whose listing walks through directories, and whose unfinished uploads are staged files."""
+
+    _client: HdfsClient
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        check_prefix(prefix)
+        folder, slash, _ = prefix.rpartition("/")
+        return self._walk(folder + slash, prefix, after)
+
+    def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        """Yield staged files, which have no key yet, for an empty prefix only."""
+        check_prefix(prefix)
+        for entry in [] if prefix else self._retried_request(lambda: self._client.entries(_STAGING)):
+            yield UnfinishedUpload(entry.name, entry.name.removeprefix(_STAGING), entry.modified_ms % UNDATED_MS)
+
+    def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
+        for upload in uploads:
+            with suppress(NotFound):
+                self._retried_request(lambda name=_STAGING + upload.id: self._client.delete(name))  # type: ignore[misc]
+
+    def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
+        """Yield the objects below a folder in UTF-8 byte order. A directory sorts as its name with a slash."""
+        for entry in sorted(self._retried_request(lambda: self._client.entries(folder)), key=lambda entry: entry.name.encode()):
+            name = entry.name
+            if key_part_problem(name.removeprefix(folder).rstrip("/")):
+                continue
+            is_wanted = name.startswith(prefix) and name.encode() > after.encode()
+            if name.endswith("/"):
+                if is_wanted or prefix.startswith(name) or (name.startswith(prefix) and after.startswith(name)):
+                    yield from self._walk(name, prefix, after)
+            elif is_wanted:
+                with suppress(NotFound):
+                    yield self._retried_request(lambda entry=entry: self._client.object_info(entry, {}))  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class FileStatus:
+    """Properties of a file or, where ``name`` ends with a slash, of a directory.
+
+    :param name: the path below the store's root, a key for a published file.
+    :param inode: number of the inode.
+    :param modified_ms: modification time as the namenode holds it, possibly with ``UNDATED_MS`` added.
+    """
+
+    name: str
+    inode: int
+    size: int
+    modified_ms: int
+
+
+class HdfsClient:
+    """Requests to the files below one directory of HDFS. Connects at the first request."""
+
+    def __init__(self, namenode: str, prefix: str, settings: Hdfs, meter: Meter, contact: FirstContact) -> None:
+        self._namenode = namenode
+        self._prefix = prefix
+        self._user = settings.user
+        self._endpoint = settings.webhdfs_url.rstrip("/") or f"http://{namenode.partition(':')[0]}:9870"
+        self._meter = meter
+        self._contact = contact
+        self._lock = threading.Lock()
+        self._made: Any = None
+
+    @property
+    def copy_limits(self) -> None:
+        return None
+
+    @property
+    def url(self) -> str:
+        return f"hdfs://{self._namenode}/{self._prefix}".rstrip("/")
+
+    @property
+    def location(self) -> tuple[str, str, str]:
+        return self._endpoint, self._namenode, self._prefix
+
+    def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
+        if version and length is not None:
+            inode, size = int(version), start + length
+        else:
+            status = self._file_status(key)
+            inode, size = status.inode, status.size
+        if start >= size:
+            raise OutOfRange(f"cannot read {self.url}/{key}: it has {size} bytes")
+        wanted = size - start if length is None else min(length, size - start)
+        try:
+            answer = self._request("GET", _by_inode(inode), "OPEN", what=self._what("read", key), offset=start, length=wanted)
+        except NotFound as error:
+            changed = f"{self.url}/{key} changed while it was read"
+            raise (PreconditionFailed(changed) if version else Unavailable(changed, hint="Try again")) from error
+        data = answer.content
+        self._meter.record_read(len(data))
+        if len(data) != wanted:
+            raise Unavailable(f"cannot read {self.url}/{key}: asked for {wanted} bytes from {start} of {size}, the store sent {len(data)}")
+        return ObjectRange(data, size, str(inode))
+
+    def head(self, key: str) -> ObjectInfo:
+        status = self._file_status(key)
+        what = self._what("read", key)
+        attributes = _json(self._request("GET", _by_inode(status.inode), "GETXATTRS", what=what, encoding="BASE64"), what, "XAttrs")
+        texts = [base64.b64decode(each["value"].removeprefix("0s")) for each in attributes if each["name"] == _ATTRIBUTE]
+        return self.object_info(status, json.loads(texts[0]) if texts else {})
+
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: Retried) -> ObjectInfo:
+        return self._publish(key, _Body([data], len(data)), metadata, retried)
+
+    def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUpload) -> ObjectInfo:
+        """Create an object from ranges of files, as one stream. Each request is retried, not the whole upload."""
+        ranges = [piece for part in parts if isinstance(part, tuple) for piece in part]
+        body = _Body(_FileBytes(ranges), sum(piece.length for piece in ranges))
+
+        def retried(request: Callable[[], T]) -> T:
+            return upload.retrier.call(lambda _: request())
+
+        return self._publish(key, body, metadata, retried)
+
+    def put(self, key: str, data: bytes) -> ObjectInfo:
+        """Create or overwrite an object. Its modification time is that of staging, which is never later than publication."""
+        staged = self._stage(_Body([data], len(data)), key)
+        self._rename(staged.name, key, "OVERWRITE")
+        return ObjectInfo(key, staged.size, staged.modified_ms, str(staged.inode))
+
+    def page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
+        """Return the files of the store's root directory (``HdfsStore`` walks through the others)."""
+        return [self.object_info(entry, {}) for entry in self.entries("") if not entry.name.endswith("/")], ""
+
+    def delete(self, key: str, version: str = "") -> None:
+        what = self._what("delete", key)
+        path = _by_inode(int(version)) if version else self._path(key)
+        if not _json(self._request("DELETE", path, "DELETE", what=what), what, "boolean"):
+            raise NotFound(f"{what}: no such object")
+
+    def clock_ms(self) -> int:
+        return self._clock_ms("/")
+
+    def deletes_free_space(self) -> bool | None:
+        return not self._snapshot_directories()
+
+    def inspect(self) -> list[StoreFinding]:
+        hint = "Expect no saving before those snapshots are deleted, or use a directory without"
+        detail = f"of {self.url} has snapshots, which keep deleted files"
+        return [StoreFinding.warning("snapshots", f"the directory {path} {detail}", hint) for path in self._snapshot_directories()]
+
+    def required_permission(self, verb: str) -> str:
+        return {"read": "r on the file", "list": "r and x on the directory"}.get(verb, "w and x on the directory")
+
+    def entries(self, folder: str) -> list[FileStatus]:
+        """Return the files and directories in a folder, in no order; none if it does not exist."""
+        what = self._what("list", folder.rstrip("/"))
+        try:
+            found = self._list_status(self._path(folder), what)
+        except NotFound:
+            return []
+        return [
+            _file_status(f"{folder}{each['pathSuffix']}{'/' if each['type'] == 'DIRECTORY' else ''}", each)
+            for each in found
+            if each["pathSuffix"]  # a file was asked for as if it were a folder
+        ]
+
+    def _list_status(self, path: str, what: str) -> list[dict[str, Any]]:
+        return list(_json(self._request("GET", path, "LISTSTATUS", what=what), what, "FileStatuses")["FileStatus"])
+
+    def object_info(self, status: FileStatus, metadata: Mapping[str, str]) -> ObjectInfo:
+        """Return the properties of an object. Dates a file that a crash has left undated. Raises NotFound if it is gone meanwhile.
+
+        A reader who may not do that sees a time in the far future, at which nothing is due.
+        """
+        modified_ms = status.modified_ms
+        if modified_ms >= UNDATED_MS:
+            with suppress(Refused):
+                modified_ms = self._date(status.name, status.inode)
+        return ObjectInfo(status.name, status.size, modified_ms, str(status.inode), metadata)
+
+    def _publish(self, key: str, body: _Body, metadata: Mapping[str, str], retried: Retried) -> ObjectInfo:
+        """Create an object if the key is free. Each of the requests is retried, not all of them together."""
+        staged = retried(lambda: self._stage(body, key))
+        what = self._what("write", key)
+        encoded = "0s" + base64.b64encode(json.dumps(dict(metadata)).encode()).decode()
+        attribute: dict[str, Any] = {"xattr.name": _ATTRIBUTE, "xattr.value": encoded, "flag": "CREATE,REPLACE"}
+        path = self._path(staged.name)
+        try:
+            retried(lambda: self._request("PUT", path, "SETXATTR", what=what, **attribute))
+            retried(lambda: self._request("PUT", path, "SETTIMES", what=what, modificationtime=staged.modified_ms + UNDATED_MS))
+            retried(lambda: self._rename(staged.name, key, "NONE"))
+        except BaseException:
+            self._discard(staged.name)
+            raise
+        published_ms = retried(lambda: self._date(key, staged.inode))
+        return ObjectInfo(key, staged.size, published_ms, str(staged.inode), metadata)
+
+    def _stage(self, body: _Body, key: str) -> FileStatus:
+        """Write a new file below the reserved folder. Each attempt has a name of its own: a late one must not write over a later one."""
+        name = f"{_STAGING}{uuid.uuid4().hex}"
+        what = self._what("write", key)
+        try:
+            self._meter.record_write(len(body))
+            self._request("PUT", self._path(name), "CREATE", what=what, body=body, overwrite="false")
+            staged = self._file_status(name)
+        except BaseException:
+            self._discard(name)
+            raise
+        if staged.size != len(body):
+            self._discard(name)
+            raise Unavailable(f"{what}: {staged.size} bytes of {len(body)} arrived", hint="Try again")
+        return staged
+
+    def _discard(self, name: str) -> None:
+        """Delete a staged file if that is possible now. Otherwise ``retire`` sweeps it later."""
+        with suppress(CompactorError):
+            self.delete(name)
+
+    def _rename(self, name: str, key: str, option: str) -> None:
+        """Rename a staged file to its key. Raises AlreadyExists, or PreconditionFailed if the staged file is gone."""
+        what = self._what("write", key)
+        destination = "/" + self._prefix + key
+
+        def rename() -> Any:
+            return self._request("PUT", self._path(name), "RENAME", what=what, destination=destination, renameoptions=option)
+
+        try:
+            answer = rename()
+        except NotFound:
+            parent = self._path(key).rpartition("/")[0] or "/"
+            self._request("PUT", parent, "MKDIRS", what=what)
+            try:
+                answer = rename()
+            except NotFound as error:
+                raise PreconditionFailed(f"{what}: its staged file is gone") from error
+        if answer.content:  # HttpFS knows no options, and answers whether it has renamed
+            if _json(answer, what, "boolean"):
+                self.delete(key)
+            hint = "Two compactors would lead at once. Let [hdfs] webhdfs_url name the namenode itself, not HttpFS"
+            raise Refused(f"{self.url} ignores conditional requests: its renames know no options", hint=hint)
+
+    def _date(self, key: str, inode: int) -> int:
+        """Give a published file the namenode's time, and return it.
+
+        The time is that of a request which began after the publication was seen. It has whole seconds, hence the second more.
+        """
+        now_ms = self._clock_ms(_by_inode(inode)) + 1000
+        self._request("PUT", _by_inode(inode), "SETTIMES", what=self._what("date", key), modificationtime=now_ms)
+        return now_ms
+
+    def _clock_ms(self, path: str) -> int:
+        what = self._what("ask for the time of")
+        answer = self._request("GET", path, "GETFILESTATUS", what=what)
+        date = answer.headers.get("Date", "").partition(" GMT")[0]  # Hadoop sends it twice
+        try:
+            return int(parsedate_to_datetime(f"{date} GMT").timestamp() * 1000)
+        except ValueError as error:
+            raise Unavailable(f"{what}: the answer has no date") from error
+
+    def _snapshot_directories(self) -> list[str]:
+        """Return the directories from the root to this one that have snapshots."""
+        parts = ["", *self._prefix.split("/")[:-1]]
+        found = []
+        for path in (quote("/".join(parts[:count])) for count in range(1, len(parts) + 1)):
+            with suppress(NotFound):  # it does not exist yet, or takes no snapshots
+                if self._list_status(f"{path}/.snapshot", self._what("ask for the snapshots of")):
+                    found.append(path or "/")
+        return found
+
+    def _file_status(self, key: str) -> FileStatus:
+        status = self._status(self._path(key), "read", key)
+        if status.name.endswith("/"):
+            raise NotFound(f"{self._what('read', key)}: it is a directory")
+        return status
+
+    def _status(self, path: str, verb: str, key: str) -> FileStatus:
+        what = self._what(verb, key)
+        found = _json(self._request("GET", path, "GETFILESTATUS", what=what), what, "FileStatus")
+        return _file_status(key + ("/" if found["type"] == "DIRECTORY" else ""), found)
+
+    def _path(self, key: str) -> str:
+        return "/" + quote(self._prefix + key).rstrip("/")
+
+    def _what(self, verb: str, key: str = "") -> str:
+        return f"cannot {verb} {self.url}{f'/{key}' if key else ''}"
+
+    def _request(self, method: str, path: str, operation: str, *, what: str, body: _Body | None = None, **parameters: object) -> Any:
+        """Send a request to the namenode, and where it redirects to a datanode, send it there with the body. Return the answer.
+
+        path: quoted, from the file system's root.
+        """
+        named = {"op": operation, **({"user.name": self._user} if self._user else {}), **parameters}
+        url = f"{self._endpoint}/webhdfs/v1{path}?{urlencode(named)}"
+        try:
+            answer = self._send(method, url, what)
+        except _broken_connections() as error:
+            raise connection_error(error, what, _HINTS, answered=self._contact.answered) from error
+        if answer.status_code == HTTPStatus.TEMPORARY_REDIRECT:
+            try:
+                answer = self._send(method, answer.headers.get("Location", ""), what, body)
+            except _broken_connections() as error:
+                raise Unavailable(f"{what}: {error}".rstrip("."), hint=_DATANODE_HINT) from error
+        return answer
+
+    def _send(self, method: str, url: str, what: str, body: _Body | None = None) -> Any:
+        self._meter.record_request(request_kind(method, url))
+        headers = {"Content-Type": "application/octet-stream"} if method == "PUT" else {}
+        timeouts = request_timeouts(self._contact)
+        answer = self._session().request(method, url, data=body, headers=headers, timeout=timeouts, allow_redirects=False)
+        self._contact.record_answer()
+        if answer.status_code >= HTTPStatus.BAD_REQUEST:
+            raise _status_error(answer, what)
+        return answer
+
+    def _session(self) -> Any:
+        import requests
+
+        with self._lock:
+            if self._made is None:
+                self._made = requests.Session()
+                for scheme in ("https://", "http://"):
+                    self._made.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=_POOL))
+            return self._made
+
+
+def _broken_connections() -> tuple[type[Exception], ...]:
+    """Return the errors of connections that failed or broke."""
+    from requests import RequestException
+    from urllib3.exceptions import HTTPError
+
+    return RequestException, HTTPError, OSError
+
+
+@dataclass(frozen=True)
+class _Body:
+    """Body of a request that can be sent more than once. size: the number of bytes in all chunks."""
+
+    chunks: Iterable[bytes]
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.chunks)
+
+
+@dataclass(frozen=True)
+class _FileBytes:
+    """Bytes of ranges of local files, in pieces, read anew by each iteration."""
+
+    ranges: Sequence[FileRange]
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self.ranges:
+            for at in range(0, piece.length, _PIECE_BYTES):
+                yield read_file_range(FileRange(piece.path, piece.start + at, min(_PIECE_BYTES, piece.length - at)))
+
+
+def _by_inode(inode: int) -> str:
+    """Return the path of a file by the number of its inode."""
+    return f"/.reserved/.inodes/{inode}"
+
+
+def _file_status(name: str, found: Mapping[str, Any]) -> FileStatus:
+    return FileStatus(name, int(found["fileId"]), int(found["length"]), int(found["modificationTime"]))
+
+
+def _json(answer: Any, what: str, field: str) -> Any:
+    """Return a field of an answer's JSON document. Raises Unavailable if there is none, as in an answer of a proxy."""
+    try:
+        return answer.json()[field]
+    except (KeyError, TypeError, ValueError) as error:
+        raise Unavailable(f"{what}: the answer is not one of WebHDFS", hint=_HINTS.endpoint) from error
+
+
+def _status_error(answer: Any, what: str) -> CompactorError:
+    """Return the storage error for an error answer, by the name of the exception in it."""
+    status = int(answer.status_code)
+    try:
+        remote = answer.json()["RemoteException"]
+        name, text = str(remote["exception"]), str(remote["message"]).partition("\n")[0].rstrip(".")
+    except (KeyError, TypeError, ValueError):
+        return status_error(status, f"{what}: the store answered {status}", _HINTS, of_object=False)
+    message = f"{what}: the store answered {status} ({name}: {text})"
+    if name == "FileAlreadyExistsException":
+        return AlreadyExists(message)
+    if name in ("FileNotFoundException", "SnapshotException"):  # the latter where a directory takes no snapshots
+        return NotFound(message)
+    if name in _QUOTAS:
+        return Refused(message, hint="Raise the quota of the directory, or shorten grace and undo window")
+    if name in _PASSING:
+        return Unavailable(message, hint="Try again; if it stays, see whether the namenode is active and the datanodes have space")
+    return status_error(status, message, _HINTS, of_object=False)
+
+
+def request_kind(method: str, url: str) -> str:
+    """Return the meter's kind of a request of WebHDFS: get and put for those that move bytes to or from datanodes and for renames."""
+    operation = url.partition("op=")[2].partition("&")[0]
+    if "namenoderpcaddress=" in url or operation == "RENAME":
+        return {"GET": "get"}.get(method, "put")
+    return {"LISTSTATUS": "list", "DELETE": "delete"}.get(operation, "head")
