@@ -53,7 +53,7 @@ _HINTS: Final = Hints(
     bucket="Check [tier] url",
     endpoint="Check the host in [tier] url, [hdfs] webhdfs_url, the network and the DNS",
 )
-_DATANODE_HINT: Final = "Make the datanodes reachable from this machine under the names that the namenode gives"
+_DATANODE_HINT: Final = "Try again; this machine must reach the datanodes under the names that the namenode gives"
 _PASSING: Final = ("StandbyException", "RetriableException", "SafeModeException", "IOException", "LeaseExpiredException")
 _QUOTAS: Final = ("NSQuotaExceededException", "DSQuotaExceededException", "QuotaByStorageTypeExceededException")
 

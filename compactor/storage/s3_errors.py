@@ -150,8 +150,9 @@ def is_unknown_host(error: BaseException) -> bool:
         if isinstance(cause, socket.gaierror):
             return cause.errno in _UNKNOWN_HOST
         if isinstance(cause, BaseException) and len(causes) < 16:
-            kwargs = getattr(cause, "kwargs", {})  # botocore keeps urllib3's error there
-            causes += [each for each in (kwargs.get("error"), cause.__cause__, cause.__context__) if each is not None]
+            kept = getattr(cause, "kwargs", {}).get("error")  # botocore keeps urllib3's error there, azure-core in inner_exception
+            named = (kept, getattr(cause, "inner_exception", None), cause.__cause__, cause.__context__)
+            causes += [each for each in named if each is not None]
     return False
 
 

@@ -122,6 +122,20 @@ def test_alerts_and_dashboard_of_the_chart_are_those_of_conf_monitoring(helm: Pa
     assert shown == json.loads((CHART.parents[1] / "monitoring" / "dashboard.json").read_text())
 
 
-@pytest.mark.parametrize("url", ["gs://bucket/tier", "az://account/container/tier"])
-def test_tiers_of_other_clouds_are_accepted(helm: Path, tmp_path: Path, url: str) -> None:
-    assert rendered(helm, tmp_path, {"config": f'[tier]\nurl = "{url}"\n'}).returncode == 0
+@pytest.mark.parametrize(
+    ("cloud", "scheme", "label"), [("aws", "s3", {}), ("google", "gs", {}), ("azure", "az", {"azure.workload.identity/use": "true"})]
+)
+def test_values_for_a_cloud_give_the_pods_an_identity(helm: Path, tmp_path: Path, cloud: str, scheme: str, label: dict[str, str]) -> None:
+    values = yaml.safe_load((CHART.parent / f"values-{cloud}.yaml").read_text())
+    ran = rendered(helm, tmp_path, values)
+    assert ran.returncode == 0, ran.stderr
+    kinds = {one["kind"]: one for one in yaml.safe_load_all(ran.stdout) if one}
+    assert kinds["ServiceAccount"]["metadata"]["annotations"] == values["serviceAccount"]["annotations"]
+    assert label.items() <= kinds["StatefulSet"]["spec"]["template"]["metadata"]["labels"].items()
+    file = tmp_path / "tiered-compactor.toml"
+    file.write_text(kinds["ConfigMap"]["data"]["tiered-compactor.toml"])
+    assert load_settings(str(file), {}).tier.url.startswith(f"{scheme}://")
+
+
+def test_a_tier_in_hdfs_is_accepted(helm: Path, tmp_path: Path) -> None:
+    assert rendered(helm, tmp_path, {"config": '[tier]\nurl = "hdfs://namenode/tier"\n'}).returncode == 0

@@ -21,7 +21,7 @@ from tests.support.cloud_servers import AnyBucket
 from tests.support.deployment import GrowingLog
 from tests.support.fault_proxy import BUSY, CONDITIONS, Fault, FaultProxy
 from tests.support.s3_server import Bucket
-from tests.support.servers import ON_SERVERS
+from tests.support.servers import ON_ALL_SERVERS
 from tests.support.tier_cli import TierCli
 
 VERSIONING: dict[str, Callable[[Bucket], object]] = {
@@ -131,7 +131,7 @@ def test_what_plan_says_of_requests_is_near_what_run_needs(cli: BucketCli, tmp_p
 # ---- the rest of config check ------------------------------------------------------------------------------------------------
 
 
-@ON_SERVERS
+@ON_ALL_SERVERS
 def test_the_race_is_run_once_for_a_bucket(server_cli: BucketCli, proxy: FaultProxy) -> None:
     assert errors(server_cli) == {}
     first = proxy.seen.requests["put"]
@@ -141,7 +141,7 @@ def test_the_race_is_run_once_for_a_bucket(server_cli: BucketCli, proxy: FaultPr
     assert list(server_cli.objects()) == [".tiered-compactor/probe/conditional-puts-raced-1"]
 
 
-@ON_SERVERS
+@ON_ALL_SERVERS
 def test_a_store_without_conditional_puts_is_refused(server_cli: BucketCli, proxy: FaultProxy) -> None:
     proxy.strip = CONDITIONS
     for _ in range(2):
@@ -151,7 +151,7 @@ def test_a_store_without_conditional_puts_is_refused(server_cli: BucketCli, prox
     assert server_cli.objects() == {}, "nothing remembers a race that was lost"
 
 
-@ON_SERVERS
+@ON_ALL_SERVERS
 def test_missing_permissions_are_named_all_at_once(server_cli: BucketCli, proxy: FaultProxy) -> None:
     proxy.faults = [Fault("denied", ("put", "delete"))]
     answer = server_cli.ask("config", "check")
@@ -161,7 +161,7 @@ def test_missing_permissions_are_named_all_at_once(server_cli: BucketCli, proxy:
     assert DELETION[server_cli.bucket.url.partition(":")[0]] in found["cannot-delete"]["hint"]
 
 
-@ON_SERVERS
+@ON_ALL_SERVERS
 @pytest.mark.parametrize("minutes_ahead", [-20, 20])
 def test_a_clock_that_differs_is_told(server_cli: BucketCli, monkeypatch: pytest.MonkeyPatch, minutes_ahead: int) -> None:
     really = config_command._system_clock_ms
@@ -172,7 +172,7 @@ def test_a_clock_that_differs_is_told(server_cli: BucketCli, monkeypatch: pytest
     assert server_cli.ask("config", "check").code == 0
 
 
-@ON_SERVERS
+@ON_ALL_SERVERS
 def test_a_store_that_is_down_is_said_once(server_cli: BucketCli, proxy: FaultProxy, minutes: Minutes) -> None:
     proxy.faults = [Fault("slow_down")]
     answer = server_cli.ask("config", "check")

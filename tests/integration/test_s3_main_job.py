@@ -18,7 +18,7 @@ from tests.support.cloud_servers import AnyBucket
 from tests.support.deployment import GrowingLog
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.s3_server import Bucket
-from tests.support.servers import ON_SERVERS
+from tests.support.servers import ON_ALL_SERVERS, ON_SERVERS
 from tests.support.tier_cli import TierCli, contents, latest, visible
 from tests.support.waiting import wait_for
 
@@ -87,7 +87,7 @@ def retired(cli: TierCli) -> bool:
     return False
 
 
-@ON_SERVERS
+@ON_ALL_SERVERS
 def test_the_same_objects_as_on_a_directory(
     proxied_bucket: tuple[FaultProxy, AnyBucket], directory: TierCli, log_dirs: list[Path], tmp_path: Path
 ) -> None:
@@ -99,7 +99,7 @@ def test_the_same_objects_as_on_a_directory(
     assert keys == {".tiered-compactor", "orders-0", "tier-id.json"}
 
 
-@ON_SERVERS
+@ON_ALL_SERVERS
 def test_requests_and_bytes_are_those_that_went_over_the_wire(
     proxied_bucket: tuple[FaultProxy, AnyBucket], log_dirs: list[Path], tmp_path: Path
 ) -> None:
@@ -121,7 +121,7 @@ def test_requests_and_bytes_are_those_that_went_over_the_wire(
         assert "other" not in store["requests"]
 
 
-@ON_SERVERS
+@ON_ALL_SERVERS
 def test_the_same_result_over_a_bad_network(
     proxied_bucket: tuple[FaultProxy, AnyBucket], directory: TierCli, log_dirs: list[Path], tmp_path: Path, brisk: None
 ) -> None:

@@ -12,16 +12,28 @@ from typing import NoReturn
 import pytest
 
 from compactor.cli.commands.config import CHECK_FIRST_ANSWER_MS
+from compactor.storage import cloud
+from compactor.storage.schemes import store_kind
+from tests.support.cloud_servers import KEY
 from tests.support.tier_cli import TierCli
 
 pytestmark = pytest.mark.damages  # nobody can reach these tiers
 
 
+PLACES = {"s3": "s3://bucket/tier", "gs": "gs://bucket/tier", "az": "az://account/container/tier", "hdfs": "hdfs://namenode/tier"}
+ON_STORES = pytest.mark.parametrize("cli", PLACES, indirect=True)
+
+
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TierCli:
+def cli(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TierCli:
+    """A tier on a store of the kind that the test's parameter names; S3 if there is none."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
-    return TierCli(tmp_path)
+    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
+    monkeypatch.setattr(cloud, "FIRST_ANSWER_S", 3.7)  # 3 seconds of these are for the connection
+    cli = TierCli(tmp_path)
+    cli.set(tier={"url": PLACES[getattr(request, "param", "s3")]})
+    return cli
 
 
 @pytest.fixture
@@ -32,19 +44,45 @@ def nobody() -> Iterator[str]:
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
+@pytest.fixture
+def silence() -> Iterator[str]:
+    """An address where connections are accepted and nothing is ever said."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as held:
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
+
+
+def setting_of(cli: TierCli) -> tuple[str, str]:
+    """The section and the key with the address of the tier's store."""
+    section = store_kind(cli.settings["tier"]["url"]).section
+    return section, "webhdfs_url" if section == "hdfs" else "endpoint_url"
+
+
 def settings_of(cli: TierCli, endpoint: str) -> None:
-    cli.set(tier={"url": "s3://bucket/tier"}, s3={"endpoint_url": endpoint, "first_answer_ms": 700})
+    section, key = setting_of(cli)
+    cli.set(**{section: {key: endpoint, **({"first_answer_ms": 700} if section == "s3" else {})}})
 
 
+@ON_STORES
 @pytest.mark.parametrize("command", [("topics",), ("verify",), ("runs", "list")])
 def test_a_command_waits_for_the_first_answer_once(cli: TierCli, nobody: str, command: tuple[str, ...]) -> None:
     settings_of(cli, nobody)
     answer = cli.ask(*command)
     assert answer.code == 5
     last, *said = reversed(answer.stderr.splitlines())
-    assert last.startswith("error: cannot read s3://bucket/tier/.tiered-compactor/")
-    assert "Could not connect" in last
+    assert last.startswith(f"error: cannot read {cli.settings['tier']['url']}/.tiered-compactor/")
+    assert re.search("Could not connect|Connection refused", last)
+    section, key = setting_of(cli)
+    assert f"[{section}] {key}" in last
     assert all("; try " in line for line in said)
+
+
+@pytest.mark.parametrize("cli", ["gs", "az", "hdfs"], indirect=True)
+def test_a_server_that_accepts_connections_and_says_nothing_is_given_up_too(cli: TierCli, silence: str) -> None:
+    settings_of(cli, silence)
+    answer = cli.ask("topics")
+    assert answer.code == 5
+    section, key = setting_of(cli)
+    assert f"[{section}] {key}" in answer.stderr.splitlines()[-1]
 
 
 def test_every_further_try_is_said(cli: TierCli, nobody: str) -> None:
@@ -53,6 +91,7 @@ def test_every_further_try_is_said(cli: TierCli, nobody: str) -> None:
     assert re.search(r"; try 3 in \d\.\d s$", said[0])
 
 
+@ON_STORES
 def test_an_unknown_host_ends_at_once(cli: TierCli, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(host: str, *_: object, **__: object) -> NoReturn:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -62,10 +101,13 @@ def test_an_unknown_host_ends_at_once(cli: TierCli, monkeypatch: pytest.MonkeyPa
     answer = cli.ask("topics")
     assert answer.code == 5
     (line,) = answer.stderr.splitlines()
-    assert "nobody knows this host. Check [s3] endpoint_url" in line
+    assert "nobody knows this host" in line
+    section, key = setting_of(cli)
+    assert f"[{section}] {key}" in line
     assert "tried" not in line
 
 
+@ON_STORES
 def test_an_address_that_is_none_is_the_configuration_s_fault(cli: TierCli) -> None:
     settings_of(cli, "127.0.0.1:9000")
     assert cli.ask("topics").code == 2

@@ -15,10 +15,10 @@ from tests.builders import LogBuilder
 from tests.support.bucket_cli import BucketCli, through
 from tests.support.cloud_servers import AnyBucket
 from tests.support.fault_proxy import CONDITIONS, FaultProxy
-from tests.support.servers import ON_SERVERS
+from tests.support.servers import ON_ALL_SERVERS
 from tests.support.side_broker import SideScene, settle
 
-pytestmark = ON_SERVERS
+pytestmark = ON_ALL_SERVERS
 
 
 @pytest.fixture
@@ -103,4 +103,4 @@ def test_a_store_that_passed_is_remembered_on_this_machine_for_its_place(cli: Bu
         before = creates(proxy)
         cli.do("pause", f"topic-{number}")
         counts.append(creates(proxy) - before)
-    assert [count - counts[0] for count in counts] == [0, 0, 2, 2]
+    assert [count - counts[1] for count in counts[1:]] == [0, 2, 2], "the first one may have to make a folder"

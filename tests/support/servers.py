@@ -44,9 +44,11 @@ def _on(quick: Sequence[str], slow: Sequence[str]) -> pytest.MarkDecorator:
     )
 
 
-ON_SERVERS = _on(["moto", "fake-gcs-server", "Azurite"], ["versitygw", "HDFS"])
-"""For tests that take ``proxied_bucket``: one server of each kind of store that is reached over HTTP."""
-ON_SERVERS_IN_TIME = _on(["moto"], ["versitygw", "fake-gcs-server", "Azurite", "HDFS"])
+ON_SERVERS = _on(["moto", "fake-gcs-server", "Azurite"], ["versitygw"])
+"""For tests that take ``proxied_bucket``: servers of each kind of store whose objects take one request."""
+ON_ALL_SERVERS = _on(["moto", "fake-gcs-server", "Azurite"], ["versitygw", "HDFS"])
+"""The same with HDFS, where creating an object takes eight requests."""
+ON_SERVERS_IN_TIME = _on(["moto"], ["versitygw", "fake-gcs-server", "Azurite"])
 """The same for modules of many tests: all but one server are left to ``make slow-tests``."""
 
 
