@@ -21,7 +21,7 @@ from tests.support.cloud_servers import AnyBucket
 from tests.support.deployment import GrowingLog
 from tests.support.fault_proxy import BUSY, CONDITIONS, Fault, FaultProxy
 from tests.support.s3_server import Bucket
-from tests.support.servers import ON_ALL_SERVERS
+from tests.support.servers import ON_ALL_SERVERS, ON_SERVERS_THAT_SIGN_NOTHING
 from tests.support.tier_cli import TierCli
 
 VERSIONING: dict[str, Callable[[Bucket], object]] = {
@@ -141,7 +141,7 @@ def test_the_race_is_run_once_for_a_bucket(server_cli: BucketCli, proxy: FaultPr
     assert list(server_cli.objects()) == [".tiered-compactor/probe/conditional-puts-raced-1"]
 
 
-@ON_ALL_SERVERS
+@ON_SERVERS_THAT_SIGN_NOTHING
 def test_a_store_without_conditional_puts_is_refused(server_cli: BucketCli, proxy: FaultProxy) -> None:
     proxy.strip = CONDITIONS
     for _ in range(2):

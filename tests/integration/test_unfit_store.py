@@ -15,10 +15,10 @@ from tests.builders import LogBuilder
 from tests.support.bucket_cli import BucketCli, through
 from tests.support.cloud_servers import AnyBucket
 from tests.support.fault_proxy import CONDITIONS, FaultProxy
-from tests.support.servers import ON_ALL_SERVERS
+from tests.support.servers import ON_SERVERS_THAT_SIGN_NOTHING
 from tests.support.side_broker import SideScene, settle
 
-pytestmark = ON_ALL_SERVERS
+pytestmark = ON_SERVERS_THAT_SIGN_NOTHING
 
 
 @pytest.fixture

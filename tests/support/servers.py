@@ -48,6 +48,8 @@ ON_SERVERS = _on(["moto", "fake-gcs-server", "Azurite"], ["versitygw"])
 """For tests that take ``proxied_bucket``: servers of each kind of store whose objects take one request."""
 ON_ALL_SERVERS = _on(["moto", "fake-gcs-server", "Azurite"], ["versitygw", "HDFS"])
 """The same with HDFS, where creating an object takes eight requests."""
+ON_SERVERS_THAT_SIGN_NOTHING = _on(["moto", "fake-gcs-server"], ["HDFS"])
+"""The same where a proxy can drop conditions of requests: versitygw and Azurite check signatures over them."""
 ON_SERVERS_IN_TIME = _on(["moto"], ["versitygw", "fake-gcs-server", "Azurite"])
 """The same for modules of many tests: all but one server are left to ``make slow-tests``."""
 
