@@ -12,6 +12,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.dirty_ratio import CHOICES, DirtyRatioThreshold, dirty_ratio_threshold
 from compactor.round.plan import assess_round
 from compactor.storage.schemes import DIRECTORY, StorePrices, store_kind
+from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
 from tests.unit.test_round_plan import NOW, segment, state
 
@@ -98,8 +99,6 @@ def test_the_choice_decides_whether_a_round_is_due() -> None:
 
 
 def test_plan_and_explain_say_what_was_chosen(tmp_path: Path) -> None:
-    from tests.builders import LogBuilder
-
     cli = TierCli(tmp_path / "cli", {"cleaner": {"min_cleanable_dirty_ratio": "auto"}})
     log = LogBuilder()
     log.put("a=1")
@@ -111,6 +110,31 @@ def test_plan_and_explain_say_what_was_chosen(tmp_path: Path) -> None:
     assert "above 0.5 (auto)" in row["reason"]
     (fact,) = [fact for fact in cli.do("explain", "orders-0")["facts"] if fact["kind"] == "automatic_ratio"]
     assert "storage costs nothing here" in fact["text"]
+
+
+def test_plan_and_explain_say_what_the_choice_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition on a store that costs as much as S3. It is tiny and turns over within minutes: only requests count."""
+    monkeypatch.setattr("compactor.access.tier.store_kind", lambda url: store_kind("s3://bucket/tier"))
+    cli = TierCli(tmp_path / "cli", {"cleaner": {"min_cleanable_dirty_ratio": "auto"}})
+    log = LogBuilder(time=1)
+    for _ in range(2):
+        log.put("a=1", "b=1")
+        log.roll()
+    cli.bring(log.write(tmp_path / "orders-0"))
+    cli.run()
+    log.time += 60_000
+    log.put("a=2", pid=1)
+    log.time += 60_000
+    log.put("a=3", pid=1)
+    cli.bring(log.write(tmp_path / "orders-0"))
+    (row,) = cli.do("plan")["partitions"]
+    assert row["min_cleanable_dirty_ratio"] == 0.6
+    assert "times its clean size are written a month" in row["min_cleanable_dirty_ratio_why"]
+    saved = row["min_cleanable_dirty_ratio_saves_usd_month"]
+    (fact,) = [fact for fact in cli.do("explain", "orders-0")["facts"] if fact["kind"] == "automatic_ratio"]
+    assert fact["saves_usd_month"] == saved > 0.01
+    assert f"it saves {saved:.2f} USD a month" in fact["text"]
+    assert "chose 0.6" in cli.ask("plan", output="table").document
 
 
 def test_a_topic_can_choose_a_number_beside_auto() -> None:
