@@ -31,7 +31,6 @@ from kafka.errors import KafkaError
 
 from compactor.access.tier import Tier
 from compactor.model.ids import TopicPartition
-from compactor.views.history import run_reports
 from tests.support.agents import AgentBeside, beside
 from tests.support.deployment import Deployment, Running
 from tests.support.kafka_admin import ClusterAdmin, wait_until
@@ -159,7 +158,7 @@ class Soak:
                     for what, value in usage(pid).items():
                         self.note(f"{what} of {who}", value)
                 state = self.opened.open(TopicPartition(TOPIC, 0)).refresh()
-                self.rounds |= {run.run_id for run in run_reports(state)}
+                self.rounds |= {run.run_id for run in state.runs}
                 end = state.end_offset + 1
                 with suppress(KafkaError):  # while a leader moves
                     broker = admin.offsets(TOPIC)

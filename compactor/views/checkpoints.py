@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from checkpoint.files import parse_cleaner_offset_checkpoint, parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
-from checkpoint.offsets import CleanerOffset
 from compactor.access.tier import Tier
-from compactor.control.leadership import LeaseInfo, current_lease
+from compactor.control.leadership import current_lease
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Ports
 from compactor.control.state import EpochHistory, FencedAppend, PartitionState, Run
@@ -31,210 +31,108 @@ def read_only_tier(opened: Tier) -> Tier:
     return replace(viewed, ports=replace(viewed.ports, publisher=ReadOnlyPublisher()))
 
 
-@dataclass(frozen=True)
-class FencedView:
-    """A record of the control log that has no effect.
+Document = dict[str, Any]
+"""A view as the fields of its JSON document."""
 
-    offset: the cleaner offset that it stated, or None.
-    by: its writer.
+
+def checkpoint_document(ports: Ports, log: PartitionLog) -> Document:
+    """Return the checkpoint of a partition whose log was just refreshed.
+
+    Of its fields, ``end_offset`` is inclusive and -1 for an empty partition; ``first_dirty_offset`` is the first offset that is not clean;
+    ``open_run`` is the id of a round that was begun and not finished, or None.
     """
-
-    leader_epoch: int
-    offset: int | None
-    by: str
-    reason: str
-    type: str
-    slot: int
-    at_ms: int
-
-
-@dataclass(frozen=True)
-class ControlLogView:
-    """Fields that every view of a partition has: the partition's name, and its state after one position (slot) of its control log."""
-
-    topic: str
-    partition: int
-    slot: int
-    cleaner_offsets: tuple[CleanerOffset, ...]
-    lease: LeaseInfo | None
-    fenced: tuple[FencedView, ...]
-
-
-@dataclass(frozen=True)
-class CheckpointView(ControlLogView):
-    """Checkpoint of one partition at one position (slot) of its control log.
-
-    end_offset: inclusive; -1 for an empty partition.
-    first_dirty_offset: first offset that is not clean.
-    open_run: id of a round that was begun and not finished, or None.
-    """
-
-    start_offset: int
-    end_offset: int
-    first_dirty_offset: int
-    compactor_epoch: int
-    open_run: str | None
-    quarantine: str | None
-    leader_epochs: tuple[EpochEntry, ...]
-
-
-def checkpoint_view(ports: Ports, log: PartitionLog) -> CheckpointView:
-    """Return the checkpoint of a partition whose log was just refreshed."""
     state = log.state
-    return CheckpointView(
-        topic=state.topic,
-        partition=state.partition,
-        slot=state.slot,
-        cleaner_offsets=state.vector,
-        lease=current_lease(ports, log),
-        fenced=tuple(_fenced_view(entry) for entry in state.fenced),
-        start_offset=state.start_offset,
-        end_offset=state.end_offset,
-        first_dirty_offset=state.first_dirty_offset,
-        compactor_epoch=state.last_epoch,
-        open_run=state.intent.plan.run_id if state.intent else None,
-        quarantine=state.quarantine.reason if state.quarantine else None,
-        leader_epochs=state.lineage,
-    )
+    return _log_document(ports, log) | {
+        "start_offset": state.start_offset,
+        "end_offset": state.end_offset,
+        "first_dirty_offset": state.first_dirty_offset,
+        "compactor_epoch": state.last_epoch,
+        "open_run": state.intent.plan.run_id if state.intent else None,
+        "quarantine": state.quarantine.reason if state.quarantine else None,
+        "leader_epochs": state.lineage,
+    }
 
 
-def _fenced_view(entry: FencedAppend) -> FencedView:
-    """Return a record without effect in the form in which views show it."""
-    offset = entry.offset if entry.offset >= 0 else None
-    return FencedView(entry.leader_epoch, offset, entry.by, entry.reason, entry.type, entry.slot, entry.at_ms)
+def lineage_document(ports: Ports, log: PartitionLog) -> Document:
+    """Return the remembered compactor epochs of a partition whose log was just refreshed, oldest first.
 
-
-@dataclass(frozen=True)
-class RunView:
-    """A round as a part of a compactor epoch (one process's period of leadership).
-
-    status: as in `runs`.
-
-    Offsets are None if the round did not get so far.
+    ``unowned``: records without effect that belong to imports or to epochs that are no longer remembered.
     """
-
-    run_id: str
-    status: str
-    announced_by: str
-    slot: int
-    published_slot: int | None
-    first_dirty_offset: int | None
-    next_dirty_offset: int | None
-    cleaner_offsets: tuple[CleanerOffset, ...]
-    sources: int
-    outputs: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class ReplacingEpoch:
-    """The compactor epoch that replaced one whose leader had not released it. From log position ``slot`` on, records of the replaced leader
-    have no effect.
-    """
-
-    leader_epoch: int
-    holder: str
-    slot: int
-    at_ms: int
-
-
-@dataclass(frozen=True)
-class EpochView:
-    """One compactor epoch (one process's period of leadership) and the rounds that it published.
-
-    ended: released, replaced or leading.
-    granted: its cleaner offset in the present list of cleaner offsets, or None.
-    cut_off: the epoch that replaced it; None if it was not replaced.
-    undid: runs that it undid, while their outputs are kept.
-
-    A round belongs to the epoch that published it; ``announced_by`` names the compactor that had begun it.
-    """
-
-    leader_epoch: int
-    holder: str
-    incarnation: str
-    slot: int
-    at_ms: int
-    ended: str
-    ended_ms: int | None
-    granted: int | None
-    cut_off: ReplacingEpoch | None
-    runs: tuple[RunView, ...]
-    undid: tuple[str, ...]
-    fenced: tuple[FencedView, ...]
-
-
-@dataclass(frozen=True)
-class LineageView(ControlLogView):
-    """All remembered compactor epochs, oldest first.
-
-    unowned: records without effect that belong to imports or to epochs that are no longer remembered.
-    """
-
-    epochs: tuple[EpochView, ...]
-    unowned: tuple[FencedView, ...]
-
-
-def epoch_lineage(ports: Ports, log: PartitionLog) -> LineageView:
-    """Return the compactor epochs of a partition whose log was just refreshed."""
     state = log.state
     known = {entry.epoch for entry in state.epochs}
-    return LineageView(
-        topic=state.topic,
-        partition=state.partition,
-        slot=state.slot,
-        cleaner_offsets=state.vector,
-        lease=current_lease(ports, log),
-        fenced=tuple(_fenced_view(entry) for entry in state.fenced),
-        epochs=epoch_views(state),
-        unowned=tuple(_fenced_view(entry) for entry in state.fenced if entry.leader_epoch not in known),
-    )
+    return _log_document(ports, log) | {
+        "epochs": [_epoch_document(state, entry, after) for entry, after in zip_longest(state.epochs, state.epochs[1:])],
+        "unowned": [_void_document(entry) for entry in state.fenced if entry.leader_epoch not in known],
+    }
 
 
-def epoch_views(state: PartitionState) -> tuple[EpochView, ...]:
-    """Return each remembered compactor epoch with its rounds, its records without effect and the epoch that replaced it."""
-    return tuple(_epoch_view(state, entry, after) for entry, after in zip_longest(state.epochs, state.epochs[1:]))
+def _log_document(ports: Ports, log: PartitionLog) -> Document:
+    """Return the fields that every view of a partition has: its name, and its state after one position (slot) of its control log."""
+    state = log.state
+    return {
+        "topic": state.topic,
+        "partition": state.partition,
+        "slot": state.slot,
+        "cleaner_offsets": state.vector,
+        "lease": current_lease(ports, log),
+        "fenced": [_void_document(entry) for entry in state.fenced],
+    }
 
 
-def _epoch_view(state: PartitionState, entry: EpochHistory, after: EpochHistory | None) -> EpochView:
-    """Return a compactor epoch as the view shows it.
+def _void_document(entry: FencedAppend) -> Document:
+    """Return a record without effect. ``offset``: the cleaner offset that it stated, or None. ``by``: its writer."""
+    return entry.model_dump() | {"offset": _known(entry.offset)}
+
+
+def _epoch_document(state: PartitionState, entry: EpochHistory, after: EpochHistory | None) -> Document:
+    """Return a compactor epoch (one process's period of leadership) with the rounds that it published and its records without effect.
+
+    ``ended``: released, replaced or leading. ``granted``: its cleaner offset in the present list of cleaner offsets, or None. ``cut_off``:
+    the epoch that replaced it before it was released, or None; records of the replaced leader have no effect from that slot on. ``undid``:
+    runs that it undid, while their outputs are kept. A round belongs to the epoch that published it; ``announced_by`` names the compactor
+    that had begun it.
 
     :param after: the next epoch, or None if this is the latest.
     """
     cut_off = None
     if entry.ended == "replaced" and after is not None:
-        cut_off = ReplacingEpoch(after.epoch, after.holder, after.slot, after.at_ms)
-    return EpochView(
-        leader_epoch=entry.epoch,
-        holder=entry.holder,
-        incarnation=entry.incarnation,
-        slot=entry.slot,
-        at_ms=entry.at_ms,
-        ended=entry.ended or "leading",
-        ended_ms=entry.ended_ms if entry.ended else None,
-        granted=next((granted.offset for granted in state.vector if granted.leader_epoch == entry.epoch), None),
-        cut_off=cut_off,
-        runs=tuple(_run_view(run) for run in state.runs if run.leader_epoch == entry.epoch),
-        undid=tuple(group.run_id for group in state.waiting if group.undone and group.leader_epoch == entry.epoch),
-        fenced=tuple(_fenced_view(void) for void in state.fenced if void.leader_epoch == entry.epoch),
-    )
+        cut_off = {"leader_epoch": after.epoch, "holder": after.holder, "slot": after.slot, "at_ms": after.at_ms}
+    return {
+        "leader_epoch": entry.epoch,
+        "holder": entry.holder,
+        "incarnation": entry.incarnation,
+        "slot": entry.slot,
+        "at_ms": entry.at_ms,
+        "ended": entry.ended or "leading",
+        "ended_ms": entry.ended_ms if entry.ended else None,
+        "granted": next((granted.offset for granted in state.vector if granted.leader_epoch == entry.epoch), None),
+        "cut_off": cut_off,
+        "runs": [_run_document(run) for run in state.runs if run.leader_epoch == entry.epoch],
+        "undid": [group.run_id for group in state.waiting if group.undone and group.leader_epoch == entry.epoch],
+        "fenced": [_void_document(void) for void in state.fenced if void.leader_epoch == entry.epoch],
+    }
 
 
-def _run_view(run: Run) -> RunView:
-    """Return a round as the view of compactor epochs shows it."""
-    return RunView(
-        run_id=run.run_id,
-        status=run.status,
-        announced_by=run.holder,
-        slot=run.slot,
-        published_slot=run.published_slot or None,
-        first_dirty_offset=run.first_dirty_offset if run.first_dirty_offset >= 0 else None,
-        next_dirty_offset=run.next_dirty_offset if run.next_dirty_offset >= 0 else None,
-        cleaner_offsets=run.vector,
-        sources=run.sources,
-        outputs=run.outputs,
-        reason=run.reason,
-    )
+def _run_document(run: Run) -> Document:
+    """Return a round as a part of a compactor epoch. Offsets are None if the round did not get so far."""
+    return {
+        "run_id": run.run_id,
+        "status": run.status,
+        "announced_by": run.holder,
+        "slot": run.slot,
+        "published_slot": run.published_slot or None,
+        "first_dirty_offset": _known(run.first_dirty_offset),
+        "next_dirty_offset": _known(run.next_dirty_offset),
+        "cleaner_offsets": run.vector,
+        "sources": run.sources,
+        "outputs": run.outputs,
+        "reason": run.reason,
+    }
+
+
+def _known(offset: int) -> int | None:
+    """Return an offset, or None for -1, which stands for none in stored values."""
+    return offset if offset >= 0 else None
 
 
 CLEANER_OFFSETS = "cleaner-offset-checkpoint"

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from checkpoint.offsets import CleanerOffset
 from compactor.access.tier import Tier
 from compactor.control.state import PartitionState, Run
 from compactor.errors import CompactorError, UsageError
-from compactor.model.balance import Balance, DigestSum
 from compactor.model.ids import TopicPartition
 from compactor.round.restoring import groups_to_restore, restore_problem
 
 
-@dataclass(frozen=True)
-class RunReport:
-    """A round as `runs` shows it.
+def run_document(state: PartitionState, run: Run) -> dict[str, object]:
+    """Return a round of a partition's history as the fields of its JSON document. What is not known is None.
 
-    status: one of
+    ``status`` is one of
 
     - running: not finished; `runs` shows it as interrupted until another process continues it;
     - published: published, but its end was not recorded;
@@ -31,38 +27,33 @@ class RunReport:
     - repaired: it replaced damaged segments one to one;
     - quarantined: it failed on corrupt data.
 
-    undoable: whether `undo` would accept it.
-    balance: batches and records that the round read, removed and wrote; None if not recorded.
-    content: sum of what readers had after the round; None if not recorded.
+    ``undoable``: whether `undo` would accept it. ``balance``: batches and records that the round read, removed and wrote. ``content``: sum
+    of what readers had after the round.
     """
-
-    run_id: str
-    topic: str
-    partition: int
-    status: str
-    leader_epoch: int
-    holder: str
-    started_ms: int
-    ended_ms: int | None
-    slot: int
-    published_slot: int | None
-    first_dirty_offset: int | None
-    next_dirty_offset: int | None
-    cleaner_offsets_before: tuple[CleanerOffset, ...]
-    cleaner_offsets: tuple[CleanerOffset, ...]
-    segments_in: int
-    segments_out: int
-    reason: str
-    segment: str
-    undoable: bool
-    stats: dict[str, int | float | str]
-    balance: Balance | None
-    content: DigestSum | None
-
-
-def run_reports(state: PartitionState) -> list[RunReport]:
-    """Return the rounds that the partition's control log remembers, newest last."""
-    return [_run_report(state, run) for run in state.runs]
+    return {
+        "run_id": run.run_id,
+        "topic": state.topic,
+        "partition": state.partition,
+        "status": run.status,
+        "leader_epoch": run.leader_epoch,
+        "holder": run.holder,
+        "started_ms": run.started_ms,
+        "ended_ms": run.ended_ms if run.ended_ms >= 0 else None,
+        "slot": run.slot,
+        "published_slot": run.published_slot or None,
+        "first_dirty_offset": run.first_dirty_offset if run.first_dirty_offset >= 0 else None,
+        "next_dirty_offset": run.next_dirty_offset if run.next_dirty_offset >= 0 else None,
+        "cleaner_offsets_before": run.vector_before,
+        "cleaner_offsets": run.vector,
+        "segments_in": run.sources,
+        "segments_out": run.outputs,
+        "reason": run.reason,
+        "segment": run.segment,
+        "undoable": undo_problem(state, run.run_id) == "",
+        "stats": run.stats,
+        "balance": run.balance,
+        "content": run.content,
+    }
 
 
 def find_run(
@@ -88,34 +79,6 @@ def find_run(
         if isinstance(log, CompactorError):
             raise log
     raise UsageError(f"no partition remembers a run {run_id}", hint="`runs list` shows those that are remembered")
-
-
-def _run_report(state: PartitionState, run: Run) -> RunReport:
-    """Return a round of a partition's history as `runs` shows it."""
-    return RunReport(
-        run_id=run.run_id,
-        topic=state.topic,
-        partition=state.partition,
-        status=run.status,
-        leader_epoch=run.leader_epoch,
-        holder=run.holder,
-        started_ms=run.started_ms,
-        ended_ms=run.ended_ms if run.ended_ms >= 0 else None,
-        slot=run.slot,
-        published_slot=run.published_slot or None,
-        first_dirty_offset=run.first_dirty_offset if run.first_dirty_offset >= 0 else None,
-        next_dirty_offset=run.next_dirty_offset if run.next_dirty_offset >= 0 else None,
-        cleaner_offsets_before=run.vector_before,
-        cleaner_offsets=run.vector,
-        segments_in=run.sources,
-        segments_out=run.outputs,
-        reason=run.reason,
-        segment=run.segment,
-        undoable=undo_problem(state, run.run_id) == "",
-        stats=run.stats,
-        balance=run.balance,
-        content=run.content,
-    )
 
 
 def undo_problem(state: PartitionState, run_id: str) -> str:

@@ -20,7 +20,7 @@ from compactor.model.segment import SegmentState
 from compactor.transfer.export import export_partition
 from compactor.upkeep.operator_changes import undo_round_by_copies
 from compactor.upkeep.retire import retire_partition
-from compactor.views.history import run_reports, undo_problem
+from compactor.views.history import undo_problem
 from tests.builders import LogBuilder, read
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic
 from tests.support.deployment import GrowingLog
@@ -99,7 +99,7 @@ def test_readers_get_what_they_had_before_the_round_and_the_offsets_go_back(undo
     state = undoing.undo()
     assert undoing.batches() == whole
     assert (state.first_dirty_offset, state.published, state.intent) == (0, (), None)
-    assert [(run.status, bool(run.published_slot)) for run in run_reports(state)] == [("reverted", True), ("restored", True)]
+    assert [(run.status, bool(run.published_slot)) for run in state.runs] == [("reverted", True), ("restored", True)]
     undoing.assert_whole()
     undoing.retire()
     undoing.assert_whole()
@@ -173,8 +173,8 @@ def test_where_brokers_delete_in_mid_undo_it_is_told_that_a_part_is_not_taken_ba
         undoing.undo()
     state = undoing.state()
     assert state.intent is None
-    assert [(run.status, run.undoable) for run in run_reports(state)] == [("reverted_in_part", False), ("restored", False)]
-    assert run_reports(state)[0].reason == f"1 of {len(made)} groups stay: brokers had deleted segments of them"
+    assert [(run.status, not undo_problem(state, run.run_id)) for run in state.runs] == [("reverted_in_part", False), ("restored", False)]
+    assert state.runs[0].reason == f"1 of {len(made)} groups stay: brokers had deleted segments of them"
     with pytest.raises(UsageError, match=f"undone in part: 1 of {len(made)} groups stay"):
         undoing.undo()
 

@@ -13,7 +13,6 @@ from compactor.consumer import Place, TieredConsumer
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError
 from compactor.transfer.export import export_partition
-from compactor.views.history import run_reports
 from tests.builders import read
 from tests.support.deployment import Deployment, GrowingLog
 from tests.support.tier_cli import latest
@@ -113,8 +112,8 @@ class Story:
 
     def check_balance(self, state: PartitionState) -> None:
         """Each round that was published, once: that its sums add up, and that what it left is what the segments record."""
-        for run in run_reports(state):
-            if run.published_slot is None or run.run_id in self.seen_rounds:
+        for run in state.runs:
+            if not run.published_slot or run.run_id in self.seen_rounds:
                 continue
             self.seen_rounds.add(run.run_id)
             self.happened["rounds"] += 1

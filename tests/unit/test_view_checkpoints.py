@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 from compactor.control import records as r
-from compactor.views.checkpoints import checkpoint_view, epoch_lineage
+from compactor.views.checkpoints import checkpoint_document, lineage_document
 from tests.support.crafted import Crafted, kip_table, vector
 
 
 def test_the_table_of_the_kip() -> None:
     crafted, _, b = kip_table()
     log = crafted.log()
-    found = checkpoint_view(b.ports, log)
-    assert found.cleaner_offsets == vector((0, 100), (1, 155))
-    assert (found.first_dirty_offset, found.end_offset) == (155, 154)
-    (void,) = found.fenced
-    assert (void.leader_epoch, void.offset, void.by, void.type) == (0, 123, "host-a:1", "round_published")
-    assert "host-b:2" in void.reason
-    assert found.lease is not None
-    assert (found.lease.holder, found.lease.epoch) == ("host-b:2", 1)
+    found = checkpoint_document(b.ports, log)
+    assert found["cleaner_offsets"] == vector((0, 100), (1, 155))
+    assert (found["first_dirty_offset"], found["end_offset"]) == (155, 154)
+    (void,) = found["fenced"]
+    assert (void["leader_epoch"], void["offset"], void["by"], void["type"]) == (0, 123, "host-a:1", "round_published")
+    assert "host-b:2" in void["reason"]
+    assert found["lease"] is not None
+    assert (found["lease"].holder, found["lease"].epoch) == ("host-b:2", 1)
     assert [segment.id for segment in log.state.live] == ["run-a-out", "run-b-out"]
 
 
 def test_the_tree_of_epochs() -> None:
     crafted, a, b = kip_table()
-    found = epoch_lineage(b.ports, crafted.log())
-    zero, one = found.epochs
-    assert (zero.holder, zero.ended, zero.granted, [run.run_id for run in zero.runs]) == ("host-a:1", "replaced", 100, ["run-a"])
-    assert zero.cut_off is not None
-    assert (zero.cut_off.leader_epoch, zero.cut_off.holder) == (1, "host-b:2")
-    assert zero.cut_off.slot == one.slot
-    assert [void.offset for void in zero.fenced] == [123]
-    assert (one.ended, one.granted, one.cut_off, one.fenced) == ("leading", 155, None, ())
-    assert [(run.first_dirty_offset, run.next_dirty_offset, run.sources, run.outputs) for run in one.runs] == [(100, 155, 2, 1)]
+    found = lineage_document(b.ports, crafted.log())
+    zero, one = found["epochs"]
+    assert (zero["holder"], zero["ended"], zero["granted"], [run["run_id"] for run in zero["runs"]]) == (
+        "host-a:1",
+        "replaced",
+        100,
+        ["run-a"],
+    )
+    assert zero["cut_off"] is not None
+    assert (zero["cut_off"]["leader_epoch"], zero["cut_off"]["holder"]) == (1, "host-b:2")
+    assert zero["cut_off"]["slot"] == one["slot"]
+    assert [void["offset"] for void in zero["fenced"]] == [123]
+    assert (one["ended"], one["granted"], one["cut_off"], one["fenced"]) == ("leading", 155, None, [])
+    assert [(run["first_dirty_offset"], run["next_dirty_offset"], run["sources"], run["outputs"]) for run in one["runs"]] == [
+        (100, 155, 2, 1)
+    ]
     assert a.epoch == 0
 
 
@@ -43,10 +50,10 @@ def test_who_released_was_not_cut_off() -> None:
     a.publish("run-a", [only], (0, 100))
     a.release()
     crafted.author("host-b:2").lead()
-    zero, one = epoch_lineage(a.ports, crafted.log()).epochs
-    assert (zero.ended, zero.cut_off) == ("released", None)
-    assert zero.ended_ms == crafted.clock.now_ms
-    assert (one.ended, one.runs, one.granted) == ("leading", (), None)
+    zero, one = lineage_document(a.ports, crafted.log())["epochs"]
+    assert (zero["ended"], zero["cut_off"]) == ("released", None)
+    assert zero["ended_ms"] == crafted.clock.now_ms
+    assert (one["ended"], one["runs"], one["granted"]) == ("leading", [], None)
 
 
 def test_a_round_stands_under_the_epoch_that_published_it_and_names_who_began() -> None:
@@ -57,9 +64,9 @@ def test_a_round_stands_under_the_epoch_that_published_it_and_names_who_began() 
     plan = a.announce("run-a", [only], 100)
     b.lead()
     b.finish(plan, vector((1, 100)))
-    zero, one = epoch_lineage(a.ports, crafted.log()).epochs
-    assert zero.runs == ()
-    assert [(run.run_id, run.announced_by, run.status) for run in one.runs] == [("run-a", "host-a:1", "published")]
+    zero, one = lineage_document(a.ports, crafted.log())["epochs"]
+    assert zero["runs"] == []
+    assert [(run["run_id"], run["announced_by"], run["status"]) for run in one["runs"]] == [("run-a", "host-a:1", "published")]
 
 
 def test_void_records_of_nobody_we_remember_are_shown_too() -> None:
@@ -67,16 +74,16 @@ def test_void_records_of_nobody_we_remember_are_shown_too() -> None:
     crafted.import_segments((0, 99))
     stranger = crafted.author("host-x:9")
     stranger.append(r.LineageRecorded(lineage=(), end_offset=5))
-    found = epoch_lineage(stranger.ports, crafted.log())
-    assert found.epochs == ()
-    (void,) = found.unowned
-    assert (void.leader_epoch, void.offset, void.type) == (-1, None, "lineage_recorded")
+    found = lineage_document(stranger.ports, crafted.log())
+    assert found["epochs"] == []
+    (void,) = found["unowned"]
+    assert (void["leader_epoch"], void["offset"], void["type"]) == (-1, None, "lineage_recorded")
 
 
 def test_an_empty_partition() -> None:
     crafted = Crafted()
     reader = crafted.author("reader")
     log = crafted.log()
-    assert checkpoint_view(reader.ports, log).cleaner_offsets == ()
-    assert checkpoint_view(reader.ports, log).lease is None
-    assert epoch_lineage(reader.ports, log).epochs == ()
+    assert checkpoint_document(reader.ports, log)["cleaner_offsets"] == ()
+    assert checkpoint_document(reader.ports, log)["lease"] is None
+    assert lineage_document(reader.ports, log)["epochs"] == []

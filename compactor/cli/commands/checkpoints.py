@@ -10,15 +10,11 @@ from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, Tree, format_size
 from compactor.errors import UsageError
 from compactor.views.checkpoints import (
-    CheckpointView,
-    EpochView,
-    FencedView,
+    Document,
     KafkaFile,
-    LineageView,
-    RunView,
-    checkpoint_view,
+    checkpoint_document,
     compare_kafka_files,
-    epoch_lineage,
+    lineage_document,
     read_kafka_file,
 )
 from compactor.views.difference import Difference, HistoryPoint, RecordedHistory, compare_points
@@ -34,23 +30,23 @@ def list_checkpoints(args: argparse.Namespace, out: Output) -> int:
     opened = tiers.open_read_only(args)
     outcomes = tiers.PartitionOutcomes(out, named=bool(args.targets))
     logs = tiers.read_partition_logs(opened, tiers.select_partitions(opened, args.targets), out, outcomes)
-    found = [checkpoint_view(opened.ports, log) for log in logs]
+    found = [checkpoint_document(opened.ports, log) for log in logs]
     now = opened.ports.clock_ms()
     rows = [
         (
-            f"{v.topic}-{v.partition}",
-            tiers.format_cleaner_offsets(v.cleaner_offsets),
-            v.first_dirty_offset,
-            v.end_offset,
+            f"{v['topic']}-{v['partition']}",
+            tiers.format_cleaner_offsets(v["cleaner_offsets"]),
+            v["first_dirty_offset"],
+            v["end_offset"],
             _describe_lease(v, now),
-            _state_word(v),
-            len(v.fenced),
+            "quarantined" if v["quarantine"] else "round open" if v["open_run"] else "",
+            len(v["fenced"]),
         )
         for v in found
     ]
     columns = ("partition", "cleaner offsets", "first dirty", "end offset", "leader", "state", "fenced")
     table = Table("", columns, rows, minor=("leader", "end offset", "fenced"))
-    out.print_result({"partitions": [tiers.report_document(v) for v in found]}, table)
+    out.print_result({"partitions": found}, table)
     return outcomes.exit_code()
 
 
@@ -61,24 +57,24 @@ def show_checkpoint(args: argparse.Namespace, out: Output) -> int:
     (name,) = opened.partitions([args.target])
     log = opened.open(name)
     log.refresh()
-    found = checkpoint_view(opened.ports, log)
+    found = checkpoint_document(opened.ports, log)
     offsets = Table(
-        f"{name}: cleaner offsets (the first one not clean) at slot {found.slot}",
+        f"{name}: cleaner offsets (the first one not clean) at slot {found['slot']}",
         ("compactor epoch", "offset"),
-        [(entry.leader_epoch, entry.offset) for entry in found.cleaner_offsets],
+        [(entry.leader_epoch, entry.offset) for entry in found["cleaner_offsets"]],
     )
     facts = [
-        ("offsets", f"{found.start_offset} to {found.end_offset}, dirty from {found.first_dirty_offset}"),
+        ("offsets", f"{found['start_offset']} to {found['end_offset']}, dirty from {found['first_dirty_offset']}"),
         ("leader", _describe_lease(found, opened.ports.clock_ms()) or "nobody"),
-        ("last compactor epoch", str(found.compactor_epoch) if found.compactor_epoch >= 0 else "none yet"),
-        ("broker's leader epochs", " ".join(f"{entry.epoch}@{entry.start_offset}" for entry in found.leader_epochs) or "unknown"),
+        ("last compactor epoch", str(found["compactor_epoch"]) if found["compactor_epoch"] >= 0 else "none yet"),
+        ("broker's leader epochs", " ".join(f"{entry.epoch}@{entry.start_offset}" for entry in found["leader_epochs"]) or "unknown"),
     ]
-    if found.open_run:
-        facts.append(("open round", f"{found.open_run}; the next `run` finishes or undoes it"))
-    if found.quarantine:
-        facts.append(("quarantined", found.quarantine))
-    tables = [offsets, Table("", ("", ""), facts)] if found.cleaner_offsets else [Table(f"{name}: never cleaned", ("", ""), facts)]
-    out.print_result(tiers.report_document(found), *tables, *_fenced_table(found.fenced))
+    if found["open_run"]:
+        facts.append(("open round", f"{found['open_run']}; the next `run` finishes or undoes it"))
+    if found["quarantine"]:
+        facts.append(("quarantined", found["quarantine"]))
+    tables = [offsets, Table("", ("", ""), facts)] if found["cleaner_offsets"] else [Table(f"{name}: never cleaned", ("", ""), facts)]
+    out.print_result(found, *tables, *_fenced_table(found["fenced"]))
     return 0
 
 
@@ -86,8 +82,8 @@ def show_compactor_epochs(args: argparse.Namespace, out: Output) -> None:
     opened, name = tiers.open_partition(args)
     log = opened.open(name)
     log.refresh()
-    found = epoch_lineage(opened.ports, log)
-    out.print_result(tiers.report_document(found), _epochs_tree(found, opened.ports.clock_ms()))
+    found = lineage_document(opened.ports, log)
+    out.print_result(found, _epochs_tree(found, opened.ports.clock_ms()))
 
 
 def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
@@ -202,9 +198,9 @@ def _print_file_diff(args: argparse.Namespace, out: Output) -> None:
 # --- how things are put ---
 
 
-def _describe_lease(found: CheckpointView | LineageView, now_ms: int) -> str:
+def _describe_lease(found: Document, now_ms: int) -> str:
     """Return the leader and the time left of its lease as text; empty without a lease."""
-    lease = found.lease
+    lease = found["lease"]
     if lease is None:
         return ""
     left_ms = lease.expires_ms - now_ms
@@ -212,69 +208,74 @@ def _describe_lease(found: CheckpointView | LineageView, now_ms: int) -> str:
     return f"{lease.holder} (epoch {lease.epoch}), {term}"
 
 
-def _state_word(found: CheckpointView) -> str:
-    """Return a partition's state in a word, such as quarantined; empty if nothing is unusual."""
-    if found.quarantine:
-        return "quarantined"
-    return "round open" if found.open_run else ""
-
-
-def _fenced_table(fenced: Sequence[FencedView]) -> list[Table]:
+def _fenced_table(fenced: Sequence[Document]) -> list[Table]:
     """Return a table of void records (records of the control log that have no effect), or no table if there are none."""
     if not fenced:
         return []
-    rows = [(f.slot, iso_time(f.at_ms), f.leader_epoch if f.leader_epoch >= 0 else None, f.type, f.offset, f.by, f.reason) for f in fenced]
+    rows = [
+        (
+            f["slot"],
+            iso_time(f["at_ms"]),
+            f["leader_epoch"] if f["leader_epoch"] >= 0 else None,
+            f["type"],
+            f["offset"],
+            f["by"],
+            f["reason"],
+        )
+        for f in fenced
+    ]
     columns = ("slot", "at", "leader epoch", "record", "claimed offset", "by", "why")
     return [Table("in the log, and void", columns, rows, minor=("claimed offset", "by"), below=1)]
 
 
-def _epochs_tree(found: LineageView, now_ms: int) -> Tree:
+def _epochs_tree(found: Document, now_ms: int) -> Tree:
     """Return the history of a partition as a tree: each compactor epoch (term of one leader) with its rounds."""
-    title = f"{found.topic}-{found.partition} at slot {found.slot}: cleaner offsets {tiers.format_cleaner_offsets(found.cleaner_offsets)}"
-    branches = [_epoch_tree(epoch, found, now_ms) for epoch in found.epochs]
-    branches += [Tree(_describe_void_record(entry), ()) for entry in found.unowned]
+    offsets = tiers.format_cleaner_offsets(found["cleaner_offsets"])
+    title = f"{found['topic']}-{found['partition']} at slot {found['slot']}: cleaner offsets {offsets}"
+    branches = [_epoch_tree(epoch, found, now_ms) for epoch in found["epochs"]]
+    branches += [Tree(_describe_void_record(entry), ()) for entry in found["unowned"]]
     return Tree(title, branches or [Tree("nobody has led it yet", ())])
 
 
-def _epoch_tree(epoch: EpochView, found: LineageView, now_ms: int) -> Tree:
+def _epoch_tree(epoch: Document, found: Document, now_ms: int) -> Tree:
     """Return the tree of one compactor epoch (term of one leader): its rounds, and its void records, which have no effect."""
-    label = f"epoch {epoch.leader_epoch}  {epoch.holder}  from slot {epoch.slot} ({iso_time(epoch.at_ms)})"
-    if epoch.granted is not None:
-        label += f", granted up to {epoch.granted}"
-    branches = [Tree(_describe_run(run, epoch), ()) for run in epoch.runs]
-    branches += [Tree(f"took back run {run_id}", ()) for run_id in epoch.undid]
-    if epoch.cut_off:
-        cut = epoch.cut_off
+    label = f"epoch {epoch['leader_epoch']}  {epoch['holder']}  from slot {epoch['slot']} ({iso_time(epoch['at_ms'])})"
+    if epoch["granted"] is not None:
+        label += f", granted up to {epoch['granted']}"
+    branches = [Tree(_describe_run(run, epoch), ()) for run in epoch["runs"]]
+    branches += [Tree(f"took back run {run_id}", ()) for run_id in epoch["undid"]]
+    if epoch["cut_off"]:
+        cut = epoch["cut_off"]
         branches.append(
             Tree(
-                f"CUT OFF in slot {cut.slot} ({iso_time(cut.at_ms)}): {cut.holder} took over as epoch {cut.leader_epoch}; "
+                f"CUT OFF in slot {cut['slot']} ({iso_time(cut['at_ms'])}): {cut['holder']} took over as epoch {cut['leader_epoch']}; "
                 "nothing that this epoch writes counts after it",
                 (),
             )
         )
-    branches += [Tree(_describe_void_record(entry), ()) for entry in epoch.fenced]
-    if epoch.ended == "released":
-        branches.append(Tree(f"released ({iso_time(epoch.ended_ms or 0)})", ()))
-    if epoch.ended == "leading":
+    branches += [Tree(_describe_void_record(entry), ()) for entry in epoch["fenced"]]
+    if epoch["ended"] == "released":
+        branches.append(Tree(f"released ({iso_time(epoch['ended_ms'] or 0)})", ()))
+    if epoch["ended"] == "leading":
         branches.append(Tree(f"leads: {_describe_lease(found, now_ms)}", ()))
     return Tree(label, branches)
 
 
-def _describe_run(run: RunView, epoch: EpochView) -> str:
+def _describe_run(run: Document, epoch: Document) -> str:
     """Return one line about a round of compaction: its id, result, cleaned offsets and number of segments."""
-    text = f"run {run.run_id}  {run.status}"
-    if run.published_slot:
-        text += f", published in slot {run.published_slot}: {run.first_dirty_offset} -> {run.next_dirty_offset}, "
-        text += f"{run.sources} segments -> {run.outputs}"
-    if run.announced_by and run.announced_by != epoch.holder:
-        text += f" (begun by {run.announced_by})"
-    return f"{text}: {run.reason}" if run.reason else text
+    text = f"run {run['run_id']}  {run['status']}"
+    if run["published_slot"]:
+        text += f", published in slot {run['published_slot']}: {run['first_dirty_offset']} -> {run['next_dirty_offset']}, "
+        text += f"{run['sources']} segments -> {run['outputs']}"
+    if run["announced_by"] and run["announced_by"] != epoch["holder"]:
+        text += f" (begun by {run['announced_by']})"
+    return f"{text}: {run['reason']}" if run["reason"] else text
 
 
-def _describe_void_record(entry: FencedView) -> str:
+def _describe_void_record(entry: Document) -> str:
     """Return one line about a void record of the control log, one that has no effect."""
-    claim = f" up to {entry.offset}" if entry.offset is not None else ""
-    return f"VOID: {entry.type}{claim} in slot {entry.slot} by {entry.by}: {entry.reason}"
+    claim = f" up to {entry['offset']}" if entry["offset"] is not None else ""
+    return f"VOID: {entry['type']}{claim} in slot {entry['slot']} by {entry['by']}: {entry['reason']}"
 
 
 def _point_document(point: HistoryPoint) -> dict[str, object]:

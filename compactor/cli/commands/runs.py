@@ -6,7 +6,8 @@ import argparse
 
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
-from compactor.views.history import RunReport, find_run, run_reports, undo_problem
+from compactor.control.state import Run
+from compactor.views.history import find_run, run_document, undo_problem
 from compactor.views.words import format_duration, iso_time
 
 SHORT = 8
@@ -17,16 +18,16 @@ def list_runs(args: argparse.Namespace, out: Output) -> int:
     opened = tiers.open_read_only(args)
     names = tiers.select_partitions(opened, args.partitions)
     outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
-    found = [run for log in tiers.read_partition_logs(opened, names, out, outcomes) for run in run_reports(log.state)]
-    found.sort(key=lambda run: run.started_ms)
+    found = [(log.state, run) for log in tiers.read_partition_logs(opened, names, out, outcomes) for run in log.state.runs]
+    found.sort(key=lambda one: one[1].started_ms)
     rows = [
         (
-            f"{run.topic}-{run.partition}",
+            f"{state.topic}-{state.partition}",
             run.run_id[:SHORT],
             run.status,
             iso_time(run.started_ms),
-            "" if run.ended_ms is None else format_duration(run.ended_ms - run.started_ms),
-            f"{run.segments_in} -> {run.segments_out}" if run.segments_out else "",
+            format_duration(run.ended_ms - run.started_ms) if run.ended_ms >= 0 else "",
+            f"{run.sources} -> {run.outputs}" if run.outputs else "",
             _format_byte_stat(run, "bytes_read"),
             _format_byte_stat(run, "bytes_written"),
             _format_offset_range(run),
@@ -34,11 +35,11 @@ def list_runs(args: argparse.Namespace, out: Output) -> int:
             run.leader_epoch,
             run.reason,
         )
-        for run in found
+        for state, run in found
     ]
     columns = ("partition", "run", "status", "began", "took", "segments", "read", "written", "offsets", "by", "epoch", "reason")
     table = Table("", columns, rows, minor=("epoch", "by", "offsets", "segments", "took", "read"), below=1)
-    out.print_result({"runs": [tiers.report_document(run) for run in found]}, table)
+    out.print_result({"runs": [run_document(state, run) for state, run in found]}, table)
     return outcomes.exit_code()
 
 
@@ -47,28 +48,28 @@ def show_run(args: argparse.Namespace, out: Output) -> None:
     names = opened.partitions()
     with out.progress("looking for it", len(names), "partitions") as progress:
         state, run_id = find_run(opened, args.run_id, names, progress.advance)
-    run = next(run for run in run_reports(state) if run.run_id == run_id)
+    run = next(run for run in state.runs if run.run_id == run_id)
     undoing = undo_problem(state, run.run_id)
-    offsets = [tiers.format_cleaner_offsets(vector) for vector in (run.cleaner_offsets_before, run.cleaner_offsets)]
+    offsets = [tiers.format_cleaner_offsets(vector) for vector in (run.vector_before, run.vector)]
     rows: list[tuple[str, object]] = [
-        ("partition", f"{run.topic}-{run.partition}"),
+        ("partition", f"{state.topic}-{state.partition}"),
         ("status", run.status),
         ("reason", f"{run.reason} {run.segment}".strip()),
         ("began", f"{iso_time(run.started_ms)} by {run.holder}, in slot {run.slot}"),
-        ("ended", iso_time(run.ended_ms) if run.ended_ms is not None else ""),
+        ("ended", iso_time(run.ended_ms) if run.ended_ms >= 0 else ""),
         ("published", f"in slot {run.published_slot} by epoch {run.leader_epoch}" if run.published_slot else ""),
         ("offsets", _format_offset_range(run)),
         ("cleaner offsets", f"{offsets[0]} -> {offsets[1]}" if run.published_slot else ""),
-        ("segments", f"{run.segments_in} -> {run.segments_out}" if run.segments_out else ""),
+        ("segments", f"{run.sources} -> {run.outputs}" if run.outputs else ""),
         ("saved", _format_saved_bytes(run)),
         *((name.replace("_", " "), _format_stat(name, value)) for name, value in run.stats.items()),
         *_balance_rows(run),
         ("undo", f"no: {undoing}" if undoing else f"tiered-compactor undo {run.run_id}"),
     ]
-    out.print_result(tiers.report_document(run), Table(f"run {run.run_id}", ("", ""), [row for row in rows if row[1] != ""]))
+    out.print_result(run_document(state, run), Table(f"run {run.run_id}", ("", ""), [row for row in rows if row[1] != ""]))
 
 
-def _balance_rows(run: RunReport) -> list[tuple[str, object]]:
+def _balance_rows(run: Run) -> list[tuple[str, object]]:
     """Return table rows with a run's balance: checksums which show that each batch and record of its sources was kept or removed."""
     if run.balance is None:
         return []
@@ -83,20 +84,20 @@ def _balance_rows(run: RunReport) -> list[tuple[str, object]]:
     ]
 
 
-def _format_offset_range(run: RunReport) -> str:
+def _format_offset_range(run: Run) -> str:
     """Return as text the offset up to which the log was clean before the run, and after it."""
-    if run.first_dirty_offset is None:
+    if run.first_dirty_offset < 0:
         return ""
-    return f"{run.first_dirty_offset} -> {run.next_dirty_offset if run.next_dirty_offset is not None else '?'}"
+    return f"{run.first_dirty_offset} -> {run.next_dirty_offset if run.next_dirty_offset >= 0 else '?'}"
 
 
-def _format_byte_stat(run: RunReport, name: str) -> str:
+def _format_byte_stat(run: Run, name: str) -> str:
     """Return a statistic of a run as a size; empty if it was not recorded."""
     value = run.stats.get(name)
     return format_size(value) if isinstance(value, int) else ""
 
 
-def _format_saved_bytes(run: RunReport) -> str:
+def _format_saved_bytes(run: Run) -> str:
     """Return as text the bytes by which a run made the segments smaller; empty if unknown."""
     if not run.published_slot or "bytes_before" not in run.stats:
         return ""

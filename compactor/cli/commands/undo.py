@@ -10,7 +10,7 @@ from compactor.cli.output import Output, Table, format_size
 from compactor.control.undo import undo_round, was_reverted
 from compactor.errors import UsageError
 from compactor.upkeep.operator_changes import undo_round_by_copies
-from compactor.views.history import find_run, run_reports, undo_problem
+from compactor.views.history import find_run, undo_problem
 from compactor.views.words import iso_time
 
 
@@ -20,7 +20,7 @@ def _latest_round_error(opened: Tier, text: str) -> UsageError:
     Its hint is the command that undoes the latest round.
     """
     states = [opened.open(name).refresh() for name in tiers.select_partitions(opened, [text])]
-    runs = [(state, run) for state in states for run in run_reports(state) if not undo_problem(state, run.run_id)]
+    runs = [(state, run) for state in states for run in state.runs if not undo_problem(state, run.run_id)]
     if not runs:
         return UsageError(f"no round of {text} can be undone", hint=f"`runs list {text}` shows its rounds")
     state, run = max(runs, key=lambda found: found[1].started_ms)
