@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from compactor.constants import NO_LEADER_EPOCH, LeaderEpoch
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class EpochEntry:
@@ -17,7 +19,7 @@ class EpochEntry:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    epoch: int
+    epoch: LeaderEpoch
     start_offset: int
 
 
@@ -28,7 +30,7 @@ def merge_segment_lineages(lineages: Sequence[Sequence[EpochEntry]]) -> Lineage:
     """Return all leader epochs of neighbouring segments, each with its smallest offset. The segment that replaces them must have these
     epochs (coverage, I1).
     """
-    starts: dict[int, int] = {}
+    starts: dict[LeaderEpoch, int] = {}
     for lineage in lineages:
         for entry in lineage:
             starts[entry.epoch] = min(entry.start_offset, starts.get(entry.epoch, entry.start_offset))
@@ -107,9 +109,9 @@ def first_divergent_offset(
     return new_end_offset if begin <= new_end_offset < old_end_offset else None
 
 
-def leader_epoch_at(lineage: Sequence[EpochEntry], offset: int) -> int:
+def leader_epoch_at(lineage: Sequence[EpochEntry], offset: int) -> LeaderEpoch:
     """Return the leader epoch that wrote an offset, or -1 if the offset is before the first entry."""
-    epoch = -1
+    epoch = NO_LEADER_EPOCH
     for entry in lineage:
         if entry.start_offset > offset:
             break

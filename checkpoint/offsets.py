@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
+from compactor.constants import CompactorEpoch
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class CleanerOffset:
@@ -18,7 +20,7 @@ class CleanerOffset:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    leader_epoch: int
+    leader_epoch: CompactorEpoch
     offset: int
 
 
@@ -43,7 +45,7 @@ def clean_end_offset(vector: Sequence[CleanerOffset]) -> int:
     return vector[-1].offset if vector else 0
 
 
-def advance_vector(vector: Sequence[CleanerOffset], compactor_epoch: int, offset: int) -> Vector:
+def advance_vector(vector: Sequence[CleanerOffset], compactor_epoch: CompactorEpoch, offset: int) -> Vector:
     """Return the cleaner-offset vector after a round of ``compactor_epoch`` that cleaned up to ``offset`` (exclusive). Raises ValueError
     for a lower offset or an older epoch.
     """
@@ -53,14 +55,14 @@ def advance_vector(vector: Sequence[CleanerOffset], compactor_epoch: int, offset
     return (*kept, CleanerOffset(compactor_epoch, offset))
 
 
-def is_claim_valid(vector: Sequence[CleanerOffset], compactor_epoch: int, offset: int) -> bool:
+def is_claim_valid(vector: Sequence[CleanerOffset], compactor_epoch: CompactorEpoch, offset: int) -> bool:
     """Return whether a compactor epoch has cleaned everything below ``offset``, as the vector records it. An epoch without an entry
     has no valid claim.
     """
     return any(entry.leader_epoch == compactor_epoch and offset <= entry.offset for entry in vector)
 
 
-def drop_unreferenced_epochs(vector: Sequence[CleanerOffset], referenced_epochs: Collection[int]) -> Vector:
+def drop_unreferenced_epochs(vector: Sequence[CleanerOffset], referenced_epochs: Collection[CompactorEpoch]) -> Vector:
     """Return the vector without entries whose epoch occurs in no segment. The last entry stays, because it states where the dirty part
     begins.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from compactor.access.metadata import BrokerManagedMetadata, ListedMetadata, TierMetadata
 from compactor.access.tier import Tier, configured_retention
 from compactor.config.settings import LimitSettings, Settings
+from compactor.constants import TopicId
 from compactor.control.identity import Ownership
 from compactor.control.leadership import send_heartbeats_in_background
 from compactor.control.logs import open_catalog
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from compactor.brokers.view import BrokerMetadata
 
 
-def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[str, str] | None = None) -> Tier:
+def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[str, TopicId] | None = None) -> Tier:
     """Open the stores that the settings name. Makes no request to brokers. Raises UsageError, and StoreError for a missing snapshot.
 
     :param local_state: use the cache in ``state_dir``, which is opened at its first use.

@@ -1,8 +1,21 @@
-"""Special values of offsets and times that several folders share. Importing this module loads nothing else."""
+"""Types and special values of offsets, epochs, times and ids that several folders share. Importing this module loads nothing else."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NewType
+
+LeaderEpoch = NewType("LeaderEpoch", int)
+"""Kafka's leader epoch of a partition, which brokers count."""
+NO_LEADER_EPOCH: Final = LeaderEpoch(-1)
+"""Value that stands for an unknown leader epoch, as in Kafka."""
+CompactorEpoch = NewType("CompactorEpoch", int)
+"""Number under which one compactor leads a partition. Stored fields call it ``leader_epoch``."""
+NO_COMPACTOR_EPOCH: Final = CompactorEpoch(-1)
+"""Value that stands for no compactor epoch."""
+TopicId = NewType("TopicId", str)
+"""Id of a topic, as Kafka's class Uuid prints it."""
+EMPTY_TOPIC_ID: Final = TopicId("")
+"""Value that stands for an unknown topic id, or for that of a topic that no broker has."""
 
 MAX_OFFSET: Final = 2**63 - 1
 """Largest offset that a record can have. As an upper bound it means no bound."""

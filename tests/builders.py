@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import google_crc32c
 
 from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_log_directory
+from compactor.constants import TopicId
 from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, encode_batch, encode_txn_marker
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress_body
 from tests.compare import describe
@@ -41,7 +42,7 @@ __all__ = [
 ]
 
 
-TOPIC_ID = "Xy3Jr0mXSGaBcbTsZBZfJA"
+TOPIC_ID = TopicId("Xy3Jr0mXSGaBcbTsZBZfJA")
 """Of the topics of tests that have one."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.mirror import apply_broker_view
 from compactor.control.state import CatalogState, PartitionState
 from compactor.model.ids import TopicPartition
@@ -45,9 +46,9 @@ class TierMetadata:
         """Return the id of the Kafka cluster that writes the tier, or an empty string."""
         return ""
 
-    def topic_id(self, name: TopicPartition) -> str:
+    def topic_id(self, name: TopicPartition) -> TopicId:
         """Return the topic id by which brokers know the partition now, or an empty string if no broker writes the tier."""
-        return ""
+        return EMPTY_TOPIC_ID
 
     def log_start(self, name: TopicPartition) -> int:
         """Return the first offset that brokers serve (DeleteRecords, retention); 0 if they do not say."""
@@ -88,7 +89,7 @@ class BrokerManagedMetadata(TierMetadata):
     def cluster_id(self) -> str:
         return self.brokers.cluster_id()
 
-    def topic_id(self, name: TopicPartition) -> str:
+    def topic_id(self, name: TopicPartition) -> TopicId:
         return TopicIds(self.brokers.topic_ids())(name)
 
     def log_start(self, name: TopicPartition) -> int:

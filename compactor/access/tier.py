@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from compactor.access.metadata import BrokerManagedMetadata, ListedMetadata, TierMetadata
 from compactor.config.settings import Cleaner, Settings
 from compactor.config.store_sections import StoreCosts
+from compactor.constants import TopicId
 from compactor.control.identity import Ownership, foreign_problem
 from compactor.control.incarnations import current_incarnation, current_incarnations
 from compactor.control.logs import (
@@ -351,7 +352,7 @@ class Tier:
         """Return the latest incarnation of a partition, as of the last read of the catalog."""
         return current_incarnation(name, self.catalog.state.incarnations_of(name))
 
-    def partition_of_topic(self, name: TopicPartition, topic_id: str) -> TopicPartition:
+    def partition_of_topic(self, name: TopicPartition, topic_id: TopicId) -> TopicPartition:
         """Return the incarnation of a partition (one life of its topic name) that has this topic id. Raises UsageError if the tier has
         none.
         """

@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 
 from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.constants import LeaderEpoch
 from compactor.errors import BadData
 from compactor.transfer.log_directory import staged_path
 from compactor.transfer.staged import StagedFile
@@ -31,7 +32,7 @@ class LeadershipInterval:
     until_ms: when the question for the latest answer with this epoch was sent.
     """
 
-    leader_epoch: int
+    leader_epoch: LeaderEpoch
     from_ms: int
     until_ms: int
 

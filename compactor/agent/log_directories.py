@@ -15,6 +15,7 @@ import numpy as np
 
 from checkpoint.files import parse_leader_epoch_checkpoint
 from compactor.agent.plan import SealedFile, SeenDirectory, is_listing_current
+from compactor.constants import EMPTY_TOPIC_ID, NO_LEADER_EPOCH, LeaderEpoch
 from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.records.indexes import TIME_ENTRY
@@ -122,7 +123,7 @@ def scan_partition_directory(name: TopicPartition, path: Path, mtime_ms: int, no
     try:
         topic_id = read_topic_id(path)
     except (BadData, OSError):
-        topic_id = ""  # an import says what is wrong with it
+        topic_id = EMPTY_TOPIC_ID  # an import says what is wrong with it
     return SeenDirectory(name, str(path), mtime_ms, now_ms, tuple(sealed), active_base, staged=tuple(staged), topic_id=topic_id)
 
 
@@ -139,15 +140,15 @@ def largest_timestamp_ms(partition_dir: Path, base: int) -> int:
     return int(np.frombuffer(data[:complete], TIME_ENTRY)["timestamp"][-1]) if complete else -1
 
 
-def last_leader_epoch(partition_dir: Path) -> int:
+def last_leader_epoch(partition_dir: Path) -> LeaderEpoch:
     """Return the latest leader epoch in the replica's ``leader-epoch-checkpoint``; -1 if there is none. Raises BadData, OSError."""
     path = partition_dir / EPOCHS
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        return -1
+        return NO_LEADER_EPOCH
     lineage = parse_leader_epoch_checkpoint(text, str(path))
-    return lineage[-1].epoch if lineage else -1
+    return lineage[-1].epoch if lineage else NO_LEADER_EPOCH
 
 
 def _parse_directory_name(text: str) -> TopicPartition | None:

@@ -16,6 +16,7 @@ from enum import StrEnum
 
 from compactor.agent.leadership import TICK_MS, LeadershipInterval, RenameEvidence, rename_evidence, with_answer
 from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.model.ids import TopicPartition
 from compactor.service.retry_delay import backoff_ms
 from compactor.transfer.staged import StagedFile
@@ -94,7 +95,7 @@ class SeenDirectory:
     active_base: int = -1
     problem: str = ""
     staged: tuple[StagedFile, ...] = ()
-    topic_id: str = ""
+    topic_id: TopicId = EMPTY_TOPIC_ID
 
     @property
     def first_base(self) -> int:

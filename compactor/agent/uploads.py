@@ -12,6 +12,7 @@ from compactor.agent.leadership import leadership_problem
 from compactor.agent.log_directories import EPOCHS, last_leader_epoch
 from compactor.agent.plan import SeenDirectory, UploadFailure, UploadOutcome, UploadWatch
 from compactor.config.settings import Cleaner
+from compactor.constants import TopicId
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Fenced, OutOfBudget, StoreError, UsageError
@@ -63,7 +64,7 @@ class Uploader:
             reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
             return UploadOutcome(position, trouble=classify_failure(error, watch.seen, state), reason=reason)
 
-    def confirm_topics(self, topic_ids: Mapping[str, str]) -> None:
+    def confirm_topics(self, topic_ids: Mapping[str, TopicId]) -> None:
         """Record, for uploaded topics, the cluster to which they belong. Raises StoreError."""
         with self._one_at_a_time:
             confirm_topics(self._opened.catalog, topic_ids, self._ask)

@@ -18,6 +18,7 @@ from compactor.brokers.metadata_topic.codec import TopicIdPartition, uuid_bytes
 from compactor.brokers.metadata_topic.persisted_state import FoldedPartition
 from compactor.brokers.metadata_topic.state_serde import STATE_FORMAT, pack_fold, unpack_fold
 from compactor.brokers.view import METADATA_MAX_AGE_S, BrokerMetadata, PartitionVersion, TopicStatus, matching_topics
+from compactor.constants import TopicId
 from compactor.errors import AlreadyExists, BadData, UsageError
 from compactor.model.base import Value
 from compactor.model.ids import TopicPartition
@@ -48,7 +49,7 @@ class TopicSnapshot(Value):
     """A topic in a metadata snapshot. chosen: names of the settings that are set on the topic itself instead of the broker's defaults."""
 
     topic: str
-    topic_id: str
+    topic_id: TopicId
     settings: dict[str, str]
     partitions: tuple[PartitionSnapshot, ...]
     chosen: tuple[str, ...] = ()
@@ -161,7 +162,7 @@ class SnapshotBrokerMetadata:
     def partition_names(self) -> list[TopicPartition]:
         return sorted(self._partitions)
 
-    def topic_ids(self) -> Mapping[str, str]:
+    def topic_ids(self) -> Mapping[str, TopicId]:
         return {name: topic.topic_id for name, topic in self._topics.items()}
 
     def topic_status(self, name: str) -> TopicStatus:

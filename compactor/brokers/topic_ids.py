@@ -13,6 +13,7 @@ from typing import Any
 
 from compactor.brokers.metadata_topic.codec import uuid_bytes
 from compactor.brokers.metadata_topic.connection import KafkaConnection
+from compactor.constants import TopicId
 from compactor.errors import Refused, Unavailable, UsageError
 
 UNKNOWN_TOPIC_ID_CODE = 100
@@ -39,11 +40,11 @@ class TopicAnswers:
     """A cluster's answers about topic ids: ids that no topic has, and ids of topics that exist. Ids with any other answer are left out."""
 
     cluster_id: str
-    missing: tuple[str, ...]
-    present: tuple[str, ...]
+    missing: tuple[TopicId, ...]
+    present: tuple[TopicId, ...]
 
 
-def ask_about_topics(connection: KafkaConnection, topic_ids: Sequence[str]) -> TopicAnswers:
+def ask_about_topics(connection: KafkaConnection, topic_ids: Sequence[TopicId]) -> TopicAnswers:
     """Ask a cluster whether topics with these ids exist.
 
     Only UNKNOWN_TOPIC_ID for the id itself counts as missing: a topic that may not be described, or any other error, is left out.
@@ -51,14 +52,14 @@ def ask_about_topics(connection: KafkaConnection, topic_ids: Sequence[str]) -> T
     :raises Unavailable: or Refused, if the cluster cannot be asked.
     :raises UsageError: for connection properties that kafka-python does not support.
     """
-    missing: list[str] = []
-    present: list[str] = []
+    missing: list[TopicId] = []
+    present: list[TopicId] = []
     with _open_client(connection) as client:
         cluster_id = client.describe_cluster()["cluster_id"]
         for start in range(0, len(topic_ids), IDS_PER_REQUEST):
             asked = {uuid.UUID(bytes=uuid_bytes(text)): text for text in topic_ids[start : start + IDS_PER_REQUEST]}
             for topic in client.describe_topics(list(asked)):
-                text = asked.get(uuid.UUID(str(topic["topic_id"])), "")
+                text = asked.get(uuid.UUID(str(topic["topic_id"])))
                 if text and topic["error_code"] in (0, UNKNOWN_TOPIC_ID_CODE):
                     (missing if topic["error_code"] else present).append(text)
         if client.describe_cluster()["cluster_id"] != cluster_id:

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 from compactor.brokers.metadata_topic.codec import TopicIdPartition, uuid_text
 from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
 from compactor.brokers.metadata_topic.persisted_state import FoldedPartition, TieredPartition
+from compactor.constants import TopicId
 from compactor.errors import Unavailable, UsageError
 from compactor.model.ids import TopicPartition
 
@@ -96,7 +97,7 @@ class BrokerMetadata(Protocol):
     def partition_names(self) -> list[TopicPartition]:
         """Return the tiered partitions of the configured topics, ascending."""
 
-    def topic_ids(self) -> Mapping[str, str]:
+    def topic_ids(self) -> Mapping[str, TopicId]:
         """Return the topic id of each configured topic by topic name, as text (Kafka's Uuid.toString)."""
 
     def topic_status(self, name: str) -> TopicStatus:
@@ -158,7 +159,7 @@ class LiveBrokerMetadata:
         self._tiered: set[str] | None = None
         self._wanted: list[str] = []
         self._topics: dict[str, TopicStatus] = {}
-        self._topic_ids: dict[str, str] = {}
+        self._topic_ids: dict[str, TopicId] = {}
         self._versions: dict[TopicPartition, PartitionVersion] = {}
         self._deleted_topic_partitions: list[TopicIdPartition] = []
         self._reported_losses: set[int] = set()
@@ -210,7 +211,7 @@ class LiveBrokerMetadata:
             self._refresh_if_unread()
             return self._versions
 
-    def topic_ids(self) -> Mapping[str, str]:
+    def topic_ids(self) -> Mapping[str, TopicId]:
         with self._lock:
             self._refresh_if_unread()
             return self._topic_ids

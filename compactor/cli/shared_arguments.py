@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from compactor.cli.frame import argument, parse_time_ms, whole_number
+from compactor.constants import TopicId
 
 INT32_MAX = 2**31 - 1
 WATCH_SECONDS = 5
@@ -23,13 +24,13 @@ def parse_offset_or_time(text: str) -> tuple[str, int]:
     return "time", parse_time_ms(text)
 
 
-def parse_topic_id(text: str) -> str:
+def parse_topic_id(text: str) -> TopicId:
     """Check that an argument is a topic id, and return it. Raises ArgumentTypeError if it is not."""
     from compactor.tier.names import is_topic_id
 
     if not is_topic_id(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a topic id; `kafka-topics --describe` prints it")
-    return text
+    return TopicId(text)
 
 
 PARTITION_ARGUMENT = argument("partition", metavar="TOPIC-PARTITION")

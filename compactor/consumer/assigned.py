@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from compactor.constants import EMPTY_TOPIC_ID, LeaderEpoch, TopicId
 from compactor.consumer.history import EpochEnd, LogIdentity, ReadHistory
 from compactor.consumer.serving import Source
 from compactor.model.ids import TopicPartition
@@ -25,7 +26,7 @@ class AssignedPartition:
 
     name: TopicPartition
     position: int
-    topic_id: str = ""
+    topic_id: TopicId = EMPTY_TOPIC_ID
     epochs: tuple[EpochEnd, ...] = ()
     log: LogIdentity | None = None
     source: Source = "none"
@@ -49,7 +50,7 @@ class AssignedPartition:
             self.topic_id = log.topic_id or self.topic_id
         self.log = log
 
-    def note_record(self, offset: int, epoch: int | None) -> None:
+    def note_record(self, offset: int, epoch: LeaderEpoch | None) -> None:
         """Advance the position to the offset after a record that was returned. ``epoch`` is its leader epoch, if the broker returned it."""
         if epoch is not None and (not self.epochs or epoch > self.epochs[-1].epoch):
             self.epochs = (*self.read.epochs, EpochEnd(epoch, offset + 1))

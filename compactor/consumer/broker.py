@@ -21,6 +21,7 @@ from compactor.brokers.metadata_topic.connection import (
     load_confluent_kafka,
     retry_until_answered,
 )
+from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.errors import NotFound, Refused, StoreError
 from compactor.model.ids import TopicPartition
 
@@ -91,7 +92,7 @@ class BrokerLog(Protocol):
     def log_bounds(self, name: TopicPartition) -> LogBounds:
         """Return the partition's first offset and the offset of its next record."""
 
-    def topic_id(self, name: TopicPartition) -> str:
+    def topic_id(self, name: TopicPartition) -> TopicId:
         """Return the topic's id as Kafka prints it; empty for brokers before 2.8."""
 
     def offset_at(self, name: TopicPartition, timestamp_ms: int) -> int | None:
@@ -180,11 +181,11 @@ class ConfluentBroker:
         consumer = self._open_client()
         return LogBounds(*self._request_offsets(name, lambda seconds: consumer.get_watermark_offsets(place, timeout=seconds)))
 
-    def topic_id(self, name: TopicPartition) -> str:
+    def topic_id(self, name: TopicPartition) -> TopicId:
         wanted, client, seconds = load_confluent_kafka().TopicCollection([name.topic]), self._admin.client, self._connection.timeout_s
         described = self._admin.request(f"describe {name.topic}", lambda: client.describe_topics(wanted, request_timeout=seconds))
         raw = uuid_to_bytes(described[name.topic].topic_id)
-        return uuid_text(raw) if any(raw) else ""
+        return uuid_text(raw) if any(raw) else EMPTY_TOPIC_ID
 
     def offset_at(self, name: TopicPartition, timestamp_ms: int) -> int | None:
         kafka = load_confluent_kafka()

@@ -11,14 +11,14 @@ from typing import Literal, NamedTuple
 
 from checkpoint.lineage import Lineage, first_divergent_offset, truncate_lineage_at
 from compactor.access.tier import Tier
-from compactor.constants import MAX_OFFSET
+from compactor.constants import EMPTY_TOPIC_ID, MAX_OFFSET, LeaderEpoch, TopicId
 from compactor.control.state import PartitionState
 
 
 class EpochEnd(NamedTuple):
     """A leader epoch, and the offset after its last record (exclusive)."""
 
-    epoch: int
+    epoch: LeaderEpoch
     end: int
 
 
@@ -31,12 +31,12 @@ class ReadHistory:
     end: the position: everything below was read.
     """
 
-    topic_id: str
+    topic_id: TopicId
     epochs: tuple[EpochEnd, ...]
     end: int
 
     @property
-    def last_epoch(self) -> int | None:
+    def last_epoch(self) -> LeaderEpoch | None:
         """Return the leader epoch of the last record that was read; None if unknown."""
         return self.epochs[-1].epoch if self.epochs else None
 
@@ -55,7 +55,7 @@ class LogIdentity:
     end: end offset, exclusive.
     """
 
-    topic_id: str = ""
+    topic_id: TopicId = EMPTY_TOPIC_ID
     lineage: Lineage = ()
     end: int = 0
 
@@ -90,10 +90,10 @@ def position_history(offset: int, leader_epoch: int | None, topic_id: str) -> Re
     :param leader_epoch: epoch of the record before ``offset``; None or negative if unknown.
     """
     known = leader_epoch is not None and leader_epoch >= 0 and offset > 0
-    return ReadHistory(topic_id, (EpochEnd(leader_epoch or 0, offset),) if known else (), offset)
+    return ReadHistory(TopicId(topic_id), (EpochEnd(LeaderEpoch(leader_epoch or 0), offset),) if known else (), offset)
 
 
-def is_other_topic(one: str, other: str) -> bool:
+def is_other_topic(one: TopicId, other: TopicId) -> bool:
     """Return whether two topic ids differ. An empty one is unknown and differs from none."""
     return bool(one and other and one != other)
 

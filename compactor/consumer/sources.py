@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any, Final, Literal
 
 from compactor.access.tier import Tier
-from compactor.constants import MAX_OFFSET
+from compactor.constants import EMPTY_TOPIC_ID, MAX_OFFSET, LeaderEpoch, TopicId
 from compactor.consumer.assigned import AssignedPartition
 from compactor.consumer.broker import BrokerLog, LogBounds
 from compactor.consumer.feed import Ended, Failed, Item, TierFeed
@@ -99,7 +99,7 @@ class MessageRun:
     at: AssignedPartition | None
     messages: Iterator[MessageLike]
     is_from_broker: bool = False
-    epoch: int | None = None
+    epoch: LeaderEpoch | None = None
 
     @property
     def is_current(self) -> bool:
@@ -180,7 +180,7 @@ class LogSources:
         """Return the partition together with the topic id under which it is read (its incarnation): the latest one that is known, or the
         one that was chosen.
         """
-        topic_id = self.options.topic_ids.get(name.topic, "")
+        topic_id = TopicId(self.options.topic_ids.get(name.topic, ""))
         if topic_id and name not in self._chosen:
             self._chosen[name] = self.tier.partition_of_topic(name, topic_id)
         return self._chosen.get(name) or self.tier.current(name)
@@ -238,7 +238,7 @@ class LogSources:
                 mine = [message for message in group if message.offset() >= at.position]
                 self.ready.append(MessageRun(at, broker_messages(mine, at.topic_id), is_from_broker=True, epoch=epoch))
 
-    def _queue_error(self, name: TopicPartition, offset: int, error: LogError, topic_id: str = "") -> None:
+    def _queue_error(self, name: TopicPartition, offset: int, error: LogError, topic_id: TopicId = EMPTY_TOPIC_ID) -> None:
         self.ready.append(MessageRun(None, iter((TierMessage(*name, offset, error=error, topic_id=topic_id),))))
 
     def _accept_item(self, item: Item) -> None:
@@ -328,7 +328,7 @@ class LogSources:
         if self.options.offset_reset != "error":
             at.go_to(replace(agreed, topic_id=at.topic_id) if agreed.end < at.position else at.read)
 
-    def _reset_topic(self, at: AssignedPartition, holder: str, topic_id: str, bounds: LogBounds) -> bool:
+    def _reset_topic(self, at: AssignedPartition, holder: str, topic_id: TopicId, bounds: LogBounds) -> bool:
         """Report that the topic was created again, and return whether ``offset_reset`` lets reading begin in the new one."""
         self._report_out_of_range(at, f"it was read from topic id {at.topic_id}, and {holder} has topic id {topic_id}")
         reset = self.options.offset_reset
@@ -372,7 +372,7 @@ class LogSources:
             self._continue_at_broker(at)
         elif agreed is not None:
             # A later epoch begins there: a tier without one holds the discarded records.
-            later = tuple(EpochEnd(epoch + 1, agreed) for epoch, _ in at.read.epochs[-1:])
+            later = tuple(EpochEnd(LeaderEpoch(epoch + 1), agreed) for epoch, _ in at.read.epochs[-1:])
             self._report_truncation(at, ReadHistory(at.topic_id, at.read.below_offset(agreed).epochs + later, agreed))
         elif self._mode == "kafka_only" and not bounds.start <= at.position <= bounds.end:
             self._reset_in_broker(at, bounds)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
+from compactor.constants import TopicId
 from compactor.model.base import Value
 from compactor.model.ids import TopicPartition, incarnation
 
@@ -123,7 +124,7 @@ class TopicsConfirmed(Value):
 
     type: Literal["topics_confirmed"] = "topics_confirmed"
     cluster_id: str
-    topic_ids: dict[str, str]
+    topic_ids: dict[str, TopicId]
 
 
 class TopicRecreated(Value):
@@ -135,8 +136,8 @@ class TopicRecreated(Value):
 
     type: Literal["topic_recreated"] = "topic_recreated"
     topic: str
-    superseded_id: str
-    topic_id: str
+    superseded_id: TopicId
+    topic_id: TopicId
     cluster_id: str = ""
     by: str = ""
 
@@ -151,8 +152,8 @@ class TopicsInspected(Value):
 
     type: Literal["topics_inspected"] = "topics_inspected"
     cluster_id: str
-    missing: tuple[str, ...] = ()
-    present: tuple[str, ...] = ()
+    missing: tuple[TopicId, ...] = ()
+    present: tuple[TopicId, ...] = ()
     asked_ms: int
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.leadership import Leadership, RequirementFailed, hold_leadership, require_appendable
 from compactor.control.log_start import log_start_record, removable_below
 from compactor.control.logs import PartitionLog, cut_if_due
@@ -24,7 +25,9 @@ def restart_lost_log(log: PartitionLog) -> PartitionState:
     return log.restart_empty(lambda slot: empty.model_copy(update={"slot": slot, "deleted_slot": slot}))
 
 
-def delete_partition(ports: Ports, log: PartitionLog, lease: Lease, deleted_topic_id: str = "") -> tuple[PartitionState, PartitionState]:
+def delete_partition(
+    ports: Ports, log: PartitionLog, lease: Lease, deleted_topic_id: TopicId = EMPTY_TOPIC_ID
+) -> tuple[PartitionState, PartitionState]:
     """Delete a partition, and return the state before it and the state after it. An open round is undone, and open imports become void.
 
     :param deleted_topic_id: the topic that the cluster has deleted; empty if a person deletes the partition.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from checkpoint import lineage, offsets
+from compactor.constants import NO_COMPACTOR_EPOCH
 from compactor.control import incarnations, mirror, records as r
 from compactor.control.records import Record
 from compactor.control.state import (
@@ -124,7 +125,7 @@ def _fenced_changes(state: PartitionState, record: Record[Any], reason: str) -> 
     entry = FencedAppend(
         slot=record.slot,
         type=body.type,
-        leader_epoch=getattr(body, "leader_epoch", -1),
+        leader_epoch=getattr(body, "leader_epoch", NO_COMPACTOR_EPOCH),
         offset=offsets.clean_end_offset(body.vector) if isinstance(body, r.RoundPublished) else -1,
         by=getattr(body, "holder", "") or _writer_name(state, record),
         reason=reason,

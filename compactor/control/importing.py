@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.leadership import check_before_append
 from compactor.control.logs import PartitionLog, cut_if_due
 from compactor.control.ports import Ports
@@ -59,7 +60,7 @@ def tier_segments(
     segments: Sequence[RemoteLogSegmentMetadata],
     lineage: Sequence[EpochEntry] = (),
     tail: Sequence[TailBatch] = (),
-    topic_id: str = "",
+    topic_id: TopicId = EMPTY_TOPIC_ID,
     log_start_offset: int | None = None,
 ) -> PartitionState:
     """Make the uploaded segments of an import readable at the end of the log, all or none. Return the resulting state.
@@ -88,7 +89,7 @@ def prepend_segments(
     import_id: str,
     segments: Sequence[RemoteLogSegmentMetadata],
     lineage: Sequence[EpochEntry] = (),
-    topic_id: str = "",
+    topic_id: TopicId = EMPTY_TOPIC_ID,
 ) -> PartitionState:
     """Make uploaded segments readable before the first segment of the log, if no part of it is compacted yet.
 
@@ -155,7 +156,7 @@ def adopt_topic(log: PartitionLog, body: TopicAdopted) -> PartitionState:
     return log.transact(decide_record)
 
 
-def open_incarnation(log: PartitionLog, topic_id: str, by: str) -> PartitionState:
+def open_incarnation(log: PartitionLog, topic_id: TopicId, by: str) -> PartitionState:
     """Open the control log of a later incarnation of the topic name (the topic was deleted and created again) for a topic id. Raises
     BadData if the log is in use for another topic id.
     """

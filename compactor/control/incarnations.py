@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
+from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.catalog_records import TopicRecreated, TopicsConfirmed, TopicsInspected
 from compactor.control.records import Record
 from compactor.control.state import CatalogState, MissingTopic, PartitionState
@@ -40,7 +41,7 @@ class TopicVerdict(StrEnum):
     OTHER = "other"
 
 
-def judge_topic_id(recorded_id: str, given_id: str, superseded: Mapping[str, str]) -> TopicVerdict:
+def judge_topic_id(recorded_id: TopicId, given_id: TopicId, superseded: Mapping[TopicId, TopicId]) -> TopicVerdict:
     """Return how a log with topic id ``given_id`` relates to the tier's log with topic id ``recorded_id``. An empty id is unknown.
 
     :param superseded: for this topic name: former topic id -> the topic id of the topic that was created in its place.
@@ -52,17 +53,17 @@ def judge_topic_id(recorded_id: str, given_id: str, superseded: Mapping[str, str
     return TopicVerdict.NEXT if latest_topic_id(recorded_id, superseded) == given_id else TopicVerdict.OTHER
 
 
-def latest_topic_id(topic_id: str, superseded: Mapping[str, str]) -> str:
+def latest_topic_id(topic_id: TopicId, superseded: Mapping[TopicId, TopicId]) -> TopicId:
     """Return the topic id that has superseded this one directly or through others; the id itself if none has."""
     while topic_id in superseded:
         topic_id = superseded[topic_id]
     return topic_id
 
 
-def superseding_topic_id(state: CatalogState, topic: str, topic_id: str) -> str:
+def superseding_topic_id(state: CatalogState, topic: str, topic_id: TopicId) -> TopicId:
     """Return the topic id that has the name of this topic now, or an empty string if the topic was not superseded."""
     former = state.superseded.get(topic, {})
-    return latest_topic_id(topic_id, former) if topic_id in former else ""
+    return latest_topic_id(topic_id, former) if topic_id in former else EMPTY_TOPIC_ID
 
 
 def current_incarnation(name: TopicPartition, known: Iterable[TopicPartition]) -> TopicPartition:
@@ -92,12 +93,12 @@ def recreation_problem(state: CatalogState, body: TopicRecreated) -> str:
     return ""
 
 
-def topics_of_cluster(state: CatalogState, topic_ids: Iterable[str], cluster_id: str) -> set[str]:
+def topics_of_cluster(state: CatalogState, topic_ids: Iterable[TopicId], cluster_id: str) -> set[TopicId]:
     """Return those of the topic ids that are recorded as belonging to this cluster. Only that cluster can report whether they exist."""
     return {topic_id for topic_id in topic_ids if state.topic_clusters.get(topic_id) == cluster_id}
 
 
-def is_deletion_confirmed(state: CatalogState, topic_id: str) -> bool:
+def is_deletion_confirmed(state: CatalogState, topic_id: TopicId) -> bool:
     """Return whether the topic's cluster has reported twice, far enough apart and without contradiction, that the topic does not exist."""
     found = state.missing.get(topic_id)
     return found is not None and found.last_ms - found.first_ms >= CONFIRMATION_MS

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from compactor.constants import CompactorEpoch
 from compactor.control import ordering
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Lease, Ports
@@ -35,7 +36,7 @@ class LeaseInfo:
     """Holder and epoch of a lease, and until when it counts as alive, by the store's clock. For display."""
 
     holder: str
-    epoch: int
+    epoch: CompactorEpoch
     expires_ms: int
 
 
@@ -70,7 +71,7 @@ class Leadership:
 
     ports: Ports
     log: PartitionLog
-    epoch: int
+    epoch: CompactorEpoch
     pulse: LeaderProgress = field(default_factory=LeaderProgress, compare=False)
 
     @property
@@ -182,7 +183,7 @@ def acquire_leadership(ports: Ports, log: PartitionLog, lease: Lease) -> Leaders
         holder = _other_living_leader(ports, log, state)
         if holder is None:
             before = state.leader
-            epoch = state.last_epoch + 1
+            epoch = state.next_epoch
             late_ms = ports.publisher.late_ms
             body = LeadershipAcquired(leader_epoch=epoch, holder=ports.holder, ttl_ms=lease.ttl_ms, delivery_timeout_ms=late_ms)
             state = log.transact(partial(_acquisition_unless_changed, log, before, body))
@@ -277,6 +278,6 @@ def _delete_heartbeat(ports: Ports, log: PartitionLog, before: Leader | None) ->
             pass  # it is a few bytes that nobody reads again
 
 
-def _heartbeat_key(log: PartitionLog, epoch: int) -> str:
+def _heartbeat_key(log: PartitionLog, epoch: CompactorEpoch) -> str:
     """Return the key of a leader's heartbeat object."""
     return f"{log.prefix}/heartbeat/{epoch:020d}.json"

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from compactor.constants import CompactorEpoch
 from compactor.control.records import LogStartRaised, Record, SegmentsTiered
 from compactor.control.state import PartitionState, Waiting, sum_batches_of
 from compactor.control.summary import SegmentFacts
@@ -26,7 +27,7 @@ def removable_below(live: Sequence[S], offset: int) -> tuple[S, ...]:
     return tuple(segment for segment in live[:-1] if segment.end_offset < offset)
 
 
-def log_start_record(state: PartitionState, offset: int, leader_epoch: int, grace_ms: int | None) -> LogStartRaised:
+def log_start_record(state: PartitionState, offset: int, leader_epoch: CompactorEpoch, grace_ms: int | None) -> LogStartRaised:
     """Return the record that raises the log start to this offset. The ordering rules decide whether it counts."""
     gone = removable_below(state.live, offset)
     return LogStartRaised(

@@ -15,6 +15,7 @@ from checkpoint.lineage import first_divergent_offset
 from compactor.brokers.metadata_topic.cache import segment_lineage
 from compactor.brokers.metadata_topic.chain import BrokerView
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
+from compactor.constants import NO_COMPACTOR_EPOCH, CompactorEpoch
 from compactor.control.records import SegmentsMirrored
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -43,7 +44,7 @@ def segment_from_broker(record: RemoteLogSegmentMetadataRecord, last: int | None
     )
 
 
-def mirroring_record(state: PartitionState, view: BrokerView, leader_epoch: int = -1) -> SegmentsMirrored | None:
+def mirroring_record(state: PartitionState, view: BrokerView, leader_epoch: CompactorEpoch = NO_COMPACTOR_EPOCH) -> SegmentsMirrored | None:
     """Return the record that brings the control log up to the brokers' view, or None if it is up to date. Known details of segments are
     kept.
     """

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from checkpoint import lineage, offsets
+from compactor.constants import CompactorEpoch, TopicId
 from compactor.control import incarnations, log_start, mirror, records as r
 from compactor.control.coverage import coverage_problem, gap_problem, invalid_segment_problem, segment_problem, task_problem
 from compactor.control.records import Record
@@ -29,7 +30,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 
 def check_next_epoch(state: PartitionState, record: Record[Any]) -> str:
     """Return why the epoch is refused, or an empty string. Requires a compactor epoch one higher than the last."""
-    if record.body.leader_epoch != state.last_epoch + 1:
+    if record.body.leader_epoch != state.next_epoch:
         return f"epoch {record.body.leader_epoch} does not follow epoch {state.last_epoch}"
     return ""
 
@@ -39,7 +40,7 @@ def check_writer_leads(state: PartitionState, record: Record[Any]) -> str:
     return leadership_problem(state, record.incarnation, record.body.leader_epoch)
 
 
-def leadership_problem(state: PartitionState, incarnation: str, epoch: int) -> str:
+def leadership_problem(state: PartitionState, incarnation: str, epoch: CompactorEpoch) -> str:
     """Return why a writer incarnation does not lead with this epoch, or an empty string. An expired lease alone does not end leadership."""
     leader = state.leader
     if leader is None:
@@ -51,7 +52,7 @@ def leadership_problem(state: PartitionState, incarnation: str, epoch: int) -> s
     return ""
 
 
-def require_leadership(state: PartitionState, incarnation: str, epoch: int) -> None:
+def require_leadership(state: PartitionState, incarnation: str, epoch: CompactorEpoch) -> None:
     """Raise Fenced unless this incarnation leads with this epoch. Called before everything that only the leader may do."""
     problem = leadership_problem(state, incarnation, epoch)
     if problem:
@@ -107,7 +108,7 @@ def check_same_topic(state: PartitionState, record: Record[Any]) -> str:
     return topic_conflict(state, record.body.topic_id)
 
 
-def topic_conflict(state: PartitionState, topic_id: str) -> str:
+def topic_conflict(state: PartitionState, topic_id: TopicId) -> str:
     """Return why a log with this topic id is not the one that the tier holds, or an empty string. An empty id conflicts with none."""
     if not topic_id or topic_id == state.topic_id:
         return ""
@@ -418,7 +419,7 @@ def check_latest_round(state: PartitionState, record: Record[Any]) -> str:
     return restorable_problem(state, record.body.run_id, record.body.leader_epoch)
 
 
-def restorable_problem(state: PartitionState, run_id: str, leader_epoch: int) -> str:
+def restorable_problem(state: PartitionState, run_id: str, leader_epoch: CompactorEpoch) -> str:
     """Return why a compactor with this epoch cannot restore the segments that the run replaced, or an empty string."""
     if not state.published or state.published[-1] != run_id:
         return f"run {run_id} is not the latest round that readers have"
@@ -517,7 +518,7 @@ def refusal(state: PartitionState, record: Record[Any]) -> str:
     return ""
 
 
-def vector_after(state: PartitionState, plan: CompactionPlan, leader_epoch: int, *, cut_off: bool = False) -> offsets.Vector:
+def vector_after(state: PartitionState, plan: CompactionPlan, leader_epoch: CompactorEpoch, *, cut_off: bool = False) -> offsets.Vector:
     """Return the cleaner offsets after a plan's round under this epoch. With ``cut_off`` (brokers deleted sources) the offset stays."""
     if plan.restores:
         return offsets.clamp_vector(state.vector, plan.next_dirty_offset)
@@ -550,7 +551,7 @@ def known_ids(state: PartitionState) -> set[str]:
     return protected_ids(state).union(segment.id for segment in state.retiring)
 
 
-def require_deletable(state: PartitionState, incarnation: str, epoch: int, ids: Iterable[str]) -> None:
+def require_deletable(state: PartitionState, incarnation: str, epoch: CompactorEpoch, ids: Iterable[str]) -> None:
     """Raise Fenced if this process does not lead, and CompactorError (a bug) if one of the ids is protected."""
     require_leadership(state, incarnation, epoch)
     wrong = protected_ids(state).intersection(ids)

@@ -11,6 +11,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from compactor.constants import EMPTY_TOPIC_ID, CompactorEpoch, LeaderEpoch, TopicId
 from compactor.control.catalog_records import (
     CatalogBody,
     PartitionChanged as PartitionChanged,
@@ -59,7 +60,14 @@ class ScratchObject(Value):
     sha256: str
 
 
-class LeadershipAcquired(Value):
+class LeaderRecord(Value):
+    """Record that only the leader of the partition may write. leader_epoch: the compactor epoch under which it leads."""
+
+    type: str
+    leader_epoch: CompactorEpoch
+
+
+class LeadershipAcquired(LeaderRecord):
     """Record: compactor ``holder`` leads the partition from here on. It counts only if its epoch is one higher than the last.
 
     leader_epoch: the new compactor epoch.
@@ -69,17 +77,15 @@ class LeadershipAcquired(Value):
     """
 
     type: Literal["leadership_acquired"] = "leadership_acquired"
-    leader_epoch: int
     holder: str
     ttl_ms: int
     delivery_timeout_ms: int = Field(default=0, exclude_if=lambda value: not value)
 
 
-class LeadershipReleased(Value):
+class LeadershipReleased(LeaderRecord):
     """Record: the leader of this compactor epoch has given up its leadership."""
 
     type: Literal["leadership_released"] = "leadership_released"
-    leader_epoch: int
 
 
 class IdsRegistered(Value):
@@ -115,7 +121,7 @@ class SegmentsTiered(Value):
     segments: tuple[RemoteLogSegmentMetadata, ...]
     lineage: tuple[EpochEntry, ...] = ()
     tail: tuple[TailBatch, ...] = ()
-    topic_id: str = Field(default="", exclude_if=lambda value: not value)
+    topic_id: TopicId = Field(default=EMPTY_TOPIC_ID, exclude_if=lambda value: not value)
     log_start_offset: int | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
@@ -126,7 +132,7 @@ class SegmentsPrepended(Value):
     import_id: str
     segments: tuple[RemoteLogSegmentMetadata, ...]
     lineage: tuple[EpochEntry, ...] = ()
-    topic_id: str = Field(default="", exclude_if=lambda value: not value)
+    topic_id: TopicId = Field(default=EMPTY_TOPIC_ID, exclude_if=lambda value: not value)
 
 
 class TailTruncated(Value):
@@ -152,9 +158,9 @@ class TailTruncated(Value):
     offset: int
     voided: tuple[str, ...]
     head: RemoteLogSegmentMetadata | None = None
-    epoch: int | None = None
+    epoch: LeaderEpoch | None = None
     grace_ms: int | None = None
-    topic_id: str = Field(default="", exclude_if=lambda value: not value)
+    topic_id: TopicId = Field(default=EMPTY_TOPIC_ID, exclude_if=lambda value: not value)
     segments: tuple[RemoteLogSegmentMetadata, ...] = Field(default=(), exclude_if=lambda value: not value)
     lineage: tuple[EpochEntry, ...] = Field(default=(), exclude_if=lambda value: not value)
     tail: tuple[TailBatch, ...] = Field(default=(), exclude_if=lambda value: not value)
@@ -181,8 +187,8 @@ class TopicAdopted(Value):
     """
 
     type: Literal["topic_adopted"] = "topic_adopted"
-    topic_id: str = ""
-    previous_id: str = ""
+    topic_id: TopicId = EMPTY_TOPIC_ID
+    previous_id: TopicId = EMPTY_TOPIC_ID
     seam: int = -1
     by: str = ""
     why: str = ""
@@ -194,11 +200,11 @@ class IncarnationOpened(Value):
     """
 
     type: Literal["incarnation_opened"] = "incarnation_opened"
-    topic_id: str
+    topic_id: TopicId
     by: str = ""
 
 
-class PartitionDeleted(Value):
+class PartitionDeleted(LeaderRecord):
     """Record: the whole partition leaves the tier. Its name is free again, and its objects wait for grace.
 
     deleted_topic_id: id of the topic, if the cluster has deleted it; else empty. The log keeps the id then, because another topic of this
@@ -206,12 +212,11 @@ class PartitionDeleted(Value):
     """
 
     type: Literal["partition_deleted"] = "partition_deleted"
-    leader_epoch: int
     grace_ms: int | None = None
-    deleted_topic_id: str = Field(default="", exclude_if=lambda value: not value)
+    deleted_topic_id: TopicId = Field(default=EMPTY_TOPIC_ID, exclude_if=lambda value: not value)
 
 
-class LogStartRaised(Value):
+class LogStartRaised(LeaderRecord):
     """Record: readers begin at ``offset`` from here on, because retention or a person has deleted the records below it.
 
     offset: the new log start, at most the tier's end offset + 1.
@@ -220,7 +225,6 @@ class LogStartRaised(Value):
     """
 
     type: Literal["log_start_raised"] = "log_start_raised"
-    leader_epoch: int
     offset: int
     ids: tuple[str, ...]
     grace_ms: int | None = None
@@ -238,7 +242,7 @@ class LineageRecorded(Value):
     end_offset: int
 
 
-class SegmentsMirrored(Value):
+class SegmentsMirrored(LeaderRecord):
     """Record: changes of a partition that brokers reported in their metadata topic, relative to what this log has.
 
     added: segments that readers find now, in order. A segment in both lists is read up to another offset than before.
@@ -248,7 +252,6 @@ class SegmentsMirrored(Value):
     """
 
     type: Literal["segments_mirrored"] = "segments_mirrored"
-    leader_epoch: int
     added: tuple[RemoteLogSegmentMetadata, ...]
     gone: tuple[str, ...]
     lineage: tuple[EpochEntry, ...]
@@ -256,68 +259,61 @@ class SegmentsMirrored(Value):
     metadata_offset: int
 
 
-class BrokerLogStartSeen(Value):
+class BrokerLogStartSeen(LeaderRecord):
     """Record: brokers have reported this log start offset. Recorded before a missing segment is explained by it."""
 
     type: Literal["broker_log_start_seen"] = "broker_log_start_seen"
-    leader_epoch: int
     offset: int
 
 
-class ImportVoided(Value):
+class ImportVoided(LeaderRecord):
     """Record: the ids of this import that have not been tiered are unusable for ever."""
 
     type: Literal["import_voided"] = "import_voided"
-    leader_epoch: int
     import_id: str
     reason: str
 
 
-class PlanAnnounced(Value):
+class PlanAnnounced(LeaderRecord):
     """Record: the intent of a round, that is the whole plan with the ids of all segments that it may create."""
 
     type: Literal["plan_announced"] = "plan_announced"
-    leader_epoch: int
     plan: CompactionPlan
 
 
-class ReceiptsAdded(Value):
+class ReceiptsAdded(LeaderRecord):
     """Record: groups of the open round are rewritten, checked and uploaded; a resumed round does not repeat them."""
 
     type: Literal["receipts_added"] = "receipts_added"
-    leader_epoch: int
     receipts: tuple[CompactionReceipt, ...]
 
 
-class SurvivorsStored(Value):
+class SurvivorsStored(LeaderRecord):
     """Record: pass 1 of the open round is complete; these scratch objects hold the survivors that it found."""
 
     type: Literal["survivors_stored"] = "survivors_stored"
-    leader_epoch: int
     run_id: str
     objects: tuple[ScratchObject, ...]
 
 
-class IntentUndone(Value):
+class IntentUndone(LeaderRecord):
     """Record: the announced plan will never be published; the ids that it announced are unusable for ever."""
 
     type: Literal["intent_undone"] = "intent_undone"
-    leader_epoch: int
     run_id: str
     reason: str
 
 
-class PublishBegun(Value):
+class PublishBegun(LeaderRecord):
     """Record: readers are about to be directed to the round's new segments in more than one step, so the round can no longer be undone.
     Broker-managed tiers only.
     """
 
     type: Literal["publish_begun"] = "publish_begun"
-    leader_epoch: int
     run_id: str
 
 
-class RoundPublished(Value):
+class RoundPublished(LeaderRecord):
     """Record: all replacements of a round and its new cleaner offsets become effective together, all or nothing.
 
     cut_off: groups that are not among the replacements, because a broker had deleted what they replace. The cleaner offset then stays.
@@ -331,7 +327,6 @@ class RoundPublished(Value):
     """
 
     type: Literal["round_published"] = "round_published"
-    leader_epoch: int
     run_id: str
     replacements: tuple[Replacement, ...]
     vector_before: tuple[CleanerOffset, ...]
@@ -346,34 +341,31 @@ class RoundPublished(Value):
     stats: dict[str, int | float | str] = Field(default_factory=dict, exclude_if=lambda value: not value)
 
 
-class RetireBegun(Value):
+class RetireBegun(LeaderRecord):
     """Record: the objects of these replaced or undone segments are about to be deleted; their ids are unusable for ever."""
 
     type: Literal["retire_begun"] = "retire_begun"
-    leader_epoch: int
     ids: tuple[str, ...]
 
 
-class Retired(Value):
+class Retired(LeaderRecord):
     """Record: the objects of these segments have been deleted."""
 
     type: Literal["retired"] = "retired"
-    leader_epoch: int
     ids: tuple[str, ...]
 
 
-class RoundUndone(Value):
+class RoundUndone(LeaderRecord):
     """Record: readers go back to the segments that the run replaced. Its outputs wait for grace, and the cleaner offsets return to their
     earlier value.
     """
 
     type: Literal["round_undone"] = "round_undone"
-    leader_epoch: int
     run_id: str
     grace_ms: int | None = None
 
 
-class RunEnded(Value):
+class RunEnded(LeaderRecord):
     """Record: outcome and cost of a run, for the run history.
 
     status: one of section "status" of docs/publication.md.
@@ -382,7 +374,6 @@ class RunEnded(Value):
     """
 
     type: Literal["run_ended"] = "run_ended"
-    leader_epoch: int
     run_id: str
     status: str
     reason: str = ""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from checkpoint.offsets import CleanerOffset, clean_end_offset
+from compactor.constants import EMPTY_TOPIC_ID, NO_COMPACTOR_EPOCH, CompactorEpoch, TopicId
 from compactor.control.records import RetireInspection, ScratchObject, TailBatch
 from compactor.model.balance import Balance, DigestSum, add_sums
 from compactor.model.base import Value
@@ -34,7 +35,7 @@ class Leader(Value):
     since_ms: the store's modification time of ``slot``; None while the slot exists.
     """
 
-    epoch: int
+    epoch: CompactorEpoch
     incarnation: str
     holder: str
     slot: int
@@ -50,7 +51,7 @@ class EpochHistory(Value):
     delivery_timeout_ms: how long its messages may outlive it, as in ``LeadershipAcquired``.
     """
 
-    epoch: int
+    epoch: CompactorEpoch
     holder: str
     incarnation: str
     slot: int
@@ -122,7 +123,7 @@ class Waiting(Value):
     slot: int
     since_ms: int | None = None
     run_id: str
-    leader_epoch: int
+    leader_epoch: CompactorEpoch
     undone: bool = False
     segments: tuple[RemoteLogSegmentMetadata, ...]
     replaced_by: dict[str, str] = Field(default_factory=dict)
@@ -142,7 +143,7 @@ class Run(Value):
     """
 
     run_id: str
-    leader_epoch: int
+    leader_epoch: CompactorEpoch
     holder: str
     slot: int
     started_ms: int
@@ -185,7 +186,7 @@ class FencedAppend(Value):
 
     slot: int
     type: str
-    leader_epoch: int
+    leader_epoch: CompactorEpoch
     offset: int
     by: str
     reason: str
@@ -200,7 +201,7 @@ class PartitionState(LogState):
     incarnation: int = Field(default=1, exclude_if=lambda value: value == 1)
     live: tuple[RemoteLogSegmentMetadata, ...] = ()
     """Segments that readers use, ascending. Each begins at the offset after the end of the one before."""
-    published_by: dict[str, int] = Field(default_factory=dict)
+    published_by: dict[str, CompactorEpoch] = Field(default_factory=dict)
     """Id of a live or waiting segment that a round wrote -> the compactor epoch that published it."""
     vector: tuple[CleanerOffset, ...] = ()
     leader: Leader | None = None
@@ -216,7 +217,7 @@ class PartitionState(LogState):
     """End of the broker's log (exclusive) that was known with the lineage."""
     tail: tuple[TailBatch, ...] = ()
     """The last imported batches, as the broker wrote them; empty if an earlier version imported them."""
-    topic_id: str = Field(default="", exclude_if=lambda value: not value)
+    topic_id: TopicId = Field(default=EMPTY_TOPIC_ID, exclude_if=lambda value: not value)
     """Id of the broker's topic whose log this is, as Kafka prints it; empty if unknown."""
     adopted_seam: int = Field(default=-1, exclude_if=lambda value: value < 0)
     """Offset at which a person has declared that the next import continues this log; -1 for none. Valid while it equals the end offset +
@@ -291,9 +292,14 @@ class PartitionState(LogState):
         return next((max(0, run.ended_ms - run.started_ms) for run in reversed(self.runs) if run.published_slot), 0)
 
     @property
-    def last_epoch(self) -> int:
+    def last_epoch(self) -> CompactorEpoch:
         """The highest compactor epoch that was acquired; -1 before the first."""
-        return self.leader.epoch if self.leader else -1
+        return self.leader.epoch if self.leader else NO_COMPACTOR_EPOCH
+
+    @property
+    def next_epoch(self) -> CompactorEpoch:
+        """The compactor epoch of the next leader."""
+        return CompactorEpoch(self.last_epoch + 1)
 
     @property
     def last_take_over(self) -> EpochHistory | None:
@@ -377,11 +383,11 @@ class CatalogState(LogState):
     wanted: dict[str, WantedRound] = Field(default_factory=dict, exclude_if=_is_empty)
     """``topic-partition`` -> the latest request for a round. Only the most recent requests are kept."""
 
-    topic_clusters: dict[str, str] = Field(default_factory=dict, exclude_if=_is_empty)
+    topic_clusters: dict[TopicId, str] = Field(default_factory=dict, exclude_if=_is_empty)
     """Topic id -> id of the cluster that has said that a topic name has this id. No other cluster can say what becomes of the topic."""
-    superseded: dict[str, dict[str, str]] = Field(default_factory=dict, exclude_if=_is_empty)
+    superseded: dict[str, dict[TopicId, TopicId]] = Field(default_factory=dict, exclude_if=_is_empty)
     """Topic name -> former topic id -> the topic id that superseded it."""
-    missing: dict[str, MissingTopic] = Field(default_factory=dict, exclude_if=_is_empty)
+    missing: dict[TopicId, MissingTopic] = Field(default_factory=dict, exclude_if=_is_empty)
     """Topic id -> since when its cluster has said that there is no such topic, without contradiction."""
 
     @property

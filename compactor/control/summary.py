@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from pydantic import Field
 
 from checkpoint.offsets import CleanerOffset
-from compactor.constants import HOUR_MS
+from compactor.constants import EMPTY_TOPIC_ID, HOUR_MS, TopicId
 from compactor.control.state import Leader, PartitionState, Quarantine, Run, Waiting
 from compactor.model.base import Value
 from compactor.model.ids import TopicPartition, incarnation
@@ -175,7 +175,7 @@ class PartitionSummary(Value):
     negative_timestamps: int
     mirrored: bool = False
     incarnation: int = 1
-    topic_id: str = ""
+    topic_id: TopicId = EMPTY_TOPIC_ID
     log_start_offset: int | None = None
     last_round: LastRound | None = None
     saved_per_dirty_byte: float | None = None

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from checkpoint.offsets import CleanerOffset
 from compactor.config.settings import Cleaner
-from compactor.constants import NEVER_MS
+from compactor.constants import NEVER_MS, NO_COMPACTOR_EPOCH, CompactorEpoch
 from compactor.control.grace import earliest_retire_ms, import_abandoned_ms
 from compactor.control.ports import Retention
 from compactor.control.summary import LastRound, PartitionSummary, SegmentFacts
@@ -79,7 +79,7 @@ class PartitionStatus:
     wake_ms: int = NEVER_MS
     open_run: str = ""
     leader: str = ""
-    leader_epoch: int = -1
+    leader_epoch: CompactorEpoch = NO_COMPACTOR_EPOCH
     quarantine: str = ""
     quarantine_segment: str = ""
     quarantine_ms: int = 0
@@ -122,7 +122,7 @@ def partition_status(
         wake_ms=min(next_wake_ms(known.live, cleaner, now_ms), expires_ms if expires_ms > now_ms else NEVER_MS),
         open_run=known.open_run,
         leader=leads.holder if leads else "",
-        leader_epoch=known.leader.epoch if known.leader else -1,
+        leader_epoch=CompactorEpoch(known.leader.epoch if known.leader else -1),
         quarantine=why.reason if why else "",
         quarantine_segment=why.segment if why else "",
         quarantine_ms=why.at_ms if why else 0,

@@ -10,6 +10,7 @@ from typing import Final
 from pydantic import Field
 
 from checkpoint.offsets import CleanerOffset as CleanerOffset
+from compactor.constants import CompactorEpoch
 from compactor.model.balance import Balance
 from compactor.model.base import Value
 from compactor.model.ids import TopicPartition, incarnation
@@ -78,7 +79,7 @@ class CompactionPlan(Value):
     run_id: str
     topic: str
     partition: int
-    leader_epoch: int
+    leader_epoch: CompactorEpoch
     now_ms: int
     first_dirty_offset: int
     end_offset: int

@@ -12,6 +12,7 @@ from typing import Any
 
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.config.settings import Cleaner
+from compactor.constants import CompactorEpoch
 from compactor.control import left_alone
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Lease, Ports
@@ -269,7 +270,7 @@ class Round:
             return None
         return draft_plan(RoundFacts(state, assessment, self._cleaner, now_ms, (), executor_fingerprint(), self._map_engine))
 
-    def make_plan(self, facts: GatheredRound, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan:
+    def make_plan(self, facts: GatheredRound, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
         plan = plan_round(facts.facts, leader_epoch, new_id)
         if facts.disk_bytes is not None:
             check_plan_fits_disk(plan, facts.facts.state, facts.disk_bytes)

@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 from checkpoint.lineage import merge_segment_lineages
 from compactor.cleaner.passes.grouping import group_segments
 from compactor.config.settings import Cleaner
+from compactor.constants import NO_COMPACTOR_EPOCH, CompactorEpoch
 from compactor.control.state import PartitionState
 from compactor.control.summary import PartitionFacts, SegmentFacts
 from compactor.model.plan import ActiveProducer, CompactionPlan, CompactionTask, ReadSegment, SkippedSegment
@@ -194,10 +195,10 @@ _Assessed = RoundAssessment[RemoteLogSegmentMetadata]
 
 def draft_plan(facts: RoundFacts) -> CompactionPlan:
     """Return the plan without ids and epoch, for callers that need its rules before the complete plan exists."""
-    return plan_round(facts, -1, lambda: "")
+    return plan_round(facts, NO_COMPACTOR_EPOCH, lambda: "")
 
 
-def plan_round(facts: RoundFacts, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan:
+def plan_round(facts: RoundFacts, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
     """Return the complete plan of a round. Executing it twice gives the same bytes (determinism, I7).
 
     :param leader_epoch: the compactor epoch.

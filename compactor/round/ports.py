@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
+from compactor.constants import CompactorEpoch
 from compactor.control.records import ScratchObject
 from compactor.control.stages import Stage
 from compactor.control.state import Intent, PartitionState
@@ -131,7 +132,7 @@ class RoundWork(Protocol[FactsT]):
         :raises BadData: or NotFound, GateFailed, StoreError, OutOfBudget, Postponed. No plan was announced yet.
         """
 
-    def make_plan(self, facts: FactsT, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
+    def make_plan(self, facts: FactsT, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan | None:
         """Return the plan for the facts, or None if they require none. Pure: the same arguments give the same plan.
 
         Raises OutOfBudget if a group does not fit the disk budget.

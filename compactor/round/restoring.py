@@ -18,6 +18,7 @@ from checkpoint.offsets import clean_end_offset
 from compactor.cleaner.passes.describe import count_negative_timestamps
 from compactor.cleaner.passes.source import open_source_segment
 from compactor.config.settings import Cleaner
+from compactor.constants import CompactorEpoch
 from compactor.control.ordering import restorable_problem
 from compactor.control.ports import Ports
 from compactor.control.stages import Stage
@@ -104,7 +105,7 @@ class RestoreRound:
             raise UsageError(f"run {self.run_id} of {state.name} cannot be undone: {problem}", hint="Nothing was changed")
         yield state
 
-    def make_plan(self, facts: PartitionState, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan:
+    def make_plan(self, facts: PartitionState, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
         state, groups = facts, groups_to_restore(facts, self.run_id)
         return CompactionPlan(
             run_id=new_id(),

@@ -26,6 +26,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, Long
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config import settings as config
+from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.consumer.history import LogMismatch, ReadHistory, find_mismatch, log_identity, position_history
 from compactor.consumer.reading import (
     MAX_RETRIES,
@@ -223,7 +224,7 @@ class ReadPart:
 
     extent: ReadRange
     options: ReadOptions
-    topic_id: str
+    topic_id: TopicId
     bytes: int
 
 
@@ -284,12 +285,12 @@ def check_schema(schema: StructType) -> None:
 
 
 @lru_cache(maxsize=64)
-def _open_cached_tier(settings: str, topic_id: str, topic: str) -> Tier:
+def _open_cached_tier(settings: str, topic_id: TopicId, topic: str) -> Tier:
     """Open a tier from settings in JSON; cached per process."""
     return open_tier(config.Settings.model_validate_json(settings), topics={topic: topic_id} if topic_id else None)
 
 
-def _open_tier(settings: config.Settings, topic_id: str = "", topic: str = "") -> Tier:
+def _open_tier(settings: config.Settings, topic_id: TopicId = EMPTY_TOPIC_ID, topic: str = "") -> Tier:
     """Return this process's clients for a tier.
 
     :param topic_id: id of ``topic`` if it is known already; the brokers' metadata is then not read.

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.tier.ports import SegmentRef
 
-TopicIdOf = Callable[[TopicPartition], str]
+TopicIdOf = Callable[[TopicPartition], TopicId]
 """Returns the id of a partition's topic, as Kafka's Uuid prints it."""
 
 _UUID: Final = r"[A-Za-z0-9_-]{21}[AQgw]"  # 16 bytes: the last of 22 characters holds but two bits
@@ -31,11 +32,11 @@ def is_topic_id(text: str) -> bool:
 class TopicIds:
     """Function from partition to topic id (a TopicIdOf) that can be sent to Spark executors. by_topic: topic name -> topic id."""
 
-    by_topic: Mapping[str, str]
+    by_topic: Mapping[str, TopicId]
 
-    def __call__(self, name: TopicPartition) -> str:
+    def __call__(self, name: TopicPartition) -> TopicId:
         """Return the id of the partition's topic. Raises UsageError if it is unknown or invalid."""
-        found = self.by_topic.get(name.topic, "")
+        found = self.by_topic.get(name.topic, EMPTY_TOPIC_ID)
         if not is_topic_id(found):
             what = f"{found!r} is not a valid id" if found else "nothing tells the id"
             raise UsageError(f"{what} of topic {name.topic}", hint="It comes from the brokers, or from a snapshot of their metadata")

@@ -17,6 +17,7 @@ from checkpoint.lineage import EpochEntry, merge_segment_lineages, truncate_line
 from checkpoint.offsets import clean_end_offset
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.describe import lineage_from_tables
+from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.logs import read_again_if_missing
 from compactor.control.state import PartitionState
 from compactor.errors import OutOfBudget, UsageError
@@ -47,7 +48,7 @@ class FreshCluster:
     topic_id: id of the topic there; empty if unknown.
     """
 
-    topic_id: str = ""
+    topic_id: TopicId = EMPTY_TOPIC_ID
 
 
 def export_partition(

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from checkpoint.lineage import Lineage
+from compactor.constants import TopicId
 from compactor.control.logs import PartitionLog
 from compactor.transfer.incarnations import UNKNOWN_TOPIC_ID, OpeningRule
 from compactor.transfer.staged import StagedFile
@@ -40,7 +41,7 @@ class ImportOptions:
     accept_truncation: bool = False
     below: int | None = None
     lineage: Lineage = ()
-    topic_id: str | None = None
+    topic_id: TopicId | None = None
     older: bool = True
     refill: bool = True
     may_be_empty: bool = False

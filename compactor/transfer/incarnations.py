@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.leaders import ClusterTopics
+from compactor.constants import TopicId
 from compactor.control.importing import open_incarnation
 from compactor.control.incarnations import TopicVerdict, current_incarnation, judge_topic_id, latest_topic_id, recreation_problem
 from compactor.control.logs import CatalogLog, cut_if_due, open_catalog, publish_hints
@@ -45,7 +46,7 @@ UNKNOWN_TOPIC_ID = OpeningRule()
 
 
 def find_incarnation(
-    tier: Tier, state: PartitionState, topic_id: str, where: str, rule: OpeningRule, compare: Callable[[], int]
+    tier: Tier, state: PartitionState, topic_id: TopicId, where: str, rule: OpeningRule, compare: Callable[[], int]
 ) -> TopicPartition:
     """Return the partition's incarnation (its log under one topic id) to which a log of this topic id belongs. That is the one of
     ``state``, or another one, which is opened if it is new.
@@ -83,14 +84,14 @@ def find_incarnation(
     return following.state.name
 
 
-def check_not_superseded(tier: Tier, state: PartitionState, topic_id: str, where: str) -> None:
+def check_not_superseded(tier: Tier, state: PartitionState, topic_id: TopicId, where: str) -> None:
     """Raise BadData if the catalog, as last read, has this topic id as one that a later topic of the same name has replaced."""
     former = tier.catalog.state.superseded.get(state.topic, {})
     if topic_id in former:
         raise _superseded_error(state, topic_id, former, where)
 
 
-def confirm_topics(catalog: CatalogLog, topic_ids: Mapping[str, str], ask: AskTopicIds) -> None:
+def confirm_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicId], ask: AskTopicIds) -> None:
     """Record which cluster has these topics, for those of which that is not recorded. Raises StoreError.
 
     :param topic_ids: ids of imported topics, by name. Those that the cluster does not have now under this name are left out.
@@ -119,7 +120,7 @@ def _has_equal_records(compare: Callable[[], int]) -> bool:
         return False
 
 
-def _record_recreation(catalog: CatalogLog, state: PartitionState, topic_id: str, where: str, rule: OpeningRule, holder: str) -> None:
+def _record_recreation(catalog: CatalogLog, state: PartitionState, topic_id: TopicId, where: str, rule: OpeningRule, holder: str) -> None:
     """Record in the catalog that this topic id replaces the tier's current one.
 
     Raises BadData if neither the cluster nor a person confirms that.
@@ -145,7 +146,7 @@ def _record_recreation(catalog: CatalogLog, state: PartitionState, topic_id: str
     cut_if_due(catalog)
 
 
-def other_topic_error(state: PartitionState, topic_id: str, where: str, reason: str) -> BadData:
+def other_topic_error(state: PartitionState, topic_id: TopicId, where: str, reason: str) -> BadData:
     """Return the error for a log of another topic.
 
     ``reason``: why no new incarnation is opened; empty if nobody confirms that the topic was created again.
@@ -159,7 +160,7 @@ def other_topic_error(state: PartitionState, topic_id: str, where: str, reason: 
     )
 
 
-def _superseded_error(state: PartitionState, topic_id: str, former: Mapping[str, str], where: str) -> BadData:
+def _superseded_error(state: PartitionState, topic_id: TopicId, former: Mapping[TopicId, TopicId], where: str) -> BadData:
     return BadData(
         f"this is the log of topic id {topic_id}, which topic id {latest_topic_id(topic_id, former)} has superseded as {state.topic}",
         segment=where,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from checkpoint.lineage import Lineage
+from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.importing import closed_import, prepend_segments, register_import, tier_segments, truncate_tail
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Ports
@@ -57,7 +58,7 @@ class ArrivingSegments:
     tail: tuple[TailBatch, ...] = ()
     before: bool = False
     at_once: int = 1
-    topic_id: str = ""
+    topic_id: TopicId = EMPTY_TOPIC_ID
     fits: Callable[[PartitionState], None] = lambda state: None
     listed: Callable[[], None] = lambda: None
     noted: Callable[[], None] = lambda: None

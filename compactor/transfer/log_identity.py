@@ -26,6 +26,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from compactor.access.tier import Tier
+from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.importing import adopt_topic
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Ports
@@ -58,7 +59,7 @@ class IdentityEvidence:
     """
 
     recorded_id: str
-    given_id: str
+    given_id: TopicId
     holds: bool
     adopted: bool = False
     compared: int = 0
@@ -94,7 +95,7 @@ def should_record_topic_id(evidence: IdentityEvidence) -> bool:
     return bool(evidence.holds and evidence.given_id and not evidence.recorded_id and identify_log(evidence) is IdentityVerdict.SAME)
 
 
-def _unidentified_error(state: PartitionState, topic_id: str, where: str, bound: int, *, truncates: bool) -> BadData:
+def _unidentified_error(state: PartitionState, topic_id: TopicId, where: str, bound: int, *, truncates: bool) -> BadData:
     """Return the error for a log that nothing identifies.
 
     :param truncates: whether the tier's end is to be cut. A person's confirmation that the log continues the tier is no evidence then.
@@ -114,7 +115,7 @@ def _unidentified_error(state: PartitionState, topic_id: str, where: str, bound:
     )
 
 
-def adopt_command_text(state: PartitionState, topic_id: str) -> str:
+def adopt_command_text(state: PartitionState, topic_id: TopicId) -> str:
     """Return the text of the command by which a person confirms that directory and tier have the same log."""
     if topic_id and not state.topic_id:
         return f"topics adopt {state.topic} --topic-id {topic_id}"
@@ -124,7 +125,7 @@ def adopt_command_text(state: PartitionState, topic_id: str) -> str:
 # ---- topic ids and directories ------------------------------------------------------------------------------------------------
 
 
-def read_topic_id(log_dir: Path) -> str:
+def read_topic_id(log_dir: Path) -> TopicId:
     """Return the topic id in a directory's ``partition.metadata``; empty if there is no such file (Kafka before 2.8).
 
     :raises BadData: if the file does not have Kafka's format.
@@ -133,11 +134,11 @@ def read_topic_id(log_dir: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        return ""
+        return EMPTY_TOPIC_ID
     match = re.fullmatch(r"version: 0\ntopic_id: (\S+)\n?", text)
     if not match or not is_topic_id(match[1]):
         raise BadData("it names no topic id", segment=str(path), hint="Restore it: a broker refuses such a file, too")
-    return "" if match[1] == NO_TOPIC_ID else match[1]
+    return TopicId("" if match[1] == NO_TOPIC_ID else match[1])
 
 
 class DirectoryId(Value):
@@ -242,7 +243,7 @@ class IdentityCheck:
     ports: Ports
     log: PartitionLog
     log_dir: Path
-    given_id: str
+    given_id: TopicId
     directory: DirectoryId | None
     remembered: ComparedDirectories
     read_from_directory: bool
@@ -327,7 +328,7 @@ class IdentityCheck:
             adopt_topic(self.log, TopicAdopted(topic_id=self.given_id, by=self.ports.holder, why=why))
 
 
-def create_identity_check(opened: Tier, log: PartitionLog, log_dir: Path, topic_id: str | None = None) -> IdentityCheck:
+def create_identity_check(opened: Tier, log: PartitionLog, log_dir: Path, topic_id: TopicId | None = None) -> IdentityCheck:
     """Return the identity check of a directory.
 
     :param topic_id: topic id if the caller knows it; None if the directory is a broker's, from which it is read.

@@ -15,6 +15,7 @@ import numpy as np
 
 from checkpoint.lineage import EpochEntry, Lineage, leader_epoch_at
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
+from compactor.constants import LeaderEpoch
 from compactor.model.policy import CleanerPolicy
 from compactor.records.batches import BatchTable, Bytes, read_only_view
 from compactor.records.indexes import parse_txn_index
@@ -93,10 +94,10 @@ def epochs_of_batches(table: BatchTable) -> Lineage:
     """Return the leader epochs in these batches, in order, each with the offset of its first batch."""
     epochs = table.leader_epoch
     changes = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist()] if len(epochs) else []
-    return tuple(EpochEntry(int(epochs[batch]), int(table.base_offset[batch])) for batch in changes)
+    return tuple(EpochEntry(LeaderEpoch(int(epochs[batch])), int(table.base_offset[batch])) for batch in changes)
 
 
-def first_live_epoch(log_dir: Path, live_bases: Sequence[int]) -> int:
+def first_live_epoch(log_dir: Path, live_bases: Sequence[int]) -> LeaderEpoch:
     """Return the leader epoch at the beginning of the live log, -1 if it is unknown. Raises BadData, OSError.
 
     It is that of the first batch, or that of the leader-epoch-checkpoint while the live segments have no batch.
@@ -105,7 +106,7 @@ def first_live_epoch(log_dir: Path, live_bases: Sequence[int]) -> int:
         with log_path(log_dir, base).open("rb") as file:
             header = file.read(_MAGIC + 1)
         if len(header) > _MAGIC:
-            return int.from_bytes(header[_EPOCH], "big", signed=True) if header[_MAGIC] == 2 else -1
+            return LeaderEpoch(int.from_bytes(header[_EPOCH], "big", signed=True) if header[_MAGIC] == 2 else -1)
     return leader_epoch_at(read_epoch_checkpoint(log_dir), live_bases[0])
 
 

@@ -77,10 +77,10 @@ def _undo_problem(log: PartitionLog, offset: int) -> str:
         run_id = state.published[-1] if state.published else ""
         if state.intent is not None:
             return f"run {state.intent.plan.run_id} is open"
-        problem = ordering.restorable_problem(state, run_id, state.last_epoch + 1)
+        problem = ordering.restorable_problem(state, run_id, state.next_epoch)
         if problem:
             return problem
-        record = log.candidate_record(RoundUndone(leader_epoch=state.last_epoch + 1, run_id=run_id))
+        record = log.candidate_record(RoundUndone(leader_epoch=state.next_epoch, run_id=run_id))
         state = fold_partition(state, record, lambda state, record: "")
     return ""
 

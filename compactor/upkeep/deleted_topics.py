@@ -10,6 +10,7 @@ from functools import partial
 
 from compactor.access.tier import Tier
 from compactor.brokers.topic_ids import TopicAnswers
+from compactor.constants import TopicId
 from compactor.control.deletion import delete_partition
 from compactor.control.incarnations import CONFIRMATION_MS, is_deletion_confirmed, topics_of_cluster
 from compactor.control.logs import CatalogLog, cut_if_due, open_catalog
@@ -18,7 +19,7 @@ from compactor.control.state import CatalogState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 
-AskAboutTopics = Callable[[Sequence[str]], TopicAnswers]
+AskAboutTopics = Callable[[Sequence[TopicId]], TopicAnswers]
 """Asks the cluster about topic ids. Raises StoreError, UsageError."""
 
 
@@ -68,18 +69,18 @@ def _record_answers(catalog: CatalogLog, answers: TopicAnswers, asked_ms: int, a
     return catalog.transact(decide_record)
 
 
-def _confirms_absence(state: CatalogState, topic_id: str, asked_ms: int) -> bool:
+def _confirms_absence(state: CatalogState, topic_id: TopicId, asked_ms: int) -> bool:
     """Return whether an answer that a topic is missing is the first one that comes long enough after an earlier such answer."""
     known = state.missing.get(topic_id)
     return known is not None and not is_deletion_confirmed(state, topic_id) and asked_ms - known.first_ms >= CONFIRMATION_MS
 
 
-def _is_due(tier: Tier, state: CatalogState, topic_id: str, now_ms: int) -> bool:
+def _is_due(tier: Tier, state: CatalogState, topic_id: TopicId, now_ms: int) -> bool:
     kept_ms = tier.settings.tier.deleted_topic_retention_ms
     return is_deletion_confirmed(state, topic_id) and now_ms - state.missing[topic_id].first_ms >= kept_ms
 
 
-def _delete_topics(tier: Tier, topic_ids: set[str]) -> list[TopicPartition]:
+def _delete_topics(tier: Tier, topic_ids: set[TopicId]) -> list[TopicPartition]:
     """Delete the partitions that have these topic ids, whichever incarnation of the name they belong to."""
     deleted = []
     for name in tier.partitions():

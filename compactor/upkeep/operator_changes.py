@@ -92,6 +92,6 @@ def _check_undoable(state: PartitionState, run_id: str) -> None:
         return
     if run.status == "reverted_in_part":
         raise UsageError(f"run {run_id} of {state.name} was undone in part: {run.reason}", hint="Nothing more of it can be taken back")
-    problem = f"run {state.intent.plan.run_id} is still open" if state.intent else restorable_problem(state, run_id, state.last_epoch + 1)
+    problem = f"run {state.intent.plan.run_id} is still open" if state.intent else restorable_problem(state, run_id, state.next_epoch)
     if problem:
         raise UsageError(f"run {run_id} of {state.name} cannot be undone: {problem}", hint="Nothing was changed")

@@ -29,7 +29,7 @@ from compactor.service.metrics import render_metrics
 from compactor.views.prices import NO_PRICES, PriceTable
 from compactor.web.axis import offset_axis
 from compactor.web.documents import (
-    CompactorEpoch,
+    CompactorEpochSpan,
     DaemonTotals,
     NeedsAttention,
     PartitionDocument,
@@ -306,7 +306,7 @@ def _round_entry(run: Run, prices: PriceTable) -> RoundEntry:
     )
 
 
-def _compactor_epoch_entry(entry: EpochHistory) -> CompactorEpoch:
+def _compactor_epoch_entry(entry: EpochHistory) -> CompactorEpochSpan:
     """Return a compactor epoch (one process's period of leadership) as the partition's page shows it."""
     ended_ms = entry.ended_ms if entry.ended_ms >= 0 else None
-    return CompactorEpoch(epoch=entry.epoch, holder=entry.holder, since_ms=entry.at_ms, ended=entry.ended, ended_ms=ended_ms)
+    return CompactorEpochSpan(epoch=entry.epoch, holder=entry.holder, since_ms=entry.at_ms, ended=entry.ended, ended_ms=ended_ms)

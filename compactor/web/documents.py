@@ -410,7 +410,7 @@ class RoundEntry(Value):
     segment: str
 
 
-class CompactorEpoch(Value):
+class CompactorEpochSpan(Value):
     """One compactor epoch: one process's period of leadership of the partition.
 
     ``ended``: released, replaced, or empty while it lasts.
@@ -448,7 +448,7 @@ class PartitionDocument(PageDocument):
     fenced_appends: int | None
     rounds: tuple[RoundEntry, ...]
     prices: str
-    compactor_epochs: tuple[CompactorEpoch, ...]
+    compactor_epochs: tuple[CompactorEpochSpan, ...]
 
 
 class PendingSegment(OffsetRange):

@@ -11,6 +11,7 @@ import pytest
 
 from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.leaders import KafkaLeaders, LogEnd
+from compactor.constants import LeaderEpoch
 from compactor.model.ids import TopicPartition
 from tests.support.agents import AgentBeside, beside
 from tests.support.deployment import Deployment
@@ -68,7 +69,7 @@ def test_leaders_move_between_older_brokers(cluster: KafkaCluster, tmp_path: Pat
             wait_until(caught_up, f"chapter {chapter} to be in the tier", stand=lambda: "\n".join(a.process.said()[-900:] for a in agents))
             now = admin.leadership("orders")
             assert asked.leaders().leaders[ORDERS] == now.leader
-            assert asked.log_ends([ORDERS]) == {ORDERS: LogEnd(now.leader_epoch, admin.offsets("orders").latest)}
+            assert asked.log_ends([ORDERS]) == {ORDERS: LogEnd(LeaderEpoch(now.leader_epoch), admin.offsets("orders").latest)}
         assert all(agent.process.poll() is None for agent in agents)
     assert len(story.epochs) == 3
     state = tier.opened().open(ORDERS).refresh()

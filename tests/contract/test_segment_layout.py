@@ -17,6 +17,7 @@ import pytest
 from Crypto.PublicKey import RSA
 
 from compactor.config.settings import AivenSettings, Settings, TierSettings
+from compactor.constants import LeaderEpoch, TopicId
 from compactor.errors import BadData, CannotCopy, NotFound, Unavailable
 from compactor.model.ids import TopicPartition, segment_id
 from compactor.model.segment import FILE_KINDS, EpochEntry, RemoteLogSegmentMetadata, SegmentFile
@@ -111,7 +112,7 @@ def brokers(layout: str, **settings: object) -> Callable[[ObjectStore, Path], Ri
         (scratch / "key.pem").write_bytes(private_key())
         aiven = {**settings, "key_pairs": {"key1": str(scratch / "key.pem")}}
         made = Settings(tier=TierSettings(aiven=AivenSettings.model_validate(aiven)))
-        return Rig(KINDS["kafka", layout].layout(made, store, TopicIds({"orders": "R0AHqObxTZmsN-zsxr_0TQ"})), store)
+        return Rig(KINDS["kafka", layout].layout(made, store, TopicIds({"orders": TopicId("R0AHqObxTZmsN-zsxr_0TQ")})), store)
 
     return rig
 
@@ -179,7 +180,7 @@ def segment_of(start: int, contents: Contents, *, digests: bool = True) -> Remot
         size_bytes=len(contents["log"]),
         max_timestamp_ms=1_700_000_000_000,
         mtime_ms=1_700_000_000_001,
-        leader_epochs=(EpochEntry(0, 0),),
+        leader_epochs=(EpochEntry(LeaderEpoch(0), 0),),
         files={
             kind: SegmentFile(size=len(data), sha256=hashlib.sha256(data).hexdigest() if digests else "") for kind, data in contents.items()
         },

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from checkpoint.lineage import EpochEntry
+from compactor.constants import LeaderEpoch
 from compactor.errors import Unavailable, UsageError
 from compactor.model.plan import Replacement
 from compactor.model.segment import SegmentState
@@ -25,7 +26,7 @@ SWITCH = [Replacement(sources=tuple(segment.id for segment in OLD), segment=NEW)
 def over_brokers() -> SegmentPublisher:
     world = BrokerWorld()
     for each in (*OLD, NEWEST):
-        segment = each.model_copy(update={"leader_epochs": (EpochEntry(0, each.start_offset),)})
+        segment = each.model_copy(update={"leader_epochs": (EpochEntry(LeaderEpoch(0), each.start_offset),)})
         world.write(introduced(segment, 1), world.said(segment.id, SegmentState.COPY_SEGMENT_FINISHED))
     return world.publisher()
 

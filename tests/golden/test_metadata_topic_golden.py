@@ -14,6 +14,7 @@ from compactor.brokers.metadata_topic import chain
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import decode_record, encode_record
 from compactor.brokers.metadata_topic.follow import metadata_partition
+from compactor.constants import LeaderEpoch
 from compactor.model.segment import SegmentState
 from tests.golden_cases import names, unpack
 from tests.support.broker_lookups import earliest_offset, latest_tiered
@@ -60,7 +61,9 @@ def test_the_fold_names_the_segments_that_lie_in_the_tier(version: str, tmp_path
     for segment in cache.list_segments():
         assert segment.size_bytes == logs[f"{segment.start_offset:020d}-{segment.id}"].stat().st_size
         assert segment.state is SegmentState.COPY_SEGMENT_FINISHED
-    lineage = tuple(EpochEntry(*map(int, line.split())) for line in last_checkpoint(case / "tier").splitlines()[2:])
+    lineage = tuple(
+        EpochEntry(LeaderEpoch(int(epoch)), int(start)) for epoch, start in map(str.split, last_checkpoint(case / "tier").splitlines()[2:])
+    )
     links = chain.lookup_chain(cache, lineage)
     assert [link.segment.id for link in links] == [
         segment.id for segment in sorted(cache.list_segments(), key=lambda one: one.start_offset)

@@ -12,6 +12,7 @@ import pytest
 from compactor.agent.agent import Agent
 from compactor.agent.plan import UploadFailure
 from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.constants import LeaderEpoch
 from compactor.errors import Refused
 from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectInfo
@@ -52,7 +53,7 @@ def test_sealed_segments_go_up_and_the_newest_stays(scene: SideScene) -> None:
 
 
 def test_nothing_above_the_high_watermark_goes_up(scene: SideScene) -> None:
-    scene.cluster.ends_of[ORDERS] = LogEnd(1, 7)
+    scene.cluster.ends_of[ORDERS] = LogEnd(LeaderEpoch(1), 7)
     agent = scene.agent()
     assert stands(settle(agent)) == (4, None)
     assert metric(agent, "tiered_compactor_agent_lag_segments") == 1

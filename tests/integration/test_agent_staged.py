@@ -10,6 +10,7 @@ import pytest
 from compactor.agent.agent import Agent
 from compactor.agent.plan import UploadFailure, upload_lag
 from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.constants import LeaderEpoch
 from tests.support.side_broker import ORDERS, SideScene, metric, settle, stands, watch_of
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -98,7 +99,7 @@ def test_a_file_that_was_staged_before_the_agent_began_is_not_taken_and_told(sce
 
 
 def test_a_file_that_was_staged_while_leaders_changed_is_not_taken(scene: SideScene, agent: Agent) -> None:
-    scene.cluster.ends_of[ORDERS] = LogEnd(2, 10)
+    scene.cluster.ends_of[ORDERS] = LogEnd(LeaderEpoch(2), 10)
     expire_all(scene)
     confirm(scene, agent)
     assert stands(watch_of(agent)) == (8, UploadFailure.EPOCH)

@@ -14,6 +14,7 @@ from typing import Any
 from hypothesis import given, settings, strategies as st
 
 from checkpoint.offsets import CleanerOffset, advance_vector, clean_end_offset, drop_unreferenced_epochs, is_claim_valid, vector_problem
+from compactor.constants import CompactorEpoch
 from compactor.control import records
 from compactor.control.logs import fold_partition_record
 from compactor.control.records import PartitionRecord
@@ -108,12 +109,12 @@ def vector_of(pairs: list[tuple[int, int]]) -> tuple[CleanerOffset, ...]:
     vector: tuple[CleanerOffset, ...] = ()
     for epoch, offset in sorted(pairs):
         if not vector or offset >= vector[-1].offset:
-            vector = advance_vector(vector, epoch, offset)
+            vector = advance_vector(vector, CompactorEpoch(epoch), offset)
     return vector
 
 
-@given(entries.map(vector_of), st.sets(st.integers(0, 6)))
-def test_folding_never_moves_the_clean_end_and_never_grants_more(vector: tuple[CleanerOffset, ...], named: set[int]) -> None:
+@given(entries.map(vector_of), st.sets(st.integers(0, 6).map(CompactorEpoch)))
+def test_folding_never_moves_the_clean_end_and_never_grants_more(vector: tuple[CleanerOffset, ...], named: set[CompactorEpoch]) -> None:
     folded = drop_unreferenced_epochs(vector, named)
     assert clean_end_offset(folded) == clean_end_offset(vector)
     assert vector_problem(folded) == ""

@@ -11,6 +11,7 @@ from typing import Any
 
 from hypothesis import given, settings, strategies as st
 
+from compactor.constants import CompactorEpoch, LeaderEpoch
 from compactor.control import fold, ordering, records
 from compactor.control.state import PartitionState
 from compactor.model.balance import DigestSum
@@ -54,7 +55,7 @@ class Model:
 def segment(name: str, span: Span) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
         id=name, start_offset=span[0], end_offset=span[1], size_bytes=1, max_timestamp_ms=-1, mtime_ms=0,
-        leader_epochs=(EpochEntry(0, span[0]),), files={"log": SegmentFile(size=1)}, content=DigestSum.of(1, span[0], span[1]),
+        leader_epochs=(EpochEntry(LeaderEpoch(0), span[0]),), files={"log": SegmentFile(size=1)}, content=DigestSum.of(1, span[0], span[1]),
     )  # fmt: skip
 
 
@@ -65,7 +66,7 @@ class History:
         self.state = PartitionState(topic="t", partition=0)
         self.model = Model()
         self.made = 0
-        self.append(records.LeadershipAcquired(leader_epoch=0, holder="me", ttl_ms=1))
+        self.append(records.LeadershipAcquired(leader_epoch=CompactorEpoch(0), holder="me", ttl_ms=1))
 
     def append(self, body: Any) -> bool:
         """Fold one record; return whether it counts."""
@@ -121,7 +122,9 @@ class History:
             removed, content = (removed.plus(one), content) if name in named else (removed, content.plus(one))
         epoch = 1 if wrong == "epoch" else 0
         sound = self.model.is_sound(offset, frozenset(named), leads=epoch == 0)
-        body = records.LogStartRaised(leader_epoch=epoch, offset=offset, ids=tuple(ordered), removed=removed, content=content)
+        body = records.LogStartRaised(
+            leader_epoch=CompactorEpoch(epoch), offset=offset, ids=tuple(ordered), removed=removed, content=content
+        )
         assert self.append(body) == sound, (offset, ordered, self.model)
         if sound:
             self.model.raised(offset, frozenset(named))

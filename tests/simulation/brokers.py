@@ -37,6 +37,7 @@ from compactor.brokers.metadata_topic.persisted_state import PersistedStates
 from compactor.brokers.metadata_topic.ports import PollResult
 from compactor.brokers.publisher import KafkaPublisher
 from compactor.config.settings import Cleaner
+from compactor.constants import CompactorEpoch, LeaderEpoch
 from compactor.control.logs import PartitionLog, open_partition
 from compactor.control.ports import Ports, Retention
 from compactor.control.records import RoundPublished
@@ -323,7 +324,12 @@ class Simulated:
         for epoch, begin in epoch_starts(segment):
             state = self.cache.epochs[epoch]
             highest = -1 if state.highest is None else state.highest
-            if epoch in lineage and state.starts and state.starts[-1] >= begin and highest <= last_offset_of_epoch(segment, epoch):
+            if (
+                epoch in lineage
+                and state.starts
+                and state.starts[-1] >= begin
+                and highest <= last_offset_of_epoch(segment, LeaderEpoch(epoch))
+            ):
                 self.world.violate(f"R8: readers of leader epoch {epoch} find nothing while {segment.id} supersedes its end")
 
     def links(self) -> list[ChainLink]:
@@ -503,7 +509,7 @@ def planner(cleaner: Cleaner) -> symbolic.Planner:
         found = assess_round(state, cleaner, now_ms)
         if not found.due:
             return None
-        return plan_round(RoundFacts(state, found, cleaner, now_ms, (), "symbolic", "memory"), leader_epoch, new_id)
+        return plan_round(RoundFacts(state, found, cleaner, now_ms, (), "symbolic", "memory"), CompactorEpoch(leader_epoch), new_id)
 
     return plan
 

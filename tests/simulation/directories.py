@@ -17,6 +17,7 @@ from pathlib import Path
 from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic.codec import TopicIdPartition
 from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.constants import EMPTY_TOPIC_ID, LeaderEpoch, TopicId
 from compactor.model.ids import segment_id
 from compactor.records.build import RecordToEncode as BuiltRow, encode_batch
 from tests.simulation.symbolic import NAME, Row
@@ -79,7 +80,7 @@ class DiskReplica(Replica):
     start: int = 0
     removed: set[int] = field(default_factory=set)
     clean_to: int = 0
-    topic_id: str = ""
+    topic_id: TopicId = EMPTY_TOPIC_ID
     has_epochs: bool = True
     damaged: int = -1
     version: int = 0
@@ -149,7 +150,7 @@ class Directories(Replicas):
         self.known: dict[int, Written] = {}
         self.raw: dict[int, bytes] = {}
         self.incarnation = 0
-        self.topic_id = ""
+        self.topic_id = EMPTY_TOPIC_ID
         self.rolls = [rng.choice((0.03, 0.06, 0.1)) for _ in self.replicas]
         self.disks: list[DiskReplica] = []
         self.clock: Callable[[], float] = lambda: 0
@@ -169,12 +170,12 @@ class Directories(Replicas):
             (disk.folder.parent / "cleaner-offset-checkpoint").unlink(missing_ok=True)
         self.incarnation += 1
         self.epoch = 0
-        self.topic_id = segment_id(uuid.UUID(int=self.rng.getrandbits(128)).bytes) if self.rng.random() < 0.6 else ""
+        self.topic_id = TopicId(segment_id(uuid.UUID(int=self.rng.getrandbits(128)).bytes) if self.rng.random() < 0.6 else "")
         has_epochs = self.rng.random() < 0.95
         self.disks = []
         for number, rolls in enumerate(self.rolls):
             disk = DiskReplica(number, folder=self.root / f"broker-{number}" / str(NAME), rolls=rolls, has_epochs=has_epochs)
-            disk.topic_id = self.topic_id if self.rng.random() < 0.9 else ""
+            disk.topic_id = self.topic_id if self.rng.random() < 0.9 else EMPTY_TOPIC_ID
             self.disks.append(disk)
         self.replicas = list(self.disks)
         self.leader = self.replicas[self.rng.randrange(len(self.replicas))]
@@ -260,7 +261,7 @@ class Directories(Replicas):
     def end(self) -> LogEnd:
         """What the leader says of its log's end: all of it is committed, or what every replica has."""
         log = self.leader.log
-        return LogEnd(self.epoch, len(log) if self.rng.random() < 0.6 else max(self.shared(), self.led.clean_to))
+        return LogEnd(LeaderEpoch(self.epoch), len(log) if self.rng.random() < 0.6 else max(self.shared(), self.led.clean_to))
 
     def shared(self) -> int:
         """The offset up to which all replicas have the leader's log."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from compactor.constants import TopicId
 from compactor.control import incarnations as rule
 from compactor.control.importing import open_incarnation
 from compactor.control.state import PartitionState
@@ -28,7 +29,7 @@ def nobody_is_asked() -> Iterator[None]:
     record = incarnations._record_recreation
 
     def by_hand(catalog: Any, state: Any, topic_id: str, where: str, opening: incarnations.OpeningRule, holder: str) -> None:
-        record(catalog, state, topic_id, where, replace(opening, by_hand=True), holder)
+        record(catalog, state, TopicId(topic_id), where, replace(opening, by_hand=True), holder)
 
     with patch.object(incarnations, "_record_recreation", by_hand):
         yield
@@ -52,7 +53,7 @@ def superseded_topics_come_back() -> Iterator[None]:
     judge, problem = rule.judge_topic_id, rule.recreation_problem
 
     def forgetful(recorded_id: str, given_id: str, superseded: Any) -> rule.TopicVerdict:
-        return judge(recorded_id, given_id, {})
+        return judge(TopicId(recorded_id), TopicId(given_id), {})
 
     def careless(state: Any, body: Any) -> str:
         return problem(state.model_copy(update={"superseded": {}}), body)
@@ -89,9 +90,9 @@ def incarnations_are_listed_late() -> Iterator[None]:
     def late(tier: Any, state: PartitionState, topic_id: str, *means: Any) -> TopicPartition:
         with patch.object(incarnations, "publish_hints", lambda *_: None):
             following = tier.open(named(state.topic, state.partition, state.incarnation + 1))
-            found = find(tier, state, topic_id, *means)
+            found = find(tier, state, TopicId(topic_id), *means)
             if found != state.name and found == following.state.name:
-                open_incarnation(following, topic_id, "")
+                open_incarnation(following, TopicId(topic_id), "")
             return found
 
     with patch.object(import_, "find_incarnation", late):

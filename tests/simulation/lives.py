@@ -21,6 +21,7 @@ from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.leaders import ClusterTopics
 from compactor.brokers.topic_ids import TopicAnswers
+from compactor.constants import TopicId
 from compactor.consumer.messages import Place
 from compactor.consumer.sources import ConsumerOptions
 from compactor.consumer.tiered import TieredConsumer
@@ -106,7 +107,7 @@ class LifeDirectories(Directories):
     def _rename(self) -> None:
         if self.topic_id:
             self.gone.add(self.topic_id)
-        self.topic_id = segment_id(self.ids.randbytes(16))
+        self.topic_id = TopicId(segment_id(self.ids.randbytes(16)))
         for disk in self.disks:
             disk.topic_id, disk.shape = self.topic_id, ()
 
@@ -218,7 +219,7 @@ class Life(WayIn):
         """Ask a copy of the cluster that still has a former topic of this name."""
         return ClusterTopics(OTHER_CLUSTER, {NAME.topic: self.directories.stale[-1].topic_id})
 
-    def ask_about(self, topic_ids: Sequence[str]) -> TopicAnswers:
+    def ask_about(self, topic_ids: Sequence[TopicId]) -> TopicAnswers:
         def answers() -> TopicAnswers:
             if self.dice.random() < 0.1:  # a copy of the cluster, which has lost all topics
                 return TopicAnswers(OTHER_CLUSTER, tuple(topic_ids), ())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from compactor.brokers.metadata_topic.codec import TOPIC, MetadataRecord, encode_record
 from compactor.brokers.metadata_topic.follow import metadata_partition
 from compactor.brokers.metadata_topic.ports import PollResult, TopicBounds, TopicIdentity, TopicRecord
+from compactor.constants import TopicId
 from compactor.errors import NotFound, Refused, Unavailable
 
 
@@ -15,7 +16,7 @@ class MemoryTopicLog:
     """What the brokers hold. ``None`` in a log is a control record: it has an offset and nobody is given it."""
 
     def __init__(self, partitions: int = 5, *, cluster_id: str = "cluster", topic_id: str = "topic") -> None:
-        self.identity = TopicIdentity(cluster_id, topic_id, partitions)
+        self.identity = TopicIdentity(cluster_id, TopicId(topic_id), partitions)
         self.logs: list[list[TopicRecord | None]] = [[] for _ in range(partitions)]
         self.starts = [0] * partitions
         self.leaderless: set[int] = set()

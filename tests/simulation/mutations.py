@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from checkpoint import offsets
+from compactor.constants import TopicId
 from compactor.control import (
     control_log,
     deletion,
@@ -264,7 +265,9 @@ def blind_import() -> Iterator[None]:
     def tier(
         ports: Ports, log: PartitionLog, import_id: str, segments: Any, lineage: Any = (), tail: Any = (), topic_id: str = "", *_: Any
     ) -> PartitionState:
-        body = r.SegmentsTiered(import_id=import_id, segments=tuple(segments), lineage=tuple(lineage), tail=tuple(tail), topic_id=topic_id)
+        body = r.SegmentsTiered(
+            import_id=import_id, segments=tuple(segments), lineage=tuple(lineage), tail=tuple(tail), topic_id=TopicId(topic_id)
+        )
         start = log.refresh().slot
         return log.transact(lambda state: None if state.slot > start else body)
 

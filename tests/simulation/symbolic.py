@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from itertools import chain
 
 from checkpoint import lineage
+from compactor.constants import CompactorEpoch, LeaderEpoch
 from compactor.control.ports import Ports
 from compactor.control.records import ScratchObject
 from compactor.control.stages import Stage
@@ -64,7 +65,7 @@ class Broker:
         starts: dict[int, int] = {}
         for rows, epoch in self.segments:
             starts.setdefault(epoch, rows[0][0])
-        return tuple(EpochEntry(epoch, start) for epoch, start in starts.items() if start < end)
+        return tuple(EpochEntry(LeaderEpoch(epoch), start) for epoch, start in starts.items() if start < end)
 
     def between(self, start: int, end: int) -> Rows:
         """The rows from start to end, both inclusive."""
@@ -161,7 +162,7 @@ class SymbolicPlanner:
             run_id=new_id(),
             topic=state.topic,
             partition=state.partition,
-            leader_epoch=leader_epoch,
+            leader_epoch=CompactorEpoch(leader_epoch),
             now_ms=now_ms,
             first_dirty_offset=first_dirty,
             end_offset=end,
@@ -211,7 +212,7 @@ class SymbolicRound:
     def is_due(self, state: PartitionState) -> bool:
         if self.new_log_start(state) is not None:
             return True
-        return self._planner(state, self._now_ms, state.last_epoch + 1, self._ports.new_id) is not None
+        return self._planner(state, self._now_ms, state.next_epoch, self._ports.new_id) is not None
 
     def resume_problem(self, intent: Intent) -> str:
         return self._resumable(intent.plan)

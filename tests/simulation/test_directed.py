@@ -370,6 +370,6 @@ def test_a_store_that_fails_leaves_the_intent_to_the_next_run_and_no_segment_is_
 def _plan_of(play: Play) -> CompactionPlan:
     """What the next round will look like."""
     state = play.process("peek").state()
-    plan = SymbolicPlanner(play.oracle.contents)(state, 0, state.last_epoch + 1, lambda: "x" * 22)
+    plan = SymbolicPlanner(play.oracle.contents)(state, 0, state.next_epoch, lambda: "x" * 22)
     assert plan is not None
     return plan

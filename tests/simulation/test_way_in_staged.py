@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from compactor.access.tier import Tier
+from compactor.constants import TopicId
 from compactor.errors import CompactorError
 from compactor.transfer import staged_files
 from compactor.transfer.import_options import ImportOptions
@@ -154,7 +155,7 @@ def violations(tell: Callable[[ToldLife], None], folder: Path) -> list[str]:
     brokers.rolls, brokers.follows = [0.0] * len(brokers.rolls), 0.0
     while True:
         brokers.create()
-        brokers.topic_id = brokers.topic_id or "AAAAAAAAAAAAAAAAAAAAAQ"
+        brokers.topic_id = brokers.topic_id or TopicId("AAAAAAAAAAAAAAAAAAAAAQ")
         for disk in brokers.disks:
             disk.topic_id, disk.has_epochs = brokers.topic_id, True
         if brokers.leader.number == 0:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compactor.config.settings import AivenSettings
+from compactor.constants import LeaderEpoch, TopicId
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from tests.golden_cases import unpack
@@ -28,9 +29,9 @@ class BrokerTier:
     segments: tuple[RemoteLogSegmentMetadata, ...]
     unfinished: tuple[RemoteLogSegmentMetadata, ...]
 
-    def topic(self, name: TopicPartition) -> str:
+    def topic(self, name: TopicPartition) -> TopicId:
         assert name == ORDERS
-        return self.topic_id
+        return TopicId(self.topic_id)
 
     def local_files(self) -> dict[int, dict[str, dict[str, Any]]]:
         """Base offset -> suffix -> size and sha256 of what the broker had on disk, for most segments of a tier of Aiven's plug-in."""
@@ -150,7 +151,7 @@ class _Event:
         start, end, _, max_timestamp, event_time = (self.number(form) for form in (">q", ">q", ">i", ">q", ">q"))
         epochs = []
         for _ in range(self.uvarint() - 1):
-            epochs.append(EpochEntry(epoch=self.number(">i"), start_offset=self.number(">q")))
+            epochs.append(EpochEntry(epoch=LeaderEpoch(self.number(">i")), start_offset=self.number(">q")))
             self.tags()
         return RemoteLogSegmentMetadata(
             id=segment_id,

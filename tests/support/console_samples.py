@@ -10,7 +10,7 @@ from checkpoint.offsets import CleanerOffset
 from compactor.agent.plan import SealedFile, SeenDirectory, UploadFailure, UploadWatch
 from compactor.agent.status import AgentCounters, AgentStatus
 from compactor.brokers.metadata_topic.leaders import LogEnd
-from compactor.constants import NEVER_MS
+from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch
 from compactor.control.left_alone import SKIPPED_RANGES_STAT, SkippedRange, format_skipped_ranges
 from compactor.control.state import EpochHistory, Leader, Run
 from compactor.control.summary import LastRound, SegmentSummary
@@ -110,7 +110,7 @@ def _watch(name: TopicPartition, at: int, chance: random.Random) -> PartitionSch
         bytes=size,
         start_offset=0,
         end_offset=end,
-        cleaner_offsets=(CleanerOffset(leader_epoch=3, offset=int(end * (1 - ratio))),),
+        cleaner_offsets=(CleanerOffset(leader_epoch=CompactorEpoch(3), offset=int(end * (1 - ratio))),),
         first_dirty_offset=int(end * (1 - ratio)),
         first_uncleanable_offset=end + 1,
         dirty_bytes=int(size * ratio),
@@ -118,7 +118,7 @@ def _watch(name: TopicPartition, at: int, chance: random.Random) -> PartitionSch
         due=due,
         reason=f"dirty ratio {ratio:.2f} is {'above' if due else 'not above'} 0.5",
         leader=HOLDER if at in (0, 5) else "",
-        leader_epoch=3,
+        leader_epoch=CompactorEpoch(3),
         retire_at_ms=NOW + chance.randrange(60) * MINUTE if waits else NEVER_MS,
         freed=((NOW - 60 * HOUR_MS, 7), (NOW - 3 * HOUR_MS, before // 2)),
         waiting_bytes=before - size // 2 if waits else 0,
@@ -179,7 +179,10 @@ def picture(segments: int = 36, *, trouble: bool = False) -> PartitionDetails:
         bytes=sum(segment.size_bytes for segment in live),
         start_offset=live[0].start_offset,
         end_offset=at - 1,
-        cleaner_offsets=(CleanerOffset(leader_epoch=4, offset=live[4].start_offset), CleanerOffset(leader_epoch=6, offset=dirty)),
+        cleaner_offsets=(
+            CleanerOffset(leader_epoch=CompactorEpoch(4), offset=live[4].start_offset),
+            CleanerOffset(leader_epoch=CompactorEpoch(6), offset=dirty),
+        ),
         first_dirty_offset=dirty,
         first_uncleanable_offset=uncleanable,
         dirty_bytes=sum(segment.size_bytes for segment in live if segment.start_offset >= dirty),
@@ -195,11 +198,11 @@ def picture(segments: int = 36, *, trouble: bool = False) -> PartitionDetails:
     left_alone = format_skipped_ranges(spared)
     story = PartitionHistory(
         slot=90,
-        leader=Leader(epoch=6, incarnation="a", holder=HOLDER, slot=80, at_ms=NOW - HOUR_MS, ttl_ms=30_000),
+        leader=Leader(epoch=CompactorEpoch(6), incarnation="a", holder=HOLDER, slot=80, at_ms=NOW - HOUR_MS, ttl_ms=30_000),
         runs=tuple(_run(number, dirty, left_alone) for number in range(5)),
         epochs=tuple(
             EpochHistory(
-                epoch=number,
+                epoch=CompactorEpoch(number),
                 holder=HOLDER if number != 4 else "compactor-7f9c-1.example",
                 incarnation=str(number),
                 slot=10 * number,
@@ -209,7 +212,11 @@ def picture(segments: int = 36, *, trouble: bool = False) -> PartitionDetails:
             )
             for number in range(3, 7)
         ),
-        lineage=(EpochEntry(2, 0), EpochEntry(5, live[segments // 3].start_offset), EpochEntry(9, live[2 * segments // 3].start_offset)),
+        lineage=(
+            EpochEntry(LeaderEpoch(2), 0),
+            EpochEntry(LeaderEpoch(5), live[segments // 3].start_offset),
+            EpochEntry(LeaderEpoch(9), live[2 * segments // 3].start_offset),
+        ),
         replaced=(_gone(live[2], live[7], undone=False), _gone(live[9], live[10], undone=False), _gone(live[14], live[15], undone=True)),
         fenced=1,
     )
@@ -242,7 +249,7 @@ def _run(number: int, dirty: int, left_alone: str) -> Run:
     costs = {"bytes_before": before, "bytes_written": before // 3, "bytes_read": before + (90 << 20)}
     return Run(
         run_id=segment_id((900 + number).to_bytes(16, "big")),
-        leader_epoch=2 + number,
+        leader_epoch=CompactorEpoch(2 + number),
         holder=HOLDER,
         slot=10 * number,
         started_ms=NOW - (6 - number) * 5 * HOUR_MS,
@@ -265,7 +272,10 @@ def agent_status(partitions: int) -> AgentStatus:
         name = TopicPartition(TOPICS[at % len(TOPICS)], at // len(TOPICS))
         sealed = tuple(SealedFile(1000 * n, 1000 * n + 1000, 200 << 20, NOW - (9 - n) * MINUTE) for n in range(at % 4))
         schedule = UploadWatch(
-            SeenDirectory(name, f"/kafka/{name}", NOW, NOW, sealed, 4000), leads=at % 5 != 4, position=1000, end=LogEnd(3, 4200)
+            SeenDirectory(name, f"/kafka/{name}", NOW, NOW, sealed, 4000),
+            leads=at % 5 != 4,
+            position=1000,
+            end=LogEnd(LeaderEpoch(3), 4200),
         )
         if at == 3:
             reason = f"offsets 1000 to 4999 were deleted by the broker before they were uploaded: {HARM}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
+from compactor.constants import CompactorEpoch, LeaderEpoch
 from compactor.control import records as r
 from compactor.control.logs import PartitionLog, open_partition
 from compactor.control.ports import Ports
@@ -19,11 +20,11 @@ from compactor.storage.counting import Counters
 from tests.support.memory_store import Clock, MemoryStore, ports_on
 
 ORDERS = TopicPartition("orders", 0)
-LINEAGE = (EpochEntry(0, 0),)
+LINEAGE = (EpochEntry(LeaderEpoch(0), 0),)
 
 
 def vector(*entries: tuple[int, int]) -> tuple[CleanerOffset, ...]:
-    return tuple(CleanerOffset(epoch, offset) for epoch, offset in entries)
+    return tuple(CleanerOffset(CompactorEpoch(epoch), offset) for epoch, offset in entries)
 
 
 def segment(segment_id: str, start: int, end: int) -> RemoteLogSegmentMetadata:
@@ -61,11 +62,11 @@ class Author:
         return self.log.transact(decide)
 
     def lead(self) -> PartitionState:
-        self.epoch = self.log.refresh().last_epoch + 1
+        self.epoch = self.log.refresh().next_epoch
         return self.append(r.LeadershipAcquired(leader_epoch=self.epoch, holder=self.ports.holder, ttl_ms=1_000))
 
     def release(self) -> PartitionState:
-        return self.append(r.LeadershipReleased(leader_epoch=self.epoch))
+        return self.append(r.LeadershipReleased(leader_epoch=CompactorEpoch(self.epoch)))
 
     def announce(self, run_id: str, sources: list[str], next_dirty: int) -> CompactionPlan:
         state = self.log.refresh()
@@ -83,7 +84,7 @@ class Author:
             run_id=run_id,
             topic=ORDERS.topic,
             partition=ORDERS.partition,
-            leader_epoch=self.epoch,
+            leader_epoch=CompactorEpoch(self.epoch),
             now_ms=self.ports.clock_ms(),
             first_dirty_offset=state.first_dirty_offset,
             end_offset=next_dirty,
@@ -97,7 +98,7 @@ class Author:
             producers=(),
             tasks=(task,),
         )
-        self.append(r.PlanAnnounced(leader_epoch=self.epoch, plan=plan))
+        self.append(r.PlanAnnounced(leader_epoch=CompactorEpoch(self.epoch), plan=plan))
         return plan
 
     def finish(self, plan: CompactionPlan, published: tuple[CleanerOffset, ...]) -> PartitionState:
@@ -108,10 +109,10 @@ class Author:
             run_id=plan.run_id, group=0, segment=made, records_read=10, records_kept=5, bytes_read=100, bytes_written=100
         )
         before = self.log.refresh().vector
-        self.append(r.ReceiptsAdded(leader_epoch=self.epoch, receipts=(receipt,)))
+        self.append(r.ReceiptsAdded(leader_epoch=CompactorEpoch(self.epoch), receipts=(receipt,)))
         return self.append(
             r.RoundPublished(
-                leader_epoch=self.epoch,
+                leader_epoch=CompactorEpoch(self.epoch),
                 run_id=plan.run_id,
                 replacements=(Replacement(sources=task.sources, segment=made),),
                 vector_before=before,
@@ -123,7 +124,9 @@ class Author:
         plan = self.announce(run_id, sources, published[-1][1])
         state = self.finish(plan, vector(*published))
         return (
-            state if state.find_run(run_id) is None else self.append(r.RunEnded(leader_epoch=self.epoch, run_id=run_id, status="cleaned"))
+            state
+            if state.find_run(run_id) is None
+            else self.append(r.RunEnded(leader_epoch=CompactorEpoch(self.epoch), run_id=run_id, status="cleaned"))
         )
 
 
@@ -171,7 +174,11 @@ def kip_table() -> tuple[Crafted, Author, Author]:
     replacement = Replacement(sources=("run-a-out", second), segment=late)
     a.append(
         r.RoundPublished(
-            leader_epoch=0, run_id="run-late", replacements=(replacement,), vector_before=vector((0, 100)), vector=vector((0, 123))
+            leader_epoch=CompactorEpoch(0),
+            run_id="run-late",
+            replacements=(replacement,),
+            vector_before=vector((0, 100)),
+            vector=vector((0, 123)),
         )
     )
     return crafted, a, b

@@ -7,6 +7,7 @@ from pathlib import Path
 from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
 from compactor.config.settings import Cleaner, DaemonSettings, Settings, TierSettings
+from compactor.constants import LeaderEpoch
 from compactor.control import importing
 from compactor.control.logs import open_catalog
 from compactor.daemon.daemon import Daemon
@@ -56,7 +57,7 @@ class Idle:
             size_bytes=100,
             max_timestamp_ms=self.clock.now_ms,
             mtime_ms=self.clock.now_ms,
-            leader_epochs=(EpochEntry(0, 0),),
+            leader_epochs=(EpochEntry(LeaderEpoch(0), 0),),
             files={"log": SegmentFile(size=100, sha256="")},
         )
         import_id = tier.ports.new_id()

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, last_offset_of_epoch
+from compactor.constants import LeaderEpoch
 
 
 class Hole(NamedTuple):
@@ -23,6 +24,6 @@ def lookup_holes(cache: RemoteLogMetadataCache) -> Iterator[Hole]:
         for at, (start, raw_id) in enumerate(zip(state.starts, state.ids, strict=True)):
             last = at + 1 == len(state.starts)
             needed = state.highest if last else state.starts[at + 1] - 1
-            reached = last_offset_of_epoch(cache.segments[raw_id], epoch) if raw_id in cache.segments else start - 1
+            reached = last_offset_of_epoch(cache.segments[raw_id], LeaderEpoch(epoch)) if raw_id in cache.segments else start - 1
             if needed is not None and reached < needed:
                 yield Hole(epoch, max(start, reached + 1), needed)

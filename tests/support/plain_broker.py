@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from compactor.constants import MAX_OFFSET
+from compactor.constants import MAX_OFFSET, TopicId
 from compactor.consumer.broker import Fetched, LogBounds
 from compactor.consumer.messages import TierMessage
 from compactor.model.ids import TopicPartition
@@ -94,8 +94,8 @@ class PlainBroker:
     def log_bounds(self, name: TopicPartition) -> LogBounds:
         return LogBounds(self.start, consumed(self.batches, committed=self.committed)[1] if self.batches else self.start)
 
-    def topic_id(self, name: TopicPartition) -> str:
-        return self.id_of_topic
+    def topic_id(self, name: TopicPartition) -> TopicId:
+        return TopicId(self.id_of_topic)
 
     def offset_at(self, name: TopicPartition, timestamp_ms: int) -> int | None:
         records, _ = consumed(self.batches, committed=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
+from compactor.constants import LeaderEpoch
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 
 
@@ -29,6 +30,6 @@ def segment_of(files: Mapping[str, bytes], **changes: object) -> RemoteLogSegmen
         size_bytes=len(files["log"]),
         max_timestamp_ms=1_700_000_000_000,
         mtime_ms=1_700_000_000_500,
-        leader_epochs=(EpochEntry(epoch=0, start_offset=100), EpochEntry(epoch=3, start_offset=900)),
+        leader_epochs=(EpochEntry(epoch=LeaderEpoch(0), start_offset=100), EpochEntry(epoch=LeaderEpoch(3), start_offset=900)),
         files={kind: SegmentFile(size=len(data), sha256=hashlib.sha256(data).hexdigest()) for kind, data in files.items()},
     ).model_copy(update=changes)

@@ -14,6 +14,7 @@ from compactor.agent.plan import UploadFailure, UploadWatch
 from compactor.bootstrap import open_tier
 from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopics, LogEnd
 from compactor.config.settings import load_settings
+from compactor.constants import LeaderEpoch, TopicId
 from compactor.errors import StoreError, Unavailable
 from compactor.model.ids import TopicPartition
 from compactor.web.agent_pages import AgentPages
@@ -155,7 +156,7 @@ class SideCluster:
         self.asked += 1
         if self.down:
             raise Unavailable("no broker answers")
-        return ClusterTopics(self.cluster_id, {name: self.topic_ids_of[name] for name in names if name in self.topic_ids_of})
+        return ClusterTopics(self.cluster_id, {name: TopicId(self.topic_ids_of[name]) for name in names if name in self.topic_ids_of})
 
     def retention_ms(self, topic: str) -> int | None:
         return self.retentions.get(topic)
@@ -196,7 +197,7 @@ class PartitionStory:
         replica.append([(offset, raw) for offset, raw in known if offset >= replica.end], self.epochs, per_segment=per_segment)
 
     def commit(self) -> None:
-        self.cluster.ends_of[self.name] = LogEnd(self.log.leader_epoch, self.log.next_offset)
+        self.cluster.ends_of[self.name] = LogEnd(LeaderEpoch(self.log.leader_epoch), self.log.next_offset)
 
     def truncate(self, offset: int) -> None:
         """An unclean election: what was written from here on never was."""

@@ -34,6 +34,7 @@ from compactor.agent.plan import (
     with_log_end,
 )
 from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.constants import LeaderEpoch
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
 from compactor.transfer.staged import StagedFile
@@ -42,25 +43,27 @@ from compactor.transfer.staged_files import HeldFiles, list_staged_before
 NOW = 1_000_000
 ORDERS = TopicPartition("orders", 0)
 RENAMED = NOW - 10_000
-LED = (LeadershipInterval(5, NOW - 60_000, NOW),)
+LED = (LeadershipInterval(LeaderEpoch(5), NOW - 60_000, NOW),)
 FILE = StagedFile(20, 300, NOW - 50_000, RENAMED, (1, 7))
 SEEN = SeenDirectory(ORDERS, "/somewhere", NOW - 5_000, NOW, active_base=40, staged=(FILE,))
-WATCH = UploadWatch(SEEN, leads=True, position=20, end=LogEnd(5, 40), checked_ms=NOW, leadership=LED)
-UNDECIDED = replace(WATCH, leadership=(LeadershipInterval(5, NOW - 60_000, RENAMED + TICK_MS - 1),))
-UNKNOWN = replace(WATCH, leadership=(LeadershipInterval(5, RENAMED + 1, NOW),))
+WATCH = UploadWatch(SEEN, leads=True, position=20, end=LogEnd(LeaderEpoch(5), 40), checked_ms=NOW, leadership=LED)
+UNDECIDED = replace(WATCH, leadership=(LeadershipInterval(LeaderEpoch(5), NOW - 60_000, RENAMED + TICK_MS - 1),))
+UNKNOWN = replace(WATCH, leadership=(LeadershipInterval(LeaderEpoch(5), RENAMED + 1, NOW),))
 
 
 @pytest.mark.parametrize(
     ("intervals", "evidence"),
     [
         pytest.param(LED, RenameEvidence.SAME_EPOCH, id="before and after"),
-        pytest.param((LeadershipInterval(5, RENAMED - 1, RENAMED + TICK_MS),), RenameEvidence.SAME_EPOCH, id="just"),
-        pytest.param((LeadershipInterval(5, RENAMED, NOW),), RenameEvidence.UNKNOWN, id="perhaps not seen before"),
-        pytest.param((*LED, LeadershipInterval(6, NOW, NOW)), RenameEvidence.SAME_EPOCH, id="a later epoch of the same leader"),
+        pytest.param((LeadershipInterval(LeaderEpoch(5), RENAMED - 1, RENAMED + TICK_MS),), RenameEvidence.SAME_EPOCH, id="just"),
+        pytest.param((LeadershipInterval(LeaderEpoch(5), RENAMED, NOW),), RenameEvidence.UNKNOWN, id="perhaps not seen before"),
+        pytest.param(
+            (*LED, LeadershipInterval(LeaderEpoch(6), NOW, NOW)), RenameEvidence.SAME_EPOCH, id="a later epoch of the same leader"
+        ),
         pytest.param(UNDECIDED.leadership, RenameEvidence.UNDECIDED, id="nobody has answered since"),
         pytest.param(UNKNOWN.leadership, RenameEvidence.UNKNOWN, id="not seen before"),
         pytest.param(
-            (LeadershipInterval(5, 0, RENAMED - 1), LeadershipInterval(6, RENAMED + 1, NOW)),
+            (LeadershipInterval(LeaderEpoch(5), 0, RENAMED - 1), LeadershipInterval(LeaderEpoch(6), RENAMED + 1, NOW)),
             RenameEvidence.UNKNOWN,
             id="another epoch after",
         ),
@@ -74,21 +77,23 @@ def test_a_file_was_renamed_within_one_leader_epoch_of_this_broker(
 
 
 def test_answers_of_one_epoch_extend_its_interval_from_the_first_answer_to_the_latest_question() -> None:
-    known = with_answer((), LogEnd(5, 40), 100, 110)
-    assert known == (LeadershipInterval(5, 110, 100),)
-    known = with_answer(known, LogEnd(5, 50), 200, 210)
-    assert known == (LeadershipInterval(5, 110, 200),)
-    assert with_answer(known, LogEnd(6, 50), 300, 310) == (*known, LeadershipInterval(6, 310, 300))
-    assert with_answer(known, LogEnd(5, 50), 150, 160) == (*known, LeadershipInterval(5, 160, 150)), "the clock was set back"
-    assert with_answer(known, LogEnd(-1, 50), 300, 310) == ()
+    known = with_answer((), LogEnd(LeaderEpoch(5), 40), 100, 110)
+    assert known == (LeadershipInterval(LeaderEpoch(5), 110, 100),)
+    known = with_answer(known, LogEnd(LeaderEpoch(5), 50), 200, 210)
+    assert known == (LeadershipInterval(LeaderEpoch(5), 110, 200),)
+    assert with_answer(known, LogEnd(LeaderEpoch(6), 50), 300, 310) == (*known, LeadershipInterval(LeaderEpoch(6), 310, 300))
+    assert with_answer(known, LogEnd(LeaderEpoch(5), 50), 150, 160) == (*known, LeadershipInterval(LeaderEpoch(5), 160, 150)), (
+        "the clock was set back"
+    )
+    assert with_answer(known, LogEnd(LeaderEpoch(-1), 50), 300, 310) == ()
     for epoch in range(6, 40):
-        known = with_answer(known, LogEnd(epoch, 50), 300, 310)
+        known = with_answer(known, LogEnd(LeaderEpoch(epoch), 50), 300, 310)
     assert len(known) == MAX_INTERVALS
 
 
 def test_what_is_known_of_the_leadership_ends_with_it() -> None:
-    assert with_log_end(WATCH, LogEnd(5, 40), NOW + 1).leadership == (replace(LED[0], until_ms=NOW + 1),)
-    assert with_log_end(replace(WATCH, leads=False), LogEnd(5, 40), NOW + 1).leadership == ()
+    assert with_log_end(WATCH, LogEnd(LeaderEpoch(5), 40), NOW + 1).leadership == (replace(LED[0], until_ms=NOW + 1),)
+    assert with_log_end(replace(WATCH, leads=False), LogEnd(LeaderEpoch(5), 40), NOW + 1).leadership == ()
     assert with_leadership(with_leadership(WATCH, leads=False), leads=True).leadership == ()
     unreadable = replace(WATCH, seen=replace(SEEN, problem="it cannot be read"))
     assert with_leadership(unreadable, leads=False).leadership == ()
@@ -110,7 +115,7 @@ def test_an_upload_waits_until_the_leaders_next_answer_decides_about_a_staged_fi
     for watch in (UNDECIDED, replace(UNDECIDED, position=None), replace(UNDECIDED, anew=True)):
         assert not is_upload_due(watch, NOW)
     assert needs_log_end(UNDECIDED, NOW)
-    assert is_upload_due(with_log_end(UNDECIDED, LogEnd(5, 40), NOW), NOW)
+    assert is_upload_due(with_log_end(UNDECIDED, LogEnd(LeaderEpoch(5), 40), NOW), NOW)
 
 
 def test_staged_files_go_before_sealed_segments_that_wait_longer() -> None:

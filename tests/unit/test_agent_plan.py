@@ -30,6 +30,7 @@ from compactor.agent.plan import (
     with_log_end,
 )
 from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.constants import LeaderEpoch, TopicId
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 
@@ -37,7 +38,7 @@ NOW = 1_000_000
 ORDERS = TopicPartition("orders", 0)
 SEALED = (SealedFile(0, 10, 100, 500), SealedFile(10, 20, 0, 600), SealedFile(20, 30, 300, 700))
 SEEN = SeenDirectory(ORDERS, "/somewhere", NOW - 5_000, NOW, SEALED, active_base=30)
-WATCH = UploadWatch(SEEN, leads=True, position=10, end=LogEnd(1, 35), checked_ms=NOW)
+WATCH = UploadWatch(SEEN, leads=True, position=10, end=LogEnd(LeaderEpoch(1), 35), checked_ms=NOW)
 
 
 def test_lag_counts_what_is_sealed_and_not_in_the_tier() -> None:
@@ -48,9 +49,9 @@ def test_lag_counts_what_is_sealed_and_not_in_the_tier() -> None:
 
 def test_a_segment_is_due_once_it_is_wholly_below_the_high_watermark() -> None:
     assert is_upload_due(WATCH, NOW)
-    assert is_upload_due(replace(WATCH, end=LogEnd(1, 30)), NOW)
-    assert not is_upload_due(replace(WATCH, end=LogEnd(1, 29)), NOW)
-    assert needs_log_end(replace(WATCH, end=LogEnd(1, 29)), NOW)
+    assert is_upload_due(replace(WATCH, end=LogEnd(LeaderEpoch(1), 30)), NOW)
+    assert not is_upload_due(replace(WATCH, end=LogEnd(LeaderEpoch(1), 29)), NOW)
+    assert needs_log_end(replace(WATCH, end=LogEnd(LeaderEpoch(1), 29)), NOW)
     assert not is_upload_due(replace(WATCH, leads=False), NOW)
     assert not is_upload_due(replace(WATCH, end=None), NOW)
     assert not is_upload_due(replace(WATCH, position=30), NOW)
@@ -106,20 +107,20 @@ def test_an_upload_that_was_stopped_changes_nothing() -> None:
 def test_who_begins_to_lead_asks_the_tier_where_it_ends() -> None:
     assert with_leadership(WATCH, True) == WATCH
     assert with_leadership(with_leadership(WATCH, False), True) == UploadWatch(SEEN, leads=True)
-    later = with_log_end(replace(WATCH, position=30), LogEnd(2, 35), NOW)
+    later = with_log_end(replace(WATCH, position=30), LogEnd(LeaderEpoch(2), 35), NOW)
     assert (later.position, later.anew) == (30, True)
     assert is_upload_due(later, NOW)
     assert not after_upload(later, UploadOutcome(30), NOW).anew
 
 
 def test_a_log_that_ends_below_the_tier_is_said_and_forgotten_when_it_does_not() -> None:
-    behind = with_log_end(WATCH, LogEnd(1, 9), NOW)
+    behind = with_log_end(WATCH, LogEnd(LeaderEpoch(1), 9), NOW)
     assert behind.trouble is UploadFailure.BEHIND
     assert not is_upload_due(behind, NOW)
     assert is_upload_due(behind, NOW, accept_truncation=True)
-    assert with_log_end(behind, LogEnd(1, 10), NOW).trouble is None
+    assert with_log_end(behind, LogEnd(LeaderEpoch(1), 10), NOW).trouble is None
     failing = replace(WATCH, trouble=UploadFailure.LINEAGE, reason="other epochs")
-    assert with_log_end(failing, LogEnd(1, 9), NOW).trouble is UploadFailure.LINEAGE
+    assert with_log_end(failing, LogEnd(LeaderEpoch(1), 9), NOW).trouble is UploadFailure.LINEAGE
 
 
 def test_a_directory_is_listed_again_when_it_changed_or_may_have() -> None:
@@ -132,8 +133,8 @@ def test_a_directory_is_listed_again_when_it_changed_or_may_have() -> None:
 
 
 def test_a_topic_that_was_created_again_is_watched_anew_whenever_its_id_becomes_readable() -> None:
-    known = replace(WATCH, seen=replace(SEEN, topic_id="first"), position=30)
-    again = replace(SEEN, topic_id="second")
+    known = replace(WATCH, seen=replace(SEEN, topic_id=TopicId("first")), position=30)
+    again = replace(SEEN, topic_id=TopicId("second"))
     assert with_listing(known, again) == UploadWatch(again, leads=True)
     without_id = with_listing(known, SEEN)  # listed before the broker wrote partition.metadata
     assert with_listing(replace(without_id, position=30), again) == UploadWatch(again, leads=True)

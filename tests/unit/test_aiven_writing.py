@@ -11,6 +11,7 @@ import pytest
 from Crypto.PublicKey import RSA
 
 from compactor.config.settings import AivenSettings
+from compactor.constants import TopicId
 from compactor.errors import BadData, NotFound, Refused, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.storage.counting import Counters
@@ -24,7 +25,7 @@ from tests.support.plain_aiven import data_key, read_segment
 from tests.support.segments import files_of, segment_of
 
 NAME = TopicPartition("orders", 1)
-IDS = TopicIds({"orders": "R0AHqObxTZmsN-zsxr_0TQ"})
+IDS = TopicIds({"orders": TopicId("R0AHqObxTZmsN-zsxr_0TQ")})
 MAIN = "orders-R0AHqObxTZmsN-zsxr_0TQ/1/00000000000000000100-lZ6vvmajTWKDBUTV6SQAtQ"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from compactor.constants import CompactorEpoch
 from compactor.control import publication
 from compactor.control.state import Intent, PartitionState
 from compactor.model.balance import Balance, DigestSum, add_sums
@@ -53,7 +54,8 @@ def announced(balance: Balance | None, *, recorded: DigestSum | None, result: Di
     )
     state = PartitionState(topic="orders", partition=0, live=(source.model_copy(update={"content": recorded}),))
     plan = CompactionPlan(
-        run_id="R", topic="orders", partition=0, leader_epoch=1, now_ms=1, first_dirty_offset=0, end_offset=10, next_dirty_offset=10,
+        run_id="R", topic="orders", partition=0,
+        leader_epoch=CompactorEpoch(1), now_ms=1, first_dirty_offset=0, end_offset=10, next_dirty_offset=10,
         high_watermark=10, legacy_horizon_ms=0, vector=(), policy=CleanerPolicy(), map_engine="memory", fingerprint="test", producers=(),
         tasks=(task,),
     )  # fmt: skip

@@ -13,6 +13,7 @@ from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.admin import BrokerFacts, ClusterFacts, LeaderFacts, MissingRight, Setting, TopicFacts
 from compactor.brokers.metadata_topic.codec import TOPIC
 from compactor.config.settings import PublishSettings, Settings, TierSettings
+from compactor.constants import LeaderEpoch
 from compactor.control.logs import open_catalog
 from compactor.errors import Refused
 from compactor.storage.counting import Counters
@@ -21,7 +22,7 @@ from tests.metadata_events import finished
 from tests.support.broker_metadata import brokers_of
 from tests.support.memory_store import Clock, MemoryStore, ports_on
 
-LED = {0: LeaderFacts(1, 3, 0, 10, 10)}
+LED = {0: LeaderFacts(1, LeaderEpoch(3), 0, 10, 10)}
 FOREVER = {
     "cleanup.policy": Setting("delete", "topic"),
     "retention.ms": Setting("-1", "topic"),

@@ -14,11 +14,12 @@ from checkpoint.offsets import (
     is_claim_valid,
     vector_problem,
 )
+from compactor.constants import CompactorEpoch
 
 
 def vector(**entries: int) -> Vector:
     """``vector(e0=100, e1=155)``"""
-    return tuple(CleanerOffset(int(name[1:]), offset) for name, offset in entries.items())
+    return tuple(CleanerOffset(CompactorEpoch(int(name[1:])), offset) for name, offset in entries.items())
 
 
 def test_an_empty_vector_has_cleaned_nothing() -> None:
@@ -27,27 +28,27 @@ def test_an_empty_vector_has_cleaned_nothing() -> None:
 
 def test_granted_only_up_to_the_entry_of_its_own_epoch() -> None:
     decided = vector(e0=100, e1=155)
-    assert is_claim_valid(decided, 0, 100)
-    assert not is_claim_valid(decided, 0, 101)
-    assert is_claim_valid(decided, 1, 155)
-    assert not is_claim_valid(decided, 2, 1)
+    assert is_claim_valid(decided, CompactorEpoch(0), 100)
+    assert not is_claim_valid(decided, CompactorEpoch(0), 101)
+    assert is_claim_valid(decided, CompactorEpoch(1), 155)
+    assert not is_claim_valid(decided, CompactorEpoch(2), 1)
 
 
 def test_advance_adds_an_entry_or_moves_the_last_one() -> None:
-    assert advance_vector((), 3, 10) == vector(e3=10)
-    assert advance_vector(vector(e3=10), 3, 20) == vector(e3=20)
-    assert advance_vector(vector(e3=10), 5, 20) == vector(e3=10, e5=20)
+    assert advance_vector((), CompactorEpoch(3), 10) == vector(e3=10)
+    assert advance_vector(vector(e3=10), CompactorEpoch(3), 20) == vector(e3=20)
+    assert advance_vector(vector(e3=10), CompactorEpoch(5), 20) == vector(e3=10, e5=20)
 
 
 @pytest.mark.parametrize(("epoch", "offset"), [(2, 20), (3, 9)])
 def test_advance_never_goes_back(epoch: int, offset: int) -> None:
     with pytest.raises(ValueError, match="does not follow"):
-        advance_vector(vector(e3=10), epoch, offset)
+        advance_vector(vector(e3=10), CompactorEpoch(epoch), offset)
 
 
 def test_entries_that_nobody_names_are_folded_into_their_successor_but_never_the_last() -> None:
     full = vector(e0=100, e1=155, e4=200)
-    assert drop_unreferenced_epochs(full, {1}) == vector(e1=155, e4=200)
+    assert drop_unreferenced_epochs(full, {CompactorEpoch(1)}) == vector(e1=155, e4=200)
     assert drop_unreferenced_epochs(full, set()) == vector(e4=200)
     assert clean_end_offset(drop_unreferenced_epochs(full, set())) == clean_end_offset(full)
 
@@ -59,7 +60,13 @@ def test_a_truncated_lineage_clamps_every_entry() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [vector(e1=5, e0=9), vector(e0=9, e1=5), (CleanerOffset(0, -1),), (CleanerOffset(1, 1), CleanerOffset(1, 2))]
+    "bad",
+    [
+        vector(e1=5, e0=9),
+        vector(e0=9, e1=5),
+        (CleanerOffset(CompactorEpoch(0), -1),),
+        (CleanerOffset(CompactorEpoch(1), 1), CleanerOffset(CompactorEpoch(1), 2)),
+    ],
 )
 def test_what_is_no_vector(bad: Vector) -> None:
     assert vector_problem(bad)

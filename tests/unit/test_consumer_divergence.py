@@ -12,6 +12,7 @@ import pytest
 
 from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
+from compactor.constants import EMPTY_TOPIC_ID, LeaderEpoch, TopicId
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
 from compactor.consumer.history import EpochEnd, LogIdentity, LogMismatch, ReadHistory, find_mismatch, log_identity, position_history
 from compactor.consumer.messages import MessageLike
@@ -225,7 +226,7 @@ def test_a_stream_refuses_a_checkpoint_of_a_truncated_log(tier: Tier, tmp_path: 
 
 
 def log(end: int, *entries: tuple[int, int], topic_id: str = "") -> LogIdentity:
-    return LogIdentity(topic_id, tuple(EpochEntry(*entry) for entry in entries), end)
+    return LogIdentity(TopicId(topic_id), tuple(EpochEntry(LeaderEpoch(epoch), start) for epoch, start in entries), end)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +242,7 @@ def log(end: int, *entries: tuple[int, int], topic_id: str = "") -> LogIdentity:
         (position_history(0, 0, ""), log(200, (1, 0)), None),
         (position_history(100, 0, ""), log(200, (4, 60)), 60),  # its beginning has expired
         (position_history(50, 0, ""), log(200, (4, 60)), None),
-        (position_history(100, 0, ""), LogIdentity("", (), 200), None),
+        (position_history(100, 0, ""), LogIdentity(EMPTY_TOPIC_ID, (), 200), None),
         (position_history(150, 1, ""), log(300, (0, 0), (2, 200)), 0),  # the former leader came back, and 1 left no trace
         (log(300, (0, 0), (1, 100)).history_below(150), log(300, (0, 0), (2, 200)), 100),
         (log(300, (0, 0), (1, 100)).history_below(150), log(300, (0, 0), (1, 100), (2, 120)), 120),
@@ -258,11 +259,11 @@ def test_a_log_of_an_earlier_leader_is_older_and_another_topic_has_no_common_pre
     assert find_mismatch(position_history(100, 0, OLD_ID), same) == LogMismatch("topic")
     assert find_mismatch(position_history(100, 0, NEW_ID), same) is None
     assert find_mismatch(position_history(100, 0, ""), same) is None
-    assert find_mismatch(position_history(100, 0, OLD_ID), replace(same, topic_id="")) is None
+    assert find_mismatch(position_history(100, 0, OLD_ID), replace(same, topic_id=EMPTY_TOPIC_ID)) is None
 
 
 def test_what_was_read_below_an_offset_ends_with_the_epoch_that_reaches_it() -> None:
-    history = ReadHistory("", (EpochEnd(0, 50), EpochEnd(1, 100)), 100)
+    history = ReadHistory(EMPTY_TOPIC_ID, (EpochEnd(LeaderEpoch(0), 50), EpochEnd(LeaderEpoch(1), 100)), 100)
     assert [history.below_offset(offset).epochs for offset in (40, 50, 70)] == [((0, 40),), ((0, 50),), ((0, 50), (1, 70))]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from compactor.constants import CompactorEpoch, LeaderEpoch
 from compactor.control import fold, ordering, records
 from compactor.control.log_start import log_start_record, removable_below
 from compactor.control.state import PartitionState
@@ -21,7 +22,7 @@ EPOCH = 0
 def segment(name: str, start: int, end: int, content: DigestSum | None = None) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
         id=name, start_offset=start, end_offset=end, size_bytes=9, max_timestamp_ms=-1, mtime_ms=0,
-        leader_epochs=(EpochEntry(0, start),), files={"log": SegmentFile(size=9, sha256="0" * 64)}, content=content,
+        leader_epochs=(EpochEntry(LeaderEpoch(0), start),), files={"log": SegmentFile(size=9, sha256="0" * 64)}, content=content,
     )  # fmt: skip
 
 
@@ -43,12 +44,12 @@ def tiered(number: int, *segments: RemoteLogSegmentMetadata) -> tuple[Any, Any]:
 def three() -> PartitionState:
     """Segments a (0..9), b (10..19), c (20..29), led by "me"."""
     parts = [segment(name, 10 * n, 10 * n + 9, DigestSum.of(n + 1, n, 7 * n)) for n, name in enumerate("abc")]
-    acquired = records.LeadershipAcquired(leader_epoch=EPOCH, holder="me", ttl_ms=1)
+    acquired = records.LeadershipAcquired(leader_epoch=CompactorEpoch(EPOCH), holder="me", ttl_ms=1)
     return folded(PartitionState(topic="orders", partition=0), *tiered(0, *parts), acquired)
 
 
 def rise(state: PartitionState, offset: int, **changes: Any) -> PartitionState:
-    return folded(state, log_start_record(state, offset, EPOCH, 5).model_copy(update=changes))
+    return folded(state, log_start_record(state, offset, CompactorEpoch(EPOCH), 5).model_copy(update=changes))
 
 
 def ids(state: PartitionState) -> str:
@@ -82,7 +83,7 @@ class TestRaising:
 
     def test_the_record_subtracts_what_it_removes(self) -> None:
         state = three()
-        body = log_start_record(state, 20, EPOCH, 5)
+        body = log_start_record(state, 20, CompactorEpoch(EPOCH), 5)
         assert None not in (body.removed, body.content)
         assert add_sums(part for part in (body.removed, body.content) if part) == state.content
         assert rise(state, 20).content == body.content
@@ -111,18 +112,20 @@ class TestRaising:
 
     def test_only_the_leader_raises_it(self) -> None:
         state = three()
-        assert folded(state, log_start_record(state, 20, EPOCH + 1, 5)).live == state.live
-        assert folded(state, log_start_record(state, 20, EPOCH, 5), incarnation="somebody").live == state.live
+        assert folded(state, log_start_record(state, 20, CompactorEpoch(EPOCH + 1), 5)).live == state.live
+        assert folded(state, log_start_record(state, 20, CompactorEpoch(EPOCH), 5), incarnation="somebody").live == state.live
 
     def test_an_empty_partition_has_no_log_start_to_raise(self) -> None:
-        empty = folded(PartitionState(topic="orders", partition=0), records.LeadershipAcquired(leader_epoch=0, holder="me", ttl_ms=1))
+        empty = folded(
+            PartitionState(topic="orders", partition=0), records.LeadershipAcquired(leader_epoch=CompactorEpoch(0), holder="me", ttl_ms=1)
+        )
         assert rise(empty, 0).log_start_offset is None
 
 
 class TestWhatItKeepsOut:
     def test_what_lies_before_the_log_is_not_added_again(self) -> None:
         parts = [segment("b", 10, 19), segment("c", 20, 29)]
-        acquired = records.LeadershipAcquired(leader_epoch=EPOCH, holder="me", ttl_ms=1)
+        acquired = records.LeadershipAcquired(leader_epoch=CompactorEpoch(EPOCH), holder="me", ttl_ms=1)
         before = records.SegmentsPrepended(import_id="older", segments=(segment("z", 0, 9),))
         # Registered while nothing was raised: the record of the segments decides, not the registration.
         registered = records.IdsRegistered(import_id="older", ids=("z",), holder="me")
@@ -142,7 +145,7 @@ class TestWhatItKeepsOut:
         assert state.log_start == 15
 
     def test_deleting_the_partition_clears_it(self) -> None:
-        state = folded(rise(three(), 15), records.PartitionDeleted(leader_epoch=EPOCH))
+        state = folded(rise(three(), 15), records.PartitionDeleted(leader_epoch=CompactorEpoch(EPOCH)))
         assert (state.log_start_offset, state.log_start_slot, state.log_start) == (None, 0, 0)
 
     def test_what_is_below_it_counts_as_clean(self) -> None:
@@ -152,7 +155,7 @@ class TestWhatItKeepsOut:
 
 def test_programs_that_cannot_raise_it_refuse_record_and_snapshot_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     state = rise(three(), 15)
-    body = log_start_record(three(), 15, EPOCH, None)
+    body = log_start_record(three(), 15, CompactorEpoch(EPOCH), None)
     record = records.PartitionRecord(version=records.VERSION, log="x", slot=1, incarnation="me", attempt=1, at_ms=0, body=body)
     sealed = records.seal_document(record.model_dump_json().encode())
     assert records.decode_sealed(records.PartitionRecord, sealed, "x").body == body

@@ -10,6 +10,7 @@ import pytest
 
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset, clean_end_offset
+from compactor.constants import EMPTY_TOPIC_ID, CompactorEpoch, LeaderEpoch, TopicId
 from compactor.control import fold, ordering, records
 from compactor.control.coverage import coverage_problem
 from compactor.control.leadership import Leadership, acquire_leadership
@@ -118,7 +119,7 @@ def segment(name: str, start: int, end: int, *epochs: tuple[int, int], size: int
         size_bytes=size,
         max_timestamp_ms=-1,
         mtime_ms=0,
-        leader_epochs=tuple(EpochEntry(*pair) for pair in epochs or ((0, start),)),
+        leader_epochs=tuple(EpochEntry(LeaderEpoch(epoch), first) for epoch, first in epochs or ((0, start),)),
         files={"log": SegmentFile(size=size, sha256="0" * 64)},
     )
 
@@ -174,7 +175,7 @@ class Led:
         return ordering.refusal(self.state, self.actor.log.candidate_record(body))
 
     def announce(self, **changes: Any) -> str:
-        return self.refusal(records.PlanAnnounced(leader_epoch=self.epoch, plan=self.plan(**changes)))
+        return self.refusal(records.PlanAnnounced(leader_epoch=CompactorEpoch(self.epoch), plan=self.plan(**changes)))
 
 
 @pytest.fixture
@@ -200,7 +201,7 @@ class TestAnnouncing:
 
     def test_from_another_vector(self, led: Led) -> None:
         state = led.state.model_copy(update={"vector": (*led.plan().vector, (5, 5))})
-        body = records.PlanAnnounced(leader_epoch=led.epoch, plan=led.plan())
+        body = records.PlanAnnounced(leader_epoch=CompactorEpoch(led.epoch), plan=led.plan())
         assert "cleaner offsets" in ordering.refusal(state, led.actor.log.candidate_record(body))
 
     def test_with_a_source_that_is_not_live(self, led: Led) -> None:
@@ -236,12 +237,12 @@ class TestAnnouncing:
 class TestLeaders:
     def test_an_epoch_that_does_not_follow(self, led: Led) -> None:
         for epoch in (led.epoch, led.epoch + 2):
-            assert "does not follow" in led.refusal(records.LeadershipAcquired(leader_epoch=epoch, holder="x", ttl_ms=1))
+            assert "does not follow" in led.refusal(records.LeadershipAcquired(leader_epoch=CompactorEpoch(epoch), holder="x", ttl_ms=1))
 
     def test_nobody_but_the_leaders_own_incarnation(self, led: Led) -> None:
         stranger = led.play.process("leader")  # the same name, another process
         stranger.state()
-        body = records.LeadershipReleased(leader_epoch=led.epoch)
+        body = records.LeadershipReleased(leader_epoch=CompactorEpoch(led.epoch))
         assert "fenced" in ordering.refusal(led.state, stranger.log.candidate_record(body))
         assert led.refusal(body) == ""
 
@@ -255,11 +256,11 @@ class TestLeaders:
 class TestDeleting:
     def test_only_the_current_leader_deletes_and_nothing_that_is_protected(self, led: Led) -> None:
         incarnation = led.actor.log.incarnation
-        ordering.require_deletable(led.state, incarnation, led.epoch, ["nobody knows it"])
+        ordering.require_deletable(led.state, incarnation, CompactorEpoch(led.epoch), ["nobody knows it"])
         with pytest.raises(CompactorError, match="must not be deleted"):
-            ordering.require_deletable(led.state, incarnation, led.epoch, [led.state.live[0].id])
+            ordering.require_deletable(led.state, incarnation, CompactorEpoch(led.epoch), [led.state.live[0].id])
         with pytest.raises(Fenced):
-            ordering.require_deletable(led.state, "another", led.epoch, [])
+            ordering.require_deletable(led.state, "another", CompactorEpoch(led.epoch), [])
 
     def test_only_what_waits_and_whole_groups_and_what_the_vector_grants(self, led: Led) -> None:
         led.leadership.release()
@@ -268,11 +269,11 @@ class TestDeleting:
         led.leadership = acquire_leadership(led.actor.ports, led.actor.log, LEASE)
         waiting = tuple(segment.id for group in led.state.waiting for segment in group.segments)
         assert len(waiting) > 1
-        begin = records.RetireBegun(leader_epoch=led.epoch, ids=waiting)
+        begin = records.RetireBegun(leader_epoch=CompactorEpoch(led.epoch), ids=waiting)
         assert led.refusal(begin) == ""
         assert "only a part" in led.refusal(begin.model_copy(update={"ids": waiting[:1]}))
         assert "does not wait" in led.refusal(begin.model_copy(update={"ids": (led.state.live[0].id,)}))
-        assert "not begun" in led.refusal(records.Retired(leader_epoch=led.epoch, ids=waiting))
+        assert "not begun" in led.refusal(records.Retired(leader_epoch=CompactorEpoch(led.epoch), ids=waiting))
         voided = led.state.model_copy(update={"vector": ()})
         assert "do not grant" in ordering.refusal(voided, led.actor.log.candidate_record(begin))
 
@@ -301,7 +302,8 @@ class TestTakingBack:
         earlier = state.find_run(state.published[-1])
         assert earlier
         return CompactionPlan(
-            run_id="back", topic=state.topic, partition=state.partition, leader_epoch=led.epoch, now_ms=0, first_dirty_offset=0,
+            run_id="back", topic=state.topic, partition=state.partition, leader_epoch=CompactorEpoch(led.epoch), now_ms=0,
+            first_dirty_offset=0,
             end_offset=made[-1].end_offset + 1, next_dirty_offset=0, high_watermark=made[-1].end_offset + 1, legacy_horizon_ms=0,
             vector=state.vector, policy=CleanerPolicy(), map_engine="memory", fingerprint="", producers=(), tasks=tasks,
             restores=earlier.run_id,
@@ -309,15 +311,20 @@ class TestTakingBack:
 
     def refusal(self, led: Led, **changes: Any) -> str:
         plan = self.plan(led).model_copy(update=changes)
-        return led.refusal(records.PlanAnnounced(leader_epoch=led.epoch, plan=plan))
+        return led.refusal(records.PlanAnnounced(leader_epoch=CompactorEpoch(led.epoch), plan=plan))
 
     def test_the_latest_round_may_be_and_the_offset_goes_back_with_it(self, compacted: Led) -> None:
         assert self.refusal(compacted) == ""
         assert "goes back" in self.refusal(compacted, restores="")
         plan = self.plan(compacted)
-        assert {entry.offset for entry in ordering.vector_after(compacted.state, plan, compacted.epoch, cut_off=True)} == {0}
-        stays = ordering.vector_after(compacted.state, plan.model_copy(update={"restores": ""}), 9, cut_off=True)
-        assert stays == (*compacted.state.vector, CleanerOffset(leader_epoch=9, offset=clean_end_offset(compacted.state.vector)))
+        assert {entry.offset for entry in ordering.vector_after(compacted.state, plan, CompactorEpoch(compacted.epoch), cut_off=True)} == {
+            0
+        }
+        stays = ordering.vector_after(compacted.state, plan.model_copy(update={"restores": ""}), CompactorEpoch(9), cut_off=True)
+        assert stays == (
+            *compacted.state.vector,
+            CleanerOffset(leader_epoch=CompactorEpoch(9), offset=clean_end_offset(compacted.state.vector)),
+        )
 
     def test_no_other_round_and_no_part_of_it(self, compacted: Led) -> None:
         assert "not the latest" in self.refusal(compacted, restores="another")
@@ -326,19 +333,19 @@ class TestTakingBack:
         state = compacted.state.model_copy(update={"live": (*compacted.state.live, other)})
         more = task.model_copy(update={"group": 7, "sources": ("untouched",), "start_offset": 99, "end_offset": 99, "new_segment_id": "x"})
         plan = self.plan(compacted).model_copy(update={"tasks": (task, more)})
-        body = records.PlanAnnounced(leader_epoch=compacted.epoch, plan=plan)
+        body = records.PlanAnnounced(leader_epoch=CompactorEpoch(compacted.epoch), plan=plan)
         assert "a part of run" in ordering.refusal(state, compacted.actor.log.candidate_record(body))
 
     def test_not_once_its_sources_go(self, compacted: Led) -> None:
         plan = self.plan(compacted)
         state = compacted.state.model_copy(update={"waiting": ()})
-        body = records.PlanAnnounced(leader_epoch=compacted.epoch, plan=plan)
+        body = records.PlanAnnounced(leader_epoch=CompactorEpoch(compacted.epoch), plan=plan)
         assert "has begun" in ordering.refusal(state, compacted.actor.log.candidate_record(body))
 
     def test_not_by_the_epoch_that_published_it(self, compacted: Led) -> None:
         group = compacted.state.waiting[-1].model_copy(update={"leader_epoch": compacted.epoch})
         state = compacted.state.model_copy(update={"waiting": (group,)})
-        body = records.PlanAnnounced(leader_epoch=compacted.epoch, plan=self.plan(compacted))
+        body = records.PlanAnnounced(leader_epoch=CompactorEpoch(compacted.epoch), plan=self.plan(compacted))
         assert "is not above the epoch" in ordering.refusal(state, compacted.actor.log.candidate_record(body))
 
 
@@ -359,7 +366,7 @@ class TestTopicIdentity:
         """Two records: an import of the offsets 10 * number and nine more."""
         made = segment(f"s{number}", 10 * number, 10 * number + 9, (0, 0))
         registered = records.IdsRegistered(import_id=f"i{number}", ids=(made.id,), holder="me")
-        return registered, records.SegmentsTiered(import_id=f"i{number}", segments=(made,), topic_id=topic_id)
+        return registered, records.SegmentsTiered(import_id=f"i{number}", segments=(made,), topic_id=TopicId(topic_id))
 
     def state(self, topic_id: str) -> PartitionState:
         return self.folded(PartitionState(topic="orders", partition=0), *self.tiered(0, topic_id))
@@ -379,17 +386,17 @@ class TestTopicIdentity:
 
     def test_a_truncation_of_another_topic_does_not_count(self) -> None:
         state = self.state(TOPIC)
-        cut = records.TailTruncated(cut_id="c", offset=0, voided=("s0",), topic_id=ANOTHER)
+        cut = records.TailTruncated(cut_id="c", offset=0, voided=("s0",), topic_id=TopicId(ANOTHER))
         assert self.folded(state, cut).live == state.live
         assert self.folded(state, cut.model_copy(update={"topic_id": TOPIC})).live == ()
 
     def test_an_emptied_partition_stays_its_topics(self) -> None:
         empty = self.folded(self.state(TOPIC), records.TailTruncated(cut_id="c", offset=0, voided=("s0",)))
         assert self.folded(empty, *self.tiered(0, ANOTHER)).live == ()
-        assert self.folded(empty, records.TopicAdopted(topic_id=ANOTHER, previous_id=TOPIC)).topic_id == ANOTHER
+        assert self.folded(empty, records.TopicAdopted(topic_id=TopicId(ANOTHER), previous_id=TopicId(TOPIC))).topic_id == ANOTHER
 
     def test_adoption_names_the_id_that_it_replaces(self) -> None:
-        adopted = records.TopicAdopted(topic_id=ANOTHER, previous_id="")
+        adopted = records.TopicAdopted(topic_id=TopicId(ANOTHER), previous_id=EMPTY_TOPIC_ID)
         assert self.folded(self.state(TOPIC), adopted).topic_id == TOPIC
         assert self.folded(self.state(""), adopted).topic_id == ANOTHER
 
@@ -403,7 +410,7 @@ class TestTopicIdentity:
     def test_adoption_declares_something_of_a_partition_that_holds_something(self) -> None:
         assert "neither" in self.folded(self.state(""), records.TopicAdopted()).fenced[-1].reason
         empty = PartitionState(topic="orders", partition=0)
-        assert "empty" in self.folded(empty, records.TopicAdopted(topic_id=TOPIC)).fenced[-1].reason
+        assert "empty" in self.folded(empty, records.TopicAdopted(topic_id=TopicId(TOPIC))).fenced[-1].reason
 
     def test_programs_without_topic_ids_read_what_has_none(self) -> None:
         """Empty fields are not written; a record of this version with an id is refused by its version."""

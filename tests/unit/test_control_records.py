@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from compactor.constants import CompactorEpoch
 from compactor.control.records import (
     VERSION,
     BadControlRecord,
@@ -16,7 +17,7 @@ from compactor.control.records import (
 from compactor.errors import gravest_exit_code
 
 WHERE = "sim://control/partitions/t-0/log/00000000000000000007.json"
-ENDED = RunEnded(leader_epoch=3, run_id="r", status="cleaned", stats={"seconds": 1.5, "n": 3})
+ENDED = RunEnded(leader_epoch=CompactorEpoch(3), run_id="r", status="cleaned", stats={"seconds": 1.5, "n": 3})
 RECORD = PartitionRecord(version=VERSION, log="t-0", slot=7, incarnation="me", attempt=2, at_ms=5, body=ENDED)
 SEALED = seal_document(RECORD.model_dump_json().encode())
 

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from checkpoint.lineage import EpochEntry
 from compactor.config.settings import Cleaner
-from compactor.constants import NEVER_MS
+from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch
 from compactor.control.ports import Retention
 from compactor.control.state import Intent, Leader, PartitionState, Quarantine, Registration, Waiting
 from compactor.control.summary import summarize_state
@@ -58,7 +58,7 @@ def segment(number: int = 0, **changes: Any) -> RemoteLogSegmentMetadata:
         size_bytes=100,
         max_timestamp_ms=NOW,
         mtime_ms=NOW,
-        leader_epochs=(EpochEntry(0, 0),),
+        leader_epochs=(EpochEntry(LeaderEpoch(0), 0),),
         files={"log": SegmentFile(size=100, sha256="")},
     ).model_copy(update=changes)
 
@@ -82,7 +82,7 @@ class TestSight:
 
     def test_an_open_round_is_due_whatever_the_ratio_says(self) -> None:
         plan = CompactionPlan(
-            run_id="r", topic="orders", partition=0, leader_epoch=0, now_ms=NOW, first_dirty_offset=0, end_offset=0,
+            run_id="r", topic="orders", partition=0, leader_epoch=CompactorEpoch(0), now_ms=NOW, first_dirty_offset=0, end_offset=0,
             next_dirty_offset=0, high_watermark=0, legacy_horizon_ms=0, vector=(), policy=CleanerPolicy(), map_engine="memory",
             fingerprint="", producers=(), tasks=(),
         )  # fmt: skip
@@ -90,12 +90,12 @@ class TestSight:
         assert (found.due, found.open_run) == (True, "r")
 
     def test_a_leader_who_released_is_none(self) -> None:
-        leader = Leader(epoch=4, incarnation="i", holder="h", slot=1, at_ms=NOW, ttl_ms=TTL)
+        leader = Leader(epoch=CompactorEpoch(4), incarnation="i", holder="h", slot=1, at_ms=NOW, ttl_ms=TTL)
         assert seen(state(leader=leader)).leader == "h"
         assert seen(state(leader=leader.model_copy(update={"released": True}))).leader == ""
 
     def test_when_something_may_be_deleted(self) -> None:
-        group = Waiting(slot=5, run_id="r", leader_epoch=0, segments=(segment(0),), vector_before=(), vector=())
+        group = Waiting(slot=5, run_id="r", leader_epoch=CompactorEpoch(0), segments=(segment(0),), vector_before=(), vector=())
         undone = group.model_copy(update={"slot": 6, "undone": True})
         registered = Registration(import_id="i", ids=("x",), holder="h", slot=4)
         since = {4: NOW, 5: NOW, 6: NOW}

@@ -13,6 +13,7 @@ from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.admin import BrokerFacts, ClusterFacts, LeaderFacts, Setting, TopicFacts
 from compactor.brokers.metadata_topic.codec import TOPIC, RemoteLogSegmentMetadataRecord
 from compactor.config.settings import Settings, TierSettings
+from compactor.constants import LeaderEpoch
 from compactor.control.logs import open_catalog
 from compactor.errors import Refused
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
@@ -108,7 +109,9 @@ def test_lost_and_leaked_objects_are_counted() -> None:
 
 def topic(name: str = "orders", **settings: str) -> TopicFacts:
     chosen = SETTINGS | {each.replace("_", "."): value for each, value in settings.items()}
-    return TopicFacts(name, bytes(16), {0: LeaderFacts(1, 3, 0, 10, 10)}, {each: Setting(value, "topic") for each, value in chosen.items()})
+    return TopicFacts(
+        name, bytes(16), {0: LeaderFacts(1, LeaderEpoch(3), 0, 10, 10)}, {each: Setting(value, "topic") for each, value in chosen.items()}
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,9 @@ def test_delayed_uploads_are_noted() -> None:
 
 def test_a_metadata_topic_that_has_grown_is_told_with_its_largest_partition() -> None:
     def grown(records: int) -> TopicFacts:
-        return replace(topic(TOPIC), partitions={0: LeaderFacts(1, 0, 0, 5, 5), 1: LeaderFacts(1, 0, 0, records, records)})
+        return replace(
+            topic(TOPIC), partitions={0: LeaderFacts(1, LeaderEpoch(0), 0, 5, 5), 1: LeaderFacts(1, LeaderEpoch(0), 0, records, records)}
+        )
 
     assert metadata_growth_findings(grown(MANY_METADATA_RECORDS - 1), 3) == []
     [found] = metadata_growth_findings(grown(MANY_METADATA_RECORDS), 3)

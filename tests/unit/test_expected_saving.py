@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from compactor.constants import CompactorEpoch
 from compactor.control.state import PartitionState, Run
 from compactor.control.summary import summarize_state
 
@@ -12,7 +13,7 @@ def run(before: int, written: int, dirty: int | None = None, *, published: int =
     stats: dict[str, int | float | str] = {"bytes_before": before, "bytes_written": written}
     if dirty is not None:
         stats["bytes_dirty"] = dirty
-    return Run(run_id="r", leader_epoch=0, holder="h", slot=1, started_ms=0, published_slot=published, stats=stats)
+    return Run(run_id="r", leader_epoch=CompactorEpoch(0), holder="h", slot=1, started_ms=0, published_slot=published, stats=stats)
 
 
 @pytest.mark.parametrize(

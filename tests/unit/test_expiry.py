@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from checkpoint.lineage import EpochEntry
 from compactor.config.settings import Cleaner, load_settings
-from compactor.constants import NEVER_MS
+from compactor.constants import NEVER_MS, LeaderEpoch
 from compactor.control.state import PartitionState
 from compactor.control.summary import summarize_state
 from compactor.errors import UsageError
@@ -25,7 +25,7 @@ def segment(number: int, stamp: int = NOW, size: int = 100, mtime: int = NOW, **
     start = 10 * number
     return RemoteLogSegmentMetadata(
         id=f"s{number}", start_offset=start, end_offset=start + 9, size_bytes=size, max_timestamp_ms=stamp, mtime_ms=mtime,
-        leader_epochs=(EpochEntry(0, start),), files={}, **facts,
+        leader_epochs=(EpochEntry(LeaderEpoch(0), start),), files={}, **facts,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from compactor.constants import TopicId
 from compactor.errors import NotFound, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.storage.factory import open_store
@@ -15,7 +16,7 @@ from compactor.tier.names import TopicIds
 from tests.support.segments import files_of, segment_of
 
 NAME = TopicPartition("orders", 1)
-IDS = TopicIds({"orders": "R0AHqObxTZmsN-zsxr_0TQ"})
+IDS = TopicIds({"orders": TopicId("R0AHqObxTZmsN-zsxr_0TQ")})
 FOLDER = "kafka-tiered-storage/orders-1-R0AHqObxTZmsN-zsxr_0TQ"
 STEM = f"{FOLDER}/00000000000000000100-lZ6vvmajTWKDBUTV6SQAtQ"
 BROKERS_PATTERN = re.compile(r"(\d+-)([a-zA-Z0-9_-]{22})(\.[a-z_]+)")  # RemoteLogSegmentFileset.FILENAME_FORMAT
@@ -108,4 +109,8 @@ def test_topic_ids_must_be_ids(tmp_path: Path) -> None:
         ({"orders": "R0AHqObxTZmsN-zsxr_0TR"}, "'R0AHqObxTZmsN-zsxr_0TR' is not a valid id"),
     ):
         with pytest.raises(UsageError, match=cause):
-            list(KafkaLocalLayout(open_store(str(tmp_path)), TopicIds(ids)).list_objects(NAME))
+            list(
+                KafkaLocalLayout(open_store(str(tmp_path)), TopicIds({topic: TopicId(each) for topic, each in ids.items()})).list_objects(
+                    NAME
+                )
+            )

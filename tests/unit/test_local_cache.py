@@ -15,6 +15,7 @@ import pytest
 
 from checkpoint.lineage import EpochEntry
 from compactor.config.settings import Cleaner
+from compactor.constants import CompactorEpoch, LeaderEpoch
 from compactor.control.control_log import Boundary, StateMark
 from compactor.control.state import CatalogState, PartitionState, Registration, Waiting
 from compactor.control.summary import PartitionSummary, SegmentSummary, pack_summary, summarize_state, unpack_summary
@@ -37,7 +38,7 @@ def segment(number: int, dice: random.Random) -> RemoteLogSegmentMetadata:
         size_bytes=dice.randrange(1 << 40),
         max_timestamp_ms=dice.choice((-1, dice.randrange(2000))),
         mtime_ms=dice.randrange(2000),
-        leader_epochs=(EpochEntry(0, 0),),
+        leader_epochs=(EpochEntry(LeaderEpoch(0), 0),),
         files={kind: SegmentFile(size=dice.randrange(1 << 33), sha256="0" * 64) for kind in kinds},
         first_timestamp_ms=dice.choice((-1, dice.randrange(2000))),
         due_ms=dice.choice((-1, dice.randrange(2000))),
@@ -48,7 +49,7 @@ def segment(number: int, dice: random.Random) -> RemoteLogSegmentMetadata:
 
 def state(dice: random.Random, slot: int = 7, name: TopicPartition = NAME) -> PartitionState:
     live = tuple(segment(number, dice) for number in range(dice.randrange(12)))
-    waiting = Waiting(slot=3, run_id="r", leader_epoch=0, segments=live[:2], vector_before=(), vector=())
+    waiting = Waiting(slot=3, run_id="r", leader_epoch=CompactorEpoch(0), segments=live[:2], vector_before=(), vector=())
     return PartitionState(
         slot=slot,
         topic=name.topic,

@@ -14,6 +14,7 @@ from compactor.brokers.metadata_topic.admin import KafkaAdmin, LeaderFacts, Sett
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
 from compactor.brokers.metadata_topic.connection import ClientErrors, KafkaConnection, kafka_error
 from compactor.brokers.metadata_topic.leaders import KafkaLeaders
+from compactor.constants import LeaderEpoch
 from compactor.errors import CompactorError, NotFound, Refused, Unavailable, UsageError
 
 ASKS: dict[str, Callable[[KafkaConnection], object]] = {
@@ -106,7 +107,7 @@ def test_the_gravest_word_of_a_connection_is_kept() -> None:
 def topic(log_start: int = 0, **settings: str) -> TopicFacts:
     known = {"cleanup_policy": "delete", "retention_ms": "-1", "retention_bytes": "-1"} | settings
     listed = {name.replace("_", "."): Setting(value, "topic") for name, value in known.items() if value}
-    return TopicFacts("__remote_log_metadata", b"i" * 16, {0: LeaderFacts(1, 0, log_start, 9, 9)}, listed)
+    return TopicFacts("__remote_log_metadata", b"i" * 16, {0: LeaderFacts(1, LeaderEpoch(0), log_start, 9, 9)}, listed)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from bloom.sidecar import RemovableRecordCounts, Sidecar
 from compactor.cleaner.passes.retention import BatchDecisions
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import Verdicts
-from compactor.constants import NEVER_MS
+from compactor.constants import NEVER_MS, LeaderEpoch
 from compactor.model.balance import Balance, DigestSum
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.balance import BalanceKey, digest_sum_of_headers
@@ -156,7 +156,7 @@ def segment(batches: str = "b" * 64, **changes: Any) -> RemoteLogSegmentMetadata
         size_bytes=8 << 20,
         max_timestamp_ms=1,
         mtime_ms=1,
-        leader_epochs=(EpochEntry(0, 0),),
+        leader_epochs=(EpochEntry(LeaderEpoch(0), 0),),
         files={"log": SegmentFile(size=8 << 20, batches=batches)},
         content=DigestSum(),
     ).model_copy(update=changes)

@@ -10,6 +10,7 @@ import pytest
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
 from compactor.config.settings import Cleaner
+from compactor.constants import CompactorEpoch, LeaderEpoch
 from compactor.control.state import PartitionState, Run
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
@@ -24,7 +25,7 @@ def segment(start: int, end: int, size: int = 100, **facts: Any) -> RemoteLogSeg
         start_offset=start,
         end_offset=end,
         size_bytes=size,
-        leader_epochs=(EpochEntry(0, start),),
+        leader_epochs=(EpochEntry(LeaderEpoch(0), start),),
         files={
             "log": SegmentFile(size=size, sha256=""),
             "index": SegmentFile(size=8, sha256=""),
@@ -35,7 +36,7 @@ def segment(start: int, end: int, size: int = 100, **facts: Any) -> RemoteLogSeg
 
 
 def state(*live: RemoteLogSegmentMetadata, clean: int = 0) -> PartitionState:
-    vector = (CleanerOffset(0, clean),) if clean else ()
+    vector = (CleanerOffset(CompactorEpoch(0), clean),) if clean else ()
     return PartitionState(topic="orders", partition=0, live=live, vector=vector)
 
 
@@ -50,7 +51,9 @@ def planned(given: PartitionState, settings: Cleaner, *, force: bool = True, lef
     numbers = count()
     found = assess_round(given, settings, NOW, force=force)
     known = {name: RemainingBound(size, records=size) for name, size in (left or {}).items()}
-    return plan_round(RoundFacts(given, found, settings, NOW, (), "here", "memory", left=known), 3, lambda: f"new{next(numbers)}")
+    return plan_round(
+        RoundFacts(given, found, settings, NOW, (), "here", "memory", left=known), CompactorEpoch(3), lambda: f"new{next(numbers)}"
+    )
 
 
 # ---- due or not -------------------------------------------------------------------------------------------------------------
@@ -229,5 +232,5 @@ def test_neighbours_in_which_something_is_due_go_together_where_brokers_keep_fil
 def test_records_for_brokers_are_counted() -> None:
     plan = planned(under_brokers(*FOUR), cleaner(segment_bytes=250))
     assert expected_metadata_records(plan.tasks) == 2 * (4 + 2)
-    later = [one.model_copy(update={"leader_epochs": (EpochEntry(1, one.start_offset),)}) for one in FOUR[2:]]
+    later = [one.model_copy(update={"leader_epochs": (EpochEntry(LeaderEpoch(1), one.start_offset),)}) for one in FOUR[2:]]
     assert expected_metadata_records(planned(under_brokers(*FOUR[:2], *later), cleaner()).tasks) == 2 * (4 + 2) + 4

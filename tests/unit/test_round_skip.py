@@ -10,6 +10,7 @@ import pytest
 from bloom.sidecar import BATCH_RUNS, MARKERS, KeyCollector, RemovableRecordCounts, Sidecar
 from bloom.sizing import FilterDesign, design_filter_if_worthwhile, useless_read_probability_of_filter
 from compactor.config.settings import Cleaner
+from compactor.constants import CompactorEpoch
 from compactor.control.state import Run
 from compactor.round.skip import (
     FilterRecord,
@@ -107,7 +108,7 @@ def test_the_settings_say_how_often_a_filter_may_be_wrong_and_how_large_it_may_b
 
 
 def run(**stats: int) -> Run:
-    return Run(run_id="r", leader_epoch=0, holder="h", started_ms=0, slot=1, status="cleaned", stats=dict(stats))
+    return Run(run_id="r", leader_epoch=CompactorEpoch(0), holder="h", started_ms=0, slot=1, status="cleaned", stats=dict(stats))
 
 
 def test_what_is_remembered_counts() -> None:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from compactor.constants import LeaderEpoch
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 
 WRITTEN = (
@@ -20,7 +21,7 @@ SEGMENT = RemoteLogSegmentMetadata(
     size_bytes=100,
     max_timestamp_ms=7,
     mtime_ms=8,
-    leader_epochs=(EpochEntry(0, 0),),
+    leader_epochs=(EpochEntry(LeaderEpoch(0), 0),),
     files={"log": SegmentFile(size=100, sha256="ab")},
     records=3,
 )

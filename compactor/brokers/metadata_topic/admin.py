@@ -12,6 +12,7 @@ from typing import Any
 from compactor.brokers.metadata_topic.codec import TOPIC
 from compactor.brokers.metadata_topic.confluent_topic import uuid_to_bytes
 from compactor.brokers.metadata_topic.connection import AdminSession, KafkaConnection, load_confluent_kafka
+from compactor.constants import LeaderEpoch
 from compactor.errors import Refused, Unavailable
 
 TOPIC_SETTINGS = (
@@ -77,7 +78,7 @@ class LeaderFacts:
     """Leader and offsets of a partition. leader, leader_epoch and offsets are -1 if unknown."""
 
     leader: int
-    leader_epoch: int
+    leader_epoch: LeaderEpoch
     log_start: int
     log_end: int
     last_stable: int
@@ -211,7 +212,7 @@ class KafkaAdmin:
             settings = found
         partitions = {}
         for one in topic.partitions:
-            at = offsets.get((name, one.id), LeaderFacts(-1, -1, -1, -1, -1))
+            at = offsets.get((name, one.id), LeaderFacts(-1, LeaderEpoch(-1), -1, -1, -1))
             leader = -1 if one.leader is None else one.leader.id
             partitions[one.id] = LeaderFacts(leader, at.leader_epoch, at.log_start, at.log_end, at.last_stable)
         return TopicFacts(name, uuid_to_bytes(topic.topic_id), partitions, settings, tuple(missing))
@@ -234,7 +235,7 @@ class KafkaAdmin:
             if min(start.offset, end.offset, stable.offset) < 0:
                 continue  # librdkafka's own number beside the answers of others: this leader has given none
             epoch = end.leader_epoch if end.leader_epoch is not None else -1
-            found[where.topic, where.partition] = LeaderFacts(-1, epoch, start.offset, end.offset, stable.offset)
+            found[where.topic, where.partition] = LeaderFacts(-1, LeaderEpoch(epoch), start.offset, end.offset, stable.offset)
         return found
 
     def _list_offsets(self, wanted: Sequence[Any], spec: Any, isolation: Any) -> dict[tuple[str, int], Any]:

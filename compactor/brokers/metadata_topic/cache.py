@@ -20,6 +20,7 @@ from compactor.brokers.metadata_topic.codec import (
     RemoteLogSegmentMetadataUpdateRecord,
     TopicIdPartition,
 )
+from compactor.constants import LeaderEpoch
 from compactor.errors import BadData
 from compactor.model.ids import segment_id
 from compactor.model.segment import TRANSITIONS, SegmentState
@@ -165,7 +166,7 @@ class RemoteLogMetadataCache:
         state = self.epochs.get(epoch)
         raw_id = state.floor_segment_id(offset) if state else None
         found = self.segments.get(raw_id) if raw_id else None
-        return found if found is not None and offset <= last_offset_of_epoch(found, epoch) else None
+        return found if found is not None and offset <= last_offset_of_epoch(found, LeaderEpoch(epoch)) else None
 
     def list_segments(self) -> list[RemoteLogSegmentMetadataRecord]:
         """Return all segments that are not deleted, in the order of introduction (Kafka's listAllRemoteLogSegments)."""
@@ -204,7 +205,7 @@ class RemoteLogMetadataCache:
         for epoch, start in epoch_starts(found):
             state = self.epochs.setdefault(epoch, LeaderEpochState())
             if update.state is SegmentState.COPY_SEGMENT_FINISHED:
-                state.copy_finished(start, update.segment_id, last_offset_of_epoch(found, epoch))
+                state.copy_finished(start, update.segment_id, last_offset_of_epoch(found, LeaderEpoch(epoch)))
             elif update.state is SegmentState.DELETE_SEGMENT_STARTED:
                 state.delete_started(start, update.segment_id)
             else:
@@ -240,7 +241,7 @@ def epoch_starts(segment: RemoteLogSegmentMetadataRecord) -> list[tuple[int, int
     return sorted({entry.epoch: entry.start_offset for entry in entries}.items())
 
 
-def last_offset_of_epoch(segment: RemoteLogSegmentMetadataRecord, epoch: int) -> int:
+def last_offset_of_epoch(segment: RemoteLogSegmentMetadataRecord, epoch: LeaderEpoch) -> int:
     """Return the last offset, inclusive, that the segment has of this leader epoch."""
     for later, start in epoch_starts(segment):
         if later > epoch:
@@ -250,4 +251,4 @@ def last_offset_of_epoch(segment: RemoteLogSegmentMetadataRecord, epoch: int) ->
 
 def segment_lineage(segment: RemoteLogSegmentMetadataRecord) -> tuple[EpochEntry, ...]:
     """Return the leader epochs of a segment with the first offset of each."""
-    return tuple(EpochEntry(epoch, start) for epoch, start in epoch_starts(segment))
+    return tuple(EpochEntry(LeaderEpoch(epoch), start) for epoch, start in epoch_starts(segment))

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from checkpoint.lineage import EpochEntry
+from compactor.constants import TopicId
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition, segment_id
 from compactor.model.segment import SegmentState
@@ -131,9 +132,9 @@ class RemotePartitionDeleteMetadataRecord(NamedTuple):
 MetadataRecord = RemoteLogSegmentMetadataRecord | RemoteLogSegmentMetadataUpdateRecord | RemotePartitionDeleteMetadataRecord
 
 
-def uuid_text(raw: bytes) -> str:
+def uuid_text(raw: bytes) -> TopicId:
     """Convert 16 bytes to text (Kafka's Uuid.toString)."""
-    return segment_id(raw)
+    return TopicId(segment_id(raw))
 
 
 def uuid_bytes(text: str) -> bytes:

@@ -13,6 +13,7 @@ from compactor.brokers.metadata_topic.admin import KafkaAdmin
 from compactor.brokers.metadata_topic.codec import uuid_text
 from compactor.brokers.metadata_topic.confluent_topic import uuid_to_bytes
 from compactor.brokers.metadata_topic.connection import AdminSession, KafkaConnection, kafka_error, load_confluent_kafka
+from compactor.constants import LeaderEpoch, TopicId
 from compactor.errors import Refused, StoreError
 from compactor.model.ids import TopicPartition
 
@@ -29,7 +30,7 @@ class ClusterLeaders:
 class LogEnd:
     """A leader's answer to ListOffsets. high_watermark: exclusive. leader_epoch: -1 if the leader does not return it."""
 
-    leader_epoch: int
+    leader_epoch: LeaderEpoch
     high_watermark: int
 
 
@@ -38,7 +39,7 @@ class ClusterTopics:
     """A cluster's id, and the topic ids that it has now, by topic name. Topics that it did not describe are left out."""
 
     cluster_id: str
-    topic_ids: Mapping[str, str]
+    topic_ids: Mapping[str, TopicId]
 
 
 class KafkaLeaders:
@@ -65,7 +66,7 @@ class KafkaLeaders:
         cluster = self._admin.request("describe the cluster", lambda: {"": admin.describe_cluster(request_timeout=timeout)})[""]
         return ClusterTopics(cluster.cluster_id or "", self._request_topic_ids(names))
 
-    def _request_topic_ids(self, names: Sequence[str]) -> dict[str, str]:
+    def _request_topic_ids(self, names: Sequence[str]) -> dict[str, TopicId]:
         """Return the ids of topics, in one request, or one request per topic if the cluster refuses the joint one."""
         admin, timeout = self._admin.client, self._connection.timeout_s
         wanted = load_confluent_kafka().TopicCollection(list(names))
@@ -116,5 +117,5 @@ class KafkaLeaders:
             if answer is None or answer.offset < 0:  # librdkafka's own number beside the answers of other leaders
                 found[name] = StoreError(f"no broker told in {timeout:g} s where {name} ends", hint="It is asked again")
             else:
-                found[name] = LogEnd(-1 if answer.leader_epoch is None else answer.leader_epoch, answer.offset)
+                found[name] = LogEnd(LeaderEpoch(-1 if answer.leader_epoch is None else answer.leader_epoch), answer.offset)
         return found

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from compactor.constants import TopicId
+
 
 class TopicRecord(NamedTuple):
     """An undecoded record of the metadata topic."""
@@ -31,7 +33,7 @@ class TopicIdentity:
     """Identifies a topic, so that a topic of another cluster, or one created again under the same name, is detected. topic_id: as text."""
 
     cluster_id: str
-    topic_id: str
+    topic_id: TopicId
     partitions: int
 
 

@@ -6,6 +6,7 @@ import argparse
 
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
+from compactor.constants import TopicId
 from compactor.errors import UsageError
 from compactor.tier.names import is_topic_id
 from compactor.transfer.export import FreshCluster, export_partition
@@ -27,7 +28,7 @@ def run_export(args: argparse.Namespace, out: Output) -> None:
             args.folder,
             progress.advance,
             lambda size: progress.begin_step(progress.title, size),
-            fresh=FreshCluster(topic_id) if args.leader_epoch_zero else None,
+            fresh=FreshCluster(TopicId(topic_id)) if args.leader_epoch_zero else None,
         )
     row = (str(name), report.segments, format_size(report.bytes), report.start_offset, report.end_offset)
     out.print_result(tiers.report_document(report), Table("", ("partition", "segments", "size", "start offset", "end offset"), [row]))

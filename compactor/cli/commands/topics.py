@@ -11,6 +11,7 @@ from compactor.brokers.metadata_snapshot import save_metadata_snapshot, take_met
 from compactor.brokers.metadata_topic.admin import KafkaAdmin
 from compactor.cli import audit, frame, tiers
 from compactor.cli.output import Output, Table, format_size
+from compactor.constants import TopicId
 from compactor.control.deletion import delete_partition, restart_lost_log
 from compactor.control.importing import adopt_topic
 from compactor.control.incarnations import superseding_topic_id
@@ -123,7 +124,11 @@ def adopt_topic_command(args: argparse.Namespace, out: Output) -> int:
                 before = log.refresh_and_check_gaps()
                 seam = -1 if args.seam is None else args.seam
                 body = TopicAdopted(
-                    topic_id=args.topic_id or "", previous_id=before.topic_id, seam=seam, by=audit.operator_name(), why="topics adopt"
+                    topic_id=TopicId(args.topic_id or ""),
+                    previous_id=before.topic_id,
+                    seam=seam,
+                    by=audit.operator_name(),
+                    why="topics adopt",
                 )
                 status, reason, after = "adopted", "", before
                 try:

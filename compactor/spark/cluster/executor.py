@@ -19,6 +19,7 @@ from pathlib import Path
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import Settings
+from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.local.staging import Budget, Staging
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -64,7 +65,7 @@ class SharedSettings:
     disk_budget_bytes: int
     gate: bool
     filters: FilterSettings | None
-    topic_id: str = ""
+    topic_id: TopicId = EMPTY_TOPIC_ID
 
     @property
     def partition(self) -> str:
@@ -106,7 +107,7 @@ class TaskCost:
 
 
 @lru_cache(maxsize=4)
-def _open_tier(settings: str, topic: str, topic_id: str) -> Tier:
+def _open_tier(settings: str, topic: str, topic_id: TopicId) -> Tier:
     """Open a tier from settings in JSON; cached per process."""
     return open_tier(Settings.model_validate_json(settings), topics={topic: topic_id} if topic_id else None)
 

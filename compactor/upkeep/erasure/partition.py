@@ -16,6 +16,7 @@ from bloom.siphash import hash_keys, key_halves
 from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
+from compactor.constants import LeaderEpoch
 from compactor.control import grace, ordering
 from compactor.control.logs import PartitionLog, read_again_if_missing
 from compactor.control.mirror import segment_from_broker
@@ -364,6 +365,6 @@ def _metadata_of_listed(item: ListedObject) -> RemoteLogSegmentMetadata:
         size_bytes=item.size,
         max_timestamp_ms=-1,
         mtime_ms=item.modified_ms,
-        leader_epochs=(EpochEntry(0, max(0, item.start_offset)),),
+        leader_epochs=(EpochEntry(LeaderEpoch(0), max(0, item.start_offset)),),
         files={"log": SegmentFile(size=item.size)},
     )

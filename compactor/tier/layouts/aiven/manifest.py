@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
+from compactor.constants import TopicId
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.tier.layouts.aiven.chunk_index import MAX_INT32, ChunkIndex, InvalidDataError, decode_chunk_lengths, decode_strict_base64
@@ -109,7 +110,7 @@ class Manifest:
         spans = _read_index_spans(_read_object(document, "segmentIndexes"), overhead)
         return Manifest(chunks, spans, compressed, key, about if isinstance(about, dict) else {})
 
-    def check_is_of(self, name: TopicPartition, topic_id: str, segment: RemoteLogSegmentMetadata) -> None:
+    def check_is_of(self, name: TopicPartition, topic_id: TopicId, segment: RemoteLogSegmentMetadata) -> None:
         """Raise InvalidDataError if the manifest is not that of ``segment``. The manifest's end may lie after the segment's: where replicas
         rolled at different offsets, brokers read a segment only up to the
         offset at which the next one takes over, and that is where it ends for everybody.
@@ -141,7 +142,7 @@ def _is_later_end(path: tuple[str, ...], value: Any, end_offset: int) -> bool:
 
 
 def segment_description(
-    name: TopicPartition, topic_id: str, segment: RemoteLogSegmentMetadata, *, has_transactions: bool = False
+    name: TopicPartition, topic_id: TopicId, segment: RemoteLogSegmentMetadata, *, has_transactions: bool = False
 ) -> dict[str, Any]:
     """Return ``remoteLogSegmentMetadata`` in the plug-in's order of fields.
 

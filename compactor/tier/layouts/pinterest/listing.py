@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from compactor.constants import LeaderEpoch
 from compactor.errors import BadData, NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
@@ -189,7 +190,7 @@ def segment_metadata(segment: ListedSegment, end: int) -> RemoteLogSegmentMetada
         size_bytes=log.size,
         max_timestamp_ms=segment.modified_ms,
         mtime_ms=log.modified_ms,
-        leader_epochs=(EpochEntry(0, segment.base),),
+        leader_epochs=(EpochEntry(LeaderEpoch(0), segment.base),),
         files={kind: SegmentFile(size=segment.files[kind].size) for kind in OBJECT_KINDS if kind in segment.files},
     )
 
