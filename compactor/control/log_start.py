@@ -77,7 +77,7 @@ def check_imported_log_start(state: PartitionState, record: Record[Any]) -> str:
     body: SegmentsTiered = record.body
     if body.log_start_offset is None:
         return ""
-    if state.live or state.log_start_offset is not None:
+    if state.has_segments or state.log_start_offset is not None:
         return f"the log starts at {state.log_start} already"
     within = body.segments[0].start_offset <= body.log_start_offset <= body.segments[-1].end_offset + 1
     return "" if within else f"the log start {body.log_start_offset} lies outside of its segments"

@@ -257,7 +257,7 @@ class PartitionState(LogState):
     @property
     def start_offset(self) -> int:
         """First offset of the live segments; 0 for an empty partition."""
-        return self.live[0].start_offset if self.live else 0
+        return self.live[0].start_offset if self.has_segments else 0
 
     @property
     def log_start(self) -> int:
@@ -267,7 +267,7 @@ class PartitionState(LogState):
     @property
     def end_offset(self) -> int:
         """Last offset of the live segments, inclusive; -1 for an empty partition."""
-        return self.live[-1].end_offset if self.live else -1
+        return self.live[-1].end_offset if self.has_segments else -1
 
     @property
     def first_dirty_offset(self) -> int:

@@ -121,7 +121,7 @@ class _PartitionTransfer:
             checked = True
             # An empty partition begins with the segment that contains the log start, or with the newest one if all records are
             # deleted.
-            seam = _first_offset_needed(mine, kept) if mine.live else min(start, ends[-1] if ends else 0)
+            seam = _first_offset_needed(mine, kept) if mine.has_segments else min(start, ends[-1] if ends else 0)
             segments = [segment for segment in segments if segment.end_offset >= seam]
             _delete_segments_below(folder, self._firsts[segments[0].id] if segments else MAX_OFFSET)
             fetched = self._download_segments(segments, kept, folder) if kept < end - 1 or kept < mine.end_offset else 0
@@ -217,7 +217,7 @@ def _is_interrupted_transfer(state: PartitionState, theirs: PartitionState) -> b
     first = max(state.start_offset, theirs.start_offset)
     live = ([segment for segment in one.live if segment.end_offset >= first] for one in (state, theirs))
     mine, other = ([(s.start_offset, s.end_offset, s.files["log"].sha256) for s in segments] for segments in live)
-    return mine == other[: len(mine)] and all(digest for _, _, digest in mine) and bool(mine or not state.live)
+    return mine == other[: len(mine)] and all(digest for _, _, digest in mine) and bool(mine or not state.has_segments)
 
 
 def _delete_segments_below(folder: Path, first: int) -> None:

@@ -167,7 +167,7 @@ class _DirectoryImport:
         self._check_refill(state)
         self.identity.settled |= not state.has_segments and not state.topic_id
         self.rewritten = max(self.options.rewritten, cleaner_offset(self.log_dir, self.name))
-        first = not state.live and state.log_start_offset is None
+        first = not state.has_segments and state.log_start_offset is None
         self.log_start = max(self.options.log_start, log_start_offset(self.log_dir, self.name)) if first else 0
         diverged = self._find_acceptable_divergence(found, state)
         found = self.whole = self._add_staged_files(found, state, diverged)
@@ -213,7 +213,7 @@ class _DirectoryImport:
             return found
         position = state.end_offset + 1 if diverged is None else min(diverged.offset, state.end_offset + 1)
         lineage = state.lineage if diverged is None else truncate_lineage_at(state.lineage, diverged.offset)
-        tier_end = TierEnd(position if state.live else None, lineage)
+        tier_end = TierEnd(position if state.has_segments else None, lineage)
         return add_staged_files(
             found, self.held, self.options.staged_problem, self.policy, tier_end, cleaner_offset(self.log_dir, self.name)
         )
@@ -269,7 +269,7 @@ class _DirectoryImport:
         more |= {
             "listed": self._list_partition,
             "noted": self._announce_change,
-            "log_start": 0 if self.log.state.live else self.log_start,
+            "log_start": 0 if self.log.state.has_segments else self.log_start,
         }
         return ArrivingSegments(lineage, tail_batches(sources, TAIL), topic_id=self.identity.given_id, **more)
 

@@ -32,8 +32,8 @@ def delete_records(opened: Tier, name: TopicPartition, offset: int) -> tuple[Par
         before = leadership.state
         if leadership.state.intent is not None:
             settle_open_intent(leadership, new_round(opened, name, opened.ports.clock_ms()))
-        if not before.live or offset > before.end_offset + 1:
-            end = f"it ends at {before.end_offset}" if before.live else "it holds nothing"
+        if not before.has_segments or offset > before.end_offset + 1:
+            end = f"it ends at {before.end_offset}" if before.has_segments else "it holds nothing"
             raise UsageError(f"offset {offset} lies beyond {name}: {end}", hint="Nothing was changed. `topics` lists what the tier holds")
         try:
             after = raise_log_start(leadership, choose_log_start)
