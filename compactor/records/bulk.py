@@ -120,29 +120,6 @@ def _decompress_snappy_body(buf: Bytes, position: int, end: int, out: Bytes, out
     return out_position if position == end else -1
 
 
-@kernel
-def decompress_snappy_bodies(
-    buf: Bytes, codec: npt.NDArray[np.int16], start: Int64s, end: Int64s, wanted: npt.NDArray[np.bool_], batch: int, out: Bytes,
-    out_position: int, max_body_bytes: int, max_out_position: int, out_ends: Int64s,
-) -> tuple[int, int]:  # fmt: skip
-    """Decompress snappy bodies from batch ``batch`` on, until one is met that ``codecs`` must decompress. Return the number of that batch
-    (or the number of batches) and the position in ``out`` after the content.
-    """
-    while batch < wanted.size and out_position <= max_out_position:
-        if wanted[batch]:
-            after = (
-                _decompress_snappy_body(buf, start[batch], end[batch], out, out_position, max_body_bytes)
-                if codec[batch] == codecs.SNAPPY
-                else np.int64(-1)
-            )
-            if after < 0:
-                break
-            out_position = after
-        out_ends[batch] = out_position
-        batch += 1
-    return batch, out_position
-
-
 # ---- lz4, and all codecs ------------------------------------------------------------------------------------------------------
 
 Codecs = npt.NDArray[np.int16]
@@ -213,13 +190,9 @@ def decompress_batch_bodies(
     view = buf.data
     batch = 0
     while batch < len(wanted):
-        if lz4_library.decompress and codec[batch] == LZ4:
-            batch, out.size = _decompress_lz4_bodies(
+        if codec[batch] in (LZ4, SNAPPY):
+            batch, out.size = decompress_bodies(
                 lz4_library.decompress, buf, codec, start, end, wanted, batch, out.array, out.size, max_body_bytes, max_total_bytes, ends
-            )
-        elif codec[batch] == SNAPPY:
-            batch, out.size = decompress_snappy_bodies(
-                buf, codec, start, end, wanted, batch, out.array, out.size, max_body_bytes, max_total_bytes, ends
             )
         if batch < len(wanted) and out.size <= max_total_bytes:
             if wanted[batch]:
@@ -319,24 +292,26 @@ def _decompress_lz4_frame(decompress_address: int, buf: Bytes, begin: int, end: 
 
 
 @kernel
-def _decompress_lz4_bodies(
+def decompress_bodies(
     decompress_address: int, buf: Bytes, codec: Codecs, start: Int64s, end: Int64s, wanted: npt.NDArray[np.bool_], batch: int, out: Bytes,
-    out_position: int, max_body_bytes: int, max_out_position: int, out_ends: Int64s,
+    out_position: int, max_body_bytes: int, max_total_bytes: int, ends: Int64s,
 ) -> tuple[int, int]:  # fmt: skip
-    """Decompress lz4 bodies from batch ``batch`` on, until one is met that ``codecs`` must decompress.
+    """Decompress lz4 and snappy bodies from batch ``batch`` on, until one is met that ``codecs`` must decompress.
 
     Return the number of that batch (or the number of batches) and the position in ``out`` after the content. Parameters as for
-    ``decompress_batch_bodies``.
+    ``decompress_batch_bodies``; ``decompress_address``: address of LZ4_decompress_safe, or 0.
     """
-    while batch < wanted.size and out_position <= max_out_position:
+    while batch < wanted.size and out_position <= max_total_bytes:
         if wanted[batch]:
             after = np.int64(-1)
-            if codec[batch] == LZ4:
+            if codec[batch] == SNAPPY:
+                after = _decompress_snappy_body(buf, start[batch], end[batch], out, out_position, max_body_bytes)
+            elif codec[batch] == LZ4 and decompress_address != 0:
                 after = _decompress_lz4_frame(decompress_address, buf, start[batch], end[batch], out, out_position, max_body_bytes)
             if after < 0:
                 break
             out_position = after
-        out_ends[batch] = out_position
+        ends[batch] = out_position
         batch += 1
     return batch, out_position
 
