@@ -242,6 +242,6 @@ def whole_batches(buf: Bytes) -> tuple[int, int]:
     while position + FRAME <= buf.size:
         size = np.int64(load_i32(buf, position + 8)) + FRAME
         if size < FRAME or position + size > buf.size:
-            return position, max(size, np.int64(0))
+            return int(position), int(max(size, np.int64(0)))
         position += size
-    return position, 0
+    return int(position), 0

@@ -373,21 +373,22 @@ def _parse_headers_or_find_problem(
     return 0, position
 
 
-_HEADER_FIELDS: Final[np.dtype[np.void]] = np.dtype(
-    {
-        "base": (">i8", 0),
-        "length": (">i4", 8),
-        "leader_epoch": (">i4", 12),
-        "magic": ("i1", 16),
-        "attributes": (">i2", 21),
-        "delta": (">i4", 23),
-        "base_ms": (">i8", 27),
-        "max_ms": (">i8", 35),
-        "producer": (">i8", 43),
-        "epoch": (">i2", 51),
-        "sequence": (">i4", 53),
-        "count": (">i4", 57),
-    }
+_HEADER_FIELDS: Final = np.dtype(
+    [
+        ("base", ">i8"),
+        ("length", ">i4"),
+        ("leader_epoch", ">i4"),
+        ("magic", "i1"),
+        ("crc", ">u4"),
+        ("attributes", ">i2"),
+        ("delta", ">i4"),
+        ("base_ms", ">i8"),
+        ("max_ms", ">i8"),
+        ("producer", ">i8"),
+        ("epoch", ">i2"),
+        ("sequence", ">i4"),
+        ("count", ">i4"),
+    ]
 )
 
 

@@ -448,7 +448,7 @@ def _write_rows(
         tail_size = end[row] - tail[row]
         if flags[row] & LEGACY:
             key, value = np.int64(key_length[row]), np.int64(value_length[row])
-            tail_size = varint_size_bytes(key) + max(key, 0) + varint_size_bytes(value) + max(value, 0) + 1
+            tail_size = varint_size_bytes(key) + max(key, np.int64(0)) + varint_size_bytes(value) + max(value, np.int64(0)) + 1
         stamp = timestamp[row] - base_timestamp
         delta = offset[row] - base
         length = 1 + varint_size_bytes(stamp) + varint_size_bytes(delta) + tail_size

@@ -419,14 +419,14 @@ def _parse_legacy_records(
             if length > stop - at - 4:
                 return 1, batch
             key_start[row] = at
-            key_length[row] = max(length, -1)
+            key_length[row] = max(length, np.int64(-1))
             at += max(length, 0)
             length = np.int64(load_i32(buf, at))
             at += 4
             if length > stop - at:
                 return 1, batch
             value_start[row] = at
-            value_length[row] = max(length, -1)
+            value_length[row] = max(length, np.int64(-1))
             at = stop
             end[row] = stop
             flags[row] = LEGACY

@@ -524,8 +524,7 @@ def test_a_gap_that_only_the_fetched_segments_have_is_refused(
         cli.do("import", second.path, "--accept-truncation")
         first.story.lead(1, epoch=2)  # so that the other tier's lineage is the later one
         lineage = (EpochEntry(LeaderEpoch(0), 0), EpochEntry(LeaderEpoch(2), 160))
-        transfer: Any = import_directory
-        return transfer(*arguments[:5], replace(arguments[5], lineage=lineage), *arguments[6:])
+        return import_directory(*(*arguments[:5], replace(arguments[5], lineage=lineage), *arguments[6:]))
 
     monkeypatch.setattr("compactor.transfer.from_tier.import_directory", late)
     assert "were fetched from offset" in transferred(cli, source)["reason"]

@@ -231,7 +231,7 @@ def pack_arrays(arrays: Arrays, *, dense: bool = False) -> bytes:
     :param dense: do not compress, because the content would not shrink.
     """
     out = io.BytesIO()
-    save = np.savez if dense else np.savez_compressed
+    save: Any = np.savez if dense else np.savez_compressed
     save(out, **arrays)
     return out.getvalue()
 
