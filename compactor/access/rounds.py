@@ -13,6 +13,7 @@ from compactor.control.state import PartitionState
 from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.model.status import CHANGING
 from compactor.round.compaction import AssessWith, OnStage, Round, RoundContext, RoundReport, disk_budget_bytes
 from compactor.round.engines import Engine
 from compactor.round.plan import assess_round
@@ -102,6 +103,6 @@ def compact(tier: Tier, name: TopicPartition, now_ms: int, *, force: bool = Fals
     tier.changes.cache_log_state(log, hint)
     if tier.local:
         tier.local.forget_heads([segment.id for segment in report.segments if segment.action == "rewritten"])
-    if report.status in ("cleaned", "resumed", "expired"):
+    if report.status in CHANGING:
         tier.changes.publish([log])
     return report

@@ -30,6 +30,7 @@ from compactor.control.state import (
     WantedRound,
 )
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
+from compactor.model.status import RunStatus
 
 TAIL = 16
 """Number of last imported batches that a state remembers."""
@@ -296,7 +297,7 @@ def _apply_partition_deleted(state: PartitionState, record: Record[Any], body: r
         "log_start_slot": 0,
         "quarantine": None,
         "published": (),
-        "runs": _update_run(state, open_run, status="undone", reason=why, ended_ms=record.at_ms) if open_run else state.runs,
+        "runs": _update_run(state, open_run, status=RunStatus.UNDONE, reason=why, ended_ms=record.at_ms) if open_run else state.runs,
         "deleted_slot": record.slot,
     } | _void_open_imports(
         state.model_copy(update={"closed_imports": known, "voided": (*state.voided, *_announced_segment_ids(state))}), record, why
@@ -399,7 +400,7 @@ def _open_intent(state: PartitionState) -> Intent:
 
 
 def _apply_intent_undone(state: PartitionState, record: Record[Any], body: r.IntentUndone) -> Changes:
-    runs = _update_run(state, body.run_id, status="undone", reason=body.reason, ended_ms=record.at_ms)
+    runs = _update_run(state, body.run_id, status=RunStatus.UNDONE, reason=body.reason, ended_ms=record.at_ms)
     return {"intent": None, "runs": runs} | _void_ids(state, _announced_segment_ids(state))
 
 
@@ -433,7 +434,7 @@ def _apply_round_published(state: PartitionState, record: Record[Any], body: r.R
     runs = _update_run(
         state,
         body.run_id,
-        status=body.status or "published",
+        status=body.status or RunStatus.PUBLISHED,
         stats=body.stats,
         leader_epoch=body.leader_epoch,
         ended_ms=record.at_ms,
@@ -478,7 +479,7 @@ def _take_back_round(state: PartitionState, run_id: str, made: Waiting, *, stay:
     return {
         "waiting": (*earlier, left),
         "published": tuple(other for other in state.published if other != run_id),
-        "runs": _update_run(state, run_id, status="reverted_in_part" if stay else "reverted", reason=reason),
+        "runs": _update_run(state, run_id, status=RunStatus.REVERTED_IN_PART if stay else RunStatus.REVERTED, reason=reason),
     }
 
 
@@ -519,7 +520,7 @@ def _apply_round_undone(state: PartitionState, record: Record[Any], body: r.Roun
         "waiting": (*others, waits),
         "vector": group.vector_before,
         "published": tuple(run_id for run_id in state.published if run_id != body.run_id),
-        "runs": _update_run(state, body.run_id, status="reverted"),
+        "runs": _update_run(state, body.run_id, status=RunStatus.REVERTED),
     }
 
 
@@ -533,7 +534,7 @@ def _apply_run_ended(state: PartitionState, record: Record[Any], body: r.RunEnde
         holder = state.leader.holder if state.leader else ""
         run = Run(run_id=body.run_id, leader_epoch=body.leader_epoch, holder=holder, slot=record.slot, started_ms=record.at_ms)
         runs = (*runs, run.model_copy(update=reported | {"ended_ms": record.at_ms}))[-HISTORY:]
-    if body.status != "quarantined":
+    if body.status != RunStatus.QUARANTINED:
         return {"runs": runs}
     failures = state.quarantine.failures + 1 if state.quarantine else 1
     why = Quarantine(reason=body.reason, segment=body.segment, failures=failures, slot=record.slot, at_ms=record.at_ms)

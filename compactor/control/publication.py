@@ -29,6 +29,7 @@ from compactor.errors import NotFound
 from compactor.model.balance import Balance, DigestSum
 from compactor.model.plan import CompactionPlan, CompactionReceipt, Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.model.status import RunStatus
 from compactor.tier.ports import Announced, SegmentRef
 from compactor.tier.sidecars import sidecar_keys
 
@@ -102,7 +103,7 @@ def store_survivors(leadership: Leadership, run_id: str, objects: Sequence[Scrat
 class RunOutcome:
     """Status and figures that the run history stores for a published round."""
 
-    status: str
+    status: RunStatus
     stats: dict[str, int | float | str]
 
 

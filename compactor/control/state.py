@@ -15,6 +15,7 @@ from compactor.model.base import Value
 from compactor.model.ids import TopicPartition, incarnation
 from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
+from compactor.model.status import RunStatus
 
 HISTORY = 100
 """Number of past runs, fenced appends, epochs and closed imports that a state keeps. Older ones are lost when their slots are deleted."""
@@ -148,7 +149,7 @@ class Run(Value):
     slot: int
     started_ms: int
     ended_ms: int = -1
-    status: str = "running"
+    status: str = RunStatus.RUNNING
     reason: str = ""
     segment: str = ""
     published_slot: int = 0
@@ -165,7 +166,7 @@ class Run(Value):
     @property
     def is_in_effect(self) -> bool:
         """Return whether the run was published and no part of it was reverted since."""
-        return bool(self.published_slot) and not self.status.startswith("reverted")
+        return bool(self.published_slot) and self.status not in (RunStatus.REVERTED, RunStatus.REVERTED_IN_PART)
 
 
 class Quarantine(Value):

@@ -20,6 +20,7 @@ from compactor.control.state import Leader, PartitionState, Quarantine, Run, Wai
 from compactor.model.base import Value
 from compactor.model.ids import TopicPartition, incarnation
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.model.status import RunStatus
 
 
 class SegmentSummary(NamedTuple):
@@ -222,7 +223,7 @@ def summarize_state(state: PartitionState) -> PartitionSummary:
         waiting=tuple(_summarize_waiting(group) for group in state.waiting),
         imports=tuple(ImportSummary(slot=entry.slot, since_ms=entry.since_ms) for entry in state.registrations.values()),
         retiring=len(state.retiring),
-        undone_slot=max((run.slot for run in state.runs if run.status == "undone"), default=0),
+        undone_slot=max((run.slot for run in state.runs if run.status == RunStatus.UNDONE), default=0),
         saved_per_dirty_byte=state.saved_per_dirty_byte,
         last_round_ms=state.last_round_ms,
         freed=_freed_bytes_by_hour(state),

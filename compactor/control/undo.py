@@ -13,6 +13,7 @@ from compactor.control.stages import Stage, StageTracker
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, UsageError
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.model.status import RunStatus
 
 
 def undo_round(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> PartitionState:
@@ -67,4 +68,4 @@ def _require_intact_segments(ports: Ports, state: PartitionState, run_id: str, s
 def was_reverted(state: PartitionState, run_id: str) -> bool:
     """Return whether the control log shows that the run was undone, judged by the replayed state alone."""
     run = state.find_run(run_id)
-    return run is not None and run.status == "reverted"
+    return run is not None and run.status == RunStatus.REVERTED

@@ -50,6 +50,7 @@ from compactor.errors import CompactorError, StoreError
 from compactor.local.budget import Budget
 from compactor.local.spool import try_folder
 from compactor.model.ids import TopicPartition
+from compactor.model.status import PUBLISHING, RoundStatus
 from compactor.outputs.port import OutputReport, configured_output
 from compactor.round.compaction import RoundReport, disk_budget_bytes
 from compactor.service.journal import EventLogger, ServiceLogger
@@ -342,7 +343,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         except CompactorError:
             seen = None
         until = done.report.until_ms if isinstance(done.report, RoundReport) else 0
-        if done.status == "waiting":
+        if done.status == RoundStatus.WAITING:
             self._hold_ms = min(until, now + ROUND_HOLD_MS)
         outcome = JobOutcome(done.status, done.reason, seen, until)
         if isinstance(done.report, OutputReport):
@@ -407,12 +408,12 @@ def _describe_topics(names: Sequence[str]) -> str:
 def describe_job_result(done: JobResult) -> str:
     """Return one line about a finished job for people, or an empty string if it did nothing."""
     report = done.report
-    if isinstance(report, RoundReport) and done.status in ("cleaned", "resumed"):
+    if isinstance(report, RoundReport) and done.status in PUBLISHING:
         segments = f"{report.segments_in - report.segments_skipped} segments -> {report.segments_out}"
         records = f"{report.records_read} records -> {report.records_kept}"
         line = f"{done.status}, {segments}, {records}, clean up to {report.next_dirty_offset}, {done.seconds:.1f} s"
         return line + (f"; {report.reason}" if report.reason else "")
-    if isinstance(report, RoundReport) and done.status == "expired":
+    if isinstance(report, RoundReport) and done.status == RoundStatus.EXPIRED:
         removed = f"{count_noun(report.segments_expired, 'segment')}, {format_size(report.bytes_expired)}"
         return f"retention removed {removed}; the log starts at {report.log_start_offset}"
     if isinstance(report, RetireReport):
@@ -420,16 +421,16 @@ def describe_job_result(done: JobResult) -> str:
         return f"deleted {count_noun(count, 'object')}, {format_size(report.bytes)}" if count else ""
     if isinstance(report, OutputReport):
         return report.summary
-    if done.status in ("nothing_to_do", "stopped"):
+    if done.status in (RoundStatus.NOTHING_TO_DO, RoundStatus.STOPPED):
         return ""
     return f"{done.job.action.value} {done.status}" + (f": {done.reason}" if done.reason else "")
 
 
 def result_log_level(done: JobResult) -> int:
     """Return the level at which a finished job is logged, by how the job ended."""
-    if done.status in ("failed", "quarantined"):
+    if done.status in (RoundStatus.FAILED, RoundStatus.QUARANTINED):
         return logging.ERROR
-    return logging.WARNING if done.status in ("out_of_budget", "fenced") else logging.INFO
+    return logging.WARNING if done.status in (RoundStatus.OUT_OF_BUDGET, RoundStatus.FENCED) else logging.INFO
 
 
 def _is_store_unreachable(poll: Future[PartitionStatus]) -> bool:

@@ -16,6 +16,7 @@ from compactor.daemon.scheduling import DaemonAction, Job
 from compactor.errors import CompactorError, Fenced, Leased, OutOfBudget
 from compactor.local.budget import Budget
 from compactor.model.plan import CompactionPlan
+from compactor.model.status import CHANGING, RoundStatus
 from compactor.outputs.port import OutputReport, OutputWriter
 from compactor.round.compaction import RoundReport
 from compactor.service.stopping import InterruptibleStore, Stopped, StopRequest
@@ -85,28 +86,37 @@ def perform_job(
         left_ms = lease.expires_ms - opened.ports.control.clock_ms() if lease else 0
         # A lease that seems to last longer than two of ours is ignored: the store's clock was set back, or the holder's ttl is longer.
         if lease is not None and 0 < left_ms <= 2 * opened.lease.ttl_ms:
-            return JobResult(job, "leased", f"{lease.holder} is at work", log)
+            return JobResult(job, RoundStatus.LEASED, f"{lease.holder} is at work", log)
         if job.action is DaemonAction.RETIRE and 0 <= slot < log.state.slot:
-            return JobResult(job, "nothing_to_do", "another process has written meanwhile", log)
+            return JobResult(job, RoundStatus.NOTHING_TO_DO, "another process has written meanwhile", log)
         if job.action is DaemonAction.ROUND:
             stop = resources.stop.raise_if_stopped
             round_report = execute_round(
                 opened, job.name, log, now_ms, force=job.force, on_stage=on_stage, disk=resources.disk, check_stop=stop
             )
-            if round_report.status in ("cleaned", "resumed", "expired"):
+            if round_report.status in CHANGING:
                 opened.changes.publish([log])
             result = JobResult(job, round_report.status, round_report.reason, log, round_report)
         else:
             work = new_round(opened, job.name, now_ms, on_stage=on_stage, disk=resources.disk)
-            result = JobResult(job, "retired", "", log, retire_partition(opened.ports, log, opened.lease, opened.retention, work=work))
+            result = JobResult(
+                job, RoundStatus.RETIRED, "", log, retire_partition(opened.ports, log, opened.lease, opened.retention, work=work)
+            )
             opened.changes.publish_slots([log])
         log.refresh()
     except CompactorError as error:
-        statuses = {Stopped: "stopped", Leased: "leased", Fenced: "fenced", OutOfBudget: "out_of_budget"}
-        status = statuses.get(type(error), "failed")
-        return JobResult(job, status, error.message if status in ("stopped", "leased", "fenced") else str(error))
+        known = {
+            Stopped: RoundStatus.STOPPED,
+            Leased: RoundStatus.LEASED,
+            Fenced: RoundStatus.FENCED,
+            OutOfBudget: RoundStatus.OUT_OF_BUDGET,
+        }
+        status = known.get(type(error), RoundStatus.FAILED)
+        return JobResult(
+            job, status, error.message if status in (RoundStatus.STOPPED, RoundStatus.LEASED, RoundStatus.FENCED) else str(error)
+        )
     except Exception as error:  # noqa: BLE001 - one partition's bug must not end the service for the others (I9)
-        return JobResult(job, "failed", f"a bug: {type(error).__name__}: {error}")
+        return JobResult(job, RoundStatus.FAILED, f"a bug: {type(error).__name__}: {error}")
     return result
 
 

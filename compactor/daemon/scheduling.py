@@ -21,6 +21,7 @@ from compactor.control.grace import earliest_retire_ms, import_abandoned_ms
 from compactor.control.ports import Retention
 from compactor.control.summary import LastRound, PartitionSummary, SegmentFacts
 from compactor.model.ids import TopicPartition
+from compactor.model.status import PUBLISHING, RoundStatus
 from compactor.round.expiry import find_expired_segments, next_expiry_ms
 from compactor.round.plan import assess_round
 from compactor.service.retry_delay import RETRY_MS, backoff_ms
@@ -398,7 +399,7 @@ def after_job(schedule: PartitionSchedule, job: Job, outcome: JobOutcome, now_ms
     output = schedule.output
     if job.action is DaemonAction.OUTPUT:
         return replace(schedule, output=_output_after_job(output or OutputSchedule(), outcome, now_ms, ttl_ms))
-    if outcome.status in ("cleaned", "resumed") and output is not None:
+    if outcome.status in PUBLISHING and output is not None:
         schedule = replace(schedule, output=replace(output, rounds=output.rounds + 1))
     before, status = schedule.status, outcome.partition or schedule.status
     changed = replace(
@@ -409,7 +410,7 @@ def after_job(schedule: PartitionSchedule, job: Job, outcome: JobOutcome, now_ms
         requested=schedule.requested and job.action is not DaemonAction.ROUND,
         next_poll_ms=now_ms if outcome.partition is None else schedule.next_poll_ms,
     )
-    if outcome.status in ("leased", "fenced"):
+    if outcome.status in (RoundStatus.LEASED, RoundStatus.FENCED):
         return replace(changed, next_round_ms=now_ms + ttl_ms, retire_at_ms=now_ms + ttl_ms, next_poll_ms=now_ms + ttl_ms)
     if outcome.status == "out_of_budget" and not job.exclusive:
         return replace(changed, exclusive=True, requested=schedule.requested)
@@ -422,13 +423,13 @@ def after_job(schedule: PartitionSchedule, job: Job, outcome: JobOutcome, now_ms
         )
     since_ms = schedule.failing_since_ms if schedule.unreadable else 0
     changed = replace(changed, failures=0, problem="", waiting_reason="", failing_since_ms=since_ms)
-    if outcome.status == "waiting":
+    if outcome.status == RoundStatus.WAITING:
         # The round was not begun, so a request for it is still open.
         retry_ms = max(outcome.until_ms, now_ms + CLOCK_RESOLUTION_MS)
         return replace(
             changed, waiting_reason=outcome.reason, next_round_ms=retry_ms, exclusive=job.exclusive, requested=schedule.requested
         )
-    if job.action is DaemonAction.RETIRE and outcome.status == "nothing_to_do":
+    if job.action is DaemonAction.RETIRE and outcome.status == RoundStatus.NOTHING_TO_DO:
         return changed  # another daemon was faster: what is due is decided anew from what it has written
     if job.action is DaemonAction.RETIRE:
         # By the store's clock it was not due yet: try again later, not every second.
@@ -443,7 +444,7 @@ def _output_after_job(before: OutputSchedule, outcome: JobOutcome, now_ms: int, 
     """Return the output's schedule after an output job. A failed output never delays rounds."""
     if outcome.status == "stopped":
         return before
-    if outcome.status in ("leased", "fenced"):
+    if outcome.status in (RoundStatus.LEASED, RoundStatus.FENCED):
         return replace(before, retry_at_ms=now_ms + ttl_ms)
     if outcome.status in ("failed", "out_of_budget"):
         failures = before.failures + 1

@@ -18,6 +18,7 @@ from compactor.daemon.scheduling import DaemonAction, Job, PartitionSchedule, af
 from compactor.daemon.trend import NO_TREND, TierTrend
 from compactor.errors import CompactorError
 from compactor.model.ids import TopicPartition
+from compactor.model.status import PUBLISHING, RoundStatus
 from compactor.round.compaction import RoundReport
 from compactor.service.journal import EventLogger
 from compactor.service.service_status import ServiceStatus
@@ -83,10 +84,14 @@ def add_job(so_far: JobTotals, done: JobResult, map_budget: int) -> JobTotals:
     report = done.report
     key = (done.job.action.value, done.status)
     values = so_far.__dict__ | {"jobs": so_far.jobs | {key: so_far.jobs.get(key, 0) + 1}}
-    worked = done.job.action is DaemonAction.ROUND and done.status not in ("nothing_to_do", "leased", "stopped")
+    worked = done.job.action is DaemonAction.ROUND and done.status not in (
+        RoundStatus.NOTHING_TO_DO,
+        RoundStatus.LEASED,
+        RoundStatus.STOPPED,
+    )
     if worked or (isinstance(report, RetireReport) and (report.deleted or report.swept)):
         values |= {"durations": so_far.durations | {key: so_far.durations.get(key, DurationHistogram()).with_duration(done.seconds)}}
-    if isinstance(report, RoundReport) and report.status in ("cleaned", "resumed"):
+    if isinstance(report, RoundReport) and report.status in PUBLISHING:
         taken = {phase: so_far.phases.get(phase, DurationHistogram()).with_duration(seconds) for phase, seconds in done.phases.items()}
         values |= {
             "records_read": so_far.records_read + report.records_read,

@@ -25,6 +25,7 @@ from compactor.local.staging import group_space
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.model.status import RoundStatus
 from compactor.records.balance import BalanceKey
 from compactor.records.producers import ProducerStates
 from compactor.round.drive import RoundResult, run_round
@@ -86,7 +87,7 @@ class RoundReport:
 
     topic: str
     partition: int
-    status: str
+    status: RoundStatus
     first_dirty_offset: int
     next_dirty_offset: int
     segments_in: int = 0
@@ -192,7 +193,7 @@ class Round:
         waits = False
         try:
             result = run_round(self._context.ports, log, self._context.lease, self)
-            waits = result.status == "waiting"
+            waits = result.status == RoundStatus.WAITING
             return _build_report(result, self._stats)
         finally:
             if log.state.intent is None and not waits:  # an open intent still has records to write
@@ -495,7 +496,7 @@ def report_if_nothing_to_do(cleaner: Cleaner, summary: PartitionSummary, now_ms:
     """
     if summary.open_run or assess_round(summary, cleaner, now_ms, force=force).due or find_expired_segments(summary, cleaner, now_ms):
         return None
-    return _idle_report(summary, "nothing_to_do")
+    return _idle_report(summary, RoundStatus.NOTHING_TO_DO)
 
 
 def paused_report(known: PartitionFacts[Any], why: str) -> RoundReport:
@@ -503,10 +504,10 @@ def paused_report(known: PartitionFacts[Any], why: str) -> RoundReport:
 
     :param why: the reason that was given for the pause.
     """
-    return replace(_idle_report(known, "paused"), reason=why)
+    return replace(_idle_report(known, RoundStatus.PAUSED), reason=why)
 
 
-def _idle_report(known: PartitionFacts[Any], status: str) -> RoundReport:
+def _idle_report(known: PartitionFacts[Any], status: RoundStatus) -> RoundReport:
     """Return the report of a partition on which nothing was done."""
     name, first_dirty = known.name, known.first_dirty_offset
     return RoundReport(
@@ -518,6 +519,8 @@ def failed_report(name: TopicPartition, error: CompactorError) -> RoundReport:
     """Return the report of a partition whose round failed with an error. Other partitions are not affected (isolation, I9), and the next
     run tries this one again.
     """
-    status = "leased" if isinstance(error, Leased) else "fenced" if isinstance(error, Fenced) else "quarantined"
+    status = (
+        RoundStatus.LEASED if isinstance(error, Leased) else RoundStatus.FENCED if isinstance(error, Fenced) else RoundStatus.QUARANTINED
+    )
     segment = error.segment if isinstance(error, BadData) else ""
     return RoundReport(name.topic, name.partition, status, 0, 0, reason=error.message, segment=segment, incarnation=name.incarnation)

@@ -24,6 +24,7 @@ from compactor.control.state import Intent, PartitionState
 from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget, Refused
 from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.model.status import RoundStatus, RunStatus
 from compactor.round import mirroring
 from compactor.round.ports import OVERDUE, FactsT, PostponedError, RoundWork
 
@@ -44,7 +45,7 @@ class RoundResult:
     expired: segments that retention removed before the round was planned.
     """
 
-    status: str
+    status: RoundStatus
     state: PartitionState
     plan: CompactionPlan | None = None
     receipts: tuple[CompactionReceipt, ...] = ()
@@ -94,7 +95,7 @@ def run_round(ports: Ports, log: PartitionLog, lease: Lease, work: RoundWork[Fac
     """
     # Checked before leadership is acquired, so that a partition with nothing to do costs no record; the leader checks again.
     if not _needs_round(ports, log.state, work) and not _needs_round(ports, log.refresh(), work):
-        return RoundResult("nothing_to_do", log.state)
+        return RoundResult(RoundStatus.NOTHING_TO_DO, log.state)
     with hold_leadership(ports, log, lease) as leadership:
         result = run_round_as_leader(leadership, work)
         cut_if_due(log)
@@ -126,7 +127,7 @@ def run_round_as_leader(leadership: Leadership, work: RoundWork[FactsT]) -> Roun
         return result
     live = after.live_by_id()
     expired = tuple(segment for segment in before.live if segment.id not in live)
-    return replace(result, status="expired" if result.status == "nothing_to_do" else result.status, expired=expired)
+    return replace(result, status=RoundStatus.EXPIRED if result.status == RoundStatus.NOTHING_TO_DO else result.status, expired=expired)
 
 
 def _run_planned_round(leadership: Leadership, work: RoundWork[FactsT], undone: str) -> RoundResult:
@@ -152,7 +153,7 @@ def _run_planned_round(leadership: Leadership, work: RoundWork[FactsT], undone: 
             except GateFailed as error:
                 return _record_quarantine(leadership, leadership.ports.new_id(), None, f"gate: {error.message}", "")
             except PostponedError as wait:
-                return RoundResult("waiting", leadership.state, reason=wait.reason, undone=undone, until_ms=wait.until_ms)
+                return RoundResult(RoundStatus.WAITING, leadership.state, reason=wait.reason, undone=undone, until_ms=wait.until_ms)
             if plan is None:
                 break
             try:
@@ -169,7 +170,7 @@ def _run_planned_round(leadership: Leadership, work: RoundWork[FactsT], undone: 
                 continue
             work.on_stage(Stage.ANNOUNCED, plan)
             return _finish_intent(leadership, work, facts, steps, undone)
-    return RoundResult("nothing_to_do", leadership.state, undone=undone)
+    return RoundResult(RoundStatus.NOTHING_TO_DO, leadership.state, undone=undone)
 
 
 def settle_open_intent(leadership: Leadership, work: RoundWork[FactsT] | None) -> RoundResult | None:
@@ -189,7 +190,7 @@ def settle_open_intent(leadership: Leadership, work: RoundWork[FactsT] | None) -
     if not reason:
         reason = work.resume_problem(intent) if work else "nobody resumed it"
     if reason or work is None:
-        return RoundResult("nothing_to_do", _undo_intent(leadership, steps, intent, reason), intent.plan, undone=reason)
+        return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, reason), intent.plan, undone=reason)
     try:
         return _finish_intent(leadership, work, None, steps, "")
     except OutOfBudget as error:
@@ -199,7 +200,7 @@ def settle_open_intent(leadership: Leadership, work: RoundWork[FactsT] | None) -
             raise
         reason = f"it could not be resumed: {error.message}"
         return RoundResult(
-            "nothing_to_do", _undo_intent(leadership, StageTracker(stage_of(still)), still, reason), intent.plan, undone=reason
+            RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, StageTracker(stage_of(still)), still, reason), intent.plan, undone=reason
         )
 
 
@@ -227,7 +228,7 @@ def _finish_intent(leadership: Leadership, work: RoundWork[FactsT], facts: Facts
     parted = expired.partly_expired(_require_intent(leadership).pending)
     if parted is not None:
         reason = f"brokers have expired a part of what group {parted.group} replaces"
-        return RoundResult("nothing_to_do", _undo_intent(leadership, steps, intent, reason), plan, undone=reason)
+        return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, reason), plan, undone=reason)
     if intent.pending:
         steps.advance_to(Stage.UPLOADED)
         intent = _require_intent(leadership)
@@ -237,7 +238,7 @@ def _finish_intent(leadership: Leadership, work: RoundWork[FactsT], facts: Facts
     problem = _stored_outputs_problem(leadership, intent, expired)
     if problem and expired.find_expired([receipt.segment.id for receipt in intent.receipts]):
         reason = "brokers have expired a segment that the round wrote before all that it replaces"
-        return RoundResult("nothing_to_do", _undo_intent(leadership, steps, intent, reason), plan, undone=reason)
+        return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, reason), plan, undone=reason)
     if problem:
         failure = CompactionFailure(run_id=plan.run_id, group=-1, kind="verify", message=problem)
         return _undo_and_quarantine(leadership, steps, failure, "")
@@ -265,15 +266,15 @@ def _publish_intent(
 
     gone = mirroring.open_round_problem(leadership, ExpiredSources(leadership)) if not intent.begun_slot else ""
     if gone:
-        return RoundResult("nothing_to_do", _undo_intent(leadership, steps, intent, gone), plan, undone=gone)
-    status = "resumed" if facts is None else "cleaned"
+        return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, gone), plan, undone=gone)
+    status = RoundStatus.RESUMED if facts is None else RoundStatus.CLEANED
     stats = work.history_stats(plan, intent.receipts) if work is not None else {}
     try:
         publication.publish_round(leadership, intent, publication.RunOutcome(_recorded_status(plan, status), stats), on_publication_begun)
     except RequirementFailed as refused:
         if steps.stage is Stage.PUBLISH_BEGUN:
             raise CompactorError(f"a round that has to go on cannot: {refused}", hint="This is a bug; please report it") from refused
-        return RoundResult("nothing_to_do", _undo_intent(leadership, steps, intent, str(refused)), plan, undone=str(refused))
+        return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, str(refused)), plan, undone=str(refused))
     steps.advance_to(Stage.PUBLISHED)
     if work is not None:
         work.on_stage(Stage.PUBLISHED, plan)
@@ -281,9 +282,9 @@ def _publish_intent(
     return RoundResult(status, leadership.state, plan, intent.receipts, undone=undone)
 
 
-def _recorded_status(plan: CompactionPlan, status: str) -> str:
+def _recorded_status(plan: CompactionPlan, status: RoundStatus) -> RunStatus:
     """Return how the run history names the outcome of a published round."""
-    return "restored" if plan.restores else "repaired" if plan.map_engine == REPAIR else status
+    return RunStatus.RESTORED if plan.restores else RunStatus.REPAIRED if plan.map_engine == REPAIR else RunStatus(status)
 
 
 def _run_pending_tasks(
@@ -369,9 +370,9 @@ def _undo_and_quarantine(leadership: Leadership, steps: StageTracker, failure: C
 
 def _record_quarantine(leadership: Leadership, run_id: str, plan: CompactionPlan | None, reason: str, segment: str) -> RoundResult:
     """Record a failed run, which quarantines the partition, and return the result."""
-    ended = RunEnded(leader_epoch=leadership.epoch, run_id=run_id, status="quarantined", reason=reason, segment=segment)
+    ended = RunEnded(leader_epoch=leadership.epoch, run_id=run_id, status=RunStatus.QUARANTINED, reason=reason, segment=segment)
     state = publication.record_run_end(leadership, ended)
-    return RoundResult("quarantined", state, plan, reason=reason, segment=segment)
+    return RoundResult(RoundStatus.QUARANTINED, state, plan, reason=reason, segment=segment)
 
 
 SCOUTED: Final = "scouted-"

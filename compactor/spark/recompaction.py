@@ -28,6 +28,7 @@ from compactor.kernels.common import KEY_BYTES
 from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.model.status import CHANGING, RoundStatus
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.ports import WorkStats
 from compactor.spark.benefit import reason_not_worth_it
@@ -91,13 +92,17 @@ def result_row(finished: RecompactionResult) -> dict[str, Any]:
         row = asdict(report)
     elif error is not None:
         row |= {
-            "status": "leased" if isinstance(error, Leased) else "fenced" if isinstance(error, Fenced) else "failed",
+            "status": RoundStatus.LEASED
+            if isinstance(error, Leased)
+            else RoundStatus.FENCED
+            if isinstance(error, Fenced)
+            else RoundStatus.FAILED,
             "reason": error.message,
         }
     else:
         row |= {"status": "left_alone", "reason": finished.skip_reason}
     done = report is not None and report.segments_out > 0
-    failed = error is not None or (report is not None and report.status == "quarantined")
+    failed = error is not None or (report is not None and report.status == RoundStatus.QUARANTINED)
     return row | {
         "seconds": round(finished.seconds, 3),
         "rewritten_data_files_count": report.segments_in - report.segments_skipped if report is not None and done else 0,
@@ -325,11 +330,11 @@ class _Recompaction:
             report = new_round(self._tier, survey.name, self._now_ms, engine=engine, assess_with=assess_whole_log, disk=disk).execute_round(
                 log
             )
-            if report.status in ("cleaned", "resumed", "expired"):
+            if report.status in CHANGING:
                 with self._lock:
                     self._changed.append(log)
                 self.publish_changes(CHANGES_PER_RECORD)
-            if report.status != "resumed" or report.first_dirty_offset <= log.state.log_start:
+            if report.status != RoundStatus.RESUMED or report.first_dirty_offset <= log.state.log_start:
                 return report
             log = None
 

@@ -12,6 +12,7 @@ from compactor.control.ordering import restorable_problem
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Unavailable, UsageError
 from compactor.model.ids import TopicPartition
+from compactor.model.status import PUBLISHING, RoundStatus, RunStatus
 from compactor.round.drive import run_round_as_leader, settle_open_intent
 from compactor.round.mirroring import mirror_broker_segments
 from compactor.round.restoring import RestoreRound, groups_to_restore
@@ -69,9 +70,9 @@ def undo_round_by_copies(opened: Tier, log: PartitionLog, run_id: str) -> Partit
             raise BadData(f"what run {run_id} replaced is damaged: {damage}", segment=str(name), hint=hint)
         result = run_round_as_leader(leadership, work)
         cut_if_due(log)
-    if result.status == "quarantined":
+    if result.status == RoundStatus.QUARANTINED:
         raise BadData(result.reason, segment=result.segment or str(name), hint="Readers have what the run made")
-    if result.status not in ("cleaned", "resumed"):
+    if result.status not in PUBLISHING:
         raise Unavailable(f"run {run_id} of {name} was not undone: {result.undone}", hint="Readers have what the run made; try again")
     made = set(result.plan.sources) if result.plan else set()
     left = [segment for segment in log.state.live if segment.id in made]
@@ -90,7 +91,7 @@ def _check_undoable(state: PartitionState, run_id: str) -> None:
         raise UsageError(f"{state.name} has no run {run_id} that is remembered", hint="`runs list` shows those that are")
     if state.intent is not None and state.intent.plan.restores == run_id:
         return
-    if run.status == "reverted_in_part":
+    if run.status == RunStatus.REVERTED_IN_PART:
         raise UsageError(f"run {run_id} of {state.name} was undone in part: {run.reason}", hint="Nothing more of it can be taken back")
     problem = f"run {state.intent.plan.run_id} is still open" if state.intent else restorable_problem(state, run_id, state.next_epoch)
     if problem:

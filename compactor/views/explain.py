@@ -22,6 +22,7 @@ from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.model.status import RunStatus
 from compactor.round.compaction import OPEN_ROUND_MAX_MS
 from compactor.round.dirty_ratio import KAFKA_RATIO
 from compactor.round.plan import RoundAssessment, assess_round
@@ -225,7 +226,9 @@ def _leftover_facts(state: PartitionState, opened: Tier, now_ms: int) -> Iterato
 def _last_round_facts(past: RecordedHistory, state: PartitionState) -> Iterator[Fact]:
     """Yield the reason why the latest round rewrote or skipped each segment, if its plan is still in the control log."""
     plans = [record.body.plan for record in past.records if isinstance(record.body, PlanAnnounced)]
-    plan = next((plan for plan in reversed(plans) if (run := state.find_run(plan.run_id)) is not None and run.status != "undone"), None)
+    plan = next(
+        (plan for plan in reversed(plans) if (run := state.find_run(plan.run_id)) is not None and run.status != RunStatus.UNDONE), None
+    )
     if plan is None:
         if state.runs:
             yield Fact(

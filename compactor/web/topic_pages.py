@@ -10,6 +10,7 @@ from compactor.config.settings import Cleaner
 from compactor.daemon.scheduling import DaemonAction, PartitionSchedule, failure_reason
 from compactor.daemon.status import DaemonStatus
 from compactor.daemon.trend import HourFigures
+from compactor.model.status import RoundStatus
 from compactor.web.documents import HourTotals, PolicyInForce, TopicRow, TopicsDocument
 
 
@@ -58,7 +59,7 @@ def queue_empty_ms(status: DaemonStatus, due_bytes: int) -> int | None:
 
     :param due_bytes: dirty bytes of partitions that wait for a round.
     """
-    totals, key = status.totals, (DaemonAction.ROUND.value, "cleaned")
+    totals, key = status.totals, (DaemonAction.ROUND.value, RoundStatus.CLEANED.value)
     seconds = totals.durations[key].total if key in totals.durations else 0.0
     if not due_bytes or not seconds or not totals.round_bytes_read:
         return None

@@ -22,6 +22,7 @@ from compactor.control.state import PartitionState
 from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, StoreError, UsageError
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, Replacement
+from compactor.model.status import RunStatus
 from compactor.round.drive import run_round
 from compactor.round.ports import WorkSession
 from tests.simulation.actors import LEASE
@@ -74,7 +75,8 @@ class TestTheTable:
         assert run_round(b.ports, b.log, LEASE, work).status == "cleaned"
         published = b.log.state
         with pytest.raises(Fenced):
-            publication.publish_round(late, intent.model_copy(update={"receipts": tuple(outcomes)}), publication.RunOutcome("cleaned", {}))
+            received = intent.model_copy(update={"receipts": tuple(outcomes)})
+            publication.publish_round(late, received, publication.RunOutcome(RunStatus.CLEANED, {}))
         state = play.process("reader").state()
         assert (state.live, state.vector) == (published.live, published.vector)
 
@@ -93,7 +95,7 @@ class TestTheTable:
         shared, intent = a.log.state, a.log.state.intent
         assert intent
         replacements = [Replacement(sources=task.sources, segment=one.segment) for task, one in zip(plan.tasks, outcomes, strict=True)]
-        outcome = publication.RunOutcome("cleaned", {})
+        outcome = publication.RunOutcome(RunStatus.CLEANED, {})
         claim = a.log.candidate_record(publication._published_record(late, intent, replacements, (), ExpiredSources(late), outcome))
         play.pass_time(TTL_MS * 2)
         planner, worker = SymbolicPlanner(play.oracle.contents), SymbolicWorker(b.ports)

@@ -13,6 +13,7 @@ from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.demo.demo import Demo, DemoComparison, count_values
 from compactor.errors import BadData, CompactorError
+from compactor.model.status import RoundStatus
 from compactor.transfer.import_options import ImportProgress
 
 
@@ -79,7 +80,7 @@ def _run_demo_steps(demo: Demo, out: Output) -> float:
     with out.progress("cleaning") as progress:
         report = demo.run_round(lambda stage, plan: progress.begin_step(f"round: {stage.value}"))
     seconds = time.monotonic() - begin
-    if report.status != "cleaned":
+    if report.status != RoundStatus.CLEANED:
         raise CompactorError(f"the round ended as {report.status}: {report.reason}", hint="This is a bug; please report it")
     out.note(f"4. run       {report.records_read:,} records read, {report.records_kept:,} kept, in {seconds:.1f} s; published in one step")
     with out.progress("verifying", unit="bytes") as progress:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, format_size
+from compactor.model.status import RoundStatus
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.cluster.session import StartedCluster, start_cluster
 from compactor.spark.cluster.versions import check_pyspark
@@ -81,11 +82,11 @@ def _report_partition(finished: RecompactionResult, out: Output, outcomes: tiers
     report = finished.report
     if finished.error is not None:
         outcomes.record_failure(str(finished.name), finished.error)
-    elif report is not None and report.status == "quarantined":
+    elif report is not None and report.status == RoundStatus.QUARANTINED:
         outcomes.record_quarantine(str(finished.name), report.reason)
     else:
         outcomes.record_success()
-        if report is not None and report.status == "waiting":
+        if report is not None and report.status == RoundStatus.WAITING:
             out.note(f"{finished.name}: {report.reason}")
         if report is not None and report.segments_out:
             out.note(f"{count}: {finished.name} {report.status}, {report.records_read:,} records -> {report.records_kept:,}")

@@ -22,6 +22,7 @@ from compactor.daemon.scheduling import DaemonAction, Job
 from compactor.local.spool import process_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
+from compactor.model.status import RoundStatus
 from compactor.round.compaction import failed_report, paused_report, report_if_nothing_to_do
 from compactor.service.journal import ServiceLogger
 from compactor.views.overview import read_summaries
@@ -111,7 +112,7 @@ def _run_due_rounds(
                 if name in held:
                     _note_lease_holder(opened, name, out)
                 report = compact(opened, name, now, force=args.force, on_stage=stages)
-                if report.status == "quarantined":
+                if report.status == RoundStatus.QUARANTINED:
                     outcomes.record_quarantine(str(name), report.reason)
                 else:
                     if report.reason:  # why it waits, what was given up first, what brokers had deleted meanwhile
@@ -126,7 +127,7 @@ def _run_due_rounds(
 
 def _pause_reasons(found: list[dict[str, object]]) -> str:
     """Return a text that names the due partitions which were not cleaned because they are paused; empty if there are none."""
-    return "\n".join(f"{tiers.row_name(row)} is {row['reason']}" for row in found if row["status"] == "paused")
+    return "\n".join(f"{tiers.row_name(row)} is {row['reason']}" for row in found if row["status"] == RoundStatus.PAUSED)
 
 
 class _StageDisplay:

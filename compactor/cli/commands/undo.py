@@ -9,6 +9,7 @@ from compactor.cli import audit, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.control.undo import undo_round, was_reverted
 from compactor.errors import UsageError
+from compactor.model.status import RunStatus
 from compactor.upkeep.operator_changes import undo_round_by_copies
 from compactor.views.history import find_run, undo_problem
 from compactor.views.words import iso_time
@@ -53,7 +54,7 @@ def run_undo(args: argparse.Namespace, out: Output) -> None:
         "topic": name.topic,
         "partition": name.partition,
         "run_id": run_id,
-        "status": "reverted",
+        "status": RunStatus.REVERTED,
         "cleaner_offsets": [tiers.report_document(entry) for entry in state.vector],
         "first_dirty_offset": state.first_dirty_offset,
         "segments": len(state.live),

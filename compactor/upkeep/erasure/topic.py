@@ -19,6 +19,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Refused, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.model.status import PUBLISHING, RoundStatus
 from compactor.outputs.pinterest_names import GenerationLog
 from compactor.round.compaction import AssessWith
 from compactor.round.plan import RoundAssessment, assess_round
@@ -196,12 +197,12 @@ def _run_erasure_round(opened: Tier, found: PartitionKeySurvey, now_ms: int, tel
     log, hint = opened.open(name, leads=True), opened.changes.change_hint(name)
     report = new_round(opened, name, now_ms, assess_with=assess_with_segments(found.movable)).execute_round(log)
     opened.changes.cache_log_state(log, hint)
-    if report.status in ("cleaned", "resumed"):
+    if report.status in PUBLISHING:
         opened.changes.publish([log])
         tell(f"{name}: {report.status}, {report.records_read} records -> {report.records_kept}, clean up to {report.next_dirty_offset}")
-    elif report.status == "quarantined":
+    elif report.status == RoundStatus.QUARANTINED:
         tell(f"{name}: quarantined: {report.reason}")
-    return report.status in ("cleaned", "resumed")
+    return report.status in PUBLISHING
 
 
 def _retire_replaced_segments(
