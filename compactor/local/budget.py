@@ -77,15 +77,12 @@ class Budget:
         self._kept: OrderedDict[Kept, None] = OrderedDict()
         self._queue: deque[object] = deque()
 
-    def reserve(
-        self, account: Account, size: int, what: str, keeping: Sequence[Kept] = (), check: Callable[[], None] = lambda: None
-    ) -> SpaceReservation:
+    def reserve(self, account: Account, size: int, what: str, keeping: Sequence[Kept] = ()) -> SpaceReservation:
         """Reserve disk space, waiting until it is free. Requests are served in the order of arrival.
 
         :param account: usage of the round that asks.
         :param what: name of the work for messages, such as "group 3 of orders-0".
         :param keeping: cached files to pin together with the reservation, if they still exist.
-        :param check: called while waiting; an exception from it ends the wait.
         :raises OutOfBudget: if ``size`` exceeds the whole budget.
         """
         if size > self.total:
@@ -99,7 +96,6 @@ class Budget:
             try:
                 while self._queue[0] is not ticket or not self._make_space(size, keeping):
                     self.changed.wait(RETRY_S)
-                    check()
                 self._pin_existing(keeping)
                 return self._create_reservation(account, size)
             finally:
@@ -267,14 +263,13 @@ def is_full(error: BaseException) -> bool:
     return True
 
 
-def retry_until_space(work: Callable[[], T], budget: Budget, sleep: Callable[[float], None], on_pause: Callable[[], None]) -> T:
+def retry_until_space(work: Callable[[], T], budget: Budget, sleep: Callable[[float], None]) -> T:
     """Call ``work`` and return its result. While the file system is full, delete all cached files, wait, and call ``work`` again.
 
     ``work`` must remove what it has written before it raises.
 
     :param budget: the disk budget whose cached files are deleted.
     :param sleep: waits for a number of seconds.
-    :param on_pause: called before each wait.
     :raises OutOfBudget: if the disk is still full after PATIENCE_S seconds.
     """
     waited = 0.0
@@ -290,6 +285,5 @@ def retry_until_space(work: Callable[[], T], budget: Budget, sleep: Callable[[fl
                     hint="Free space there and run it again: what is done is not done twice",
                 ) from error
         budget.delete_cached_files()
-        on_pause()
         sleep(RETRY_S)
         waited += RETRY_S

@@ -79,7 +79,6 @@ class Staging:
     :param local_log_dirs: brokers' log directories on this machine. Files with a recorded digest are copied from there instead of being
         fetched.
     :param sleep: waits while files of other programs fill the disk.
-    :param on_pause: called before each such wait.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class Staging:
         *,
         sleep: Callable[[float], None] = time.sleep,
         local_log_dirs: Sequence[Path] = (),
-        on_pause: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder = folder
         self.layout = layout
@@ -99,7 +97,6 @@ class Staging:
         self.bytes_fetched = 0
         """Of segments, from the store; what a broker's log directory had instead is not counted."""
         self._sleep = sleep
-        self._on_pause = on_pause
         self._local = tuple(local_log_dirs)
         self._kept: dict[FileOf, tuple[Path, Kept]] = {}
         self._coming: dict[FileOf, Future[None]] = {}
@@ -196,7 +193,7 @@ class Staging:
         """Call ``work`` and return its result; while files of other programs fill the disk, wait and call it again. ``work`` must clean up
         before it raises.
         """
-        return retry_until_space(work, self.budget, self._sleep, self._on_pause)
+        return retry_until_space(work, self.budget, self._sleep)
 
     @property
     def peak_bytes(self) -> int:

@@ -174,20 +174,17 @@ def import_root(
     directories: Sequence[tuple[TopicPartition, Path]],
     options: ImportOptions,
     *,
-    on_bytes: Callable[[int], None] = lambda size: None,
     on_partition: Callable[[PartitionImport], None] = lambda done: None,
 ) -> list[PartitionImport]:
     """Import several partition directories at a time. One that fails does not stop the others.
 
     Each import has one thread, because a small one mostly waits for the store. Large imports run one at a time beside them.
-
-    :param on_bytes: called with a number of bytes when they are done.
     """
     options = replace(options, may_be_empty=True)
 
     def import_one(name: TopicPartition, path: Path, company: ImportResources) -> ImportReport:
         policy = tier.cleaner_for(name.topic).cleaner_policy()
-        return import_directory(tier, path, name, policy, ImportProgress(advance=on_bytes), options, company)
+        return import_directory(tier, path, name, policy, ImportProgress(), options, company)
 
     return import_partitions(
         tier, directories, import_one, parallel=IMPORTS_PER_THREAD * tier.settings.daemon.threads, on_partition=on_partition

@@ -21,10 +21,6 @@ from compactor.local.budget import BLOCK, Account, Budget, Overrun, SpaceReserva
 from compactor.local.spool import process_folder
 
 
-def nothing() -> None:
-    return None
-
-
 class TestGrants:
     def test_a_file_counts_in_whole_blocks(self) -> None:
         assert [blocks(size) for size in (0, 1, BLOCK, BLOCK + 1)] == [0, BLOCK, BLOCK, 2 * BLOCK]
@@ -70,17 +66,6 @@ class TestGrants:
         for thread in threads:
             thread.join(10)
         assert order == ["large", "small"]
-
-    def test_a_wait_can_be_ended(self) -> None:
-        budget = Budget(100)
-        budget.reserve(Account(), 100, "held")
-
-        def stop() -> None:
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            budget.reserve(Account(), 1, "late", check=stop)
-        assert not budget._queue
 
     def test_more_than_foreseen_is_taken_from_what_is_free_or_overruns(self) -> None:
         budget = Budget(100)
@@ -204,8 +189,8 @@ class TestFullDisk:
                 raise problem
             return 7
 
-        assert retry_until_space(work, budget, lambda seconds: events.append("slept"), lambda: events.append("paused")) == 7
-        assert events == ["dropped", "paused", "slept", "paused", "slept"]
+        assert retry_until_space(work, budget, lambda seconds: events.append("slept")) == 7
+        assert events == ["dropped", "slept", "slept"]
 
     def test_gives_up_after_a_while_with_what_to_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(disk, "PATIENCE_S", 3.0)
@@ -215,7 +200,7 @@ class TestFullDisk:
             raise OSError(errno.ENOSPC, "full")
 
         with pytest.raises(OutOfBudget, match=r"full, and was so for 3 seconds.*what is done is not done twice"):
-            retry_until_space(work, Budget(100), slept.append, nothing)
+            retry_until_space(work, Budget(100), slept.append)
         assert sum(slept) == 3
 
     def test_other_errors_are_no_reason_to_wait(self) -> None:
@@ -223,7 +208,7 @@ class TestFullDisk:
             raise OSError(errno.EACCES, "no")
 
         with pytest.raises(PermissionError):
-            retry_until_space(work, Budget(100), lambda _: pytest.fail("slept"), nothing)
+            retry_until_space(work, Budget(100), lambda _: pytest.fail("slept"))
 
 
 class TestSpool:

@@ -74,8 +74,8 @@ class TestTheTable:
         )
         assert run_round(b.ports, b.log, LEASE, work).status == "cleaned"
         published = b.log.state
+        received = intent.model_copy(update={"receipts": tuple(outcomes)})
         with pytest.raises(Fenced):
-            received = intent.model_copy(update={"receipts": tuple(outcomes)})
             publication.publish_round(late, received, publication.RunOutcome(RunStatus.CLEANED, {}))
         state = play.process("reader").state()
         assert (state.live, state.vector) == (published.live, published.vector)
