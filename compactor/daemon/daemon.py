@@ -348,7 +348,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         outcome = JobOutcome(done.status, done.reason, seen, until)
         if isinstance(done.report, OutputReport):
             outcome = replace(outcome, written_slot=done.report.written_slot, next_deletion_ms=done.report.next_deletion_ms)
-        self._check_stores = self._check_stores or done.status in ("failed", "out_of_budget")
+        self._check_stores = self._check_stores or done.status in (RoundStatus.FAILED, RoundStatus.OUT_OF_BUDGET)
         if job.name in self._schedules:
             self._schedules[job.name] = after_job(schedule, job, outcome, now, self._opened.lease.ttl_ms)
         run = self._monitor.record_job_end(done, now)

@@ -412,9 +412,9 @@ def after_job(schedule: PartitionSchedule, job: Job, outcome: JobOutcome, now_ms
     )
     if outcome.status in (RoundStatus.LEASED, RoundStatus.FENCED):
         return replace(changed, next_round_ms=now_ms + ttl_ms, retire_at_ms=now_ms + ttl_ms, next_poll_ms=now_ms + ttl_ms)
-    if outcome.status == "out_of_budget" and not job.exclusive:
+    if outcome.status == RoundStatus.OUT_OF_BUDGET and not job.exclusive:
         return replace(changed, exclusive=True, requested=schedule.requested)
-    if outcome.status in ("failed", "out_of_budget"):
+    if outcome.status in (RoundStatus.FAILED, RoundStatus.OUT_OF_BUDGET):
         failures = schedule.failures + 1
         retry_ms = now_ms + backoff_ms(failures)
         since_ms = schedule.failing_since_ms or now_ms
@@ -442,11 +442,11 @@ def after_job(schedule: PartitionSchedule, job: Job, outcome: JobOutcome, now_ms
 
 def _output_after_job(before: OutputSchedule, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> OutputSchedule:
     """Return the output's schedule after an output job. A failed output never delays rounds."""
-    if outcome.status == "stopped":
+    if outcome.status == RoundStatus.STOPPED:
         return before
     if outcome.status in (RoundStatus.LEASED, RoundStatus.FENCED):
         return replace(before, retry_at_ms=now_ms + ttl_ms)
-    if outcome.status in ("failed", "out_of_budget"):
+    if outcome.status in (RoundStatus.FAILED, RoundStatus.OUT_OF_BUDGET):
         failures = before.failures + 1
         return replace(before, rounds=0, failures=failures, problem=outcome.reason, retry_at_ms=now_ms + backoff_ms(failures))
     return OutputSchedule(outcome.written_slot, min(outcome.next_deletion_ms + CLOCK_RESOLUTION_MS, NEVER_MS))

@@ -9,6 +9,8 @@ Sources are searched before the first change. An object is never overwritten, an
 
 from __future__ import annotations
 
+from compactor.constants import CompactorEpoch
+
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +38,7 @@ from compactor.model.balance import Balance
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.model.status import RoundStatus
 from compactor.records.balance import BalanceKey, digest_sum_of_segment
 from compactor.records.batches import map_file, scan_batches
 from compactor.records.indexes import encode_offset_and_time_index
@@ -272,7 +275,7 @@ def _undo_or_nothing(opened: Tier, state: PartitionState, damage: DamagedSegment
     nowhere = f"{nowhere}. It is compacted, and so it is in no broker's log directory"
     if not run_id:
         return Repair(damage, "none", f"{nowhere}; what it replaced is deleted")
-    problem = f"run {state.intent.plan.run_id} is open" if state.intent else restorable_problem(state, run_id, state.last_epoch + 1)
+    problem = f"run {state.intent.plan.run_id} is open" if state.intent else restorable_problem(state, run_id, state.next_epoch)
     if not problem:
         sources = [segment for group in state.waiting if group.run_id == run_id and not group.undone for segment in group.segments]
         bad = find_damage(opened, state, sources, lambda size: None)
@@ -429,7 +432,7 @@ def _replace_damaged(opened: Tier, leadership: Leadership, damaged: Sequence[Dam
     result = run_round_as_leader(leadership, RepairRound(opened, finder, tuple(damaged)))
     if result.status == "quarantined":
         raise BadData(result.reason, segment=result.segment or str(leadership.state.name), hint="Readers have what they had")
-    if result.status != "cleaned" or result.plan is None:
+    if result.status != RoundStatus.CLEANED or result.plan is None:
         what = result.undone or result.reason or result.status
         raise Unavailable(f"the damaged segments of {leadership.state.name} were not replaced: {what}", hint="Try again")
     return {task.sources[0]: task.new_segment_id for task in result.plan.tasks}
@@ -460,7 +463,7 @@ class RepairRound:
         """Yield the state, or None if none of the damaged segments is live any more."""
         yield state if self._targets(state) else None
 
-    def make_plan(self, facts: PartitionState, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan:
+    def make_plan(self, facts: PartitionState, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
         targets = self._targets(facts)
         clean = clean_end_offset(facts.vector)
         return CompactionPlan(

@@ -8,6 +8,7 @@ from compactor.access.tier import Tier
 from compactor.control.state import PartitionState, Run
 from compactor.errors import CompactorError, UsageError
 from compactor.model.ids import TopicPartition
+from compactor.model.status import RunStatus
 from compactor.round.restoring import groups_to_restore, restore_problem
 
 
@@ -91,6 +92,6 @@ def undo_problem(state: PartitionState, run_id: str) -> str:
         return "it is not the latest published round"
     if not any(group.run_id == run_id and not group.undone for group in state.waiting):
         return "the segments that it replaced are deleted, or being deleted"
-    if any(run.run_id == run_id and run.status == "repaired" for run in state.runs):
+    if any(run.run_id == run_id and run.status == RunStatus.REPAIRED for run in state.runs):
         return "it replaced damaged segments"
     return restore_problem(groups_to_restore(state, run_id)) if state.mirrored else ""

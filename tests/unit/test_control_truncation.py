@@ -170,7 +170,7 @@ class TestTruncation:
         actor = play.process("a")
         last = actor.state().live[-1]
         again = [SymbolicIncoming(play.actors, actor.ports, play.broker[3])]
-        arrival = ArrivingSegments((EpochEntry(0, 0),))
+        arrival = ArrivingSegments((EpochEntry(LeaderEpoch(0), 0),))
         assert add_segments(actor.ports, actor.log, again, arrival)
         whole = actor.state()
         truncate_tail(actor.ports, actor.log, truncated_at(play, actor, last.end_offset + 1))
