@@ -9,8 +9,6 @@ Sources are searched before the first change. An object is never overwritten, an
 
 from __future__ import annotations
 
-from compactor.constants import CompactorEpoch
-
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +24,7 @@ from checkpoint.offsets import clean_end_offset
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
+from compactor.constants import CompactorEpoch
 from compactor.control.leadership import Leadership, hold_leadership
 from compactor.control.logs import cut_if_due
 from compactor.control.ordering import restorable_problem

@@ -204,7 +204,9 @@ def test_segments_that_brokers_expire_within_an_hour_are_rewritten_one_to_one() 
 
 
 def test_segments_that_brokers_expire_within_twice_the_last_round_are_rewritten_one_to_one() -> None:
-    round_ = Run(run_id="r", leader_epoch=0, holder="me", slot=1, started_ms=0, ended_ms=HOUR_MS, status="cleaned", published_slot=2)
+    round_ = Run(
+        run_id="r", leader_epoch=CompactorEpoch(0), holder="me", slot=1, started_ms=0, ended_ms=HOUR_MS, status="cleaned", published_slot=2
+    )
     given = under_brokers(*AGED).model_copy(update={"runs": (round_,)})
     assert sources(planned(given, expiring(NOW + 2 * HOUR_MS - 200))) == ONE_TO_ONE
     unpublished = given.model_copy(update={"runs": (round_.model_copy(update={"published_slot": 0}),)})
