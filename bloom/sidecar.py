@@ -159,7 +159,7 @@ class UnusableReason(StrEnum):
     OTHER_KEY = "it was made under another hash key"
     OTHER_SEGMENT = "it was made for another segment"
     CUT_OFF = "it is cut off"
-    DAMAGED = "its checksum is wrong"
+    DAMAGED = "its checksum is invalid"
 
 
 class SidecarUnusable(Exception):

@@ -136,7 +136,7 @@ class TierIdentity:
         if problem:
             raise UsageError(
                 f"the control store {self.ports.control.url} belongs to another tier: {problem}",
-                hint="Nothing was changed. Correct tier.url or tier.control_url: each tier needs a control store of its own",
+                hint="Nothing was changed. Correct tier.url or tier.control_url: each tier needs its own control store",
             )
 
     def hash_key(self) -> bytes:
@@ -148,7 +148,7 @@ class TierIdentity:
         if not found.hash_key:
             raise UsageError(
                 f"nothing was ever written for the tier at {self.ports.layout.url} into the control store",
-                hint="Set control_url under [tier] to where it lies; `bloom rebuild` begins one",
+                hint="Set control_url under [tier] to the control store; `bloom rebuild` creates one",
             )
         return bytes.fromhex(found.hash_key)
 

@@ -85,7 +85,7 @@ def leadership_problem(intervals: Sequence[LeadershipInterval]) -> Callable[[Sta
     def problem(file: StagedFile) -> str:
         evidence = rename_evidence(intervals, file.changed_ms)
         if evidence is RenameEvidence.UNDECIDED:
-            cause = "it was staged for deletion a moment ago, and the leader's epoch was not asked since"
+            cause = "it was staged for deletion a moment ago, and the leader's epoch is not confirmed since"
             raise BadData(cause, segment=staged_path(Path(), file.base).name, hint="It is tried again")
         return "" if evidence is RenameEvidence.SAME_EPOCH else unknown_leadership(file)
 

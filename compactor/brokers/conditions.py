@@ -31,7 +31,7 @@ REQUIRED_TOPIC_SETTINGS: Mapping[str, tuple[str, str]] = {
     ),
     RETENTION_SETTING: (
         "-1",
-        f'brokers delete what is older, the latest value of a key, too (if that is intended, set cleanup_policy = "{EXPIRING_POLICY}")',
+        f'brokers delete older records, even the latest value of a key (if that is intended, set cleanup_policy = "{EXPIRING_POLICY}")',
     ),
 }
 """Setting name -> (required value, why it is required)."""
@@ -81,7 +81,7 @@ class BrokerConditions:
                     self._admin.describe_cluster()
                 )
                 if problem:
-                    raise Refused(f"nothing is compacted under these brokers: {problem}", hint="Readers have what they had")
+                    raise Refused(f"nothing is compacted under these brokers: {problem}", hint="Readers are not affected")
                 self._checked_at[_CLUSTER_KEY] = time.monotonic()
             if self._is_due(name.topic):
                 self._check_topic(name.topic)
@@ -96,11 +96,11 @@ class BrokerConditions:
         try:
             facts = self._admin.describe_topics([topic])[topic]
         except NotFound as error:
-            raise Refused(f"topic {topic} is not there any more", hint="Its tier goes with it") from error
+            raise Refused(f"topic {topic} no longer exists", hint="Its tier is deleted with it") from error
         known = self._topic_ids.get(topic, facts.topic_id)
         self._topic_ids[topic] = facts.topic_id
         if known != facts.topic_id:
-            message = f"topic {topic} was deleted and made anew: it was {uuid_text(known)} and is {uuid_text(facts.topic_id)}"
+            message = f"topic {topic} was deleted and created again: it was {uuid_text(known)} and is {uuid_text(facts.topic_id)}"
             raise Refused(message, hint="Run again: the new topic is another one")
         settings = {setting: found.value for setting, found in facts.settings.items()}
         problem = topic_settings_problem(topic, settings, self._policy_of(topic))

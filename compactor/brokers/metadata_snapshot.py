@@ -126,7 +126,7 @@ def latest_metadata_snapshot(store: ObjectStore) -> MetadataSnapshot:
     try:
         snapshot = MetadataSnapshot.model_validate_json(zlib.decompress(store.get(key)))
     except (zlib.error, ValidationError) as error:
-        raise BadData("it is no metadata snapshot, or it is damaged", segment=where, hint="Run `topics snapshot` again") from error
+        raise BadData("it is not a metadata snapshot, or it is damaged", segment=where, hint="Run `topics snapshot` again") from error
     if snapshot.format != STATE_FORMAT:
         message = f"it is of format {snapshot.format}, this program knows {STATE_FORMAT}"
         raise BadData(message, segment=where, hint="Run `topics snapshot` again, with this version")

@@ -155,7 +155,7 @@ class KafkaPublisher:
     ) -> None:
         """Raise UsageError: brokers cannot take back segments whose deletion has begun."""
         raise UsageError(
-            "brokers cannot be given back segments whose deletion has begun",
+            "brokers never take up segments again whose deletion has begun",
             hint="`undo` copies them under new ids, until `retire` deletes them",
         )
 
@@ -348,7 +348,9 @@ class KafkaPublisher:
         deadline = time.monotonic() + READ_BACK_TIMEOUT_S
         while offset >= 0 and self._read_fold_by_id(partition)[1].applied < offset:
             if time.monotonic() > deadline:
-                raise Unavailable(f"{self._topic.name}-{number}: offset {offset} was appended and is not read", hint="Run again to go on")
+                raise Unavailable(
+                    f"{self._topic.name}-{number}: offset {offset} was appended and is not read", hint="Run the command again to continue"
+                )
 
     def _read_fold(self, name: TopicPartition) -> tuple[TopicIdPartition, RemoteLogMetadataCache]:
         """Return a partition's id and its segments after reading the topic to its end."""
@@ -363,7 +365,7 @@ class KafkaPublisher:
         number = self._followed.metadata_partition_number(partition.topic_id, partition.partition)
         if progress.unread.get(number, 0) > 0:
             message = f"partition {number} of {self._topic.name} is not read to its end within {READ_BACK_TIMEOUT_S:g} s"
-            raise Unavailable(message, hint="Run again to go on")
+            raise Unavailable(message, hint="Run the command again to continue")
         found = self._followed.folded_partition(partition.topic_id, partition.partition)
         return partition, found.cache if found is not None else RemoteLogMetadataCache(partition)
 
@@ -439,4 +441,7 @@ def _immutable_fields(segment: RemoteLogSegmentMetadataRecord) -> tuple[object, 
 
 def _refused_error(name: TopicPartition, why: str) -> Refused:
     """Return the error for a record that a rule forbids."""
-    return Refused(f"{name}: nothing more is written into the metadata topic: {why}", hint="Brokers serve what they served; run again")
+    return Refused(
+        f"{name}: nothing more is written into the metadata topic: {why}",
+        hint="Brokers serve the same segments as before; run the command again",
+    )

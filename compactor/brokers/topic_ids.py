@@ -63,7 +63,7 @@ def ask_about_topics(connection: KafkaConnection, topic_ids: Sequence[TopicId]) 
                 if text and topic["error_code"] in (0, UNKNOWN_TOPIC_ID_CODE):
                     (missing if topic["error_code"] else present).append(text)
         if client.describe_cluster()["cluster_id"] != cluster_id:
-            raise Unavailable("another cluster answers by now", hint="It is asked again")
+            raise Unavailable("another cluster answers by now", hint="It is retried")
     return TopicAnswers(cluster_id or "", tuple(missing), tuple(present))
 
 
@@ -84,7 +84,7 @@ def _open_client(connection: KafkaConnection) -> Iterator[Any]:
     except (AuthorizationError, SaslAuthenticationFailedError) as error:
         raise Refused(f"ask about topic ids: {error}") from None
     except (KafkaError, OSError) as error:
-        raise Unavailable(f"ask about topic ids: {error}", hint="It is asked again") from None
+        raise Unavailable(f"ask about topic ids: {error}", hint="It is retried") from None
 
 
 def client_options(connection: KafkaConnection) -> dict[str, Any]:

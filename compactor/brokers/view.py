@@ -267,7 +267,7 @@ class LiveBrokerMetadata:
                 raise Unavailable(f"{self.source_name} is not read to its end within {CATCH_UP_TIMEOUT_S:g} s", hint="Try again")
         leaderless = self.followed.leaderless_partitions
         for number in sorted(leaderless - self._leaderless):
-            message = "partition %d of %s cannot be read, as no broker leads it: what it tells of is held up, the rest goes on"
+            message = "partition %d of %s has no leader: the partitions that it describes are delayed, the others continue"
             _log.warning(message, number, self.source_name)
         self._leaderless = leaderless
         for number, reached in self.followed.fold_positions().items():

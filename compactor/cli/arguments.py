@@ -33,8 +33,8 @@ COMMANDS = (
         "compact a generated topic, from import to export",
         "demo.run_demo",
         (
-            argument("--dir", metavar="D", type=Path, help="keep everything there to look at (default: a temporary directory)"),
-            argument("--tier", metavar="URL", help="make the tier there, in a bucket that is reached as the settings say; it stays"),
+            argument("--dir", metavar="D", type=Path, help="directory for all data, which stays (default: a temporary directory)"),
+            argument("--tier", metavar="URL", help="create the tier there, in a bucket with the [s3] settings; it stays"),
         ),
     ),
     Command(
@@ -47,32 +47,32 @@ COMMANDS = (
                 metavar="LOG_DIR|LOG_ROOT",
                 nargs="?",
                 type=Path,
-                help="a partition's directory (<20 digits>.log and what belongs to them), or one with <topic>-<partition> directories "
-                "in it",
+                help="the directory of a partition (<20 digits>.log and their indexes), or a directory of <topic>-<partition> directories",
             ),
             argument(
                 "--from-tier",
                 metavar="CONFIG",
-                help="in the place of a directory: the configuration of another tier, whose partitions are taken",
+                help="instead of a directory: the configuration of another tier, whose partitions are imported",
             ),
-            argument("--topic", metavar="T", help="default: by the directory's name"),
-            argument("--partition", type=whole_number(0, INT32_MAX), metavar="P", help="default: by the directory's name"),
-            argument("--topics", metavar="REGEX", help="of a LOG_ROOT or another tier: topics whose whole name matches"),
-            argument("--live", action="store_true", help="a broker is at work there: its newest segment is left out"),
-            argument("--allow-gaps", action="store_true", help="a cleaner took away what is missing between segments"),
+            argument("--topic", metavar="T", help="default: from the directory's name"),
+            argument("--partition", type=whole_number(0, INT32_MAX), metavar="P", help="default: from the directory's name"),
+            argument("--topics", metavar="REGEX", help="import only topics whose whole name matches, of a LOG_ROOT or another tier"),
+            argument("--live", action="store_true", help="a broker is writing there: leave out the newest segment"),
+            argument("--allow-gaps", action="store_true", help="accept missing offsets, for example where a cleaner has removed segments"),
             argument(
-                "--accept-truncation", action="store_true", help="the tier discards what the broker has discarded after an unclean election"
+                "--accept-truncation",
+                action="store_true",
+                help="discard in the tier what the broker has discarded after an unclean election",
             ),
             argument(
                 "--accept-loss",
                 action="store_true",
-                help="with --accept-truncation: also where a round beyond the cut cannot be undone, so that some keys lose their last "
-                "value",
+                help="with --accept-truncation: also if a round beyond the cut cannot be undone, so that some keys lose their last value",
             ),
             argument(
                 "--new-incarnation",
                 action="store_true",
-                help="the topics were deleted and created again: logs of another topic id get incarnations of their own",
+                help="the topics were deleted and created again: import logs of another topic id as new incarnations",
             ),
             REASON_OPTION,
         ),
@@ -87,9 +87,9 @@ COMMANDS = (
             argument(
                 "--leader-epoch-zero",
                 action="store_true",
-                help="for a cluster that has not written the log: leader epoch 0, no producers, and no transaction that is still open",
+                help="for a cluster that has not written the log: leader epoch 0, no producers, no open transaction",
             ),
-            argument("--new-topic-id", metavar="ID", help="with --leader-epoch-zero: id that the topic has in that cluster"),
+            argument("--new-topic-id", metavar="ID", help="with --leader-epoch-zero: the topic's id in that cluster"),
             argument("folder", metavar="DIR", type=Path, help="must not exist"),
         ),
     ),
@@ -99,7 +99,7 @@ COMMANDS = (
         "topics.list_topics",
         (),
         (
-            Command("delete", "take a partition out of the tier", "topics.delete_topic_partition", (PARTITION_ARGUMENT, REASON_OPTION)),
+            Command("delete", "remove a partition from the tier", "topics.delete_topic_partition", (PARTITION_ARGUMENT, REASON_OPTION)),
             Command(
                 "delete-records",
                 "delete the records of a partition below an offset or a time",
@@ -137,7 +137,7 @@ COMMANDS = (
                     REASON_OPTION,
                 ),
             ),
-            Command("snapshot", "keep a broker tier's metadata, for readers without a broker", "topics.snapshot_metadata"),
+            Command("snapshot", "store the metadata of a broker-managed tier, for readers without a broker", "topics.snapshot_metadata"),
         ),
     ),
     Command(
@@ -151,7 +151,7 @@ COMMANDS = (
             argument("--to", metavar="N", dest="last", type=whole_number(), default=MAX_OFFSET, help="last offset, inclusive"),
             argument("--key", metavar="K", help="only records with this key: text, base64:... or avro:JSON"),
             argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed"),
-            argument("--view", choices=("all", "latest"), default="all", help="latest: the last value of each key, deletes left out"),
+            argument("--view", choices=("all", "latest"), default="all", help="latest: the last value of each key, without deleted keys"),
             argument(
                 "--format",
                 choices=("table", "json", "raw"),
@@ -169,7 +169,7 @@ COMMANDS = (
     ),
     Command(
         "status",
-        "show how the tier is doing, and which partitions need help",
+        "show the state of the tier, and which partitions need help",
         "status.show_status",
         (argument("--watch", action="store_true", help=f"show it again every {WATCH_SECONDS} s, until Ctrl-C"),),
     ),
@@ -185,8 +185,8 @@ COMMANDS = (
                 "--sample",
                 type=parse_byte_count,
                 metavar="BYTES",
-                help="read so much of each partition and say what compaction saves at least; 0 for nothing (default: 8 MiB of the largest "
-                f"{SAMPLED_PARTITIONS} partitions that are due and of which no round is known)",
+                help="bytes to read of each partition to estimate what compaction saves at least; 0 for none (default: 8 MiB of the largest "
+                f"{SAMPLED_PARTITIONS} due partitions without a known round)",
             ),
             PRICES_OPTION,
         ),
@@ -198,7 +198,7 @@ COMMANDS = (
         (
             PARTITIONS_ARGUMENT,
             CLOCK_OPTION,
-            argument("--force", action="store_true", help="clean whatever is dirty, whatever the dirty ratio says"),
+            argument("--force", action="store_true", help="clean whatever is dirty, whatever the dirty ratio is"),
             PROFILE_OPTION,
         ),
     ),
@@ -214,10 +214,10 @@ COMMANDS = (
                 type=whole_number(),
                 metavar="BYTES",
                 default=1,
-                help="leave partitions alone whose round would gain less (default: 1, those that gain nothing)",
+                help="skip partitions whose round would gain less (default: 1, which skips those that gain nothing)",
             ),
-            argument("--force", action="store_true", help="leave none alone, not even clean ones"),
-            argument("--dry-run", action="store_true", help="say what would be done, and do nothing; without Spark"),
+            argument("--force", action="store_true", help="skip no partition, not even clean ones"),
+            argument("--dry-run", action="store_true", help="show what would be done, without Spark, and change nothing"),
         ),
     ),
     Command(
@@ -231,11 +231,11 @@ COMMANDS = (
                 "--at",
                 type=parse_time_ms,
                 metavar="TIME",
-                help="stands in for the store's clock; ahead of it only with --force-now",
+                help="replaces the store's clock; a later time counts only with --force-now",
             ),
-            argument("--force-now", action="store_true", help="let --now shorten grace, and sweep orphans whatever their age"),
+            argument("--force-now", action="store_true", help="let --now shorten grace periods, and sweep orphans whatever their age"),
             REASON_OPTION,
-            argument("--all", action="store_true", help="look at every partition, also where the tier-wide log says that nothing is due"),
+            argument("--all", action="store_true", help="inspect every partition, even if the catalog says that nothing is due"),
         ),
     ),
     Command(
@@ -244,9 +244,9 @@ COMMANDS = (
         "clean.run_clean",
         (
             argument(
-                "log_dir", metavar="LOG_DIR", type=Path, help="holds <20 digits>.log and what belongs to them; all segments count as sealed"
+                "log_dir", metavar="LOG_DIR", type=Path, help="contains <20 digits>.log and their indexes; all segments count as sealed"
             ),
-            argument("out_dir", metavar="OUT_DIR", type=Path, help="must not exist; gets the rewritten segments"),
+            argument("out_dir", metavar="OUT_DIR", type=Path, help="must not exist; receives the rewritten segments"),
             argument(
                 "--first-dirty-offset",
                 type=whole_number(),
@@ -257,7 +257,7 @@ COMMANDS = (
                 "--first-uncleanable-offset",
                 type=whole_number(),
                 metavar="N",
-                help="first offset to leave alone; inside a segment it moves down to its base (default: the log's end)",
+                help="first offset that must not be cleaned; inside a segment it moves down to its base (default: the log's end)",
             ),
             argument(
                 "--high-watermark",
@@ -288,19 +288,19 @@ COMMANDS = (
         (
             Command(
                 "write",
-                "bring them up to what the tier's readers read",
+                "bring generations up to the published view",
                 "generations.write_generations_command",
                 (PARTITIONS_ARGUMENT, TOPICS_OPTION),
             ),
             Command(
                 "list",
-                "the current generation of each partition, and those that wait for their end",
+                "list the current generation of each partition, and superseded ones",
                 "generations.list_generations_command",
                 (TOPICS_OPTION,),
             ),
             Command(
                 "retire",
-                "delete those that were superseded long enough ago",
+                "delete generations that were superseded long enough ago",
                 "generations.retire_generations_command",
                 (TOPICS_OPTION, DRY_RUN_OPTION),
             ),
@@ -308,19 +308,19 @@ COMMANDS = (
     ),
     Command(
         "segments",
-        "list remote segments, and print the records of one",
+        "list remote segments, and print the records of one of them",
         "",
         (),
         (
-            Command("list", "remote segments with state and lineage", "segments.list_segments_command", (PARTITION_ARGUMENT,)),
+            Command("list", "list remote segments with state and lineage", "segments.list_segments_command", (PARTITION_ARGUMENT,)),
             Command(
                 "dump",
-                "batches and records of one segment",
+                "print the batches and records of one segment",
                 "segments.dump_segment_command",
                 (
                     PARTITION_ARGUMENT,
                     argument("id", metavar="ID", help="as `segments list` prints it, or its first characters"),
-                    argument("--whole", action="store_true", help="long keys and values are not cut, and headers are there"),
+                    argument("--whole", action="store_true", help="print long keys and values in full, and headers"),
                 ),
             ),
         ),
@@ -333,26 +333,26 @@ COMMANDS = (
         (
             Command(
                 "show",
-                "what the sidecars say, and what filters have done so far",
+                "show the sidecars, and what filters have saved so far",
                 "bloom.show_sidecars_command",
                 (PARTITION_ARGUMENT, CLOCK_OPTION),
             ),
             Command(
                 "rebuild",
-                "read live segments and write their sidecars anew",
+                "read live segments and rewrite their sidecars",
                 "bloom.rebuild_sidecars_command",
-                (PARTITION_ARGUMENT, argument("--missing", action="store_true", help="only where there is none that can be used")),
+                (PARTITION_ARGUMENT, argument("--missing", action="store_true", help="only segments without a usable sidecar")),
             ),
         ),
     ),
     Command(
         "verify",
-        "check that the tier is what its metadata say",
+        "check that the tier matches its metadata",
         "verify.run_verify",
         (
             PARTITIONS_ARGUMENT,
-            argument("--fast", action="store_true", help="a tier that brokers write: without reading segments"),
-            argument("--deep", action="store_true", help="also add up what each segment holds, and compare it with what was recorded"),
+            argument("--fast", action="store_true", help="for broker-managed tiers: do not read segments"),
+            argument("--deep", action="store_true", help="also sum up the batches of each segment, and compare with the recorded sum"),
         ),
     ),
     Command(
@@ -375,7 +375,7 @@ COMMANDS = (
     ),
     Command(
         "doctor",
-        "tell what harms a broker-managed tier, or is going to, compacted or not",
+        "find what harms a broker-managed tier, or is going to, compacted or not",
         "doctor.run_doctor",
         (
             PARTITIONS_ARGUMENT,
@@ -391,16 +391,16 @@ COMMANDS = (
         (
             Command(
                 "find",
-                "list objects that no metadata names; deletes nothing",
+                "list objects that no metadata names, and delete nothing",
                 "orphans.find_orphans_command",
                 (
                     PARTITIONS_ARGUMENT,
-                    argument("--to", metavar="FILE", type=Path, help="write the list there, to be read and given to `orphans purge`"),
+                    argument("--to", metavar="FILE", type=Path, help="write the list there, for `orphans purge`"),
                 ),
             ),
             Command(
                 "purge",
-                "delete of such a list what still is an orphan",
+                "delete the listed objects that are still orphans",
                 "orphans.purge_orphans_command",
                 (argument("file", metavar="FILE", type=Path), DRY_RUN_OPTION, REASON_OPTION),
             ),
@@ -414,25 +414,25 @@ COMMANDS = (
         (
             Command(
                 "list",
-                "cleaner offsets and leaders of all partitions, or what is in a checkpoint file of Kafka's",
+                "list cleaner offsets and leaders of all partitions, or the content of a checkpoint file of Kafka's",
                 "checkpoints.list_checkpoints",
                 (argument("targets", nargs="*", metavar="TOPIC-PARTITION|FILE", help=f"default: all partitions of the tier; {FILE_HELP}"),),
             ),
             Command(
                 "show",
-                "one partition: cleaner offsets, lease, what was fenced",
+                "show one partition: cleaner offsets, lease, fenced records",
                 "checkpoints.show_checkpoint",
                 (argument("target", metavar="TOPIC-PARTITION|FILE", help=FILE_HELP),),
             ),
             Command(
                 "lineage",
-                "the tree of compactor epochs: who led when, published what, was cut off where",
+                "show the tree of compactor epochs: who led when, published what, was fenced where",
                 "checkpoints.show_compactor_epochs",
                 (PARTITION_ARGUMENT,),
             ),
             Command(
                 "diff",
-                "two points in time of one partition, or two checkpoint files of Kafka's",
+                "compare two points in time of one partition, or two checkpoint files of Kafka's",
                 "checkpoints.show_checkpoint_diff",
                 (
                     argument("target", metavar="TOPIC-PARTITION|FILE"),
@@ -444,7 +444,7 @@ COMMANDS = (
             ),
             Command(
                 "verify",
-                "cleaner offsets against rules and segments, the control log against itself",
+                "check cleaner offsets against rules and segments, and the control log for gaps",
                 "checkpoints.verify_checkpoints",
                 (PARTITIONS_ARGUMENT,),
             ),
@@ -456,70 +456,72 @@ COMMANDS = (
         "",
         (),
         (
-            Command("list", "the rounds that are remembered, oldest first", "runs.list_runs", (PARTITIONS_ARGUMENT,)),
-            Command("show", "one round", "runs.show_run", (RUN_ARGUMENT,)),
+            Command("list", "list the remembered rounds, oldest first", "runs.list_runs", (PARTITIONS_ARGUMENT,)),
+            Command("show", "show one round", "runs.show_run", (RUN_ARGUMENT,)),
         ),
     ),
     Command(
         "undo",
-        "make readers use the segments again that a round replaced",
+        "undo a round: readers get the segments back that it replaced",
         "undo.run_undo",
         (
             RUN_ARGUMENT,
-            argument("--partition", metavar="TOPIC-PARTITION", help="its partition (default: looked for among all)"),
+            argument("--partition", metavar="TOPIC-PARTITION", help="its partition (default: found by the run's id)"),
             REASON_OPTION,
         ),
     ),
     Command(
         "explain",
-        "explain why a partition is not cleaned, or what became of a key or an offset",
+        "explain why a partition is not cleaned, or what happened to a key or an offset",
         "explain.run_explain",
         (
             PARTITION_ARGUMENT,
             exclusive_arguments(
                 argument("--key", metavar="K", help="text, base64:... or avro:JSON; reads every segment"),
-                argument("--offset", metavar="N", type=whole_number(), help="reads the segments from there on"),
+                argument("--offset", metavar="N", type=whole_number(), help="an offset; reads the segments from there on"),
             ),
             CLOCK_OPTION,
         ),
     ),
     Command(
         "erasure",
-        "show whether a key is erased: what still holds it, and what remains to happen",
+        "show whether a key is erased, what still holds it, and what has to happen",
         "erasure.run_erasure",
         (
-            argument("topic", metavar="TOPIC", help="all of its partitions; or one TOPIC-PARTITION"),
+            argument("topic", metavar="TOPIC", help="a topic, with all its partitions, or one TOPIC-PARTITION"),
             argument("--key", metavar="K", action="append", default=[], help="text, or base64:...; may be repeated"),
-            argument("--keys-file", metavar="FILE", type=Path, help="one key a line, written like --key"),
+            argument("--keys-file", metavar="FILE", type=Path, help="a file with one key per line, written as for --key"),
             argument("--by-filters", action="store_true", help="do not read live segments whose Bloom filter has none of the keys"),
-            argument("--expedite", action="store_true", help="do what is needed now: rounds over the partitions concerned, then retire"),
+            argument("--expedite", action="store_true", help="run rounds on the partitions concerned now, and then retire"),
             argument(
-                "--shorten-grace", action="store_true", help="with --expedite: consent that replaced objects go before their grace ends"
+                "--shorten-grace",
+                action="store_true",
+                help="with --expedite: allow that replaced objects are deleted before their grace ends",
             ),
             REASON_OPTION,
-            argument("--to", metavar="REPORT", type=Path, help="write the report there, as JSON"),
+            argument("--to", metavar="REPORT", type=Path, help="write the report to this file, as JSON"),
         ),
     ),
     Command("daemon", "run rounds and delete replaced segments continuously; serves status pages", "daemon.run_daemon"),
     Command(
         "pause",
-        "let no compactor begin a round on these partitions until resume",
+        "prevent new rounds on these partitions until resume",
         "pauses.run_pause",
         (
             argument(
                 "pattern",
                 metavar="PATTERN",
                 nargs="?",
-                help="a topic, a TOPIC-PARTITION or a whole regular expression (none: lists what is paused)",
+                help="a topic, a TOPIC-PARTITION or a whole regular expression (default: list what is paused)",
             ),
             REASON_OPTION,
         ),
     ),
     Command(
         "resume",
-        "let rounds begin again on paused partitions",
+        "allow rounds on paused partitions again",
         "pauses.run_resume",
-        (argument("pattern", metavar="PATTERN", help="as `pause` was given it"), REASON_OPTION),
+        (argument("pattern", metavar="PATTERN", help="the pattern that was paused"), REASON_OPTION),
     ),
     Command(
         "wake",
@@ -532,18 +534,24 @@ COMMANDS = (
     ),
     Command(
         "audit",
-        "show what people did to the tier: who, when and why",
+        "show manual actions on the tier: who, when and why",
         "",
         (),
         (
             Command(
                 "list",
-                "what people did to the tier, newest first",
+                "list manual actions, newest first",
                 "audit.list_audit",
                 (
                     argument("pattern", nargs="?", metavar="PATTERN", help="a topic, a TOPIC-PARTITION or a regular expression"),
                     argument("--since", type=parse_time_ms, metavar="TIME", default=0, help="a time, or '7d ago'"),
-                    argument("--limit", type=whole_number(1, 100_000), metavar="N", default=100, help="most actions shown (default: 100)"),
+                    argument(
+                        "--limit",
+                        type=whole_number(1, 100_000),
+                        metavar="N",
+                        default=100,
+                        help="show at most so many actions (default: 100)",
+                    ),
                 ),
             ),
         ),

@@ -138,7 +138,7 @@ def move_common_options(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with common options moved from before the command to its end: ``--config FILE run`` becomes ``run --config
     FILE``.
 
-    :raises UsageError: if any other option stands before the command.
+    :raises UsageError: if any other option comes before the command.
     """
     rest = list(arguments)
     before: list[str] = []
@@ -146,7 +146,7 @@ def move_common_options(arguments: Sequence[str]) -> list[str]:
         name = rest[0].partition("=")[0]
         if name not in _OPTIONS_BEFORE_COMMAND:
             hint = f"Only {', '.join(_OPTIONS_BEFORE_COMMAND)} may: tiered-compactor COMMAND {name}"
-            raise UsageError(f"{rest[0]} stands before the command", hint=hint)
+            raise UsageError(f"{rest[0]} comes before the command", hint=hint)
         words = 2 if _OPTIONS_BEFORE_COMMAND[name] and "=" not in rest[0] else 1
         before += rest[:words]
         rest = rest[words:]
@@ -218,7 +218,7 @@ def parse_time_ms(text: str) -> int:
         found = datetime.fromisoformat(text)
         return max(0, int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000))
     except (ValueError, OverflowError):
-        detail = f"{text!r} is no time: milliseconds since 1970, 2026-01-31T12:00:00Z, now, '2h ago', 'in 3d'"
+        detail = f"{text!r} is not a valid time: milliseconds since 1970, 2026-01-31T12:00:00Z, now, '2h ago', 'in 3d'"
         raise argparse.ArgumentTypeError(detail) from None
 
 

@@ -86,7 +86,7 @@ def run_service(
     service.request_stop()
     thread.join(STOP_SECONDS)
     running_jobs = ", ".join(map(str, unfinished_jobs()))
-    tell("stopped" + (f"; left at work, for the next start to go on with: {running_jobs}" if running_jobs else ""))
+    tell("stopped" + (f"; interrupted, to be resumed by the next start: {running_jobs}" if running_jobs else ""))
     if thread.is_alive():
         out.close()
         os._exit(0)  # a thread in the middle of a request that does not end: Python would wait for it
@@ -104,10 +104,10 @@ def _reload_configuration(
     try:
         found = reload_settings(in_force, read_settings())
     except UsageError as error:
-        tell(f"the configuration is wrong, and the old one stays in force: {error}", level=logging.ERROR)
+        tell(f"the configuration is invalid, and the old one stays in force: {error}", level=logging.ERROR)
         return in_force
     service.adopt_settings(found.settings)
-    tell("the configuration was read again: " + ("; ".join(found.changed) or "nothing to change at once"))
+    tell("the configuration was read again: " + ("; ".join(found.changed) or "nothing changed"))
     if found.waiting:
-        tell(f"changed as well, but only for the next start: {'; '.join(found.waiting)}", level=logging.WARNING)
+        tell(f"changed, but only from the next start on: {'; '.join(found.waiting)}", level=logging.WARNING)
     return found.settings

@@ -50,7 +50,7 @@ CLOCK_OPTION = argument(
     metavar="TIME",
     help="the cleaner's clock: milliseconds, a time, '2h ago', 'in 3d' (default: the clock)",
 )
-DRY_RUN_OPTION = argument("--dry-run", action="store_true", help="only say what would be deleted")
-PRICES_OPTION = argument("--prices", type=Path, metavar="FILE", help="a TOML table of prices of your own (default: those of S3 Standard)")
-PROFILE_OPTION = argument("--profile", action="store_true", help="say what each stage of the work cost: CPU seconds, seconds, bytes")
-REASON_OPTION = argument("--reason", metavar="TEXT", default="", help="why, for those who read `audit list` later")
+DRY_RUN_OPTION = argument("--dry-run", action="store_true", help="show what would be deleted, and delete nothing")
+PRICES_OPTION = argument("--prices", type=Path, metavar="FILE", help="a TOML file with other prices (default: those of S3 Standard)")
+PROFILE_OPTION = argument("--profile", action="store_true", help="show the cost of each stage: CPU seconds, seconds, bytes")
+REASON_OPTION = argument("--reason", metavar="TEXT", default="", help="the reason, which `audit list` shows")

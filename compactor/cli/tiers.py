@@ -66,11 +66,11 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
 def _check_command_writes(command: str, settings: Settings) -> None:
     """Raise UsageError if a command cannot change the configured broker-managed tier."""
     if command not in WRITERS:
-        raise UsageError(f"`{command}` does not work on a tier that brokers write", hint=READ_ONLY_HINT)
+        raise UsageError(f"`{command}` does not work on a broker-managed tier", hint=READ_ONLY_HINT)
     has_control = bool(control_url(settings))
     if not (has_control and settings.kafka.bootstrap_servers.strip()):
         missing = "bootstrap_servers under [kafka]" if has_control else "control_url under [tier]"
-        raise UsageError(f"`{command}` on a tier that brokers write needs {missing}", hint=READ_ONLY_HINT)
+        raise UsageError(f"`{command}` on a broker-managed tier needs {missing}", hint=READ_ONLY_HINT)
     if not settings.kafka.topics:
         raise UsageError(f"`{command}`: topics under [kafka] is empty, so that no topic is read", hint="Name whole regular expressions")
 
@@ -81,7 +81,7 @@ def open_for_control_writes(args: argparse.Namespace) -> Tier:
     if not tier_kind(settings).is_broker_managed:
         return open_configured_tier(args)
     if not control_url(settings):
-        raise UsageError("there is no place for what is made", hint="Set control_url under [tier], outside of what brokers write")
+        raise UsageError("no control store is configured", hint="Set control_url under [tier], outside of the location that brokers write")
     found = open_tier(settings)
     found.identity.create_catalog()
     return found.with_stores(data=ReadOnly(found.ports.data))
@@ -245,7 +245,7 @@ class PartitionOutcomes:
     def record_quarantine(self, what: str, reason: str) -> None:
         """Report and record that a partition was quarantined because of damaged data."""
         advice = (
-            "The round changed nothing, and readers cannot read what is damaged either. `verify` names all damage, `explain` what helps: "
+            "The round changed nothing. Readers cannot read damaged data, either. `verify` names all damage, `explain` what helps: "
             "`repair`, or restoring the object from the store's versions or a backup"
         )
         self._out.note(f"error: {what} is quarantined: {reason}. {advice}")

@@ -57,7 +57,7 @@ def refuse_archive_class(name: str) -> str:
     Raises ValueError for an archive class.
     """
     if name in ("GLACIER", "DEEP_ARCHIVE"):
-        raise ValueError("what lies there cannot be read without being restored first")
+        raise ValueError("objects of that class must be restored before they can be read")
     return name
 
 

@@ -407,9 +407,7 @@ class ControlLog(Generic[S]):
         copy.
         """
         if state.slot < self.floor:
-            cause = (
-                f"{self.name} ends at slot {state.slot}, and the tier-wide log has seen its slot {self.floor}: what came between is missing"
-            )
+            cause = f"{self.name} ends at slot {state.slot}, the catalog has seen its slot {self.floor}: the records between are missing"
             hint = (
                 "Nothing was changed. Restore the missing objects of this control log from the store's versions or a backup; "
                 f"if they are lost for good, `topics delete {self.name}` takes the partition out of the tier"

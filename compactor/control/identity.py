@@ -135,7 +135,7 @@ class Ownership:
             is_other = "is " if self.tier_id else ""
             raise UsageError(
                 f"{ports.data.url} belongs to {found}, and the control store {ports.control.url} {is_other}{other}",
-                hint="Nothing was changed. Correct tier.url or tier.control_url: each tier needs a place of its own",
+                hint="Nothing was changed. Correct tier.url or tier.control_url: each tier needs its own location",
             )
 
     def _write_tier_id(self, ports: Ports) -> RootId:

@@ -112,7 +112,7 @@ def _append_import_record(log: PartitionLog, body: SegmentsTiered | SegmentsPrep
             return None
         if entry is None:
             raise _voided_import_error(state, import_id)
-        return _require_accepted(log, state, body, "Another process was faster. Import again what is still missing")
+        return _require_accepted(log, state, body, "Another process was faster. Run the import again")
 
     state = log.transact(decide_record)
     cut_if_due(log)

@@ -1,6 +1,6 @@
 """Segments that a round skipped and why, as one line of the run history, which web pages and ``runs show`` display.
 
-0-1199: its filter meets none of 812 keys; 4800-5999: nothing is due in it
+0-1199: its filter matches none of 812 keys; 4800-5999: nothing is due in it
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def pause_rounds(catalog: CatalogLog, pattern: str, by: str, reason: str) -> boo
         re.compile(pattern)
     except re.error as error:
         raise UsageError(
-            f"{pattern!r} is no regular expression: {error}", hint="Name a topic, a TOPIC-PARTITION or a whole regular expression"
+            f"{pattern!r} is not a valid regular expression: {error}", hint="Name a topic, a TOPIC-PARTITION or a whole regular expression"
         ) from error
     before = pattern in catalog.refresh().paused
     catalog.transact(lambda state: None if pattern in state.paused else RoundsPaused(pattern=pattern, by=by, reason=reason))

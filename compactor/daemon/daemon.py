@@ -152,7 +152,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         except Stopped:
             return
         except CompactorError as error:
-            self._log(f"the figures of this hour are not kept: {error}", level=logging.WARNING)
+            self._log(f"the figures of this hour are not stored: {error}", level=logging.WARNING)
             trend = with_current_hour(self._trend, statuses, now_ms)
         self._trend = trend
 

@@ -117,7 +117,7 @@ class FieldDecoder:
             raise UsageError(f"{written} matches none of the Avro schemas {', '.join(map(str, ids))}")
         if len(found) > 1:
             hint = f"Name one of {', '.join(map(str, found))}: avro@{max(found)}:{written}"
-            raise UsageError(f"{subject} has {len(found)} schemas that encode this key, each to a key of its own", hint=hint)
+            raise UsageError(f"{subject} has {len(found)} schemas that encode this key, each to another key", hint=hint)
         return next(iter(found.values()))
 
     def _needed_registry(self) -> SchemaRegistry:

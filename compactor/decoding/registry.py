@@ -85,7 +85,7 @@ class SchemaRegistry:
         try:
             return json.loads(answer.data)
         except ValueError:
-            raise StoreError(f"what answers at {self._url} is no schema registry", hint="See url under [registry]") from None
+            raise StoreError(f"what answers at {self._url} is not a schema registry", hint="See url under [registry]") from None
 
 
 def _read_credentials(file: str) -> str:

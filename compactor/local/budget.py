@@ -282,7 +282,7 @@ def retry_until_space(work: Callable[[], T], budget: Budget, sleep: Callable[[fl
             if waited >= PATIENCE_S:
                 raise OutOfBudget(
                     f"the file system of state_dir is full, and was so for {waited:.0f} seconds ({error})",
-                    hint="Free space there and run it again: what is done is not done twice",
+                    hint="Free space there and run the command again: finished work is not repeated",
                 ) from error
         budget.delete_cached_files()
         sleep(RETRY_S)

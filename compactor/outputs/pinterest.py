@@ -126,7 +126,7 @@ def configured_target(tier: Tier) -> GenerationTarget:
             "generations are written from compactor-managed tiers only", hint="`import --from-tier` takes an upstream tier into one"
         )
     if not pinterest.target:
-        raise UsageError("no target is configured", hint="Set target under [tier.pinterest] to a prefix of its own")
+        raise UsageError("no target is configured", hint="Set target under [tier.pinterest] to another prefix")
     for url in (settings.tier_url, control_url(settings)):
         if _is_below(pinterest.target, url) or _is_below(url, pinterest.target):
             raise UsageError(f"target under [tier.pinterest] and {url} lie within each other", hint="Name a prefix of its own")

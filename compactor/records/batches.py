@@ -193,7 +193,7 @@ def _raise_crc_mismatch(buf: Bytes, position: int, segment: str) -> None:
     """Raise BadData for a batch whose CRC does not match."""
     offset = int.from_bytes(buf[position : position + 8].tobytes(), "big", signed=True)
     raise BadData(
-        "the CRC does not fit the bytes",
+        "the CRC does not match the bytes",
         segment=segment,
         position=position,
         offset=offset,

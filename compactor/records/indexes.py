@@ -126,7 +126,7 @@ def parse_txn_index(data: bytes, name: str) -> TxnEntries:
     """Parse the content of a transaction index. Raises BadData; ``name`` is the file's name for messages."""
     if len(data) % TXN_ENTRY.itemsize:
         raise BadData(
-            f"a transaction index of {len(data)} bytes is no whole number of {TXN_ENTRY.itemsize}-byte entries",
+            f"a transaction index of {len(data)} bytes is not a whole number of {TXN_ENTRY.itemsize}-byte entries",
             segment=name,
             hint="Delete this index file: it is rebuilt from the control records",
         )

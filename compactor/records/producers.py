@@ -173,7 +173,7 @@ def parse_producer_snapshot(data: bytes, name: str) -> ProducerStates:
     if version != 1:
         raise BadData(f"unknown version {version} of a producer snapshot", segment=name, hint="It can be rebuilt from the log")
     if crc != crc32c.crc32c(data[6:]) or len(data) != _HEADER.size + count * ENTRY.itemsize:
-        raise BadData("the CRC or the length of a producer snapshot is wrong", segment=name, hint="It can be rebuilt from the log")
+        raise BadData("the CRC or the length of a producer snapshot is invalid", segment=name, hint="It can be rebuilt from the log")
     entries = np.frombuffer(data, ENTRY, offset=_HEADER.size)
     return ProducerStates(entries[np.argsort(entries["producer_id"].astype(np.int64))])
 

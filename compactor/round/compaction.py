@@ -213,11 +213,11 @@ class Round:
     def resume_problem(self, intent: Intent) -> str:
         plan = intent.plan
         if plan.restores:
-            return f"it takes run {plan.restores} back, which only `undo` goes on with"
+            return f"it takes run {plan.restores} back, which only `undo` continues"
         if plan.fingerprint != executor_fingerprint():
-            return f"it was made by {plan.fingerprint}, this process is {executor_fingerprint()}"
+            return f"it was planned by {plan.fingerprint}, this process is {executor_fingerprint()}"
         if plan.policy != self._cleaner.cleaner_policy():
-            return "the settings have changed since it was made"
+            return "the settings have changed since it was planned"
         return self._overdue_problem(intent)
 
     def _overdue_problem(self, intent: Intent) -> str:
@@ -228,7 +228,7 @@ class Round:
         if ports.brokers is None or self._cleaner.retention_ms < 0 or ports.clock_ms() - intent.at_ms <= OPEN_ROUND_MAX_MS:
             return ""
         done, tasks = len(intent.receipts), len(intent.plan.tasks)
-        return f"it was open for more than a day, with {done} of {tasks} groups done, and brokers expire nothing behind its new segments"
+        return f"it was open for more than a day, with {done} of {tasks} groups done, and brokers expire nothing after its new segments"
 
     @contextmanager
     def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> Iterator[GatheredRound | None]:

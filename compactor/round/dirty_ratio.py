@@ -55,7 +55,7 @@ def dirty_ratio_threshold(
     stamps = [stamp for segment in dirty for stamp in (segment.first_timestamp_ms, segment.max_timestamp_ms) if stamp > 0]
     span_ms = max(stamps) - min(stamps) if stamps else 0
     if not clean or span_ms <= 0:
-        return DirtyRatioThreshold(KAFKA_RATIO, "nothing was cleaned yet" if not clean else "the timestamps do not say how fast it grows")
+        return DirtyRatioThreshold(KAFKA_RATIO, "nothing was cleaned yet" if not clean else "the timestamps do not show how fast it grows")
     live, written = (sum(segment.size_bytes for segment in some) for some in (clean, dirty))
     written_month = written / span_ms * MONTH_MS
     segment_bytes = live / len(clean)

@@ -188,7 +188,7 @@ def settle_open_intent(leadership: Leadership, work: RoundWork[FactsT] | None) -
         return _publish_intent(leadership, work, None, steps, intent, "")
     reason = ordering.resume_problem(leadership.state, intent) or mirroring.open_round_problem(leadership, ExpiredSources(leadership))
     if not reason:
-        reason = work.resume_problem(intent) if work else "nobody resumed it"
+        reason = work.resume_problem(intent) if work else "no process resumed it"
     if reason or work is None:
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, reason), intent.plan, undone=reason)
     try:
@@ -273,7 +273,9 @@ def _publish_intent(
         publication.publish_round(leadership, intent, publication.RunOutcome(_recorded_status(plan, status), stats), on_publication_begun)
     except RequirementFailed as refused:
         if steps.stage is Stage.PUBLISH_BEGUN:
-            raise CompactorError(f"a round that has to go on cannot: {refused}", hint="This is a bug; please report it") from refused
+            raise CompactorError(
+                f"a round whose publication has begun cannot be completed: {refused}", hint="This is a bug; please report it"
+            ) from refused
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, str(refused)), plan, undone=str(refused))
     steps.advance_to(Stage.PUBLISHED)
     if work is not None:

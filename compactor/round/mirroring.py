@@ -82,7 +82,7 @@ def mirror_broker_segments(leadership: Leadership) -> PartitionState:
     try:
         return leadership.append_record(body.model_copy(update={"added": added}), lambda state: mirroring_record(state, view) is None)
     except RequirementFailed as refused:
-        raise BadData(f"what brokers read is no whole log: {refused}", segment=str(name)) from refused
+        raise BadData(f"the segments that brokers read are not a complete log: {refused}", segment=str(name)) from refused
 
 
 def _without_expired_front(leadership: Leadership, view: BrokerView) -> BrokerView:
@@ -119,7 +119,7 @@ def check_newest_lineage(
         raise BadData(
             f"the newest segment's lineage gives offset {parted} to leader epoch {epochs}",
             segment=where,
-            hint="An unclean election has discarded what was tiered; brokers read the one, and nothing is compacted that may be the other",
+            hint="An unclean election has discarded tiered records. It is unknown which of two logs is valid, so neither is compacted",
         )
 
 

@@ -68,7 +68,7 @@ LEAST_GATE_SHARE = 8
 
 PLANNED = "the plan says so"
 
-MEETS_NONE = "its key directory has none of the keys"
+MEETS_NONE = "its key directory contains none of the keys"
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def restore_problem(groups: Sequence[RestoredGroup]) -> str:
     for one in groups:
         if one.made.copied_end_offset >= 0:
             again = f"brokers have tiered again what follows offset {one.made.end_offset}"
-            return f"segment {one.made.id} is read in part: {again}, and what it replaced reaches beyond that"
+            return f"segment {one.made.id} is read in part: {again}, and the segments that it replaced reach beyond that"
         if sum(source.size_bytes for source in one.sources) > MAX32:
             return f"what segment {one.made.id} replaced is too large for one segment"
     return ""
@@ -95,7 +95,7 @@ class RestoreRound:
         plan, own = intent.plan, executor_fingerprint()
         if plan.restores != self.run_id:
             return "another one was to be taken back"
-        return "" if plan.fingerprint == own else f"it was made by {plan.fingerprint}, this process is {own}"
+        return "" if plan.fingerprint == own else f"it was planned by {plan.fingerprint}, this process is {own}"
 
     @contextmanager
     def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> Iterator[PartitionState | None]:

@@ -65,7 +65,8 @@ class FilterRecord:
     def summary_text(self) -> str:
         """Return the record as a sentence for people."""
         return (
-            f"of {self.asked} filters asked, {self.skipped} spared a read and {self.useless} were wrong ({100 * self.useless_rate:.2g} %); "
+            f"of {self.asked} filters asked, {self.skipped} saved a read, "
+            f"{self.useless} were false positives ({100 * self.useless_rate:.2g} %); "
             f"{self.bytes_read} bytes of filters were read, {self.bytes_saved} bytes of segments were not"
         )
 
@@ -221,7 +222,7 @@ def clean_verdicts(
     :param keys: number of keys that the filters were asked about.
     """
     read = {name: decision.must or met[name] for name, decision in decisions.items() if decision.must or name in met}
-    skip = {name: decision.may or f"its filter meets none of {keys} keys" for name, decision in decisions.items() if name not in read}
+    skip = {name: decision.may or f"its filter matches none of {keys} keys" for name, decision in decisions.items() if name not in read}
     return CleanVerdicts(read, skip, due, frozenset(asked), sidecar_bytes, frozenset(in_part))
 
 

@@ -212,16 +212,16 @@ def _parse_topics(text: Mapping[str, str]) -> dict[str, Any]:
     if not message:
         raise UsageError("kafka-tiered needs the option topic", hint="Or subscribe, subscribePattern, assign, as in Spark's Kafka source")
     if len(message) > 1:
-        raise UsageError(f"kafka-tiered: {message[0]} and {message[1]} both say which topics are read", hint="Give one of them")
+        raise UsageError(f"kafka-tiered: {message[0]} and {message[1]} both select topics", hint="Give one of them")
     value = text[message[0]]
     if message[0] == "subscribePattern":
         try:
             return {"pattern": re.compile(value).pattern}
         except re.error as error:
-            raise UsageError(f"kafka-tiered: subscribePattern = {value!r} is no regular expression: {error}") from None
+            raise UsageError(f"kafka-tiered: subscribePattern = {value!r} is not a valid regular expression: {error}") from None
     if message[0] == "assign":
         if text.get("partitions"):
-            raise UsageError("kafka-tiered: assign says the partitions already", hint="Leave out partitions")
+            raise UsageError("kafka-tiered: assign names the partitions already", hint="Leave out partitions")
         return {
             "assigned": {
                 _validate_topic_name(topic): tuple(_validate_partition_numbers(value, numbers))
@@ -243,7 +243,7 @@ def _parse_json_object(name: str, value: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict) or not found:
-        raise UsageError(f"kafka-tiered: {name} = {value!r} is no JSON object with topics", hint=_EXAMPLE_HINTS[name])
+        raise UsageError(f"kafka-tiered: {name} = {value!r} is not a JSON object with topics", hint=_EXAMPLE_HINTS[name])
     return found
 
 
@@ -273,7 +273,7 @@ def _parse_offsets(text: Mapping[str, str], name: str, unbounded_word: str, unbo
     if value == unbounded_word:
         return {}
     if f"{name[:-1]}" in text:
-        raise UsageError(f"kafka-tiered: {name} and {name[:-1]} both say where to read", hint="Give one of them")
+        raise UsageError(f"kafka-tiered: {name} and {name[:-1]} both select a range", hint="Give one of them")
     if value in ("earliest", "latest"):
         raise UsageError(f"kafka-tiered: {name} = {value} leaves nothing to read", hint=_EXAMPLE_HINTS[name])
     found = {}

@@ -74,7 +74,7 @@ def status_error(status: int, message: str, hints: Hints, *, of_object: bool) ->
 def connection_error(error: Exception, what: str, hints: Hints, *, answered: bool) -> CompactorError:
     """Return the port's error for a connection that failed or broke. answered: whether the store has answered this process before."""
     if not answered and is_unknown_host(error):
-        return Refused(f"{what}: nobody knows this host ({error})", hint=hints.endpoint)
+        return Refused(f"{what}: the host name is unknown ({error})", hint=hints.endpoint)
     return Unavailable(f"{what}: {error}".rstrip("."), hint=hints.endpoint if not answered else "Try again")
 
 

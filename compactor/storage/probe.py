@@ -98,9 +98,9 @@ def find_lost_races(store: ObjectStore, prefix: str, threads: int = PROBE_THREAD
         finally:
             store.delete([key])
         if len(winners) != 1 or content != winners[0]:
-            detail = f"of {threads} writers that created one object at once {len(winners)} were told that they won"
+            detail = f"of {threads} writers that created one object at once {len(winners)} were answered that they succeeded"
             if len(winners) == 1:
-                detail = "one of the writers that created an object at once was told that it won, and the object is another's"
+                detail = "a writer was answered that it succeeded, and the object is another writer's"
             return [
                 StoreFinding.error(
                     "conditional-puts",

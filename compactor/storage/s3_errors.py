@@ -19,7 +19,7 @@ _REGION = "Set [s3] region to the bucket's region"
 _NO_BUCKET = "Create it, or check [tier] url, [s3] endpoint_url and region"
 _KMS = "The bucket encrypts with a KMS key: grant kms:Decrypt and kms:GenerateDataKey on it, and check that it is enabled"
 _BUSY = "The store asks for patience; lower [limits] max_requests_per_s if it happens often"
-_AGAIN = "Try again; what was begun is finished or undone by the next run"
+_AGAIN = "Try again; the next run finishes or undoes what was begun"
 _UNREACHABLE = f"Is the store running, and is [s3] endpoint_url right? {_AGAIN}"
 _REQUESTER = (
     "The bucket makes the requester pay, which this service does not accept on your behalf: use the owner's credentials or switch it off"
@@ -128,7 +128,7 @@ def translate_s3_error(error: Exception, verb: str, where: str, *, answered_befo
     if isinstance(error, boto.SSLError) and (cause := next((name for name in _TLS if name in str(error)), None)):
         return Refused(f"{what}: {error}".rstrip("."), hint=_TLS[cause])
     if isinstance(error, boto.EndpointConnectionError) and not answered_before and is_unknown_host(error):
-        return Refused(f"{what}: {error}: nobody knows this host".rstrip("."), hint="Check [s3] endpoint_url and region, and the DNS")
+        return Refused(f"{what}: {error}: the host name is unknown".rstrip("."), hint="Check [s3] endpoint_url and region, and the DNS")
     if isinstance(error, boto.ParamValidationError | boto.InvalidRegionError | boto.EndpointProviderError | ValueError):
         return UsageError(f"{what}: {error}".rstrip("."), hint="Check [tier] url and [s3]")
     unreached = isinstance(error, boto.EndpointConnectionError) and not answered_before

@@ -200,7 +200,7 @@ def control_url(settings: Settings) -> str:
     data = f"{root}/{kind.key_prefix(settings)}"
     if f"{settings.tier.control_url.rstrip('/')}/".startswith(data):
         raise UsageError(
-            f"control_url under [tier] lies within {data}, where brokers keep their segments",
+            f"control_url under [tier] is within {data}, where brokers keep their segments",
             hint="Name another bucket or prefix, or another directory",
         )
     return settings.tier.control_url
@@ -208,4 +208,6 @@ def control_url(settings: Settings) -> str:
 
 def read_only_error(settings: Settings) -> UsageError:
     """Return the error for a command that would change a tier which this program only reads."""
-    return UsageError(f"a tier of layout {settings.tier.layout} is only read", hint="`import --from-tier` takes it into one of our own")
+    return UsageError(
+        f"a tier of layout {settings.tier.layout} is only read", hint="`import --from-tier` copies it into a compactor-managed tier"
+    )

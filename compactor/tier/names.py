@@ -38,7 +38,7 @@ class TopicIds:
         """Return the id of the partition's topic. Raises UsageError if it is unknown or invalid."""
         found = self.by_topic.get(name.topic, EMPTY_TOPIC_ID)
         if not is_topic_id(found):
-            what = f"{found!r} is not a valid id" if found else "nothing tells the id"
+            what = f"{found!r} is not a valid id" if found else "no id is known"
             raise UsageError(f"{what} of topic {name.topic}", hint="It comes from the brokers, or from a snapshot of their metadata")
         return found
 
@@ -67,7 +67,7 @@ _FOREIGN: Final = (
     ),
     (
         re.compile(r"([^/]+-[0-9]+/)?[0-9]{20}\.(log|index|timeindex)"),
-        ForeignOwner("a broker's log directory", "`import` takes segments from there; set url under [tier] to a place of its own"),
+        ForeignOwner("a broker's log directory", "`import` copies segments from there; set url under [tier] to another location"),
     ),
 )
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NO_SIDECAR = "it has no sidecar"
-FILTER_MATCHES = "its filter meets a key of the dirty range"
+FILTER_MATCHES = "its filter matches a dirty key"
 PARALLEL_REQUESTS = 16
 """At a time: they wait for the store, not for each other."""
 

@@ -69,8 +69,8 @@ def check_not_cleaned(name: TopicPartition, position: int, cleaned: int, *, clea
     if 0 < position < cleaned:
         raise BadData(
             f"{cleaner} has cleaned {name} up to offset {cleaned}, and the tier ends at {position - 1}: "
-            "tombstones may be gone that delete keys which the tier has",
+            "tombstones may be missing that delete keys in the tier",
             segment=where,
-            hint=f"`topics delete {name}` and import the whole log to begin anew. To prevent it, import before the log is cleaned: "
+            hint=f"`topics delete {name}` and import the whole log again. To prevent this, import before the log is cleaned: "
             "cleanup.policy=delete, or a min.compaction.lag.ms beyond the longest time between two imports",
         )

@@ -194,7 +194,7 @@ class _DirectoryImport:
                 return self.import_once()  # another process has cut the log or added to it, so decide again what is missing
             state = self.log.state
         if self.too_late and not self.done:
-            raise BadData(self.too_late, segment=str(self.log_dir), hint="`topics delete` it and import the whole directory anew")
+            raise BadData(self.too_late, segment=str(self.log_dir), hint="`topics delete` it and import the whole directory again")
         self.notes += [self.too_late] if self.too_late else []
         self.identity.remember_directory()
         return self._build_import_report()
@@ -221,7 +221,7 @@ class _DirectoryImport:
     def _check_refill(self, state: PartitionState) -> None:
         if state.deleted_slot and not self.options.refill:
             raise UsageError(
-                f"{self.name} was deleted from the tier and is not filled again by itself", hint="`import` its log directory to begin anew"
+                f"{self.name} was deleted from the tier and is not filled again by itself", hint="`import` its log directory again"
             )
 
     # --- at the end ---
@@ -483,7 +483,7 @@ class _DirectoryImport:
             raise BadData(
                 f"offsets {last.end} to {state.start_offset - 1} are missing between the directory and {self.name} in the tier",
                 segment=last.name,
-                hint="Restore the segment in between; if a cleaner took them away, say --allow-gaps",
+                hint="Restore the segment in between; if a cleaner has removed the offsets, use --allow-gaps",
             )
         pieces[-1] = replace(pieces[-1], source=replace(last, end=state.start_offset, is_last=False))
         self.identity.settle_identity(0, self._compare_records_below)

@@ -153,9 +153,9 @@ def other_topic_error(state: PartitionState, topic_id: TopicId, where: str, reas
     """
     return BadData(
         f"this is the log of topic id {topic_id}, and the tier has {state.name} of topic id {state.topic_id}: the topic was deleted and "
-        f"created anew, or this is another cluster's{f' ({reason})' if reason else ''}",
+        f"created again, or this is another cluster's{f' ({reason})' if reason else ''}",
         segment=where,
-        hint=f"If the topic was created anew, `import --new-incarnation` keeps both. If it was restored with the same records, say "
+        hint=f"If the topic was created again, `import --new-incarnation` keeps both. If it was restored with the same records, use "
         f"`topics adopt {state.topic} --topic-id {topic_id}`. Else import it under another name",
     )
 

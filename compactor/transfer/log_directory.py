@@ -232,7 +232,7 @@ def check_no_gaps(sources: Sequence[SourceSegment]) -> None:
         raise BadData(
             f"offsets {last + 1} to {after.base - 1} are missing between it and {after.name}, though no other offset of this log is",
             segment=before.name,
-            hint="Restore the segment in between; if a cleaner took them away, say --allow-gaps",
+            hint="Restore the segment in between; if a cleaner has removed the offsets, use --allow-gaps",
         )
 
 
@@ -461,7 +461,7 @@ def check_file_unchanged(member: FutureSegment) -> None:
         raise BadData(
             "it changed while it was imported",
             segment=piece.path.name,
-            hint="Where a broker is at work say --live, which leaves its newest segment out; else import a copy",
+            hint="If a broker is writing there, use --live, which leaves out the newest segment; else import a copy",
         )
 
 

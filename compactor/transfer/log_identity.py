@@ -106,9 +106,9 @@ def _unidentified_error(state: PartitionState, topic_id: TopicId, where: str, bo
             f", or its {PARTITION_METADATA}" if state.topic_id else ""
         )
     else:
-        way_out = f"If it is the same log, say `{adopt_command_text(state, topic_id)}`"
+        way_out = f"If it is the same log, use `{adopt_command_text(state, topic_id)}`"
     return BadData(
-        f"nothing tells that this is the log that the tier has as {state.name}: {ids}, and no record below offset {bound} could be "
+        f"nothing shows that this is the log that the tier has as {state.name}: {ids}, and no record below offset {bound} could be "
         "compared",
         segment=where,
         hint=f"{way_out}; else import it under another name, or `topics delete {state.name}` first",

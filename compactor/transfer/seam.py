@@ -225,14 +225,14 @@ def check_gap(
         raise BadData(
             f"{state.name} ends at {end_offset} by now, and segments were fetched from offset {fetched_from} on",
             segment=first.name,
-            hint="Another process was faster. Import again what is still missing",
+            hint="Another process was faster. Run the import again",
         )
     if not gaps:
         gap = f"the directory begins at offset {first.base}, and {state.name} ends at {end_offset} in the tier: it leaves a gap"
         raise BadData(
             ". ".join([gap, *refused_files(refusals)]),
             segment=first.name,
-            hint=f"Give a directory that begins at {end_offset + 1} or before; if what is missing is gone, say --allow-gaps",
+            hint=f"Give a directory that begins at {end_offset + 1} or before; if the missing offsets are lost, use --allow-gaps",
         )
 
 
@@ -274,12 +274,14 @@ class Divergence:
         if self.offset > self.given[0].start_offset or compared():
             return []
         if accept_loss:
-            return [f"{state.name}: offsets before {self.offset} may be of the discarded log, too: no leader epoch tells where it parted"]
+            return [
+                f"{state.name}: offsets before {self.offset} may belong to the discarded log, too: no leader epoch shows where it diverged"
+            ]
         raise BadData(
             f"leader epoch {self.given[0].epoch} disowns what the tier has of {state.name} from offset {self.offset} on, where this log "
-            "begins. Where that epoch began can no longer be told: what the tier has before that offset may be discarded, too",
+            "begins. It is no longer known where that epoch began: records of the tier before that offset may be discarded, too",
             segment=str(log_dir / CHECKPOINT),
-            hint=f"`topics delete {state.name}` and import this log anew; or `import --accept-truncation --accept-loss`, which keeps what "
+            hint=f"`topics delete {state.name}` and import this log; or `import --accept-truncation --accept-loss`, which keeps what "
             f"the tier has before offset {self.offset}",
         )
 
@@ -289,12 +291,12 @@ class Divergence:
         if self.newer:
             what = f"what the tier has of {state.name} from offset {self.offset} on, up to {state.end_offset}, was discarded: {both}"
             hint = (
-                "The broker's log was truncated, by an unclean election or by hand. Say --accept-truncation to discard the same in "
-                "the tier; where this is another cluster's log, import it under another name"
+                "The broker's log was truncated, by an unclean election or by hand. Use --accept-truncation to discard the same in "
+                "the tier; if this is another cluster's log, import it under another name"
             )
             if self.offset <= state.log_start:
                 hint = (
-                    "Nothing is left of what the tier has: `topics delete` the partition and import this log anew; where it is another "
+                    "This log has no record of the tier: `topics delete` the partition and import this log; if it is another "
                     "cluster's log, import it under another name"
                 )
         else:
@@ -381,7 +383,7 @@ def check_before_start(state: PartitionState, found: Sequence[FutureSegment], gi
         raise BadData(
             f"a transaction that begins at offset {undecided} is open where the tier begins, whose indexes do not tell how it ended",
             segment=found[-1].source.name,
-            hint="`topics delete` the partition and import the whole directory anew",
+            hint="`topics delete` the partition and import the whole directory again",
         )
     if given:
         diverged = find_divergence(state, given, found[-1].end + 1)
@@ -430,7 +432,7 @@ def position_check(checked: PartitionState, log_dir: Path) -> Callable[[Partitio
             raise BadData(
                 f"{checked.name} ends at {state.end_offset} by now, and the import continues it at {checked.end_offset}",
                 segment=str(log_dir),
-                hint="Another import was faster. Import again what is still missing",
+                hint="Another import was faster. Run the import again",
             )
 
     return check_position

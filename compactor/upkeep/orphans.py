@@ -123,7 +123,7 @@ def _purge_problem(listed: Orphan, now: Orphan | None, least_age_ms: int) -> str
     :param now: the same object as an orphan now; None if it is none any more.
     """
     if now is None:
-        return "metadata names it now, or it is gone"
+        return "metadata names it now, or it was deleted"
     if (now.bytes, now.modified_ms) != (listed.bytes, listed.modified_ms):
         return "it has changed since it was listed"
     return f"it is younger than orphan_age_ms ({least_age_ms})" if now.age_ms < least_age_ms else ""
@@ -146,7 +146,7 @@ def _check_list_matches_tier(opened: Tier, wanted: OrphanList) -> None:
         )
     if opened.brokers.taken_ms >= 0:
         raise UsageError(
-            "orphans are deleted by what brokers say now, and there is only a snapshot", hint="Set bootstrap_servers under [kafka]"
+            "orphans are deleted by the brokers' current metadata, and there is only a snapshot", hint="Set bootstrap_servers under [kafka]"
         )
     if (cluster := opened.brokers.cluster_id()) != wanted.cluster_id:
         raise UsageError(f"the list is of the cluster {wanted.cluster_id}, this one is {cluster}", hint="Nothing was deleted")
@@ -177,7 +177,7 @@ def read_orphan_list(path: Path) -> OrphanList:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadData(f"it is no list of orphans: {error}", segment=str(path), hint="`orphans find --to FILE` writes one") from error
+        raise BadData(f"it is not a list of orphans: {error}", segment=str(path), hint="`orphans find --to FILE` writes one") from error
     if not known:
         raise BadData("it is a list of another version of this program", segment=str(path), hint="`orphans find --to FILE` writes one")
     return found

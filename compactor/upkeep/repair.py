@@ -430,7 +430,7 @@ def _replace_damaged(opened: Tier, leadership: Leadership, damaged: Sequence[Dam
     """
     result = run_round_as_leader(leadership, RepairRound(opened, finder, tuple(damaged)))
     if result.status == "quarantined":
-        raise BadData(result.reason, segment=result.segment or str(leadership.state.name), hint="Readers have what they had")
+        raise BadData(result.reason, segment=result.segment or str(leadership.state.name), hint="Readers are not affected")
     if result.status != RoundStatus.CLEANED or result.plan is None:
         what = result.undone or result.reason or result.status
         raise Unavailable(f"the damaged segments of {leadership.state.name} were not replaced: {what}", hint="Try again")

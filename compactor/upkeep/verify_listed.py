@@ -88,7 +88,7 @@ class _ListedPartitionVerifier:
                         "waiting", file_name(segment.base, "log"), f"it lies below what {METADATA_FILE} names: the uploader expires it"
                     )
         if listing.times is None:
-            yield self._note_problem("metadata", METADATA_FILE, "there is none that can be read: consumers go by LIST")
+            yield self._note_problem("metadata", METADATA_FILE, "it is missing or cannot be read: consumers use LIST")
         there = {segment.base for segment in listing.segments}
         for time in listing.times or ():
             if time.base_offset not in there:
@@ -98,7 +98,7 @@ class _ListedPartitionVerifier:
         newest = max((segment.base for segment in listing.segments if "log" in segment.files), default=-1)
         if listing.watermark is None:
             yield self._note_problem(
-                "watermark", WATERMARK, "there is none that can be read: the uploader would upload all again that the broker has"
+                "watermark", WATERMARK, "it is missing or cannot be read: the uploader would upload all segments of the broker again"
             )
         elif listing.watermark > newest:
             yield self._error_problem("watermark", WATERMARK, f"it says {listing.watermark}, and the newest log is that of {newest}")
@@ -107,7 +107,7 @@ class _ListedPartitionVerifier:
                 "watermark", WATERMARK, f"it says {listing.watermark}, and there is a log of {newest}: an upload is under way"
             )
         for key in listing.strangers:
-            yield SegmentProblem("note", "stranger", *self.name, key, "it is none of this layout's objects")
+            yield SegmentProblem("note", "stranger", *self.name, key, "it is not an object of this layout")
 
     def _check_content(self, segment: ListedSegment, limit: int) -> tuple[list[SegmentProblem], int | None]:
         """Return a segment's problems, and the consumer's position after reading all of it; None if that is not known."""
@@ -132,7 +132,7 @@ class _ListedPartitionVerifier:
                 self._error_problem(kind, file_name(segment.base, kind), detail) for kind, detail in check_companion_files(source, files)
             ]
             if len(files.get("index", b"")) == ENDLESS_ENTRIES * OFFSET_ENTRY.itemsize and any(files["index"][:4]):
-                detail = "it has two entries: a consumer that looks for an offset before the first one searches for ever"
+                detail = "it has two entries: a consumer that searches for an offset before the first one never ends"
                 found.append(self._error_problem("endless", file_name(segment.base, "index"), detail))
         return found, max(end, segment.base)
 

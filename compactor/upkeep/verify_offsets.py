@@ -67,7 +67,7 @@ def verify_checkpoints(opened: Tier, name: TopicPartition) -> list[SegmentProble
         )
     for slot in slots:
         if slot > log.state.slot:
-            add_finding("gap", f"slot {slot} stands behind a gap: the log ends at slot {log.state.slot}", log.record_key(slot))
+            add_finding("gap", f"slot {slot} comes after a gap: the log ends at slot {log.state.slot}", log.record_key(slot))
         elif slot <= base.slot:
             add_finding("left-over", "a boundary has passed it; the next cut deletes it", log.record_key(slot), "note")
     for kind, detail, where in _snapshot_findings(log, base, {base.slot: base} | {state.slot: state for _, state in steps}, snapshots):
@@ -82,7 +82,7 @@ def vector_problems(state: PartitionState) -> Iterator[str]:
         yield problem
     clean = offsets.clean_end_offset(state.vector)
     if state.has_segments and clean > state.end_offset + 1:
-        yield f"they say clean up to {clean}, the log ends at {state.end_offset}"
+        yield f"they state clean data up to {clean}, the log ends at {state.end_offset}"
     if state.vector and state.vector[-1].leader_epoch > state.last_epoch:
         yield f"they name epoch {state.vector[-1].leader_epoch}, the last that was acquired is {state.last_epoch}"
 
@@ -94,7 +94,7 @@ def ungranted_segments(state: PartitionState) -> Iterator[str]:
     for segment in state.live:
         epoch = state.published_by.get(segment.id)
         if epoch is not None and not offsets.is_claim_valid(state.vector, epoch, segment.end_offset + 1):
-            yield f"segment {segment.id} up to {segment.end_offset} was published by epoch {epoch}, which is granted less by now"
+            yield f"segment {segment.id} up to {segment.end_offset} was published by epoch {epoch}, whose cleaner offset is lower by now"
 
 
 def live_segment_problems(state: PartitionState) -> Iterator[str]:

@@ -42,7 +42,7 @@ def verify_uploads(opened: Tier) -> list[SegmentProblem]:
                 "note", "uploads-unknown", "", -1, opened.ports.data.url, f"unfinished uploads cannot be listed: {error.message}"
             )
         ]
-    detail = "an upload that nobody has finished; `retire` sweeps it"
+    detail = "an unfinished upload; `retire` sweeps it"
     return [SegmentProblem("note", "unfinished", "", -1, one.object_url, detail) for one in found]
 
 
@@ -117,9 +117,7 @@ class _SegmentVerifier(NamedTuple):
         except BadData as error:
             return [*found, self._segment_problem("log", "log", error.cause)], segment.end_offset
         if negative:
-            detail = (
-                f"{negative} records have negative timestamps: no round writes a batch anew that keeps one, as Kafka's cleaner does not"
-            )
+            detail = f"{negative} records have negative timestamps: a round does not rewrite a batch that keeps one, like Kafka's cleaner"
             found.append(self._segment_problem("negative-timestamp", "log", detail, severity="note"))
         if detail := _content_sum_mismatch(segment, source, self.balance_key):
             found.append(self._segment_problem("balance", "log", detail))
@@ -161,7 +159,7 @@ def _check_balances(state: PartitionState) -> Iterator[SegmentProblem]:
             yield SegmentProblem("error", "balance", *state.name, run.run_id, problem)
     unknown = sum(segment.content is None for segment in state.live)
     if unknown:
-        detail = f"of {unknown} segments nobody recorded what they hold: an earlier program or a broker wrote them"
+        detail = f"of {unknown} segments no sum is recorded: an earlier version or a broker wrote them"
         yield SegmentProblem("note", "balance-unknown", *state.name, "", detail)
 
 
@@ -171,14 +169,14 @@ def _retire_notes(opened: Tier, name: TopicPartition, log: PartitionLog) -> Iter
     for segment in (*found.due, *found.waiting, *found.unfinished):
         yield SegmentProblem("note", "waiting", *name, segment.id, "replaced; its objects wait for grace or for `retire`")
     for key in (*(item.key for item in found.orphans), *found.scratch):
-        yield SegmentProblem("note", "orphan", *name, key, "nobody reads it; `retire` sweeps it")
+        yield SegmentProblem("note", "orphan", *name, key, "no reader uses it; `retire` sweeps it")
     for key in (item.key for item in found.young):
         yield SegmentProblem(
-            "note", "orphan", *name, key, "its log does not know it; `retire` sweeps it once it is older than orphan_age_ms"
+            "note", "orphan", *name, key, "the control log does not know it; `retire` sweeps it once it is older than orphan_age_ms"
         )
     for key in found.strangers:
-        yield SegmentProblem("note", "stranger", *name, key, "it is none of this program's objects, and is left alone")
+        yield SegmentProblem("note", "stranger", *name, key, "this program did not write it, and never touches it")
     for import_id in found.stale_imports:
-        yield SegmentProblem("note", "import", *name, import_id, "an unfinished import; `retire` sweeps what it left")
+        yield SegmentProblem("note", "import", *name, import_id, "an unfinished import; `retire` sweeps its objects")
     if found.open_intent:
         yield SegmentProblem("note", "intent", *name, "", "a round was begun and not finished; the next `run` finishes or undoes it")

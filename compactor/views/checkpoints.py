@@ -184,7 +184,7 @@ def read_kafka_file(path: Path) -> KafkaFile:
     named = next((kind for kind in (CLEANER_OFFSETS, LEADER_EPOCHS) if path.name.startswith(kind)), "")
     kind = {3: CLEANER_OFFSETS, 2: LEADER_EPOCHS}.get(fields.pop(), named) if len(fields) == 1 else named
     if size > MOST_BYTES or not kind:
-        raise UsageError(f"{path} is neither a {CLEANER_OFFSETS} nor a {LEADER_EPOCHS}", hint="They lie in a broker's log directory")
+        raise UsageError(f"{path} is neither a {CLEANER_OFFSETS} nor a {LEADER_EPOCHS}", hint="They are in a broker's log directory")
     if kind == LEADER_EPOCHS:
         return KafkaFile(str(path), kind, leader_epochs=parse_leader_epoch_checkpoint(text, str(path)))
     found = parse_cleaner_offset_checkpoint(text, str(path))

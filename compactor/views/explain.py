@@ -76,7 +76,7 @@ def explain_partition(opened: Tier, name: TopicPartition, now_ms: int) -> Explan
     )
     why = pause_reason(opened.catalog.state, name)
     answer = (
-        f"It is {why}. What is open goes on."
+        f"It is {why}. Open rounds continue."
         if why and state.has_segments and state.intent is None
         else _partition_answer(state, lease, found, outlook, now_ms)
     )
@@ -91,7 +91,7 @@ def _explain_listed(opened: Tier, name: TopicPartition) -> Explanation:
     answer = f"Nothing cleans it here: a tier of layout {opened.settings.tier.layout} is only read."
     held = f"{count_noun(len(state.live), 'segment')} with offsets {state.start_offset} to {state.end_offset}, {format_size(state.bytes)}"
     values = {"start_offset": state.start_offset, "end_offset": state.end_offset, "bytes": state.bytes}
-    how = "`import --from-tier` takes it into a tier of our own, where rounds clean it; `generations` makes this layout of that"
+    how = "`import --from-tier` copies it into a compactor-managed tier, where rounds clean it; `generations` writes this layout again"
     return Explanation(name.topic, name.partition, answer, (Fact("offsets", held, values), Fact("only_read", how)))
 
 
@@ -352,7 +352,7 @@ def _explain_removed_offset(
     elif old.is_tombstone:
         answer += "it was a tombstone whose delete horizon had passed."
     else:
-        answer += "a later record superseded it, which is gone as well."
+        answer += "a later record superseded it, which was removed, too."
     facts = [
         Fact("removed", _describe_record(old), _record_values(old)),
         *(Fact("superseded_by", _describe_record(s), _record_values(s)) for s in later),
@@ -420,7 +420,7 @@ class _RecordFates:
     def reason_ignored(self, record: FoundRecord) -> str:
         """Return the reason why a record does not set its key's value, and when it will be removed."""
         if record.control:
-            what, then = "a marker", "; it goes with a round after its delete horizon, once no record of its transaction is left"
+            what, then = "a marker", "; a round removes it after its delete horizon, once no record of its transaction is left"
         elif record.outcome == "abort":
             what, then = "its transaction was aborted", "; the next round that reads it drops it"
         elif record.outcome == "open":
@@ -437,7 +437,7 @@ class _RecordFates:
             return "a tombstone, which no round removes here"
         if record.horizon_ms is not None:
             if record.horizon_ms > self.now_ms:
-                return f"a tombstone that is kept until its delete horizon {iso_time(record.horizon_ms)}, so that slow readers see it"
+                return f"a tombstone that stays until its delete horizon {iso_time(record.horizon_ms)}, so that slow readers see it"
             return f"a tombstone whose delete horizon {iso_time(record.horizon_ms)} has passed: the next round that reads it drops it"
         if record.offset >= self.state.first_dirty_offset:
             return "a tombstone that no round has seen yet: the first one gives it a delete horizon, delete_retention_ms ahead"
@@ -482,7 +482,7 @@ def _key_answer(key: str, found: Sequence[FoundRecord], facts: Sequence[Fact]) -
     if found:
         return f"The key {key} has no committed record; {len(found)} aborted or undecided ones are at hand."
     if facts:
-        return f"The key {key} is not in the partition any more; replaced segments that are still kept show what it was."
+        return f"The key {key} is no longer in the partition; replaced segments that are not deleted yet show what it was."
     return f"The key {key} is not in the partition."
 
 

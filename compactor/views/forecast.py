@@ -303,15 +303,15 @@ def _expected_saving(
     if not writing:
         return 0, "nothing is rewritten"
     if frees_space is None:
-        return None, "the store does not say whether it keeps what is deleted; `config check` says what is missing"
+        return None, "the store does not show whether it keeps deleted objects; `config check` names the missing right"
     if not frees_space:
-        return None, "the bucket keeps what is deleted (versioning or Object Lock), so that deleting saves nothing until that expires"
+        return None, "the bucket keeps deleted objects (versioning or Object Lock), so that deleting saves nothing until they expire"
     if dirty:
         rate = summary.saved_per_dirty_byte
         if rate is None:
             return None, "no earlier round of this partition is known to estimate from"
         return min(round(dirty * rate), writing), f"its last round saved {rate:.2f} bytes per dirty byte"
     if tombstones is None:
-        return None, "only delete horizons are due, and not all sidecars say how many tombstones there are"
+        return None, "only delete horizons are due, and not all sidecars have a count of tombstones"
     why = f"only delete horizons are due: {tombstones} tombstones, {TOMBSTONE_BYTES} bytes each at most"
     return min(tombstones * TOMBSTONE_BYTES, writing), why

@@ -235,7 +235,7 @@ def text_response(code: HTTPStatus, text: str) -> HttpResponse:
 
 def _not_found_response() -> HttpResponse:
     """Return the response for a partition that does not exist."""
-    return text_response(HTTPStatus.NOT_FOUND, "there is no such partition here")
+    return text_response(HTTPStatus.NOT_FOUND, "the tier has no such partition")
 
 
 def _to_json_bytes(document: Value) -> bytes:

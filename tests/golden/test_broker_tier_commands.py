@@ -192,7 +192,7 @@ def test_what_changes_a_tier_says_what_is_missing(scratch: Path, tmp_path: Path)
     before = cli.digest()
     for command, said in (
         (["run"], "needs bootstrap_servers under [kafka]"),
-        (["import", str(tmp_path)], "nothing is imported into a tier that brokers write"),
+        (["import", str(tmp_path)], "import into a broker-managed tier is refused"),
         (["topics", "delete", "orders-0"], "the brokers say which partitions"),
         (["undo", "x"], "needs bootstrap_servers under [kafka]"),
         (["daemon"], "needs bootstrap_servers under [kafka]"),

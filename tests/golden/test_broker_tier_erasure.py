@@ -27,7 +27,7 @@ def test_holders_are_the_segments_in_which_consumers_found_the_key(
     holders = [holder for holder in answer.document["holders"] if holder["certain"]]
     assert {holder["segment"] for holder in holders if holder["state"] == "live"} == where[key]
     newest = [holder for holder in holders if holder["segment"] == tier.segments[-1].id and holder["what"] != "value"]
-    assert all("the newest one is the brokers'" in holder["waits_for"] for holder in newest)
+    assert all("the newest one is not cleaned" in holder["waits_for"] for holder in newest)
     assert any("have not uploaded" in one["what"] for one in answer.document["not_covered"])
     assert cli.digest() == before
     # What a broker has begun and not finished holds whatever it holds.

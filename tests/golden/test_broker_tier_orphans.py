@@ -93,7 +93,7 @@ def test_a_purge_deletes_what_still_is_one(left: Left) -> None:
     assert done.kept == {}
     assert set(before) - set(left.cli.digest()) == {*left.finished, left.stray}
     again = purge_orphans(left.tier, found, left.tier.ports.data)
-    assert (list(again.deleted), set(again.kept.values())) == ([], {"metadata names it now, or it is gone"})
+    assert (list(again.deleted), set(again.kept.values())) == ([], {"metadata names it now, or it was deleted"})
 
 
 def test_a_purge_keeps_what_is_named_meanwhile_or_has_changed(left: Left) -> None:
@@ -106,7 +106,7 @@ def test_a_purge_keeps_what_is_named_meanwhile_or_has_changed(left: Left) -> Non
     changed.write_bytes(b"written anew")
     os.utime(changed, (changed.stat().st_mtime - 30 * DAY_S,) * 2)
     done = purge_orphans(named, found, left.tier.ports.data)
-    assert done.kept == {left.stray: "metadata names it now, or it is gone", left.finished[0]: "it has changed since it was listed"}
+    assert done.kept == {left.stray: "metadata names it now, or it was deleted", left.finished[0]: "it has changed since it was listed"}
     assert (left.cli.tier / left.stray).exists()
     assert changed.exists()
 
@@ -123,7 +123,7 @@ def test_a_purge_refuses_another_tier_and_metadata_that_is_old_or_has_holes(left
     assert answer.code == 2
     assert "there is only a snapshot" in answer.stderr
     (left.folder / "bad.json").write_text(json.dumps({"format": 1, "orphans": []}))
-    with pytest.raises(BadData, match="it is no list of orphans"):
+    with pytest.raises(BadData, match="it is not a list of orphans"):
         read_orphan_list(left.folder / "bad.json")
     assert (left.cli.tier / left.stray).exists()
 

@@ -165,7 +165,7 @@ def test_a_round_at_work_is_given_back_and_the_next_run_resumes_it(service: Serv
     found = service.state(log)
     assert found["open_run"] is not None
     assert found["lease"] is None
-    assert "left at work" not in daemon.process.said()
+    assert "interrupted, to be resumed" not in daemon.process.said()
     service.deployment.set(limits={"max_requests_per_s": 0})
     (row,) = service.deployment.do("run")["partitions"]
     assert row["status"] == "resumed"
@@ -181,7 +181,7 @@ def test_work_that_does_not_stop_is_left_as_a_crash_would_leave_it(service: Serv
     wait_for(lambda: service.deployment.do("checkpoints", "show", "orders-0")["open_run"] is not None)
     time.sleep(0.5)
     assert daemon.end() == 0
-    assert "left at work, for the next start to go on with: orders-0" in daemon.process.said()
+    assert "interrupted, to be resumed by the next start: orders-0" in daemon.process.said()
     service.deployment.set(limits={"max_write_bytes_per_s": 0})
     (row,) = service.deployment.do("run")["partitions"]
     assert row["status"] == "resumed"
@@ -236,7 +236,7 @@ def test_sighup_rereads_the_configuration(service: Service) -> None:
     assert not service.is_clean(log)
     service.deployment.set(cleaner={"min_cleanable_dirty_ratio": 7})
     daemon.process.send_signal(signal.SIGHUP)
-    wait_for(lambda: "the configuration is wrong, and the old one stays in force" in daemon.process.said())
+    wait_for(lambda: "the configuration is invalid, and the old one stays in force" in daemon.process.said())
     assert daemon.get("readyz")[0] == 200
     service.deployment.set(cleaner={"min_cleanable_dirty_ratio": 0.1}, limits={"max_requests_per_s": 10_000})
     daemon.process.send_signal(signal.SIGHUP)

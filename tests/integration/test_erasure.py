@@ -67,7 +67,7 @@ def topic(tmp_path: Path) -> Topic:
 def test_a_key_that_was_never_there_is_erased(topic: Topic) -> None:
     code, document = topic.ask("z")
     assert (code, document["holders"], document["gone_since"]) == (0, [], None)
-    assert any("nobody has imported" in one["what"] for one in document["not_covered"])
+    assert any("no import has copied yet" in one["what"] for one in document["not_covered"])
 
 
 def test_each_state_of_a_record_until_it_is_gone(topic: Topic) -> None:
@@ -238,7 +238,7 @@ def test_many_keys_and_the_way_they_are_written(topic: Topic, tmp_path: Path) ->
     assert table.code == 3
     assert "Not yet: 2 objects may hold it." in str(table.document)
     mistyped = topic.cli.ask("erasure", "orders", "--key", "A", output="table")
-    assert (mistyped.code, "mind how the key is written" in str(mistyped.document)) == (0, True)
+    assert (mistyped.code, "check how the key is written" in str(mistyped.document)) == (0, True)
 
 
 def test_generations_for_other_consumers_are_holders(tmp_path: Path) -> None:

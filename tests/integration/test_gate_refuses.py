@@ -39,12 +39,12 @@ def on_first_records(change: Callable[[Batch], Batch]) -> Damage:
 
 
 DAMAGES: dict[str, tuple[Damage, str]] = {
-    "a record dropped": (on_first_records(lambda each: settled(each, each.records[1:])), "the last record of a key is gone"),
+    "a record dropped": (on_first_records(lambda each: settled(each, each.records[1:])), "the last record of a key is missing"),
     "a value swapped": (
         on_first_records(lambda each: settled(each, [r._replace(value=b"another") for r in each.records])),
         "not the source's",
     ),
-    "a marker lost": (lambda batches: [each for each in batches if not each.control], "a control batch is gone"),
+    "a marker lost": (lambda batches: [each for each in batches if not each.control], "a control batch is missing"),
     "the end lost": (lambda batches: batches[:-1], "must end at"),
 }
 
@@ -112,7 +112,7 @@ def test_beyond_its_memory_the_gate_checks_a_range_of_the_keys_and_the_same_rang
             misbehave(patched, partial(without, key))
             (row,) = cli.ask("run", "--force").document["partitions"]
         assert row["status"] == "quarantined", "what the gate does not look up the balance has counted"
-        by_gate = "the last record of a key is gone" in row["reason"] and str(key) in row["reason"]
+        by_gate = "the last record of a key is missing" in row["reason"] and str(key) in row["reason"]
         assert by_gate or row["reason"].startswith("balance: ")
         return by_gate
 

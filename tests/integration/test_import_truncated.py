@@ -224,7 +224,7 @@ def test_a_cut_is_refused_where_retention_has_moved_the_beginning_of_the_new_epo
     assert (answer.code, f"offset {begin} on, where this log begins" in answer.stderr, "--accept-loss" in answer.stderr) == (3, True, True)
     assert cli.digest() == before
     answer = cli.ask("import", second.path, "--accept-truncation", "--accept-loss")
-    assert (answer.code, f"offsets before {begin} may be of the discarded log" in answer.stderr) == (0, True), answer.stderr
+    assert (answer.code, f"offsets before {begin} may belong to the discarded log" in answer.stderr) == (0, True), answer.stderr
     assert held(cli, tmp_path / "out") == [*first.written[:begin], *second.written[begin:]]
 
 

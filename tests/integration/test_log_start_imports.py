@@ -123,7 +123,7 @@ def test_a_truncation_at_or_below_the_log_start_is_refused(tier: Tier, log: LogB
     (folder / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n5 4\n")
     with pytest.raises(BadData, match="was discarded") as refused:
         import_directory(tier, folder, NAME, tier.settings.cleaner.cleaner_policy(), options=ImportOptions(accept_truncation=True))
-    assert "`topics delete` the partition and import this log anew" in (refused.value.hint or "")
+    assert "`topics delete` the partition and import this log" in (refused.value.hint or "")
     assert state_of(tier) == before
 
 

@@ -115,7 +115,7 @@ def test_a_control_log_that_is_shorter_than_it_was_is_noticed(lost: str, cli: Ti
     for command in [*commands, f"import {tmp_path / 'log'} --topic orders --partition 0"]:
         answer = cli.ask(*command.split())
         assert answer.code == 3, command
-        assert "what came between is missing" in answer.stderr
+        assert "the records between are missing" in answer.stderr
     assert cli.digest() == before
 
 

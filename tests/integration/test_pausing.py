@@ -17,7 +17,7 @@ def cli(tmp_path: Path) -> TierCli:
 def test_rounds_are_paused_and_resumed(cli: TierCli) -> None:
     (one,) = cli.do("pause", "ord.*", "--reason", "a migration")["paused"]
     assert (one["pattern"], one["partitions"], one["reason"]) == ("ord.*", 1, "a migration")
-    assert "no round is begun, it is paused by" in str(cli.ask("plan", output="table").document)
+    assert "no round starts, it is paused by" in str(cli.ask("plan", output="table").document)
     row = cli.run()
     assert (row["status"], row["reason"].endswith("a migration (ord.*)")) == ("paused", True)
     assert f"orders-0 is {row['reason']}\n" in str(cli.ask("run", output="table").document)

@@ -102,11 +102,11 @@ def test_a_bucket_that_keeps_what_is_deleted_promises_nothing(cli: BucketCli, tm
     cleaned_once_and_due_again(cli, tmp_path)
     row = planned(cli)
     assert row["expected_saving_bytes"] is None
-    assert "keeps what is deleted" in row["expected_saving_why"]
+    assert "keeps deleted objects" in row["expected_saving_why"]
     found = check(cli)
     assert found["object-lock" if state == "object lock" else "versioning"]["severity"] == "warning"
     answer = cli.ask("plan", "--force", output="table")
-    assert "keeps what is deleted" in str(answer.document)
+    assert "keeps deleted objects" in str(answer.document)
 
 
 def test_a_bucket_that_does_not_say_promises_nothing(cli: BucketCli, s3_proxy: tuple[FaultProxy, Bucket], tmp_path: Path) -> None:

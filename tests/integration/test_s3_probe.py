@@ -83,7 +83,7 @@ def test_a_store_whose_conditional_puts_race() -> None:
     store = CheckThenSet(Clock(now()), Counters())
     (finding,) = find_lost_races(store, PREFIX)
     assert (finding.severity, finding.kind) == ("error", "conditional-puts")
-    assert "were told that they won" in finding.detail
+    assert "were answered that they succeeded" in finding.detail
     assert list(store.list("")) == []
 
 

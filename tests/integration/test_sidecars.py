@@ -85,14 +85,14 @@ def test_a_clean_segment_that_no_dirty_key_meets_is_neither_read_nor_written(tmp
     why = {s["id"]: (s["action"], s["why"]) for s in row["segments"]}
     untouched = [s for s in it.live() if s["id"] in before]
     assert len(untouched) == 5
-    assert {why[s["id"]] for s in untouched} == {("skipped", "its filter meets none of 2 keys")}
+    assert {why[s["id"]] for s in untouched} == {("skipped", "its filter matches none of 2 keys")}
     assert sorted(each for each in why.values() if each[0] == "rewritten") == [
         ("rewritten", "dirty"),
-        ("rewritten", "its filter meets a key of the dirty range"),
+        ("rewritten", "its filter matches a dirty key"),
     ]
     facts = it.tier.do("explain", "orders-0")["facts"]
     assert sum(fact["kind"] == "skipped" for fact in facts) == 5
-    assert any("its filter meets a key of the dirty range" in fact["text"] for fact in facts)
+    assert any("its filter matches a dirty key" in fact["text"] for fact in facts)
     shown = it.tier.do("bloom", "show", "orders-0")
     assert (shown["on"], shown["asked"], shown["skipped"], shown["useless"]) == (True, 6, 5, 0)
     assert {s["problem"] for s in shown["segments"]} == {""}

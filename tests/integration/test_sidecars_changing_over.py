@@ -14,7 +14,7 @@ from tests.integration.test_sidecars import NOW, Growing
 
 def _old_value_is_gone(it: Growing, row: dict[str, Any], engine: str) -> None:
     assert (row["status"], row["map_engine"], row["segments_skipped"]) == ("cleaned", engine, 3)
-    assert "its filter meets a key of the dirty range" in {s["why"] for s in row["segments"] if s["action"] == "rewritten"}
+    assert "its filter matches a dirty key" in {s["why"] for s in row["segments"] if s["action"] == "rewritten"}
     records, _ = it.view("out")
     assert len([1 for record in records if record[2] == b"s2-k5"]) == 1
 

@@ -119,13 +119,13 @@ class TestKey:
         answer, facts = ask(cleaned, "--key", "t", "--now", 10 * HOUR)
         assert answer.startswith("The key 't' is deleted, by the tombstone at offset 3")
         assert facts["latest"][0]["delete_horizon_ms"] == 11 * HOUR
-        assert "is kept until its delete horizon" in facts["latest"][0]["text"]
+        assert "stays until its delete horizon" in facts["latest"][0]["text"]
         _, facts = ask(cleaned, "--key", "t", "--now", 11 * HOUR)
         assert "has passed" in facts["latest"][0]["text"]
 
     def test_aborted_records_are_gone_and_undecided_ones_do_not_count(self, grown: Deployment) -> None:
         answer, facts = ask(grown, "--key", "c")
-        assert answer.startswith("The key 'c' is not in the partition any more")
+        assert answer.startswith("The key 'c' is no longer in the partition")
         assert [(fact["offset"], fact["transaction"]) for fact in facts["removed"]] == [(4, "abort")]
         answer, facts = ask(grown, "--key", "d")
         assert answer.startswith("The key 'd' has no committed record")
@@ -157,7 +157,7 @@ class TestOffset:
     def test_still_there(self, grown: Deployment) -> None:
         assert ask(grown, "--offset", 1)[0].endswith("the latest value of its key: it stays.")
         assert "superseded by offset 7, which no round has cleaned yet" in ask(grown, "--offset", 2)[0]
-        assert "is kept until its delete horizon" in ask(grown, "--offset", 3, "--now", 10 * HOUR)[0]
+        assert "stays until its delete horizon" in ask(grown, "--offset", 3, "--now", 10 * HOUR)[0]
         assert "not decided" in ask(grown, "--offset", 8)[0]
 
     def test_a_marker(self, log: LogBuilder, tmp_path: Path) -> None:

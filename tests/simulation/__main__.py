@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--trace", type=int, help="show everything that happens in this one schedule")
     parser.add_argument("--drop", metavar="RULE", help="drop rules of mutations.py by name (or 'all') and show which seeds notice")
-    parser.add_argument("--brokers", action="store_true", help="tiers that brokers write")
+    parser.add_argument("--brokers", action="store_true", help="broker-managed tiers")
     parser.add_argument("--way-in", action="store_true", help="lives of brokers' directories, and what imports them")
     parser.add_argument("--lives", action="store_true", help="lives of a topic that expires, is deleted and is created again")
     parser.add_argument("--record", type=Path, help="write what was found here, as JSON")

@@ -474,7 +474,7 @@ class Simulated:
                 if intent is not None and intent.begun_slot:
                     self.world.violate(f"a round that has begun is refused: {error}")
                 return
-            if done.status == "quarantined" and "what brokers read is no whole log" in done.reason:
+            if done.status == "quarantined" and "the segments that brokers read are not a complete log" in done.reason:
                 self.refused = done.reason  # they deleted records, and with them what they found below by another leader epoch
                 return
             retire_partition(ports, log, LEASE, KEPT, work=self.work(ports, random.Random(1), fails=0))

@@ -193,7 +193,7 @@ def picture(segments: int = 36, *, trouble: bool = False) -> PartitionDetails:
         retire_at_ms=NOW + 7 * MINUTE,
     )
     schedule = replace(base, status=seen)
-    reason = "its filter meets none of 812 keys"
+    reason = "its filter matches none of 812 keys"
     spared = [SkippedRange(part[0].start_offset, part[-1].end_offset, reason) for part in (live[3:6], live[11:13])]
     left_alone = format_skipped_ranges(spared)
     story = PartitionHistory(

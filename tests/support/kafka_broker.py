@@ -73,7 +73,7 @@ remote.log.storage.manager.class.name=org.apache.kafka.server.log.remote.storage
 
 
 class BrokerFailed(Exception):
-    """A broker did not start, or is not there any more. Holds the last lines of its log."""
+    """A broker did not start, or no longer exists. Holds the last lines of its log."""
 
 
 class BrokerNode:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def usage(pid: int | None = None) -> dict[str, float]:
-    """Of a process, of this one by default; empty where it is not there any more. ``MB``: resident."""
+    """Of a process, of this one by default; empty where it no longer exists. ``MB``: resident."""
     about = Path("/proc") / ("self" if pid is None else str(pid))
     try:
         status = dict(line.split(":", 1) for line in (about / "status").read_text().splitlines() if ":" in line)

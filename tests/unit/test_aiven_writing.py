@@ -296,14 +296,14 @@ def test_key_files_that_are_none_are_named(key_files: dict[str, str], tmp_path: 
     for file, cause in (
         ("absent.pem", "the private key of key pair 'k' cannot be read from .*absent.pem: No such file"),
         ("public.pem", "public.pem, for key pair 'k', is a public key; the private one is needed"),
-        ("text.pem", "text.pem, for key pair 'k', is no private key"),
+        ("text.pem", "text.pem, for key pair 'k', is not a private key"),
     ):
         settings = AivenSettings(key_pairs={"k": str(tmp_path / file)}, active_key_pair="k")
         with pytest.raises(UsageError, match=cause):
             layout_on(tmp_path / "tier", settings).upload_segment(NAME, segment_of(files), files)
     with pytest.raises(UsageError, match="no object can have the key_prefix 'a//b'"):
         layout_on(tmp_path, AivenSettings(key_prefix="a//b"))
-    with pytest.raises(UsageError, match="nothing tells the id of topic other"):
+    with pytest.raises(UsageError, match="no id is known of topic other"):
         layout_on(tmp_path, AivenSettings()).object_name(TopicPartition("other", 0), segment_of(files), "log")
 
 

@@ -42,7 +42,7 @@ class Answers:
 
     def describe_cluster(self) -> ClusterFacts:
         if self.refuses:
-            raise Refused("a:9092 refuses the login", hint="Look at sasl.mechanism")
+            raise Refused("a:9092 refuses the login", hint="Check sasl.mechanism")
         return self.facts
 
     def describe_metadata_topic(self, *, write: bool = False) -> TopicFacts:
@@ -63,7 +63,7 @@ def test_brokers_that_refuse_are_one_line() -> None:
         "error",
         "brokers",
         "a:9092 refuses the login",
-        "Look at sasl.mechanism",
+        "Check sasl.mechanism",
     )
 
 
@@ -106,7 +106,7 @@ def test_the_next_step_of_a_compacted_topic_is_one_alteration() -> None:
     changed = {"cleanup.policy": Setting("compact", "topic"), "retention.ms": Setting("604800000", "default")}
     found = check_topics(Answers(known={"orders": replace(ORDERS, settings=dict(ORDERS.settings) | changed)}), ["orders"])
     command = "kafka-configs --alter --topic orders --add-config cleanup.policy=delete,retention.ms=-1"
-    assert {one.hint for one in found} == {f"{command}, in one command; docs/migrating.md says what to check before"}
+    assert {one.hint for one in found} == {f"{command}, in one command; check first what docs/migrating.md lists"}
 
 
 @pytest.mark.parametrize(("per_hour", "said"), [(0, 0), (4, 1), (6, 0)])
@@ -118,4 +118,4 @@ def test_a_budget_that_a_first_round_does_not_fit_into(tmp_path: Path, per_hour:
     opened = Tier(settings, ports, open_catalog(ports), Counters(), metadata=BrokerManagedMetadata(brokers))
     found = check_metadata_record_budget(opened, brokers.partition_names())
     assert [finding.kind for finding in found] == ["budget"] * said
-    assert all("a first round over orders-7 with its 2 segments says about 6 records" in finding.detail for finding in found)
+    assert all("a first round over orders-7 with its 2 segments writes about 6 records" in finding.detail for finding in found)

@@ -126,9 +126,9 @@ def test_a_topic_that_was_made_anew_is_refused_to_what_is_at_work_and_no_longer(
     conditions = BrokerConditions(cluster, fresh_s=0)
     conditions(ORDERS)
     cluster.known["orders"] = facts("orders", b"j" * 16)
-    with pytest.raises(Refused, match="topic orders was deleted and made anew"):
+    with pytest.raises(Refused, match="topic orders was deleted and created again"):
         conditions(ORDERS)
     conditions(ORDERS)
     del cluster.known["orders"]
-    with pytest.raises(Refused, match="topic orders is not there any more"):
+    with pytest.raises(Refused, match="topic orders no longer exists"):
         conditions(ORDERS)

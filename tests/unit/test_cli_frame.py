@@ -124,7 +124,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         (["config", "show", "--out", "json"], "error: unrecognized arguments: --out json. Did you mean --output?"),
         (["undo", "x3H", "--dry-run"], "error: unrecognized arguments: --dry-run. See `tiered-compactor undo --help`"),
         (["config", "show", "--output", "yaml"], "error: argument --output: invalid choice: 'yaml'"),
-        (["--all", "config", "show"], "error: --all stands before the command. Only --config, --output, --log-format, -v, --verbose may"),
+        (["--all", "config", "show"], "error: --all comes before the command. Only --config, --output, --log-format, -v, --verbose may"),
         (["config", "show", "--config", "/nowhere.toml"], "error: there is no configuration file /nowhere.toml"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -365,7 +365,7 @@ def test_times_that_stand_for_themselves() -> None:
         == 86_400_000
     )
     for text in ("", "2h", "in 2h ago", "yesterday", "-5", "2026-13-01"):
-        with pytest.raises(argparse.ArgumentTypeError, match="is no time"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a valid time"):
             frame.parse_time_ms(text)
 
 

@@ -144,7 +144,7 @@ def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_pat
         ),
         (
             '[tier.aiven]\nstorage_class = "GLACIER"',
-            'FILE: [tier.aiven] storage_class = "GLACIER": what lies there cannot be read without being restored first',
+            'FILE: [tier.aiven] storage_class = "GLACIER": objects of that class must be restored before they can be read',
         ),
         ("[tier.aiven]\nchunk_size = 0", "FILE: [tier.aiven] chunk_size = 0: allowed is a whole number from 1 to 1073741823"),
         (

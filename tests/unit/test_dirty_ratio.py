@@ -80,7 +80,7 @@ def test_the_choice_is_the_cheapest_by_the_written_formula() -> None:
     [
         (threshold(prices=DIRECTORY.prices), "storage costs nothing here"),
         (threshold(clean=0), "nothing was cleaned yet"),
-        (threshold(days=0), "the timestamps do not say how fast it grows"),
+        (threshold(days=0), "the timestamps do not show how fast it grows"),
     ],
 )
 def test_kafkas_default_holds_where_nothing_can_be_computed(case: DirtyRatioThreshold, why: str) -> None:

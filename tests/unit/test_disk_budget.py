@@ -199,7 +199,7 @@ class TestFullDisk:
         def work() -> None:
             raise OSError(errno.ENOSPC, "full")
 
-        with pytest.raises(OutOfBudget, match=r"full, and was so for 3 seconds.*what is done is not done twice"):
+        with pytest.raises(OutOfBudget, match=r"full, and was so for 3 seconds.*finished work is not repeated"):
             retry_until_space(work, Budget(100), slept.append)
         assert sum(slept) == 3
 

@@ -109,7 +109,7 @@ def test_what_lies_below_the_dirty_range_is_looked_up(tmp_path: Path, budget: in
                 round_.judged_in_turn(budget)
             assert refused.value.offset == number
         round_.put(base, [settled(before[0], before[0].records[1:]), *before[1:]])
-        assert round_.refusal(budget_bytes=budget) == "the last record of a key is gone"
+        assert round_.refusal(budget_bytes=budget) == "the last record of a key is missing"
 
 
 # ---- what it is given -------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_an_old_wrapper_that_counts_from_zero(tmp_path: Path) -> None:
     round_ = cleaned(log, tmp_path)
     assert round_.refusal() == ""
     round_.change(lambda batches: [settled(batches[0], batches[0].records[::2]), *batches[1:]])
-    assert round_.refusal() == "the last record of a key is gone"
+    assert round_.refusal() == "the last record of a key is missing"
 
 
 def test_an_old_wrapper_that_reaches_into_the_next_batch_is_refused_by_the_cleaner(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_strangers_are_listed_as_such_and_neighbours_are_not(tmp_path: Path) -> 
 
 def test_topic_ids_must_be_ids(tmp_path: Path) -> None:
     for ids, cause in (
-        ({}, "nothing tells the id of topic orders"),
+        ({}, "no id is known of topic orders"),
         ({"orders": "R0AHqObxTZmsN-zsxr_0TR"}, "'R0AHqObxTZmsN-zsxr_0TR' is not a valid id"),
     ):
         with pytest.raises(UsageError, match=cause):

@@ -80,7 +80,7 @@ class TestWhatIsReadIsWhatTheDirectorySays:
         """The batches that were read are sound; only the directory tells that they are not those that were meant."""
         headers = directory.headers.copy()
         headers[batch, 7] ^= 1
-        with pytest.raises(NeedsWholeSegmentError, match="its batches are not what its key directory says"):
+        with pytest.raises(NeedsWholeSegmentError, match="its batches do not match its key directory"):
             part_with(source, replace(directory, headers=headers)).require_matching_batches()
 
     def test_a_payload_that_does_not_fit_its_crc(self, source: SourceSegment, directory: KeyDirectory) -> None:
@@ -179,7 +179,7 @@ class TestWhatIsReadWhole:
         ids=["negative timestamps", "aborted transactions", "an end that is cut"],
     )
     def test_what_needs_a_look_at_all_of_it(self, changes: dict[str, Any]) -> None:
-        assert "want a look at all of it" in reason_to_read_whole(segment(**changes), self.SIDECAR, 1, self.COPIES)
+        assert "require reading all of it" in reason_to_read_whole(segment(**changes), self.SIDECAR, 1, self.COPIES)
 
     @pytest.mark.parametrize(
         ("changes", "why"),

@@ -89,7 +89,9 @@ def test_filters_that_cost_more_than_they_spare_are_off_and_it_is_said() -> None
     costly = FilterRecord(asked=60, skipped=3, useless=1, bytes_read=10_000, bytes_saved=9_000)
     assert not costly.are_filters_paying
     why = look(with_filter(), record=costly).must
-    assert why.startswith("filters do not pay on this partition and are off: of 60 filters asked, 3 spared a read and 1 were wrong (25 %)")
+    assert why.startswith(
+        "filters do not pay on this partition and are off: of 60 filters asked, 3 saved a read, 1 were false positives (25 %)"
+    )
     assert design_filter(Cleaner(), costly, 1_000, 50, 100_000) is None
     assert FilterRecord(asked=49, bytes_read=10_000).are_filters_paying, "too few were asked to tell"
     assert FilterRecord(asked=60, skipped=30, bytes_read=10_000, bytes_saved=10_001).are_filters_paying

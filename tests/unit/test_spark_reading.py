@@ -407,7 +407,7 @@ def test_a_control_log_that_has_lost_a_record_is_no_older_view(lost: slice, view
     keys = sorted(info.key for info in tier.ports.control.list(f"{log.prefix}/log/"))
     read(open_tier(tier.settings), view=view)
     tier.ports.control.delete(keys[lost])
-    with pytest.raises(BadData, match=f"has seen its slot {len(keys)}: what came between is missing"):
+    with pytest.raises(BadData, match=f"has seen its slot {len(keys)}: the records between are missing"):
         read(open_tier(tier.settings), view=view)
 
 
@@ -443,14 +443,14 @@ def test_damage_is_located(numbered: Tier) -> None:
         ({"topic": "a", "controlurll": "x"}, "Did you mean controlUrl?"),
         ({"topic": "a", "kafka.bootstrap.servers": "b:1"}, "It asks no broker: leave it out"),
         ({"topic": "a", "path": "/srv/tier"}, "takes no path"),
-        ({"topic": "a", "subscribe": "b"}, "topic and subscribe both say which topics are read"),
-        ({"subscribePattern": "a("}, "is no regular expression"),
+        ({"topic": "a", "subscribe": "b"}, "topic and subscribe both select topics"),
+        ({"subscribePattern": "a("}, "is not a valid regular expression"),
         ({"assign": '{"a": 1}'}, "has no list of partitions"),
-        ({"assign": "a"}, "is no JSON object with topics"),
+        ({"assign": "a"}, "is not a JSON object with topics"),
         ({"topic": "a", "startingOffsets": "latest"}, "leaves nothing to read"),
         ({"topic": "a", "startingOffsets": '{"a": {"0": -1}}'}, "has no offsets by partition"),
         ({"topic": "a", "endingOffsets": '{"a": 5}'}, "has no offsets by partition"),
-        ({"topic": "a", "endingOffset": "5", "endingOffsets": '{"a": {"0": 5}}'}, "both say where to read"),
+        ({"topic": "a", "endingOffset": "5", "endingOffsets": '{"a": {"0": 5}}'}, "both select a range"),
     ],
 )
 def test_options_that_are_refused(options: dict[str, str], message: str) -> None:

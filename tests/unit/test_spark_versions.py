@@ -43,7 +43,7 @@ def test_java_that_will_do(words: str, tmp_path: Path, monkeypatch: pytest.Monke
     [
         ('openjdk version "11.0.2" 2019-01-15', "Spark needs Java 17 or newer, and .*/a java/bin/java is Java 11"),
         ('java version "1.8.0_292"', "is Java 8"),
-        ("Unable to locate a Java Runtime", "does not say which Java it is, but: Unable to locate a Java Runtime"),
+        ("Unable to locate a Java Runtime", "does not name a Java version, but: Unable to locate a Java Runtime"),
     ],
 )
 def test_java_that_will_not_do(words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,7 +175,7 @@ def test_whatever_key_it_is_its_lost_record_is_missed(number: int, tmp_path: Pat
     report = _spark_round(twins, TaskCost())
     assert losing.left < 0, "there are as many keys"
     assert report.status == "quarantined"
-    assert "the last record of a key is gone" in report.reason
+    assert "the last record of a key is missing" in report.reason
     assert ", key b'k" in report.reason
     assert state_of(twins.remote).live == before.live
 
@@ -215,7 +215,7 @@ def _no_aborted_transactions(arrays: Any, batches: int) -> Any:
 @pytest.mark.parametrize(
     ("what", "wrong", "cause"),
     [
-        ("pass_one_tasks.encode_survivors", _nothing_survives, "the last record of a key is gone"),
+        ("pass_one_tasks.encode_survivors", _nothing_survives, "the last record of a key is missing"),
         ("pass_one_tasks.encode_survivors", _all_survive, "records are left that must not be"),
         ("rewrite_tasks.decode_verdicts", _no_aborted_transactions, "the transaction index does not name the aborted transactions"),
     ],

@@ -164,7 +164,7 @@ class KafkaAdmin:
         found = self._list_offsets([wanted], kafka.admin.OffsetSpec.earliest(), kafka.IsolationLevel.READ_UNCOMMITTED)
         offset = int(found[topic, partition].offset)
         if offset < 0:
-            raise Unavailable(f"the leader of {topic}-{partition} gives no log start offset", hint="Run again to go on")
+            raise Unavailable(f"the leader of {topic}-{partition} gives no log start offset", hint="Run the command again to continue")
         return offset
 
     def offsets_by_timestamp(self, wanted: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], tuple[int, int]]:

@@ -124,7 +124,7 @@ class ConfluentMetadataTopic:
         producer = self._open_producer()
         what = f"append to {self._topic}-{partition}"
         if partition not in self._writable:
-            raise Refused(f"{what}: there is no such partition")
+            raise Refused(f"{what}: the partition does not exist")
         answers: list[tuple[Any, Any]] = []
         deadline = time.monotonic() + 2 * self._connection.timeout_s
         try:
@@ -140,7 +140,7 @@ class ConfluentMetadataTopic:
             raise kafka_error(raised.args[0], self._connection.bootstrap_servers, what) from None
         if not answers:
             self._drop_producer()
-            raise Unavailable(f"{what}: no answer", hint="The record may stand; read the topic to know")
+            raise Unavailable(f"{what}: no answer", hint="The record may have been written; read the topic to find out")
         error, message = answers[0]
         if error is None:
             self._listener.clear()
@@ -150,7 +150,7 @@ class ConfluentMetadataTopic:
         received = self._listener.last_error if error.name() == "_MSG_TIMED_OUT" else None
         found = kafka_error(received or error, self._connection.bootstrap_servers, what)
         if isinstance(found, Unavailable):
-            raise Unavailable(found.message, hint="The record may stand; read the topic to know")
+            raise Unavailable(found.message, hint="The record may have been written; read the topic to find out")
         raise found
 
     def close(self) -> None:

@@ -37,8 +37,8 @@ _RETRIABLE_ERRORS = (
     "REPLICA_NOT_AVAILABLE", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "OFFSET_NOT_AVAILABLE", "NETWORK_EXCEPTION",
 )  # fmt: skip
 _MEANINGS: tuple[tuple[tuple[str, ...], type[StoreError], str, str], ...] = (
-    (_TLS_ERRORS, Refused, "TLS with {servers} fails: {detail}", "Look at security.protocol and the ssl.* properties"),
-    (_LOGIN_ERRORS, Refused, "{servers} refuses the login: {detail}", "Look at sasl.mechanism, sasl.username and sasl.password"),
+    (_TLS_ERRORS, Refused, "TLS with {servers} fails: {detail}", "Check security.protocol and the ssl.* properties"),
+    (_LOGIN_ERRORS, Refused, "{servers} refuses the login: {detail}", "Check sasl.mechanism, sasl.username and sasl.password"),
     (
         ("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"),
         Refused,
@@ -48,13 +48,13 @@ _MEANINGS: tuple[tuple[tuple[str, ...], type[StoreError], str, str], ...] = (
     (
         ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_ID"),
         Refused,
-        "{request}: there is no such topic or partition",
+        "{request}: the topic or partition does not exist",
         "Brokers create the metadata topic when they tier for the first time",
     ),
     (
         ("OFFSET_OUT_OF_RANGE", "_AUTO_OFFSET_RESET", "_LOG_TRUNCATION"),
         NotFound,
-        "{request}: the offset is not there any more ({detail})",
+        "{request}: the offset no longer exists ({detail})",
         "",
     ),
     (
@@ -173,7 +173,7 @@ def create_client(make: Callable[[], Any]) -> Any:
     try:
         return make()
     except (kafka.KafkaException, ValueError, TypeError) as error:
-        raise Refused(f"the Kafka client cannot be made: {error}", hint="Look at the properties of the connection") from None
+        raise Refused(f"the Kafka client cannot be created: {error}", hint="Check the properties of the connection") from None
 
 
 def retry_until_answered(connection: KafkaConnection, listener: ClientErrors, request: str, attempt: Callable[[float], T]) -> T:

@@ -160,14 +160,18 @@ class FoldedMetadataTopic:
             number = self.metadata_partition_number(topic_id, partition)
             if number in self._leaderless:
                 message = f"partition {number} of {self._topic.name} cannot be read: no broker leads it"
-                raise Unavailable(message, hint="Only what it tells of is held up. Bring a broker back that has a replica of it")
+                raise Unavailable(
+                    message, hint="Only the partitions that it describes are delayed. Start a broker that has a replica of it"
+                )
             if self._reached[number].stopped:
                 reached = self._reached[number]
                 raise BadData(reached.stopped, segment=f"{self._topic.name}-{number}", offset=reached.position)
             try:
                 return self._states.load_partitions(number, [name])[0]
             except StateLost as error:
-                raise Unavailable(f"local state of {self._topic.name} is lost", hint="The topic is folded anew by the next look") from error
+                raise Unavailable(
+                    f"local state of {self._topic.name} is lost", hint="The topic is folded again by the next scan"
+                ) from error
 
     def metadata_partition_number(self, topic_id: bytes, partition: int) -> int:
         """Return the metadata partition that holds this user partition's records."""
@@ -318,7 +322,7 @@ class FoldedMetadataTopic:
             first = read.records[0] if read.records else None
             if first is None or first.offset != reached.last or _value_digest(first) != reached.digest:
                 raise _TopicChangedError(
-                    f"partition {number} has another record at {reached.last} than was folded: it was truncated or made anew"
+                    f"partition {number} has another record at {reached.last} than was folded: it was truncated or created again"
                 )
         return [record for record in read.records if record.offset >= reached.position]
 

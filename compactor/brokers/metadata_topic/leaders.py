@@ -115,7 +115,7 @@ class KafkaLeaders:
             except TimeoutError:
                 answer = None
             if answer is None or answer.offset < 0:  # librdkafka's own number beside the answers of other leaders
-                found[name] = StoreError(f"no broker told in {timeout:g} s where {name} ends", hint="It is asked again")
+                found[name] = StoreError(f"no broker told in {timeout:g} s where {name} ends", hint="It is retried")
             else:
                 found[name] = LogEnd(LeaderEpoch(-1 if answer.leader_epoch is None else answer.leader_epoch), answer.offset)
         return found

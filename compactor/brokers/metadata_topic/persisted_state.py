@@ -37,7 +37,7 @@ _NUMBER = struct.Struct(">i")
 
 
 class StateLost(Exception):
-    """Raised if local state is gone or was replaced, so that everything has to be folded again."""
+    """Raised if local state was deleted or was replaced, so that everything has to be folded again."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class PersistedStates:
         """Return stored values. Raises StateLost if the store was emptied since load_positions."""
         topic, *stored = self._store.get([_TOPIC_KEY, *keys])
         if topic != self._stored:
-            raise StateLost("local state is gone")
+            raise StateLost("local state was deleted")
         if not self._memory:
             return stored
         return [self._memory.get(key, data) for key, data in zip(keys, stored, strict=True)]

@@ -44,14 +44,14 @@ def _format_problem(cache: RemoteLogMetadataCache, record: MetadataRecord) -> st
     empty string.
     """
     if isinstance(record, RemotePartitionDeleteMetadataRecord):
-        return "R1: a partition's tier is deleted by brokers alone"
+        return "R1: only brokers delete a partition's tier"
     if record.partition.topic_id != cache.partition.topic_id or record.partition.partition != cache.partition.partition:
         return f"R1: the record is of {record.partition}, not of {cache.partition}"
     if record.broker_id != COMPACTOR_BROKER_ID:
         return f"R1: the record says that broker {record.broker_id} wrote it"
     try:
         if decode_record(encode_record(record)) != record:
-            return "R1: what the record says is not what is read from its bytes"
+            return "R1: the record differs from its decoded bytes"
     except (BadData, ValueError) as error:
         return f"R1: {error}"
     if isinstance(record, RemoteLogSegmentMetadataRecord):
@@ -59,7 +59,7 @@ def _format_problem(cache: RemoteLogMetadataCache, record: MetadataRecord) -> st
         if record.size_bytes <= 0:
             return f"R6: segment {record.id} has {record.size_bytes} bytes"
         if starts != sorted(starts) or starts[0] < record.start_offset or starts[-1] > record.end_offset:
-            return f"R4: the leader epochs of segment {record.id} do not fit its offsets"
+            return f"R4: the leader epochs of segment {record.id} do not match its offsets"
     return ""
 
 

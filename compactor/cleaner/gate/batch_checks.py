@@ -339,10 +339,10 @@ def find_header_problems(group: ComparedGroup, path_by_kind: Mapping[str, Path])
     )
     lost = np.ones(len(group.source), np.bool_)
     lost[group.origin] = False
-    cause = "the header is gone of a producer's last batch, or of the batch at the high watermark"
+    cause = "the header of a producer's last batch, or of the batch at the high watermark, is missing"
     yield from _first_flagged_as_problem(group.source, cause, lost & stays)
     control = group.source[col.CONTROL_KIND] != NOT_CONTROL
-    yield from _first_flagged_as_problem(group.source, "a control batch is gone that must stay", lost & control & ~gone)
+    yield from _first_flagged_as_problem(group.source, "a control batch is missing that must stay", lost & control & ~gone)
     yield from _find_txn_index_problems(of, idle, group.outcomes.began[group.origin], path_by_kind)
 
 
@@ -446,4 +446,4 @@ def find_index_problems(headers: HeaderFields, base_offset: int, path_by_kind: M
     fine = np.isin(named, lasts).all() and not np.any(np.diff(stamps) <= 0)
     fine = fine and np.array_equal(highest[np.searchsorted(lasts, named)], stamps)
     if not fine or stamps.max(initial=-1) != highest.max(initial=-1):
-        yield "the time index does not tell the batches' timestamps"
+        yield "the time index does not match the batches' timestamps"

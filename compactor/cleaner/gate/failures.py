@@ -13,7 +13,7 @@ from compactor.errors import CompactorError
 from compactor.kernels.common import Flags
 from compactor.records.batches import Int64s
 
-LOST: Final = "the last record of a key is gone"
+LOST: Final = "the last record of a key is missing"
 EXPIRED: Final = "a tombstone whose horizon has passed"
 
 

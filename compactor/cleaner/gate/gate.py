@@ -544,7 +544,7 @@ class Gate:
         wrong = np.any(was != became, axis=0) | (pairs.output[col.MAX_TIMESTAMP] != highest)
         if wrong.any():
             offset = int(pairs.output[col.LAST, wrong][0])
-            raise GateFailed("a marker that does not say what its source says", segment=pairs.source.name, offset=offset)
+            raise GateFailed("a marker that differs from its source", segment=pairs.source.name, offset=offset)
 
     def _record_sums_by_batch(
         self, reader: RecordReader, buf: Bytes, headers: HeaderFields, segment: str

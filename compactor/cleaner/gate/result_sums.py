@@ -99,7 +99,7 @@ class NewSegmentBalance:
             except UnreadableBatchesError as problem:
                 raise self._unparsable_segment_error(f"cannot be read: {problem}") from None
             if first_batch_with_crc_mismatch(buf, headers) >= 0:
-                raise self._unparsable_segment_error("has a batch with a wrong CRC")
+                raise self._unparsable_segment_error("has a batch with an invalid CRC")
             self.set_segment(buf, headers)
             return buf, headers
         return self._begun

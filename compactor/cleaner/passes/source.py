@@ -253,7 +253,7 @@ def segment_without_batches_after(source: SourceSegment, end_offset: int) -> Sou
     if last < len(table) and 0 <= int(table.base_offset[last]) <= end_offset and int(table.count[last]):
         raise BadData(
             f"a batch from {int(table.base_offset[last])} to {int(table.last_offset[last])} lies across offset {end_offset}, "
-            "behind which brokers go on in another segment",
+            "after which brokers continue in another segment",
             segment=source.name,
             position=int(table.position[last]),
             hint="No two replicas of one log have other batches: check the leader epochs of the segments",

@@ -131,7 +131,7 @@ def txn_index_mismatch(given: TxnEntries, source: SourceSegment) -> str:
         return ""
     first, last, stable = (given[name].astype(np.int64) for name in ("first_offset", "last_offset", "last_stable_offset"))
     if np.any((first < 0) | (first > last)) or np.any(np.diff(last) <= 0) or np.any((last < source.base) | (last >= source.end)):
-        return "an entry is no transaction that ended in this segment"
+        return "an entry is not a transaction that ended in this segment"
     table = source.table
     aborts = np.flatnonzero(table.control == ABORT)
     place = np.searchsorted(table.base_offset[aborts], last)
@@ -139,7 +139,7 @@ def txn_index_mismatch(given: TxnEntries, source: SourceSegment) -> str:
     if len(marker) < len(last) or np.any((table.base_offset[marker] != last) | (table.producer_id[marker] != given["producer_id"])):
         return "an entry names no abort marker of this segment"
     if np.any(stable > last + 1):
-        return "an entry's last stable offset lies behind its marker"
+        return "an entry's last stable offset is after its marker"
     (reported,) = transaction_verdicts_by_source([replace(source, ordinal=0, txn_entries=given[:0])])
     begun = table.base_offset.copy()
     begun[reported.indexed] = reported.txn_entries["first_offset"]

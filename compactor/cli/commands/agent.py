@@ -55,7 +55,7 @@ def _validate_agent_settings(settings: Settings) -> Settings:
         raise UsageError("no topic is named", hint='Set topics under [agent], for example ["orders-.*"]')
     if not tier_kind(settings).owns_root:
         raise UsageError(
-            f"the agent fills a tier of its own, not one of kind {settings.tier.kind} with layout {settings.tier.layout}",
-            hint=f"Set {owned_root_settings()}; what brokers tier by themselves needs no agent",
+            f"the agent uploads to a compactor-managed tier, not to one of kind {settings.tier.kind} with layout {settings.tier.layout}",
+            hint=f"Set {owned_root_settings()}; a topic that brokers tier needs no agent",
         )
     return settings

@@ -17,7 +17,7 @@ def list_audit(args: argparse.Namespace, out: Output) -> None:
     try:
         wanted = re.compile(args.pattern or ".*")
     except re.error as error:
-        raise UsageError(f"{args.pattern!r} is no regular expression: {error}") from error
+        raise UsageError(f"{args.pattern!r} is not a valid regular expression: {error}") from error
 
     def concerns(recorded: RecordedAction) -> bool:
         """Return whether an action concerns the partition or topic that the user named.

@@ -234,7 +234,7 @@ def _epochs_tree(found: Document, now_ms: int) -> Tree:
     title = f"{found['topic']}-{found['partition']} at slot {found['slot']}: cleaner offsets {offsets}"
     branches = [_epoch_tree(epoch, found, now_ms) for epoch in found["epochs"]]
     branches += [Tree(_describe_void_record(entry), ()) for entry in found["unowned"]]
-    return Tree(title, branches or [Tree("nobody has led it yet", ())])
+    return Tree(title, branches or [Tree("no compactor has led it yet", ())])
 
 
 def _epoch_tree(epoch: Document, found: Document, now_ms: int) -> Tree:
@@ -298,5 +298,5 @@ def _diff_tables(before: HistoryPoint, after: HistoryPoint, found: Difference) -
         rows = [(c.change, c.start_offset, c.end_offset, format_size(c.bytes), c.id) for c in found.segments]
         tables.append(Table("segments", ("", "start offset", "end offset", "size", "id"), rows))
     if found.segments is None:
-        tables.append(Table("", ("the slots of that time are gone; only its cleaner offsets are known",), ()))
+        tables.append(Table("", ("the slots of that time were deleted; only the cleaner offsets are known",), ()))
     return tables

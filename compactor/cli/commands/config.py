@@ -123,7 +123,7 @@ def _find_ineffective_settings(settings: Settings) -> list[dict[str, str]]:
     """Return notes about settings that have no effect on this kind of tier."""
     if not settings.publish.metadata_records_per_hour:
         return []
-    detail, key = "no broker is told anything of a tier of kind object-log", "publish.metadata_records_per_hour"
+    detail, key = "a tier of kind object-log has no metadata records to limit", "publish.metadata_records_per_hour"
     return [{"severity": "note", "kind": "settings", "object": key, "detail": detail, "hint": "Take it out of the configuration"}]
 
 
@@ -206,7 +206,7 @@ def _check_listed_tier(settings: Settings) -> list[dict[str, str]]:
         return [{"severity": "error", "kind": kind, "object": settings.tier_url, "detail": error.message, "hint": error.hint}]
     if names:
         return []
-    detail = f"there is no segment of cluster {settings.tier.pinterest.cluster} below it"
+    detail = f"no segment found of cluster {settings.tier.pinterest.cluster} below it"
     hint = "Compare url, cluster and entropy_bits with the uploader's settings"
     return [{"severity": "warning", "kind": "empty", "object": settings.tier_url, "detail": detail, "hint": hint}]
 

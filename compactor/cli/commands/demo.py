@@ -55,7 +55,7 @@ def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, 
         "seconds": round(time.monotonic() - begin, 3),
         "dir": str(demo.folder) if kept else None,
     }
-    gone = f"The tier stays at {args.tier}" if args.tier else "Keep everything to look at it: demo --dir DIRECTORY"
+    gone = f"The tier stays at {args.tier}" if args.tier else "To keep the data: demo --dir DIRECTORY"
     out.print_result(document, _demo_table(compared), summary=_demo_closing_lines(demo) if kept else gone)
     return 0 if ok else CompactorError.exit_code
 

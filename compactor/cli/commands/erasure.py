@@ -41,7 +41,7 @@ def run_erasure(args: argparse.Namespace, out: Output) -> int:
     if not keys:
         raise UsageError("a key is needed", hint="tiered-compactor erasure TOPIC --key K")
     if args.shorten_grace and not args.expedite:
-        raise UsageError("--shorten-grace goes with --expedite", hint="Without it nothing is deleted")
+        raise UsageError("--shorten-grace needs --expedite", hint="Without it nothing is deleted")
     if args.to is not None and args.to.exists():
         raise UsageError(f"{args.to} exists already", hint="Name a new file")
     opened = tiers.open_configured_tier(args, writes="run", local_state=True) if args.expedite else tiers.open_read_only(args)
@@ -159,7 +159,7 @@ def _print_report(document: dict[str, Any], keys: list[bytes], out: Output) -> N
         else f"Not yet: {count_noun(len(document['holders']), 'object')} may hold it."
     )
     if document["erased"] and not since and not document["done"]:
-        erased += " Nor is there a trace that it ever did: if you expect one, mind how the key is written (`segments dump` prints keys)."
+        erased += " There is no trace that it ever did. If you expect one, check how the key is written (`segments dump` prints keys)."
     tables = [Table("", columns, rows, minor=("records", "key"), below=3)] if rows else []
     notes = "\n".join(f"Not covered: {one['what']} ({one['why']})" for one in document["not_covered"])
     out.print_result(document, *tables, summary=f"{erased}{gone}\n{notes}")

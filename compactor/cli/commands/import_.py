@@ -31,7 +31,7 @@ from compactor.views.checkpoints import read_only_tier
 
 def run_import(args: argparse.Namespace, out: Output) -> int:
     if tier_kind(frame.load_command_settings(args)).is_broker_managed:
-        raise UsageError("nothing is imported into a tier that brokers write: they tier it", hint="Import into a tier of kind object-log")
+        raise UsageError("import into a broker-managed tier is refused: its brokers write it", hint="Import into a tier of kind object-log")
     options = ImportOptions(
         live=args.live,
         gaps=args.allow_gaps,
@@ -42,7 +42,7 @@ def run_import(args: argparse.Namespace, out: Output) -> int:
     if args.from_tier is not None:
         return _import_tier(args, out, options)
     if args.log_dir is None:
-        raise UsageError("there is nothing to import from", hint="Name a log directory, or say --from-tier")
+        raise UsageError("there is nothing to import from", hint="Name a log directory, or use --from-tier")
     if not args.log_dir.is_dir():
         raise UsageError(
             f"there is no directory {args.log_dir}", hint="Name a broker's directory, such as /var/lib/kafka/orders-0 or /var/lib/kafka"
@@ -50,13 +50,14 @@ def run_import(args: argparse.Namespace, out: Output) -> int:
     if is_log_root(args.log_dir):
         if args.topic is not None or args.partition is not None:
             raise UsageError(
-                f"{args.log_dir} holds directories of partitions", hint="--topic and --partition name one; of several say --topics REGEX"
+                f"{args.log_dir} holds directories of partitions",
+                hint="--topic and --partition name one partition; for several use --topics REGEX",
             )
         return _import_root(args, out, options)
     if args.topics is not None:
         raise UsageError(
             f"{args.log_dir} holds no directories of partitions that --topics could choose from",
-            hint="Of one partition say --topic and --partition",
+            hint="For one partition use --topic and --partition",
         )
     _import_directory(args, out, options)
     return 0
@@ -115,7 +116,7 @@ def _partition_to_import(args: argparse.Namespace, out: Output) -> TopicPartitio
     if reported is None and (args.topic is None or args.partition is None):
         raise UsageError(
             f"{args.log_dir} is neither a <topic>-<partition> directory nor one with such directories in it",
-            hint="Name a broker's directory, such as /var/lib/kafka/orders-0 or /var/lib/kafka, or say --topic and --partition",
+            hint="Name a broker's directory, such as /var/lib/kafka/orders-0 or /var/lib/kafka, or use --topic and --partition",
         )
     topic = args.topic if reported is None or args.topic is not None else reported.topic
     partition = args.partition if reported is None or args.partition is not None else reported.partition

@@ -57,8 +57,8 @@ def run_plan(args: argparse.Namespace, out: Output) -> int:
     reasons = {f.expected_saving_why for f in found if f.expected_saving_bytes is None}
     notes = _saving_lines(found)
     notes += [f"saves ?: {why}; --sample 16MiB reads some of it" for why in sorted(reasons)] + [
-        f"{f.name}: {f.negative_timestamps} records have negative timestamps: a round that would have to write one of their "
-        "batches anew leaves the partition as it is, as Kafka's cleaner does"
+        f"{f.name}: {f.negative_timestamps} records have negative timestamps: a round that would have to rewrite one of "
+        "their batches leaves the partition unchanged, as Kafka's cleaner does"
         for f in found
         if f.negative_timestamps
     ]
@@ -66,7 +66,7 @@ def run_plan(args: argparse.Namespace, out: Output) -> int:
         notes.append(f"a tier of layout {opened.settings.tier.layout} is only read: this is what a round would do once it was imported")
     for f in found:
         why = pause_reason(opened.catalog.state, f.name) if f.due else ""
-        notes += [f"{f.name}: no round is begun, it is {why}"] if why else []
+        notes += [f"{f.name}: no round starts, it is {why}"] if why else []
         notes += [f"{f.name}: {f.retention}"] if f.segments_expired or f.one_to_one or (f.retention and len(found) == 1) else []
     notes += _automatic_ratio_lines(found) + _storage_cost_lines(found, prices)
     out.print_result({"partitions": documents, "prices": prices.document()}, table, summary="\n".join(notes))

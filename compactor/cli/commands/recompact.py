@@ -91,7 +91,7 @@ def _report_partition(finished: RecompactionResult, out: Output, outcomes: tiers
         if report is not None and report.segments_out:
             out.note(f"{count}: {finished.name} {report.status}, {report.records_read:,} records -> {report.records_kept:,}")
         elif finished.skip_reason:
-            out.note(f"{count}: {finished.name} is left alone: {finished.skip_reason}")
+            out.note(f"{count}: {finished.name} is skipped: {finished.skip_reason}")
 
 
 def _spark_document(started: StartedCluster, cost: TaskCost) -> dict[str, object]:

@@ -72,7 +72,7 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
     clock = GraceClock(args.now, args.force_now)
     opened = tiers.open_configured_tier(args, writes="retire")
     if args.now is not None and not args.force_now and args.now > opened.ports.clock_ms():
-        out.note("note: --now lies ahead of the store's clock, which counts then: only --force-now shortens grace")
+        out.note("note: --now is later than the store's clock, so the store's clock is used; only --force-now shortens grace")
     outcomes = tiers.PartitionOutcomes(out, named=False)
     deleted: list[str] = []
     swept: list[str] = []

@@ -71,9 +71,7 @@ def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
         "objects_until_ms": opened.ports.clock_ms() + grace,
     }
     rows = [(len(before.live), format_size(before.bytes), before.start_offset, before.end_offset)]
-    summary = (
-        f"`retire` deletes its objects in {format_duration(grace)}. The name can be imported again; an agent waits until it is told to"
-    )
+    summary = f"`retire` deletes its objects in {format_duration(grace)}. The name can be imported again; an agent does not do so by itself"
     table = Table(f"{name} is deleted", ("segments", "size", "start offset", "end offset"), rows)
     out.print_result(document, table, summary=summary)
 
@@ -153,7 +151,9 @@ def snapshot_metadata(args: argparse.Namespace, out: Output) -> None:
     if not settings.kafka.bootstrap_servers.strip():
         raise UsageError("no broker is named to take a snapshot from", hint="Set bootstrap_servers under [kafka]")
     if not control_url(settings):
-        raise UsageError("there is no place for a snapshot", hint="Set control_url under [tier], outside of what brokers write")
+        raise UsageError(
+            "no control store is configured for a snapshot", hint="Set control_url under [tier], outside of the location that brokers write"
+        )
     opened = open_tier(settings)
     with out.progress("reading the metadata topic"):
         snapshot = take_metadata_snapshot(

@@ -24,7 +24,7 @@ REPAIRABLE = ("missing", "size", "digest")
 def run_verify(args: argparse.Namespace, out: Output) -> int:
     opened = tiers.open_read_only(args)
     if args.fast and not opened.kind.is_broker_managed:
-        raise UsageError("--fast is for tiers that brokers write", hint="Leave it out: every live object is read")
+        raise UsageError("--fast is for broker-managed tiers", hint="Without it every live object is read")
     checks = {
         MetadataSource.CONTROL_LOG: _verify_control_logs,
         MetadataSource.METADATA_TOPIC: _verify_brokers,

@@ -63,7 +63,7 @@ class SegmentPart:
         length = int(source.table.size.sum())
         wanted = self.splice.directory().headers[self.rows]
         if len(source.buf) != length or not np.array_equal(copy_headers(source.buf, source.table.position), wanted):
-            raise NeedsWholeSegmentError(f"{source.name}: its batches are not what its key directory says")
+            raise NeedsWholeSegmentError(f"{source.name}: its batches do not match its key directory")
         try:
             source.verify_crcs_once(0, len(source.table))
         except BadData as wrong:
@@ -198,7 +198,7 @@ def describe_composed_segment(
     directory = merge_key_directory(splice, segment_id, output.table, builder.build_key_directory(segment_id))
     table = batch_table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
     if int(table.size.sum()) > MAX_SEGMENT or np.any(table.base_offset[1:] <= table.last_offset[:-1]):
-        raise NeedsWholeSegmentError(f"{output.name}: what it would be put together from does not fit")
+        raise NeedsWholeSegmentError(f"{output.name}: the parts of the composed object do not match")
     return ComposedSegment(directory, table, combined_due(splice, builder.due))
 
 

@@ -190,7 +190,7 @@ class Cluster:
     def check_not_cancelled(self) -> None:
         """Raise Unavailable if ``cancel_jobs`` was called."""
         if self._over.is_set():
-            raise Unavailable("the job was broken off", hint="Run it again: what is open is taken up")
+            raise Unavailable("the job was broken off", hint="Run it again: open rounds are resumed")
 
     def distribute(self, items: Sequence[Any]) -> RDD[tuple[int, Any]]:
         """Return an RDD of (index, item) with one task per item."""

@@ -31,7 +31,7 @@ def check_java() -> None:
     found = _VERSION.search(message)
     if not found:
         lines = message.strip().splitlines() or ["nothing"]
-        raise UsageError(f"`{java} -version` does not say which Java it is, but: {lines[0]}", hint=hint)
+        raise UsageError(f"`{java} -version` does not name a Java version, but: {lines[0]}", hint=hint)
     if int(found[1]) < OLDEST_JAVA:
         raise UsageError(f"Spark needs Java {OLDEST_JAVA} or newer, and {java} is Java {found[1]}", hint=hint)
 

@@ -50,7 +50,7 @@ BLOCK_ROWS: Final = 1 << 20
 ROW_DIRECTORY_ENTRY_BYTES: Final = 16
 MAX_GAP_BYTES: Final = 5
 _TAIL_FOOTER: Final = struct.Struct("<QI")
-_GONE_HINT: Final = "Run it again: what is missing is read from the segments again"
+_GONE_HINT: Final = "Run it again: missing data is read from the segments again"
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ def create_scratch_once(store: ObjectStore, key: str, data: bytes | Path) -> Scr
             raise StoreError(f"{store.url}/{key} went while it was written", hint="Run it again") from None
         if info.size != size or info.metadata.get("sha256") != sha256:
             raise StoreError(
-                f"{store.url}/{key} exists already with other content", hint="Are all executors of one version? Run it again to begin anew"
+                f"{store.url}/{key} exists already with other content", hint="Check that all executors have one version, and run it again"
             ) from None
     return ScratchObject(key=key, size=size, sha256=sha256)
 

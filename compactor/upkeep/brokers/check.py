@@ -69,7 +69,7 @@ def check_topics(
         found += _topic_setting_findings(name, {key: one.value for key, one in topic.settings.items()}, policy_of(name))
         led = [number for number, one in topic.partitions.items() if one.leader < 0]
         if led:
-            found.append(CheckFinding("warning", "topic", name, f"partitions {led} have no leader", "Look at the brokers"))
+            found.append(CheckFinding("warning", "topic", name, f"partitions {led} have no leader", "Check the brokers"))
     return found
 
 
@@ -91,7 +91,7 @@ def _topic_setting_findings(name: str, settings: Mapping[str, str], policy: str)
     alteration = ",".join(f"{setting}={REQUIRED_TOPIC_SETTINGS[setting][0]}" for setting in wrong)
     step = f"kafka-configs --alter --topic {name} --add-config {alteration}"
     if "compact" in settings.get("cleanup.policy", ""):
-        step += ", in one command; docs/migrating.md says what to check before"
+        step += ", in one command; check first what docs/migrating.md lists"
     for setting in wrong:
         wanted, why = REQUIRED_TOPIC_SETTINGS[setting]
         severity = "error" if setting in _ERROR_SETTINGS else "warning"
@@ -148,10 +148,10 @@ def check_metadata_record_budget(opened: Tier, names: Sequence[TopicPartition]) 
         return []
     count, name = tight[0]
     explanation = (
-        f"it is {per_hour}, and a first round over {name} with its {count} segments says about {2 * (count + 1)} records: "
-        f"it is begun in an hour that has none ({len(tight)} partitions are like that)"
+        f"it is {per_hour}, and a first round over {name} with its {count} segments writes about {2 * (count + 1)} records: "
+        f"it waits for an hour without records ({len(tight)} partitions are that large)"
     )
-    hint = "Raise it, or leave it: later rounds are smaller"
+    hint = "Raise it, or keep it: later rounds are smaller"
     return [CheckFinding("warning", "budget", "publish.metadata_records_per_hour", explanation, hint)]
 
 
@@ -160,7 +160,7 @@ def _broker_findings(cluster: ClusterFacts) -> Iterator[CheckFinding]:
     for broker in cluster.brokers:
         where = f"broker {broker.id} ({broker.address})"
         if not broker.version:
-            yield CheckFinding("note", "version", where, "its version is not told", "Allow DescribeConfigs on the cluster")
+            yield CheckFinding("note", "version", where, "its version is unknown", "Allow DescribeConfigs on the cluster")
         elif not is_supported_version(broker.version):
             explanation = f"it is of version {broker.version}: consumers hang where an offset was compacted away before 3.8"
             yield CheckFinding("warning", "version", where, explanation, "Upgrade before compacting; reading works")

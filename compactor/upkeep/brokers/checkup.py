@@ -43,7 +43,7 @@ def examine_tier(
     found = []
     if problem := metadata_topic_problem(metadata_topic):
         means = "brokers forget segments when they start; consumers are reset, and the objects stay for ever"
-        todo = "Set it before a broker starts again; what is lost already: `orphans find`"
+        todo = "Set it before a broker starts again; `orphans find` lists what is lost already"
         found.append(HealthFinding("error", "metadata-topic", "", -1, metadata_topic.topic, problem, means, todo))
     found += cluster_harm(admin.describe_cluster().brokers, topics)
     segments = 0

@@ -103,13 +103,11 @@ def _unfinished_copies(facts: ExaminedPartition, now_ms: int, prices: PriceTable
     detail = f"{count_noun(len(begun), 'copy', 'copies')} of {format_size(size)} begun up to {age} ago by brokers {brokers}: {ids}"
     if newest is None or newest.end_offset < latest.end_offset:
         means = "nothing after it is tiered, and the leader's disk fills; if that disk is lost, so are these records"
-        todo = (
-            "Look for the upload in the leader's thread dump and log; restart that broker, or move the leader: the segment is copied again"
-        )
+        todo = "Find the upload in the leader's thread dump and log; restart that broker, or move the leader: the segment is copied again"
         yield _finding(facts, "error", "copy-hangs", (detail, means, todo), size)
     else:
-        means = "nobody: later segments are tiered. Objects of these copies may stay and be paid for"
-        todo = "`orphans find` lists such objects once the topic or the segments are gone; brokers do not take the copies up again"
+        means = "no effect on consumers: later segments are tiered. Objects of these copies may stay and cost money"
+        todo = "`orphans find` lists such objects once the topic or the segments are deleted; brokers do not resume the copies"
         yield _finding(facts, "warning", "copy-abandoned", (detail, means, todo), size, prices.stored_usd_month(size))
 
 
@@ -132,8 +130,8 @@ def _pending_uploads(facts: ExaminedPartition, now_ms: int) -> Iterator[HealthFi
     detail = f"the earliest pending record, offset {facts.pending.offset}, is {age} old, and its segment was closed {closed} ago or earlier"
     words = (
         f"{detail}; remote.copy.lag.ms allows {format_duration(lag_ms)}",
-        "what is not tiered is only on the brokers' disks, which fill; local retention does not delete it",
-        "Look for errors of RemoteLogManager's copy task in the leader's log, and at remote.log.manager.copy.max.bytes.per.second",
+        "untiered records are only on the brokers' disks, which fill up; local retention does not delete them",
+        "Check the leader's log for errors of RemoteLogManager's copy task, and remote.log.manager.copy.max.bytes.per.second",
     )
     yield _finding(facts, "error", "not-tiered", words)
 
@@ -172,8 +170,8 @@ def _overdue_deletions(facts: ExaminedPartition, now_ms: int, prices: PriceTable
         age = format_duration(now_ms - min(one.event_timestamp_ms for one in begun))
         words = (
             f"{count_noun(len(begun), 'deletion')} of {format_size(size)} begun up to {age} ago and not finished",
-            "nobody: readers do not find these segments; their objects are paid for",
-            "Look for errors of the plug-in's deletions in the leader's log, such as permissions that are missing",
+            "no effect on consumers: readers do not find these segments; their objects cost money",
+            "Check the leader's log for errors of the plug-in's deletions, such as missing permissions",
         )
         yield _finding(facts, "warning", "delete-hangs", words, size, prices.stored_usd_month(size))
     limit_ms = int(facts.settings.get("retention.ms", "-1"))
@@ -190,8 +188,8 @@ def _overdue_deletions(facts: ExaminedPartition, now_ms: int, prices: PriceTable
         age = format_duration(now_ms - min(one.max_timestamp_ms for one in old))
         words = (
             f"{count_noun(len(old), 'segment')} of {format_size(size)} up to {age} old, and retention.ms is {format_duration(limit_ms)}",
-            "consumers still read records that should be gone, and the objects are paid for",
-            "Look at RLMExpirationTask in the leader's log: a segment that fails to be deleted holds up all after it",
+            "consumers still read records that should be deleted, and the objects cost money",
+            "Check RLMExpirationTask in the leader's log: a segment that cannot be deleted delays all later ones",
         )
         yield _finding(facts, "warning", "delete-overdue", words, size, prices.stored_usd_month(size))
 
@@ -226,7 +224,7 @@ def _leaked_objects(facts: ExaminedPartition, prices: PriceTable) -> Iterator[He
         usd = prices.stored_usd_month(facts.orphan_bytes)
         words = (
             f"{count_noun(facts.orphans, 'object')} of {format_size(facts.orphan_bytes)} that no metadata names, {usd:.2f} USD a month",
-            "nobody; it is paid for, for ever",
+            "no effect on consumers; the objects cost money for ever",
             "`orphans find --to FILE` lists them, `orphans purge FILE` deletes them after you have read the list",
         )
         yield _finding(facts, "warning", "leaked", words, facts.orphan_bytes, usd)

@@ -128,7 +128,7 @@ def _copy_lag_findings(topics: Iterable[TopicFacts]) -> Iterator[HealthFinding]:
         if not _is_tiered(topic) or "remote.copy.lag.ms" not in chosen:  # either condition makes a segment eligible
             continue
         detail = ", ".join(f"{name} is {value}" for name, value in found.items())
-        means = "the newest tiered segment is older by that time: compaction, exports and readers of the tier alone see records later"
+        means = "tiered records are older by that time: compaction, exports and readers of the tier alone see them later"
         todo = "Nothing if that is meant; otherwise remove the setting, or count it in when a maximum compaction lag is promised"
         yield HealthFinding("note", "copy-lag", topic.topic, -1, "remote.copy.lag.ms", detail, means, todo)
 

@@ -52,44 +52,54 @@ FINDING_KINDS = {
     "object": FindingMeaning("error", "a fetch from these offsets fails: the plug-in cannot read it", _RESTORE_HINT),
     "log": FindingMeaning("error", "consumers stop at a corrupt batch", _RESTORE_HINT),
     "metadata": FindingMeaning(
-        "error", "brokers look for offsets and times where they are not", "Report it: this was not written by a stock broker"
+        "error", "brokers search offsets and times in the wrong segment", "Report it: this was not written by a stock broker"
     ),
-    "epochs": FindingMeaning(
-        "error", "a fetch by leader epoch goes to the wrong segment, or finds none", "Report it; do not delete the segment"
-    ),
+    "epochs": FindingMeaning("error", "a fetch by leader epoch gets another segment, or none", "Report it; do not delete the segment"),
     "gap": FindingMeaning(
-        "error", "a consumer that asks for these offsets is reset (OFFSET_OUT_OF_RANGE)", "Restore what is missing, or tell consumers"
+        "error",
+        "a consumer that asks for these offsets is reset (OFFSET_OUT_OF_RANGE)",
+        "Restore the missing segments, or inform consumers",
     ),
     "index": FindingMeaning(
-        "error", "a fetch begins at the wrong place, or reads far too much", _RESTORE_HINT + "; it can be rebuilt from the log"
+        "error", "a fetch begins at an incorrect position, or reads far too much", _RESTORE_HINT + "; it can be rebuilt from the log"
     ),
-    "timeindex": FindingMeaning("error", "a search by time finds the wrong offset", _RESTORE_HINT + "; it can be rebuilt from the log"),
+    "timeindex": FindingMeaning("error", "a search by time finds an incorrect offset", _RESTORE_HINT + "; it can be rebuilt from the log"),
     "txnindex": FindingMeaning(
         "error",
-        "read_committed consumers are given records of aborted transactions",
-        "Read it with this program, which goes by the control records, or compact the partition: a round writes the index anew",
+        "read_committed consumers get records of aborted transactions",
+        "Read it with this program, which uses the control records, or compact the partition: a round rewrites the index",
     ),
     "snapshot": FindingMeaning(
         "error", "a broker that rebuilds its state from it fails, or forgets producers", _RESTORE_HINT + "; it can be rebuilt from the log"
     ),
     "leader-epoch-checkpoint": FindingMeaning(
-        "error", "a broker that rebuilds its state from it takes another lineage, and reads other segments", _RESTORE_HINT
+        "error", "a broker that rebuilds its state from it gets another lineage, and reads other segments", _RESTORE_HINT
     ),
     "unread": FindingMeaning(
-        "warning", "nobody: another segment stands in its place, and it is paid for", "Brokers delete it with their retention"
+        "warning",
+        "no effect on consumers: another segment is read instead, and this one costs money",
+        "Brokers delete it with their retention",
     ),
     "stuck-copy": FindingMeaning(
         "warning",
-        "nobody: its upload was begun and never finished, and brokers do not take it up again",
-        "It goes when the topic does. See `orphans` for objects that nothing names",
+        "no effect on consumers: its upload was begun and never finished, and brokers do not resume it",
+        "It is deleted with the topic. `orphans` lists objects that no metadata names",
     ),
-    "stuck-delete": FindingMeaning("warning", "nobody: its deletion was begun long ago", "Look at the logs of the partition's leader"),
+    "stuck-delete": FindingMeaning(
+        "warning", "no effect on consumers: its deletion was begun long ago", "Check the logs of the partition's leader"
+    ),
     "orphan": FindingMeaning(
-        "warning", "nobody: no metadata names it, and it is paid for", "`orphans find` lists such objects, `orphans purge` deletes them"
+        "warning",
+        "no effect on consumers: no metadata names it, and it costs money",
+        "`orphans find` lists such objects, `orphans purge` deletes them",
     ),
-    "stranger": FindingMeaning("note", "nobody: it is no object of a segment", "Nothing, unless nobody knows it"),
+    "stranger": FindingMeaning(
+        "note", "no effect on consumers: it is not an object of a segment", "Find out who wrote it; it is never touched"
+    ),
     "unfinished": FindingMeaning(
-        "warning", "nobody: an upload was begun and never finished, and its parts are paid for", "Set a lifecycle rule that aborts them"
+        "warning",
+        "no effect on consumers: an upload was begun and never finished, and its parts cost money",
+        "Set a lifecycle rule that aborts them",
     ),
     "dropped-record": FindingMeaning(
         "note", "brokers drop a record of the metadata topic, with an ERROR line at each start", "Nothing can be done about it"
@@ -98,7 +108,7 @@ FINDING_KINDS = {
         "note", "unfinished uploads cannot be listed with these credentials", "Allow s3:ListBucketMultipartUploads"
     ),
     "unreadable-metadata": FindingMeaning(
-        "error", "brokers stop reading the metadata topic there, too", "Ask whoever wrote it; see docs/broker-tiers.md"
+        "error", "brokers stop reading the metadata topic there, too", "Find out which program wrote it; see docs/broker-tiers.md"
     ),
 }
 
@@ -188,7 +198,7 @@ def _object_findings(opened: Tier, name: TopicPartition, seen: PartitionObjects)
         why = "its segment's deletion is recorded as finished" if one.finished else "no metadata has ever named its segment"
         yield broker_finding("orphan", name, one.listed.key, why)
     for stranger in seen.strangers:
-        yield broker_finding("stranger", name, stranger.key, "its name is none that a broker gives")
+        yield broker_finding("stranger", name, stranger.key, "no broker makes this name")
 
 
 def _upload_findings(opened: Tier, name: TopicPartition) -> Iterator[BrokerFinding]:
@@ -318,7 +328,7 @@ def _log_problems(record: RemoteLogSegmentMetadataRecord, source: SourceSegment)
     """Yield (kind, detail) of differences between a valid log and its metadata."""
     table = source.table
     if not len(table):
-        yield "log", "there is no batch in it"
+        yield "log", "it has no batch"
         return
     # Brokers count the timestamps of markers, too; this program does not (docs/broker-protocol.md, R7).
     ours = record.broker_id == COMPACTOR_BROKER_ID

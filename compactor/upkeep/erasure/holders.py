@@ -229,7 +229,7 @@ class ErasureRules:
         if segment.start_offset < self.end:
             return ""
         if state.mirrored and segment.id == state.live[-1].id:
-            return "the next segment of its partition: the newest one is the brokers', and nobody touches it"
+            return "the next segment of its partition, because the newest one is not cleaned"
         undecided = state.live[-1].open_txn_offset
         if 0 <= undecided <= segment.end_offset:
             return f"the end of the transaction that is open since offset {undecided}"

@@ -201,7 +201,7 @@ class _KeySearch:
         strangers = [item.key for item in listed if not item.segment_id]
         if strangers and self.opened.kind.compacts:
             what = f"{len(strangers)} objects among those of {self.name}, {strangers[0]} for one"
-            self.not_covered.append(UncoveredPlace(what, "their names are none of a segment's, so that nobody knows what they are"))
+            self.not_covered.append(UncoveredPlace(what, "they do not have the name of a segment, so that their content is unknown"))
 
     def _state_of_unknown_object(
         self, item: ListedObject, theirs: Mapping[str, RemoteLogSegmentMetadata]
@@ -281,7 +281,7 @@ class _KeySearch:
         if self.opened.kind.is_broker_managed:
             what = f"{self.name}: what its brokers {held} have not uploaded"
         else:
-            what = f"what the brokers of {self.name} {held} nobody has imported"
+            what = f"what the brokers of {self.name} {held} no import has copied yet"
         self.not_covered.append(UncoveredPlace(what, "only the brokers' own logs have it"))
 
     # --- searching one segment ---
@@ -306,7 +306,7 @@ class _KeySearch:
         except NotFound:
             return []
         except BadData as error:
-            what = f"{waits_for} (it cannot be looked into: {error.message})"
+            what = f"{waits_for} (it cannot be read: {error.message})"
             self._add_holder(segment, state, "unknown", what, until_ms, run_id, place)
             return []
         for one in found:

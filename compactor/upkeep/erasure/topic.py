@@ -34,13 +34,13 @@ from compactor.views.words import count_noun, format_size, iso_time
 ERASURE_SCHEMA = "tiered-compactor/erasure/1"
 NEVER_COVERED = (
     UncoveredPlace("values and headers of records", "a record is found by its key alone"),
-    UncoveredPlace("consumers, exports, backups and replicas of the store", "they are no part of the tier"),
-    UncoveredPlace("old versions of sidecars in the control store", "they have keyed hashes of keys, no keys"),
-    UncoveredPlace("local disks of compactors (tier.state_dir)", "what a round stages there goes when the round ends"),
+    UncoveredPlace("consumers, exports, backups and replicas of the store", "they are not part of the tier"),
+    UncoveredPlace("old versions of sidecars in the control store", "they contain keyed hashes of keys, not the keys"),
+    UncoveredPlace("local disks of compactors (tier.state_dir)", "staged data is deleted when the round ends"),
 )
 OLD_GENERATIONS = UncoveredPlace(
     "old versions of generations that were deleted, and unfinished uploads beside them ([tier.pinterest] target)",
-    "nobody remembers what they were; in a bucket a lifecycle rule ends them",
+    "no record of them is left; in a bucket, a lifecycle rule deletes them",
 )
 NEXT_GENERATION = "`generations write`, and `generations retire` after [tier.pinterest] keep_ms"
 MAX_EXPEDITED_ROUNDS = 3
@@ -146,7 +146,7 @@ def _holders_in_generations(opened: Tier, name: TopicPartition, question: KeyQue
         try:
             holders = find_key_holders(copy, name, question).holders
         except CompactorError as error:
-            waits_for = f"it cannot be looked into: {error.message}"
+            waits_for = f"it cannot be read: {error.message}"
             yield KeyHolder(str(name), url, HolderState.GENERATION, ANY_KEY, "unknown", waits_for)
             continue
         for holder in holders:

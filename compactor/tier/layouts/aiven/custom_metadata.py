@@ -60,7 +60,7 @@ class CustomMetadata:
                 raise InvalidDataError("the custom metadata is cut off or out of order")
             fields[tag], at, last = data[at : at + size], at + size, tag
         if at != len(data):
-            raise InvalidDataError("the custom metadata goes on behind its last field")
+            raise InvalidDataError("the custom metadata continues after its last field")
         known = (_REMOTE_SIZE, _OBJECT_PREFIX, _OBJECT_KEY)
         return CustomMetadata(
             _decode_varlong(fields[_REMOTE_SIZE]) if _REMOTE_SIZE in fields else None,

@@ -156,7 +156,7 @@ def _load_private_key(pair: str, file: str) -> RsaKey:
     except OSError as error:
         raise UsageError(f"the private key of key pair {pair!r} cannot be read from {file}: {error.strerror}", hint=hint) from error
     except (ValueError, IndexError, TypeError) as error:
-        raise UsageError(f"{file}, for key pair {pair!r}, is no private key: {error}", hint=hint) from error
+        raise UsageError(f"{file}, for key pair {pair!r}, is not a private key: {error}", hint=hint) from error
     if not key.has_private():
         raise UsageError(f"{file}, for key pair {pair!r}, is a public key; the private one is needed", hint=hint)
     return key

@@ -178,14 +178,14 @@ def _parse_document(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InvalidDataError(f"it is not JSON: {error}") from None
     if not isinstance(document, dict):
-        raise InvalidDataError("it is no JSON object")
+        raise InvalidDataError("it is not a JSON object")
     return document
 
 
 def _reject_duplicate_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        raise InvalidDataError("a field stands there twice")
+        raise InvalidDataError("a field occurs twice")
     return table
 
 
@@ -244,13 +244,13 @@ def _read_index_spans(table: Mapping[str, Any], overhead: int) -> dict[str, Inde
         if 0 < found[kind].size <= overhead:
             raise InvalidDataError(f"the {kind} is too short to be encrypted")
     if any(behind.position != before.end for before, behind in pairwise([IndexSpan(0, 0), *found.values()])):
-        raise InvalidDataError("the index files do not lie one behind the other")
+        raise InvalidDataError("the index files do not follow each other")
     return found
 
 
 def _read_segment_key(table: object) -> SegmentKey:
     if not isinstance(table, dict):
-        raise InvalidDataError("encryption is no object")
+        raise InvalidDataError("encryption is not an object")
     _check_fields("encryption", table, ("dataKey", "aad"))
     key = SegmentKey(_read_text(table, "dataKey"), _read_text(table, "aad"))
     pair, colon, wrapped = key.data_key.partition(":")

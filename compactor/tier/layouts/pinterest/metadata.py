@@ -48,7 +48,7 @@ def parse_metadata(data: bytes, name: TopicPartition) -> tuple[SegmentTime, ...]
         rows = document["metadata"]["timeindex"]["entries"]
         entries = tuple(sorted(SegmentTime(_read_integer(row["timestamp"]), _read_integer(row["baseOffset"])) for row in rows))
     except (ValueError, KeyError, TypeError) as error:
-        raise _invalid_file_error(name, METADATA_FILE, f"it is no partition's metadata: {type(error).__name__} {error}") from None
+        raise _invalid_file_error(name, METADATA_FILE, f"it is not a partition's metadata: {type(error).__name__} {error}") from None
     if reported != name:
         raise _invalid_file_error(name, METADATA_FILE, f"it is of {reported}")
     return entries
@@ -63,17 +63,17 @@ def parse_watermark(data: bytes, name: TopicPartition) -> int:
     """Return the base offset of the last segment whose log was uploaded. Raises BadData."""
     text = data.decode("ascii", "replace").strip()
     if not (text.isascii() and text.isdigit() and len(text) == 20):
-        raise _invalid_file_error(name, WATERMARK, f"it says {text[:40]!r}, which is no base offset of 20 digits")
+        raise _invalid_file_error(name, WATERMARK, f"it says {text[:40]!r}, which is not a base offset of 20 digits")
     return int(text)
 
 
 def _read_integer(value: object) -> int:
     """Return a JSON value that must be an integer. Raises TypeError for anything else, booleans included."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is no whole number")
+        raise TypeError(f"{value!r} is not a whole number")
     return value
 
 
 def _invalid_file_error(name: TopicPartition, file: str, cause: str) -> BadData:
     """Return the error for a corrupt ``_metadata`` or watermark file of a partition."""
-    return BadData(cause, segment=f"{name}/{file}", hint="The uploader writes it anew with its next segment")
+    return BadData(cause, segment=f"{name}/{file}", hint="The uploader rewrites it with its next segment")
