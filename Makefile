@@ -17,10 +17,10 @@ help: ## This list
 setup: ## The virtual environment in .venv, up to date (the others do this first)
 	@sh .ci/setup
 
-demo: setup ## The main job, end to end, on data that it makes
+demo: setup ## The main job, end to end, on generated data
 	@$(RUN) compactor demo
 
-demo-s3: setup ## The same on an S3 server that it starts: versitygw where Go is installed, else moto
+demo-s3: setup ## The same on a local S3 server: versitygw if Go is installed, else moto
 	@$(RUN) tests.support.demo_s3
 
 kafka-demo: setup ## A Kafka broker that tiers a topic, and what its consumers get; COMMAND="..." runs on that tier (needs Java and Maven)
@@ -29,18 +29,18 @@ kafka-demo: setup ## A Kafka broker that tiers a topic, and what its consumers g
 agent-demo: setup ## A stock broker with short retention, the agent, the daemon, a consumer (needs Java and Maven)
 	@$(RUN) tests.support.agent_demo
 
-test: setup ## All tests but the slow ones: less than 25 minutes on two cores
+test: setup ## All tests except the slow ones: less than 25 minutes on two cores
 	@sh .ci/java || true
 	@$(RUN) pytest -n $(WORKERS) -m "not slow" $(TESTS)
 
-slow-tests: setup ## Those marked slow: processes killed, Spark clusters, the model, more servers and brokers
+slow-tests: setup ## Tests marked slow: processes killed, Spark clusters, the model, more servers and brokers
 	@sh .ci/java || true
 	@$(RUN) pytest -n $(WORKERS) -m slow $(TESTS)
 
-broker-tests-all: setup ## Those with real Kafka brokers, the long ones and older brokers too (needs Java and Maven)
+broker-tests-all: setup ## Tests with real Kafka brokers, also the long ones and older brokers (needs Java and Maven)
 	@$(RUN) pytest -n $(WORKERS) -m "broker or slow_broker" tests
 
-lint: setup ## ruff, mypy --strict, and who may import whom
+lint: setup ## ruff, mypy --strict, and the import layers
 	@$(RUN) ruff check --quiet .
 	@$(RUN) ruff format --check --quiet .
 	@$(RUN) mypy --no-error-summary
@@ -52,10 +52,10 @@ conformance: setup ## SEEDS=1000 random logs through Kafka's own cleaner and our
 simulate: setup ## SEEDS=1000 random schedules of crashes, zombies and broken stores
 	@$(RUN) tests.simulation --seeds $(SEEDS)
 
-model: setup ## The replacement protocol, exhaustively, and what goes wrong without each rule (needs Java and Maven)
+model: setup ## Check the replacement protocol exhaustively, and show what fails without each rule (needs Java and Maven)
 	@$(RUN) tests.model
 
-kill-test: setup ## KILLS=200 processes killed at random moments over a tier that grows
+kill-test: setup ## KILLS=200 processes killed at random moments on a growing tier
 	@$(RUN) tests.kill_test --kills $(KILLS)
 
 agent-soak: setup ## MINUTES=10 of load on brokers with agents, a daemon and readers, killed at random (needs Java and Maven)
@@ -70,7 +70,7 @@ broker-soak: setup ## MINUTES=10 (an hour is meant) of faults around brokers wit
 evidence: setup ## docs/reliability.md from the records in docs/evidence, which the test programs write (--record)
 	@$(RUN) tests.evidence
 
-bench: setup ## What the speed claims rest on: all benchmarks, or BENCH=name
+bench: setup ## All benchmarks, or BENCH=name (docs/benchmarks.md)
 	@for file in benchmarks/$(BENCH).py; do $(RUN) "benchmarks.$$(basename "$$file" .py)" || exit 1; done
 
 clean: ## Removes .venv and every cache
