@@ -185,7 +185,7 @@ COMMANDS = (
                 "--sample",
                 type=parse_byte_count,
                 metavar="BYTES",
-                help="bytes to read of each partition to estimate what compaction saves at least; 0 for none (default: 8 MiB of the largest "
+                help="bytes to read of each partition to estimate the least saving; 0 for none (default: 8 MiB of the largest "
                 f"{SAMPLED_PARTITIONS} due partitions without a known round)",
             ),
             PRICES_OPTION,

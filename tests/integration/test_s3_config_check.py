@@ -114,7 +114,7 @@ def test_a_bucket_that_does_not_say_promises_nothing(cli: BucketCli, s3_proxy: t
     s3_proxy[0].faults = [Fault("denied", ("other",))]
     row = planned(cli)
     assert row["expected_saving_bytes"] is None
-    assert "does not say" in row["expected_saving_why"]
+    assert "does not show" in row["expected_saving_why"]
     found = check(cli)["versioning-unknown"]
     assert (found["severity"], "s3:GetBucketVersioning" in found["hint"]) == ("note", True)
     assert cli.ask("config", "check").code == 0
