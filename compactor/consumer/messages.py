@@ -278,8 +278,8 @@ def broker_messages(messages: Iterable[Any], topic_id: str) -> Iterator[BrokerMe
 def _describe_message(message: MessageLike) -> str:
     """Return a message as text for a log: its position, its key, and its value, each up to REPR_BYTES."""
     error, where = message.error(), f"{message.topic()}-{message.partition()}@{message.offset()}"
-    if error is not None:
-        return f"<message {where} error={error}>"
+    if error is not None:  # one that concerns the whole group has no topic
+        return f"<message {where} error={error}>" if message.topic() else f"<message error={error}>"
     return f"<message {where} key={_shorten(message.key())} value={_shorten(message.value())} timestamp={message.timestamp()[1]}>"
 
 

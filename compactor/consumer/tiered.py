@@ -19,7 +19,7 @@ from compactor.consumer.broker import BrokerLog
 from compactor.consumer.group import GroupClient, GroupOffset
 from compactor.consumer.last_values import LastValues, latest
 from compactor.consumer.membership import CommitOptions, ConsumerHooks, Membership, RebalanceCallbacks
-from compactor.consumer.messages import OFFSET_END, OFFSET_INVALID, MessageLike, Place, PlaceLike
+from compactor.consumer.messages import OFFSET_END, OFFSET_INVALID, MessageLike, Place, PlaceLike, broker_messages
 from compactor.consumer.serving import AssignmentStep, change_assignment
 from compactor.consumer.sources import NEVER_S, ConsumerOptions, LogSources, MessageRun
 from compactor.errors import CompactorError, UsageError
@@ -128,8 +128,8 @@ class TieredConsumer:
     def _serve_group(self, group: Membership) -> None:
         """Handle rebalances and due commits of the group. Every record that was returned is taken to be processed."""
         self._group_due_s = time.monotonic() + GROUP_POLL_S
-        for message in group.poll():
-            self._sources.ready.append(MessageRun(None, iter((message,))))
+        if errors := group.poll():
+            self._sources.ready.append(MessageRun(None, broker_messages(errors, "")))
         if group.added:
             places = group.start_places()
             self._starts = {place.name: place for place in places}

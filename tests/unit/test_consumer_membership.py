@@ -11,7 +11,7 @@ from compactor.access.tier import Tier
 from compactor.consumer import OFFSET_INVALID, ConsumerOptions, Place, TieredConsumer, open_consumer
 from compactor.consumer.group import GroupOffset
 from compactor.consumer.membership import CommitOptions
-from compactor.consumer.messages import MessageLike, TierMessage, broker_messages
+from compactor.consumer.messages import BrokerMessage, LogError, MessageLike, TierMessage, broker_messages
 from compactor.consumer.opening import parse_settings
 from compactor.consumer.serving import MODES, NEXT_SOURCE, change_assignment
 from compactor.errors import UsageError
@@ -136,6 +136,17 @@ def test_a_partition_without_a_committed_offset_is_reported_if_there_is_no_reset
         assert "_NO_OFFSET" in repr(message)
         consumer.seek(Place(*NAME, 8))
         assert [message.offset() for message in consume(consumer, 2)] == [8, 9]
+
+
+def test_an_error_of_the_group_is_a_message_like_any_other(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = MemoryCoordinator([NAME]).open()
+    error = TierMessage("", -1, -1, error=LogError(-147, "_MAX_POLL_EXCEEDED", "too slow"))
+    monkeypatch.setattr(client, "poll", lambda: [error])
+    with TieredConsumer(tier, None, ConsumerOptions(), client, CommitOptions()) as consumer:
+        consumer.subscribe(["orders"])
+        message = consumer.poll(0)
+    assert isinstance(message, BrokerMessage)
+    assert (message.topic_id(), repr(message)) == ("", "<message error=_MAX_POLL_EXCEEDED: too slow>")
 
 
 def test_kafka_preferred_leaves_the_tier_where_the_broker_begins(tier: Tier, tmp_path: Path) -> None:
