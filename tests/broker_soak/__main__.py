@@ -74,9 +74,12 @@ TRANSIENT_CAUSES = (
     "java.net.SocketTimeoutException: Failed to connect",
     "Remote log metadata cache is not initialized",
     "This instance is in invalid state, initialized: false",
+    "as the previous remote log segment metadata was not found",
     "errors.TimeoutException: Expiring",
 )
-"""Causes of ERROR lines that come and go with any broker: broken connections, KAFKA-19599 after a start, partitions without a leader."""
+"""Causes of ERROR lines that come and go with any broker: broken connections, KAFKA-19599 after a start, a follower that has not read the
+newest metadata yet, partitions without a leader. A follower that never finds its segment is not in sync at the end, which is a violation.
+"""
 _LOGGED = re.compile(r"$|\d\d:\d\d:\d\d")
 """How a line begins that is no part of the one before it."""
 _LATE_RECORD = "Dropping the event"

@@ -12,13 +12,15 @@ LOG = f"""{START}
 java.lang.IllegalStateException: This instance is in invalid state, initialized: false close: false
 \tat org.apache.kafka.server.log.remote.metadata.storage.TopicBasedRemoteLogMetadataManager.ensureInitializedAndNotClosed
 {BUILD}
+RemoteStorageException: Couldn't build the state from remote store as the previous remote log segment metadata was not found
+{BUILD}
 org.apache.kafka.server.log.remote.storage.RemoteStorageException: no segment
 20:02:52.938 [main] ERROR KafkaServer - something else
 20:02:53.000 [main] INFO KafkaServer - fine
 """
 
 
-def test_a_broker_that_has_just_started_is_excused_and_other_errors_are_told_with_their_cause() -> None:
+def test_brokers_that_lag_behind_the_metadata_are_excused_and_other_errors_are_told_with_their_cause() -> None:
     cluster = SimpleNamespace(nodes={1: SimpleNamespace(text=lambda: LOG)})
     assert errors_of(cluster) == [  # type: ignore[arg-type]
         f"{BUILD}: org.apache.kafka.server.log.remote.storage.RemoteStorageException: no segment",
