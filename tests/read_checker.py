@@ -135,11 +135,13 @@ class PartitionHistory:
     def disown_from(self, end: int) -> None:
         """Discard what was acknowledged at or after ``end``: the surviving leader's log ended there.
 
-        If the last record that survives is of a transaction, the surviving log may lack its marker. The producer's next transaction then
-        decides over these records as well, whatever the producer was told of them.
+        The surviving log may lack the marker of the last transaction of which a record survives, because a producer hears of the end of
+        its transaction before the marker is written. The producer's next transaction then decides over these records as well, whatever
+        the producer was told of them. A transaction before the last one has its marker: a producer begins the next one only then.
         """
         cut = bisect_left(self._offsets, end)
-        for offset in self.transactions.get(self._offsets[cut - 1], ()) if cut else ():
+        last = next((offset for offset in reversed(self._offsets[:cut]) if offset in self.transactions), -1)
+        for offset in self.transactions.get(last, ()):
             if offset in self.records:
                 self.outcomes[offset] = Outcome.UNDECIDED
         for offset in self._offsets[cut:]:

@@ -114,8 +114,14 @@ def test_judge_excuses_what_a_discarded_segment_stands_in_for_up_to_the_next_sur
     assert [one.offset for one in judge_read(made, read) if one.kind == "lost"] == [9]
 
 
-@pytest.mark.parametrize(("end", "wrong"), [(7, ["came back"]), (6, []), (4, [])], ids=["marker survives", "marker lost", "cut"])
-def test_judge_does_not_know_the_end_of_a_transaction_whose_marker_an_unclean_election_discarded(end: int, wrong: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("end", "later", "wrong"),
+    [(7, [6], ["came back"]), (7, [], []), (6, [], []), (4, [], [])],
+    ids=["a later transaction survives", "a later record survives", "marker lost", "cut"],
+)
+def test_judge_does_not_know_the_end_of_the_last_transaction_before_an_unclean_election(
+    end: int, later: list[int], wrong: list[str]
+) -> None:
     """A transaction deletes a at offset 3, writes b at 4 and has its marker at 5; the read is as if it had been aborted."""
     sent = {offset: SentRecord(key, value, offset) for offset, key, value in [(0, "a", 0), (3, "a", None), (4, "b", 1), (6, "d", 1)]}
     made = PartitionHistory()
@@ -123,6 +129,8 @@ def test_judge_does_not_know_the_end_of_a_transaction_whose_marker_an_unclean_el
         made.announce(record)
         made.acknowledge(offset, offset, Outcome.UNDECIDED if offset in (3, 4) else Outcome.COMMITTED)
     made.decide([3, 4], Outcome.COMMITTED)
+    if later:
+        made.decide(later, Outcome.COMMITTED)
     made.disown_from(end)
     found = [FoundRecord(offset, sent[offset]) for offset in (0, 4, 6) if offset < end]
     assert [violation.kind for violation in judge_read(made, Read(0, end, found, cleaned_below=end))] == wrong
