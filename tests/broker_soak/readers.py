@@ -122,6 +122,8 @@ class LibrdkafkaReader:
                 raise ReadFailed("stalled", f"{topic}-{partition}: nothing came after {len(found)} records of [{start}, {end})")
             for message in messages:
                 refused, offset = message.error(), message.offset()
+                if message.topic() is not None and (message.topic(), message.partition()) != (topic, partition):
+                    continue  # about what was read before, such as a truncation by an unclean election
                 if refused is not None:
                     if refused.code() == KafkaError._PARTITION_EOF:
                         return Pass(start, end, found)
