@@ -525,7 +525,7 @@ class TestUnfinished:
         assert list(store.unfinished_uploads("")) == []
 
 
-@pytest.mark.parametrize("server", ["moto", "fake-gcs-server", "Azurite"])
+@pytest.mark.parametrize("server", ["moto", "fake-gcs-server", "Azurite", pytest.param("HDFS", marks=pytest.mark.slow)])
 def test_each_use_costs_the_requests_that_the_page_says(request: pytest.FixtureRequest, tmp_path: Path, server: str) -> None:
     bucket: Bucket | CloudBucket = request.getfixturevalue(BUCKETS[server])
     scheme = bucket.url.partition(":")[0]

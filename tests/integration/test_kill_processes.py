@@ -33,7 +33,7 @@ def test_killed_at_random_moments_nothing_is_lost_and_nothing_left_over(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("server", ["moto", "fake-gcs-server", "Azurite"])
+@pytest.mark.parametrize("server", ["moto", "fake-gcs-server", "Azurite", "HDFS"])
 def test_killed_over_a_server(request: pytest.FixtureRequest, tmp_path: Path, server: str) -> None:
     bucket: AnyBucket = request.getfixturevalue(BUCKETS[server])
     ordeal = Ordeal.over(tmp_path, 20261123, print, sections=bucket.sections(), partitions=2)

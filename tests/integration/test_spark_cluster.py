@@ -177,7 +177,7 @@ def test_a_wrong_option_is_one_clear_message(started: StartedCluster, twins: Twi
         frame(started, twins.local, vieww="latest")
 
 
-@pytest.mark.parametrize("server", ["moto", "fake-gcs-server", "Azurite"])
+@pytest.mark.parametrize("server", ["moto", "fake-gcs-server", "Azurite", pytest.param("HDFS", marks=pytest.mark.slow)])
 def test_a_tier_on_a_server(request: pytest.FixtureRequest, started: StartedCluster, server: str, tmp_path: Path, log_dir: Path) -> None:
     """Executors read the store through the same port; their credentials come from their own environment, or from a file."""
     bucket: AnyBucket = request.getfixturevalue(BUCKETS[server])

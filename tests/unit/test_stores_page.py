@@ -55,6 +55,7 @@ SERVERS = [kind for kind in STORE_KINDS if kind.container]
 COSTS_HEAD = """
 A proxy before each server counts the requests, with parts of 5 MiB. The contract suite fails where they differ. `plan` multiplies
 them by the prices of the store. On S3 that was moto; a server that returns checksums of copied parts (versitygw) takes two less to compose.
+HDFS: a redirect to a datanode counts as a request of its own, and listings take one for each folder (here two).
 
 """
 TAIL = """
@@ -116,8 +117,10 @@ A store is one module below `compactor/storage` (an `ObjectClient` of `cloud.py`
 port), one row in `schemes.py`, and one fixture in `tests/support/servers.py`. If it has settings, they are a section of
 `config/store_sections.py`; if it needs a library, an extra of `extras.py` and `pyproject.toml`. No other file knows a scheme.
 
-Garage and MinIO were not built for the tests. S3Proxy 4.1.0 creates, reads and lists as S3 does, but refuses partial rewrites: it wants
-the CRC-32C of copied parts when an upload is completed, and does not give it when it copies them.
+Garage, MinIO and SeaweedFS were not built for the tests. Garage's documentation of PutObject names no condition, so that it would be
+refused. The Go modules of SeaweedFS and MinIO replace other modules, which `go install` refuses. S3Proxy 4.1.0 creates, reads and
+lists as S3 does, but refuses partial rewrites: it wants the CRC-32C of copied parts when an upload is completed, and does not give it
+when it copies them.
 """
 
 
