@@ -1,13 +1,12 @@
 """The gate: a second, simpler implementation compares what went into a group with what came out, before it is uploaded.
 
     Gate(terms, table)          once per round
-    read_markers_after_dirty_range, read_chunk, ... pass 1, from the end of the log: the last committed record of every key
-    (``SecondReader``) compute_transaction_outcomes(...)    the transactions, computed once more from the beginning of the log: both must
-    agree check_group(...)            each group: GateReport, or GateFailed with key, offset and segment
+    read_markers_after_dirty_range, read_chunk, ...   pass 1, from the log's end: the last record of every key (``SecondReader``)
+    compute_transaction_outcomes(...)   the transactions, computed once more from the log's beginning: both must agree
+    check_group(...)            each group: GateReport, or GateFailed with key, offset and segment
 
 Of each source segment the gate knows how many records must be left and the sum of their marks, looked up by keys under its own hash; the
-output must have the same. Records outside the dirty range are looked up while they are read for the output. Batches are compared by
-their
+output must have the same. Records outside the dirty range are looked up while they are read for the output. Batches are compared by their
 headers: order, offsets, producers, transactions, horizons, checksums, coverage.
 
 Keys that exceed the gate's memory are checked for one range of its hash, all other checks stay complete. The range depends on the first
