@@ -19,6 +19,7 @@ from compactor.cli.shared_arguments import (
     REASON_OPTION,
     RUN_ARGUMENT,
     SAMPLED_PARTITIONS,
+    SKIP_DAMAGED_OPTION,
     TOPIC_ID_ARGUMENT,
     TOPICS_OPTION,
     WATCH_SECONDS,
@@ -90,6 +91,7 @@ COMMANDS = (
                 help="for a cluster that has not written the log: leader epoch 0, no producers, no open transaction",
             ),
             argument("--new-topic-id", metavar="ID", help="with --leader-epoch-zero: the topic's id in that cluster"),
+            SKIP_DAMAGED_OPTION,
             argument("folder", metavar="DIR", type=Path, help="must not exist"),
         ),
     ),
@@ -152,6 +154,7 @@ COMMANDS = (
             argument("--key", metavar="K", help="only records with this key: text, base64:... or avro:JSON"),
             argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed"),
             argument("--view", choices=("all", "latest"), default="all", help="latest: the last value of each key, without deleted keys"),
+            SKIP_DAMAGED_OPTION,
             argument(
                 "--format",
                 choices=("table", "json", "raw"),

@@ -94,9 +94,12 @@ class TierFeed:
     :param latest_only: read only the last record of each key of what the tier holds when a partition is started (see LastValues).
     """
 
-    def __init__(self, tier: Tier, *, committed: bool, latest_only: bool, threads: int, queue_bytes: int) -> None:
+    def __init__(
+        self, tier: Tier, *, committed: bool, latest_only: bool, threads: int, queue_bytes: int, skip_damaged: bool = False
+    ) -> None:
         self._tier = tier
         self._committed = committed
+        self._skip_damaged = skip_damaged
         self._latest_only = latest_only
         self._max_threads = threads
         self._queue_bytes = queue_bytes
@@ -216,7 +219,8 @@ class TierFeed:
         segments = tuple(segment for segment in state.live if segment.end_offset >= turn.offset)
         extent = ReadRange(turn.place, turn.offset, bound - 1, segments, log)
         read = 0
-        for selection in Reader(self._tier, extent, ReadOptions(self._committed, limit, ahead=self._idle_threads())).selections():
+        options = ReadOptions(self._committed, limit, ahead=self._idle_threads(), skip_damaged=self._skip_damaged)
+        for selection in Reader(self._tier, extent, options).selections():
             mine = selection if turn.view_offsets is None else keep_offsets(selection, turn.view_offsets)
             reached = int(selection.rows.offset[selection.picked[-1]]) + 1
             if len(mine):

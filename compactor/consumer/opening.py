@@ -71,6 +71,7 @@ def parse_settings(given: Mapping[str, Any]) -> ConsumerSettings:
         refresh_s=_pop_whole_number(left, "tier.refresh.ms", 1000) / 1000,
         offset_reset=_RESETS[reset],  # type: ignore[arg-type]
         mode=left.pop("tier.mode", "remote_preferred"),
+        skip_damaged=_pop_flag(left, "tier.skip.damaged", default=False),
     )
     commits = CommitOptions(
         auto_commit=_pop_flag(left, "enable.auto.commit", default=True),
@@ -81,7 +82,7 @@ def parse_settings(given: Mapping[str, Any]) -> ConsumerSettings:
     of_group = {name: left.pop(name) for name in list(left) if name in GROUP_PROPERTIES or name in _GROUP_CALLBACKS}
     for name, value in left.items():
         if name.startswith("tier."):
-            names = ("tier.config", "tier.mode", "tier.view", "tier.threads", "tier.queue.bytes", "tier.refresh.ms")
+            names = ("tier.config", "tier.mode", "tier.view", "tier.threads", "tier.queue.bytes", "tier.refresh.ms", "tier.skip.damaged")
             raise UsageError(f"there is no setting {name}", hint=f"Did you mean {(get_close_matches(name, names, 1, 0) or names)[0]}?")
         if callable(value) and name not in _CONNECTION_CALLBACKS:
             raise UsageError(f"{name} is not supported", hint="Errors are raised, or returned by poll as messages")

@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from compactor.cleaner.passes.outcomes import UNDECIDED, fold_txn_outcomes_backwards
+from compactor.consumer.damage import damaged_batches
 from compactor.consumer.pieces import Piece, PiecePrefetcher, SegmentReader
-from compactor.kernels.common import Flags
+from compactor.errors import BadData
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL
 
+UNKNOWN: Final = -2
+"""Outcome of a transaction whose marker may lie in damaged bytes, beside ABORT, COMMIT and UNDECIDED."""
 MAX_HELD_PIECES: Final = 4
 """Number of pieces, read to find markers, that are held for the reader, which needs them next."""
 
@@ -44,6 +48,7 @@ class TransactionOutcomes:
         self._frontier = -1
         self._ahead: Iterator[Piece] | None = None
         self._held: dict[tuple[str, int], Piece] = {}
+        self._is_damaged_ahead = False
 
     def read_piece(self, reader: SegmentReader, position: int) -> Piece:
         """Return the batches at a position of a segment, as one piece.
@@ -57,11 +62,14 @@ class TransactionOutcomes:
         """Return whether the batches (piece) at a position of a segment are in memory already."""
         return (reader.metadata.id, position) in self._held
 
-    def find_aborted_batches(self, piece: Piece) -> Flags:
-        """Return for each batch whether it belongs to an aborted transaction. Raises NotFound if a needed segment was deleted meanwhile."""
+    def find_outcomes(self, piece: Piece) -> npt.NDArray[np.int8]:
+        """Return for each batch the outcome of its transaction: ABORT, COMMIT, UNDECIDED (also outside transactions), or UNKNOWN.
+
+        Raises NotFound if a needed segment was deleted meanwhile.
+        """
         table = piece.source.table
         if not len(table):
-            return np.zeros(0, np.bool_)
+            return np.zeros(0, np.int8)
         ids, producer = np.unique(table.producer_id, return_inverse=True)
         producer = producer.astype(np.int64)
         transactional = table.is_transactional & (table.producer_id >= 0)
@@ -72,8 +80,14 @@ class TransactionOutcomes:
         for index in np.unique(producer[still]).tolist():
             later[index] = self._first_marker(int(ids[index]), last, piece)
         kinds[still] = later[producer[still]]
-        aborted: Flags = kinds == ABORT
-        return aborted
+        markers = table.control != NOT_CONTROL
+        for batch in np.flatnonzero(markers & damaged_batches(piece, markers)).tolist():
+            # The kind of a marker whose checksum does not match is not known.
+            same = np.flatnonzero(table.producer_id[:batch] == table.producer_id[batch])
+            ends = same[markers[same]]
+            kinds[same[same > ends[-1]] if len(ends) else same] = UNKNOWN
+        kinds[~(transactional & ~markers)] = UNDECIDED
+        return kinds
 
     def drop_read_markers(self, piece: Piece) -> None:
         """Report that a reader that goes backwards has finished these batches: from now on, only each producer's first marker in it is
@@ -100,10 +114,20 @@ class TransactionOutcomes:
                 known.popleft()
             if known:
                 return known[0][1]
-            if not self._read_markers_ahead():
-                return UNDECIDED
+            try:
+                if not self._is_damaged_ahead and not self._read_markers_ahead():
+                    return UNDECIDED
+            except BadData:
+                self._is_damaged_ahead = True
+            if self._is_damaged_ahead:
+                return UNKNOWN
+
+    def stop_at_lost_segment(self) -> None:
+        """Report that a segment ahead is lost: the markers in it, and all after it, are not known until the reader has passed it."""
+        self._is_damaged_ahead = True
 
     def _start_after(self, piece: Piece) -> None:
+        self._is_damaged_ahead = False
         self._frontier = int(piece.source.table.last_offset[-1]) + 1
         self._ahead = self._pieces_from(piece.metadata.id, piece.end)
 
@@ -117,6 +141,7 @@ class TransactionOutcomes:
         table = piece.source.table
         markers = np.flatnonzero(((table.control == ABORT) | (table.control == COMMIT)) & (table.last_offset >= self._frontier))
         for batch in markers.tolist():
+            piece.source.verify_crcs(batch, batch + 1)
             mine = self._markers.setdefault(int(table.producer_id[batch]), deque())
             mine.append((int(table.last_offset[batch]), int(table.control[batch])))
         if len(table):

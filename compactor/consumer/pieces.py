@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from compactor.cleaner.passes.source import SourceSegment, read_compressed_markers
 from compactor.errors import BadData, NotFound
+from compactor.kernels.common import Flags
 from compactor.kernels.jit import kernel
 from compactor.kernels.memory import load_i32
 from compactor.model.ids import TopicPartition
@@ -27,11 +28,18 @@ FETCH_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a segment's log: whole batches in memory, read from byte ``position`` on."""
+    """A piece of a segment's log: whole batches in memory, read from byte ``position`` on.
+
+    damaged: a flag for each batch whose CRC was found not to match.
+    """
 
     metadata: RemoteLogSegmentMetadata
     position: int
     source: SourceSegment
+    damaged: Flags = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "damaged", np.zeros(len(self.source.table), np.bool_))
 
     @property
     def end(self) -> int:
@@ -56,6 +64,24 @@ class SegmentReader:
         self.metadata = metadata
         self._limit = inflate_limit
         self._offset_entries: npt.NDArray[Any] | None = None
+        self.trusts_index = True
+        """Whether reads begin where the offset index says. If not, they begin at the segment's beginning."""
+
+    def is_log(self, key: str) -> bool:
+        """Return whether this is the key of the segment's log."""
+        return key == self._object_key("log")
+
+    def drop_index(self) -> None:
+        """Read the segment as if it had no offset index."""
+        self._offset_entries = np.empty(0, OFFSET_ENTRY)
+
+    def positions_after(self, position: int) -> list[int]:
+        """Return the positions after ``position`` that the offset index names, ascending; none if the index is missing."""
+        try:
+            known = self._offset_index()["position"].astype(np.int64)
+        except SegmentGone:
+            return []
+        return known[known > position].tolist()
 
     def read_pieces(self, position: int = 0, piece_bytes: int = FETCH_BYTES) -> Iterator[Piece]:
         """Read a segment from ``position``, where a batch begins, to its end, and yield its batches in pieces of about ``piece_bytes``
@@ -115,7 +141,7 @@ class SegmentReader:
 
     def position_of(self, offset: int) -> int:
         """Return the position of a batch at or before the one containing ``offset``, or 0 if the index has no entry."""
-        if offset <= self.metadata.start_offset:
+        if offset <= self.metadata.start_offset or not self.trusts_index:
             return 0
         entries = self._offset_index()
         after = int(np.searchsorted(entries["offset"].astype(np.int64) + self.metadata.start_offset, offset, side="right"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from bloom.siphash import hash_keys, key_halves
 from compactor.access.tier import Tier
 from compactor.constants import MAX_OFFSET
+from compactor.consumer.damage import DamagedRange, log_damage
 from compactor.consumer.gather import Selection
 from compactor.consumer.last_values import keep_offsets, latest
 from compactor.consumer.messages import RecordBlock, copy_block
@@ -30,11 +31,13 @@ def read_blocks(
     committed: bool = True,
     latest_only: bool = False,
     key: bytes | None = None,
+    on_damage: Callable[[DamagedRange], None] | None = None,
 ) -> Iterator[RecordBlock]:
     """Yield the records with offsets from ``first`` to ``last`` (inclusive), ascending. Raises StoreError, BadData.
 
     :param latest_only: only the last record of each key in the range, without keys whose last record is a tombstone.
     :param key: only records with this key; a segment whose Bloom filter excludes the key is not read.
+    :param on_damage: called with offsets that cannot be read, which are then left out; None to raise BadData.
     """
     view = latest(tier, name, first=first, last=last, committed=committed)
     if key is not None:
@@ -42,7 +45,8 @@ def read_blocks(
     only = view.offsets() if latest_only else None
     wanted = None if key is None else np.frombuffer(key, np.uint8)
     limit = tier.settings.cleaner_for(name.topic).max_decompressed_batch_bytes
-    for selection in Reader(tier, view.extent, ReadOptions(committed, limit)).selections():
+    options = ReadOptions(committed, limit, skip_damaged=on_damage is not None)
+    for selection in Reader(tier, view.extent, options, on_damage=on_damage or log_damage).selections():
         found = selection if only is None else keep_offsets(selection, only)
         found = found if wanted is None else _rows_with_key(found, wanted)
         if len(found):

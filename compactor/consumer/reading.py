@@ -24,10 +24,19 @@ from compactor.access.tier import Tier
 from compactor.cleaner.keys.disk_map import SEEN, DiskOffsetMap
 from compactor.cleaner.keys.key_set import KeySet
 from compactor.cleaner.row_spool import hash_range_of_word
-from compactor.constants import MAX_OFFSET
+from compactor.consumer.damage import (
+    UNDECIDABLE,
+    DamagedRange,
+    damaged_batches,
+    damaged_ranges,
+    log_damage,
+    piece_before_damage,
+    place_after_damage,
+)
 from compactor.consumer.gather import Selection
 from compactor.consumer.history import LogIdentity, changed_offset, log_identity
-from compactor.consumer.outcomes import TransactionOutcomes
+from compactor.consumer.open_transactions import first_open_offset
+from compactor.consumer.outcomes import UNKNOWN, TransactionOutcomes
 from compactor.consumer.pieces import Piece, PiecePrefetcher, SegmentGone, SegmentReader
 from compactor.control.logs import read_again_if_missing
 from compactor.control.state import PartitionState
@@ -36,70 +45,10 @@ from compactor.kernels.common import Flags, Hashes
 from compactor.kernels.jit import kernel
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, BatchTable, Bytes, Int64s
+from compactor.records.batches import ABORT, NOT_CONTROL, Bytes, Int64s
 from compactor.records.codecs import ByteBuffer
 from compactor.records.rows import Int32s, RowBuffers, parse_records
 from compactor.round.mirroring import complete_metadata
-from compactor.tier.layouts.pinterest.listing import ListedTier, OpenTransactions
-
-
-def first_open_offset(tier: Tier, listed: ListedTier, state: PartitionState) -> int:
-    """Return the first offset of the oldest transaction that is open at the tier's end, or the end offset (exclusive) if none is open.
-
-    As in a round, a transaction that is open for longer than ``producer_id_expiration_ms`` is taken to be abandoned: segments that were
-    uploaded
-    so long before the newest one are not read. Raises BadData, StoreError.
-    """
-    cleaner = tier.cleaner_for(state.topic)
-    recent = _recent_segments(state.live, cleaner.producer_id_expiration_ms)
-    if not recent:
-        return state.end_offset + 1
-    known = listed.transactions.get(state.name)
-    place = -1 if known is None else next((at for at, segment in enumerate(recent) if known.is_state_at_end_of(segment)), -1)
-    opened = dict(known.first_offsets) if known is not None and place >= 0 else {}
-    for segment in recent[place + 1 :]:
-        reader = SegmentReader(tier.ports.layout, state.name, segment, cleaner.max_decompressed_batch_bytes)
-        try:
-            for piece in reader.read_pieces():
-                update_open_transactions(opened, piece.source.table, segment.end_offset)
-        except SegmentGone:
-            if segment is recent[-1]:
-                raise
-            opened.clear()  # it has expired meanwhile, and so has everything before it
-    opened = {producer: offset for producer, offset in opened.items() if offset >= recent[0].start_offset}
-    listed.transactions[state.name] = OpenTransactions(recent[-1].start_offset, recent[-1].size_bytes, opened)
-    return min(opened.values(), default=state.end_offset + 1)
-
-
-def _recent_segments(live: Sequence[RemoteLogSegmentMetadata], within_ms: int) -> Sequence[RemoteLogSegmentMetadata]:
-    """Return the segments from the first one on that was uploaded at most ``within_ms`` before the newest."""
-    if not live:
-        return ()
-    begin = next(at for at, segment in enumerate(live) if segment.mtime_ms >= live[-1].mtime_ms - within_ms)
-    return live[begin:]
-
-
-def update_open_transactions(opened: dict[int, int], table: BatchTable, last: int) -> None:
-    """Update ``opened`` with these batches, up to offset ``last`` (inclusive).
-
-    :param opened: producer id -> first offset of its open transaction.
-    """
-    inside = (table.producer_id >= 0) & (table.last_offset <= last)
-    ends = ((table.control == ABORT) | (table.control == COMMIT)) & inside
-    data = (table.control == NOT_CONTROL) & table.is_transactional & inside
-    at = np.flatnonzero(ends | data)
-    producers, whose = np.unique(table.producer_id[at], return_inverse=True)
-    places, is_end = np.arange(len(at)), ends[at]
-    ended = np.full(len(producers), -1, np.int64)
-    np.maximum.at(ended, whose[is_end], places[is_end])
-    for index in np.flatnonzero(ended >= 0).tolist():
-        opened.pop(int(producers[index]), None)
-    still = ~is_end & (places > ended[whose])
-    begun = np.full(len(producers), MAX_OFFSET, np.int64)
-    np.minimum.at(begun, whose[still], table.base_offset[at][still])
-    for index in np.flatnonzero(begun < MAX_OFFSET).tolist():
-        opened.setdefault(int(producers[index]), int(begun[index]))
-
 
 T = TypeVar("T")
 
@@ -179,12 +128,15 @@ class ReadOptions:
     inflate_limit: largest size of an uncompressed batch, in bytes.
     latest: set to read only the last record of each key.
     ahead: number of requests, of 16 MiB each, that are made in advance.
+    skip_damaged: whether offsets that cannot be read are reported and skipped. Not with ``latest``, because an older value of a key would
+        take the place of one that cannot be read.
     """
 
     committed: bool
     inflate_limit: int
     latest: LastRecordsOnly | None = None
     ahead: int = 0
+    skip_damaged: bool = False
 
 
 def last_stable_offset(tier: Tier, state: PartitionState) -> int:
@@ -272,12 +224,21 @@ class _Scratch:
 class Reader:
     """Reader of one range of offsets of a partition. Must be used by one thread."""
 
-    def __init__(self, tier: Tier, extent: ReadRange, wanted: ReadOptions, folder: str | None = None) -> None:
+    def __init__(
+        self,
+        tier: Tier,
+        extent: ReadRange,
+        wanted: ReadOptions,
+        folder: str | None = None,
+        on_damage: Callable[[DamagedRange], None] = log_damage,
+    ) -> None:
         """Create a reader; nothing is read yet.
 
-        ``folder`` is where keys are sorted on disk, if that is needed; None for the system's folder of temporary files.
+        :param folder: where keys are sorted on disk, if that is needed; None for the system's folder of temporary files.
+        :param on_damage: called with offsets that are skipped (``ReadOptions.skip_damaged``).
         """
         self._tier = tier
+        self._on_damage = on_damage
         self._folder = folder
         self._extent = extent
         self._wanted = wanted
@@ -315,24 +276,78 @@ class Reader:
                 return
             metadata = segments[0]
             readers = {segment.id: readers.get(segment.id) or self._open_segment(segment) for segment in segments}
+            last = min(extent.last, metadata.end_offset)  # beyond it another leader's segment is the one that is read
             try:
                 reader = readers[metadata.id]
                 position = reader.position_of(first)
-                last = min(extent.last, metadata.end_offset)  # beyond it another leader's segment is the one that is read
                 while position < metadata.size_bytes and first <= last:
-                    piece = self._outcomes.read_piece(reader, position)
+                    try:
+                        piece = self._outcomes.read_piece(reader, position)
+                    except BadData as error:
+                        if reader.trusts_index and position:
+                            reader.trusts_index, position = False, 0  # the index may be what is damaged
+                            continue
+                        before = piece_before_damage(reader, position, error)
+                        if before is None:
+                            position, after = place_after_damage(reader, position, first)
+                            self._report_damage(DamagedRange(first, min(last, after - 1), error.cause, error.segment))
+                            first, retries = after, 0
+                            continue
+                        piece = before
                     self._pieces.prefetch_pieces(self._next_pieces(list(readers.values()), piece.end))
-                    for selection in self._scratch.selections(piece, self._wanted_batches(piece, first, last), self._wanted.inflate_limit):
+                    wanted, damage = self._readable_batches(piece, first, last)
+                    for selection in self._scratch.selections(piece, wanted, self._wanted.inflate_limit):
                         inside = _rows_between(selection.rows.offset, first, last)
                         if len(inside):
                             yield replace(selection, picked=inside)
+                    for one in damage:
+                        self._report_damage(one)
                     first, retries = max(first, min(last, int(piece.source.table.last_offset[-1])) + 1), 0
                     position = piece.end
                 first = max(first, metadata.end_offset + 1)
             except SegmentGone as error:
-                retries = self._reopen(error, retries)
+                try:
+                    retries = self._reopen(error, retries)
+                except BadData as damage_error:
+                    first = self._skip_lost(error, damage_error, readers, first, last)
+                    retries = 0
                 if first < self._log_start:
                     raise BeginningDeleted(extent, self._log_start) from None
+
+    def _readable_batches(self, piece: Piece, first: int, last: int) -> tuple[Flags, list[DamagedRange]]:
+        """Return a flag for each batch that can be read, and the offsets that cannot. Without ``skip_damaged`` none is read after these."""
+        wanted, unknown = self._wanted_batches(piece, first, last)
+        bad = damaged_batches(piece, wanted) & wanted
+        damage = [
+            *damaged_ranges(piece, bad, "the CRC does not match", first, last),
+            *damaged_ranges(piece, unknown & ~bad, UNDECIDABLE, first, last),
+        ]
+        wanted &= ~(bad | unknown)
+        if damage and not self._wanted.skip_damaged:
+            wanted[np.flatnonzero(bad | unknown)[0] :] = False
+        return wanted, sorted(damage)
+
+    def _report_damage(self, damage: DamagedRange) -> None:
+        """Report offsets that cannot be read. Raises BadData unless they are to be skipped."""
+        if not self._wanted.skip_damaged:
+            raise damage.as_error(self._extent.name)
+        self._on_damage(damage)
+
+    def _skip_lost(self, gone: SegmentGone, error: BadData, readers: dict[str, SegmentReader], first: int, last: int) -> int:
+        """Return the offset at which reading goes on after an object of a live segment was found to be lost. Raises BadData."""
+        if isinstance(error, LogChanged):
+            raise error
+        if gone.metadata.start_offset > last:  # it was to be read for transaction markers only
+            self._outcomes.stop_at_lost_segment()
+            return first
+        reader = readers.get(gone.metadata.id)
+        if reader is not None and not reader.is_log(gone.key):
+            if not self._wanted.skip_damaged:
+                raise error
+            reader.drop_index()
+            return first
+        self._report_damage(DamagedRange(first, last, error.cause, gone.key))
+        return last + 1
 
     def _next_pieces(self, readers: Sequence[SegmentReader], position: int) -> Iterator[tuple[SegmentReader, int]]:
         """Yield the positions at which the next reads of batches will begin, from ``position`` of the first segment on, as far as the
@@ -388,7 +403,9 @@ class Reader:
             segments = [segment for segment in reversed(self._segments) if segment.start_offset <= last]
             try:
                 for piece in self._pieces_backwards([segment for segment in segments if segment.end_offset >= extent.first]):
-                    mine = self._wanted_batches(piece, extent.first, last)
+                    mine, unknown = self._wanted_batches(piece, extent.first, last)
+                    for damage in damaged_ranges(piece, unknown, UNDECIDABLE, extent.first, last):
+                        raise damage.as_error(extent.name)
                     self._outcomes.drop_read_markers(piece)
                     for selection in self._scratch.selections(piece, mine, self._wanted.inflate_limit, backwards=True):
                         yield selection, last
@@ -406,16 +423,20 @@ class Reader:
         fetches = (partial(reader.read_piece, *cut) for reader in readers for cut in reader.bounds_backwards())
         return fetched_ahead(fetches, self._wanted.ahead)
 
-    def _wanted_batches(self, piece: Piece, first: int, last: int) -> Flags:
+    def _wanted_batches(self, piece: Piece, first: int, last: int) -> tuple[Flags, Flags]:
+        """Return a flag for each batch that is wanted, and for each of these whose transaction's outcome cannot be read."""
         table = piece.source.table
         # The base offset of a compressed v0/v1 wrapper is not known before it is inflated; it is -1 here.
         mine: Flags = (table.control == NOT_CONTROL) & (table.last_offset >= first) & (table.base_offset <= last)
+        unknown = np.zeros(len(table), np.bool_)
         if self._wanted.committed and (table.is_transactional & mine).any():
-            mine &= ~self._outcomes.find_aborted_batches(piece)
+            outcomes = self._outcomes.find_outcomes(piece)
+            mine &= outcomes != ABORT
+            unknown = mine & (outcomes == UNKNOWN)
             if self._live_ids is not None and piece.metadata.id not in self._live_ids:
                 # A round has replaced it before its markers were looked for: later rounds may have removed them.
                 raise SegmentGone(piece.source.name, piece.metadata)
-        return mine
+        return mine, unknown
 
     def _reopen(self, error: SegmentGone, retries: int) -> int:
         self._segments = tuple(self._segments_from(self._extent.first))

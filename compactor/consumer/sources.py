@@ -63,6 +63,8 @@ class ConsumerOptions:
         error message is returned instead.
     topic_ids: topic name -> id of the topic to read, if it is not the latest one of this name. It is read from the tier alone.
     mode: where records are read. Without a broker, every mode means ``remote_only``.
+    skip_damaged: skip offsets of the tier that cannot be read, with a warning in the log (``logging``). Otherwise reading ends there with
+        an error. Not with ``view`` latest, because an older value of a key would take the place of one that cannot be read.
 
     Raises UsageError if there is no such mode, or if it does not read the tier first and ``view`` is ``latest``.
     """
@@ -75,12 +77,15 @@ class ConsumerOptions:
     offset_reset: Literal["earliest", "latest", "error"] = "earliest"
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     mode: Mode = "remote_preferred"
+    skip_damaged: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise UsageError(f"no mode {self.mode!r}", hint=f"One of {', '.join(MODES)}")
         if self.view == "latest" and self.mode not in ("remote_only", "remote_preferred"):
             raise UsageError(f"the view latest cannot be read with mode {self.mode}", hint="It is read from the tier: use remote_preferred")
+        if self.view == "latest" and self.skip_damaged:
+            raise UsageError("skip_damaged and the view latest exclude each other", hint="Read all records, or repair the tier first")
 
     @property
     def committed(self) -> bool:
@@ -124,6 +129,7 @@ class LogSources:
         self._feed = TierFeed(
             tier,
             committed=options.committed,
+            skip_damaged=options.skip_damaged,
             latest_only=options.view == "latest",
             threads=options.threads,
             queue_bytes=options.queue_bytes,

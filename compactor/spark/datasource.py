@@ -369,7 +369,7 @@ def _partition_parts(tier: Tier, request: ReadRequest, name: TopicPartition, sta
         extent, size = ReadRange(state.name, first, end - 1, tuple(segments), log), sum(segment.size_bytes for segment in segments)
         each = _latest_views(request, name, extent)
         return [ReadPart(extent, ReadOptions(request.committed, limit, latest), topic_id, size) for latest in each]
-    options = ReadOptions(request.committed, limit)
+    options = ReadOptions(request.committed, limit, skip_damaged=request.skip_damaged)
     cuts = [(max(a, first), min(b, end - 1), of) for a, b, of in _cut_segments(segments, request.split_bytes)]
     return [ReadPart(ReadRange(state.name, a, b, of, log), options, topic_id, _estimate_bytes(a, b, of)) for a, b, of in cuts if a <= b]
 

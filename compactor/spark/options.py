@@ -56,7 +56,7 @@ TOPIC_OPTIONS: Final = ("topic", "subscribe", "subscribePattern", "assign")
 READ_OPTIONS: Final = (
     "config", *TOPIC_OPTIONS, "partitions", "startingOffset", "endingOffset", "startingOffsets", "endingOffsets", "startingTimestamp",
     "endingTimestamp", "isolation", "view", "columns", "includeHeaders", "splitBytes", "keyRanges",
-    "keyFormat", "valueFormat", "onDecodingError",
+    "keyFormat", "valueFormat", "onDecodingError", "skipDamaged",
 )  # fmt: skip
 
 TABLE_OPTIONS: Final = (
@@ -90,6 +90,7 @@ class ReadRequest:
     key_format, value_format: how ``keyText`` and ``valueText`` are decoded.
     fails_on_decoding_error: whether bytes that cannot be decoded end the read; if not, their text is null.
     key_ranges: number of tasks per partition for ``latest``; 0 means automatic.
+    skip_damaged: whether offsets that cannot be read are skipped, with a warning in the executor's log.
     """
 
     settings: config.Settings
@@ -111,6 +112,7 @@ class ReadRequest:
     key_format: FieldFormat = "auto"
     value_format: FieldFormat = "auto"
     fails_on_decoding_error: bool = True
+    skip_damaged: bool = False
 
     def select_partitions(self, available: Iterable[TopicPartition], tier_url: str) -> list[TopicPartition]:
         """Return the requested partitions of a tier, sorted by topic and partition.
@@ -160,6 +162,10 @@ def parse_options(options: Mapping[str, str]) -> ReadRequest:
     text = {known[name]: value.strip() for name, (_, value) in given.items() if known[name] in READ_OPTIONS}
     settings = config.load_settings(text.get("config"), environ)
     _ = settings.tier_url
+    skip_damaged = _parse_choice(text, "skipDamaged", ("false", "true")) == "true"
+    if skip_damaged and text.get("view") == "latest":
+        hint = "An older value of a key would take the place of one that cannot be read"
+        raise UsageError("kafka-tiered: skipDamaged and the view latest exclude each other", hint=hint)
     return ReadRequest(
         settings=settings,
         **_parse_topics(text),
@@ -178,6 +184,7 @@ def parse_options(options: Mapping[str, str]) -> ReadRequest:
         key_format=_parse_choice(text, "keyFormat", FORMATS),
         value_format=_parse_choice(text, "valueFormat", FORMATS),
         fails_on_decoding_error=_parse_choice(text, "onDecodingError", ("fail", "null")) == "fail",
+        skip_damaged=skip_damaged,
     )
 
 

@@ -20,25 +20,30 @@ from compactor.cleaner.passes.describe import lineage_from_tables
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.logs import read_again_if_missing
 from compactor.control.state import PartitionState
-from compactor.errors import OutOfBudget, UsageError
+from compactor.errors import BadData, NotFound, OutOfBudget, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import map_file, scan_batches
 from compactor.tier.contents import download_recorded
 from compactor.transfer.cleaned import CLEANED, LOG_STARTS
 from compactor.transfer.fresh_cluster import prepare_for_fresh_cluster, write_topic_id
+from compactor.transfer.salvage import SkippedOffsets, salvage_segment
 
 _SUFFIXED = ("log", "index", "timeindex", "txnindex")
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """Result of an export: the offsets, records and bytes that were written. Both offsets are inclusive."""
+    """Result of an export: the segments, bytes and offsets that were written. Both offsets are inclusive.
+
+    skipped: offsets that were left out because they cannot be read.
+    """
 
     segments: int
     bytes: int
     start_offset: int
     end_offset: int
+    skipped: tuple[SkippedOffsets, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ def export_partition(
     on_begin: Callable[[int], None] = lambda size: None,
     *,
     fresh: FreshCluster | None = None,
+    skip_damaged: bool = False,
 ) -> ExportReport:
     """Write a partition's current view into ``folder``, which must not exist and appears complete or not at all.
 
@@ -68,11 +74,19 @@ def export_partition(
     :param fresh: prepare the directory for a cluster that has not written it; None for the log as it is.
     :param on_bytes: called with the size of each segment when it is written.
     :param on_begin: called with the total number of bytes; again if the export restarts.
+    :param skip_damaged: leave out batches that cannot be read, and name their offsets in the report.
     :raises UsageError: if the folder exists or cannot be written, or the partition has no segments.
     :raises BadData: if an object is missing or does not match its recorded digest.
     :raises OutOfBudget: if the disk is full.
     """
-    return read_again_if_missing(name, lambda: _write_view(opened, name, opened.open(name).refresh(), folder, on_bytes, on_begin, fresh))
+    try:
+        return read_again_if_missing(
+            name, lambda: _write_view(opened, name, opened.open(name).refresh(), folder, on_bytes, on_begin, fresh)
+        )
+    except BadData:
+        if not skip_damaged:
+            raise
+    return _write_view(opened, name, opened.open(name).refresh(), folder, on_bytes, on_begin, fresh, skip_damaged=True)
 
 
 def _write_view(
@@ -83,24 +97,34 @@ def _write_view(
     on_bytes: Callable[[int], None],
     on_begin: Callable[[int], None],
     fresh: FreshCluster | None,
+    *,
+    skip_damaged: bool = False,
 ) -> ExportReport:
     if not state.has_segments:
         raise UsageError(f"{name} holds no segments yet", hint="`topics` lists what the tier holds")
     on_begin(state.bytes)
     with _atomic_directory(folder, opened.ports.new_id()) as partial:
         before = state.start_offset - 1
+        skipped: list[SkippedOffsets] = []
         for segment in state.live:
-            download_segment_files(opened, name, segment, partial, before + 1)
+            try:
+                download_segment_files(opened, name, segment, partial, before + 1)
+            except (BadData, NotFound) as error:
+                if not skip_damaged:
+                    raise _unreadable_segment_error(name, segment, before + 1, error) from error
+                skipped += _write_readable_batches(opened, name, segment, partial, before + 1)
             before = segment.end_offset
             on_bytes(segment.size_bytes)
         _write_epoch_checkpoint(opened, state, partial)
-        report = ExportReport(len(state.live), state.bytes, state.start_offset, state.end_offset)
+        logs = list(partial.glob("*.log"))
+        size = sum(path.stat().st_size for path in logs) if skipped else state.bytes
+        report = ExportReport(len(logs), size, state.start_offset, state.end_offset, tuple(skipped))
         if fresh is not None:
             last = prepare_for_fresh_cluster(partial, state.log_start, opened.cleaner_for(name.topic).index_interval_bytes)
             if fresh.topic_id:
                 write_topic_id(partial, fresh.topic_id)
             sizes = [path.stat().st_size for path in partial.glob("*.log")]
-            report = ExportReport(len(sizes), sum(sizes), state.start_offset, last)
+            report = ExportReport(len(sizes), sum(sizes), state.start_offset, last, tuple(skipped))
     root = folder.absolute().parent
     if state.log_start > state.start_offset:
         _set_checkpoint(root / LOG_STARTS, name, state.log_start, "it shows deleted records again")
@@ -108,6 +132,33 @@ def _write_view(
         clean_end = min(clean_end_offset(state.vector), report.end_offset + 1)
         _set_checkpoint(root / CLEANED, name, clean_end, "its cleaner begins elsewhere than after what is clean")
     return report
+
+
+def _unreadable_segment_error(
+    name: TopicPartition, segment: RemoteLogSegmentMetadata, first: int, error: BadData | NotFound
+) -> BadData | NotFound:
+    """Return the error of a damaged segment with the offsets that it holds. A missing object stays NotFound, for which the log is read
+    again.
+    """
+    if isinstance(error, NotFound):
+        return error
+    hint = f"`repair {name}` makes it good; --skip-damaged writes what can be read. {error.hint}"
+    return BadData(f"offsets {first} to {segment.end_offset} cannot all be read: {error.cause}", segment=error.segment, hint=hint)
+
+
+def _write_readable_batches(
+    opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first: int
+) -> list[SkippedOffsets]:
+    """Write the readable batches of a damaged segment, without its other files, and return the offsets that are missing."""
+    begin = max(first, segment.start_offset)
+    for kind in _SUFFIXED:
+        (folder / f"{begin:020d}.{kind}").unlink(missing_ok=True)
+    (folder / f"{segment.end_offset + 1:020d}.snapshot").unlink(missing_ok=True)
+    path = folder / f"{begin:020d}.log"
+    skipped = salvage_segment(opened, name, segment, path, begin)
+    if path.exists():
+        os.utime(path, ns=(max(segment.mtime_ms, 0) * 1_000_000,) * 2)
+    return skipped
 
 
 @contextmanager

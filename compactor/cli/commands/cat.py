@@ -12,17 +12,28 @@ from rich.cells import cell_len, set_cell_size
 
 from compactor.cli import tiers
 from compactor.cli.output import Output
+from compactor.consumer.damage import DamagedRange
 from compactor.consumer.messages import RecordBlock, byte_strings
 from compactor.consumer.ranges import read_blocks
 from compactor.decoding.fields import FieldDecoder, FieldFormat, parse_key_of_topic
+from compactor.errors import BadData, UsageError
 from compactor.views.words import iso_time
 
 WIDEST_KEY = 40
 """Largest number of columns that the key takes in a table."""
 
 
-def print_records(args: argparse.Namespace, out: Output) -> None:
+def print_records(args: argparse.Namespace, out: Output) -> int:
+    if args.skip_damaged and args.view == "latest":
+        hint = "An older value of a key would take the place of one that cannot be read"
+        raise UsageError("--skip-damaged and --view latest exclude each other", hint=hint)
     opened, name = tiers.open_partition(args)
+    skipped: list[DamagedRange] = []
+
+    def note_damage(damage: DamagedRange) -> None:
+        skipped.append(damage)
+        out.note(f"error: offsets {damage.first} to {damage.last} of {name} cannot be read: {damage.reason} ({damage.segment})")
+
     decoder = FieldDecoder(opened.settings)
     blocks = read_blocks(
         opened,
@@ -32,6 +43,7 @@ def print_records(args: argparse.Namespace, out: Output) -> None:
         committed=args.isolation == "read_committed",
         latest_only=args.view == "latest",
         key=None if args.key is None else parse_key_of_topic(args.key, name.topic, decoder),
+        on_damage=note_damage if args.skip_damaged else None,
     )
     count = 0
 
@@ -54,6 +66,7 @@ def print_records(args: argparse.Namespace, out: Output) -> None:
         state = opened.open(name).state
         held = f"it holds offsets {state.start_offset} to {state.end_offset}" if state.has_segments else "it holds no segments yet"
         out.note(f"{name} has no such record; {held}")
+    return BadData.exit_code if skipped else 0
 
 
 def _json_lines(blocks: Iterable[RecordBlock], decoder: FieldDecoder, formats: tuple[FieldFormat, FieldFormat]) -> Iterator[bytes]:

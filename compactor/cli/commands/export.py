@@ -7,12 +7,12 @@ import argparse
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.constants import TopicId
-from compactor.errors import UsageError
+from compactor.errors import BadData, UsageError
 from compactor.tier.names import is_topic_id
 from compactor.transfer.export import FreshCluster, export_partition
 
 
-def run_export(args: argparse.Namespace, out: Output) -> None:
+def run_export(args: argparse.Namespace, out: Output) -> int:
     topic_id = args.new_topic_id or ""
     if topic_id and not (args.leader_epoch_zero and is_topic_id(topic_id)):
         raise UsageError(
@@ -29,6 +29,10 @@ def run_export(args: argparse.Namespace, out: Output) -> None:
             progress.advance,
             lambda size: progress.begin_step(progress.title, size),
             fresh=FreshCluster(TopicId(topic_id)) if args.leader_epoch_zero else None,
+            skip_damaged=args.skip_damaged,
         )
+    for left in report.skipped:
+        out.note(f"error: offsets {left.first_offset} to {left.last_offset} of {name} cannot be read and are left out: {left.reason}")
     row = (str(name), report.segments, format_size(report.bytes), report.start_offset, report.end_offset)
     out.print_result(tiers.report_document(report), Table("", ("partition", "segments", "size", "start offset", "end offset"), [row]))
+    return BadData.exit_code if report.skipped else 0

@@ -1,0 +1,102 @@
+"""Damage that a reader meets in a live segment: which offsets cannot be read, and where reading can go on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from compactor.cleaner.passes.source import SourceSegment
+from compactor.consumer.pieces import Piece, SegmentGone, SegmentReader
+from compactor.errors import BadData
+from compactor.kernels.common import Flags
+from compactor.model.ids import TopicPartition
+
+_LOG = logging.getLogger(__name__)
+_PROBE_BYTES = 1 << 16
+UNDECIDABLE = "the outcome of their transactions cannot be read, because what follows is damaged"
+
+
+class DamagedRange(NamedTuple):
+    """Offsets that cannot be read, both inclusive, and why. segment: the object's name."""
+
+    first: int
+    last: int
+    reason: str
+    segment: str
+
+    def as_error(self, name: TopicPartition) -> BadData:
+        """Return the error of a reader that does not skip damage."""
+        hint = (
+            f"`verify {name}` names all damage, `repair {name}` makes it good. The other records are read with --skip-damaged (cat, "
+            "export), skip_damaged (consumer) or skipDamaged (Spark)"
+        )
+        return BadData(f"offsets {self.first} to {self.last} cannot be read: {self.reason}", segment=self.segment, hint=hint)
+
+
+def log_damage(damage: DamagedRange) -> None:
+    """Log offsets that are skipped because they cannot be read."""
+    _LOG.warning("offsets %d to %d of %s are skipped: %s", *damage[:2], damage.segment, damage.reason)
+
+
+def damaged_batches(piece: Piece, mine: Flags) -> Flags:
+    """Return a flag for each batch that is known to have another CRC than its bytes, after checking the ranges of batches that hold a
+    flagged one. These are not checked again when other batches of the range are read.
+    """
+    source, found = piece.source, piece.damaged
+    for first, last in source.batch_ranges():
+        if mine[first:last].any() and not _has_valid_crcs(source, first, last):
+            found[first:last] |= [not _has_valid_crcs(source, batch, batch + 1) for batch in range(first, last)]
+            source.verified[first:last] = True
+    return found
+
+
+def _has_valid_crcs(source: SourceSegment, first: int, last: int) -> bool:
+    try:
+        source.verify_crcs(first, last)
+    except BadData:
+        return False
+    return True
+
+
+def damaged_ranges(piece: Piece, bad: Flags, reason: str, first: int, last: int) -> Iterator[DamagedRange]:
+    """Yield the offsets of flagged batches, neighbours together, as far as they lie between ``first`` and ``last`` (inclusive)."""
+    table = piece.source.table
+    places = np.flatnonzero(bad)
+    for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1):
+        if len(run):
+            # The base offset of a compressed v0/v1 wrapper is not known, so that the damage begins after the batch before it.
+            begin = int(table.last_offset[run[0] - 1]) + 1 if run[0] else int(max(table.base_offset[0], piece.metadata.start_offset))
+            yield DamagedRange(max(first, begin), min(last, int(table.last_offset[run[-1]])), reason, piece.source.name)
+
+
+def piece_before_damage(reader: SegmentReader, position: int, error: BadData) -> Piece | None:
+    """Return the whole batches from ``position`` up to where an error was found, or None if there are none."""
+    if error.position <= position:
+        return None
+    try:
+        piece = reader.read_piece(position, error.position - position)
+    except BadData:
+        return None
+    return piece if piece.end <= error.position else None
+
+
+def place_after_damage(reader: SegmentReader, position: int, first: int) -> tuple[int, int]:
+    """Return position and base offset of the next batch that can be read after the damaged one at ``position``.
+
+    It is found by the offset index. If there is none, it is the end of the segment and the offset after it.
+
+    :param first: first offset that has not been read.
+    """
+    metadata = reader.metadata
+    for at in reader.positions_after(position):
+        try:
+            piece = reader.read_piece(at, _PROBE_BYTES)
+        except (BadData, SegmentGone):
+            continue
+        table = piece.source.table
+        if len(table) and first <= table.base_offset[0] <= metadata.end_offset and _has_valid_crcs(piece.source, 0, 1):
+            return at, int(table.base_offset[0])
+    return metadata.size_bytes, metadata.end_offset + 1

@@ -1,0 +1,73 @@
+"""Transactions that are open at the end of a listed tier, whose segments are not described by metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from compactor.access.tier import Tier
+from compactor.constants import MAX_OFFSET
+from compactor.consumer.pieces import SegmentGone, SegmentReader
+from compactor.control.state import PartitionState
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, BatchTable
+from compactor.tier.layouts.pinterest.listing import ListedTier, OpenTransactions
+
+
+def first_open_offset(tier: Tier, listed: ListedTier, state: PartitionState) -> int:
+    """Return the first offset of the oldest transaction that is open at the tier's end, or the end offset (exclusive) if none is open.
+
+    As in a round, a transaction that is open for longer than ``producer_id_expiration_ms`` is taken to be abandoned: segments that were
+    uploaded
+    so long before the newest one are not read. Raises BadData, StoreError.
+    """
+    cleaner = tier.cleaner_for(state.topic)
+    recent = _recent_segments(state.live, cleaner.producer_id_expiration_ms)
+    if not recent:
+        return state.end_offset + 1
+    known = listed.transactions.get(state.name)
+    place = -1 if known is None else next((at for at, segment in enumerate(recent) if known.is_state_at_end_of(segment)), -1)
+    opened = dict(known.first_offsets) if known is not None and place >= 0 else {}
+    for segment in recent[place + 1 :]:
+        reader = SegmentReader(tier.ports.layout, state.name, segment, cleaner.max_decompressed_batch_bytes)
+        try:
+            for piece in reader.read_pieces():
+                update_open_transactions(opened, piece.source.table, segment.end_offset)
+        except SegmentGone:
+            if segment is recent[-1]:
+                raise
+            opened.clear()  # it has expired meanwhile, and so has everything before it
+    opened = {producer: offset for producer, offset in opened.items() if offset >= recent[0].start_offset}
+    listed.transactions[state.name] = OpenTransactions(recent[-1].start_offset, recent[-1].size_bytes, opened)
+    return min(opened.values(), default=state.end_offset + 1)
+
+
+def _recent_segments(live: Sequence[RemoteLogSegmentMetadata], within_ms: int) -> Sequence[RemoteLogSegmentMetadata]:
+    """Return the segments from the first one on that was uploaded at most ``within_ms`` before the newest."""
+    if not live:
+        return ()
+    begin = next(at for at, segment in enumerate(live) if segment.mtime_ms >= live[-1].mtime_ms - within_ms)
+    return live[begin:]
+
+
+def update_open_transactions(opened: dict[int, int], table: BatchTable, last: int) -> None:
+    """Update ``opened`` with these batches, up to offset ``last`` (inclusive).
+
+    :param opened: producer id -> first offset of its open transaction.
+    """
+    inside = (table.producer_id >= 0) & (table.last_offset <= last)
+    ends = ((table.control == ABORT) | (table.control == COMMIT)) & inside
+    data = (table.control == NOT_CONTROL) & table.is_transactional & inside
+    at = np.flatnonzero(ends | data)
+    producers, whose = np.unique(table.producer_id[at], return_inverse=True)
+    places, is_end = np.arange(len(at)), ends[at]
+    ended = np.full(len(producers), -1, np.int64)
+    np.maximum.at(ended, whose[is_end], places[is_end])
+    for index in np.flatnonzero(ended >= 0).tolist():
+        opened.pop(int(producers[index]), None)
+    still = ~is_end & (places > ended[whose])
+    begun = np.full(len(producers), MAX_OFFSET, np.int64)
+    np.minimum.at(begun, whose[still], table.base_offset[at][still])
+    for index in np.flatnonzero(begun < MAX_OFFSET).tolist():
+        opened.setdefault(int(producers[index]), int(begun[index]))

@@ -1,0 +1,104 @@
+"""The readable batches of a damaged segment (``export --skip-damaged``)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from compactor.access.tier import Tier
+from compactor.errors import BadData, NotFound
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.batches import Bytes, check_crcs, map_file, scan_batches
+from compactor.records.indexes import OFFSET_ENTRY
+
+
+@dataclass(frozen=True)
+class SkippedOffsets:
+    """Offsets that an export left out because they cannot be read, both inclusive. reason: why."""
+
+    first_offset: int
+    last_offset: int
+    reason: str
+
+
+def salvage_segment(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, path: Path, first: int) -> list[SkippedOffsets]:
+    """Write the readable batches of a damaged segment to ``path``, and return the offsets that are missing in it. Nothing is written if no
+    batch can be read.
+
+    :param first: offset from which the segment is read.
+    :raises StoreError: if the store fails.
+    """
+    layout = opened.ports.layout
+    try:
+        layout.download_file(name, segment, "log", path)
+    except (NotFound, BadData):
+        path.unlink(missing_ok=True)
+        return [SkippedOffsets(first, segment.end_offset, "the object is missing, or cannot be unpacked")]
+    buf = map_file(path)
+    spans, skipped = _readable_spans(buf, layout.object_name(name, segment, "log"), _index_positions(opened, name, segment), segment, first)
+    data = b"".join(buf[begin:end].tobytes() for begin, end in spans)
+    del buf
+    path.unlink()
+    if data:
+        path.write_bytes(data)
+    return skipped
+
+
+def _index_positions(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> list[int]:
+    """Return the positions that the offset index names, ascending; none if it is missing."""
+    try:
+        data = opened.ports.layout.read_file(name, segment, "index")
+    except (NotFound, BadData):
+        return []
+    entries = np.frombuffer(data[: len(data) // OFFSET_ENTRY.itemsize * OFFSET_ENTRY.itemsize], OFFSET_ENTRY)
+    return sorted({int(position) for position in entries["position"].tolist()})
+
+
+def _readable_spans(
+    buf: Bytes, where: str, restarts: Sequence[int], segment: RemoteLogSegmentMetadata, first: int
+) -> tuple[list[tuple[int, int]], list[SkippedOffsets]]:
+    """Return the byte ranges of readable batches, and the offsets between them that cannot be read.
+
+    :param restarts: positions where a batch should begin, ascending, at which parsing goes on after damage.
+    :param first: first offset that is wanted.
+    """
+    spans: list[tuple[int, int]] = []
+    skipped: list[SkippedOffsets] = []
+    at, expected, reason = 0, first, ""
+    while at < len(buf):
+        stop = len(buf)
+        try:
+            table = scan_batches(buf[at:], where, expected - 1 if spans else -1)
+        except BadData as error:
+            stop = at + max(error.position, 0)
+            table = scan_batches(buf[at:stop], where) if stop > at else scan_batches(buf[:0], where)
+            structure = error.cause
+        else:
+            structure = ""
+        for batch in range(len(table)):
+            base, last = int(table.base_offset[batch]), int(table.last_offset[batch])
+            if last < expected or last > segment.end_offset:
+                continue
+            begin = at + int(table.position[batch])
+            try:
+                check_crcs(buf[at:stop], table, batch, batch + 1, where)
+            except BadData:
+                reason = reason or "the CRC does not match"
+                continue
+            if reason and base > expected:
+                skipped.append(SkippedOffsets(expected, base - 1, reason))
+            reason, expected = "", last + 1
+            spans.append((begin, begin + int(table.size[batch])))
+        reason = structure or reason
+        after = bisect_right(restarts, stop)
+        at = len(buf) if stop == len(buf) else restarts[after] if after < len(restarts) else len(buf)
+    if len(buf) < segment.size_bytes:
+        reason = reason or f"the object ends {segment.size_bytes - len(buf)} bytes early"
+    if reason and expected <= segment.end_offset:
+        skipped.append(SkippedOffsets(expected, segment.end_offset, reason))
+    return spans, skipped

@@ -1,0 +1,167 @@
+"""Reading a live segment that is damaged: the error names the offsets, and the rest is read only where that is asked for."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from compactor.consumer import ConsumerOptions, Place, open_consumer
+from compactor.errors import BadData, UsageError
+from compactor.spark.options import parse_options
+from tests.builders import LogBuilder
+from tests.plain_format import read_batches
+from tests.support.tier_cli import Answer, TierCli, visible
+
+pytestmark = pytest.mark.damages
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> TierCli:
+    """Three segments of ten batches with two records each: offsets 0 to 19, 20 to 39, 40 to 59."""
+    cli = TierCli(tmp_path / "cli", {"cleaner": {"index_interval_bytes": 64}})
+    log = LogBuilder()
+    for number in range(3):
+        if number:
+            log.roll()
+        for batch in range(10):
+            log.put(f"k{number}-{batch}=first", f"l{number}-{batch}=second")
+    cli.bring(log.write(tmp_path / "log" / "orders-0"))
+    return cli
+
+
+def middle_log(cli: TierCli) -> Path:
+    (path,) = cli.tier.glob(f"orders-0/{20:020}-*.log")
+    return path
+
+
+def batch_position(data: bytes, number: int) -> int:
+    return sum(len(batch.raw) for batch in list(read_batches(data))[:number])
+
+
+def damage_body(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[batch_position(bytes(data), 4) - 3] ^= 0x55
+    path.write_bytes(bytes(data))
+
+
+def damage_length(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    at = batch_position(bytes(data), 3) + 8
+    data[at : at + 4] = (7).to_bytes(4, "big")
+    path.write_bytes(bytes(data))
+
+
+def cut_short(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: batch_position(data, 3)])
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], range]] = {
+    "a body": (damage_body, range(26, 28)),
+    "a header": (damage_length, range(26, 28)),
+    "the end": (cut_short, range(26, 40)),
+    "a missing object": (Path.unlink, range(20, 40)),
+}
+
+
+def lines(answer: Answer) -> list[int]:
+    return [json.loads(line)["offset"] for line in (answer.document or "").splitlines()]
+
+
+def cat(cli: TierCli, *words: str) -> Answer:
+    return cli.ask("cat", "orders-0", "--format", "json", *words, output="table")
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_cat_reads_up_to_the_damage_and_names_the_offsets(name: str, isolation: str, cli: TierCli) -> None:
+    harm, lost = DAMAGES[name]
+    harm(middle_log(cli))
+    answer = cat(cli, "--isolation", isolation)
+    assert (answer.code, lines(answer)) == (3, list(range(lost.start)))
+    assert f"offsets {lost.start} to {lost.stop - 1} cannot be read" in answer.stderr
+    assert "--skip-damaged" in answer.stderr
+    assert "repair orders-0" in answer.stderr
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_cat_gives_the_rest_where_it_is_asked_for(name: str, cli: TierCli) -> None:
+    harm, lost = DAMAGES[name]
+    harm(middle_log(cli))
+    answer = cat(cli, "--skip-damaged")
+    assert (answer.code, lines(answer)) == (3, [offset for offset in range(60) if offset not in lost])
+    assert f"offsets {lost.start} to {lost.stop - 1} of orders-0 cannot be read" in answer.stderr
+    assert cat(cli, "--skip-damaged", "--to", "19").code == 0
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_an_export_leaves_out_what_cannot_be_read(name: str, cli: TierCli, tmp_path: Path) -> None:
+    harm, lost = DAMAGES[name]
+    harm(middle_log(cli))
+    refused = cli.ask("export", "orders-0", tmp_path / "refused")
+    assert refused.code == 3
+    assert not (tmp_path / "refused").exists()
+    answer = cli.ask("export", "orders-0", tmp_path / "out", "--skip-damaged")
+    assert answer.code == 3
+    assert [(one["first_offset"], one["last_offset"]) for one in answer.document["skipped"]] == [(lost.start, lost.stop - 1)]
+    assert [record[0] for record in visible(tmp_path / "out")] == [offset for offset in range(60) if offset not in lost]
+
+
+def test_records_whose_transaction_cannot_be_decided_are_left_out(tmp_path: Path) -> None:
+    cli = TierCli(tmp_path / "cli")
+    log = LogBuilder()
+    log.put("a=1", pid=7, txn=True)
+    log.put("b=1")
+    log.roll()
+    log.abort(7)
+    log.put("c=1")
+    log.roll()
+    log.put("d=1", pid=7, txn=True)
+    log.commit(7)
+    cli.bring(log.write(tmp_path / "log" / "orders-0"))
+    (path,) = cli.tier.glob(f"orders-0/{2:020}-*.log")
+    data = bytearray(path.read_bytes())
+    data[60] ^= 1
+    path.write_bytes(bytes(data))
+    answer = cat(cli, "--skip-damaged")
+    assert (answer.code, lines(answer)) == (3, [1, 3, 4])
+    assert "offsets 0 to 0 of orders-0 cannot be read: the outcome of their transactions" in answer.stderr
+    assert lines(cat(cli, "--skip-damaged", "--isolation", "read_uncommitted")) == [0, 1, 3, 4]
+    path.unlink()
+    assert lines(cat(cli, "--skip-damaged")) == [1, 4]
+
+
+def test_a_lost_index_hides_nothing_where_damage_is_skipped(cli: TierCli) -> None:
+    middle_log(cli).with_suffix(".index").unlink()
+    answer = cat(cli, "--skip-damaged", "--from", "30")
+    assert (answer.code, lines(answer)) == (0, list(range(30, 60)))
+
+
+def test_a_consumer_ends_at_the_damage_or_skips_it_with_a_warning(cli: TierCli, caplog: pytest.LogCaptureFixture) -> None:
+    damage_body(middle_log(cli))
+
+    def read(options: ConsumerOptions, until: int) -> list[int]:
+        found: list[int] = []
+        with open_consumer(str(cli.config), options=options) as consumer:
+            consumer.assign([Place("orders", 0, 0)])
+            while not found or found[-1] < until:
+                found += [message.offset() for message in consumer.consume(100, 5.0)]
+        return found
+
+    with pytest.raises(BadData, match="offsets 26 to 27 cannot be read"):
+        read(ConsumerOptions(), 59)
+    with caplog.at_level(logging.WARNING, "compactor"):
+        assert read(ConsumerOptions(skip_damaged=True), 59) == [*range(26), *range(28, 60)]
+    assert "offsets 26 to 27" in caplog.text
+
+
+def test_the_last_values_are_never_read_around_damage(cli: TierCli) -> None:
+    assert cat(cli, "--skip-damaged", "--view", "latest").code == 2
+    with pytest.raises(UsageError, match="exclude each other"):
+        ConsumerOptions(view="latest", skip_damaged=True)
+    with pytest.raises(UsageError, match="exclude each other"):
+        parse_options({"config": str(cli.config), "topic": "orders", "skipDamaged": "true", "view": "latest"})
