@@ -13,7 +13,7 @@ from compactor.access.tier import Tier
 from compactor.errors import BadData, NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.batches import Bytes, check_crcs, map_file, scan_batches
+from compactor.records.batches import Bytes, map_file, scan_batches, verify_crcs_of_batches
 from compactor.records.indexes import OFFSET_ENTRY
 
 
@@ -86,7 +86,7 @@ def _readable_spans(
                 continue
             begin = at + int(table.position[batch])
             try:
-                check_crcs(buf[at:stop], table, batch, batch + 1, where)
+                verify_crcs_of_batches(buf[at:stop], table, batch, batch + 1, where)
             except BadData:
                 reason = reason or "the CRC does not match"
                 continue
