@@ -8,7 +8,7 @@ KILLS ?= 200
 MINUTES ?= 10
 BENCH ?= [a-z]*
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 kafka-demo agent-demo test slow-tests broker-tests-all lint conformance simulate model kill-test agent-soak soak broker-soak evidence bench clean
+.PHONY: help setup demo demo-s3 kafka-demo agent-demo test slow-tests broker-tests-all lint conformance simulate model kill-test agent-soak soak broker-soak evidence bench release clean
 
 help: ## This list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  make %-16s %s\n' "$$name" "$$text"; done
@@ -72,6 +72,9 @@ evidence: setup ## docs/reliability.md from the records in docs/evidence, which 
 
 bench: setup ## All benchmarks, or BENCH=name (docs/benchmarks.md)
 	@for file in benchmarks/$(BENCH).py; do $(RUN) "benchmarks.$$(basename "$$file" .py)" || exit 1; done
+
+release: setup ## In dist/: sdist, wheel, chart, image context, release notes, digests, of the commit that is checked out
+	@.venv/bin/python .ci/release.py
 
 clean: ## Removes .venv and every cache
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info build

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from compactor import __version__
+from compactor import __commit__, __version__
 from compactor.cli.arguments import COMMANDS
 from compactor.cli.frame import DEBUG, CommandFunction, Parser, as_compactor_error, asks_for_json, move_common_options
 from compactor.cli.lines import LineFormat, NoteFunction, RemarkHandler
@@ -140,7 +140,8 @@ def build_parser(names: Container[str]) -> Parser:
         epilog="Exit codes: 0 done, 2 usage or configuration, 3 bad data, 4 fenced or leased elsewhere,\n"
         "5 store, broker or network, 6 out of budget (disk, memory), 1 a bug, 130 after Ctrl-C, 143 after SIGTERM.",
     )
-    parser.add_argument("--version", action="version", version=f"tiered-compactor {__version__}")
+    built_of = f"commit {__commit__}" if __commit__ else "not a release"
+    parser.add_argument("--version", action="version", version=f"tiered-compactor {__version__} ({built_of})")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     for command in COMMANDS:
         child = commands.add_parser(command.name, help=command.help, description=command.help)

@@ -56,7 +56,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[frame.CommandFunction]
 
 
 def test_version_and_help() -> None:
-    assert call("--version").stdout == f"tiered-compactor {__version__}\n"
+    assert call("--version").stdout == f"tiered-compactor {__version__} (not a release)\n"
     shown = call("--help")
     assert shown.returncode == 0
     for one in COMMANDS:
