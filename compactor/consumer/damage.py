@@ -20,12 +20,17 @@ UNDECIDABLE = "the outcome of their transactions cannot be read, because what fo
 
 
 class DamagedRange(NamedTuple):
-    """Offsets that cannot be read, both inclusive, and why. segment: the object's name."""
+    """Offsets that cannot be read, both inclusive, and why.
+
+    segment: the object's name.
+    position: byte position of the damage in it, -1 if unknown.
+    """
 
     first: int
     last: int
     reason: str
     segment: str
+    position: int = -1
 
     def as_error(self, name: TopicPartition) -> BadData:
         """Return the error of a reader that does not skip damage."""
@@ -33,7 +38,9 @@ class DamagedRange(NamedTuple):
             f"`verify {name}` names all damage, `repair {name}` makes it good. The other records are read with --skip-damaged (cat, "
             "export), skip_damaged (consumer) or skipDamaged (Spark)"
         )
-        return BadData(f"offsets {self.first} to {self.last} cannot be read: {self.reason}", segment=self.segment, hint=hint)
+        cause = f"{self.reason}, so that offsets {self.first} to {self.last} cannot be read"
+        offset = self.first if self.position >= 0 else -1
+        return BadData(cause, segment=self.segment, position=self.position, offset=offset, hint=hint)
 
 
 def log_damage(damage: DamagedRange) -> None:
@@ -69,7 +76,8 @@ def damaged_ranges(piece: Piece, bad: Flags, reason: str, first: int, last: int)
         if len(run):
             # The base offset of a compressed v0/v1 wrapper is not known, so that the damage begins after the batch before it.
             begin = int(table.last_offset[run[0] - 1]) + 1 if run[0] else int(max(table.base_offset[0], piece.metadata.start_offset))
-            yield DamagedRange(max(first, begin), min(last, int(table.last_offset[run[-1]])), reason, piece.source.name)
+            position = piece.position + int(table.position[run[0]])
+            yield DamagedRange(max(first, begin), min(last, int(table.last_offset[run[-1]])), reason, piece.source.name, position)
 
 
 def piece_before_damage(reader: SegmentReader, position: int, error: BadData) -> Piece | None:

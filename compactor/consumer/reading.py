@@ -290,7 +290,7 @@ class Reader:
                         before = piece_before_damage(reader, position, error)
                         if before is None:
                             position, after = place_after_damage(reader, position, first)
-                            self._report_damage(DamagedRange(first, min(last, after - 1), error.cause, error.segment))
+                            self._report_damage(DamagedRange(first, min(last, after - 1), error.cause, error.segment, error.position))
                             first, retries = after, 0
                             continue
                         piece = before

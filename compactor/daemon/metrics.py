@@ -50,7 +50,7 @@ ALIASES = {
         "Partitions that cannot be cleaned at present: quarantined, failing or suspended",
         1,
     ),
-    "uncleanable_bytes": ("uncleanable_bytes", "Dirty bytes of partitions for which a round is due", 1),
+    "uncleanable_bytes": ("uncleanable_bytes", "Dirty bytes of partitions that cannot be cleaned at present", 1),
     "max_dirty_ratio": ("max_dirty_percent", "Dirty ratio of the dirtiest partition", 100),
     "max_compaction_delay_seconds": ("max_compaction_delay_secs", "By how much max_compaction_lag_ms is exceeded, at most", 1),
     "last_round_seconds": ("max_clean_time_secs", "Duration of the last round", 1),

@@ -4,6 +4,8 @@ PySpark nor Arrow.
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,13 +15,27 @@ if TYPE_CHECKING:
 def register(spark: SparkSession) -> None:
     """Register the data source ``kafka-tiered`` with a Spark session.
 
+    If neither PYSPARK_PYTHON nor ``spark.pyspark.python`` names a Python, the workers of a local master run this one. Spark's default is
+    the first ``python3`` of the path, which does not have the packages of a virtual environment.
+
     Raises UsageError if the installed PySpark version is not supported.
     """
     from compactor.spark.cluster.versions import check_pyspark
     from compactor.spark.datasource import KafkaTieredSource
 
     check_pyspark()
+    _run_workers_with_this_python()
     spark.dataSource.register(KafkaTieredSource)
+
+
+def _run_workers_with_this_python() -> None:
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context  # None with Spark Connect, whose server chooses the Python
+    if context is None or "PYSPARK_PYTHON" in os.environ or context.getConf().get("spark.pyspark.python"):
+        return
+    if context.master.startswith("local"):
+        context.pythonExec = sys.executable
 
 
 def recompact(
