@@ -53,7 +53,7 @@ def damaged_batches(piece: Piece, mine: Flags) -> Flags:
     flagged one. These are not checked again when other batches of the range are read.
     """
     source, found = piece.source, piece.damaged
-    for first, last in source.batch_ranges():
+    for first, last in source.uniform_batch_ranges():
         if mine[first:last].any() and not _has_valid_crcs(source, first, last):
             found[first:last] |= [not _has_valid_crcs(source, batch, batch + 1) for batch in range(first, last)]
             source.verified[first:last] = True
@@ -62,7 +62,7 @@ def damaged_batches(piece: Piece, mine: Flags) -> Flags:
 
 def _has_valid_crcs(source: SourceSegment, first: int, last: int) -> bool:
     try:
-        source.verify_crcs(first, last)
+        source.verify_crcs_once(first, last)
     except BadData:
         return False
     return True

@@ -140,7 +140,7 @@ class TransactionOutcomes:
             return False
         table = piece.source.table
         for batch in np.flatnonzero((table.control != NOT_CONTROL) & (table.last_offset >= self._frontier)).tolist():
-            piece.source.verify_crcs(batch, batch + 1)  # the kind of a damaged marker is not known
+            piece.source.verify_crcs_once(batch, batch + 1)  # the kind of a damaged marker is not known
         markers = np.flatnonzero(((table.control == ABORT) | (table.control == COMMIT)) & (table.last_offset >= self._frontier))
         for batch in markers.tolist():
             mine = self._markers.setdefault(int(table.producer_id[batch]), deque())

@@ -81,7 +81,8 @@ class SegmentReader:
             known = self._offset_index()["position"].astype(np.int64)
         except SegmentGone:
             return []
-        return known[known > position].tolist()
+        after: list[int] = known[known > position].tolist()
+        return after
 
     def read_pieces(self, position: int = 0, piece_bytes: int = FETCH_BYTES) -> Iterator[Piece]:
         """Read a segment from ``position``, where a batch begins, to its end, and yield its batches in pieces of about ``piece_bytes``

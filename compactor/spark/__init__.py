@@ -34,7 +34,7 @@ def _run_workers_with_this_python() -> None:
     context = SparkContext._active_spark_context  # None with Spark Connect, whose server chooses the Python
     if context is None or "PYSPARK_PYTHON" in os.environ or context.getConf().get("spark.pyspark.python"):
         return
-    if context.master.startswith("local"):
+    if str(context.master).startswith("local"):
         context.pythonExec = sys.executable
 
 
