@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from checkpoint.lineage import EpochEntry
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.errors import BadData
 
 CURRENT_VERSION = 0
@@ -38,7 +38,7 @@ def parse_leader_epoch_checkpoint(text: str, source_name: str = "leader-epoch-ch
     """Parse a ``leader-epoch-checkpoint``. Return its lineage, ascending. Raises BadData, also if epochs or offsets decrease."""
     entries: list[EpochEntry] = []
     for number, (epoch, start) in _parse_entries(text, 2, source_name):
-        entry = EpochEntry(LeaderEpoch(_parse_number(epoch, number, source_name, INT32)), _parse_number(start, number, source_name))
+        entry = EpochEntry(LeaderEpoch(_parse_number(epoch, number, source_name, INT32)), Offset(_parse_number(start, number, source_name)))
         if entry.epoch < 0 or entry.start_offset < 0:
             raise _checkpoint_error(source_name, f"line {number}: epoch {entry.epoch} at {entry.start_offset} is negative")
         if entries and not (entries[-1].epoch < entry.epoch and entries[-1].start_offset <= entry.start_offset):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compactor.constants import NO_LEADER_EPOCH, LeaderEpoch
+from compactor.constants import NO_LEADER_EPOCH, LeaderEpoch, Offset
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -20,7 +20,7 @@ class EpochEntry:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     epoch: LeaderEpoch
-    start_offset: int
+    start_offset: Offset
 
 
 Lineage = tuple[EpochEntry, ...]
@@ -34,7 +34,7 @@ def merge_segment_lineages(lineages: Sequence[Sequence[EpochEntry]]) -> Lineage:
     for lineage in lineages:
         for entry in lineage:
             starts[entry.epoch] = min(entry.start_offset, starts.get(entry.epoch, entry.start_offset))
-    return tuple(EpochEntry(epoch, start) for epoch, start in sorted(starts.items()))
+    return tuple(EpochEntry(epoch, Offset(start)) for epoch, start in sorted(starts.items()))
 
 
 def extend_lineage(lineage: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> Lineage:

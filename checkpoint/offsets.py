@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from compactor.constants import CompactorEpoch
+from compactor.constants import CompactorEpoch, Offset
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -21,7 +21,7 @@ class CleanerOffset:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     leader_epoch: CompactorEpoch
-    offset: int
+    offset: Offset
 
 
 Vector = tuple[CleanerOffset, ...]
@@ -52,7 +52,7 @@ def advance_vector(vector: Sequence[CleanerOffset], compactor_epoch: CompactorEp
     if vector and (vector[-1].leader_epoch > compactor_epoch or vector[-1].offset > offset):
         raise ValueError(f"{compactor_epoch}:{offset} does not follow {vector[-1].leader_epoch}:{vector[-1].offset}")
     kept = tuple(entry for entry in vector if entry.leader_epoch < compactor_epoch)
-    return (*kept, CleanerOffset(compactor_epoch, offset))
+    return (*kept, CleanerOffset(compactor_epoch, Offset(offset)))
 
 
 def is_claim_valid(vector: Sequence[CleanerOffset], compactor_epoch: CompactorEpoch, offset: int) -> bool:
@@ -73,4 +73,4 @@ def drop_unreferenced_epochs(vector: Sequence[CleanerOffset], referenced_epochs:
 
 def clamp_vector(vector: Sequence[CleanerOffset], offset: int) -> Vector:
     """Return the vector with all offsets limited to ``offset``, because the broker's log was truncated or diverges there."""
-    return tuple(CleanerOffset(entry.leader_epoch, min(entry.offset, offset)) for entry in vector)
+    return tuple(CleanerOffset(entry.leader_epoch, Offset(min(entry.offset, offset))) for entry in vector)

@@ -12,7 +12,7 @@ from compactor.brokers.metadata_topic.codec import (
     RemoteLogSegmentMetadataUpdateRecord,
     TopicIdPartition,
 )
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.model.segment import SegmentState
 
 S = SegmentState
@@ -41,7 +41,7 @@ def raw_id(number: int) -> bytes:
 def segment(
     number: int, start: int, end: int, epochs: dict[int, int] | None = None, *, max_ms: int = 1000
 ) -> RemoteLogSegmentMetadataRecord:
-    entries = tuple(EpochEntry(LeaderEpoch(epoch), offset) for epoch, offset in (epochs or {0: start}).items())
+    entries = tuple(EpochEntry(LeaderEpoch(epoch), Offset(offset)) for epoch, offset in (epochs or {0: start}).items())
     return RemoteLogSegmentMetadataRecord(PARTITION, raw_id(number), start, end, 1, max_ms, 5, entries, 100)
 
 
@@ -73,7 +73,7 @@ def script(rng: random.Random, length: int = 40) -> list[MetadataRecord]:
 
 
 def lineage_entries(lineage: tuple[tuple[int, int], ...]) -> tuple[EpochEntry, ...]:
-    return tuple(EpochEntry(LeaderEpoch(epoch), start) for epoch, start in lineage)
+    return tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in lineage)
 
 
 def _span(rng: random.Random) -> Span:

@@ -27,7 +27,7 @@ from compactor.brokers.metadata_topic.codec import (
 from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
 from compactor.brokers.metadata_topic.ports import MetadataTopic
 from compactor.brokers.metadata_topic.token_bucket import MetadataTokenBucket
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.errors import Refused, Unavailable, UsageError
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.plan import Replacement
@@ -414,7 +414,7 @@ def _unknown_segments(
 
 def _to_announced(segment: RemoteLogSegmentMetadataRecord) -> Announced:
     """Convert a metadata record to an Announced segment."""
-    epochs = tuple(EpochEntry(LeaderEpoch(epoch), start) for epoch, start in epoch_starts(segment))
+    epochs = tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_starts(segment))
     since = segment.event_timestamp_ms if segment.state is _S.DELETE_SEGMENT_STARTED else -1
     return Announced(segment.id, segment.start_offset, segment.end_offset, epochs, since)
 

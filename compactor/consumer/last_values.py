@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compactor.access.tier import Tier
-from compactor.constants import MAX_OFFSET
+from compactor.constants import MAX_OFFSET, Offset
 from compactor.consumer.gather import Selection
 from compactor.consumer.history import LogIdentity, log_identity
 from compactor.consumer.messages import Place, RecordBlock, copy_block
@@ -95,7 +95,7 @@ class LastValues:
                     picked = selection.picked[selection.rows.offset[selection.picked] < below]
                     if len(picked):
                         yield replace(selection, picked=picked)
-                        below = int(selection.rows.offset[picked[0]])
+                        below = Offset(int(selection.rows.offset[picked[0]]))
             except OutOfBudget:
                 if ranges >> MAX_HALVINGS:
                     raise

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from compactor.constants import Offset
 from compactor.control.leadership import Leadership
 from compactor.control.records import BrokerLogStartSeen
 from compactor.control.state import Intent, PartitionState
@@ -40,7 +41,7 @@ def observe_log_start(leadership: Leadership) -> int:
     ports, state = leadership.ports, leadership.state
     seen = ports.broker_log_start(state.name) if ports.broker_log_start is not None else 0
     if seen > state.broker_log_start:
-        body = BrokerLogStartSeen(leader_epoch=leadership.epoch, offset=seen)
+        body = BrokerLogStartSeen(leader_epoch=leadership.epoch, offset=Offset(seen))
         state = leadership.append_record(body, lambda state: state.broker_log_start >= seen)
         leadership.require_in_state(state)  # it may be another leader that has recorded it
     return state.broker_log_start

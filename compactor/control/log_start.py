@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from compactor.constants import CompactorEpoch
+from compactor.constants import CompactorEpoch, Offset
 from compactor.control.records import LogStartRaised, Record, SegmentsTiered
 from compactor.control.state import PartitionState, Waiting, sum_batches_of
 from compactor.control.summary import SegmentFacts
@@ -32,7 +32,7 @@ def log_start_record(state: PartitionState, offset: int, leader_epoch: Compactor
     gone = removable_below(state.live, offset)
     return LogStartRaised(
         leader_epoch=leader_epoch,
-        offset=offset,
+        offset=Offset(offset),
         ids=tuple(segment.id for segment in gone),
         grace_ms=grace_ms,
         removed=sum_batches_of(gone),

@@ -15,7 +15,7 @@ from checkpoint.lineage import first_divergent_offset
 from compactor.brokers.metadata_topic.cache import segment_lineage
 from compactor.brokers.metadata_topic.chain import BrokerView
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
-from compactor.constants import NO_COMPACTOR_EPOCH, CompactorEpoch
+from compactor.constants import NO_COMPACTOR_EPOCH, CompactorEpoch, Offset, TimestampMs
 from compactor.control.records import SegmentsMirrored
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -31,10 +31,10 @@ def segment_from_broker(record: RemoteLogSegmentMetadataRecord, last: int | None
     known = record.max_timestamp_ms >= 0
     return RemoteLogSegmentMetadata(
         id=record.id,
-        start_offset=record.start_offset,
-        end_offset=record.end_offset if last is None else last,
+        start_offset=Offset(record.start_offset),
+        end_offset=Offset(record.end_offset if last is None else last),
         size_bytes=record.size_bytes,
-        max_timestamp_ms=record.max_timestamp_ms,
+        max_timestamp_ms=TimestampMs(record.max_timestamp_ms),
         mtime_ms=record.max_timestamp_ms if known else record.event_timestamp_ms,
         leader_epochs=tuple(entry for entry in segment_lineage(record) if last is None or entry.start_offset <= last),
         files={},

@@ -11,7 +11,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from compactor.constants import EMPTY_TOPIC_ID, CompactorEpoch, LeaderEpoch, TopicId
+from compactor.constants import EMPTY_TOPIC_ID, CompactorEpoch, LeaderEpoch, Offset, TopicId
 from compactor.control.catalog_records import (
     CatalogBody,
     PartitionChanged as PartitionChanged,
@@ -100,8 +100,8 @@ class IdsRegistered(Value):
 class TailBatch(Value):
     """One of the last imported batches. ``digest`` covers its header, which holds the CRC of the rest, as the broker wrote it."""
 
-    base_offset: int
-    last_offset: int
+    base_offset: Offset
+    last_offset: Offset
     digest: str
 
 
@@ -155,7 +155,7 @@ class TailTruncated(Value):
 
     type: Literal["tail_truncated"] = "tail_truncated"
     cut_id: str
-    offset: int
+    offset: Offset
     voided: tuple[str, ...]
     head: RemoteLogSegmentMetadata | None = None
     epoch: LeaderEpoch | None = None
@@ -225,7 +225,7 @@ class LogStartRaised(LeaderRecord):
     """
 
     type: Literal["log_start_raised"] = "log_start_raised"
-    offset: int
+    offset: Offset
     ids: tuple[str, ...]
     grace_ms: int | None = None
     removed: DigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -263,7 +263,7 @@ class BrokerLogStartSeen(LeaderRecord):
     """Record: brokers have reported this log start offset. Recorded before a missing segment is explained by it."""
 
     type: Literal["broker_log_start_seen"] = "broker_log_start_seen"
-    offset: int
+    offset: Offset
 
 
 class ImportVoided(LeaderRecord):

@@ -16,7 +16,7 @@ import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_txn_marker
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD
 
@@ -69,7 +69,7 @@ class _LogWriter:
     def begin_leader_epoch(self, epoch: int) -> None:
         """Begin a leader epoch at the end of the log."""
         self.leader_epoch = epoch
-        self.epochs.append(EpochEntry(LeaderEpoch(epoch), self.next_offset))
+        self.epochs.append(EpochEntry(LeaderEpoch(epoch), Offset(self.next_offset)))
 
     def roll_segment(self, timestamp: int) -> None:
         """Write the batches so far as a segment file with this modification time, in milliseconds."""

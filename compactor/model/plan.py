@@ -10,7 +10,7 @@ from typing import Final
 from pydantic import Field
 
 from checkpoint.offsets import CleanerOffset as CleanerOffset
-from compactor.constants import CompactorEpoch
+from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.model.balance import Balance
 from compactor.model.base import Value
 from compactor.model.ids import TopicPartition, incarnation
@@ -42,8 +42,8 @@ class CompactionTask(Value):
     group: int
     sources: tuple[str, ...]
     new_segment_id: str
-    start_offset: int
-    end_offset: int
+    start_offset: Offset
+    end_offset: Offset
     leader_epochs: tuple[EpochEntry, ...]
     mtime_ms: int
     most_bytes: int = Field(default=0, exclude_if=lambda value: not value)
@@ -80,10 +80,10 @@ class CompactionPlan(Value):
     topic: str
     partition: int
     leader_epoch: CompactorEpoch
-    now_ms: int
-    first_dirty_offset: int
-    end_offset: int
-    next_dirty_offset: int
+    now_ms: TimestampMs
+    first_dirty_offset: Offset
+    end_offset: Offset
+    next_dirty_offset: Offset
     high_watermark: int
     legacy_horizon_ms: int
     vector: tuple[CleanerOffset, ...]

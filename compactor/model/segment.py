@@ -7,6 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from checkpoint.lineage import EpochEntry as EpochEntry
+from compactor.constants import Offset, TimestampMs
 from compactor.model.balance import DigestSum
 from compactor.model.base import Value
 
@@ -85,10 +86,10 @@ class RemoteLogSegmentMetadata(Value):
     """
 
     id: str
-    start_offset: int
-    end_offset: int
+    start_offset: Offset
+    end_offset: Offset
     size_bytes: int
-    max_timestamp_ms: int
+    max_timestamp_ms: TimestampMs
     mtime_ms: int
     leader_epochs: tuple[EpochEntry, ...]
     files: dict[str, SegmentFile]

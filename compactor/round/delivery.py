@@ -9,6 +9,7 @@ from pathlib import Path
 
 from compactor.cleaner.passes.describe import earliest_due_ms_by_counts, read_earliest_due_ms, summarize_content
 from compactor.cleaner.passes.source import SourceSegment
+from compactor.constants import TimestampMs
 from compactor.model.balance import DigestSum
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionTask
@@ -87,7 +88,7 @@ def upload_segment(
         start_offset=task.start_offset,
         end_offset=task.end_offset,
         size_bytes=made.log.size,
-        max_timestamp_ms=about.max_timestamp_ms,
+        max_timestamp_ms=TimestampMs(about.max_timestamp_ms),
         mtime_ms=task.mtime_ms,
         leader_epochs=task.leader_epochs,
         files={"log": made.log} | {kind: describe_file(data) for kind, data in made.contents.items() if kind != "log"},

@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 from checkpoint.lineage import merge_segment_lineages
 from compactor.cleaner.passes.grouping import group_segments
 from compactor.config.settings import Cleaner
-from compactor.constants import NO_COMPACTOR_EPOCH, CompactorEpoch
+from compactor.constants import NO_COMPACTOR_EPOCH, CompactorEpoch, Offset, TimestampMs
 from compactor.control.state import PartitionState
 from compactor.control.summary import PartitionFacts, SegmentFacts
 from compactor.model.plan import ActiveProducer, CompactionPlan, CompactionTask, ReadSegment, SkippedSegment
@@ -227,10 +227,10 @@ def plan_round(facts: RoundFacts, leader_epoch: CompactorEpoch, new_id: Callable
         partition=state.partition,
         incarnation=state.incarnation,
         leader_epoch=leader_epoch,
-        now_ms=facts.now_ms,
-        first_dirty_offset=found.first_dirty,
-        end_offset=found.end,
-        next_dirty_offset=cleaned,
+        now_ms=TimestampMs(facts.now_ms),
+        first_dirty_offset=Offset(found.first_dirty),
+        end_offset=Offset(found.end),
+        next_dirty_offset=Offset(cleaned),
         high_watermark=state.end_offset + 1,
         # Tombstones of v0 and v1 have no horizon: they are removed by rounds over a dirty range, not by rounds for horizons alone.
         legacy_horizon_ms=before.mtime_ms - cleaner.delete_retention_ms if before and found.dirty else 0,

@@ -18,7 +18,7 @@ from checkpoint.offsets import clean_end_offset
 from compactor.cleaner.passes.describe import count_negative_timestamps
 from compactor.cleaner.passes.source import open_source_segment
 from compactor.config.settings import Cleaner
-from compactor.constants import CompactorEpoch
+from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.control.ordering import restorable_problem
 from compactor.control.ports import Ports
 from compactor.control.stages import Stage
@@ -113,10 +113,10 @@ class RestoreRound:
             partition=state.partition,
             incarnation=state.incarnation,
             leader_epoch=leader_epoch,
-            now_ms=self.now_ms,
-            first_dirty_offset=state.first_dirty_offset,
-            end_offset=groups[-1].made.end_offset + 1,
-            next_dirty_offset=min(clean_end_offset(self._replaced_group(state).vector_before), clean_end_offset(state.vector)),
+            now_ms=TimestampMs(self.now_ms),
+            first_dirty_offset=Offset(state.first_dirty_offset),
+            end_offset=Offset(groups[-1].made.end_offset + 1),
+            next_dirty_offset=Offset(min(clean_end_offset(self._replaced_group(state).vector_before), clean_end_offset(state.vector))),
             high_watermark=state.end_offset + 1,
             legacy_horizon_ms=0,
             vector=state.vector,

@@ -17,7 +17,7 @@ from checkpoint.lineage import EpochEntry, merge_segment_lineages, truncate_line
 from checkpoint.offsets import clean_end_offset
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.describe import lineage_from_tables
-from compactor.constants import EMPTY_TOPIC_ID, TopicId
+from compactor.constants import EMPTY_TOPIC_ID, Offset, TopicId
 from compactor.control.logs import read_again_if_missing
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound, OutOfBudget, UsageError
@@ -243,7 +243,10 @@ def _write_epoch_checkpoint(opened: Tier, state: PartitionState, folder: Path) -
         entries = lineage_from_tables([scan_batches(map_file(path), path.name) for path in paths])
     # As in Kafka (LeaderEpochFileCache.truncateFromStart), the lineage begins at the log start.
     begun = [entry for entry in entries if entry.start_offset <= state.log_start][-1:]
-    entries = (*(EpochEntry(entry.epoch, state.log_start) for entry in begun), *(e for e in entries if e.start_offset > state.log_start))
+    entries = (
+        *(EpochEntry(entry.epoch, Offset(state.log_start)) for entry in begun),
+        *(e for e in entries if e.start_offset > state.log_start),
+    )
     text = format_leader_epoch_checkpoint(tuple(entry for entry in entries if entry.start_offset <= state.end_offset))
     (folder / "leader-epoch-checkpoint").write_text(text, encoding="utf-8")
 

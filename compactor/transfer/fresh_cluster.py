@@ -19,7 +19,7 @@ import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
-from compactor.constants import MAX_OFFSET, LeaderEpoch, TopicId
+from compactor.constants import MAX_OFFSET, LeaderEpoch, Offset, TopicId
 from compactor.errors import UsageError
 from compactor.records.batches import BatchTable, map_file, scan_batches
 from compactor.records.indexes import encode_offset_and_time_index, read_txn_index
@@ -55,7 +55,7 @@ def prepare_for_fresh_cluster(folder: Path, log_start: int, index_interval_bytes
     bases = [int(log.stem) for log in sorted(folder.glob("*.log"))]
     for offset in (*bases[1:], ends[-1]):
         (folder / f"{offset:020d}.snapshot").write_bytes(format_producer_snapshot(ProducerStates.without_producers()))
-    lineage = format_leader_epoch_checkpoint((EpochEntry(LeaderEpoch(0), log_start),))
+    lineage = format_leader_epoch_checkpoint((EpochEntry(LeaderEpoch(0), Offset(log_start)),))
     (folder / "leader-epoch-checkpoint").write_text(lineage, encoding="utf-8")
     return ends[-1] - 1
 

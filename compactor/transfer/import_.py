@@ -22,6 +22,7 @@ from compactor.access.rounds import read_segments
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.sidecar_builder import SidecarBuilder
 from compactor.cleaner.passes.source import SourceSegment
+from compactor.constants import Offset
 from compactor.control import ordering
 from compactor.control.fold import TAIL
 from compactor.control.logs import HASH_KEY_BYTES, PartitionLog
@@ -436,7 +437,7 @@ class _DirectoryImport:
         found = form_segments(self.log_dir, checked, before) if checked else []
         known = truncate_lineage_at(state.lineage, start)
         voided = tuple(segment.id for segment in state.live[place:])
-        body = TailTruncated(cut_id="", offset=start, voided=voided, accept_loss=self.options.accept_loss)
+        body = TailTruncated(cut_id="", offset=Offset(start), voided=voided, accept_loss=self.options.accept_loss)
         given = with_staged_epochs(given, [one.piece.source for one in checked])
         self._upload_and_record(found, self._create_arrival(found, known, given, cut=body), known, head)
 

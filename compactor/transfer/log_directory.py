@@ -28,7 +28,7 @@ from compactor.cleaner.passes.sidecar_builder import ChunkSummary, SidecarBuilde
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source, txn_index_mismatch
 from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
-from compactor.constants import NO_TIMESTAMP
+from compactor.constants import NO_TIMESTAMP, Offset, TimestampMs
 from compactor.control.records import TailBatch
 from compactor.errors import BadData, UsageError
 from compactor.local.budget import BLOCK, blocks
@@ -310,7 +310,9 @@ def tail_batch(source: SourceSegment, batch: int) -> TailBatch:
     last, base = int(table.last_offset[batch]), int(table.base_offset[batch])
     position, size = int(table.position[batch]), int(table.size[batch])
     header = source.buf[position : position + min(size, HEADER)].tobytes()
-    return TailBatch(base_offset=base if base >= 0 else last, last_offset=last, digest=hashlib.sha256(header).hexdigest()[:32])
+    return TailBatch(
+        base_offset=Offset(base if base >= 0 else last), last_offset=Offset(last), digest=hashlib.sha256(header).hexdigest()[:32]
+    )
 
 
 def _producer_states_at(log_dir: Path, offset: int, replayed: ProducerStates) -> ProducerStates:
@@ -363,7 +365,7 @@ def lineage_from_batches(sources: Sequence[SourceSegment]) -> Lineage:
     The first one begins at the start of the first segment.
     """
     reported = lineage_from_tables([source.table for source in sources])
-    return (EpochEntry(reported[0].epoch, sources[0].base), *reported[1:]) if reported else ()
+    return (EpochEntry(reported[0].epoch, Offset(sources[0].base)), *reported[1:]) if reported else ()
 
 
 def with_staged_epochs(given: Lineage, sources: Sequence[SourceSegment]) -> Lineage:
@@ -421,10 +423,10 @@ def prepare_upload(
     undecided = member.states.first_offset_of_open_transaction()
     metadata = RemoteLogSegmentMetadata(
         id=new_id,
-        start_offset=member.start,
-        end_offset=member.end,
+        start_offset=Offset(member.start),
+        end_offset=Offset(member.end),
         size_bytes=source.size,
-        max_timestamp_ms=content.max_timestamp_ms,
+        max_timestamp_ms=TimestampMs(content.max_timestamp_ms),
         mtime_ms=source.mtime_ms,
         leader_epochs=lineage_of_offset_range(lineage, member.start, member.end),
         files={"log": SegmentFile(size=source.size, sha256=member.checked.sha256), **files},

@@ -18,6 +18,7 @@ from checkpoint.lineage import Lineage, first_disowned_offset, leader_epoch_at, 
 from checkpoint.offsets import clean_end_offset
 from compactor.cleaner.offline import list_base_offsets, open_segments_of_directory
 from compactor.cleaner.passes.source import SourceSegment, segment_of_batch_range
+from compactor.constants import Offset
 from compactor.control.fold import TAIL
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
@@ -348,7 +349,7 @@ def skip_gap(lineage: Lineage, known: Lineage, first: int, held: int) -> Lineage
     """
     before = (*truncate_lineage_at(lineage, first), *(entry for entry in known if first <= entry.start_offset < held))
     epoch = leader_epoch_at(lineage, held)
-    here = (EpochEntry(epoch, held),) if epoch >= 0 and epoch != leader_epoch_at(before, held) else ()
+    here = (EpochEntry(epoch, Offset(held)),) if epoch >= 0 and epoch != leader_epoch_at(before, held) else ()
     return (*before, *here, *(entry for entry in lineage if entry.start_offset > held))
 
 

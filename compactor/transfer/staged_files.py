@@ -15,7 +15,7 @@ import numpy as np
 
 from checkpoint.lineage import EpochEntry, Lineage, leader_epoch_at
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.model.policy import CleanerPolicy
 from compactor.records.batches import BatchTable, Bytes, read_only_view
 from compactor.records.indexes import parse_txn_index
@@ -94,7 +94,7 @@ def epochs_of_batches(table: BatchTable) -> Lineage:
     """Return the leader epochs in these batches, in order, each with the offset of its first batch."""
     epochs = table.leader_epoch
     changes = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist()] if len(epochs) else []
-    return tuple(EpochEntry(LeaderEpoch(int(epochs[batch])), int(table.base_offset[batch])) for batch in changes)
+    return tuple(EpochEntry(LeaderEpoch(int(epochs[batch])), Offset(int(table.base_offset[batch]))) for batch in changes)
 
 
 def first_live_epoch(log_dir: Path, live_bases: Sequence[int]) -> LeaderEpoch:

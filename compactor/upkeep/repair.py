@@ -24,7 +24,7 @@ from checkpoint.offsets import clean_end_offset
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
-from compactor.constants import CompactorEpoch
+from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.control.leadership import Leadership, hold_leadership
 from compactor.control.logs import cut_if_due
 from compactor.control.ordering import restorable_problem
@@ -471,10 +471,10 @@ class RepairRound:
             partition=facts.partition,
             incarnation=facts.incarnation,
             leader_epoch=leader_epoch,
-            now_ms=self.opened.ports.clock_ms(),
-            first_dirty_offset=facts.first_dirty_offset,
-            end_offset=targets[-1].end_offset + 1,
-            next_dirty_offset=clean,
+            now_ms=TimestampMs(self.opened.ports.clock_ms()),
+            first_dirty_offset=Offset(facts.first_dirty_offset),
+            end_offset=Offset(targets[-1].end_offset + 1),
+            next_dirty_offset=Offset(clean),
             high_watermark=facts.end_offset + 1,
             legacy_horizon_ms=0,
             vector=facts.vector,

@@ -14,6 +14,7 @@ from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdat
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
 from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.follow import metadata_partition
+from compactor.constants import Offset
 from compactor.model.segment import SegmentState
 from compactor.upkeep.brokers.doctor import SLACK_MS
 from compactor.upkeep.brokers.known_harm import MANY_METADATA_RECORDS
@@ -41,7 +42,7 @@ def write_copy_that_hangs(cluster: KafkaCluster) -> None:
         segment_id=bytes(15) + b"x",
         start_offset=newest.end_offset + 1,
         end_offset=newest.end_offset + 9,
-        leader_epochs=(EpochEntry(newest.leader_epochs[-1].epoch, newest.end_offset + 1),),
+        leader_epochs=(EpochEntry(newest.leader_epochs[-1].epoch, Offset(newest.end_offset + 1)),),
         event_timestamp_ms=begun_ms,
         state=SegmentState.COPY_SEGMENT_STARTED,
     )

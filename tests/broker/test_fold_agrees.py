@@ -19,7 +19,7 @@ from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTo
 from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
 from compactor.brokers.metadata_topic.persisted_state import PersistedStates
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.local.rocks import Rocks
 from compactor.model.segment import SegmentState
 from tests.plain_format import Batch, Record, read_batches
@@ -54,7 +54,7 @@ class TierView:
         self.finished = [one for one in cache.list_segments() if one.state is SegmentState.COPY_SEGMENT_FINISHED]
         newest = max(self.finished, key=lambda one: one.end_offset)
         lines = self.file(newest, ".leader_epoch_checkpoint").read_text().splitlines()[2:]
-        self.lineage = tuple(EpochEntry(LeaderEpoch(int(epoch)), int(start)) for epoch, start in map(str.split, lines))
+        self.lineage = tuple(EpochEntry(LeaderEpoch(int(epoch)), Offset(int(start))) for epoch, start in map(str.split, lines))
 
     def file(self, segment: RemoteLogSegmentMetadataRecord, suffix: str) -> Path:
         return self._files[f"{segment.start_offset:020}-{segment.id}{suffix}"]

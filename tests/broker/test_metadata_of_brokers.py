@@ -14,7 +14,7 @@ from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTo
 from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
 from compactor.brokers.metadata_topic.persisted_state import FoldedPartition, PersistedStates
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.errors import Refused, Unavailable
 from compactor.local.rocks import Rocks
 from tests.support.broker_lookups import latest_tiered, segment_by_timestamp
@@ -57,7 +57,9 @@ def folded(followed: FoldedMetadataTopic, admin: KafkaAdmin, topic: str, partiti
 def lineage_in(tier: list[Path]) -> tuple[EpochEntry, ...]:
     """Of the newest segment: it knows all epochs before it."""
     newest = max((path for path in tier if path.suffix == ".leader_epoch_checkpoint"), key=lambda path: path.name[:20])
-    return tuple(EpochEntry(LeaderEpoch(int(epoch)), int(start)) for epoch, start in map(str.split, newest.read_text().splitlines()[2:]))
+    return tuple(
+        EpochEntry(LeaderEpoch(int(epoch)), Offset(int(start))) for epoch, start in map(str.split, newest.read_text().splitlines()[2:])
+    )
 
 
 def test_the_broker_and_our_fold_agree(broker: KafkaCluster, broker_admin: ClusterAdmin, told: TopicStory, follower: Follower) -> None:

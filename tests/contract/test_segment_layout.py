@@ -17,7 +17,7 @@ import pytest
 from Crypto.PublicKey import RSA
 
 from compactor.config.settings import AivenSettings, Settings, TierSettings
-from compactor.constants import LeaderEpoch, TopicId
+from compactor.constants import LeaderEpoch, Offset, TimestampMs, TopicId
 from compactor.errors import BadData, CannotCopy, NotFound, Unavailable
 from compactor.model.ids import TopicPartition, segment_id
 from compactor.model.segment import FILE_KINDS, EpochEntry, RemoteLogSegmentMetadata, SegmentFile
@@ -175,12 +175,12 @@ def contents_of(seed: int, *, without: tuple[str, ...] = ()) -> dict[str, bytes]
 def segment_of(start: int, contents: Contents, *, digests: bool = True) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
         id=random_id(start),
-        start_offset=start,
-        end_offset=start + 9,
+        start_offset=Offset(start),
+        end_offset=Offset(start + 9),
         size_bytes=len(contents["log"]),
-        max_timestamp_ms=1_700_000_000_000,
+        max_timestamp_ms=TimestampMs(1_700_000_000_000),
         mtime_ms=1_700_000_000_001,
-        leader_epochs=(EpochEntry(LeaderEpoch(0), 0),),
+        leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(0)),),
         files={
             kind: SegmentFile(size=len(data), sha256=hashlib.sha256(data).hexdigest() if digests else "") for kind, data in contents.items()
         },

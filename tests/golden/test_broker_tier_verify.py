@@ -17,7 +17,7 @@ from compactor.brokers.metadata_topic.codec import (
     RemoteLogSegmentMetadataRecord,
     RemoteLogSegmentMetadataUpdateRecord,
 )
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.model.segment import SegmentState
 from tests.golden_cases import names
 from tests.support.broker_metadata import broker_cli, golden_events
@@ -165,7 +165,7 @@ def gap(tier: Damaged) -> str:
 def stuck_copy(tier: Damaged) -> str:
     _, event = tier.introduced(-1)
     other = event._replace(segment_id=b"0123456789abcdef", start_offset=event.end_offset + 1, end_offset=event.end_offset + 50)
-    tier.events.append(other._replace(leader_epochs=(EpochEntry(event.leader_epochs[-1].epoch, other.start_offset),)))
+    tier.events.append(other._replace(leader_epochs=(EpochEntry(event.leader_epochs[-1].epoch, Offset(other.start_offset)),)))
     return base64.urlsafe_b64encode(b"0123456789abcdef").decode().rstrip("=")
 
 
@@ -219,7 +219,7 @@ def test_all_damage_together(scratch: Path, tmp_path: Path) -> None:
 def test_epochs_that_metadata_has_wrong(scratch: Path, tmp_path: Path) -> None:
     spoilt = Damaged(local_tier(LOCAL, scratch), tmp_path)
     _, event = spoilt.introduced(-1)
-    spoilt.change(-1, leader_epochs=(EpochEntry(LeaderEpoch(event.leader_epochs[-1].epoch + 1), event.start_offset),))
+    spoilt.change(-1, leader_epochs=(EpochEntry(LeaderEpoch(event.leader_epochs[-1].epoch + 1), Offset(event.start_offset)),))
     problems = broker_cli(tmp_path, spoilt.tier, "kafka-local", spoilt.events).ask("verify").document["problems"]
     files = [spoilt.key(spoilt.file(-1, suffix)) for suffix in ("log", "leader_epoch_checkpoint")]
     assert [(one["kind"], one["object"]) for one in problems] == list(zip(("epochs", "leader-epoch-checkpoint"), files, strict=True))

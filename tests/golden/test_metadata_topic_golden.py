@@ -14,7 +14,7 @@ from compactor.brokers.metadata_topic import chain
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import decode_record, encode_record
 from compactor.brokers.metadata_topic.follow import metadata_partition
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.model.segment import SegmentState
 from tests.golden_cases import names, unpack
 from tests.support.broker_lookups import earliest_offset, latest_tiered
@@ -62,7 +62,8 @@ def test_the_fold_names_the_segments_that_lie_in_the_tier(version: str, tmp_path
         assert segment.size_bytes == logs[f"{segment.start_offset:020d}-{segment.id}"].stat().st_size
         assert segment.state is SegmentState.COPY_SEGMENT_FINISHED
     lineage = tuple(
-        EpochEntry(LeaderEpoch(int(epoch)), int(start)) for epoch, start in map(str.split, last_checkpoint(case / "tier").splitlines()[2:])
+        EpochEntry(LeaderEpoch(int(epoch)), Offset(int(start)))
+        for epoch, start in map(str.split, last_checkpoint(case / "tier").splitlines()[2:])
     )
     links = chain.lookup_chain(cache, lineage)
     assert [link.segment.id for link in links] == [

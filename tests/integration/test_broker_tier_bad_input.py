@@ -14,7 +14,7 @@ from compactor.brokers import publisher as kafka
 from compactor.brokers.metadata_topic.chain import BrokerView, lineage_from_segments, lookup_chain
 from compactor.brokers.metadata_topic.ports import PollResult
 from compactor.brokers.publisher import KafkaPublisher
-from compactor.constants import LeaderEpoch, TopicId
+from compactor.constants import LeaderEpoch, Offset, TopicId
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Refused, Unavailable
 from compactor.model.ids import TopicPartition
@@ -111,10 +111,10 @@ class TestObjects:
             def read_file(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, *place: int) -> bytes:
                 return text.encode()
 
-        text = format_leader_epoch_checkpoint((EpochEntry(LeaderEpoch(0), 0), EpochEntry(LeaderEpoch(2), 150)))
+        text = format_leader_epoch_checkpoint((EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(2), Offset(150))))
         files: Mapping[str, SegmentFile] = {"leader-epoch-checkpoint": SegmentFile(size=len(text))}
         newest = described(4, 150, 199, {2: 150}).model_copy(update={"files": dict(files)})
-        told = (EpochEntry(LeaderEpoch(0), 0), EpochEntry(LeaderEpoch(1), 100), EpochEntry(LeaderEpoch(2), 150))
+        told = (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(1), Offset(100)), EpochEntry(LeaderEpoch(2), Offset(150)))
         with pytest.raises(BadData, match="gives offset 100 to leader epoch 0, the segments' metadata to 1"):
             check_newest_lineage(Checkpoint(), NAME, newest, told)  # type: ignore[arg-type]
         check_newest_lineage(Checkpoint(), NAME, newest, (told[0], told[2]))  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ class TestObjects:
             world.tier(number, start, end, {number: start})
         cache = world.cache()
         view = BrokerView(lookup_chain(cache, lineage_from_segments(cache)), lineage_from_segments(cache), cache.applied)
-        text = format_leader_epoch_checkpoint((EpochEntry(LeaderEpoch(0), 0), EpochEntry(LeaderEpoch(2), 150)))
+        text = format_leader_epoch_checkpoint((EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(2), Offset(150))))
         kinds = {"leader-epoch-checkpoint": SegmentFile(size=len(text))}
         monkeypatch.setattr(mirroring, "complete_metadata", lambda layout, name, one: one.model_copy(update={"files": kinds}))
         monkeypatch.setattr(mirroring, "read_recorded", lambda *_: text.encode())
@@ -140,7 +140,7 @@ class TestObjects:
             mirroring.mirror_broker_segments(leadership)  # type: ignore[arg-type]
         assert appended == []
         text = format_leader_epoch_checkpoint(
-            (EpochEntry(LeaderEpoch(0), 0), EpochEntry(LeaderEpoch(1), 100), EpochEntry(LeaderEpoch(2), 150))
+            (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(1), Offset(100)), EpochEntry(LeaderEpoch(2), Offset(150)))
         )
         mirroring.mirror_broker_segments(leadership)  # type: ignore[arg-type]
         assert len(appended) == 1

@@ -15,7 +15,7 @@ from compactor.access.tier import Tier
 from compactor.agent.plan import UploadFailure
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.control import importing
 from compactor.errors import BadData, Fenced
 from compactor.transfer import import_, intake
@@ -523,7 +523,7 @@ def test_a_gap_that_only_the_fetched_segments_have_is_refused(
         monkeypatch.undo()
         cli.do("import", second.path, "--accept-truncation")
         first.story.lead(1, epoch=2)  # so that the other tier's lineage is the later one
-        lineage = (EpochEntry(LeaderEpoch(0), 0), EpochEntry(LeaderEpoch(2), 160))
+        lineage = (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(2), Offset(160)))
         return import_directory(*(*arguments[:5], replace(arguments[5], lineage=lineage), *arguments[6:]))
 
     monkeypatch.setattr("compactor.transfer.from_tier.import_directory", late)

@@ -11,7 +11,7 @@ from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.consumer.ranges import read_blocks
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
@@ -152,7 +152,7 @@ def test_an_export_tells_a_broker_where_the_log_starts(tier: Tier, log: LogBuild
     text = (out / "log-start-offset-checkpoint").read_text()
     assert parse_cleaner_offset_checkpoint(text) == {("other", 0): 5, ("orders", 0): 9}
     lineage = parse_leader_epoch_checkpoint((out / str(NAME) / "leader-epoch-checkpoint").read_text())
-    assert lineage == (EpochEntry(LeaderEpoch(1), 9),), "only the export cuts the lineage"
+    assert lineage == (EpochEntry(LeaderEpoch(1), Offset(9)),), "only the export cuts the lineage"
     assert len(state_of(tier).lineage) == 2
     again = opened(tmp_path, "again")
     import_directory(again, out / str(NAME), NAME, again.settings.cleaner.cleaner_policy())

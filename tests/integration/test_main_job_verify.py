@@ -13,7 +13,7 @@ import pytest
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.control.records import seal_document
 from compactor.upkeep.segment_check import check_companion_files
 from tests.builders import LogBuilder
@@ -226,16 +226,24 @@ def problems(source: SourceSegment, kind: str, data: bytes) -> list[str]:
 
 
 def test_a_leader_epoch_checkpoint_lacks_only_epochs_before_the_log_start(source: SourceSegment) -> None:
-    reported = (EpochEntry(LeaderEpoch(2), 1739), EpochEntry(LeaderEpoch(3), 2082), EpochEntry(LeaderEpoch(5), 4000))
+    reported = (
+        EpochEntry(LeaderEpoch(2), Offset(1739)),
+        EpochEntry(LeaderEpoch(3), Offset(2082)),
+        EpochEntry(LeaderEpoch(5), Offset(4000)),
+    )
 
     def found(*entries: EpochEntry, log_start: int) -> list[str]:
         data = format_leader_epoch_checkpoint(entries).encode()
         return [kind for kind, _ in check_companion_files(source, {"leader-epoch-checkpoint": data}, reported, log_start)]
 
     assert found(*reported, log_start=0) == []
-    assert found(EpochEntry(LeaderEpoch(3), 2500), EpochEntry(LeaderEpoch(5), 4000), log_start=2500) == []  # brokers cut it there
-    assert found(EpochEntry(LeaderEpoch(3), 2500), EpochEntry(LeaderEpoch(5), 4000), log_start=2499) == ["leader-epoch-checkpoint"]
-    assert found(EpochEntry(LeaderEpoch(5), 4000), log_start=2500) == ["leader-epoch-checkpoint"]
+    assert (
+        found(EpochEntry(LeaderEpoch(3), Offset(2500)), EpochEntry(LeaderEpoch(5), Offset(4000)), log_start=2500) == []
+    )  # brokers cut it there
+    assert found(EpochEntry(LeaderEpoch(3), Offset(2500)), EpochEntry(LeaderEpoch(5), Offset(4000)), log_start=2499) == [
+        "leader-epoch-checkpoint"
+    ]
+    assert found(EpochEntry(LeaderEpoch(5), Offset(4000)), log_start=2500) == ["leader-epoch-checkpoint"]
 
 
 def test_indexes_that_do_not_fit_their_log(source: SourceSegment) -> None:

@@ -13,7 +13,7 @@ from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.chain import lineage_from_segments, lookup_chain, offset_gaps
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord, RemoteLogSegmentMetadataUpdateRecord, uuid_bytes
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Unavailable, UsageError
 from compactor.model.ids import TopicPartition, segment_id
@@ -193,7 +193,7 @@ def test_where_brokers_have_tiered_a_part_again_it_is_refused_before_anything_is
     described = newest.model_copy(update={"id": segment_id(raw_id), "start_offset": begin, "size_bytes": len(log), "files": {}})
     assert layout.upload_segment(NAME, described, contents) == ""
     again = RemoteLogSegmentMetadataRecord(
-        where, raw_id, begin, newest.end_offset, 1, newest.max_timestamp_ms, 5, (EpochEntry(LeaderEpoch(0), begin),), len(log)
+        where, raw_id, begin, newest.end_offset, 1, newest.max_timestamp_ms, 5, (EpochEntry(LeaderEpoch(0), Offset(begin)),), len(log)
     )
     undoing.brokers.write(again, RemoteLogSegmentMetadataUpdateRecord(where, again.segment_id, 1, 5, SegmentState.COPY_SEGMENT_FINISHED))
     before = [list(log) for log in undoing.brokers.log.logs]

@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import given, settings, strategies as st
 
-from compactor.constants import CompactorEpoch, LeaderEpoch
+from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control import fold, ordering, records
 from compactor.control.state import PartitionState
 from compactor.model.balance import DigestSum
@@ -54,8 +54,9 @@ class Model:
 
 def segment(name: str, span: Span) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
-        id=name, start_offset=span[0], end_offset=span[1], size_bytes=1, max_timestamp_ms=-1, mtime_ms=0,
-        leader_epochs=(EpochEntry(LeaderEpoch(0), span[0]),), files={"log": SegmentFile(size=1)}, content=DigestSum.of(1, span[0], span[1]),
+        id=name, start_offset=Offset(span[0]), end_offset=Offset(span[1]), size_bytes=1, max_timestamp_ms=TimestampMs(-1), mtime_ms=0,
+        leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(span[0])),), files={"log": SegmentFile(size=1)},
+        content=DigestSum.of(1, span[0], span[1]),
     )  # fmt: skip
 
 
@@ -123,7 +124,7 @@ class History:
         epoch = 1 if wrong == "epoch" else 0
         sound = self.model.is_sound(offset, frozenset(named), leads=epoch == 0)
         body = records.LogStartRaised(
-            leader_epoch=CompactorEpoch(epoch), offset=offset, ids=tuple(ordered), removed=removed, content=content
+            leader_epoch=CompactorEpoch(epoch), offset=Offset(offset), ids=tuple(ordered), removed=removed, content=content
         )
         assert self.append(body) == sound, (offset, ordered, self.model)
         if sound:

@@ -13,7 +13,7 @@ from checkpoint.lineage import EpochEntry, first_divergent_offset
 from compactor.brokers.metadata_topic import chain as chaining
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.chain import ChainLink, lineage_from_segments, lookup_chain, whole_segment_chain
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from tests.metadata_events import PARTITION, finished
 from tests.plain_metadata_cache import PlainCache
 from tests.support.replicas import Record, Replicas
@@ -126,5 +126,5 @@ def test_where_metadata_does_not_say_whose_log_it_is_the_checkpoint_does() -> No
         cache.apply_record(event, offset)
     told = lineage_from_segments(cache)
     assert [entry.epoch for entry in told] == [0, 1, 2]
-    known = (EpochEntry(LeaderEpoch(0), 0), EpochEntry(LeaderEpoch(2), 150))
+    known = (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(2), Offset(150)))
     assert first_divergent_offset(told, 200, known, 200) == 100

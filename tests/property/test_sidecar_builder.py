@@ -15,7 +15,7 @@ from compactor.cleaner.offline import open_log_directory
 from compactor.cleaner.passes.sidecar_builder import build_sidecar, segment_verdicts_from_stand_in, stand_in_segment
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.cleaner.passes.worker_threads import WorkerThreads
-from compactor.constants import NEVER_MS
+from compactor.constants import NEVER_MS, TimestampMs
 from compactor.records.batches import NOT_CONTROL
 from tests.builders import GZIP, LZ4, NONE, LogBuilder, entry
 from tests.property.test_cleaner_matches_naive import logs
@@ -72,7 +72,7 @@ def test_a_portrait_has_every_key_and_everything_that_will_be_due(batches: list[
             keys.add(f"k{number}")
             tombstones += deleted
             undated += deleted and horizon is None
-            earliest = min(earliest, horizon) if deleted and horizon is not None else earliest
+            earliest = TimestampMs(min(earliest, horizon) if deleted and horizon is not None else earliest)
         log.put(*texts, codec=codec, horizon=horizon)
     with tempfile.TemporaryDirectory() as scratch, WorkerThreads(threads) as workers:
         (source,) = open_log_directory(log.write(Path(scratch) / "log"), 4096, LIMIT)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from checkpoint.lineage import EpochEntry, first_disowned_offset
 from checkpoint.offsets import clean_end_offset
 from compactor.config.settings import Cleaner
+from compactor.constants import Offset
 from compactor.control.deletion import raise_log_start
 from compactor.control.identity import Ownership
 from compactor.control.importing import register_import, truncate_tail
@@ -184,7 +185,7 @@ class Actors:
             return
         chosen = [SymbolicIncoming(self, ports, rows) for rows in missing[: rng.choice((1, 1, 2))]]
         last = chosen[-1].rows[-1][0]
-        tail = (TailBatch(base_offset=last, last_offset=last, digest=str(chosen[-1].rows[-1])),)
+        tail = (TailBatch(base_offset=Offset(last), last_offset=Offset(last), digest=str(chosen[-1].rows[-1])),)
         add_segments(ports, log, chosen, ArrivingSegments(broker.lineage(last + 1), tail))
 
     def elect(self) -> None:
@@ -204,7 +205,9 @@ class Actors:
             register_import(ports, log, cut_id, [head.id])
             upload(ports, head, data, self.name)
         lost = clean_end_offset(state.vector) > offset
-        body = TailTruncated(cut_id=cut_id, offset=offset, voided=tuple(segment.id for segment in voided), head=head, accept_loss=lost)
+        body = TailTruncated(
+            cut_id=cut_id, offset=Offset(offset), voided=tuple(segment.id for segment in voided), head=head, accept_loss=lost
+        )
         truncate_tail(ports, log, body)
 
     def stranger(self, ports: Ports, log: PartitionLog) -> None:
@@ -264,7 +267,7 @@ class SymbolicIncoming:
         entries = actors.live.lineage(end + 1)
         inside = [entry for entry in entries if entry.start_offset > start]
         before = [entry for entry in entries if entry.start_offset <= start]
-        segment = describe(registered, start, end, encode(rows), [EpochEntry(before[-1].epoch, start), *inside])
+        segment = describe(registered, start, end, encode(rows), [EpochEntry(before[-1].epoch, Offset(start)), *inside])
         actors.oracle.promised[registered] = rows
         if actors.elections and actors.world.rng.random() < 0.1:
             actors.elect()

@@ -17,7 +17,7 @@ from pathlib import Path
 from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic.codec import TopicIdPartition
 from compactor.brokers.metadata_topic.leaders import LogEnd
-from compactor.constants import EMPTY_TOPIC_ID, LeaderEpoch, TopicId
+from compactor.constants import EMPTY_TOPIC_ID, LeaderEpoch, Offset, TopicId
 from compactor.model.ids import segment_id
 from compactor.records.build import RecordToEncode as BuiltRow, encode_batch
 from tests.simulation.symbolic import NAME, Row
@@ -133,7 +133,7 @@ class DiskReplica(Replica):
         """Its leader-epoch-checkpoint: an epoch that began before the local log begins there now."""
         entries = self.lineage()
         later = [entry for entry in entries if entry.start_offset > self.start]
-        earlier = [EpochEntry(entry.epoch, self.start) for entry in entries if entry.start_offset <= self.start]
+        earlier = [EpochEntry(entry.epoch, Offset(self.start)) for entry in entries if entry.start_offset <= self.start]
         return (*earlier[-1:], *later)
 
 

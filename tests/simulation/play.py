@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from checkpoint.lineage import EpochEntry
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.control.importing import register_import
 from compactor.control.logs import PartitionLog, open_partition
 from compactor.control.ports import Ports
@@ -189,7 +189,7 @@ def uploaded(play: Play, actor: Actor, *numbers: int) -> tuple[str, list[RemoteL
     segments = []
     for number in numbers:
         rows = play.broker[number]
-        segments.append(describe(actor.ports.new_id(), rows[0][0], rows[-1][0], encode(rows), [EpochEntry(LeaderEpoch(0), 0)]))
+        segments.append(describe(actor.ports.new_id(), rows[0][0], rows[-1][0], encode(rows), [EpochEntry(LeaderEpoch(0), Offset(0))]))
     register_import(actor.ports, actor.log, import_id, [segment.id for segment in segments])
     for number, segment in zip(numbers, segments, strict=True):
         upload(actor.ports, segment, encode(play.broker[number]))

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import chain
 
 from checkpoint import lineage
-from compactor.constants import CompactorEpoch, LeaderEpoch
+from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control.ports import Ports
 from compactor.control.records import ScratchObject
 from compactor.control.stages import Stage
@@ -65,7 +65,7 @@ class Broker:
         starts: dict[int, int] = {}
         for rows, epoch in self.segments:
             starts.setdefault(epoch, rows[0][0])
-        return tuple(EpochEntry(LeaderEpoch(epoch), start) for epoch, start in starts.items() if start < end)
+        return tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in starts.items() if start < end)
 
     def between(self, start: int, end: int) -> Rows:
         """The rows from start to end, both inclusive."""
@@ -108,10 +108,10 @@ def describe(segment_id: str, start: int, end: int, data: bytes, epochs: Sequenc
     file = SegmentFile(size=len(data), sha256=hashlib.sha256(data).hexdigest())
     return RemoteLogSegmentMetadata(
         id=segment_id,
-        start_offset=start,
-        end_offset=end,
+        start_offset=Offset(start),
+        end_offset=Offset(end),
         size_bytes=len(data),
-        max_timestamp_ms=-1,
+        max_timestamp_ms=TimestampMs(-1),
         mtime_ms=0,
         leader_epochs=tuple(epochs),
         files={"log": file},
@@ -163,10 +163,10 @@ class SymbolicPlanner:
             topic=state.topic,
             partition=state.partition,
             leader_epoch=CompactorEpoch(leader_epoch),
-            now_ms=now_ms,
-            first_dirty_offset=first_dirty,
-            end_offset=end,
-            next_dirty_offset=max(end, first_dirty),
+            now_ms=TimestampMs(now_ms),
+            first_dirty_offset=Offset(first_dirty),
+            end_offset=Offset(end),
+            next_dirty_offset=Offset(max(end, first_dirty)),
             high_watermark=end,
             legacy_horizon_ms=0,
             vector=state.vector,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compactor.config.settings import AivenSettings
-from compactor.constants import LeaderEpoch, TopicId
+from compactor.constants import LeaderEpoch, Offset, TimestampMs, TopicId
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from tests.golden_cases import unpack
@@ -151,14 +151,14 @@ class _Event:
         start, end, _, max_timestamp, event_time = (self.number(form) for form in (">q", ">q", ">i", ">q", ">q"))
         epochs = []
         for _ in range(self.uvarint() - 1):
-            epochs.append(EpochEntry(epoch=LeaderEpoch(self.number(">i")), start_offset=self.number(">q")))
+            epochs.append(EpochEntry(epoch=LeaderEpoch(self.number(">i")), start_offset=Offset(self.number(">q"))))
             self.tags()
         return RemoteLogSegmentMetadata(
             id=segment_id,
-            start_offset=start,
-            end_offset=end,
+            start_offset=Offset(start),
+            end_offset=Offset(end),
             size_bytes=self.number(">i"),
-            max_timestamp_ms=max_timestamp,
+            max_timestamp_ms=TimestampMs(max_timestamp),
             mtime_ms=event_time,
             leader_epochs=tuple(epochs),
             files={},

@@ -10,7 +10,7 @@ from checkpoint.offsets import CleanerOffset
 from compactor.agent.plan import SealedFile, SeenDirectory, UploadFailure, UploadWatch
 from compactor.agent.status import AgentCounters, AgentStatus
 from compactor.brokers.metadata_topic.leaders import LogEnd
-from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch
+from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch, Offset
 from compactor.control.left_alone import SKIPPED_RANGES_STAT, SkippedRange, format_skipped_ranges
 from compactor.control.state import EpochHistory, Leader, Run
 from compactor.control.summary import LastRound, SegmentSummary
@@ -110,7 +110,7 @@ def _watch(name: TopicPartition, at: int, chance: random.Random) -> PartitionSch
         bytes=size,
         start_offset=0,
         end_offset=end,
-        cleaner_offsets=(CleanerOffset(leader_epoch=CompactorEpoch(3), offset=int(end * (1 - ratio))),),
+        cleaner_offsets=(CleanerOffset(leader_epoch=CompactorEpoch(3), offset=Offset(int(end * (1 - ratio)))),),
         first_dirty_offset=int(end * (1 - ratio)),
         first_uncleanable_offset=end + 1,
         dirty_bytes=int(size * ratio),
@@ -180,8 +180,8 @@ def picture(segments: int = 36, *, trouble: bool = False) -> PartitionDetails:
         start_offset=live[0].start_offset,
         end_offset=at - 1,
         cleaner_offsets=(
-            CleanerOffset(leader_epoch=CompactorEpoch(4), offset=live[4].start_offset),
-            CleanerOffset(leader_epoch=CompactorEpoch(6), offset=dirty),
+            CleanerOffset(leader_epoch=CompactorEpoch(4), offset=Offset(live[4].start_offset)),
+            CleanerOffset(leader_epoch=CompactorEpoch(6), offset=Offset(dirty)),
         ),
         first_dirty_offset=dirty,
         first_uncleanable_offset=uncleanable,
@@ -213,9 +213,9 @@ def picture(segments: int = 36, *, trouble: bool = False) -> PartitionDetails:
             for number in range(3, 7)
         ),
         lineage=(
-            EpochEntry(LeaderEpoch(2), 0),
-            EpochEntry(LeaderEpoch(5), live[segments // 3].start_offset),
-            EpochEntry(LeaderEpoch(9), live[2 * segments // 3].start_offset),
+            EpochEntry(LeaderEpoch(2), Offset(0)),
+            EpochEntry(LeaderEpoch(5), Offset(live[segments // 3].start_offset)),
+            EpochEntry(LeaderEpoch(9), Offset(live[2 * segments // 3].start_offset)),
         ),
         replaced=(_gone(live[2], live[7], undone=False), _gone(live[9], live[10], undone=False), _gone(live[14], live[15], undone=True)),
         fenced=1,

@@ -7,7 +7,7 @@ from typing import Any
 
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
-from compactor.constants import CompactorEpoch, LeaderEpoch
+from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control import records as r
 from compactor.control.logs import PartitionLog, open_partition
 from compactor.control.ports import Ports
@@ -20,20 +20,20 @@ from compactor.storage.counting import Counters
 from tests.support.memory_store import Clock, MemoryStore, ports_on
 
 ORDERS = TopicPartition("orders", 0)
-LINEAGE = (EpochEntry(LeaderEpoch(0), 0),)
+LINEAGE = (EpochEntry(LeaderEpoch(0), Offset(0)),)
 
 
 def vector(*entries: tuple[int, int]) -> tuple[CleanerOffset, ...]:
-    return tuple(CleanerOffset(CompactorEpoch(epoch), offset) for epoch, offset in entries)
+    return tuple(CleanerOffset(CompactorEpoch(epoch), Offset(offset)) for epoch, offset in entries)
 
 
 def segment(segment_id: str, start: int, end: int) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
         id=segment_id,
-        start_offset=start,
-        end_offset=end,
+        start_offset=Offset(start),
+        end_offset=Offset(end),
         size_bytes=100,
-        max_timestamp_ms=1,
+        max_timestamp_ms=TimestampMs(1),
         mtime_ms=1,
         leader_epochs=LINEAGE,
         files={"log": SegmentFile(size=100, sha256="")},
@@ -85,10 +85,10 @@ class Author:
             topic=ORDERS.topic,
             partition=ORDERS.partition,
             leader_epoch=CompactorEpoch(self.epoch),
-            now_ms=self.ports.clock_ms(),
-            first_dirty_offset=state.first_dirty_offset,
-            end_offset=next_dirty,
-            next_dirty_offset=next_dirty,
+            now_ms=TimestampMs(self.ports.clock_ms()),
+            first_dirty_offset=Offset(state.first_dirty_offset),
+            end_offset=Offset(next_dirty),
+            next_dirty_offset=Offset(next_dirty),
             high_watermark=state.end_offset + 1,
             legacy_horizon_ms=0,
             vector=state.vector,

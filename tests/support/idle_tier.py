@@ -7,7 +7,7 @@ from pathlib import Path
 from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
 from compactor.config.settings import Cleaner, DaemonSettings, Settings, TierSettings
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset, TimestampMs
 from compactor.control import importing
 from compactor.control.logs import open_catalog
 from compactor.daemon.daemon import Daemon
@@ -52,12 +52,12 @@ class Idle:
         new_id = tier.ports.new_id()
         segment = RemoteLogSegmentMetadata(
             id=new_id,
-            start_offset=start,
-            end_offset=start + 9,
+            start_offset=Offset(start),
+            end_offset=Offset(start + 9),
             size_bytes=100,
-            max_timestamp_ms=self.clock.now_ms,
+            max_timestamp_ms=TimestampMs(self.clock.now_ms),
             mtime_ms=self.clock.now_ms,
-            leader_epochs=(EpochEntry(LeaderEpoch(0), 0),),
+            leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(0)),),
             files={"log": SegmentFile(size=100, sha256="")},
         )
         import_id = tier.ports.new_id()

@@ -20,7 +20,7 @@ from compactor.brokers.metadata_topic.codec import (
 from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic, metadata_partition
 from compactor.brokers.metadata_topic.persisted_state import PersistedStates
 from compactor.brokers.publisher import KafkaPublisher
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset, TimestampMs
 from compactor.model.ids import TopicPartition, segment_id
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile, SegmentState
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic, MemoryTopicLog
@@ -120,12 +120,12 @@ def described(
 ) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
         id=named(number),
-        start_offset=start,
-        end_offset=end,
+        start_offset=Offset(start),
+        end_offset=Offset(end),
         size_bytes=100,
-        max_timestamp_ms=max_ms,
+        max_timestamp_ms=TimestampMs(max_ms),
         mtime_ms=max_ms,
-        leader_epochs=tuple(EpochEntry(LeaderEpoch(epoch), offset) for epoch, offset in (epochs or {0: start}).items()),
+        leader_epochs=tuple(EpochEntry(LeaderEpoch(epoch), Offset(offset)) for epoch, offset in (epochs or {0: start}).items()),
         files={"log": SegmentFile(size=100)},
     )
 

@@ -16,7 +16,7 @@ from compactor.brokers.metadata_topic.codec import (
     RemoteLogSegmentMetadataUpdateRecord,
     TopicIdPartition,
 )
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.model.segment import SegmentState
 from tests.support.broker_lookups import latest_tiered
 
@@ -36,7 +36,7 @@ class Replica:
         starts: dict[int, int] = {}
         for offset, epoch, _ in self.log[: end if end is not None else len(self.log)]:
             starts.setdefault(epoch, offset)
-        return tuple(EpochEntry(LeaderEpoch(epoch), start) for epoch, start in starts.items())
+        return tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in starts.items())
 
     def append(self, record: Record, rng: random.Random) -> None:
         if len(self.log) > self.bases[-1] and rng.random() < 0.25:
@@ -148,7 +148,7 @@ class Replicas:
         starts: dict[int, int] = {}
         for offset, epoch, _ in rows:
             starts.setdefault(epoch, offset)
-        epochs = tuple(EpochEntry(LeaderEpoch(epoch), start) for epoch, start in starts.items())
+        epochs = tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in starts.items())
         start = RemoteLogSegmentMetadataRecord(self.where, raw_id, base, end - 1, log.number, 1000, 5, epochs, 100)
         self.say(start)
         self.lineages[raw_id] = log.lineage(end)

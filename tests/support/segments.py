@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset, TimestampMs
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 
 
@@ -25,11 +25,14 @@ def files_of(log_bytes: int = 150_000, transactions: bool = True) -> dict[str, b
 def segment_of(files: Mapping[str, bytes], **changes: object) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
         id="lZ6vvmajTWKDBUTV6SQAtQ",
-        start_offset=100,
-        end_offset=2000,
+        start_offset=Offset(100),
+        end_offset=Offset(2000),
         size_bytes=len(files["log"]),
-        max_timestamp_ms=1_700_000_000_000,
+        max_timestamp_ms=TimestampMs(1_700_000_000_000),
         mtime_ms=1_700_000_000_500,
-        leader_epochs=(EpochEntry(epoch=LeaderEpoch(0), start_offset=100), EpochEntry(epoch=LeaderEpoch(3), start_offset=900)),
+        leader_epochs=(
+            EpochEntry(epoch=LeaderEpoch(0), start_offset=Offset(100)),
+            EpochEntry(epoch=LeaderEpoch(3), start_offset=Offset(900)),
+        ),
         files={kind: SegmentFile(size=len(data), sha256=hashlib.sha256(data).hexdigest()) for kind, data in files.items()},
     ).model_copy(update=changes)

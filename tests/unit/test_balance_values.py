@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.constants import CompactorEpoch
+from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.control import publication
 from compactor.control.state import Intent, PartitionState
 from compactor.model.balance import Balance, DigestSum, add_sums
@@ -46,7 +46,13 @@ def announced(balance: Balance | None, *, recorded: DigestSum | None, result: Di
     """One group of one segment, with a receipt. ``recorded``: of the source when it was written, ``result``: by the new metadata."""
     source, made = segment("S" * 22, 0, 9), segment("N" * 22, 0, 9)
     task = CompactionTask(
-        group=0, sources=(source.id,), new_segment_id=made.id, start_offset=0, end_offset=9, leader_epochs=LINEAGE, mtime_ms=1
+        group=0,
+        sources=(source.id,),
+        new_segment_id=made.id,
+        start_offset=Offset(0),
+        end_offset=Offset(9),
+        leader_epochs=LINEAGE,
+        mtime_ms=1,
     )
     made = made.model_copy(update={"content": result})
     receipt = CompactionReceipt(
@@ -55,7 +61,8 @@ def announced(balance: Balance | None, *, recorded: DigestSum | None, result: Di
     state = PartitionState(topic="orders", partition=0, live=(source.model_copy(update={"content": recorded}),))
     plan = CompactionPlan(
         run_id="R", topic="orders", partition=0,
-        leader_epoch=CompactorEpoch(1), now_ms=1, first_dirty_offset=0, end_offset=10, next_dirty_offset=10,
+        leader_epoch=CompactorEpoch(1), now_ms=TimestampMs(1), first_dirty_offset=Offset(0),
+        end_offset=Offset(10), next_dirty_offset=Offset(10),
         high_watermark=10, legacy_horizon_ms=0, vector=(), policy=CleanerPolicy(), map_engine="memory", fingerprint="test", producers=(),
         tasks=(task,),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from checkpoint.files import (
     parse_leader_epoch_checkpoint,
 )
 from checkpoint.lineage import EpochEntry
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.errors import BadData
 
 
@@ -23,7 +23,7 @@ def test_cleaner_offsets_are_read() -> None:
 def test_leader_epochs_read_as_they_were_written() -> None:
     text = "0\n2\n0 0\n5 1200\n"
     entries = parse_leader_epoch_checkpoint(text)
-    assert entries == (EpochEntry(LeaderEpoch(0), 0), EpochEntry(LeaderEpoch(5), 1200))
+    assert entries == (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(5), Offset(1200)))
     assert format_leader_epoch_checkpoint(entries) == text
 
 
@@ -34,7 +34,7 @@ def test_a_file_without_entries(text: str) -> None:
 
 
 def test_any_white_space_separates() -> None:
-    assert parse_leader_epoch_checkpoint("0\n1\n3\t\t44  \n") == (EpochEntry(LeaderEpoch(3), 44),)
+    assert parse_leader_epoch_checkpoint("0\n1\n3\t\t44  \n") == (EpochEntry(LeaderEpoch(3), Offset(44)),)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,8 @@ def test_what_kafka_would_not_read_is_named(text: str, cause: str) -> None:
 
 
 def test_the_highest_numbers_that_kafka_has() -> None:
-    assert parse_leader_epoch_checkpoint("0\n1\n2147483647 9223372036854775807\n") == (EpochEntry(LeaderEpoch(2**31 - 1), 2**63 - 1),)
+    assert parse_leader_epoch_checkpoint("0\n1\n2147483647 9223372036854775807\n") == (
+        EpochEntry(LeaderEpoch(2**31 - 1), Offset(2**63 - 1)),
+    )
     with pytest.raises(BadData, match="out of range for 32 bits"):
         parse_cleaner_offset_checkpoint("0\n1\norders 2147483648 0\n")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from checkpoint.lineage import EpochEntry, Lineage, extend_lineage, first_divergent_offset, leader_epoch_at, merge_segment_lineages
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 
 
 def lineage(*pairs: tuple[int, int]) -> Lineage:
-    return tuple(EpochEntry(LeaderEpoch(epoch), start) for epoch, start in pairs)
+    return tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in pairs)
 
 
 def test_union_keeps_the_smallest_offset_of_each_epoch() -> None:
@@ -33,8 +33,8 @@ OLD = lineage((0, 0), (1, 100), (2, 200))
     ("new", "new_end", "parted"),
     [
         pytest.param(OLD, 300, None, id="the same"),
-        pytest.param((*OLD, EpochEntry(LeaderEpoch(5), 300)), 400, None, id="goes on"),
-        pytest.param((*OLD, EpochEntry(LeaderEpoch(5), 250)), 400, 250, id="a later epoch overwrote the end"),
+        pytest.param((*OLD, EpochEntry(LeaderEpoch(5), Offset(300))), 400, None, id="goes on"),
+        pytest.param((*OLD, EpochEntry(LeaderEpoch(5), Offset(250))), 400, 250, id="a later epoch overwrote the end"),
         pytest.param(lineage((0, 0), (1, 100), (3, 150)), 400, 150, id="diverges inside an epoch"),
         pytest.param(lineage((0, 0), (1, 100)), 180, 180, id="truncated inside an epoch"),
         pytest.param(lineage((0, 0), (1, 100)), 500, 200, id="the last epoch never happened"),

@@ -14,12 +14,12 @@ from checkpoint.offsets import (
     is_claim_valid,
     vector_problem,
 )
-from compactor.constants import CompactorEpoch
+from compactor.constants import CompactorEpoch, Offset
 
 
 def vector(**entries: int) -> Vector:
     """``vector(e0=100, e1=155)``"""
-    return tuple(CleanerOffset(CompactorEpoch(int(name[1:])), offset) for name, offset in entries.items())
+    return tuple(CleanerOffset(CompactorEpoch(int(name[1:])), Offset(offset)) for name, offset in entries.items())
 
 
 def test_an_empty_vector_has_cleaned_nothing() -> None:
@@ -64,8 +64,8 @@ def test_a_truncated_lineage_clamps_every_entry() -> None:
     [
         vector(e1=5, e0=9),
         vector(e0=9, e1=5),
-        (CleanerOffset(CompactorEpoch(0), -1),),
-        (CleanerOffset(CompactorEpoch(1), 1), CleanerOffset(CompactorEpoch(1), 2)),
+        (CleanerOffset(CompactorEpoch(0), Offset(-1)),),
+        (CleanerOffset(CompactorEpoch(1), Offset(1)), CleanerOffset(CompactorEpoch(1), Offset(2))),
     ],
 )
 def test_what_is_no_vector(bad: Vector) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
-from compactor.constants import EMPTY_TOPIC_ID, LeaderEpoch, TopicId
+from compactor.constants import EMPTY_TOPIC_ID, LeaderEpoch, Offset, TopicId
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
 from compactor.consumer.history import EpochEnd, LogIdentity, LogMismatch, ReadHistory, find_mismatch, log_identity, position_history
 from compactor.consumer.messages import MessageLike
@@ -226,7 +226,7 @@ def test_a_stream_refuses_a_checkpoint_of_a_truncated_log(tier: Tier, tmp_path: 
 
 
 def log(end: int, *entries: tuple[int, int], topic_id: str = "") -> LogIdentity:
-    return LogIdentity(TopicId(topic_id), tuple(EpochEntry(LeaderEpoch(epoch), start) for epoch, start in entries), end)
+    return LogIdentity(TopicId(topic_id), tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in entries), end)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from checkpoint.lineage import EpochEntry
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.control.importing import tier_segments
 from compactor.control.leadership import check_before_append
 from compactor.control.records import LineageRecorded
@@ -64,8 +64,8 @@ def test_a_gap_is_refused(play: Play) -> None:
 def test_lineage_is_taken_from_the_broker_or_from_the_segments(play: Play) -> None:
     actor = play.process()
     import_id, segments = uploaded(play, actor, 0)
-    assert tier_segments(actor.ports, actor.log, import_id, segments).lineage == (EpochEntry(LeaderEpoch(0), 0),)
-    whole = (EpochEntry(LeaderEpoch(0), 0), EpochEntry(LeaderEpoch(3), segments[0].end_offset + 1))
+    assert tier_segments(actor.ports, actor.log, import_id, segments).lineage == (EpochEntry(LeaderEpoch(0), Offset(0)),)
+    whole = (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(3), Offset(segments[0].end_offset + 1)))
     import_id, segments = uploaded(play, actor, 1)
     assert tier_segments(actor.ports, actor.log, import_id, segments, whole).lineage == whole
 
@@ -84,5 +84,5 @@ def test_a_truncated_lineage_clamps_and_is_recorded_once(play: Play) -> None:
 
 def test_a_lineage_that_goes_back_is_refused(play: Play) -> None:
     actor = play.process()
-    backwards = LineageRecorded(lineage=(EpochEntry(LeaderEpoch(3), 0), EpochEntry(LeaderEpoch(2), 9)), end_offset=10)
+    backwards = LineageRecorded(lineage=(EpochEntry(LeaderEpoch(3), Offset(0)), EpochEntry(LeaderEpoch(2), Offset(9))), end_offset=10)
     assert "ascend" in check_before_append(actor.log, actor.state(), backwards)

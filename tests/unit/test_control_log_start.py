@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from compactor.constants import CompactorEpoch, LeaderEpoch
+from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control import fold, ordering, records
 from compactor.control.log_start import log_start_record, removable_below
 from compactor.control.state import PartitionState
@@ -21,8 +21,8 @@ EPOCH = 0
 
 def segment(name: str, start: int, end: int, content: DigestSum | None = None) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
-        id=name, start_offset=start, end_offset=end, size_bytes=9, max_timestamp_ms=-1, mtime_ms=0,
-        leader_epochs=(EpochEntry(LeaderEpoch(0), start),), files={"log": SegmentFile(size=9, sha256="0" * 64)}, content=content,
+        id=name, start_offset=Offset(start), end_offset=Offset(end), size_bytes=9, max_timestamp_ms=TimestampMs(-1), mtime_ms=0,
+        leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(start)),), files={"log": SegmentFile(size=9, sha256="0" * 64)}, content=content,
     )  # fmt: skip
 
 
@@ -139,7 +139,7 @@ class TestWhatItKeepsOut:
     def test_a_truncation_at_or_below_it_does_not_count(self, offset: int, counts: bool) -> None:
         head = segment("h", 10, offset - 1)
         registered = records.IdsRegistered(import_id="cut", ids=("h",), holder="me")
-        cut = records.TailTruncated(cut_id="cut", offset=offset, voided=("b", "c"), head=head)
+        cut = records.TailTruncated(cut_id="cut", offset=Offset(offset), voided=("b", "c"), head=head)
         state = folded(rise(three(), 15), registered, cut)
         assert ids(state) == ("h" if counts else "bc")
         assert state.log_start == 15

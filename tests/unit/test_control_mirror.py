@@ -7,7 +7,7 @@ from checkpoint.offsets import CleanerOffset
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.chain import BrokerView, lineage_from_segments, lookup_chain
 from compactor.brokers.metadata_topic.codec import MetadataRecord
-from compactor.constants import CompactorEpoch, LeaderEpoch
+from compactor.constants import CompactorEpoch, LeaderEpoch, Offset
 from compactor.control.mirror import apply_broker_view, mirroring_record
 from compactor.control.ordering import check_mirrored_chain, check_open_round_untouched
 from compactor.control.records import VERSION, PartitionRecord, SegmentsMirrored
@@ -38,7 +38,7 @@ def test_what_brokers_tier_and_delete_is_followed() -> None:
     first = [*finished(1, 0, 9), *finished(2, 10, 19)]
     state = apply_broker_view(EMPTY, view(*first))
     assert spans(state) == [(0, 9), (10, 19)]
-    assert (state.lineage, state.lineage_end) == ((EpochEntry(LeaderEpoch(0), 0),), 20)
+    assert (state.lineage, state.lineage_end) == ((EpochEntry(LeaderEpoch(0), Offset(0)),), 20)
     assert (state.live[0].size_bytes, state.live[0].mtime_ms, state.live[0].files) == (100, 1000, {})
     assert mirroring_record(state, view(*first)) is None
     later = apply_broker_view(state, view(*first, *finished(3, 20, 29), update(1, SegmentState.DELETE_SEGMENT_STARTED)))
@@ -66,8 +66,8 @@ def test_a_later_leader_truncates_what_an_earlier_one_wrote() -> None:
     lost.append(update(2, SegmentState.COPY_SEGMENT_FINISHED))
     assert spans(apply_broker_view(EMPTY, view(*lost))) == [(0, 9), (10, 19)]
     seen = view(*lost, segment(3, 5, 14, {2: 5}), update(3, SegmentState.COPY_SEGMENT_FINISHED))
-    assert seen.lineage == (EpochEntry(LeaderEpoch(0), 0), EpochEntry(LeaderEpoch(2), 5))
-    cleaned = apply_broker_view(EMPTY, view(*lost)).model_copy(update={"vector": (CleanerOffset(CompactorEpoch(4), 18),)})
+    assert seen.lineage == (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(2), Offset(5)))
+    cleaned = apply_broker_view(EMPTY, view(*lost)).model_copy(update={"vector": (CleanerOffset(CompactorEpoch(4), Offset(18)),)})
     state = apply_broker_view(cleaned, seen)
     assert spans(state) == [(0, 4), (5, 14)]
     assert [(entry.leader_epoch, entry.offset) for entry in state.vector] == [(4, 5)]

@@ -10,7 +10,7 @@ import pytest
 
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset, clean_end_offset
-from compactor.constants import EMPTY_TOPIC_ID, CompactorEpoch, LeaderEpoch, TopicId
+from compactor.constants import EMPTY_TOPIC_ID, CompactorEpoch, LeaderEpoch, Offset, TimestampMs, TopicId
 from compactor.control import fold, ordering, records
 from compactor.control.coverage import coverage_problem
 from compactor.control.leadership import Leadership, acquire_leadership
@@ -114,12 +114,12 @@ def _reachable(stage: Stage) -> set[Stage]:
 def segment(name: str, start: int, end: int, *epochs: tuple[int, int], size: int = 9) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
         id=name,
-        start_offset=start,
-        end_offset=end,
+        start_offset=Offset(start),
+        end_offset=Offset(end),
         size_bytes=size,
-        max_timestamp_ms=-1,
+        max_timestamp_ms=TimestampMs(-1),
         mtime_ms=0,
-        leader_epochs=tuple(EpochEntry(LeaderEpoch(epoch), first) for epoch, first in epochs or ((0, start),)),
+        leader_epochs=tuple(EpochEntry(LeaderEpoch(epoch), Offset(first)) for epoch, first in epochs or ((0, start),)),
         files={"log": SegmentFile(size=size, sha256="0" * 64)},
     )
 
@@ -302,9 +302,10 @@ class TestTakingBack:
         earlier = state.find_run(state.published[-1])
         assert earlier
         return CompactionPlan(
-            run_id="back", topic=state.topic, partition=state.partition, leader_epoch=CompactorEpoch(led.epoch), now_ms=0,
-            first_dirty_offset=0,
-            end_offset=made[-1].end_offset + 1, next_dirty_offset=0, high_watermark=made[-1].end_offset + 1, legacy_horizon_ms=0,
+            run_id="back", topic=state.topic, partition=state.partition, leader_epoch=CompactorEpoch(led.epoch), now_ms=TimestampMs(0),
+            first_dirty_offset=Offset(0),
+            end_offset=Offset(made[-1].end_offset + 1), next_dirty_offset=Offset(0),
+            high_watermark=made[-1].end_offset + 1, legacy_horizon_ms=0,
             vector=state.vector, policy=CleanerPolicy(), map_engine="memory", fingerprint="", producers=(), tasks=tasks,
             restores=earlier.run_id,
         )  # fmt: skip
@@ -323,7 +324,7 @@ class TestTakingBack:
         stays = ordering.vector_after(compacted.state, plan.model_copy(update={"restores": ""}), CompactorEpoch(9), cut_off=True)
         assert stays == (
             *compacted.state.vector,
-            CleanerOffset(leader_epoch=CompactorEpoch(9), offset=clean_end_offset(compacted.state.vector)),
+            CleanerOffset(leader_epoch=CompactorEpoch(9), offset=Offset(clean_end_offset(compacted.state.vector))),
         )
 
     def test_no_other_round_and_no_part_of_it(self, compacted: Led) -> None:
@@ -386,12 +387,12 @@ class TestTopicIdentity:
 
     def test_a_truncation_of_another_topic_does_not_count(self) -> None:
         state = self.state(TOPIC)
-        cut = records.TailTruncated(cut_id="c", offset=0, voided=("s0",), topic_id=TopicId(ANOTHER))
+        cut = records.TailTruncated(cut_id="c", offset=Offset(0), voided=("s0",), topic_id=TopicId(ANOTHER))
         assert self.folded(state, cut).live == state.live
         assert self.folded(state, cut.model_copy(update={"topic_id": TOPIC})).live == ()
 
     def test_an_emptied_partition_stays_its_topics(self) -> None:
-        empty = self.folded(self.state(TOPIC), records.TailTruncated(cut_id="c", offset=0, voided=("s0",)))
+        empty = self.folded(self.state(TOPIC), records.TailTruncated(cut_id="c", offset=Offset(0), voided=("s0",)))
         assert self.folded(empty, *self.tiered(0, ANOTHER)).live == ()
         assert self.folded(empty, records.TopicAdopted(topic_id=TopicId(ANOTHER), previous_id=TopicId(TOPIC))).topic_id == ANOTHER
 

@@ -9,7 +9,7 @@ import pytest
 
 from checkpoint.lineage import EpochEntry, first_disowned_offset, restore_removed_epochs, truncate_lineage_at
 from checkpoint.offsets import clean_end_offset
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.control import ordering
 from compactor.control.deletion import delete_partition
 from compactor.control.fold import fold_partition
@@ -24,7 +24,7 @@ from tests.simulation.play import Actor, Play, playing, uploaded
 from tests.simulation.symbolic import NAME, describe, encode, upload
 from tests.simulation.world import GRACE_MS, UNDO_WINDOW_MS
 
-ZERO, ONE, TWO = (EpochEntry(LeaderEpoch(0), 0), EpochEntry(LeaderEpoch(1), 40), EpochEntry(LeaderEpoch(2), 80))
+ZERO, ONE, TWO = (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(1), Offset(40)), EpochEntry(LeaderEpoch(2), Offset(80)))
 
 
 @pytest.fixture
@@ -45,12 +45,12 @@ def truncated_at(play: Play, actor: Actor, offset: int) -> TailTruncated:
         register_import(actor.ports, actor.log, cut_id, [head.id])
         upload(actor.ports, head, data)
     lost = clean_end_offset(actor.state().vector) > offset
-    return TailTruncated(cut_id=cut_id, offset=offset, voided=tuple(segment.id for segment in voided), head=head, accept_loss=lost)
+    return TailTruncated(cut_id=cut_id, offset=Offset(offset), voided=tuple(segment.id for segment in voided), head=head, accept_loss=lost)
 
 
 class TestLineages:
     def test_retention_cuts_a_checkpoint_and_nothing_is_forgotten(self) -> None:
-        assert restore_removed_epochs((ZERO, ONE), (EpochEntry(LeaderEpoch(1), 60), TWO)) == (ZERO, ONE, TWO)
+        assert restore_removed_epochs((ZERO, ONE), (EpochEntry(LeaderEpoch(1), Offset(60)), TWO)) == (ZERO, ONE, TWO)
         assert restore_removed_epochs((ZERO, ONE), (TWO,)) == (ZERO, ONE, TWO)
         assert restore_removed_epochs((), (ONE,)) == (ONE,)
         assert restore_removed_epochs((ONE,), ()) == (ONE,)
@@ -60,13 +60,13 @@ class TestLineages:
         ("given", "end", "parted"),
         [
             ((ZERO, ONE), 100, None),
-            ((EpochEntry(LeaderEpoch(1), 70),), 100, None),  # cut by retention
+            ((EpochEntry(LeaderEpoch(1), Offset(70)),), 100, None),  # cut by retention
             ((ZERO, ONE), 60, None),  # an older copy
             ((ZERO,), 40, None),
-            ((ZERO, ONE, EpochEntry(LeaderEpoch(3), 100)), 130, None),
-            ((ZERO, ONE, EpochEntry(LeaderEpoch(3), 90)), 130, 90),
-            ((ZERO, ONE, EpochEntry(LeaderEpoch(3), 90)), 90, 90),  # the new leader has written nothing yet
-            ((ZERO, EpochEntry(LeaderEpoch(2), 30)), 100, 30),
+            ((ZERO, ONE, EpochEntry(LeaderEpoch(3), Offset(100))), 130, None),
+            ((ZERO, ONE, EpochEntry(LeaderEpoch(3), Offset(90))), 130, 90),
+            ((ZERO, ONE, EpochEntry(LeaderEpoch(3), Offset(90))), 90, 90),  # the new leader has written nothing yet
+            ((ZERO, EpochEntry(LeaderEpoch(2), Offset(30))), 100, 30),
             ((ZERO,), 100, 40),  # a replica that never heard of epoch 1
             ((), 100, None),
         ],
@@ -75,10 +75,10 @@ class TestLineages:
         assert first_disowned_offset((ZERO, ONE), 100, given, end) == parted
 
     def test_an_epoch_that_is_known_to_begin_after_the_end(self) -> None:
-        known = (ZERO, EpochEntry(LeaderEpoch(2), 200))
+        known = (ZERO, EpochEntry(LeaderEpoch(2), Offset(200)))
         assert first_disowned_offset(known, 180, (ZERO,), 200) is None  # an older copy
         assert first_disowned_offset(known, 180, (ZERO,), 230) == 200
-        assert first_disowned_offset(known, 180, (ZERO, EpochEntry(LeaderEpoch(3), 200)), 230) is None
+        assert first_disowned_offset(known, 180, (ZERO, EpochEntry(LeaderEpoch(3), Offset(200))), 230) is None
 
     def test_cut(self) -> None:
         assert truncate_lineage_at((ZERO, ONE, TWO), 80) == (ZERO, ONE)
@@ -142,7 +142,11 @@ class TestTruncation:
         offset = before.live[-1].start_offset
         cut_id, (new,) = uploaded(play, actor, 2)
         tail = (TailBatch(base_offset=new.end_offset, last_offset=new.end_offset, digest="d"),)
-        lineage = (EpochEntry(LeaderEpoch(0), 0), EpochEntry(LeaderEpoch(1), offset), EpochEntry(LeaderEpoch(2), new.end_offset + 5))
+        lineage = (
+            EpochEntry(LeaderEpoch(0), Offset(0)),
+            EpochEntry(LeaderEpoch(1), offset),
+            EpochEntry(LeaderEpoch(2), Offset(new.end_offset + 5)),
+        )
         voided = (before.live[-1].id,)
         body = TailTruncated(cut_id=cut_id, offset=offset, voided=voided, segments=(new,), lineage=lineage, tail=tail)
         for broken, cause in (
@@ -170,7 +174,7 @@ class TestTruncation:
         actor = play.process("a")
         last = actor.state().live[-1]
         again = [SymbolicIncoming(play.actors, actor.ports, play.broker[3])]
-        arrival = ArrivingSegments((EpochEntry(LeaderEpoch(0), 0),))
+        arrival = ArrivingSegments((EpochEntry(LeaderEpoch(0), Offset(0)),))
         assert add_segments(actor.ports, actor.log, again, arrival)
         whole = actor.state()
         truncate_tail(actor.ports, actor.log, truncated_at(play, actor, last.end_offset + 1))
@@ -203,7 +207,7 @@ class TestTruncation:
 
     def test_a_program_of_an_earlier_version_refuses_every_truncation_by_name(self) -> None:
         """It would keep imports open that are void, and end the log where new segments follow."""
-        assert "accept_loss" in TailTruncated(cut_id="c", offset=1, voided=("a",)).model_dump()
+        assert "accept_loss" in TailTruncated(cut_id="c", offset=Offset(1), voided=("a",)).model_dump()
 
     def test_a_round_that_was_faster_is_noticed(self, play: Play) -> None:
         play.importing(4)
@@ -216,12 +220,16 @@ class TestTruncation:
     def test_a_lineage_that_disowns_the_tail_is_refused(self, play: Play) -> None:
         actor = play.process()
         first, second = uploaded(play, actor, 0), None
-        end = tier_segments(actor.ports, actor.log, *first, (EpochEntry(LeaderEpoch(0), 0),)).end_offset
+        end = tier_segments(actor.ports, actor.log, *first, (EpochEntry(LeaderEpoch(0), Offset(0)),)).end_offset
         second = uploaded(play, actor, 1)
-        tail = (TailBatch(base_offset=end + 1, last_offset=end + 1, digest="d"),)
+        tail = (TailBatch(base_offset=Offset(end + 1), last_offset=Offset(end + 1), digest="d"),)
         with pytest.raises(BadData, match=f"offset {end} to another"):
-            tier_segments(actor.ports, actor.log, *second, (EpochEntry(LeaderEpoch(0), 0), EpochEntry(LeaderEpoch(1), end)), tail)
-        state = tier_segments(actor.ports, actor.log, *second, (EpochEntry(LeaderEpoch(0), 0), EpochEntry(LeaderEpoch(1), end + 1)), tail)
+            tier_segments(
+                actor.ports, actor.log, *second, (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(1), Offset(end))), tail
+            )
+        state = tier_segments(
+            actor.ports, actor.log, *second, (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(1), Offset(end + 1))), tail
+        )
         assert state.tail == tail
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from checkpoint.lineage import EpochEntry
 from compactor.config.settings import Cleaner
-from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch
+from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control.ports import Retention
 from compactor.control.state import Intent, Leader, PartitionState, Quarantine, Registration, Waiting
 from compactor.control.summary import summarize_state
@@ -53,12 +53,12 @@ TTL = 30_000
 def segment(number: int = 0, **changes: Any) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
         id=f"segment-{number}",
-        start_offset=number * 10,
-        end_offset=number * 10 + 9,
+        start_offset=Offset(number * 10),
+        end_offset=Offset(number * 10 + 9),
         size_bytes=100,
-        max_timestamp_ms=NOW,
+        max_timestamp_ms=TimestampMs(NOW),
         mtime_ms=NOW,
-        leader_epochs=(EpochEntry(LeaderEpoch(0), 0),),
+        leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(0)),),
         files={"log": SegmentFile(size=100, sha256="")},
     ).model_copy(update=changes)
 
@@ -82,8 +82,9 @@ class TestSight:
 
     def test_an_open_round_is_due_whatever_the_ratio_says(self) -> None:
         plan = CompactionPlan(
-            run_id="r", topic="orders", partition=0, leader_epoch=CompactorEpoch(0), now_ms=NOW, first_dirty_offset=0, end_offset=0,
-            next_dirty_offset=0, high_watermark=0, legacy_horizon_ms=0, vector=(), policy=CleanerPolicy(), map_engine="memory",
+            run_id="r", topic="orders", partition=0, leader_epoch=CompactorEpoch(0), now_ms=TimestampMs(NOW),
+            first_dirty_offset=Offset(0), end_offset=Offset(0),
+            next_dirty_offset=Offset(0), high_watermark=0, legacy_horizon_ms=0, vector=(), policy=CleanerPolicy(), map_engine="memory",
             fingerprint="", producers=(), tasks=(),
         )  # fmt: skip
         found = seen(state(intent=Intent(plan=plan, slot=3, at_ms=NOW)))

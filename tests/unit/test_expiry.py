@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from checkpoint.lineage import EpochEntry
 from compactor.config.settings import Cleaner, load_settings
-from compactor.constants import NEVER_MS, LeaderEpoch
+from compactor.constants import NEVER_MS, LeaderEpoch, Offset, TimestampMs
 from compactor.control.state import PartitionState
 from compactor.control.summary import summarize_state
 from compactor.errors import UsageError
@@ -24,8 +24,9 @@ NOW = 1_000_000
 def segment(number: int, stamp: int = NOW, size: int = 100, mtime: int = NOW, **facts: Any) -> RemoteLogSegmentMetadata:
     start = 10 * number
     return RemoteLogSegmentMetadata(
-        id=f"s{number}", start_offset=start, end_offset=start + 9, size_bytes=size, max_timestamp_ms=stamp, mtime_ms=mtime,
-        leader_epochs=(EpochEntry(LeaderEpoch(0), start),), files={}, **facts,
+        id=f"s{number}", start_offset=Offset(start), end_offset=Offset(start + 9), size_bytes=size,
+        max_timestamp_ms=TimestampMs(stamp), mtime_ms=mtime,
+        leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(start)),), files={}, **facts,
     )  # fmt: skip
 
 

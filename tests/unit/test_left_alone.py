@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from compactor.constants import Offset, TimestampMs
 from compactor.control.left_alone import MAX_SKIPPED_RANGES, SkippedRange, format_skipped_ranges, parse_skipped_ranges, skipped_ranges
 from compactor.model.segment import RemoteLogSegmentMetadata
 
 
 def segment(start: int, end: int) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
-        id=f"s{start}", start_offset=start, end_offset=end, size_bytes=1, max_timestamp_ms=0, mtime_ms=0, leader_epochs=(), files={}
+        id=f"s{start}",
+        start_offset=Offset(start),
+        end_offset=Offset(end),
+        size_bytes=1,
+        max_timestamp_ms=TimestampMs(0),
+        mtime_ms=0,
+        leader_epochs=(),
+        files={},
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from checkpoint.lineage import EpochEntry
 from compactor.config.settings import Cleaner
-from compactor.constants import CompactorEpoch, LeaderEpoch
+from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control.control_log import Boundary, StateMark
 from compactor.control.state import CatalogState, PartitionState, Registration, Waiting
 from compactor.control.summary import PartitionSummary, SegmentSummary, pack_summary, summarize_state, unpack_summary
@@ -33,12 +33,12 @@ def segment(number: int, dice: random.Random) -> RemoteLogSegmentMetadata:
     kinds = dice.sample(FILE_KINDS, dice.randint(1, len(FILE_KINDS)))
     return RemoteLogSegmentMetadata(
         id=f"{number:022}",
-        start_offset=number * 10,
-        end_offset=number * 10 + 9,
+        start_offset=Offset(number * 10),
+        end_offset=Offset(number * 10 + 9),
         size_bytes=dice.randrange(1 << 40),
-        max_timestamp_ms=dice.choice((-1, dice.randrange(2000))),
+        max_timestamp_ms=TimestampMs(dice.choice((-1, dice.randrange(2000)))),
         mtime_ms=dice.randrange(2000),
-        leader_epochs=(EpochEntry(LeaderEpoch(0), 0),),
+        leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(0)),),
         files={kind: SegmentFile(size=dice.randrange(1 << 33), sha256="0" * 64) for kind in kinds},
         first_timestamp_ms=dice.choice((-1, dice.randrange(2000))),
         due_ms=dice.choice((-1, dice.randrange(2000))),

@@ -8,7 +8,7 @@ from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic import chain
 from compactor.brokers.metadata_topic.cache import MAX_FINISHED_IDS, MetadataFindingKind, RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import MetadataRecord, PartitionDeleteState, RemotePartitionDeleteMetadataRecord
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.errors import BadData
 from compactor.model.segment import SegmentState
 from tests.metadata_events import PARTITION, finished, raw_id, segment, update
@@ -16,8 +16,8 @@ from tests.support.broker_lookups import highest_offset, list_epoch, segment_for
 from tests.support.lookup_holes import Hole, lookup_holes
 
 S = SegmentState
-ONE_EPOCH = (EpochEntry(LeaderEpoch(0), 0),)
-TWO_EPOCHS = (EpochEntry(LeaderEpoch(0), 0), EpochEntry(LeaderEpoch(1), 150))
+ONE_EPOCH = (EpochEntry(LeaderEpoch(0), Offset(0)),)
+TWO_EPOCHS = (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(1), Offset(150)))
 FOUR = [*finished(1, 0, 99), *finished(2, 100, 199), *finished(3, 200, 299), *finished(4, 300, 399)]
 
 
@@ -107,7 +107,9 @@ def test_a_segment_over_two_epochs_is_one_link() -> None:
     # A lineage that does not know the second epoch reads what is left of the first.
     assert served(cache, ONE_EPOCH) == [(1, 0, 99), (2, 100, 149)]
     group = folded(*FOUR, *finished(10, 0, 399, {0: 0, 2: 200}))
-    assert served(group, (EpochEntry(LeaderEpoch(0), 0), EpochEntry(LeaderEpoch(1), 100), EpochEntry(LeaderEpoch(2), 200))) == [
+    assert served(
+        group, (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(1), Offset(100)), EpochEntry(LeaderEpoch(2), Offset(200)))
+    ) == [
         (10, 0, 99),
         (10, 200, 399),
     ]
@@ -199,10 +201,10 @@ def test_a_deleted_partition_is_empty() -> None:
 
 def test_an_exact_start_belongs_to_the_first_epoch_that_begins_there() -> None:
     lineage = (
-        EpochEntry(LeaderEpoch(0), 0),
-        EpochEntry(LeaderEpoch(1), 10),
-        EpochEntry(LeaderEpoch(2), 10),
-        EpochEntry(LeaderEpoch(3), 20),
+        EpochEntry(LeaderEpoch(0), Offset(0)),
+        EpochEntry(LeaderEpoch(1), Offset(10)),
+        EpochEntry(LeaderEpoch(2), Offset(10)),
+        EpochEntry(LeaderEpoch(3), Offset(20)),
     )
     assert [chain.epoch_for_offset(lineage, offset) for offset in (-1, 0, 9, 10, 11, 19, 20, 500)] == [None, 0, 0, 1, 2, 2, 3, 3]
     cache = folded(*finished(1, 0, 29, {0: 0, 1: 10, 2: 10, 3: 20}))

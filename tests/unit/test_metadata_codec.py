@@ -17,13 +17,13 @@ from compactor.brokers.metadata_topic.codec import (
     uuid_bytes,
 )
 from compactor.brokers.metadata_topic.follow import java_objects_hash, metadata_partition
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.errors import BadData
 from compactor.model.segment import SegmentState
 
 PARTITION = TopicIdPartition(uuid_bytes("lZ6vvmajTWKDBUTV6SQAtQ"), "topic1", 42)
 ID = uuid_bytes("adh9f8BMS4anaUnD8KWfWg")
-EPOCHS = (EpochEntry(LeaderEpoch(0), 100), EpochEntry(LeaderEpoch(1), 200), EpochEntry(LeaderEpoch(2), 300))
+EPOCHS = (EpochEntry(LeaderEpoch(0), Offset(100)), EpochEntry(LeaderEpoch(1), Offset(200)), EpochEntry(LeaderEpoch(2), Offset(300)))
 START = RemoteLogSegmentMetadataRecord(PARTITION, ID, 100, 1000, 2, 1_000_000_000, 2_000_000_000, EPOCHS, 100_500)
 FINISHED = RemoteLogSegmentMetadataUpdateRecord(PARTITION, ID, 2, 2_000_000_001, SegmentState.COPY_SEGMENT_FINISHED)
 NAME = "07746f70696331959eafbe66a34d62830544d5e92400b50000002a00"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from checkpoint.offsets import CleanerOffset
 from compactor.brokers.metadata_topic.chain import BrokerView, lineage_from_segments, lookup_chain, whole_segment_chain
-from compactor.constants import CompactorEpoch
+from compactor.constants import CompactorEpoch, Offset
 from compactor.control.mirror import apply_broker_view, mirroring_record
 from compactor.control.state import PartitionState
 from compactor.model.ids import COMPACTOR_BROKER_ID
@@ -113,7 +113,7 @@ def test_one_that_reaches_beyond_what_was_compacted_is_read_and_is_dirty() -> No
     first, second = world.tier(0, 0, 99), world.tier(1, 100, 199)
     state = apply_broker_view(PartitionState(topic=NAME.topic, partition=NAME.partition), view(world))
     new = replace(world, 50, first)
-    state = state.model_copy(update={"live": (new, *state.live[1:]), "vector": (CleanerOffset(CompactorEpoch(0), 100),)})
+    state = state.model_copy(update={"live": (new, *state.live[1:]), "vector": (CleanerOffset(CompactorEpoch(0), Offset(100)),)})
     assert mirroring_record(state, view(world)) is None
     across = world.tier(7, 60, 250)
     assert world.publisher().cut_off_strays(NAME, [new], [new.id, first.id, second.id]) == 0

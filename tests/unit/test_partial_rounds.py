@@ -15,7 +15,7 @@ from bloom.sidecar import RemovableRecordCounts, Sidecar
 from compactor.cleaner.passes.retention import BatchDecisions
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import Verdicts
-from compactor.constants import NEVER_MS, LeaderEpoch
+from compactor.constants import NEVER_MS, LeaderEpoch, Offset, TimestampMs
 from compactor.model.balance import Balance, DigestSum
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.balance import BalanceKey, digest_sum_of_headers
@@ -151,12 +151,12 @@ class TestDueTogether:
 def segment(batches: str = "b" * 64, **changes: Any) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
         id="s" * 22,
-        start_offset=0,
-        end_offset=99,
+        start_offset=Offset(0),
+        end_offset=Offset(99),
         size_bytes=8 << 20,
-        max_timestamp_ms=1,
+        max_timestamp_ms=TimestampMs(1),
         mtime_ms=1,
-        leader_epochs=(EpochEntry(LeaderEpoch(0), 0),),
+        leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(0)),),
         files={"log": SegmentFile(size=8 << 20, batches=batches)},
         content=DigestSum(),
     ).model_copy(update=changes)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from checkpoint.offsets import CleanerOffset, clean_end_offset
-from compactor.constants import CompactorEpoch
+from compactor.constants import CompactorEpoch, Offset
 from compactor.control import publication
 from compactor.control.broker_expiry import ExpiredSources
 from compactor.control.deletion import raise_log_start
@@ -241,7 +241,7 @@ class TestResume:
         actor = play.process("b")
         state = actor.state()
         record_lineage(actor.log, state.lineage, 1)
-        assert actor.log.state.vector == (CleanerOffset(CompactorEpoch(0), 1),)
+        assert actor.log.state.vector == (CleanerOffset(CompactorEpoch(0), Offset(1)),)
         result = actor.run()
         assert (result.status, "cleaner offsets" in result.undone) == ("cleaned", True)
 

@@ -10,7 +10,7 @@ import pytest
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
 from compactor.config.settings import Cleaner
-from compactor.constants import CompactorEpoch, LeaderEpoch
+from compactor.constants import CompactorEpoch, LeaderEpoch, Offset
 from compactor.control.state import PartitionState, Run
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
@@ -22,10 +22,10 @@ NOW = 1_000_000
 def segment(start: int, end: int, size: int = 100, **facts: Any) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
         id=f"s{start}",
-        start_offset=start,
-        end_offset=end,
+        start_offset=Offset(start),
+        end_offset=Offset(end),
         size_bytes=size,
-        leader_epochs=(EpochEntry(LeaderEpoch(0), start),),
+        leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(start)),),
         files={
             "log": SegmentFile(size=size, sha256=""),
             "index": SegmentFile(size=8, sha256=""),
@@ -36,7 +36,7 @@ def segment(start: int, end: int, size: int = 100, **facts: Any) -> RemoteLogSeg
 
 
 def state(*live: RemoteLogSegmentMetadata, clean: int = 0) -> PartitionState:
-    vector = (CleanerOffset(CompactorEpoch(0), clean),) if clean else ()
+    vector = (CleanerOffset(CompactorEpoch(0), Offset(clean)),) if clean else ()
     return PartitionState(topic="orders", partition=0, live=live, vector=vector)
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset, TimestampMs
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 
 WRITTEN = (
@@ -16,12 +16,12 @@ WRITTEN = (
 )
 SEGMENT = RemoteLogSegmentMetadata(
     id="AAAAAAAAAAAAAAAAAAAAAA",
-    start_offset=5,
-    end_offset=9,
+    start_offset=Offset(5),
+    end_offset=Offset(9),
     size_bytes=100,
-    max_timestamp_ms=7,
+    max_timestamp_ms=TimestampMs(7),
     mtime_ms=8,
-    leader_epochs=(EpochEntry(LeaderEpoch(0), 0),),
+    leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(0)),),
     files={"log": SegmentFile(size=100, sha256="ab")},
     records=3,
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset, TimestampMs
 from compactor.errors import BadData
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.records.batches import BatchTable
@@ -32,8 +32,9 @@ from tests.unit.test_spark_worker import SMALL, growing
 
 def segment(number: int, size: int, records: int) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
-        id=f"s{number}", start_offset=number * 1000, end_offset=number * 1000 + 999, size_bytes=size, max_timestamp_ms=0, mtime_ms=0,
-        leader_epochs=(EpochEntry(epoch=LeaderEpoch(0), start_offset=0),), files={}, records=records,
+        id=f"s{number}", start_offset=Offset(number * 1000), end_offset=Offset(number * 1000 + 999),
+        size_bytes=size, max_timestamp_ms=TimestampMs(0), mtime_ms=0,
+        leader_epochs=(EpochEntry(epoch=LeaderEpoch(0), start_offset=Offset(0)),), files={}, records=records,
     )  # fmt: skip
 
 

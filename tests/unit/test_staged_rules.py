@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from checkpoint.lineage import EpochEntry, Lineage
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.transfer import staged
 from compactor.transfer.staged import (
     LiveLog,
@@ -28,7 +28,7 @@ from compactor.transfer.staged import (
 
 
 def lineage(*pairs: tuple[int, int]) -> Lineage:
-    return tuple(EpochEntry(LeaderEpoch(epoch), start) for epoch, start in pairs)
+    return tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in pairs)
 
 
 FIRST = StagedSegment(20, 39, lineage((0, 20)))

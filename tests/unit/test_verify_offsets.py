@@ -9,7 +9,7 @@ import pytest
 from checkpoint.offsets import CleanerOffset
 from compactor.access.tier import Tier
 from compactor.config.settings import Settings, TierSettings
-from compactor.constants import CompactorEpoch
+from compactor.constants import CompactorEpoch, Offset
 from compactor.control import records
 from compactor.control.control_log import Snapshot
 from compactor.control.logs import open_catalog
@@ -71,7 +71,10 @@ def test_snapshots_are_held_against_what_their_slots_fold_to(crafted: Crafted) -
 def test_a_snapshot_that_breaks_the_rules_by_itself(crafted: Crafted) -> None:
     assert crafted.author("cutter").log.write_snapshot_and_cut(1)
     state = crafted.log().state
-    key = keep(crafted, state.model_copy(update={"vector": (CleanerOffset(CompactorEpoch(1), 100), CleanerOffset(CompactorEpoch(0), 155))}))
+    key = keep(
+        crafted,
+        state.model_copy(update={"vector": (CleanerOffset(CompactorEpoch(1), Offset(100)), CleanerOffset(CompactorEpoch(0), Offset(155)))}),
+    )
     found = errors(crafted)
     assert ("snapshot", key) in found
     assert ("cleaner-offsets", "") in found

@@ -20,7 +20,7 @@ from compactor.brokers.metadata_topic.codec import (
     RemoteLogSegmentMetadataUpdateRecord,
     TopicIdPartition,
 )
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset
 from compactor.errors import BadData
 from compactor.model.ids import segment_id
 from compactor.model.segment import TRANSITIONS, SegmentState
@@ -251,4 +251,4 @@ def last_offset_of_epoch(segment: RemoteLogSegmentMetadataRecord, epoch: LeaderE
 
 def segment_lineage(segment: RemoteLogSegmentMetadataRecord) -> tuple[EpochEntry, ...]:
     """Return the leader epochs of a segment with the first offset of each."""
-    return tuple(EpochEntry(LeaderEpoch(epoch), start) for epoch, start in epoch_starts(segment))
+    return tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_starts(segment))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from checkpoint.lineage import EpochEntry, first_divergent_offset
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, epoch_starts, last_offset_of_epoch
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
-from compactor.constants import MAX_OFFSET, LeaderEpoch
+from compactor.constants import MAX_OFFSET, LeaderEpoch, Offset
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
 
@@ -111,7 +111,7 @@ def whole_segment_chain(links: Sequence[ChainLink], lineage: Sequence[EpochEntry
 
 def _has_lineage_epochs(link: ChainLink, lineage: Sequence[EpochEntry]) -> bool:
     """Return whether the segment has the lineage's epochs up to the offset from which it is read."""
-    own = [EpochEntry(LeaderEpoch(epoch), start) for epoch, start in epoch_starts(link.segment) if start <= link.first]
+    own = [EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_starts(link.segment) if start <= link.first]
     known = [entry for entry in lineage if entry.start_offset <= link.first]
     begin = max(own[0].start_offset, known[0].start_offset) if own and known else link.first
     return first_divergent_offset(own, link.first + 1, known, link.first + 1) is None and begin == link.segment.start_offset
@@ -128,7 +128,7 @@ def lineage_from_segments(cache: RemoteLogMetadataCache) -> tuple[EpochEntry, ..
     entries: list[EpochEntry] = []
     epoch = max(begins, default=None)
     while epoch is not None:
-        entries.append(EpochEntry(LeaderEpoch(epoch), begins[epoch]))
+        entries.append(EpochEntry(LeaderEpoch(epoch), Offset(begins[epoch])))
         lower = [each for each in begins if each < epoch and begins[each] < begins[epoch]]
         epoch = max((each for each in before.get(epoch, ()) if each in lower), default=max(lower, default=None))
     return tuple(reversed(entries))
@@ -166,6 +166,6 @@ def _epoch_ranges(lineage: Sequence[EpochEntry]) -> Iterator[tuple[int, int, int
             last = entry.start_offset  # an exact match is the first epoch that begins there
         first = entry.start_offset
         if at and lineage[at - 1].start_offset == first:
-            first += 1
+            first = Offset(first + 1)
         if first <= last:
             yield entry.epoch, first, last

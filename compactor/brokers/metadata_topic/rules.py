@@ -21,7 +21,7 @@ from compactor.brokers.metadata_topic.codec import (
     decode_record,
     encode_record,
 )
-from compactor.constants import MAX_OFFSET, LeaderEpoch
+from compactor.constants import MAX_OFFSET, LeaderEpoch, Offset
 from compactor.errors import BadData
 from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.segment import TRANSITIONS, SegmentState
@@ -217,7 +217,7 @@ def ceiling_markers(
             # An earlier attempt ended half-way; what is left of it is cut off by its own id.
             raw_id = hashlib.sha256(raw_id + cache.applied.to_bytes(8, "big")).digest()[:16]
         marker = RemoteLogSegmentMetadataRecord(
-            segment.partition, raw_id, at, at, COMPACTOR_BROKER_ID, -1, event_timestamp_ms, (EpochEntry(LeaderEpoch(epoch), at),), 1
+            segment.partition, raw_id, at, at, COMPACTOR_BROKER_ID, -1, event_timestamp_ms, (EpochEntry(LeaderEpoch(epoch), Offset(at)),), 1
         )
         made.append(CeilingMarker(marker))
     return made
@@ -248,7 +248,7 @@ def replacement_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEn
 
 def _epochs_read(link: ChainLink) -> tuple[EpochEntry, ...]:
     """Return the leader epochs of a source that readers read."""
-    return tuple(EpochEntry(LeaderEpoch(epoch), start) for epoch, start in epoch_starts(link.segment) if start <= link.last)
+    return tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_starts(link.segment) if start <= link.last)
 
 
 def source_deletion_refusal(
@@ -291,7 +291,7 @@ def redundant_segments(
 
 def belongs_to_log(segment: RemoteLogSegmentMetadataRecord, lineage: Sequence[EpochEntry]) -> bool:
     """Return whether all records of the segment are in the log with this lineage."""
-    own = [EpochEntry(LeaderEpoch(epoch), start) for epoch, start in epoch_starts(segment)]
+    own = [EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_starts(segment)]
     end = segment.end_offset + 1
     return first_divergent_offset(own, end, [entry for entry in lineage if entry.start_offset < end], end) is None
 

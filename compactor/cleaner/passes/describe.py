@@ -10,7 +10,7 @@ import numpy.typing as npt
 from bloom.sidecar import RemovableRecordCounts
 from checkpoint.lineage import EpochEntry
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.constants import NEVER_MS, NO_TIMESTAMP, LeaderEpoch
+from compactor.constants import NEVER_MS, NO_TIMESTAMP, LeaderEpoch, Offset
 from compactor.records.batches import HORIZON, NOT_CONTROL, BatchTable
 from compactor.records.rows import RowBuffers, parse_records
 
@@ -109,7 +109,7 @@ def lineage_from_tables(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:
         for batch in changes.tolist():
             if not found or epochs[batch] > found[-1].epoch:
                 offset = int(table.base_offset[batch] if table.base_offset[batch] >= 0 else table.last_offset[batch])
-                found.append(EpochEntry(LeaderEpoch(int(epochs[batch])), offset))
+                found.append(EpochEntry(LeaderEpoch(int(epochs[batch])), Offset(offset)))
     return tuple(found)
 
 
@@ -120,4 +120,4 @@ def lineage_of_offset_range(lineage: tuple[EpochEntry, ...], start_offset: int, 
     inside = [entry for entry in lineage if start_offset < entry.start_offset <= end_offset]
     before = [entry for entry in lineage if entry.start_offset <= start_offset]
     first = before[-1].epoch if before else max(0, inside[0].epoch - 1 if inside else 0)
-    return (EpochEntry(LeaderEpoch(first), start_offset), *inside)
+    return (EpochEntry(LeaderEpoch(first), Offset(start_offset)), *inside)

@@ -16,7 +16,7 @@ from bloom.siphash import hash_keys, key_halves
 from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset, TimestampMs
 from compactor.control import grace, ordering
 from compactor.control.logs import PartitionLog, read_again_if_missing
 from compactor.control.mirror import segment_from_broker
@@ -360,11 +360,11 @@ def _metadata_of_listed(item: ListedObject) -> RemoteLogSegmentMetadata:
     """Return metadata for a segment of which only the name and the log's size are known, from LIST."""
     return RemoteLogSegmentMetadata(
         id=item.segment_id,
-        start_offset=item.start_offset,
-        end_offset=MAX_POSITION,
+        start_offset=Offset(item.start_offset),
+        end_offset=Offset(MAX_POSITION),
         size_bytes=item.size,
-        max_timestamp_ms=-1,
+        max_timestamp_ms=TimestampMs(-1),
         mtime_ms=item.modified_ms,
-        leader_epochs=(EpochEntry(LeaderEpoch(0), max(0, item.start_offset)),),
+        leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(max(0, item.start_offset))),),
         files={"log": SegmentFile(size=item.size)},
     )

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from compactor.constants import LeaderEpoch
+from compactor.constants import LeaderEpoch, Offset, TimestampMs
 from compactor.errors import BadData, NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
@@ -185,12 +185,12 @@ def segment_metadata(segment: ListedSegment, end: int) -> RemoteLogSegmentMetada
     log = segment.files["log"]
     return RemoteLogSegmentMetadata(
         id=id_from_base_offset(segment.base),
-        start_offset=segment.base,
-        end_offset=end,
+        start_offset=Offset(segment.base),
+        end_offset=Offset(end),
         size_bytes=log.size,
-        max_timestamp_ms=segment.modified_ms,
+        max_timestamp_ms=TimestampMs(segment.modified_ms),
         mtime_ms=log.modified_ms,
-        leader_epochs=(EpochEntry(LeaderEpoch(0), segment.base),),
+        leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(segment.base)),),
         files={kind: SegmentFile(size=segment.files[kind].size) for kind in OBJECT_KINDS if kind in segment.files},
     )
 
