@@ -101,7 +101,7 @@ def test_an_unknown_host_ends_at_once(cli: TierCli, monkeypatch: pytest.MonkeyPa
     answer = cli.ask("topics")
     assert answer.code == 5
     (line,) = answer.stderr.splitlines()
-    assert "nobody knows this host" in line
+    assert "the host name is unknown" in line
     section, key = setting_of(cli)
     assert f"[{section}] {key}" in line
     assert "tried" not in line
