@@ -460,6 +460,8 @@ COVERED: Mapping[str, str] = {
     "staged files may have any leader epoch": "a test near the code shows it: test_way_in_staged.py",
     "staged files need no leadership": "a test near the code shows it: test_way_in_staged.py",
     "staged files go with a cleaned log": "a test near the code shows it: test_way_in_staged.py",
+    "staged files need neither leadership nor epochs": "a test near the code shows it: test_way_in_staged.py",
+    "staged files need nothing": "a test near the code shows it: test_way_in_staged.py",
     "staged files are not taken": "a seed from 187 on shows it (test_way_in.py)",
     "a cut is made where the directory begins in an unknown epoch": "a seed from 20,259 on shows it (test_way_in.py)",
     "epochs that begin in a gap are compared": "a seed from 23,755 on shows it (test_way_in.py)",
