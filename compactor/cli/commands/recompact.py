@@ -20,6 +20,7 @@ from compactor.spark.recompaction import (
     result_row,
     survey_partitions,
 )
+from compactor.views.words import count_noun
 
 
 def run_recompact(args: argparse.Namespace, out: Output) -> int:
@@ -68,9 +69,10 @@ def _print_dry_run(found: Sequence[RecompactionCandidate], out: Output, outcomes
             continue
         outcomes.record_success()
         status = "left_alone" if inspection.skip_reason else "would_be_cleaned"
-        facts = {"status": status, "reason": inspection.skip_reason, "bytes": inspection.bytes}
+        reason = inspection.skip_reason or f"the whole log, {count_noun(inspection.segments, 'segment')}, is cleaned from its start"
+        facts = {"status": status, "reason": reason, "bytes": inspection.bytes}
         rows.append({"topic": inspection.name.topic, "partition": inspection.name.partition, **facts})
-        cells.append((str(inspection.name), status, format_size(inspection.bytes), inspection.skip_reason))
+        cells.append((str(inspection.name), status, format_size(inspection.bytes), reason))
     todo = sum(row["status"] == "would_be_cleaned" for row in rows)
     table = Table("", ("partition", "status", "size", "why"), cells, below=1)
     out.print_result({"partitions": rows}, table, summary=f"{todo} of {len(found)} partitions would be cleaned; nothing was changed")
