@@ -7,7 +7,7 @@ from typing import Final
 
 
 class RoundStatus(StrEnum):
-    """How a round over one partition ended in this process, as `run` prints it, or another job of the daemon."""
+    """Status of a round over one partition, or of another job of the daemon, as this process ended it and `run` prints it."""
 
     CLEANED = "cleaned"
     RESUMED = "resumed"
