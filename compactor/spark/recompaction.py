@@ -87,7 +87,8 @@ def result_row(finished: RecompactionResult) -> dict[str, Any]:
     ``rewrite_data_files``.
     """
     report, error = finished.report, finished.error
-    row: dict[str, Any] = {"topic": finished.name.topic, "partition": finished.name.partition}
+    name = finished.name
+    row: dict[str, Any] = {"topic": name.topic, "partition": name.partition, "incarnation": name.incarnation}
     if report is not None:
         row = asdict(report)
     elif error is not None:

@@ -78,8 +78,9 @@ def test_bad_data_comes_behind_the_last_good_record(cli: TierCli) -> None:
     second.write_bytes(data)
     answer = cli.ask("cat", "orders-0", "--isolation", "read_uncommitted", output="table")
     assert answer.code == 3
-    assert [json.loads(line)["offset"] for line in answer.document.splitlines()] == [0, 1, 2, 3, 4, 5, 7]
+    assert [json.loads(line)["offset"] for line in answer.document.splitlines()] == [0, 1, 2, 3, 4, 5, 7, 8]
     assert "CRC" in answer.stderr
+    assert "offsets 9 to 9 cannot be read" in answer.stderr
 
 
 def test_a_reader_that_goes_away(cli: TierCli) -> None:
