@@ -154,8 +154,7 @@ class Gate:
 
         :param table: takes the last record of each key.
         :param txn_outcomes_by_ordinal: outcomes of transactions by the segment's number in the log (ordinal), if known from the start.
-        :param expected_sums_by_ordinal: number and marks of the records that must remain, by the segment's number (ordinal), if known
-            already.
+        :param expected_sums_by_ordinal: number and marks of the records that must remain, by ordinal, if known already.
         """
         self._terms = parameters
         self._rules = parameters.rules
@@ -338,9 +337,7 @@ class Gate:
     def _parse_batches(
         self, reader: RecordReader, buf: Bytes, headers: HeaderFields, wanted: Flags, segment: str
     ) -> Iterator[tuple[Int64s, GateRecords]]:
-        """Yield the records of the wanted batches in chunks, each valid until the next one is requested, with the
-        numbers of their batches.
-        """
+        """Yield the records of the wanted batches in chunks, with the batch numbers. A chunk is valid until the next one is requested."""
         waiting = list(split_selected_batches_into_chunks(headers, wanted))[::-1]
         while waiting:
             some = waiting.pop()
