@@ -79,7 +79,7 @@ class TierIdentity:
                 f"there is no tier at {self.ports.layout.url} yet", hint="`import` makes one; check tier.url in the configuration"
             )
         self.ownership.tier_id = state.tier_id
-        self._check_foreign(state)
+        self._check_catalog_is_own(state)
         if local:
             if not local.bound:
                 local.bind(state.tier_id, diverged=self.catalog.diverged or (kept is not None and state.slot < kept.state.slot))
@@ -95,7 +95,7 @@ class TierIdentity:
         tier = self.settings.tier
         if not tier_kind(self.settings).compacts:
             raise read_only_error(self.settings)
-        self._check_free()
+        self._check_location_is_free()
         url = "" if self.ownership.ours else self.settings.tier_url
         cluster_id = self.metadata.cluster_id()
         state = create_tier(
@@ -108,11 +108,11 @@ class TierIdentity:
             hash_key=hash_key,
         )
         self.ownership.tier_id = state.tier_id
-        self._check_foreign(state)
+        self._check_catalog_is_own(state)
         self.ports.require_ownership(anew=True)
         return state
 
-    def _check_free(self) -> None:
+    def _check_location_is_free(self) -> None:
         if not self.catalog.refresh().tier_id:
             self.ownership.require_free_root(self.ports, self.catalog.refresh_and_check_gaps())
 
@@ -120,7 +120,7 @@ class TierIdentity:
         """Raise UsageError if this tier does not exist at the configured URL and none may be created there, for instance because its
         catalog was lost. Changes nothing.
         """
-        self._check_free()
+        self._check_location_is_free()
         if self.catalog.state.tier_id:
             self.check_owner()
 
@@ -128,7 +128,7 @@ class TierIdentity:
         """Raise UsageError if the data root is another tier's. Changes nothing."""
         self.ownership.check(self.ports, self.read())
 
-    def _check_foreign(self, state: CatalogState) -> None:
+    def _check_catalog_is_own(self, state: CatalogState) -> None:
         """Raise UsageError if the catalog is that of another tier."""
         tier = self.settings.tier
         check_tier_settings(state, self.ports.layout.url, tier.kind, tier.layout, tier.key_entropy_bits)

@@ -130,12 +130,12 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         """List the log directories and, if due, ask the cluster about leaders and log ends."""
         now = self._opened.ports.clock_ms()
         identity = self._list_log_directories(now)
-        self._hold_staged_files()
-        if not self._prepare_tier() or identity is None:
+        self._open_staged_files_to_upload()
+        if not self._open_or_create_tier() or identity is None:
             return
         self._refresh_leaders(identity, now)
         self._refresh_log_ends([watch.name for watch in self._watches.values() if needs_log_end(watch, now)], now)
-        self._report_untaken_files()
+        self._log_files_not_uploaded()
         self._scans += 1
         self._scan_ms = now
 
@@ -184,10 +184,10 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
                 whose = identity
                 seen |= {each.name: each for each in scan_log_directory(Path(text), rules.topics, known, now_ms)}
             except CompactorError as error:
-                self._set_problem(text, str(error))
+                self._record_shared_problem(text, str(error))
                 lost = True
             else:
-                self._set_problem(text, "")
+                self._record_shared_problem(text, "")
         for text in [key for key in self._problems if key not in (*rules.log_dirs, *SHARED)]:
             del self._problems[text]
         for name, each in seen.items():
@@ -200,7 +200,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
             self._staged.close_files(name)
         return whose
 
-    def _hold_staged_files(self) -> None:
+    def _open_staged_files_to_upload(self) -> None:
         """Open the files staged for deletion whose offsets are missing in the tier, and close those that are no longer needed."""
         for name, watch in self._watches.items():
             running, log_dir = name in self._running, Path(watch.seen.path)
@@ -214,9 +214,9 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
                     why = "the broker has deleted it, and its disk is almost full"
                     what = f"{staged_path(Path(), file.base)} is not held open any longer: {why}"
                     self._log(what, level=logging.WARNING, partition=str(name))
-                self._watches[name] = self._announce_staged_files(replace(found, held=held))
+                self._watches[name] = self._log_new_staged_files(replace(found, held=held))
 
-    def _announce_staged_files(self, watch: UploadWatch) -> UploadWatch:
+    def _log_new_staged_files(self, watch: UploadWatch) -> UploadWatch:
         """Log the staged files whose offsets the tier lacks, each once, with the time at which the broker deletes it.
 
         Return the partition's watch with the topic's ``file.delete.delay.ms``.
@@ -224,7 +224,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         new = self._staged.select_unreported("staged", watch.staged)
         if not new:
             return watch
-        watch = replace(watch, delete_delay_ms=self._delete_delay_ms(watch.name.topic))
+        watch = replace(watch, delete_delay_ms=self._file_delete_delay_ms(watch.name.topic))
         until = iso_time(upload_lag(replace(watch, position=watch.position or 0)).deadline_ms)
         what = (
             f"{len(new)} files from offset {new[0].base} on are staged for deletion and not in the tier: the broker deletes them at {until}"
@@ -232,7 +232,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         self._log(f"{what}, and they are held open", partition=str(watch.name))
         return watch
 
-    def _report_untaken_files(self) -> None:
+    def _log_files_not_uploaded(self) -> None:
         """Log the files staged for deletion that are not uploaded, because it is unknown whether this broker led the partition when it
         renamed them.
         """
@@ -242,7 +242,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
                 self._tallies = replace(self._tallies, untaken=self._tallies.untaken + 1)
                 self._log(f"{where}: {unknown_leadership(file)}", level=logging.WARNING, partition=str(name))
 
-    def _delete_delay_ms(self, topic: str) -> int:
+    def _file_delete_delay_ms(self, topic: str) -> int:
         """Return the topic's ``file.delete.delay.ms``; Kafka's default if it cannot be read."""
         if topic not in self._delete_delays and not self._problems.get("broker"):
             with suppress(StoreError):
@@ -250,7 +250,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
                 self._delete_delays[topic] = DELETE_DELAY_MS if delay_ms is None else delay_ms
         return self._delete_delays.get(topic, DELETE_DELAY_MS)
 
-    def _prepare_tier(self) -> bool:
+    def _open_or_create_tier(self) -> bool:
         """Open the tier, or create it if it does not exist, and return whether it can be used."""
         if self._tier_ready:
             return True
@@ -260,9 +260,9 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         except Stopped:
             return False
         except CompactorError as error:
-            self._set_problem("tier", str(error))
+            self._record_shared_problem("tier", str(error))
             return False
-        self._set_problem("tier", "")
+        self._record_shared_problem("tier", "")
         self._tier_ready = True
         return True
 
@@ -281,7 +281,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
             self._record_broker_failure(f"{what}. Correct kafka.bootstrap_servers or agent.log_dirs", now_ms)
             return
         self._asked_ms, self._broker_failures, self._broker_retry_ms = now_ms, 0, 0
-        self._set_problem("broker", "")
+        self._record_shared_problem("broker", "")
         for name, watch in self._watches.items():
             self._watches[name] = with_leadership(watch, reported.leaders.get(name) == identity.broker_id)
         with suppress(StoreError):  # asked again the next time; it matters only for a topic that is created again
@@ -292,7 +292,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         self._broker_failures += 1
         self._broker_retry_ms = now_ms + backoff_ms(self._broker_failures, BROKER_RETRY_MS, MAX_BROKER_RETRY_MS)
         self._tallies = replace(self._tallies, broker_failures=self._tallies.broker_failures + 1)
-        self._set_problem("broker", reason)
+        self._record_shared_problem("broker", reason)
 
     def _refresh_log_ends(self, names: Sequence[TopicPartition], now_ms: int) -> None:
         """Ask the leaders where the logs of these partitions end, and record each answer or failure."""
@@ -334,12 +334,12 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         del self._running[done.name]
         outcome, name = done.outcome, done.name
         if outcome.trouble is UploadFailure.STORE:
-            self._set_problem("store", outcome.reason)
+            self._record_shared_problem("store", outcome.reason)
         elif outcome.trouble is UploadFailure.GENERATION:
-            self._set_problem("generations", outcome.reason)
+            self._record_shared_problem("generations", outcome.reason)
         elif outcome.trouble is None and not outcome.stopped:
-            self._set_problem("store", "")
-            self._set_problem("generations", "")
+            self._record_shared_problem("store", "")
+            self._record_shared_problem("generations", "")
         if name in self._watches:
             before = self._watches[name]
             outcome = self._with_retention_deadline(before, outcome)
@@ -348,7 +348,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
                 self._log(outcome.reason, level=logging.WARNING, partition=str(name), trouble=outcome.trouble or "")
             if outcome.trouble is None and before.trouble is not None and not outcome.stopped:
                 self._log("uploads succeed again", partition=str(name))
-            self._list_adoptions()
+            self._log_partitions_to_adopt()
         self._tallies = add_upload(self._tallies, outcome)
         for note in outcome.notes:
             self._log(note, partition=str(name))
@@ -357,7 +357,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
             what = f"{outcome.segments} segment{plural}, {format_size(outcome.bytes)}, up to offset {(outcome.position or 0) - 1}"
             self._log(f"uploaded {what}, {done.seconds:.1f} s", partition=str(name))
 
-    def _list_adoptions(self) -> None:
+    def _log_partitions_to_adopt(self) -> None:
         """Log once, when every partition was tried for the first time, which ones wait for adoption of their topics."""
         line = None if self._adoptions_listed else adoption_list(self._watches.values())
         self._adoptions_listed = self._adoptions_listed or line is not None
@@ -400,21 +400,21 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         self._tallies = add_upload(self._tallies, outcome)
         self._log(outcome.reason, level=logging.WARNING, partition=str(name), trouble=outcome.trouble or "")
 
-    def _set_problem(self, where: str, reason: str) -> None:
+    def _record_shared_problem(self, place: str, reason: str) -> None:
         """Record a problem that concerns more than one partition, or its end if ``reason`` is empty. Logs a line when it begins and when it
         ends.
 
-        :param where: "tier", "store", "broker", "generations" or a log directory.
+        :param place: "tier", "store", "broker", "generations" or a log directory.
         """
-        before = self._problems.get(where, "")
+        before = self._problems.get(place, "")
         if reason:
-            self._problems[where] = reason
+            self._problems[place] = reason
         else:
-            self._problems.pop(where, None)
+            self._problems.pop(place, None)
         if reason and not before:
             self._log(reason, level=logging.ERROR)
         elif before and not reason:
-            self._log(f"{where}: works again")
+            self._log(f"{place}: works again")
 
     # --- being looked at ---
 

@@ -63,11 +63,10 @@ def with_answer(intervals: tuple[LeadershipInterval, ...], end: LogEnd, asked_ms
 
 
 def rename_evidence(intervals: Sequence[LeadershipInterval], changed_ms: int) -> RenameEvidence:
-    """Return whether this broker is known to have led the partition around the time at which a file was renamed for deletion.
-
-    An answer that arrived in the same millisecond may have been later.
-
-    :param changed_ms: the file's change time.
+    """Return whether this broker is known to have led the partition, in one leader epoch, before and after a file was renamed for
+    deletion. A leader's answer that arrived in the millisecond of the rename does not count as before it, because their order is
+    unknown.
+    :param changed_ms: time of the rename: the file's change time, in milliseconds.
     """
     if any(each.from_ms < changed_ms and changed_ms + TICK_MS <= each.until_ms for each in intervals):
         return RenameEvidence.SAME_EPOCH

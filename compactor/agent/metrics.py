@@ -14,11 +14,11 @@ from compactor.service.metrics import MOST_LABELLED, OWN, add_labelled_values, m
 
 def agent_metrics(status: AgentStatus) -> Iterator[Metric]:
     """Yield all metrics of the agent: readiness, upload lag, failures and totals."""
-    yield from _lag_metrics(status)
+    yield from _upload_lag_metrics(status)
     yield from _total_metrics(status)
 
 
-def _lag_metrics(status: AgentStatus) -> Iterator[Metric]:
+def _upload_lag_metrics(status: AgentStatus) -> Iterator[Metric]:
     """Yield the upload lag: per partition for those that lag most, and in total."""
     led = [(watch, upload_lag(watch)) for watch in status.watches if watch.leads]
     led.sort(key=lambda entry: (-entry[1].bytes, entry[0].name))

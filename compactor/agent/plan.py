@@ -157,7 +157,9 @@ class UploadWatch:
     @property
     def staged(self) -> tuple[StagedFile, ...]:
         """Return the files staged for deletion whose offsets are missing in the tier, except ``untaken`` ones, which are never uploaded."""
-        return tuple(file for file in self._missing_staged if self._evidence(file) is not RenameEvidence.UNKNOWN)
+        return tuple(
+            file for file in self._staged_files_missing_in_tier if self._rename_under_leadership(file) is not RenameEvidence.UNKNOWN
+        )
 
     @property
     def untaken(self) -> tuple[StagedFile, ...]:
@@ -166,12 +168,12 @@ class UploadWatch:
         """
         if not self.leads or self.position is None:
             return ()
-        return tuple(file for file in self._missing_staged if self._evidence(file) is RenameEvidence.UNKNOWN)
+        return tuple(file for file in self._staged_files_missing_in_tier if self._rename_under_leadership(file) is RenameEvidence.UNKNOWN)
 
     @property
     def has_undecided_files(self) -> bool:
         """Return whether a staged file waits for the leader's next answer, which decides whether the file is uploaded."""
-        return any(self._evidence(file) is RenameEvidence.UNDECIDED for file in self.staged)
+        return any(self._rename_under_leadership(file) is RenameEvidence.UNDECIDED for file in self.staged)
 
     @property
     def _staged_files(self) -> list[tuple[StagedFile, SealedFile]]:
@@ -181,13 +183,13 @@ class UploadWatch:
         return [(file, SealedFile(file.base, end, file.size, file.mtime_ms)) for file, end in zip(files, ends, strict=False)]
 
     @property
-    def _missing_staged(self) -> tuple[StagedFile, ...]:
+    def _staged_files_missing_in_tier(self) -> tuple[StagedFile, ...]:
         position = self.position or 0
         if 0 <= self.seen.first_base <= position:
             return ()
         return tuple(file for file, segment in self._staged_files if segment.end > position and file.size)
 
-    def _evidence(self, file: StagedFile) -> RenameEvidence:
+    def _rename_under_leadership(self, file: StagedFile) -> RenameEvidence:
         return rename_evidence(self.leadership, file.changed_ms)
 
 

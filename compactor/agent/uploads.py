@@ -59,7 +59,7 @@ class Uploader:
         except Stopped:
             return UploadOutcome(None, stopped=True)
         except Exception as error:  # noqa: BLE001 - one partition's trouble must not end the service for the others (I9)
-            state = self._tier_state(watch.name)
+            state = self._read_tier_state_or_none(watch.name)
             position = state.end_offset + 1 if state is not None and state.has_segments else None
             reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
             return UploadOutcome(position, trouble=classify_failure(error, watch.seen, state), reason=reason)
@@ -116,7 +116,7 @@ class Uploader:
         company = ImportResources(1, note_change, self._large)
         return import_directory(opened, Path(watch.seen.path), name, policy, options=options, company=company)
 
-    def _tier_state(self, name: TopicPartition) -> PartitionState | None:
+    def _read_tier_state_or_none(self, name: TopicPartition) -> PartitionState | None:
         """Return the partition's state in the tier, or None if it cannot be read."""
         try:
             return self._opened.open(self._opened.current(name)).refresh()
@@ -134,16 +134,15 @@ class _OutputUpdater:
     def __init__(self, opened: Tier, stop: StopRequest) -> None:
         target = configured_target(opened)
         self._target = replace(target, store=InterruptibleStore(target.store, stop))
-        self._opened = _with_broker_directories(opened)
+        self._opened = _with_agent_log_directories(opened)
         self._write_options = WriteOptions(
             disk=Budget(disk_budget_bytes(opened.settings.cleaner, opened.state_dir)), append_only=True, yields=True
         )
         self._left: set[TopicPartition] = set()
 
     def update_output(self, name: TopicPartition, outcome: UploadOutcome) -> UploadOutcome:
-        """Update the partition's output after an upload.
-
-        Return the upload's outcome, with a failure of the update or a note about it added. Raises Stopped.
+        """After an upload, append the uploaded segments to the partition's output, if an output is configured. Return the upload's
+        outcome, to which a failure of the output or a line for the log is added. Raises Stopped if the agent is stopping.
         """
         if not outcome.position:
             return outcome
@@ -163,7 +162,7 @@ class _OutputUpdater:
         return outcome
 
 
-def _with_broker_directories(opened: Tier) -> Tier:
+def _with_agent_log_directories(opened: Tier) -> Tier:
     """Return the tier with the agent's log directories among the places from which segments may be read."""
     settings = opened.settings
 

@@ -32,8 +32,8 @@ class AdminClusterQueries:
         try:
             facts = self._admin.describe_topics(names)
         except (Refused, NotFound):
-            facts = self._describe_one_by_one(names)
-        return {name: _topic_status(found) for name, found in facts.items()}
+            facts = self._describe_topics_one_by_one(names)
+        return {name: _topic_status_from_description(found) for name, found in facts.items()}
 
     def cluster_problem(self) -> str:
         """Return why compaction is ruled out, or an empty string. If the cluster refuses to answer, the refusal is the reason."""
@@ -42,7 +42,7 @@ class AdminClusterQueries:
         except (Refused, NotFound) as error:
             return str(error)
 
-    def _describe_one_by_one(self, names: Sequence[str]) -> dict[str, TopicFacts]:
+    def _describe_topics_one_by_one(self, names: Sequence[str]) -> dict[str, TopicFacts]:
         """Describe each topic in a request of its own, and leave out those that the cluster refuses."""
         facts: dict[str, TopicFacts] = {}
         for name in names:
@@ -55,7 +55,7 @@ class AdminClusterQueries:
         return facts
 
 
-def _topic_status(facts: TopicFacts) -> TopicStatus:
+def _topic_status_from_description(facts: TopicFacts) -> TopicStatus:
     """Convert an admin client's description to a TopicStatus."""
     led = {number: one for number, one in facts.partitions.items() if one.log_start >= 0}
     return TopicStatus(

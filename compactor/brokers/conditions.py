@@ -84,14 +84,14 @@ class BrokerConditions:
                     raise Refused(f"nothing is compacted under these brokers: {problem}", hint="Readers are not affected")
                 self._checked_at[_CLUSTER_KEY] = time.monotonic()
             if self._is_due(name.topic):
-                self._check_topic(name.topic)
+                self._check_topic_permits_compaction(name.topic)
                 self._checked_at[name.topic] = time.monotonic()
 
     def _is_due(self, checked: str) -> bool:
         """Return whether the last passed check of this topic (or of the cluster) is too old."""
         return time.monotonic() - self._checked_at.get(checked, float("-inf")) >= self._fresh_s
 
-    def _check_topic(self, topic: str) -> None:
+    def _check_topic_permits_compaction(self, topic: str) -> None:
         """Raise Refused if the topic is gone, was created again, or has a setting that rules out compaction."""
         try:
             facts = self._admin.describe_topics([topic])[topic]

@@ -69,7 +69,7 @@ class MetadataSnapshot(Value):
     @property
     def segment_count(self) -> int:
         """Return the number of segments of all partitions, in all states."""
-        return sum(len(_unpack_partition(topic, one).cache.segments) for topic in self.topics for one in topic.partitions)
+        return sum(len(_decode_partition_snapshot(topic, one).cache.segments) for topic in self.topics for one in topic.partitions)
 
 
 def take_metadata_snapshot(brokers: BrokerMetadata, *, url: str, layout: str, now_ms: int) -> MetadataSnapshot:
@@ -78,7 +78,7 @@ def take_metadata_snapshot(brokers: BrokerMetadata, *, url: str, layout: str, no
     topics = []
     for topic in sorted({name.topic for name in names}):
         now = brokers.topic_status(topic)
-        partitions = tuple(_partition_snapshot(brokers, name, now) for name in names if name.topic == topic)
+        partitions = tuple(_take_partition_snapshot(brokers, name, now) for name in names if name.topic == topic)
         topic_id = brokers.topic_ids()[topic]
         chosen = tuple(name for name in now.settings if name in now.chosen)
         topics.append(TopicSnapshot(topic=topic, topic_id=topic_id, settings=dict(now.settings), partitions=partitions, chosen=chosen))
@@ -87,7 +87,7 @@ def take_metadata_snapshot(brokers: BrokerMetadata, *, url: str, layout: str, no
     )
 
 
-def _partition_snapshot(brokers: BrokerMetadata, name: TopicPartition, now: TopicStatus) -> PartitionSnapshot:
+def _take_partition_snapshot(brokers: BrokerMetadata, name: TopicPartition, now: TopicStatus) -> PartitionSnapshot:
     """Return the snapshot of one partition."""
     folded = brokers.folded_partition(name)
     view = broker_view(folded.cache, name)
@@ -175,7 +175,7 @@ class SnapshotBrokerMetadata:
     def folded_partition(self, name: TopicPartition) -> FoldedPartition:
         if name not in self._partitions:
             raise UsageError(f"the tier holds no partition {name}", hint="`topics` lists what it holds")
-        return _unpack_partition(*self._partitions[name])
+        return _decode_partition_snapshot(*self._partitions[name])
 
     def is_incomplete(self) -> bool:
         """Return False: a snapshot is taken from complete metadata only."""
@@ -190,7 +190,7 @@ class SnapshotBrokerMetadata:
         return ""
 
 
-def _unpack_partition(topic: TopicSnapshot, snapshot: PartitionSnapshot) -> FoldedPartition:
+def _decode_partition_snapshot(topic: TopicSnapshot, snapshot: PartitionSnapshot) -> FoldedPartition:
     """Decode the segments of a partition snapshot."""
     name = TopicIdPartition(uuid_bytes(topic.topic_id), topic.topic, snapshot.partition)
     cache, findings = unpack_fold(base64.b64decode(snapshot.folded), name)

@@ -106,11 +106,11 @@ class KafkaPublisher:
         if known is None and record.segment_id not in cache.finished:
             why = rules.replacement_refusal(cache, lineage_from_segments(cache), record)
             if why:
-                raise _refused_error(name, why)
+                raise _forbidden_record_error(name, why)
             self._append_records(where, cache, [record])
         elif known is None or known.state is not _S.COPY_SEGMENT_STARTED or _immutable_fields(known) != _immutable_fields(record):
             message = "was cut off" if known is None or known.state in _DELETED_STATES else "was introduced with other figures"
-            raise _refused_error(name, f"segment {segment.id} {message}")
+            raise _forbidden_record_error(name, f"segment {segment.id} {message}")
 
     def publish_replacements(
         self,
@@ -136,7 +136,7 @@ class KafkaPublisher:
         if backwards:
             ordered.reverse()
         if not resumed:
-            self._check_all_records(name, ordered)
+            self._try_all_records(name, ordered)
         begun()
         self._stop_unfinished_copies(name, ordered)
         cut: list[str] = []
@@ -191,7 +191,7 @@ class KafkaPublisher:
     def find_strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced] | None:
         """Return segments of compactors that the control log does not know and that readers do not use."""
         _, cache = self._read_fold(name)
-        return [_to_announced(one) for one in _unknown_segments(cache, known)]
+        return [_announced_segment_from_record(one) for one in _compactor_segments_unknown_to_log(cache, known)]
 
     def cut_off_strays(self, name: TopicPartition, live: Sequence[SegmentRef], known: Collection[str]) -> int:
         """Restore live segments that unknown ones displaced, then append DELETE_SEGMENT_STARTED for the unknown ones.
@@ -202,19 +202,21 @@ class KafkaPublisher:
         back = [cache.segments.get(uuid_bytes(segment.id)) for segment in live]
         ours = [one for one in back if one is not None and one.state in rules.READABLE_STATES]
         late = rules.late_broker_copies(cache, lineage_from_segments(cache), ours, known)
-        if not late and not any(one.state in rules.UNDELETED_STATES for one in _unknown_segments(cache, known, displacing=True)):
+        if not late and not any(
+            one.state in rules.UNDELETED_STATES for one in _compactor_segments_unknown_to_log(cache, known, include_readable=True)
+        ):
             return 0
         for one in ours:
             if not rules.is_effective(cache, one):
                 self._conditions(name)
                 self._append_copy_finished(where, one)
                 where, cache = self._read_fold(name)
-        strays = [one for one in _unknown_segments(cache, known) if one.state in rules.UNDELETED_STATES]
+        strays = [one for one in _compactor_segments_unknown_to_log(cache, known) if one.state in rules.UNDELETED_STATES]
         going = sorted((*strays, *late), key=lambda one: one.start_offset)
         self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in going])
         return len(going)
 
-    def _check_all_records(self, name: TopicPartition, replacements: Sequence[Replacement]) -> None:
+    def _try_all_records(self, name: TopicPartition, replacements: Sequence[Replacement]) -> None:
         """Try all records of a publication on a copy of the fold. Raises Refused, before the first is appended, if a rule forbids one."""
         _, cache = self._read_fold(name)
         lineage, news = lineage_from_segments(cache), [cache.segments.get(uuid_bytes(new.segment.id)) for new in replacements]
@@ -229,7 +231,7 @@ class KafkaPublisher:
             for record in records:
                 why = rules.record_refusal(trial.cache, lineage, record)
                 if why:
-                    raise _refused_error(name, why)
+                    raise _forbidden_record_error(name, why)
                 trial.apply_record(record)
 
         def try_finish(segment: RemoteLogSegmentMetadataRecord) -> None:
@@ -257,7 +259,7 @@ class KafkaPublisher:
         copies = rules.unfinished_copies(cache, lineage_from_segments(cache), last)
         self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in copies])
         for one in rules.hidden_segments(cache, lineage_from_segments(cache), last):
-            _, cache = self._read_fold_by_id(where)
+            _, cache = self._read_newest_metadata_by_id(where)
             # Brokers have tiered since the rehearsal where a rule stands against it: the group before it will not be switched, then.
             if not rules.finish_refusal(cache, lineage_from_segments(cache), one, self._clock_ms()):
                 self._append_copy_finished(where, one)
@@ -271,47 +273,47 @@ class KafkaPublisher:
         sources = [uuid_bytes(source) for source in replacement.sources]
         known = cache.segments.get(raw_id)
         if known is None or known.state in _DELETED_STATES or known.state is _S.COPY_SEGMENT_STARTED:
-            missing = [one for one in replacement.sources if not _is_readable(cache, uuid_bytes(one))]
+            missing = [one for one in replacement.sources if not _is_segment_readable(cache, uuid_bytes(one))]
             is_gone = known is None or known.state in _DELETED_STATES
             # A group that was switched before has expired with its new segment; its sources were then deleted by this program.
             asked = [*missing, replacement.segment.id] if is_gone and len(missing) == len(replacement.sources) else missing
             explained = expired(asked) if asked else ()
             if replacement.segment.id in explained or all(source in explained for source in replacement.sources):
-                return self._withdraw_expired_group(name, raw_id)
+                return self._withdraw_expired_replacement(name, raw_id)
             if known is None or is_gone:
                 return _SwitchOutcome.CUT_OFF
             where, cache = self._read_fold(name)  # asking about expired segments took time
-            deleted = [one for one in replacement.sources if one not in explained and not _is_readable(cache, uuid_bytes(one))]
+            deleted = [one for one in replacement.sources if one not in explained and not _is_segment_readable(cache, uuid_bytes(one))]
             also = [one.segment_id for one in rules.redundant_segments(cache, lineage_from_segments(cache), known)]
             if cut_off or deleted or rules.source_deletion_refusal(cache, lineage_from_segments(cache), known, [*sources, *also]):
-                return self._cut_off_group(where, cache, known)
+                return self._cut_off_replacement(where, cache, known)
         if known.state is _S.COPY_SEGMENT_STARTED or not rules.is_effective(cache, known):
             if rules.finish_refusal(cache, lineage_from_segments(cache), known, self._clock_ms()):
-                return self._cut_off_group(where, cache, known)
+                return self._cut_off_replacement(where, cache, known)
             self._append_copy_finished(where, known)
             where, cache = self._read_fold(name)
             found = cache.segments.get(raw_id)
             if found is None or found.state in _DELETED_STATES:
                 return _SwitchOutcome.CUT_OFF
             if not rules.is_effective(cache, found):
-                raise _refused_error(name, f"look: segment {replacement.segment.id} does not count after COPY_SEGMENT_FINISHED")
+                raise _forbidden_record_error(name, f"look: segment {replacement.segment.id} does not count after COPY_SEGMENT_FINISHED")
             known = found
         if rules.hides_offsets(cache, lineage_from_segments(cache), known):
-            return self._cut_off_group(where, cache, known)
+            return self._cut_off_replacement(where, cache, known)
         left = {source: cache.segments[source] for source in sources if source in cache.segments}
         left |= {one.segment_id: one for one in rules.redundant_segments(cache, lineage_from_segments(cache), known)}
         ascending = sorted((one for one in left.values() if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
         self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
         return _SwitchOutcome.SWITCHED
 
-    def _cut_off_group(
+    def _cut_off_replacement(
         self, partition: TopicIdPartition, cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord
     ) -> _SwitchOutcome:
         """Append DELETE_SEGMENT_STARTED for the new segment of a group: the brokers' own changes take precedence."""
         self._append_records(partition, cache, [self._update_record(segment, _S.DELETE_SEGMENT_STARTED)])
         return _SwitchOutcome.CUT_OFF
 
-    def _withdraw_expired_group(self, name: TopicPartition, raw_id: bytes) -> _SwitchOutcome:
+    def _withdraw_expired_replacement(self, name: TopicPartition, raw_id: bytes) -> _SwitchOutcome:
         """Append DELETE_SEGMENT_STARTED for the new segment of a group whose sources have all expired, if it was introduced."""
         where, cache = self._read_fold(name)
         known = cache.segments.get(raw_id)
@@ -321,10 +323,10 @@ class KafkaPublisher:
 
     def _append_copy_finished(self, partition: TopicIdPartition, segment: RemoteLogSegmentMetadataRecord) -> None:
         """Append COPY_SEGMENT_FINISHED, after the ceiling markers that it needs."""
-        _, cache = self._read_fold_by_id(partition)
+        _, cache = self._read_newest_metadata_by_id(partition)
         for marker in rules.ceiling_markers(cache, lineage_from_segments(cache), segment, self._clock_ms()):
             self._append_records(partition, cache, marker.records(self._clock_ms()))
-            _, cache = self._read_fold_by_id(partition)
+            _, cache = self._read_newest_metadata_by_id(partition)
         self._append_records(partition, cache, [self._update_record(segment, _S.COPY_SEGMENT_FINISHED)])
 
     def _append_records(self, partition: TopicIdPartition, cache: RemoteLogMetadataCache, records: Sequence[MetadataRecord]) -> None:
@@ -337,7 +339,7 @@ class KafkaPublisher:
         for record in records:
             why = rules.record_refusal(trial.cache, lineage, record)
             if why:
-                raise _refused_error(partition.name, why)
+                raise _forbidden_record_error(partition.name, why)
             trial.apply_record(record)
         number = self._followed.metadata_partition_number(partition.topic_id, partition.partition)
         with self._appending:
@@ -346,7 +348,7 @@ class KafkaPublisher:
             ends = sum(isinstance(one, RemoteLogSegmentMetadataUpdateRecord) and one.state is _S.DELETE_SEGMENT_FINISHED for one in records)
             self._bucket = self._bucket.after_append(partition.name, len(records) - ends, ends, self._clock_ms())
         deadline = time.monotonic() + READ_BACK_TIMEOUT_S
-        while offset >= 0 and self._read_fold_by_id(partition)[1].applied < offset:
+        while offset >= 0 and self._read_newest_metadata_by_id(partition)[1].applied < offset:
             if time.monotonic() > deadline:
                 raise Unavailable(
                     f"{self._topic.name}-{number}: offset {offset} was appended and is not read", hint="Run the command again to continue"
@@ -354,9 +356,9 @@ class KafkaPublisher:
 
     def _read_fold(self, name: TopicPartition) -> tuple[TopicIdPartition, RemoteLogMetadataCache]:
         """Return a partition's id and its segments after reading the topic to its end."""
-        return self._read_fold_by_id(TopicIdPartition(uuid_bytes(self._topic_id(name)), name.topic, name.partition))
+        return self._read_newest_metadata_by_id(TopicIdPartition(uuid_bytes(self._topic_id(name)), name.topic, name.partition))
 
-    def _read_fold_by_id(self, partition: TopicIdPartition) -> tuple[TopicIdPartition, RemoteLogMetadataCache]:
+    def _read_newest_metadata_by_id(self, partition: TopicIdPartition) -> tuple[TopicIdPartition, RemoteLogMetadataCache]:
         """Return a partition's segments after reading the topic to its end.
 
         Raises Unavailable if the end is not reached in time, and BadData if a record stops brokers, too.
@@ -400,26 +402,26 @@ class KafkaPublisher:
         )
 
 
-def _unknown_segments(
-    cache: RemoteLogMetadataCache, known: Collection[str], *, displacing: bool = False
+def _compactor_segments_unknown_to_log(
+    cache: RemoteLogMetadataCache, known: Collection[str], *, include_readable: bool = False
 ) -> list[RemoteLogSegmentMetadataRecord]:
     """Return compactor segments that the control log does not know, without those that readers use.
 
-    displacing: include those that readers use.
+    include_readable: include those that readers use.
     """
-    read = set() if displacing else {link.segment.segment_id for link in lookup_chain(cache, lineage_from_segments(cache))}
+    read = set() if include_readable else {link.segment.segment_id for link in lookup_chain(cache, lineage_from_segments(cache))}
     found = (one for one in cache.segments.values() if one.broker_id == COMPACTOR_BROKER_ID and one.id not in known)
     return [one for one in found if one.segment_id not in read]
 
 
-def _to_announced(segment: RemoteLogSegmentMetadataRecord) -> Announced:
+def _announced_segment_from_record(segment: RemoteLogSegmentMetadataRecord) -> Announced:
     """Convert a metadata record to an Announced segment."""
     epochs = tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_starts(segment))
     since = segment.event_timestamp_ms if segment.state is _S.DELETE_SEGMENT_STARTED else -1
     return Announced(segment.id, segment.start_offset, segment.end_offset, epochs, since)
 
 
-def _is_readable(cache: RemoteLogMetadataCache, raw_id: bytes) -> bool:
+def _is_segment_readable(cache: RemoteLogMetadataCache, raw_id: bytes) -> bool:
     """Return whether a segment is in a state in which readers may find it."""
     known = cache.segments.get(raw_id)
     return known is not None and known.state in rules.READABLE_STATES
@@ -439,7 +441,7 @@ def _immutable_fields(segment: RemoteLogSegmentMetadataRecord) -> tuple[object, 
     return (*offsets, segment.max_timestamp_ms, segment.size_bytes, segment.custom_metadata)
 
 
-def _refused_error(name: TopicPartition, why: str) -> Refused:
+def _forbidden_record_error(name: TopicPartition, why: str) -> Refused:
     """Return the error for a record that a rule forbids."""
     return Refused(
         f"{name}: nothing more is written into the metadata topic: {why}",

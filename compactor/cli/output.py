@@ -102,7 +102,7 @@ class Output:
                     self._stdout.write(_wrap_for_terminal(line, self._stdout) + "\n")
             self._stdout.flush()
         except BrokenPipeError:
-            self._reader_gone()
+            self._drop_output_of_gone_reader()
 
     def print_error_document(self, error: CompactorError) -> None:
         """Print the document of a command that failed before it had a result: ``error`` with kind, message, hint and exit_code. Only for
@@ -124,7 +124,7 @@ class Output:
                     raw.write(part)
             self._stdout.flush()
         except BrokenPipeError:
-            self._reader_gone()
+            self._drop_output_of_gone_reader()
 
     def terminal_width(self) -> int | None:
         """Return the number of columns of the terminal that stdout is, or None if it is not a terminal."""
@@ -176,9 +176,9 @@ class Output:
         try:
             self._stdout.flush()
         except BrokenPipeError:
-            self._reader_gone()
+            self._drop_output_of_gone_reader()
 
-    def _reader_gone(self) -> None:
+    def _drop_output_of_gone_reader(self) -> None:
         """Direct stdout to /dev/null because its reader has closed the pipe."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), self._stdout.fileno())
 
@@ -330,11 +330,11 @@ def table_lines(table: Table, width: int | None = None, *, coloured: bool = Fals
     widths[shown[-1]] = rest if texts else widths[shown[-1]]
     wrapped = [textwrap.wrap(text, rest, **_WHOLE_WORDS) or [""] for text in texts] or [[""]] * (len(table.rows) + 1)
     for place in shown:
-        right = all(_is_amount(row[place]) for row in table.rows)
+        right = all(_is_amount_cell(row[place]) for row in table.rows)
         column = [first for first, *_ in wrapped] if texts and place == shown[-1] else cells[place]
         gaps = [" " * (widths[place] - cell_len(cell)) for cell in column]
         padded = [gap + cell if right else cell + gap for gap, cell in zip(gaps, column, strict=True)]
-        cells[place] = [padded[0], *map(_paint, padded[1:])] if coloured and table.columns[place] in _STATE_COLUMNS else padded
+        cells[place] = [padded[0], *map(_colour_cell, padded[1:])] if coloured and table.columns[place] in _STATE_COLUMNS else padded
     lines = [f" {'   '.join(row)} " for row in zip(*(cells[place] for place in shown), strict=True)]
     yield ""
     if any(table.columns):
@@ -351,7 +351,7 @@ _WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": F
 """Settings of ``textwrap`` that keep names and ids in one piece."""
 
 
-def _paint(cell: str) -> str:
+def _colour_cell(cell: str) -> str:
     """Return a cell in the colour of its word, or unchanged if its word has none."""
     colour = _WORD_COLOURS.get(cell.strip())
     return f"\x1b[{colour}m{cell}\x1b[0m" if colour else cell
@@ -387,7 +387,7 @@ def _print_tree(tree: Tree, stream: IO[str], width: int) -> None:
     console.print(add_branches(tree.branches, RichTree(tree.label)))
 
 
-def _is_amount(value: object) -> bool:
+def _is_amount_cell(value: object) -> bool:
     """Return whether a cell is empty or holds a number, a size, a duration or a percentage."""
     return value in ("", None) or isinstance(value, (int, float)) or (isinstance(value, str) and _AMOUNT.fullmatch(value) is not None)
 

@@ -31,10 +31,10 @@ def arrow_batch(selection: Selection, topic: str, partition: int, schema: pa.Sch
 
     :param decode: makes the columns ``keyText`` and ``valueText``; needed only if ``schema`` has one of them.
     """
-    return pa.RecordBatch.from_arrays([_column(selection, field, topic, partition, decode) for field in schema], schema=schema)
+    return pa.RecordBatch.from_arrays([_arrow_column(selection, field, topic, partition, decode) for field in schema], schema=schema)
 
 
-def _column(selection: Selection, field: pa.Field, topic: str, partition: int, decode: TextFunction | None) -> pa.Array:
+def _arrow_column(selection: Selection, field: pa.Field, topic: str, partition: int, decode: TextFunction | None) -> pa.Array:
     rows, picked, table = selection.rows, selection.picked, selection.table
     some = slice(selection.chunk.first, selection.chunk.last)
     match field.name:

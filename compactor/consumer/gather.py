@@ -62,7 +62,7 @@ def copy_slices(buf: Bytes, start: Int64s, length: Int32s, picked: Int64s) -> Sl
     """Copy byte strings out of ``buf``; a negative length is null."""
     begins = np.empty(len(picked) + 1, np.int32)
     valid = np.empty(len(picked), np.bool_)
-    data = np.empty(_fill_offsets(length, picked, begins, valid), np.uint8)
+    data = np.empty(_fill_byte_string_offsets(length, picked, begins, valid), np.uint8)
     _copy_bytes(buf, start, picked, begins, data)
     return Slices(begins, valid, data)
 
@@ -71,9 +71,9 @@ def copy_headers(selection: Selection) -> HeaderSlices:
     """Return copies of the record headers (names and values) of the selected rows."""
     rows, picked, buf = selection.rows, selection.picked, selection.chunk.buf
     begins = np.empty(len(picked) + 1, np.int32)
-    total = _count_headers(buf, rows.value_start, rows.value_length, rows.end, rows.flags, picked, begins)
+    total = _count_headers_of_rows(buf, rows.value_start, rows.value_length, rows.end, rows.flags, picked, begins)
     places = np.empty((4, total), np.int64)
-    _find_headers(buf, rows.value_start, rows.value_length, rows.end, picked, begins, places)
+    _locate_headers_of_rows(buf, rows.value_start, rows.value_length, rows.end, picked, begins, places)
     every = np.arange(total)
     name_start, name_length, value_start, value_length = places
     names = copy_slices(buf, name_start, name_length.astype(np.int32), every)
@@ -84,7 +84,7 @@ def copy_headers(selection: Selection) -> HeaderSlices:
 
 
 @kernel
-def _fill_offsets(length: Int32s, picked: Int64s, offsets: Int32s, valid: Flags) -> int:
+def _fill_byte_string_offsets(length: Int32s, picked: Int64s, offsets: Int32s, valid: Flags) -> int:
     at = 0
     for i in range(picked.size):
         offsets[i] = at
@@ -103,33 +103,39 @@ def _copy_bytes(buf: Bytes, start: Int64s, picked: Int64s, offsets: Int32s, data
 
 
 @kernel
-def _count_headers(
-    buf: Bytes, value_start: Int64s, value_length: Int32s, end: Int64s, flags: npt.NDArray[np.uint8], picked: Int64s, begins: Int32s
+def _count_headers_of_rows(
+    buf: Bytes,
+    value_start: Int64s,
+    value_length: Int32s,
+    end: Int64s,
+    flags: npt.NDArray[np.uint8],
+    picked: Int64s,
+    out_first_header: Int32s,
 ) -> int:
     total = 0
     for i in range(picked.size):
-        begins[i] = total
+        out_first_header[i] = total
         row = picked[i]
         if flags[row] & HAS_HEADERS:
             count, _ = read_varint(buf, value_start[row] + max(value_length[row], 0), end[row])
             total += count
-    begins[picked.size] = total
+    out_first_header[picked.size] = total
     return total
 
 
 @kernel
-def _find_headers(
-    buf: Bytes, value_start: Int64s, value_length: Int32s, end: Int64s, picked: Int64s, begins: Int32s, places: Int64s
+def _locate_headers_of_rows(
+    buf: Bytes, value_start: Int64s, value_length: Int32s, end: Int64s, picked: Int64s, first_header: Int32s, out_positions: Int64s
 ) -> None:
-    """Fill ``places`` with rows of key start, key length, value start and value length. ``parse_records`` has checked the headers."""
+    """Fill ``out_positions`` with key start, key length, value start and value length. ``parse_records`` has checked the headers."""
     for i in range(picked.size):
-        if begins[i] == begins[i + 1]:
+        if first_header[i] == first_header[i + 1]:
             continue
         row = picked[i]
         _, at = read_varint(buf, value_start[row] + max(value_length[row], 0), end[row])
-        for header in range(begins[i], begins[i + 1]):
+        for header in range(first_header[i], first_header[i + 1]):
             for part in range(0, 4, 2):
                 length, at = read_varint(buf, at, end[row])
-                places[part, header] = at
-                places[part + 1, header] = length
+                out_positions[part, header] = at
+                out_positions[part + 1, header] = length
                 at += max(length, 0)

@@ -133,7 +133,7 @@ class ConfluentGroup:
 
     def poll(self) -> Sequence[Any]:
         message = self._client.poll(0)
-        self._raise_caught()
+        self._raise_listener_error()
         refusal = self._errors.tls_or_login_error(self._connection.bootstrap_servers, "joining the group")
         if refusal is not None:
             raise refusal
@@ -146,7 +146,7 @@ class ConfluentGroup:
             for name, at in offsets.items()
         ]
         deadline = time.monotonic() + COMMIT_RETRY_S
-        while (error := self._commit_error(places, wait=wait)) is not None:
+        while (error := self._try_commit(places, wait=wait)) is not None:
             if error.name() not in _REJOINING_ERRORS or time.monotonic() >= deadline:
                 raise kafka_error(error, self._connection.bootstrap_servers, "committing offsets")
             time.sleep(_RETRY_DELAY_S)
@@ -166,7 +166,7 @@ class ConfluentGroup:
 
     def close(self) -> None:
         self._client.close()
-        self._raise_caught()
+        self._raise_listener_error()
 
     def _assign_paused(self, places: list[Any]) -> None:
         kafka, client = load_confluent_kafka(), self._client
@@ -188,12 +188,12 @@ class ConfluentGroup:
         except BaseException as error:  # noqa: BLE001 - raised by poll
             self._raised = error
 
-    def _raise_caught(self) -> None:
+    def _raise_listener_error(self) -> None:
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised
 
-    def _commit_error(self, places: list[Any], *, wait: bool) -> Any:
+    def _try_commit(self, places: list[Any], *, wait: bool) -> Any:
         """Make one attempt to commit these positions. Return the first error, or None."""
         try:
             done = self._client.commit(offsets=places, asynchronous=not wait)

@@ -145,7 +145,7 @@ class Membership:
     def close(self) -> None:
         """Commit the offsets of records that were returned, if auto-commit is on, and leave the group."""
         try:
-            self._commit_finally(self._hooks.offsets())
+            self._commit_before_giving_up(self._hooks.offsets())
         finally:
             self._member.close()
 
@@ -155,7 +155,7 @@ class Membership:
     def revoke_partitions(self, names: Sequence[TopicPartition]) -> None:
         try:
             self._hooks.discard(names)
-            self._commit_finally(names)
+            self._commit_before_giving_up(names)
             if self._callbacks.on_revoke is not None:
                 self._callbacks.on_revoke(self._hooks.consumer, self._places(names))
         finally:
@@ -210,7 +210,7 @@ class Membership:
         if wait:
             self._ledger.confirmed.update(offsets)
 
-    def _commit_finally(self, names: Collection[TopicPartition]) -> None:
+    def _commit_before_giving_up(self, names: Collection[TopicPartition]) -> None:
         """Commit before partitions are given up. If this fails, their next reader reads some records again."""
         if not self._options.auto_commit:
             return

@@ -260,7 +260,7 @@ class RecordBlock:
             self.offset.tolist(),
             byte_strings(self.keys),
             byte_strings(self.values),
-            _header_lists(self.headers) if self.headers else repeat(None),
+            _headers_by_record(self.headers) if self.headers else repeat(None),
             zip(self.timestamp_type.tolist(), self.timestamp.tolist(), strict=True),
             epochs,
             repeat(None),
@@ -280,10 +280,11 @@ def _describe_message(message: MessageLike) -> str:
     error, where = message.error(), f"{message.topic()}-{message.partition()}@{message.offset()}"
     if error is not None:  # one that concerns the whole group has no topic
         return f"<message {where} error={error}>" if message.topic() else f"<message error={error}>"
-    return f"<message {where} key={_shorten(message.key())} value={_shorten(message.value())} timestamp={message.timestamp()[1]}>"
+    key, value = _shortened_text(message.key()), _shortened_text(message.value())
+    return f"<message {where} key={key} value={value} timestamp={message.timestamp()[1]}>"
 
 
-def _shorten(data: bytes | None) -> str:
+def _shortened_text(data: bytes | None) -> str:
     if data is None or len(data) <= REPR_BYTES:
         return repr(data)
     return f"{data[:REPR_BYTES]!r}... ({len(data)} bytes)"
@@ -317,7 +318,7 @@ def byte_strings(found: Slices) -> Iterator[bytes | None]:
     return (string if valid else None for string, valid in zip(strings, found.valid.tolist(), strict=True))
 
 
-def _header_lists(found: HeaderSlices) -> list[MessageHeaders | None]:
+def _headers_by_record(found: HeaderSlices) -> list[MessageHeaders | None]:
     """Return the headers of each record. As in Kafka, bytes of a name that are not valid UTF-8 become replacement characters."""
     pairs = [
         ((name or b"").decode("utf-8", "replace"), value)

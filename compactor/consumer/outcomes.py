@@ -78,7 +78,7 @@ class TransactionOutcomes:
         still = transactional & (table.control == NOT_CONTROL) & (kinds == UNDECIDED)
         later = np.full(len(ids), UNDECIDED, np.int8)
         for index in np.unique(producer[still]).tolist():
-            later[index] = self._first_marker(int(ids[index]), last, piece)
+            later[index] = self._first_marker_outcome(int(ids[index]), last, piece)
         kinds[still] = later[producer[still]]
         markers = table.control != NOT_CONTROL
         for batch in np.flatnonzero(markers & damaged_batches(piece, markers)).tolist():
@@ -96,7 +96,7 @@ class TransactionOutcomes:
         table = piece.source.table
         markers = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT))
         if self._frontier < 0 and len(table):
-            self._start_after(piece)
+            self._start_reading_markers_after(piece)
         for batch in reversed(markers.tolist()):
             self._markers[int(table.producer_id[batch])] = deque([(int(table.last_offset[batch]), int(table.control[batch]))])
 
@@ -105,9 +105,9 @@ class TransactionOutcomes:
         self._ahead = None
         self._held.clear()
 
-    def _first_marker(self, producer_id: int, last: int, piece: Piece) -> int:
+    def _first_marker_outcome(self, producer_id: int, last: int, piece: Piece) -> int:
         if self._frontier <= last:
-            self._start_after(piece)
+            self._start_reading_markers_after(piece)
         while True:
             known = self._markers.get(producer_id)
             while known and known[0][0] <= last:
@@ -126,7 +126,7 @@ class TransactionOutcomes:
         """Report that a segment ahead is lost: the markers in it, and all after it, are not known until the reader has passed it."""
         self._is_damaged_ahead = True
 
-    def _start_after(self, piece: Piece) -> None:
+    def _start_reading_markers_after(self, piece: Piece) -> None:
         self._is_damaged_ahead = False
         self._frontier = int(piece.source.table.last_offset[-1]) + 1
         self._ahead = self._pieces_from(piece.metadata.id, piece.end)

@@ -52,7 +52,7 @@ class Piece:
         try:
             yield
         except BadData as error:
-            raise _shifted_error(error, self.position) from None
+            raise _error_with_shifted_position(error, self.position) from None
 
 
 class SegmentReader:
@@ -138,7 +138,7 @@ class SegmentReader:
             # If the rest of the segment holds no whole batch, the parser reports why.
             return Piece(self.metadata, position, self._parse_batches(key, buf[: whole or len(buf)]))
         except BadData as error:
-            raise _shifted_error(error, position) from None
+            raise _error_with_shifted_position(error, position) from None
 
     def position_of(self, offset: int) -> int:
         """Return the position of a batch at or before the one containing ``offset``, or 0 if the index has no entry."""
@@ -215,7 +215,9 @@ class PiecePrefetcher:
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
     def peek_piece(self, reader: SegmentReader, position: int) -> Piece:
-        """Return the whole batches at a position and keep them in memory, because ``take_piece`` will be called for them later."""
+        """Return the whole batches that one read from this byte position gives, and keep them in memory until ``take_batches`` is called
+        for the same position.
+        """
         fetch = self._fetches.get((reader.metadata.id, position))
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
@@ -257,7 +259,7 @@ class SegmentGone(NotFound):
         return BadData("a live segment is missing in the store", segment=self.key, hint="Run `verify`")
 
 
-def _shifted_error(error: BadData, by: int) -> BadData:
+def _error_with_shifted_position(error: BadData, by: int) -> BadData:
     at = error.position + by if error.position >= 0 else -1
     return BadData(error.cause, segment=error.segment, position=at, offset=error.offset, hint=error.hint)
 

@@ -41,7 +41,7 @@ def read_blocks(
     """
     view = latest(tier, name, first=first, last=last, committed=committed)
     if key is not None:
-        view = replace(view, extent=_segments_with_key(tier, view.extent, key))
+        view = replace(view, extent=_range_without_segments_lacking_key(tier, view.extent, key))
     only = view.offsets() if latest_only else None
     wanted = None if key is None else np.frombuffer(key, np.uint8)
     limit = tier.settings.cleaner_for(name.topic).max_decompressed_batch_bytes
@@ -53,7 +53,7 @@ def read_blocks(
             yield copy_block(name, found, view.log.topic_id)
 
 
-def _segments_with_key(tier: Tier, extent: ReadRange, key: bytes) -> ReadRange:
+def _range_without_segments_lacking_key(tier: Tier, extent: ReadRange, key: bytes) -> ReadRange:
     """Return the range without the segments that cannot contain the key, as their Bloom filters show. Segments without a filter stay."""
     if not tier.kind.compacts:
         return extent

@@ -307,7 +307,7 @@ class Reader:
                 first = max(first, metadata.end_offset + 1)
             except SegmentGone as error:
                 try:
-                    retries = self._reopen(error, retries)
+                    retries = self._read_log_again_after(error, retries)
                 except BadData as damage_error:
                     first = self._skip_lost(error, damage_error, readers, first, last)
                     retries = 0
@@ -413,7 +413,7 @@ class Reader:
                     if last < extent.first:
                         return
             except SegmentGone as error:
-                retries = self._reopen(error, retries)
+                retries = self._read_log_again_after(error, retries)
             else:
                 return
 
@@ -438,7 +438,7 @@ class Reader:
                 raise SegmentGone(piece.source.name, piece.metadata)
         return mine, unknown
 
-    def _reopen(self, error: SegmentGone, retries: int) -> int:
+    def _read_log_again_after(self, error: SegmentGone, retries: int) -> int:
         self._segments = tuple(self._segments_from(self._extent.first))
         self._outcomes.drop_prefetched_pieces()
         if retries >= MAX_RETRIES or any(segment.id == error.metadata.id for segment in self._segments):
@@ -491,7 +491,7 @@ def _hash_keys(
     """Return the key hashes of rows from ``first`` to ``last`` (inclusive) that have a key, last row first, and the rows' numbers."""
     rows = selection.rows
     hashes, picked = np.empty((len(rows), 2), np.uint64), np.empty(len(rows), np.int64)
-    count = _hash_backwards(
+    count = _hash_keys_backwards(
         selection.chunk.buf, rows.offset, rows.key_start, rows.key_length, first, last, *halves, latest.key_ranges, latest.key_range,
         hashes, picked,
     )  # fmt: skip
@@ -531,7 +531,7 @@ class _SpillBudget:
 
 
 @kernel
-def _hash_backwards(
+def _hash_keys_backwards(
     buf: Bytes, offset: Int64s, key_start: Int64s, key_length: Int32s, first: int, last: int, k0: np.uint64, k1: np.uint64, ranges: int,
     wanted: int, hashes: Hashes, picked: Int64s,
 ) -> int:  # fmt: skip

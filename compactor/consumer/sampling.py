@@ -73,7 +73,7 @@ def sample_saving(opened: Tier, state: PartitionState, sample_bytes: int) -> Sam
     if sample_bytes >= total:
         hashes, sizes = sample.read_key_hashes(live[0].start_offset, live[-1].end_offset)
         return SampledSaving(round(_superseded_share(hashes, sizes) * total), 0, total, total)
-    first, newest_bytes = _newest_bytes(live, max(sample_bytes // 2, 1))
+    first, newest_bytes = _newest_segment_range(live, max(sample_bytes // 2, 1))
     hashes, sizes = sample.read_key_hashes(first, live[-1].end_offset)
     saved = _superseded_share(hashes, sizes) * newest_bytes
     older_bytes = total - newest_bytes
@@ -132,14 +132,14 @@ def _superseded_share(hashes: Hashes64, sizes: Sizes) -> float:
     return float(sizes[~survives].sum() / sizes.sum())
 
 
-def _newest_bytes(live: Sequence[RemoteLogSegmentMetadata], wanted: int) -> tuple[int, int]:
-    """Return the first offset and the size of about ``wanted`` bytes at the end of the segments."""
+def _newest_segment_range(live: Sequence[RemoteLogSegmentMetadata], wanted_bytes: int) -> tuple[int, int]:
+    """Return the first offset and the size of about ``wanted_bytes`` bytes at the end of the segments."""
     taken = 0
     for segment in reversed(live):
-        if taken + segment.size_bytes >= wanted:
-            part = (wanted - taken) / segment.size_bytes
+        if taken + segment.size_bytes >= wanted_bytes:
+            part = (wanted_bytes - taken) / segment.size_bytes
             span = segment.end_offset - segment.start_offset + 1
-            return segment.end_offset + 1 - max(1, round(span * part)), wanted
+            return segment.end_offset + 1 - max(1, round(span * part)), wanted_bytes
         taken += segment.size_bytes
     return live[0].start_offset, taken
 

@@ -147,7 +147,7 @@ class LogSources:
     def start_reading(self, partitions: Iterable[AssignedPartition]) -> None:
         """Start to read these partitions, each from its position, in addition to those that are being read."""
         self.assigned.update((at.name, at) for at in partitions)
-        self._resume_rested(time.monotonic())
+        self._restart_after_error_wait(time.monotonic())
 
     def discard(self, names: Collection[TopicPartition]) -> None:
         """Stop reading partitions and drop their queued records. They stay assigned, and their positions stay known."""
@@ -166,7 +166,7 @@ class LogSources:
 
     def restored_partition(self, name: TopicPartition, place: PlaceLike) -> AssignedPartition:
         """Return the state of a partition that continues at a position. Raises UsageError if there is no offset."""
-        offset = self._resolve_offset(name, place.offset)
+        offset = self._resolve_logical_offset(name, place.offset)
         epoch = getattr(place, "leader_epoch", None) if offset == place.offset else None
         read = position_history(offset, epoch, getattr(place, "topic_id", ""))
         return AssignedPartition(name, offset, read.topic_id, read.epochs)
@@ -218,8 +218,8 @@ class LogSources:
     def receive_runs(self, wait_s: float) -> bool:
         """Move records that have arrived from tier and broker to the empty queue. Return whether any have arrived."""
         now = time.monotonic()
-        self._handle_lost()
-        self._resume_rested(now)
+        self._handle_partitions_lost_by_broker()
+        self._restart_after_error_wait(now)
         rest = min((at.wake_s - now for at in self.assigned.values() if at.source == "none"), default=NEVER_S)
         wait_s = max(0.0, min(wait_s, rest))
         if self._broker is None or not any(at.source == "broker" for at in self.assigned.values()):
@@ -266,7 +266,7 @@ class LogSources:
 
     # ---- tier and broker -----------------------------------------------------------------------------------------------------
 
-    def _resume_rested(self, now: float) -> None:
+    def _restart_after_error_wait(self, now: float) -> None:
         """Start to read the partitions whose waiting time after an error is over."""
         due = [at for at in self.assigned.values() if at.source == "none" and at.wake_s <= now]
         if due and self.tier.kind.has_complete_log and self._mode != "kafka_only":
@@ -289,7 +289,7 @@ class LogSources:
         """Decide where to continue, because the tier has no more records at the position."""
         at.is_view_done = True
         if item.offset < item.start <= item.end and not self._is_position_at_broker(at):
-            self._reset_below_start(at, item)
+            self._continue_below_log_start(at, item)
             return
         if item.offset >= item.start:
             at.note_log(item.log)
@@ -304,7 +304,9 @@ class LogSources:
         if self._broker is None or at.name.topic in self.options.topic_ids:
             return
         topic_id = self._broker.topic_id(at.name)
-        if is_other_topic(at.topic_id, topic_id) and not self._reset_topic(at, "the broker", topic_id, self._broker.log_bounds(at.name)):
+        if is_other_topic(at.topic_id, topic_id) and not self._report_recreated_topic(
+            at, "the broker", topic_id, self._broker.log_bounds(at.name)
+        ):
             return
         at.note_log(None)
         at.topic_id = topic_id or at.topic_id
@@ -318,7 +320,7 @@ class LogSources:
         if found.reason == "truncated":
             self._report_truncation(at, item.log.history_below(found.agreed_offset))
         elif found.reason == "topic" and (broker is None or broker.topic_id(at.name) != at.topic_id):
-            self._reset_topic(at, "the tier", item.log.topic_id, LogBounds(item.start, item.end))
+            self._report_recreated_topic(at, "the tier", item.log.topic_id, LogBounds(item.start, item.end))
         elif broker is not None and at.position >= at.broker_start:
             self._continue_at_broker(at)
         else:
@@ -334,7 +336,7 @@ class LogSources:
         if self.options.offset_reset != "error":
             at.go_to(replace(agreed, topic_id=at.topic_id) if agreed.end < at.position else at.read)
 
-    def _reset_topic(self, at: AssignedPartition, holder: str, topic_id: TopicId, bounds: LogBounds) -> bool:
+    def _report_recreated_topic(self, at: AssignedPartition, holder: str, topic_id: TopicId, bounds: LogBounds) -> bool:
         """Report that the topic was created again, and return whether ``offset_reset`` lets reading begin in the new one."""
         self._report_out_of_range(at, f"it was read from topic id {at.topic_id}, and {holder} has topic id {topic_id}")
         reset = self.options.offset_reset
@@ -348,7 +350,7 @@ class LogSources:
         bounds = self._broker.log_bounds(at.name)
         return bounds.start <= at.position <= bounds.end
 
-    def _reset_below_start(self, at: AssignedPartition, item: Ended) -> None:
+    def _continue_below_log_start(self, at: AssignedPartition, item: Ended) -> None:
         """Continue where ``offset_reset`` says, because neither tier nor broker have the position any more."""
         if self.options.offset_reset == "error":
             self._report_out_of_range(at, f"the tier begins at {item.start}")
@@ -358,7 +360,7 @@ class LogSources:
             at.source = "tier"
             self._feed.start_reading(at.name, self.place(at.name), at.read, skip_view=self.options.view == "all")
 
-    def _handle_lost(self) -> None:
+    def _handle_partitions_lost_by_broker(self) -> None:
         """Handle partitions that the broker stopped reading, after all their messages were returned."""
         while self._lost and self._broker is not None:
             name, agreed = self._lost[-1]
@@ -381,7 +383,7 @@ class LogSources:
             later = tuple(EpochEnd(LeaderEpoch(epoch + 1), agreed) for epoch, _ in at.read.epochs[-1:])
             self._report_truncation(at, ReadHistory(at.topic_id, at.read.below_offset(agreed).epochs + later, agreed))
         elif self._mode == "kafka_only" and not bounds.start <= at.position <= bounds.end:
-            self._reset_in_broker(at, bounds)
+            self._continue_after_offset_reset(at, bounds)
         elif at.position < bounds.start:
             at.broker_start, at.is_view_done = bounds.start, True
             self._continue_from_source(at, "broker_deleted")
@@ -390,7 +392,7 @@ class LogSources:
         else:
             at.epochs = ()  # the broker cannot tell where the epoch ends
 
-    def _reset_in_broker(self, at: AssignedPartition, bounds: LogBounds) -> None:
+    def _continue_after_offset_reset(self, at: AssignedPartition, bounds: LogBounds) -> None:
         """Continue where ``offset_reset`` says, because the broker does not have the position and the tier is not read."""
         if self.options.offset_reset == "error":
             self._report_out_of_range(at, f"the broker's log begins at {bounds.start} and ends at {bounds.end}")
@@ -398,16 +400,16 @@ class LogSources:
             at.go_to(position_history(bounds.start if self.options.offset_reset == "earliest" else bounds.end, None, at.topic_id))
             self._continue_at_broker(at)
 
-    def _report_out_of_range(self, at: AssignedPartition, why: str) -> None:
+    def _report_out_of_range(self, at: AssignedPartition, reason: str) -> None:
         if not at.is_reported:
             at.is_reported = True
-            text = f"offset {at.position} of {at.name} is not there: {why}"
+            text = f"offset {at.position} of {at.name} is not there: {reason}"
             self._queue_error(at.name, at.position, out_of_range_error(text), at.topic_id)
 
     def _schedule_retry(self, at: AssignedPartition) -> None:
         at.source, at.wake_s = "none", time.monotonic() + self.options.refresh_s
 
-    def _resolve_offset(self, name: TopicPartition, offset: int) -> int:
+    def _resolve_logical_offset(self, name: TopicPartition, offset: int) -> int:
         """Return the offset that a logical offset stands for. Raises UsageError if an offset is needed and none is given."""
         if offset >= 0:
             return offset

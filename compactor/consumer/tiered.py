@@ -125,7 +125,7 @@ class TieredConsumer:
             self._assigned_at(Place(*name))
         self._require_group().store(stored)
 
-    def _serve_group(self, group: Membership) -> None:
+    def _handle_group_events(self, group: Membership) -> None:
         """Handle rebalances and due commits of the group. Every record that was returned is taken to be processed."""
         self._group_due_s = time.monotonic() + GROUP_POLL_S
         if errors := group.poll():
@@ -147,12 +147,12 @@ class TieredConsumer:
         self._change_assignment(step, {at.name: at for at in begun})
 
     def _group_offsets(self) -> Mapping[TopicPartition, GroupOffset]:
-        self._update_position()
+        self._update_position_of_current_messages()
         return {name: _group_offset(at) for name, at in self._sources.assigned.items() if at.position >= 0}
 
     def _require_group(self) -> Membership:
-        self._check_open()
-        self._update_position()
+        self._require_open()
+        self._update_position_of_current_messages()
         if self._membership is None:
             raise UsageError("the consumer has no group", hint='Open it with "group.id" and "bootstrap.servers"')
         return self._membership
@@ -166,7 +166,7 @@ class TieredConsumer:
         Raises UsageError if neither tier nor broker has a partition; StoreError.
         """
         wanted = {TopicPartition.of(place.topic, place.partition): place for place in places}
-        self._check_open()
+        self._require_open()
         if self._starts is not None:
             self._starts.update(wanted)
             return
@@ -224,9 +224,9 @@ class TieredConsumer:
 
     def _drop_queued(self, names: Collection[TopicPartition]) -> None:
         """Drop queued records of partitions, and stop reading them."""
-        self._update_position()
+        self._update_position_of_current_messages()
         if self._run.at is not None and self._run.at.name in names:
-            self._take_run(NO_RUN)
+            self._begin_consecutive_messages(NO_RUN)
         self._sources.discard(names)
 
     # ---- messages ----------------------------------------------------------------------------------------------------------
@@ -250,13 +250,13 @@ class TieredConsumer:
 
         A member of a group returns what it has after one second, so that rebalances are not delayed. Raises as ``poll``.
         """
-        self._check_open()
+        self._require_open()
         deadline = time.monotonic() + (NEVER_S if timeout < 0 else timeout)
         found: list[MessageLike] = []
         while True:
             now = time.monotonic()
             if not found and now >= self._group_due_s and self._membership is not None:
-                self._serve_group(self._membership)
+                self._handle_group_events(self._membership)
             if self._return_messages(found, num_messages) and self._membership is not None:
                 deadline = min(deadline, now + GROUP_WAIT_S)
             left = deadline - now
@@ -272,7 +272,9 @@ class TieredConsumer:
                 return found
 
     def close(self) -> None:
-        """Commit what was returned if auto-commit is on, leave the group, end the threads and close the broker."""
+        """Commit the offsets of the records that were returned, if auto-commit is on. Then leave the group, end the threads and close the
+        connections to the broker.
+        """
         if self._closed:
             return
         try:
@@ -280,7 +282,7 @@ class TieredConsumer:
                 self._membership.close()
         finally:
             self._closed = True
-            self._take_run(NO_RUN)
+            self._begin_consecutive_messages(NO_RUN)
             self._sources.close()
 
     def _return_messages(self, found: list[MessageLike], wanted: int) -> bool:
@@ -292,31 +294,33 @@ class TieredConsumer:
             if len(found) > held:
                 self._last = found[-1]
             elif self._sources.ready:
-                self._take_run(self._sources.ready.popleft())
+                self._begin_consecutive_messages(self._sources.ready.popleft())
             else:
-                self._update_position()
+                self._update_position_of_current_messages()
                 break
         return len(found) > before
 
-    def _take_run(self, run: MessageRun) -> None:
+    def _begin_consecutive_messages(self, run: MessageRun) -> None:
         """Continue with the messages of this run (consecutive messages of one partition from one source)."""
-        self._update_position()
+        self._update_position_of_current_messages()
         self._run, self._messages = run, run.messages if run.is_current else iter(())
 
-    def _update_position(self) -> None:
-        """Set the position of the partition whose messages are being returned to the offset after its last returned message."""
+    def _update_position_of_current_messages(self) -> None:
+        """Advance the position of the partition whose messages are being returned: it becomes the offset after the last message that was
+        returned of it.
+        """
         last, self._last = self._last, None
         if last is not None and self._run.at is not None:
             self._run.at.note_record(last.offset(), self._run.epoch)
 
     def _assigned_at(self, place: PlaceLike) -> AssignedPartition:
-        self._update_position()
+        self._update_position_of_current_messages()
         name = TopicPartition(place.topic, place.partition)
         if name not in self._sources.assigned:
             raise UsageError(f"{name} is not assigned", hint="Call assign first")
         return self._sources.assigned[name]
 
-    def _check_open(self) -> None:
+    def _require_open(self) -> None:
         if self._closed:
             raise UsageError("the consumer is closed")
 

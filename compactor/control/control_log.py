@@ -260,7 +260,7 @@ class ControlLog(Generic[S]):
             self._reset_to_snapshot()
             base = state = self._folded_state
             steps: list[tuple[Record[Any], S]] = []
-            for record in self._records_after(base.slot):
+            for record in self._iterate_records_after(base.slot):
                 state = self._form.apply(state, record)
                 steps.append((record, state))
             if self._read_boundary().slot <= base.slot:
@@ -359,7 +359,7 @@ class ControlLog(Generic[S]):
         if self._read_boundary() != known or not self._create_snapshot(timed):
             return False
         self._create_boundary(state.slot)
-        self._delete_old()
+        self._delete_records_below_boundary()
         self._state = timed
         return True
 
@@ -376,7 +376,7 @@ class ControlLog(Generic[S]):
         if not self._create_snapshot(state):
             raise Unavailable(f"{self.store.url}/{self._snapshot_key(state.slot)} cannot be read back", hint="Try again")
         self._create_boundary(state.slot)
-        self._delete_old()
+        self._delete_records_below_boundary()
         return self.reload()
 
     def _highest_listed_number(self, kind: str) -> int:
@@ -393,7 +393,7 @@ class ControlLog(Generic[S]):
         while True:
             base = self._folded_state
             state, last = base, self._last
-            for record in [appended] if appended else self._records_after(base.slot):
+            for record in [appended] if appended else self._iterate_records_after(base.slot):
                 state, last = self._form.apply(state, record), (record.incarnation, record.attempt)
             if self._read_boundary().slot <= base.slot:
                 self._check_floor(state)
@@ -423,7 +423,7 @@ class ControlLog(Generic[S]):
         record = self._read_slot(slot)
         return None if record is None else (record.incarnation, record.attempt) == (mark.incarnation, mark.attempt)
 
-    def _records_after(self, slot: int) -> Iterator[Record[Any]]:
+    def _iterate_records_after(self, slot: int) -> Iterator[Record[Any]]:
         """Yield the records after position ``slot`` up to the end of the log, one request each."""
         while (record := self._read_slot(slot + 1)) is not None:
             yield record
@@ -534,7 +534,7 @@ class ControlLog(Generic[S]):
         except (AlreadyExists, Unavailable):
             pass
 
-    def _delete_old(self) -> None:
+    def _delete_records_below_boundary(self) -> None:
         """Delete the records and snapshots below the highest boundary, which is read again first. This includes records that were written
         there late.
         """

@@ -48,7 +48,7 @@ def fold_partition(state: PartitionState, record: Record[Any], refusal: Refusal)
     :param refusal: returns why the record has no effect in a state, or an empty string.
     """
     reason = refusal(state, record)
-    changes = _fenced_changes(state, record, reason) if reason else EFFECTS[type(record.body)](state, record, record.body)
+    changes = _changes_by_record_without_effect(state, record, reason) if reason else EFFECTS[type(record.body)](state, record, record.body)
     changes["slot"] = record.slot
     return state.model_copy(update=changes)
 
@@ -57,17 +57,17 @@ def fold_catalog(state: CatalogState, record: Record[Any]) -> CatalogState:
     """Return the state of the tier-wide log after one more record. Only the first tier identity is valid; a later one lost the race to
     create it.
     """
-    return state.model_copy(update={"slot": record.slot, **_catalog_changes(state, record, record.body)})
+    return state.model_copy(update={"slot": record.slot, **_changes_of_catalog(state, record, record.body)})
 
 
-def _catalog_changes(state: CatalogState, record: Record[Any], body: Any) -> Changes:
+def _changes_of_catalog(state: CatalogState, record: Record[Any], body: Any) -> Changes:
     """Return the fields of the catalog that a record changes."""
     if isinstance(body, r.PartitionChanged):
-        return _hint_changes(state, record, {str(body.name): body.slot})
+        return _changes_by_partition_hints(state, record, {str(body.name): body.slot})
     if isinstance(body, r.PartitionsChanged):
-        return _hint_changes(state, record, body.slots)
+        return _changes_by_partition_hints(state, record, body.slots)
     if isinstance(body, r.SlotsReached):
-        return {"reached": _raise_bounds(state.reached, body.slots)}
+        return {"reached": _merge_lower_bounds(state.reached, body.slots)}
     if isinstance(body, r.PartitionsInspected):
         # A look that was overtaken says nothing of what came after it.
         return {
@@ -87,18 +87,21 @@ def _catalog_changes(state: CatalogState, record: Record[Any], body: Any) -> Cha
     return {} if state.tier_id else body.model_dump(exclude={"type", "created_by"})
 
 
-def _hint_changes(state: CatalogState, record: Record[Any], slots: Mapping[str, int]) -> Changes:
+def _changes_by_partition_hints(state: CatalogState, record: Record[Any], slots: Mapping[str, int]) -> Changes:
     """Return the changed fields after hints that partitions have new records.
 
     A hint that does not state a log position invalidates the last retirement check. A hint that states one is compared with that check
     (``reached``).
     """
-    changes: Changes = {"partitions": state.partitions | dict.fromkeys(slots, record.slot), "reached": _raise_bounds(state.reached, slots)}
+    changes: Changes = {
+        "partitions": state.partitions | dict.fromkeys(slots, record.slot),
+        "reached": _merge_lower_bounds(state.reached, slots),
+    }
     unsaid = {name for name, slot in slots.items() if not slot} & state.looks.keys()
     return changes | {"looks": {name: inspection for name, inspection in state.looks.items() if name not in unsaid}} if unsaid else changes
 
 
-def _raise_bounds(known: dict[str, int], new: Mapping[str, int]) -> dict[str, int]:
+def _merge_lower_bounds(known: dict[str, int], new: Mapping[str, int]) -> dict[str, int]:
     """Return the larger lower bound of each control log, by its name. Bounds only grow, in whatever order they arrive."""
     return known | {name: slot for name, slot in new.items() if slot > known.get(name, 0)}
 
@@ -120,7 +123,7 @@ def with_times(state: PartitionState, modified_ms: Callable[[int], int]) -> Part
     )
 
 
-def _fenced_changes(state: PartitionState, record: Record[Any], reason: str) -> Changes:
+def _changes_by_record_without_effect(state: PartitionState, record: Record[Any], reason: str) -> Changes:
     """Return the changes by a record that has no effect: one entry in the list of fenced appends."""
     body = record.body
     entry = FencedAppend(
@@ -158,19 +161,19 @@ def _apply_leadership_acquired(state: PartitionState, record: Record[Any], body:
         at_ms=leader.at_ms,
         delivery_timeout_ms=body.delivery_timeout_ms,
     )
-    return {"leader": leader, "epochs": (*_end_last_epoch(state, record, "replaced"), entry)[-HISTORY:]}
+    return {"leader": leader, "epochs": (*_mark_last_epoch_ended(state, record, "replaced"), entry)[-HISTORY:]}
 
 
 def _apply_leadership_released(state: PartitionState, record: Record[Any], body: r.LeadershipReleased) -> Changes:
     leader = state.leader.model_copy(update={"released": True}) if state.leader else None
-    return {"leader": leader, "epochs": _end_last_epoch(state, record, "released")}
+    return {"leader": leader, "epochs": _mark_last_epoch_ended(state, record, "released")}
 
 
-def _end_last_epoch(state: PartitionState, record: Record[Any], how: str) -> tuple[EpochHistory, ...]:
-    """Return the epochs with the last one marked as ended. ``how``: replaced or released."""
+def _mark_last_epoch_ended(state: PartitionState, record: Record[Any], ending: str) -> tuple[EpochHistory, ...]:
+    """Return the epochs with the last one marked as ended. ``ending``: replaced or released."""
     if not state.epochs or state.epochs[-1].ended:
         return state.epochs
-    return (*state.epochs[:-1], state.epochs[-1].model_copy(update={"ended": how, "ended_ms": record.at_ms}))
+    return (*state.epochs[:-1], state.epochs[-1].model_copy(update={"ended": ending, "ended_ms": record.at_ms}))
 
 
 def _apply_ids_registered(state: PartitionState, record: Record[Any], body: r.IdsRegistered) -> Changes:
@@ -183,7 +186,7 @@ def _apply_segments_tiered(state: PartitionState, record: Record[Any], body: r.S
     tiered = {segment.id for segment in body.segments}
     end = body.segments[-1].end_offset
     entry = entry.model_copy(update={"ids": tuple(name for name in entry.ids if name not in tiered), "tiered_end": end})
-    changes = _update_import(state, record, entry) | {"live": state.live + body.segments}
+    changes = _changes_by_updated_import(state, record, entry) | {"live": state.live + body.segments}
     reported = lineage.extend_lineage(state.lineage, lineage.merge_segment_lineages([segment.leader_epochs for segment in body.segments]))
     newer = lineage.restore_removed_epochs(state.lineage, body.lineage) if body.lineage else reported
     changes |= {"tail": (*state.tail, *body.tail)[-TAIL:] if body.tail else (), "deleted_slot": 0}
@@ -191,14 +194,14 @@ def _apply_segments_tiered(state: PartitionState, record: Record[Any], body: r.S
     changes |= {} if state.has_segments or state.topic_id else {"opened_slot": record.slot}
     if body.log_start_offset is not None:
         changes |= {"log_start_offset": body.log_start_offset, "log_start_slot": record.slot}
-    return changes | _move_lineage(state, newer, end + 1)
+    return changes | _changes_by_broker_lineage(state, newer, end + 1)
 
 
 def _apply_segments_prepended(state: PartitionState, record: Record[Any], body: r.SegmentsPrepended) -> Changes:
     entry = state.registrations[body.import_id]
     entry = entry.model_copy(update={"ids": (), "tiered_end": body.segments[-1].end_offset})
     older = body.lineage or lineage.merge_segment_lineages([segment.leader_epochs for segment in body.segments])
-    return _update_import(state, record, entry) | {
+    return _changes_by_updated_import(state, record, entry) | {
         "live": body.segments + state.live,
         "lineage": lineage.restore_removed_epochs(older, state.lineage),
     }
@@ -232,9 +235,9 @@ def _apply_tail_truncated(state: PartitionState, record: Record[Any], body: r.Ta
     tail = tuple(batch for batch in state.tail if batch.last_offset < body.offset)
     if body.new_segments:
         entry = state.registrations[body.cut_id]
-        changes |= _update_import(state, record, entry.model_copy(update={"ids": (), "tiered_end": live[-1].end_offset}))
+        changes |= _changes_by_updated_import(state, record, entry.model_copy(update={"ids": (), "tiered_end": live[-1].end_offset}))
     if record.version >= 5:  # what an earlier version has let in stays in
-        changes |= _void_open_imports(state.model_copy(update=changes), record, group.why)
+        changes |= _changes_by_voided_imports(state.model_copy(update=changes), record, group.why)
     return changes | {
         "live": live,
         "waiting": (*changes["waiting"], group),
@@ -246,12 +249,12 @@ def _apply_tail_truncated(state: PartitionState, record: Record[Any], body: r.Ta
     }
 
 
-def _void_open_imports(state: PartitionState, record: Record[Any], why: str) -> Changes:
+def _changes_by_voided_imports(state: PartitionState, record: Record[Any], reason: str) -> Changes:
     """Close all open imports; the ids that they have registered become unusable for ever."""
     entries = state.registrations.values()
-    closed = (ClosedImport(import_id=entry.import_id, slot=record.slot, tiered_end=entry.tiered_end, voided=why) for entry in entries)
+    closed = (ClosedImport(import_id=entry.import_id, slot=record.slot, tiered_end=entry.tiered_end, voided=reason) for entry in entries)
     changes: Changes = {"registrations": {}, "closed_imports": (*state.closed_imports, *closed)[-HISTORY:]}
-    return changes | _void_ids(state, (name for entry in entries for name in entry.ids))
+    return changes | _changes_by_voided_ids(state, (name for entry in entries for name in entry.ids))
 
 
 def _apply_topic_adopted(state: PartitionState, record: Record[Any], body: r.TopicAdopted) -> Changes:
@@ -297,9 +300,11 @@ def _apply_partition_deleted(state: PartitionState, record: Record[Any], body: r
         "log_start_slot": 0,
         "quarantine": None,
         "published": (),
-        "runs": _update_run(state, open_run, status=RunStatus.UNDONE, reason=why, ended_ms=record.at_ms) if open_run else state.runs,
+        "runs": _run_history_with_changed_run(state, open_run, status=RunStatus.UNDONE, reason=why, ended_ms=record.at_ms)
+        if open_run
+        else state.runs,
         "deleted_slot": record.slot,
-    } | _void_open_imports(
+    } | _changes_by_voided_imports(
         state.model_copy(update={"closed_imports": known, "voided": (*state.voided, *_announced_segment_ids(state))}), record, why
     )
 
@@ -326,7 +331,7 @@ def _apply_log_start_raised(state: PartitionState, record: Record[Any], body: r.
     return changes | {"live": tuple(segment for segment in state.live if segment.id not in gone), "waiting": (*state.waiting, group)}
 
 
-def _update_import(state: PartitionState, record: Record[Any], entry: Registration, voided: str = "") -> Changes:
+def _changes_by_updated_import(state: PartitionState, record: Record[Any], entry: Registration, voided: str = "") -> Changes:
     """Return the changes by a changed import, which stays open until each of its ids is tiered or void. ``voided``: why it is void, or
     empty.
     """
@@ -339,10 +344,10 @@ def _update_import(state: PartitionState, record: Record[Any], entry: Registrati
 
 def _apply_import_voided(state: PartitionState, record: Record[Any], body: r.ImportVoided) -> Changes:
     entry = state.registrations[body.import_id]
-    return _update_import(state, record, entry, voided=body.reason or "void") | _void_ids(state, entry.ids)
+    return _changes_by_updated_import(state, record, entry, voided=body.reason or "void") | _changes_by_voided_ids(state, entry.ids)
 
 
-def _void_ids(state: PartitionState, ids: Iterable[str]) -> Changes:
+def _changes_by_voided_ids(state: PartitionState, ids: Iterable[str]) -> Changes:
     """Return the changes that make these ids unusable for ever."""
     return {"voided": (*state.voided, *ids)[-VOIDED:]}
 
@@ -352,12 +357,12 @@ def _announced_segment_ids(state: PartitionState) -> Iterator[str]:
     return (task.new_segment_id for task in state.intent.plan.tasks) if state.intent else iter(())
 
 
-def _move_lineage(state: PartitionState, newer: tuple[EpochEntry, ...], end: int) -> Changes:
+def _changes_by_broker_lineage(state: PartitionState, newer: tuple[EpochEntry, ...], end_offset: int) -> Changes:
     """Return the changes by the broker's new leader-epoch lineage. If the broker's log was truncated or has diverged, cleaner offsets above
     the divergence are lowered to it.
     """
-    parted = lineage.first_divergent_offset(state.lineage, state.end_offset + 1, newer, end)
-    moved: Changes = {"lineage": newer, "lineage_end": end}
+    parted = lineage.first_divergent_offset(state.lineage, state.end_offset + 1, newer, end_offset)
+    moved: Changes = {"lineage": newer, "lineage_end": end_offset}
     return moved if parted is None or parted >= offsets.clean_end_offset(state.vector) else moved | _lower_cleaner_offsets(state, parted)
 
 
@@ -388,11 +393,11 @@ def _apply_plan_announced(state: PartitionState, record: Record[Any], body: r.Pl
 
 
 def _apply_receipts_added(state: PartitionState, record: Record[Any], body: r.ReceiptsAdded) -> Changes:
-    intent = _open_intent(state)
+    intent = _require_open_intent(state)
     return {"intent": intent.model_copy(update={"receipts": intent.receipts + body.receipts})}
 
 
-def _open_intent(state: PartitionState) -> Intent:
+def _require_open_intent(state: PartitionState) -> Intent:
     """Return the open intent. The ordering rules have already refused records that need one if there is none."""
     if state.intent is None:
         raise AssertionError("the rules let a record pass that needs an open intent")
@@ -400,8 +405,8 @@ def _open_intent(state: PartitionState) -> Intent:
 
 
 def _apply_intent_undone(state: PartitionState, record: Record[Any], body: r.IntentUndone) -> Changes:
-    runs = _update_run(state, body.run_id, status=RunStatus.UNDONE, reason=body.reason, ended_ms=record.at_ms)
-    return {"intent": None, "runs": runs} | _void_ids(state, _announced_segment_ids(state))
+    runs = _run_history_with_changed_run(state, body.run_id, status=RunStatus.UNDONE, reason=body.reason, ended_ms=record.at_ms)
+    return {"intent": None, "runs": runs} | _changes_by_voided_ids(state, _announced_segment_ids(state))
 
 
 def _apply_round_published(state: PartitionState, record: Record[Any], body: r.RoundPublished) -> Changes:
@@ -431,7 +436,7 @@ def _apply_round_published(state: PartitionState, record: Record[Any], body: r.R
         grace_ms=body.grace_ms,
         undo_window_ms=body.undo_window_ms,
     )
-    runs = _update_run(
+    runs = _run_history_with_changed_run(
         state,
         body.run_id,
         status=body.status or RunStatus.PUBLISHED,
@@ -454,24 +459,30 @@ def _apply_round_published(state: PartitionState, record: Record[Any], body: r.R
         "quarantine": None,
         "runs": runs,
     }
-    restores = _open_intent(state).plan.restores
+    restores = _require_open_intent(state).plan.restores
     if not restores:
         return changes
-    return changes | _take_back_round(state.model_copy(update={"runs": runs}), restores, group, stay=len(body.cut_off))
+    return changes | _changes_by_restored_round(
+        state.model_copy(update={"runs": runs}), restores, group, unrestored_groups=len(body.cut_off)
+    )
 
 
-def _take_back_round(state: PartitionState, run_id: str, made: Waiting, *, stay: int) -> Changes:
+def _changes_by_restored_round(state: PartitionState, run_id: str, outputs: Waiting, *, unrestored_groups: int) -> Changes:
     """Return the changes by a round that restores the sources of ``run_id`` as copies.
 
     The run's outputs wait for their deletion like other removed segments. The objects that the run had replaced are deleted when their time
     has come, because copies have taken their place.
 
-    :param made: the outputs that readers no longer use.
-    :param stay: number of groups that could not be restored, so that readers keep the run's outputs.
+    :param outputs: the outputs that readers no longer use.
+    :param unrestored_groups: number of groups that could not be restored, so that readers keep the run's outputs.
     """
     why = f"run {run_id} was taken back"
-    reason = f"{stay} of {stay + len(made.segments)} groups stay: brokers had deleted segments of them" if stay else ""
-    left = made.model_copy(update={"run_id": run_id, "undone": True, "replaced_by": {}, "undo_window_ms": None, "why": why})
+    reason = (
+        f"{unrestored_groups} of {unrestored_groups + len(outputs.segments)} groups stay: brokers had deleted segments of them"
+        if unrestored_groups
+        else ""
+    )
+    left = outputs.model_copy(update={"run_id": run_id, "undone": True, "replaced_by": {}, "undo_window_ms": None, "why": why})
     earlier = (
         group.model_copy(update={"undone": True, "replaced_by": {}, "why": why}) if group.run_id == run_id and not group.undone else group
         for group in state.waiting
@@ -479,7 +490,9 @@ def _take_back_round(state: PartitionState, run_id: str, made: Waiting, *, stay:
     return {
         "waiting": (*earlier, left),
         "published": tuple(other for other in state.published if other != run_id),
-        "runs": _update_run(state, run_id, status=RunStatus.REVERTED_IN_PART if stay else RunStatus.REVERTED, reason=reason),
+        "runs": _run_history_with_changed_run(
+            state, run_id, status=RunStatus.REVERTED_IN_PART if unrestored_groups else RunStatus.REVERTED, reason=reason
+        ),
     }
 
 
@@ -495,7 +508,7 @@ def _apply_retire_begun(state: PartitionState, record: Record[Any], body: r.Reti
 
 def _apply_retired(state: PartitionState, record: Record[Any], body: r.Retired) -> Changes:
     ids = set(body.ids)
-    return {"retiring": tuple(segment for segment in state.retiring if segment.id not in ids)} | _void_ids(state, body.ids)
+    return {"retiring": tuple(segment for segment in state.retiring if segment.id not in ids)} | _changes_by_voided_ids(state, body.ids)
 
 
 def _apply_round_undone(state: PartitionState, record: Record[Any], body: r.RoundUndone) -> Changes:
@@ -520,7 +533,7 @@ def _apply_round_undone(state: PartitionState, record: Record[Any], body: r.Roun
         "waiting": (*others, waits),
         "vector": group.vector_before,
         "published": tuple(run_id for run_id in state.published if run_id != body.run_id),
-        "runs": _update_run(state, body.run_id, status=RunStatus.REVERTED),
+        "runs": _run_history_with_changed_run(state, body.run_id, status=RunStatus.REVERTED),
     }
 
 
@@ -529,7 +542,7 @@ def _apply_run_ended(state: PartitionState, record: Record[Any], body: r.RunEnde
     number of failures in a row.
     """
     reported = {"status": body.status, "reason": body.reason, "segment": body.segment, "stats": body.stats}
-    runs = _update_run(state, body.run_id, **reported)
+    runs = _run_history_with_changed_run(state, body.run_id, **reported)
     if state.find_run(body.run_id) is None:  # it failed before there was a plan
         holder = state.leader.holder if state.leader else ""
         run = Run(run_id=body.run_id, leader_epoch=body.leader_epoch, holder=holder, slot=record.slot, started_ms=record.at_ms)
@@ -541,7 +554,7 @@ def _apply_run_ended(state: PartitionState, record: Record[Any], body: r.RunEnde
     return {"runs": runs, "quarantine": why}
 
 
-def _update_run(state: PartitionState, run_id: str, **changes: Any) -> tuple[Run, ...]:
+def _run_history_with_changed_run(state: PartitionState, run_id: str, **changes: Any) -> tuple[Run, ...]:
     """Return the run history with changed fields of one run."""
     return tuple(run.model_copy(update=changes) if run.run_id == run_id else run for run in state.runs)
 
@@ -557,15 +570,15 @@ EFFECTS: dict[type, Callable[[PartitionState, Record[Any], Any], Changes]] = {
     r.IncarnationOpened: lambda state, record, body: {"topic_id": body.topic_id, "deleted_slot": 0},
     r.PartitionDeleted: _apply_partition_deleted,
     r.LogStartRaised: _apply_log_start_raised,
-    r.LineageRecorded: lambda state, record, body: _move_lineage(state, body.lineage, body.end_offset),
+    r.LineageRecorded: lambda state, record, body: _changes_by_broker_lineage(state, body.lineage, body.end_offset),
     r.SegmentsMirrored: lambda state, record, body: mirror.mirrored_changes(state, body),
     r.BrokerLogStartSeen: lambda state, record, body: {"broker_log_start": body.offset},
     r.ImportVoided: _apply_import_voided,
     r.PlanAnnounced: _apply_plan_announced,
     r.ReceiptsAdded: _apply_receipts_added,
-    r.SurvivorsStored: lambda state, record, body: {"intent": _open_intent(state).model_copy(update={"survivors": body.objects})},
+    r.SurvivorsStored: lambda state, record, body: {"intent": _require_open_intent(state).model_copy(update={"survivors": body.objects})},
     r.IntentUndone: _apply_intent_undone,
-    r.PublishBegun: lambda state, record, body: {"intent": _open_intent(state).model_copy(update={"begun_slot": record.slot})},
+    r.PublishBegun: lambda state, record, body: {"intent": _require_open_intent(state).model_copy(update={"begun_slot": record.slot})},
     r.RoundPublished: _apply_round_published,
     r.RetireBegun: _apply_retire_begun,
     r.Retired: _apply_retired,

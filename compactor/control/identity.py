@@ -145,7 +145,7 @@ class Ownership:
         """
         catalog = open_catalog(ports).refresh()
         stranger = _find_unnamed_segment(ports, catalog)
-        named = _find_missing_segment(ports, catalog)
+        named = _find_live_segment_id_without_objects(ports, catalog)
         if named:
             raise UsageError(
                 f"{ports.data.url} holds nothing of tier {self.tier_id} in the control store {ports.control.url}, which names {named}",
@@ -188,7 +188,7 @@ def _find_unnamed_segment(ports: Ports, catalog: CatalogState) -> str:
     return ""
 
 
-def _find_missing_segment(ports: Ports, catalog: CatalogState) -> str:
+def _find_live_segment_id_without_objects(ports: Ports, catalog: CatalogState) -> str:
     """Return a live segment that the catalog names, if the data root has none of them, so that the URL must be another place; else an empty
     string.
     """

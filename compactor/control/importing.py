@@ -48,7 +48,7 @@ def register_import(
         if state.slot - began >= HISTORY:  # it may have been registered, voided and forgotten: such ids must not come back
             raise Unavailable(f"{state.name}: the log went on while this import was being registered", hint="Import again")
         check_fits(state)
-        return _require_accepted(log, state, body, "Nothing was changed")
+        return _require_record_accepted(log, state, body, "Nothing was changed")
 
     return log.transact(decide_record)
 
@@ -112,7 +112,7 @@ def _append_import_record(log: PartitionLog, body: SegmentsTiered | SegmentsPrep
             return None
         if entry is None:
             raise _voided_import_error(state, import_id)
-        return _require_accepted(log, state, body, "Another process was faster. Run the import again")
+        return _require_record_accepted(log, state, body, "Another process was faster. Run the import again")
 
     state = log.transact(decide_record)
     cut_if_due(log)
@@ -134,7 +134,7 @@ def truncate_tail(ports: Ports, log: PartitionLog, body: TailTruncated) -> Parti
             return None
         if body.new_segments and body.cut_id not in state.registrations:
             raise _voided_import_error(state, body.cut_id)
-        return _require_accepted(log, state, body, "Another process was faster. Import again")
+        return _require_record_accepted(log, state, body, "Another process was faster. Import again")
 
     state = log.transact(decide_record)
     cut_if_due(log)
@@ -151,7 +151,7 @@ def adopt_topic(log: PartitionLog, body: TopicAdopted) -> PartitionState:
         seam = body.seam if body.seam >= 0 else state.adopted_seam
         if (state.topic_id, state.adopted_seam) == (body.topic_id or state.topic_id, seam):
             return None
-        return _require_accepted(log, state, body, "Nothing was changed")
+        return _require_record_accepted(log, state, body, "Nothing was changed")
 
     return log.transact(decide_record)
 
@@ -166,12 +166,12 @@ def open_incarnation(log: PartitionLog, topic_id: TopicId, by: str) -> Partition
     def decide_record(state: PartitionState) -> IncarnationOpened | None:
         if state.topic_id == topic_id:
             return None
-        return _require_accepted(log, state, body, "Import again: another process was faster")
+        return _require_record_accepted(log, state, body, "Import again: another process was faster")
 
     return log.transact(decide_record)
 
 
-def _require_accepted(log: PartitionLog, state: PartitionState, body: BodyT, hint: str) -> BodyT:
+def _require_record_accepted(log: PartitionLog, state: PartitionState, body: BodyT, hint: str) -> BodyT:
     """Return the body of a record after checking that it would take effect in this state. Raises BadData, with the hint, if a rule refuses
     it.
     """

@@ -75,7 +75,7 @@ def open_partition(
     """
     empty = PartitionState(topic=name.topic, partition=name.partition, incarnation=name.incarnation)
     called = key or str(name)
-    return _open_log(ports, f"partitions/{called}", called, empty, PARTITION, floor, view)
+    return _open_control_log(ports, f"partitions/{called}", called, empty, PARTITION, floor, view)
 
 
 def read_again_if_missing(name: TopicPartition, attempt: Callable[[], T], attempts: int = READ_ATTEMPTS) -> T:
@@ -94,16 +94,16 @@ def read_again_if_missing(name: TopicPartition, attempt: Callable[[], T], attemp
 
 def open_catalog(ports: Ports) -> CatalogLog:
     """Return the tier-wide control log. ``state.tier_id`` is empty if no tier was created."""
-    return _open_log(ports, "catalog", "catalog", CatalogState(), CATALOG)
+    return _open_control_log(ports, "catalog", "catalog", CatalogState(), CATALOG)
 
 
 def create_tier(
     ports: Ports, *, kind: str, layout: str, key_entropy_bits: int = 0, url: str = "", cluster_id: str = "", hash_key: bytes = b""
 ) -> CatalogState:
     """Create the tier's identity and secret hash key, or return the existing ones. Raises UsageError if the tier is of another kind or
-    layout, or names its objects otherwise.
+    layout, or has another number of key entropy bits.
 
-    For a compactor-managed tier the caller first checks that the data root is free (control.identity).
+    For a compactor-managed tier the caller first checks that no other tier owns the data root (control.identity).
 
     :param hash_key: key that was used already, because keys were hashed before the tier existed; empty to create a random one.
     """
@@ -147,13 +147,13 @@ def publish_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> N
     Raises StoreError only if a partition is new; a lost hint about a known partition merely delays others.
     """
     if all(str(name) in catalog.state.partitions for name in slots) and catalog.is_far_behind(FAR_BEHIND):
-        _store_in_inbox(catalog, slots)
+        _store_hints_in_inbox(catalog, slots)
         return
     known = catalog.refresh().partitions
     seen = {str(name): known.get(str(name), 0) for name in slots}
 
     def decide_record(state: CatalogState) -> PartitionChanged | PartitionsChanged | None:
-        new = {name: slot for name, slot in slots.items() if not _is_hinted(state, str(name), slot, seen[str(name)])}
+        new = {name: slot for name, slot in slots.items() if not _is_slot_hinted_since(state, str(name), slot, seen[str(name)])}
         if len(new) == 1:
             ((name, slot),) = new.items()
             return PartitionChanged(topic=name.topic, partition=name.partition, incarnation=name.incarnation, slot=slot)
@@ -164,7 +164,7 @@ def publish_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> N
         # A thousand writers do not wait for each other: where slots are taken away, what is known already is left in the inbox.
         catalog.transact(decide_record, most_lost=MOST_LOST if listed else 0)
     except SlotContention:
-        _store_in_inbox(catalog, slots)
+        _store_hints_in_inbox(catalog, slots)
         return
     except StoreError:
         # A hint that is lost costs the others time; a partition that nobody has listed would be lost to them.
@@ -231,7 +231,7 @@ def collect_inbox(catalog: CatalogLog) -> int:
     seen = catalog.refresh().slot
 
     def decide_record(state: CatalogState) -> PartitionsChanged | None:
-        new = {name: slot for name, slot in found.items() if not _is_hinted(state, name, slot, seen)}
+        new = {name: slot for name, slot in found.items() if not _is_slot_hinted_since(state, name, slot, seen)}
         return PartitionsChanged(slots=new) if new else None
 
     catalog.transact(decide_record)
@@ -240,12 +240,14 @@ def collect_inbox(catalog: CatalogLog) -> int:
     return len(keys)
 
 
-def _is_hinted(state: CatalogState, name: str, slot: int, seen: int) -> bool:
-    """Return whether the tier-wide log has a hint about this partition that is later than ``seen`` and states position ``slot`` or more."""
-    return state.partitions.get(name, 0) > seen and state.reached.get(name, 0) >= slot
+def _is_slot_hinted_since(state: CatalogState, name: str, slot: int, after_slot: int) -> bool:
+    """Return whether the tier-wide log has a hint about this partition that is later than ``after_slot`` and states position ``slot`` or
+    more.
+    """
+    return state.partitions.get(name, 0) > after_slot and state.reached.get(name, 0) >= slot
 
 
-def _store_in_inbox(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
+def _store_hints_in_inbox(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
     """Store change hints as separate objects, so that writers do not compete for the next position in the log. Store errors are ignored."""
     for name, slot in slots.items():
         key = f"{catalog.prefix}/inbox/{catalog.incarnation}-{slot}-{zlib.crc32(str(name).encode()):08x}.json"
@@ -264,16 +266,18 @@ def cut_if_due(log: ControlLog[Any]) -> None:
         pass
 
 
-def _open_log(ports: Ports, prefix: str, name: str, empty: Any, form: LogFormat[Any], floor: int = 0, view: Any = None) -> ControlLog[Any]:
+def _open_control_log(
+    ports: Ports, prefix: str, name: str, empty_state: Any, log_format: LogFormat[Any], min_slot: int = 0, state_for_readers: Any = None
+) -> ControlLog[Any]:
     """Return a control log under a new writer incarnation. Parameters as in ControlLog."""
     return ControlLog(
         ports.control,
         prefix,
         name,
-        empty,
-        form,
+        empty_state,
+        log_format,
         incarnation=ports.new_id(),
         clock_ms=ports.clock_ms,
-        floor=floor,
-        view=view,
+        floor=min_slot,
+        view=state_for_readers,
     )

@@ -52,7 +52,9 @@ def mirroring_record(state: PartitionState, view: BrokerView, leader_epoch: Comp
     there = {(segment.id, segment.end_offset) for segment in state.live}
     wanted = {(link.segment.id, link.last) for link in view.links}
     added = tuple(
-        known[link.segment.id].model_copy(update=_extent_fields(segment_from_broker(link.segment, link.last)) | {"content": None})
+        known[link.segment.id].model_copy(
+            update=_fields_that_depend_on_end_offset(segment_from_broker(link.segment, link.last)) | {"content": None}
+        )
         if link.segment.id in known
         else segment_from_broker(link.segment, link.last)
         for link in view.links
@@ -71,7 +73,7 @@ def mirroring_record(state: PartitionState, view: BrokerView, leader_epoch: Comp
     )
 
 
-def _extent_fields(segment: RemoteLogSegmentMetadata) -> dict[str, Any]:
+def _fields_that_depend_on_end_offset(segment: RemoteLogSegmentMetadata) -> dict[str, Any]:
     """Return the fields that depend on the offset up to which a segment is read."""
     return {name: getattr(segment, name) for name in ("end_offset", "copied_end_offset", "leader_epochs")}
 

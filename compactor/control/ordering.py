@@ -219,7 +219,7 @@ def check_lineage_ascends(state: PartitionState, record: Record[Any]) -> str:
 
 
 def check_import_open(state: PartitionState, record: Record[Any]) -> str:
-    """Return that the import is not open, or an empty string. Requires an import that is still open."""
+    """Return an error message if the import that the record belongs to is complete or void, or an empty string if it is open."""
     return "" if record.body.import_id in state.registrations else f"import {record.body.import_id} is not open"
 
 
@@ -391,7 +391,7 @@ def check_new_vector(state: PartitionState, record: Record[Any]) -> str:
 def check_whole_groups(state: PartitionState, record: Record[Any]) -> str:
     """Return which segment lacks its group, or an empty string. Requires whole groups of segments that wait for grace."""
     ids = set(record.body.ids)
-    for group in _groups_within(state, ids):
+    for group in _waiting_groups_within(state, ids):
         ids -= {segment.id for segment in group.segments}
     if ids or not record.body.ids:
         return f"segment {min(ids, default='')} does not wait for grace, or only a part of its group"
@@ -400,7 +400,7 @@ def check_whole_groups(state: PartitionState, record: Record[Any]) -> str:
 
 def check_groups_granted(state: PartitionState, record: Record[Any]) -> str:
     """Return which sources must stay, or an empty string. Requires segments replaced by publications whose cleaner offset is valid."""
-    for group in _groups_within(state, set(record.body.ids)):
+    for group in _waiting_groups_within(state, set(record.body.ids)):
         if not group.undone and not offsets.is_claim_valid(state.vector, group.leader_epoch, offsets.clean_end_offset(group.vector)):
             return f"the current cleaner offsets do not grant what run {group.run_id} published"
     return ""
@@ -586,7 +586,7 @@ def _run_id_of_record(record: Record[Any]) -> str:
     return run_id
 
 
-def _groups_within(state: PartitionState, ids: set[str]) -> list[Waiting]:
+def _waiting_groups_within(state: PartitionState, ids: set[str]) -> list[Waiting]:
     """Return the groups that wait for deletion and all of whose segments are among these ids."""
     return [group for group in state.waiting if ids.issuperset(segment.id for segment in group.segments)]
 

@@ -490,10 +490,10 @@ def decode_sealed(kind: type[ValueT], data: bytes, where: str) -> ValueT:
         raise _corrupt_record_error(where, f"field {field}: {first['msg']}") from error
 
 
-def _corrupt_record_error(where: str, cause: str) -> BadControlRecord:
+def _corrupt_record_error(source_name: str, cause: str) -> BadControlRecord:
     """Return the error for a corrupt object."""
     return BadControlRecord(
         cause,
-        segment=where,
+        segment=source_name,
         hint="Nothing was changed. Restore this object from the store's versions or a backup; do not delete it",
     )

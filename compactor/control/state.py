@@ -350,7 +350,7 @@ class WantedRound(NamedTuple):
     at_ms: int
 
 
-def _is_empty(value: object) -> bool:
+def _is_field_empty(value: object) -> bool:
     """Return whether the value of a field is empty. Empty fields are omitted, so that older versions can still read the snapshot."""
     return not value
 
@@ -377,18 +377,18 @@ class CatalogState(LogState):
     """``topic-partition`` -> slot of the latest hint that the partition has changed."""
     reached: dict[str, int] = Field(default_factory=dict)
     """``topic-partition`` -> a slot that its own control log has had, as a lower bound of where that log may end."""
-    looks: dict[str, RetireInspection] = Field(default_factory=dict, exclude_if=_is_empty)
+    looks: dict[str, RetireInspection] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """``topic-partition`` -> the last check by `retire`. Valid as long as ``reached`` is not above its slot."""
-    paused: dict[str, Pause] = Field(default_factory=dict, exclude_if=_is_empty)
+    paused: dict[str, Pause] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """Pattern (control.pauses) -> the pause."""
-    wanted: dict[str, WantedRound] = Field(default_factory=dict, exclude_if=_is_empty)
+    wanted: dict[str, WantedRound] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """``topic-partition`` -> the latest request for a round. Only the most recent requests are kept."""
 
-    topic_clusters: dict[TopicId, str] = Field(default_factory=dict, exclude_if=_is_empty)
+    topic_clusters: dict[TopicId, str] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """Topic id -> id of the cluster that has said that a topic name has this id. No other cluster can say what becomes of the topic."""
-    superseded: dict[str, dict[TopicId, TopicId]] = Field(default_factory=dict, exclude_if=_is_empty)
+    superseded: dict[str, dict[TopicId, TopicId]] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """Topic name -> former topic id -> the topic id that superseded it."""
-    missing: dict[TopicId, MissingTopic] = Field(default_factory=dict, exclude_if=_is_empty)
+    missing: dict[TopicId, MissingTopic] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """Topic id -> since when its cluster has said that there is no such topic, without contradiction."""
 
     @property

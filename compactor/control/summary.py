@@ -87,7 +87,7 @@ class PartitionFacts(Protocol[S_co]):
 
     @property
     def end_offset(self) -> int:
-        """Return the last offset of the live segments."""
+        """Return the last offset of the live segments, inclusive; -1 for a partition without segments."""
 
     @property
     def first_dirty_offset(self) -> int:
@@ -113,7 +113,7 @@ Packed = bytes
 
 
 class WaitingSummary(Value):
-    """Summary of a group of segments that wait for grace (state.Waiting), with the number and size of the segments in their place."""
+    """Summary of a group of segments that wait for grace (state.Waiting), with the number and size of the segments that replaced them."""
 
     slot: int
     since_ms: int | None
@@ -231,13 +231,13 @@ def summarize_state(state: PartitionState) -> PartitionSummary:
         incarnation=state.incarnation,
         topic_id=state.topic_id,
         log_start_offset=state.log_start_offset,
-        last_round=_last_round(state.runs),
+        last_round=_summarize_last_round(state.runs),
         negative_timestamps=sum(segment.negative_timestamps for segment in state.live),
         columns=_pack_segments(state.live),
     )
 
 
-def _last_round(runs: Sequence[Run]) -> LastRound | None:
+def _summarize_last_round(runs: Sequence[Run]) -> LastRound | None:
     """Return the latest run that has ended, or None."""
     run = next((run for run in reversed(runs) if run.ended_ms >= 0), None)
     if run is None:
@@ -248,7 +248,9 @@ def _last_round(runs: Sequence[Run]) -> LastRound | None:
 
 
 def _freed_bytes_by_hour(state: PartitionState) -> tuple[tuple[int, int], ...]:
-    """Return the bytes of replaced segments that were deleted, by the hour in which their round ended."""
+    """Return pairs (start of an hour in milliseconds, bytes): the sizes of replaced segments that were deleted, added up by the hour in
+    which the round that replaced them ended.
+    """
     kept = {group.run_id for group in state.waiting}
     found: dict[int, int] = {}
     for run in state.runs:

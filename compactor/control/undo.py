@@ -17,10 +17,12 @@ from compactor.model.status import RunStatus
 
 
 def undo_round(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> PartitionState:
-    """Direct readers back to the segments that a run replaced, and return the new state. The cleaner offsets return to their earlier value.
+    """Direct readers back to the segments that a run replaced, and return the new state. The cleaner offsets return to their earlier
+    value.
 
-    The run's outputs wait for grace, a period before ``retire`` deletes them. Raises UsageError if a rule refuses the undo (an open intent,
-    a later round, deletion of the sources has begun), BadData if a source is missing or damaged, Leased, and Fenced.
+    The run's outputs wait for grace, a period before ``retire`` deletes them. Raises UsageError if a rule refuses the undo, because a
+    round is open, a later round exists, or the deletion of the sources has begun. Raises BadData if a source is missing or damaged,
+    Leased if another compactor leads the partition, and Fenced if another one takes over meanwhile.
     """
     known = log.refresh().find_run(run_id)
     if known is None:

@@ -100,7 +100,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         self._asked_topics_ms = 0
         self._trend = TierTrend()
         threads = opened.settings.daemon.threads
-        self._disk = Budget(_total_disk_budget(opened, threads))
+        self._disk = Budget(_total_disk_budget_bytes(opened, threads))
         self._resources = JobResources(self._disk, self.stop, configured_output(opened, lambda store: InterruptibleStore(store, self.stop)))
 
     # --- the loop ---
@@ -121,7 +121,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         """Read which partitions have changed, read the control logs of those that need it (poll), and do the housekeeping that is due."""
         now = self._opened.ports.clock_ms()
         try:
-            self._read_changes(now)
+            self._apply_change_report(now)
             self._poll_partitions(now)
         except Stopped:
             return
@@ -135,12 +135,12 @@ class Daemon(ServiceLoop[Job, JobResult]):
         self._problem = ""
         self._scans += 1
         self._scan_ms = now
-        self._check_writable(now)
-        self._sweep_uploads(now)
+        self._check_stores_are_writable(now)
+        self._abort_abandoned_uploads(now)
         self._delete_removed_topics(now)
-        self._record_trend(now)
+        self._record_figures_of_hour(now)
 
-    def _record_trend(self, now_ms: int) -> None:
+    def _record_figures_of_hour(self, now_ms: int) -> None:
         """Store the tier's figures of this hour, which the web pages show. Done once an hour, if every partition was polled."""
         if self._scan_incomplete or now_ms - now_ms % HOUR_MS <= self._trend.last_hour_ms:
             return
@@ -156,7 +156,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
             trend = with_current_hour(self._trend, statuses, now_ms)
         self._trend = trend
 
-    def _sweep_uploads(self, now_ms: int) -> None:
+    def _abort_abandoned_uploads(self, now_ms: int) -> None:
         """Abort uploads that dead writers left unfinished, once per ``orphan_age_ms``."""
         if now_ms - self._swept_ms < max(self._opened.retention.orphan_age_ms, LEAST_AGE_MS):
             return
@@ -182,7 +182,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         for name in deleted:
             self._log("its topic was deleted, and so is the partition; its objects wait for grace", partition=str(name))
 
-    def _check_writable(self, now_ms: int) -> None:
+    def _check_stores_are_writable(self, now_ms: int) -> None:
         """Check that rounds could write. If they could not, no job starts until a later check succeeds.
 
         The stores are checked at the start, after a failed job, and at each scan while writing fails, but not while the tier is idle.
@@ -222,7 +222,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
 
     # --- polling ---
 
-    def _read_changes(self, now_ms: int) -> None:
+    def _apply_change_report(self, now_ms: int) -> None:
         """Update the schedules of partitions from the change feed's report, if there is a new one."""
         report = self._changes.poll_changes(self._opened)
         if report is None:
@@ -231,19 +231,19 @@ class Daemon(ServiceLoop[Job, JobResult]):
             hints = {str(name): hint for name, hint in report.hints.items()}
             poll = poll_interval_ms(len(hints))
             for name, (seen, checked_ms) in self._cache.load_statuses(hints, poll, now_ms).items():
-                self._schedules[name] = self._with_output(restored_schedule(name, report.hints[name], seen, checked_ms, poll))
+                self._schedules[name] = self._with_output_schedule(restored_schedule(name, report.hints[name], seen, checked_ms, poll))
         schedules = {}
         for name, hint in report.hints.items():
             schedule = self._schedules.get(name)
             if schedule is None or name in report.recreated:
                 self._cache.forget_partition(name)
-                schedule = self._with_output(new_schedule(name, hint, now_ms))
+                schedule = self._with_output_schedule(new_schedule(name, hint, now_ms))
             elif hint != schedule.hint:
                 schedule = with_hint(schedule, hint, now_ms)
             schedule = with_suspension(schedule, report.suspended.get(name.topic, ""))
             schedules[name] = with_requests(schedule, report.paused.get(name, ""), report.requested.get(name, 0), now_ms)
         self._schedules = schedules
-        self._log_suspended(report.suspended)
+        self._log_changed_suspensions(report.suspended)
         for why in sorted(set(report.paused.values()) - set(self._paused.values())):
             count = sum(one == why for one in report.paused.values())
             self._log(f"no round begins for {count} partition{'s' * (count != 1)}: {why}")
@@ -251,19 +251,19 @@ class Daemon(ServiceLoop[Job, JobResult]):
             self._log("no partition is paused any more")
         self._paused = dict(report.paused)
 
-    def _log_suspended(self, now: Mapping[str, str]) -> None:
+    def _log_changed_suspensions(self, suspended_topics: Mapping[str, str]) -> None:
         """Log the topics for which rounds are forbidden now and were not before, or the reverse, one line per reason."""
-        before, self._suspended = self._suspended, dict(now)
+        before, self._suspended = self._suspended, dict(suspended_topics)
         new: dict[str, list[str]] = {}
-        for topic, why in sorted(now.items()):
+        for topic, why in sorted(suspended_topics.items()):
             if before.get(topic) != why:
                 new.setdefault(why, []).append(topic)
         for why, topics in new.items():
-            self._log(f"no round begins for {_describe_topics(topics)}: {why}", level=logging.WARNING)
-        if again := sorted(before.keys() - now.keys()):
-            self._log(f"{_describe_topics(again)} {'is' if len(again) == 1 else 'are'} compacted again")
+            self._log(f"no round begins for {_topics_text(topics)}: {why}", level=logging.WARNING)
+        if again := sorted(before.keys() - suspended_topics.keys()):
+            self._log(f"{_topics_text(again)} {'is' if len(again) == 1 else 'are'} compacted again")
 
-    def _with_output(self, schedule: PartitionSchedule) -> PartitionSchedule:
+    def _with_output_schedule(self, schedule: PartitionSchedule) -> PartitionSchedule:
         """Return the schedule with an entry for the partition's output (a copy in another layout), if one is configured."""
         return schedule if self._resources.output is None else replace(schedule, output=OutputSchedule())
 
@@ -278,11 +278,11 @@ class Daemon(ServiceLoop[Job, JobResult]):
         if not names:
             return
         with ThreadPoolExecutor(min(POLL_THREADS, len(names)), thread_name_prefix="poll") as pool:
-            polls = {name: pool.submit(self._poll, self._schedules[name], now_ms) for name in names}
-            self._process_polls(polls, now_ms)
+            polls = {name: pool.submit(self._poll_partition, self._schedules[name], now_ms) for name in names}
+            self._record_poll_results(polls, now_ms)
         self._cache.save_unchanged()
 
-    def _process_polls(self, polls: dict[TopicPartition, Future[PartitionStatus]], now_ms: int) -> None:
+    def _record_poll_results(self, polls: dict[TopicPartition, Future[PartitionStatus]], now_ms: int) -> None:
         """Update the schedules with the status or the failure of each poll (reading of a partition's control log).
 
         Raises the error if all polls failed because the store is unreachable.
@@ -296,27 +296,27 @@ class Daemon(ServiceLoop[Job, JobResult]):
             except Stopped:
                 raise
             except Exception as error:
-                if isinstance(error, StoreError) and len(polls) > 1 and all(_is_store_unreachable(other) for other in polls.values()):
+                if isinstance(error, StoreError) and len(polls) > 1 and all(_has_poll_failed_by_store(other) for other in polls.values()):
                     raise  # the store is unreachable, not this partition
                 reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
                 self._schedules[name] = after_failed_poll(schedule, reason, now_ms)
                 if not schedule.unreadable:
                     self._log(reason, level=logging.ERROR, partition=str(name))
 
-    def _poll(self, schedule: PartitionSchedule, now_ms: int) -> PartitionStatus:
+    def _poll_partition(self, schedule: PartitionSchedule, now_ms: int) -> PartitionStatus:
         """Read one partition's control log, as far as needed, and return its present status. Raises Stopped, CompactorError."""
         self.stop.raise_if_stopped()
         return self._cache.poll_partition(schedule.name, schedule.hint, schedule.status, now_ms)
 
     # --- jobs ---
 
-    def _start_job(self, job: Job, jobs: int, workers: int) -> None:
+    def _start_job(self, job: Job, parallel_jobs: int, worker_threads: int) -> None:
         """Start a thread that does this job.
 
-        :param jobs: jobs that may run at the same time and share the budgets.
-        :param workers: worker threads of the job.
+        :param parallel_jobs: jobs that may run at the same time and share the budgets.
+        :param worker_threads: worker threads of the job.
         """
-        opened = replace(self._opened, settings=settings_per_job(self._opened.settings, jobs, workers))
+        opened = replace(self._opened, settings=settings_per_job(self._opened.settings, parallel_jobs, worker_threads))
         catalog = self._opened.catalog.state
         self._running[job.name] = job
         schedule, now = self._schedules[job.name], self._opened.ports.clock_ms()
@@ -400,7 +400,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         return PartitionDetails(now, schedule, segments, history, work)
 
 
-def _describe_topics(names: Sequence[str]) -> str:
+def _topics_text(names: Sequence[str]) -> str:
     """Return a text that names one topic, or several, for log messages."""
     return f"topic {names[0]}" if len(names) == 1 else f"{len(names)} topics ({names[0]} among them)"
 
@@ -433,12 +433,12 @@ def result_log_level(done: JobResult) -> int:
     return logging.WARNING if done.status in (RoundStatus.OUT_OF_BUDGET, RoundStatus.FENCED) else logging.INFO
 
 
-def _is_store_unreachable(poll: Future[PartitionStatus]) -> bool:
+def _has_poll_failed_by_store(poll_result: Future[PartitionStatus]) -> bool:
     """Return whether a poll failed because of the store."""
-    return isinstance(poll.exception(), StoreError)
+    return isinstance(poll_result.exception(), StoreError)
 
 
-def _total_disk_budget(opened: Tier, threads: int) -> int:
+def _total_disk_budget_bytes(opened: Tier, threads: int) -> int:
     """Return the disk budget of all jobs together, in bytes. With "auto" it is one chunk per thread, at most the free space."""
     cleaner = opened.settings.cleaner
     one = disk_budget_bytes(cleaner, opened.state_dir)

@@ -37,7 +37,7 @@ def daemon_metrics(status: DaemonStatus, *, aliases: bool = True) -> Iterator[Me
 
 def _kafka_alias_metrics(status: DaemonStatus) -> Iterator[Metric]:
     """Yield the metrics that Kafka has as kafka.log:type=LogCleaner and LogCleanerManager, under Kafka's names and in its units."""
-    values = _cleaner_values(status)
+    values = _kafka_cleaner_values(status)
     for name, (kafkas, help_text, factor) in ALIASES.items():
         yield GaugeMetricFamily(kafkas, f"{help_text} (alias of {OWN}_{name})", value=values[name] * factor)
     since = status.now_ms - status.scan_ms if status.scan_ms else 0
@@ -60,7 +60,7 @@ ALIASES = {
 """Name of a metric -> Kafka's name for it, its help text, and the factor from its unit to Kafka's."""
 
 
-def _cleaner_values(status: DaemonStatus) -> dict[str, float]:
+def _kafka_cleaner_values(status: DaemonStatus) -> dict[str, float]:
     """Return the values of the metrics that Kafka's LogCleaner has too, by name, in base units."""
     seen = [schedule.status for schedule in status.schedules if schedule.status is not None]
     bad = [schedule.status for schedule in status.blocked_schedules if schedule.status is not None]
@@ -78,7 +78,7 @@ def _cleaner_values(status: DaemonStatus) -> dict[str, float]:
 
 def _health_metrics(status: DaemonStatus) -> Iterator[Metric]:
     """Yield the metrics that alerts watch: readiness, blocked partitions, the latest round."""
-    for name, value in _cleaner_values(status).items():
+    for name, value in _kafka_cleaner_values(status).items():
         yield make_gauge(name, ALIASES[name][1], value)
     yield from make_gauges(
         (
@@ -89,7 +89,7 @@ def _health_metrics(status: DaemonStatus) -> Iterator[Metric]:
     yield make_counter("scans", "Scans for work", status.scans)
 
 
-def _importance_key(schedule: PartitionSchedule) -> tuple[bool, int, str]:
+def _sort_key_by_importance(schedule: PartitionSchedule) -> tuple[bool, int, str]:
     """Return a sort key for partitions: first those whose rounds fail or are forbidden, then those with most bytes to clean."""
     dirty = schedule.status.dirty_bytes if schedule.status else 0
     return (not schedule.blocked_reason, -dirty, str(schedule.name))
@@ -97,7 +97,7 @@ def _importance_key(schedule: PartitionSchedule) -> tuple[bool, int, str]:
 
 def _partition_metrics(status: DaemonStatus) -> Iterator[Metric]:
     """Yield the metrics with one time series per partition, for the MOST_LABELLED most important partitions."""
-    shown = sorted((schedule for schedule in status.schedules if schedule.status is not None), key=_importance_key)[:MOST_LABELLED]
+    shown = sorted((schedule for schedule in status.schedules if schedule.status is not None), key=_sort_key_by_importance)[:MOST_LABELLED]
     described = {
         "first_dirty_offset": f"First offset that is not clean, for the {MOST_LABELLED} partitions that are blocked or have most to clean",
         "end_offset": "Last offset in the tier, for the same partitions",

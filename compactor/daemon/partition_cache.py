@@ -85,8 +85,8 @@ class PartitionCache:
         :param hint: the latest change hint of the partition. :raises StoreError: :raises BadControlRecord:
         """
         known = self._known.get(name)
-        if before is not None and known is not None and not self._has_changed(known, hint):
-            self._mark_unchanged(known, hint, now_ms)
+        if before is not None and known is not None and not self._may_have_changed(known, hint):
+            self._note_unchanged(known, hint, now_ms)
             return before if now_ms < before.wake_ms else self._compute_status(name, now_ms)
         log = self._opened.open(name)
         log.refresh()
@@ -122,13 +122,15 @@ class PartitionCache:
         return deserialize_history(data) if data is not None else None
 
     def save_unchanged(self) -> None:
-        """Write to local state which partitions had nothing new at their last poll, so that a restarted daemon need not poll them."""
+        """Write to local state which partitions had nothing new at their last poll, and when that was. A daemon that starts later uses
+        their summaries without polling them, except those for which the change feed reports a change since then.
+        """
         with self._lock:
             confirmed, self._confirmed = self._confirmed, {}
         if self._opened.local and confirmed:
             self._opened.local.checked(confirmed)
 
-    def _has_changed(self, known: CachedPartition, hint: int) -> bool:
+    def _may_have_changed(self, known: CachedPartition, hint: int) -> bool:
         """Return whether the partition's log may have changed since its summary was made.
 
         On broker-managed tiers it may have if the hint is new.
@@ -139,7 +141,7 @@ class PartitionCache:
         log = open_partition(opened.ports, name, opened.known_slot(name), key=opened.log_key(name))
         return log.has_changed_since(known.position.slot, known.position.mark)
 
-    def _mark_unchanged(self, known: CachedPartition, hint: int, now_ms: int) -> None:
+    def _note_unchanged(self, known: CachedPartition, hint: int, now_ms: int) -> None:
         """Note that the partition was polled and had nothing new. ``save_unchanged`` writes these notes."""
         if known.position is not None:
             with self._lock:

@@ -128,7 +128,7 @@ def partition_status(
         quarantine_segment=why.segment if why else "",
         quarantine_ms=why.at_ms if why else 0,
         quarantine_failures=why.failures if why else 0,
-        retire_at_ms=_retire_at_ms(known, retention, slot_times_ms, now_ms),
+        retire_at_ms=_next_deletion_ms(known, retention, slot_times_ms, now_ms),
         waiting_bytes=sum(group.size_bytes for group in known.waiting),
         undone_slot=known.undone_slot,
         last_round=known.last_round,
@@ -149,7 +149,7 @@ def next_wake_ms(live: Iterable[SegmentFacts], cleaner: Cleaner, now_ms: int) ->
     return min((moment for moment in moments if now_ms < moment < NEVER_MS), default=NEVER_MS)
 
 
-def _retire_at_ms(known: PartitionSummary, retention: Retention, slot_times_ms: Mapping[int, int], now_ms: int) -> int:
+def _next_deletion_ms(known: PartitionSummary, retention: Retention, slot_times_ms: Mapping[int, int], now_ms: int) -> int:
     if known.retiring:
         return now_ms
     moments = [earliest_retire_ms(group, retention, slot_times_ms, now_ms) for group in known.waiting]

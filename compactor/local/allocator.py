@@ -15,7 +15,7 @@ _M_ARENA_MAX = -8
 
 
 @cache
-def _c_library() -> Any:
+def _load_c_library() -> Any:
     """Return the process's C library, or None if it cannot be called."""
     try:
         return ctypes.CDLL(None)
@@ -27,11 +27,11 @@ def limit_heaps() -> bool:
     """Limit the number of malloc heaps of this process. Return whether the C library supports it (glibc). Must be called before the first
     thread starts.
     """
-    tell = getattr(_c_library(), "mallopt", None)
+    tell = getattr(_load_c_library(), "mallopt", None)
     return tell is not None and tell(_M_ARENA_MAX, HEAPS) == 1
 
 
 def release_free_memory() -> bool:
     """Return unused memory of this process to the operating system, which takes a few milliseconds. Return whether there was any."""
-    trim = getattr(_c_library(), "malloc_trim", None)
+    trim = getattr(_load_c_library(), "malloc_trim", None)
     return trim is not None and trim(0) == 1

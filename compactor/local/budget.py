@@ -94,9 +94,9 @@ class Budget:
         with self.changed:
             self._queue.append(ticket)
             try:
-                while self._queue[0] is not ticket or not self._make_space(size, keeping):
+                while self._queue[0] is not ticket or not self._free_bytes_by_deleting_files(size, keeping):
                     self.changed.wait(RETRY_S)
-                self._pin_existing(keeping)
+                self._pin_existing_files(keeping)
                 return self._create_reservation(account, size)
             finally:
                 self._queue.remove(ticket)
@@ -113,7 +113,7 @@ class Budget:
     def take_free_bytes(self, account: Account, size: int) -> bool:
         """Extend a reservation by ``size`` bytes without waiting. Return False if they are not free."""
         with self.changed:
-            if not self._make_space(size, ()):
+            if not self._free_bytes_by_deleting_files(size, ()):
                 return False
             self._count_bytes(account, size)
             return True
@@ -131,7 +131,7 @@ class Budget:
         :param drop: removes the file. It is called from any thread and must not wait for anything.
         """
         with self.changed:
-            if self._queue or not self._make_space(size, ()):
+            if self._queue or not self._free_bytes_by_deleting_files(size, ()):
                 return None
             self._count_bytes(account, size)
             return self._add_cached_file(account, size, drop)
@@ -147,7 +147,7 @@ class Budget:
     def pin(self, kept: Kept) -> bool:
         """Pin a cached file, so that it is not deleted. Return False if it was deleted already."""
         with self.changed:
-            return bool(self._pin_existing((kept,)))
+            return bool(self._pin_existing_files((kept,)))
 
     def unpin(self, kept: Kept) -> None:
         """Undo one ``pin`` of a cached file. Without pins it may be deleted when its bytes are needed."""
@@ -178,7 +178,7 @@ class Budget:
         account.used += size
         account.peak = max(account.peak, account.used)
 
-    def _make_space(self, size: int, keeping: Sequence[Kept]) -> bool:
+    def _free_bytes_by_deleting_files(self, size: int, keeping: Sequence[Kept]) -> bool:
         """Delete unpinned files until ``size`` bytes are free; those in ``keeping`` go last. Return False, deleting nothing, if that would
         not be enough.
         """
@@ -198,7 +198,7 @@ class Budget:
             kept.drop()
             self._count_bytes(kept.account, -kept.size)
 
-    def _pin_existing(self, some: Sequence[Kept]) -> int:
+    def _pin_existing_files(self, some: Sequence[Kept]) -> int:
         there = [kept for kept in some if not kept.dropped]
         for kept in there:
             kept.pins += 1

@@ -93,7 +93,7 @@ class LocalState:
         """Return the cached catalog, or None. It contains the tier id, so that it is read before ``bind`` is called."""
         if self._read_description() is None:
             return None
-        kept = self._read_value(KeptCatalog, _CATALOG)
+        kept = self._read_cached_value(KeptCatalog, _CATALOG)
         self._catalog_slot = kept.state.slot if kept else -1
         return kept
 
@@ -133,7 +133,10 @@ class LocalState:
 
         ``ControlLog.load`` reads only the records after that mark.
         """
-        state, seen = self._read_value(PartitionState, _partition_key(_STATE, name)), self._read_value(Seen, _partition_key(_SEEN, name))
+        state, seen = (
+            self._read_cached_value(PartitionState, _partition_key(_STATE, name)),
+            self._read_cached_value(Seen, _partition_key(_SEEN, name)),
+        )
         return (state, seen.mark) if state is not None and seen is not None and state.slot == seen.slot else None
 
     def keep(self, state: PartitionState, mark: StateMark, hint: int, now_ms: int) -> None:
@@ -171,13 +174,13 @@ class LocalState:
 
     def _read_description(self) -> Meta | None:
         """Return the description of the cache, or None if it is empty or of another version."""
-        meta = self._read_value(Meta, _META)
+        meta = self._read_cached_value(Meta, _META)
         if meta is not None and (meta.format, meta.program) != (CACHE_FORMAT, __version__):
             self._discard_content(f"it is of version {meta.program}, format {meta.format}")
             return None
         return meta
 
-    def _read_value(self, kind: type[ValueT], key: bytes) -> ValueT | None:
+    def _read_cached_value(self, kind: type[ValueT], key: bytes) -> ValueT | None:
         """Read and parse a value, or return None. A value that cannot be parsed empties the cache."""
         (data,) = self._rocks.get([key])
         try:
@@ -186,9 +189,9 @@ class LocalState:
             self._discard_content(_UNREADABLE)
             return None
 
-    def _discard_content(self, why: str) -> None:
+    def _discard_content(self, reason: str) -> None:
         """Delete everything in the cache, log the reason, and bind the empty cache to its tier."""
-        self._rocks.delete_all(why)
+        self._rocks.delete_all(reason)
         self._catalog_slot = -1
         if self._tier_id:
             self._rocks.write({_META: Meta(format=CACHE_FORMAT, program=__version__, tier_id=self._tier_id).model_dump_json().encode()})

@@ -44,11 +44,11 @@ class Rocks:
     @property
     def writable(self) -> bool:
         """Return whether this process has the database open for writing."""
-        return self._open_once() is not None and self._writer
+        return self._opened_database() is not None and self._writer
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of these keys, None for each absent key."""
-        db = self._open_once()
+        db = self._opened_database()
         if db is None or not keys:
             return [None] * len(keys)
         try:
@@ -59,7 +59,7 @@ class Rocks:
 
     def values_with_prefix(self, prefix: bytes) -> dict[bytes, bytes]:
         """Return all entries whose key begins with ``prefix``; the prefix is removed from the keys."""
-        db = self._open_once()
+        db = self._opened_database()
         found: dict[bytes, bytes] = {}
         if db is None:
             return found
@@ -75,7 +75,7 @@ class Rocks:
 
     def write(self, values: Mapping[bytes, bytes], deleted: Sequence[bytes] = ()) -> None:
         """Write ``values`` and delete the keys in ``deleted``, all or nothing. Does nothing if another process writes."""
-        db = self._open_once()
+        db = self._opened_database()
         if db is None or not self._writer:
             return
         from rocksdict import WriteBatch
@@ -88,7 +88,7 @@ class Rocks:
         try:
             db.write(batch)
         except Exception as error:  # noqa: BLE001
-            _log.warning("local state in %s cannot be written, going on without: %s", self._folder, _one_line(error))
+            _log.warning("local state in %s cannot be written, going on without: %s", self._folder, _message_on_one_line(error))
             self.close()
 
     def delete_all(self, reason: str) -> None:
@@ -99,7 +99,7 @@ class Rocks:
             writer = self._writer
             self.close()
             if writer:
-                _log.warning("local state in %s is thrown away: %s", self._folder, _one_line(reason))
+                _log.warning("local state in %s is thrown away: %s", self._folder, _message_on_one_line(reason))
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._open()
 
@@ -109,7 +109,7 @@ class Rocks:
             self._tried, self._db, self._writer = True, None, False
             self._cleanup.close()
 
-    def _open_once(self) -> Rdict | None:
+    def _opened_database(self) -> Rdict | None:
         """Return the database, opened on the first call, or None."""
         with self._lock:
             if not self._tried:
@@ -125,13 +125,13 @@ class Rocks:
             if any(message in str(error) for message in _LOCKED) or not os.access(self._folder, os.W_OK | os.X_OK):
                 self._open_as_secondary()
                 return
-            _log.warning("local state in %s is thrown away: %s", self._folder, _one_line(error))
+            _log.warning("local state in %s is thrown away: %s", self._folder, _message_on_one_line(error))
             shutil.rmtree(self._folder, ignore_errors=True)
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._open_for_writing()
             except Exception as again:  # noqa: BLE001
-                _log.warning("going on without local state: %s", _one_line(again))
+                _log.warning("going on without local state: %s", _message_on_one_line(again))
 
     def _open_for_writing(self) -> None:
         from rocksdict import Rdict
@@ -154,17 +154,17 @@ class Rocks:
         self._cleanup.callback(_close_database, db, writer=False)
 
 
-def _one_line(message: object) -> str:
+def _message_on_one_line(message: object) -> str:
     """Return a message on one line; RocksDB's may have several."""
     return " ".join(str(message).split())
 
 
-def _database_options(open_files: int) -> Options:
+def _database_options(max_open_files: int) -> Options:
     from rocksdict import DBCompressionType, Options
 
     options = Options(raw_mode=True)
     options.create_if_missing(True)
-    options.set_max_open_files(open_files)
+    options.set_max_open_files(max_open_files)
     options.set_compression_type(DBCompressionType.lz4())
     options.set_keep_log_file_num(1)
     options.set_max_log_file_size(1 << 20)

@@ -46,7 +46,7 @@ def try_folder(state_dir: Path) -> None:
     """
     folder = process_folder(state_dir)
     try:
-        with _hold_lock(folder.parent / "lock"):
+        with _hold_file_lock(folder.parent / "lock"):
             _delete_abandoned_folders(folder.parent)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"may a round write here?")
@@ -61,7 +61,7 @@ def try_folder(state_dir: Path) -> None:
 def _create_process_folder(spool: Path) -> Path:
     """Create this process's spool folder, lock it, and register its removal at exit."""
     spool.mkdir(parents=True, exist_ok=True)
-    with _hold_lock(spool / "lock"):
+    with _hold_file_lock(spool / "lock"):
         _delete_abandoned_folders(spool)
         mine = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=spool))
         lock = os.open(mine / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # never closed: the process holds it
@@ -74,17 +74,17 @@ def _create_process_folder(spool: Path) -> Path:
 def _delete_abandoned_folders(spool: Path) -> None:
     """Delete the folders of killed processes. The caller holds ``spool/lock``."""
     for folder in spool.iterdir():
-        if folder.is_dir() and not _is_process_running(folder):
+        if folder.is_dir() and not _is_spool_in_use(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _delete_at_exit(folder: Path, owner: int) -> None:
-    """Delete a spool folder at the exit of the process ``owner``, but not of its forked children."""
-    if os.getpid() == owner:  # not in a forked child
+def _delete_at_exit(folder: Path, process_id: int) -> None:
+    """Delete a spool folder at the exit of the process ``process_id``, but not of its forked children."""
+    if os.getpid() == process_id:  # not in a forked child
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_process_running(folder: Path) -> bool:
+def _is_spool_in_use(folder: Path) -> bool:
     """Return whether the process of a spool folder still runs. A folder is locked before ``spool/lock`` is released, so a folder without a
     lock has no process.
     """
@@ -102,7 +102,7 @@ def _is_process_running(folder: Path) -> bool:
 
 
 @contextmanager
-def _hold_lock(path: Path) -> Iterator[None]:
+def _hold_file_lock(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on a file for the duration of a ``with`` block. File systems without locks are tolerated."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

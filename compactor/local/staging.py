@@ -129,7 +129,7 @@ class Staging:
         path = self.folder / f"{next(self._numbers)}"
         if reservation is None:
             with self.budget.reserve(self.account, wanted.space, self.where(wanted)) as own:
-                self._fetch_file(wanted, path)
+                self._fetch_file_when_disk_has_space(wanted, path)
                 try:
                     yield path
                 finally:
@@ -139,7 +139,7 @@ class Staging:
             return
         reservation.reserve_bytes(wanted.space)
         try:
-            self._fetch_file(wanted, path)
+            self._fetch_file_when_disk_has_space(wanted, path)
             yield path
         finally:
             kept = self.budget.cache_file(self.account, wanted.space, lambda: path.unlink(missing_ok=True)) if path.exists() else None
@@ -232,7 +232,7 @@ class Staging:
         path = self.folder / f"{next(self._numbers)}"
         with own:
             try:
-                self._fetch_once(wanted, path)
+                self._try_fetch_file(wanted, path)
                 self._remember_cached_file(wanted.what, path, self.budget.convert_to_cached_file(own, lambda: path.unlink(missing_ok=True)))
             except Exception:  # noqa: BLE001 - whoever wants it will meet the same and say so
                 path.unlink(missing_ok=True)
@@ -240,12 +240,12 @@ class Staging:
                 with self._lock:
                     self._coming.pop(wanted.what, None)
 
-    def _fetch_file(self, wanted: Wanted, path: Path) -> None:
+    def _fetch_file_when_disk_has_space(self, wanted: Wanted, path: Path) -> None:
         """Fetch a file to ``path``, waiting while the disk is full."""
-        self.retry_until_space(lambda: self._fetch_once(wanted, path))
+        self.retry_until_space(lambda: self._try_fetch_file(wanted, path))
 
     @measure_stage(WorkStage.FETCH, lambda self, wanted, path: wanted.size)
-    def _fetch_once(self, wanted: Wanted, path: Path) -> None:
+    def _try_fetch_file(self, wanted: Wanted, path: Path) -> None:
         """Fetch or copy a file to ``path`` and check it. Removes the file after an error."""
         try:
             if wanted.ranges is not None:
@@ -316,11 +316,11 @@ def write_at(file: int, data: bytes, position: int) -> None:
         left, position = left[done:], position + done
 
 
-def _copy_and_digest(read: Callable[[int], bytes], path: Path, expected: SegmentFile) -> SegmentFile:
-    """Write everything that ``read`` returns to ``path``. Return the size and the digest, for comparison with ``expected``."""
+def _copy_and_digest(read_bytes: Callable[[int], bytes], path: Path, expected: SegmentFile) -> SegmentFile:
+    """Write everything that ``read_bytes`` returns to ``path``. Return the size and the digest, for comparison with ``expected``."""
     digests = StreamDigest(expected)
     with path.open("wb") as target:
-        while data := read(COPY_BYTES):
+        while data := read_bytes(COPY_BYTES):
             digests.update(data)
             target.write(data)
     return digests.digested_file()

@@ -128,13 +128,13 @@ def configured_target(tier: Tier) -> GenerationTarget:
     if not pinterest.target:
         raise UsageError("no target is configured", hint="Set target under [tier.pinterest] to another prefix")
     for url in (settings.tier_url, control_url(settings)):
-        if _is_below(pinterest.target, url) or _is_below(url, pinterest.target):
+        if _is_url_below(pinterest.target, url) or _is_url_below(url, pinterest.target):
             raise UsageError(f"target under [tier.pinterest] and {url} lie within each other", hint="Name a prefix of its own")
     store = open_store(pinterest.target, settings=settings, limits=settings.limits, counters=tier.counters)
     return GenerationTarget(store, pinterest_keys(settings), pinterest.target, pinterest.keep_ms, tier.ports.clock_ms)
 
 
-def _is_below(url: str, other: str) -> bool:
+def _is_url_below(url: str, other: str) -> bool:
     """Return whether a URL is equal to another one or lies below it."""
     return f"{url.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")
 
@@ -220,9 +220,11 @@ class _GenerationWriter:
         if current and lacking is not None:
             if not lacking:
                 return self._generation_report("up_to_date", current)
-            parts = self._create_parts(lacking, current.name, current.parts)
+            parts = self._create_objects_of_parts(lacking, current.name, current.parts)
             if parts is not None:
-                return self._record_step("appended", self.known.next_step(current, self.state.slot, parts), (*current.parts, *parts), parts)
+                return self._record_generation_step(
+                    "appended", self.known.next_step(current, self.state.slot, parts), (*current.parts, *parts), parts
+                )
         if current and self.options.append_only:
             return self._generation_report("superseded", current)
         if current and self.state.deleted_slot and not self.state.has_segments:
@@ -230,13 +232,13 @@ class _GenerationWriter:
         for attempt in range(MAX_NAMED_PARTITIONS):
             generation = generation_name(self.known.next_number, attempt)
             self._announce_generation(generation)
-            parts = self._create_parts(self.state.live, generation, ())
+            parts = self._create_objects_of_parts(self.state.live, generation, ())
             if parts is None:
                 continue  # what lies there under this name is of a view that was taken back
             if all(part.base < 0 for part in parts):
                 is_read = current is not None and current.objects
                 return self._record_removal() if is_read else GenerationReport(*self.state.name, "empty", slot=self.state.slot)
-            return self._record_step("written", self.known.first_step(generation, self.state.slot, parts), parts, parts)
+            return self._record_generation_step("written", self.known.first_step(generation, self.state.slot, parts), parts, parts)
         raise BadData(f"{MAX_NAMED_PARTITIONS} generations of step {self.known.next_number} differ", segment=str(self.state.name))
 
     def _record_removal(self) -> GenerationReport | None:
@@ -246,7 +248,7 @@ class _GenerationWriter:
         taken = {one.generation for one in self.known.begun}
         names = (generation_name(self.known.next_number, attempt) for attempt in range(len(taken) + 1))
         generation = next(name for name in names if name not in taken)
-        return self._record_step("removed", self.known.first_step(generation, self.state.slot, ()), (), ())
+        return self._record_generation_step("removed", self.known.first_step(generation, self.state.slot, ()), (), ())
 
     def _announce_generation(self, generation: str) -> None:
         """Announce that this process writes a generation. The announcement also lets abandoned objects be found later.
@@ -262,7 +264,7 @@ class _GenerationWriter:
                 raise Leased(f"{self.state.name}: {holder} writes generation {begun.generation}", hint="The daemon tries again later")
         self.target.store.put(self.log.begun_key(generation), self.tier.ports.holder.encode())
 
-    def _record_step(
+    def _record_generation_step(
         self, status: str, step: GenerationStep, parts: Sequence[PublishedSegment], made: Sequence[PublishedSegment]
     ) -> GenerationReport | None:
         """Record the step that makes the written parts a valid part of the generation. Return None if another writer has recorded a step
@@ -287,7 +289,7 @@ class _GenerationWriter:
         offsets = (objects[0].base, objects[-1].last) if objects else (-1, -1)
         return GenerationReport(*self.state.name, status, generation.name, len(created), size, *offsets, self.state.slot)
 
-    def _create_parts(
+    def _create_objects_of_parts(
         self, segments: Sequence[RemoteLogSegmentMetadata], generation: str, before: Sequence[PublishedSegment]
     ) -> list[PublishedSegment] | None:
         """Create the objects of these segments and return their parts; None if an object of that name has other content.
@@ -313,26 +315,26 @@ class _GenerationWriter:
                 self.target.store.put(self.log.begun_key(generation), self.tier.ports.holder.encode())
         return found
 
-    def _create_segment_objects(self, ordinal: int, generation: str, base: int, latest: int) -> PublishedSegment | None:
+    def _create_segment_objects(self, ordinal: int, generation: str, base_offset: int, latest_timestamp_ms: int) -> PublishedSegment | None:
         """Create the objects of one segment. Return the part, or None if an object of that name has other content.
 
         Indexes are created before the log, so that a reader that sees a log also finds its indexes.
 
         :param ordinal: position of the segment in the view.
-        :param base: offset by which the objects are named.
-        :param latest: largest timestamp of this part and of those before it.
+        :param base_offset: offset by which the objects are named.
+        :param latest_timestamp_ms: largest timestamp of this part and of those before it.
         """
         segment, reading, log_start = self.state.live[ordinal], self.reading, self.state.log_start
         name, limit = self.state.name, reading.inflate_limit
         if segment.end_offset < log_start:
-            return PublishedSegment(segment=segment.id, timestamp_ms=latest)
+            return PublishedSegment(segment=segment.id, timestamp_ms=latest_timestamp_ms)
         with reading.staging.opened(reading.log_request(ordinal)) as path:
             source = open_source_segment(ordinal, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
             source.name = reading.log_key(ordinal)
             last = read_last_record_offset(source, limit)
             if last < log_start:
-                return PublishedSegment(segment=segment.id, timestamp_ms=latest)
-            distance, size = segment.start_offset - base, segment.size_bytes
+                return PublishedSegment(segment=segment.id, timestamp_ms=latest_timestamp_ms)
+            distance, size = segment.start_offset - base_offset, segment.size_bytes
             contents: dict[str, FileContent] = {
                 "index": shifted_index(self._read_index(segment, "index"), distance),
                 "timeindex": shifted_timeindex(self._read_index(segment, "timeindex"), distance),
@@ -342,13 +344,13 @@ class _GenerationWriter:
                 log = bytes_from_offset(source, log_start, limit)
                 table, size = scan_batches(np.frombuffer(log, np.uint8), source.name), len(log)
                 interval = self.tier.cleaner_for(name.topic).index_interval_bytes
-                index, timeindex = encode_offset_and_time_index(base, table.size, table.last_offset, table.max_timestamp, interval)
+                index, timeindex = encode_offset_and_time_index(base_offset, table.size, table.last_offset, table.max_timestamp, interval)
                 contents = {"index": shifted_index(index, 0), "timeindex": timeindex, "log": log}
             for kind, data in contents.items():
-                if not create_object(self.target.store, f"{generation}/{self.target.keys.file_key(name, base, kind)}", data):
+                if not create_object(self.target.store, f"{generation}/{self.target.keys.file_key(name, base_offset, kind)}", data):
                     return None
         reading.staging.forget([reading.log_request(ordinal)])
-        return PublishedSegment(segment=segment.id, base=base, last=last, timestamp_ms=latest, log_bytes=size)
+        return PublishedSegment(segment=segment.id, base=base_offset, last=last, timestamp_ms=latest_timestamp_ms, log_bytes=size)
 
     def _read_index(self, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:
         """Return a segment's index of this kind; empty if it has none."""
@@ -372,9 +374,9 @@ def direct_readers(target: GenerationTarget, log: GenerationLog) -> Generations:
             return known
         folder = target.generation_folder(current.name, log.name)
         if current.objects:
-            changed = _put_if_changed(target.store, folder + METADATA_FILE, format_metadata(log.name, current.segment_times))
-            changed |= _put_if_changed(target.store, folder + WATERMARK, format_watermark(current.objects[-1].base))
-            changed |= _put_if_changed(target.store, log.pointer_key, target.pointer_content(log.name, current))
+            changed = _write_object_if_changed(target.store, folder + METADATA_FILE, format_metadata(log.name, current.segment_times))
+            changed |= _write_object_if_changed(target.store, folder + WATERMARK, format_watermark(current.objects[-1].base))
+            changed |= _write_object_if_changed(target.store, log.pointer_key, target.pointer_content(log.name, current))
         else:
             changed = _delete_if_exists(target.store, log.pointer_key)
         if current.began not in known.recorded_ms:
@@ -394,7 +396,7 @@ def _delete_if_exists(store: ObjectStore, key: str) -> bool:
     return True
 
 
-def _put_if_changed(store: ObjectStore, key: str, data: bytes) -> bool:
+def _write_object_if_changed(store: ObjectStore, key: str, data: bytes) -> bool:
     """Write an object unless it has this content already, and return whether it was written."""
     try:
         if store.get(key) == data:

@@ -171,7 +171,9 @@ class Generations:
 
     @property
     def next_number(self) -> int:
-        """Number under which the next step (record of appended parts) is stored."""
+        """Return the number under which the next step is stored. A step is an object that records which parts were appended to a
+        generation.
+        """
         return self.current.number + 1 if self.current else 1
 
     @property

@@ -93,7 +93,7 @@ def write_generations(
 def maintain_generation(tier: Tier, target: GenerationTarget, name: TopicPartition, options: WriteOptions) -> GenerationUpkeep:
     """Bring a partition's generation up to its view and delete old generations whose time is over. Raises as ``write_generation``."""
     report, known = update_generation(tier, target, name, options)
-    retired = _delete_expired_generations(target, name, known, dry_run=False, count=False)
+    retired = _delete_expired_generations(target, name, known, dry_run=False, count_waiting_objects=False)
     return GenerationUpkeep(report, tuple(retired), min((one.due_ms for one in retired if not one.deleted), default=NEVER_MS))
 
 
@@ -138,16 +138,16 @@ def retire_generations(target: GenerationTarget, name: TopicPartition, *, dry_ru
     """
     log = target.generation_log(name)
     return _delete_expired_generations(
-        target, name, log.read_generations() if dry_run else direct_readers(target, log), dry_run=dry_run, count=True
+        target, name, log.read_generations() if dry_run else direct_readers(target, log), dry_run=dry_run, count_waiting_objects=True
     )
 
 
 def _delete_expired_generations(
-    target: GenerationTarget, name: TopicPartition, known: Generations, *, dry_run: bool, count: bool
+    target: GenerationTarget, name: TopicPartition, known: Generations, *, dry_run: bool, count_waiting_objects: bool
 ) -> list[RetiredGeneration]:
     """Delete generations whose time is over, and return these and the ones that still wait.
 
-    :param count: whether to count the objects of those that wait.
+    :param count_waiting_objects: whether to count the objects of those that wait.
     """
     if not known.earlier and not known.begun:
         return []
@@ -160,7 +160,11 @@ def _delete_expired_generations(
         # The oldest first: what is left of the steps begins with a generation.
         if any(not one.deleted for one in found):
             due_ms = max(due_ms, found[-1].due_ms)
-        found.append(_delete_if_due(target, name, generation.name, due_ms, now, dry_run=dry_run, count=count))
+        found.append(
+            _delete_generation_if_due(
+                target, name, generation.name, due_ms, now, dry_run=dry_run, count_waiting_objects=count_waiting_objects
+            )
+        )
         if found[-1].deleted and not dry_run:
             numbers = [number for number in reversed(known.numbers) if generation.began <= number < generation.ended]
             # From the newest to the oldest, so that what is left of them begins a generation.
@@ -170,7 +174,15 @@ def _delete_expired_generations(
             gone = True
         elif begun.number < known.next_number:
             found.append(
-                _delete_if_due(target, name, begun.generation, begun.modified_ms + target.keep_ms, now, dry_run=dry_run, count=count)
+                _delete_generation_if_due(
+                    target,
+                    name,
+                    begun.generation,
+                    begun.modified_ms + target.keep_ms,
+                    now,
+                    dry_run=dry_run,
+                    count_waiting_objects=count_waiting_objects,
+                )
             )
             gone = found[-1].deleted
         else:
@@ -180,18 +192,18 @@ def _delete_expired_generations(
     return found
 
 
-def _delete_if_due(
-    target: GenerationTarget, name: TopicPartition, generation: str, due_ms: int, now_ms: int, *, dry_run: bool, count: bool
+def _delete_generation_if_due(
+    target: GenerationTarget, name: TopicPartition, generation: str, due_ms: int, now_ms: int, *, dry_run: bool, count_waiting_objects: bool
 ) -> RetiredGeneration:
     """Delete the objects of one generation if the time to keep it has passed, and return it with the number and size of the objects that
     were or would be deleted.
 
     :param due_ms: when it may be deleted, in milliseconds of the store's clock.
-    :param count: count its objects even if it is not due.
+    :param count_waiting_objects: count its objects even if it is not due.
     """
     due = due_ms <= now_ms
     one = RetiredGeneration(*name, generation, due, -1, -1, due_ms)
-    if not due and not count:
+    if not due and not count_waiting_objects:
         return one
     objects = list(target.store.list(target.generation_folder(generation, name)))
     if due and not dry_run:

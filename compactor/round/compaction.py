@@ -145,7 +145,7 @@ class LocalPassOne:
 
 @dataclass(frozen=True)
 class GatheredRound:
-    """Facts from which a round is planned.
+    """Values from which a round is planned.
 
     indexed: result of pass 1 if this process ran it; None if a remote engine does.
     disk_bytes: disk budget that each group of segments must fit; None if a remote engine does the work.
@@ -233,7 +233,7 @@ class Round:
     @contextmanager
     def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> Iterator[GatheredRound | None]:
         now_ms = (
-            self._remote.plan_time_ms(state, self._now_ms, partial(self._draft_plan_at, state))
+            self._remote.plan_time_ms(state, self._now_ms, partial(self._draft_plan_at_time, state))
             if self._remote is not None
             else self._now_ms
         )
@@ -242,7 +242,7 @@ class Round:
             yield None
             return
         at_least = [s for s in assessment.covered_segments if s in assessment.dirty or s.id in assessment.horizon_due]
-        self._admit_records(state.name, 2 * (1 + len(at_least)))
+        self._reserve_metadata_records_or_postpone(state.name, 2 * (1 + len(at_least)))
         cleaner = self._cleaner
         layout = self._context.ports.layout
         snapshot = read_end_snapshot(layout, state)
@@ -264,7 +264,7 @@ class Round:
             )
             yield GatheredRound(known, LocalPassOne(found, workers, reading), disk.total)
 
-    def _draft_plan_at(self, state: PartitionState, now_ms: int) -> CompactionPlan | None:
+    def _draft_plan_at_time(self, state: PartitionState, now_ms: int) -> CompactionPlan | None:
         """Return the plan, without ids, that would be made at a time in milliseconds; None if no round would be due then."""
         assessment = self._assess(state, self._cleaner, now_ms)
         if not assessment.due:
@@ -278,9 +278,9 @@ class Round:
         return plan
 
     def admit_plan(self, plan: CompactionPlan) -> None:
-        self._admit_records(plan.name, expected_metadata_records(plan.tasks))
+        self._reserve_metadata_records_or_postpone(plan.name, expected_metadata_records(plan.tasks))
 
-    def _admit_records(self, name: TopicPartition, records: int) -> None:
+    def _reserve_metadata_records_or_postpone(self, name: TopicPartition, records: int) -> None:
         per_hour = self._context.records_per_hour
         wait = self._context.ports.publisher.reserve_metadata_records(name, records, per_hour)
         if wait is not None:
@@ -316,10 +316,12 @@ class Round:
             finally:
                 self._remote.delete_unused_results()
         elif facts is not None and facts.indexed is not None:
-            yield from self._run_locally(plan, tasks, session, facts.indexed.workers, facts.indexed.reading, facts.indexed.found)
+            yield from self._run_tasks_in_this_process(
+                plan, tasks, session, facts.indexed.workers, facts.indexed.reading, facts.indexed.found
+            )
         else:
             with self._open_workers_and_reader(session.state, self._open_disk_budget()) as (workers, reading):
-                yield from self._run_locally(plan, tasks, session, workers, reading, None)
+                yield from self._run_tasks_in_this_process(plan, tasks, session, workers, reading, None)
 
     def history_stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
         return {
@@ -365,7 +367,7 @@ class Round:
             reading, extent, settings, CleanSegmentQuery(context.sidecars, sum_filter_records(facts.state.runs), in_part=parts)
         )
 
-    def _run_locally(
+    def _run_tasks_in_this_process(
         self,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],

@@ -94,7 +94,7 @@ def run_round(ports: Ports, log: PartitionLog, lease: Lease, work: RoundWork[Fac
     :raises StoreError: if a retry may help. The intent stays open for the next run; OutOfBudget likewise.
     """
     # Checked before leadership is acquired, so that a partition with nothing to do costs no record; the leader checks again.
-    if not _needs_round(ports, log.state, work) and not _needs_round(ports, log.refresh(), work):
+    if not _is_round_needed(ports, log.state, work) and not _is_round_needed(ports, log.refresh(), work):
         return RoundResult(RoundStatus.NOTHING_TO_DO, log.state)
     with hold_leadership(ports, log, lease) as leadership:
         result = run_round_as_leader(leadership, work)
@@ -102,7 +102,7 @@ def run_round(ports: Ports, log: PartitionLog, lease: Lease, work: RoundWork[Fac
         return result
 
 
-def _needs_round(ports: Ports, state: PartitionState, work: RoundWork[FactsT]) -> bool:
+def _is_round_needed(ports: Ports, state: PartitionState, work: RoundWork[FactsT]) -> bool:
     """Return whether a partition has an open intent or a round is due. Does not require leadership."""
     try:
         return state.intent is not None or work.is_due(mirroring.state_with_broker_segments(ports, state))
@@ -119,10 +119,10 @@ def run_round_as_leader(leadership: Leadership, work: RoundWork[FactsT]) -> Roun
     undone = settled.undone if settled else ""
     before = leadership.state
     if work.new_log_start(before) is None:
-        return _run_planned_round(leadership, work, undone)
+        return _plan_and_run_round(leadership, work, undone)
     # Before anything is planned, so that what has expired is neither read nor rewritten.
     after = raise_log_start(leadership, work.new_log_start)
-    result = _run_planned_round(leadership, work, undone)
+    result = _plan_and_run_round(leadership, work, undone)
     if after.log_start_slot == before.log_start_slot:
         return result
     live = after.live_by_id()
@@ -130,7 +130,7 @@ def run_round_as_leader(leadership: Leadership, work: RoundWork[FactsT]) -> Roun
     return replace(result, status=RoundStatus.EXPIRED if result.status == RoundStatus.NOTHING_TO_DO else result.status, expired=expired)
 
 
-def _run_planned_round(leadership: Leadership, work: RoundWork[FactsT], undone: str) -> RoundResult:
+def _plan_and_run_round(leadership: Leadership, work: RoundWork[FactsT], undone: str) -> RoundResult:
     """Plan and execute a round if one is due, when no intent is open."""
     for _ in range(PLANS):
         with ExitStack() as gathering:
@@ -169,7 +169,7 @@ def _run_planned_round(leadership: Leadership, work: RoundWork[FactsT], undone: 
                 _undo_intent(leadership, steps, _require_intent(leadership), undone)
                 continue
             work.on_stage(Stage.ANNOUNCED, plan)
-            return _finish_intent(leadership, work, facts, steps, undone)
+            return _finish_open_intent(leadership, work, facts, steps, undone)
     return RoundResult(RoundStatus.NOTHING_TO_DO, leadership.state, undone=undone)
 
 
@@ -192,7 +192,7 @@ def settle_open_intent(leadership: Leadership, work: RoundWork[FactsT] | None) -
     if reason or work is None:
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, reason), intent.plan, undone=reason)
     try:
-        return _finish_intent(leadership, work, None, steps, "")
+        return _finish_open_intent(leadership, work, None, steps, "")
     except OutOfBudget as error:
         # The next attempt would fail in the same way, and nothing of the partition can be swept while the intent is open.
         still = leadership.check_still_leading().intent
@@ -204,7 +204,9 @@ def settle_open_intent(leadership: Leadership, work: RoundWork[FactsT] | None) -
         )
 
 
-def _finish_intent(leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, steps: StageTracker, undone: str) -> RoundResult:
+def _finish_open_intent(
+    leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, steps: StageTracker, undone: str
+) -> RoundResult:
     """Run the remaining tasks of the open intent, verify the new segments and publish them.
 
     :param facts: None if an earlier process announced the plan.
@@ -235,7 +237,7 @@ def _finish_intent(leadership: Leadership, work: RoundWork[FactsT], facts: Facts
     problem = publication.balance_problem(leadership.state, intent)
     if problem:
         return _undo_and_quarantine(leadership, steps, CompactionFailure(run_id=plan.run_id, group=-1, kind="balance", message=problem), "")
-    problem = _stored_outputs_problem(leadership, intent, expired)
+    problem = _damaged_output_problem(leadership, intent, expired)
     if problem and expired.find_expired([receipt.segment.id for receipt in intent.receipts]):
         reason = "brokers have expired a segment that the round wrote before all that it replaces"
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, reason), plan, undone=reason)
@@ -339,7 +341,7 @@ def _try_pending_tasks(
     return None
 
 
-def _stored_outputs_problem(leadership: Leadership, intent: Intent, expired: ExpiredSources) -> str:
+def _damaged_output_problem(leadership: Leadership, intent: Intent, expired: ExpiredSources) -> str:
     """Return why an object of the round's new segments is not as recorded, or an empty string. Groups that brokers have expired are
     ignored.
     """

@@ -138,12 +138,12 @@ def complete_metadata(layout: SegmentLayout, name: TopicPartition, segment: Remo
         detail = error.message if isinstance(error, NotFound) else "it has no producer snapshot"
         raise BadData(detail, segment=layout.object_name(name, segment, "log"), hint="Run `verify`; restore the object") from error
     undecided = entries["txn_first_offset"][entries["txn_first_offset"] >= 0]
-    update = {"open_txn_offset": int(undecided.min()) if len(undecided) else -1, "first_timestamp_ms": _max_timestamp(head)}
+    update = {"open_txn_offset": int(undecided.min()) if len(undecided) else -1, "first_timestamp_ms": _max_timestamp_of_header_ms(head)}
     return segment.model_copy(update=update)
 
 
-def _max_timestamp(head: bytes) -> int:
+def _max_timestamp_of_header_ms(header: bytes) -> int:
     """Return the largest timestamp in a batch header, in milliseconds; -1 for a batch of v0 or v1."""
-    if len(head) < _BATCH_HEADER or head[_MAGIC_AT] < 2:
+    if len(header) < _BATCH_HEADER or header[_MAGIC_AT] < 2:
         return -1
-    return int(struct.unpack_from(">q", head, _MAX_TIMESTAMP_AT)[0])
+    return int(struct.unpack_from(">q", header, _MAX_TIMESTAMP_AT)[0])

@@ -213,13 +213,13 @@ def run_pass_one(reading: StagedSegmentReader, extent: RoundExtent, settings: Pa
     expected, rows = roles.expected_dirty_keys, roles.expected_dirty_records
     if choose_engine(settings.engine, expected, settings.map_budget_bytes) == "memory":
         try:
-            return _attempt_in_memory(job, expected, rows)
+            return _scan_with_keys_in_memory(job, expected, rows)
         except Overrun:
             pass  # the keys do not fit in memory, and there was no disk space at that moment to move them to
     parts = _count_key_parts(job, rows)
     while True:
         try:
-            return _attempt_on_disk(job, rows, parts)
+            return _scan_with_keys_on_disk(job, rows, parts)
         except Overrun as overrun:
             if parts >= MOST_PASSES:
                 raise OutOfBudget(overrun.message, hint=overrun.hint) from overrun
@@ -229,17 +229,17 @@ def run_pass_one(reading: StagedSegmentReader, extent: RoundExtent, settings: Pa
 # ---- the engines ------------------------------------------------------------------------------------------------------------
 
 
-def _attempt_in_memory(job: _PassOneJob, expected: int, rows: int) -> PassOneResult:
+def _scan_with_keys_in_memory(job: _PassOneJob, expected_key_count: int, expected_row_count: int) -> PassOneResult:
     """Run one attempt with the keys in memory, moving them to disk if they turn out not to fit. Raises Overrun if the disk has no space
     then.
     """
     settings, staging, space = job.settings, job.reading.staging, _DiskSpace()
-    spare = max(0, settings.map_budget_bytes - expected * KEY_BYTES * 5 // 4 - MIN_MAP_BYTES)
+    spare = max(0, settings.map_budget_bytes - expected_key_count * KEY_BYTES * 5 // 4 - MIN_MAP_BYTES)
     most = max(spare, settings.map_budget_bytes // LEAST_GATE_SHARE) if settings.gate else 0
-    gate_share = min(most, expected * GATE_KEY_BYTES * 5 // 4 + MIN_MAP_BYTES)
+    gate_share = min(most, expected_key_count * GATE_KEY_BYTES * 5 // 4 + MIN_MAP_BYTES)
 
     finished = CleanedChunkCache(max(0, spare - gate_share))
-    gate = _create_gate(job, gate_share, rows)
+    gate = _create_gate(job, gate_share, expected_row_count)
 
     def open_spill_map(part: int, parts: int) -> DiskOffsetMap:
         if settings.engine == "memory":
@@ -250,17 +250,21 @@ def _attempt_in_memory(job: _PassOneJob, expected: int, rows: int) -> PassOneRes
             )
         # From here on this thread holds disk space, so it must not wait for more (two waiting threads could deadlock).
         space.reservation = SpaceReservation(staging.budget, staging.account, 0)
-        return DiskOffsetMap(staging.folder / "disk_map", space.reservation, map_budget_bytes=settings.map_budget_bytes, expected_rows=rows)
+        return DiskOffsetMap(
+            staging.folder / "disk_map", space.reservation, map_budget_bytes=settings.map_budget_bytes, expected_rows=expected_row_count
+        )
 
     budget = settings.map_budget_bytes - (0 if settings.engine == "memory" else spare)
-    survivors = SpillingSurvivors(_create_key_scan(job, finished, gate), KeySet(budget, expected_keys=expected), open_spill_map)
+    survivors = SpillingSurvivors(_create_key_scan(job, finished, gate), KeySet(budget, expected_keys=expected_key_count), open_spill_map)
     scan = _ScanAttempt(job, survivors, gate, finished, space)
     try:
-        _scan_dirty(scan)
+        _scan_dirty_segments(scan)
         _fold_transactions(scan)
-        decisions = _decide_by_sidecars(job, _bound_on_disk_keys(job, rows) if survivors.is_on_disk else survivors.key_count)
-        answers = _ask_filters(scan, decisions, FilterAnswers())
-        answers = _choose_segment_parts(scan, decisions, answers)
+        decisions = _decide_by_sidecars(
+            job, _max_dirty_key_count_on_disk(job, expected_row_count) if survivors.is_on_disk else survivors.key_count
+        )
+        answers = _ask_filters_about_dirty_keys(scan, decisions, FilterAnswers())
+        answers = _choose_segments_to_read_in_part(scan, decisions, answers)
         survivors.finish_part_of_keys()
     finally:
         survivors.close()
@@ -269,38 +273,42 @@ def _attempt_in_memory(job: _PassOneJob, expected: int, rows: int) -> PassOneRes
     return _build_pass_one_result(scan, decisions, answers, 1)
 
 
-def _attempt_on_disk(job: _PassOneJob, rows: int, parts: int) -> PassOneResult:
-    """Run one attempt with the keys on local disk, with one scan of the dirty range for each of ``parts`` parts of the keys."""
+def _scan_with_keys_on_disk(job: _PassOneJob, expected_row_count: int, part_count: int) -> PassOneResult:
+    """Run one attempt with the keys on local disk, with one scan of the dirty range for each of ``part_count`` parts of the keys."""
     settings, staging = job.settings, job.reading.staging
     gate_share = _gate_budget_bytes(settings)
     map_budget = settings.map_budget_bytes - gate_share
-    size = min(job.roles.largest_segment_bytes + blocks(rows * KEY_ROW_BYTES * 11 // (10 * parts)), staging.budget.total)
+    size = min(job.roles.largest_segment_bytes + blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * part_count)), staging.budget.total)
     finished = CleanedChunkCache(0)
     with staging.reserve_space(size, f"the offset map of {job.reading.partition}") as reservation:
         space = _DiskSpace(reservation)
-        gate = _create_gate(job, gate_share, rows)
+        gate = _create_gate(job, gate_share, expected_row_count)
 
-        def open_disk_map(part: int, parts: int) -> DiskOffsetMap:
+        def open_disk_map(part: int, part_count: int) -> DiskOffsetMap:
             path = staging.folder / "disk_map"
-            return DiskOffsetMap(path, reservation, map_budget_bytes=map_budget, expected_rows=rows, part_number=part, part_count=parts)
+            return DiskOffsetMap(
+                path, reservation, map_budget_bytes=map_budget, expected_rows=expected_row_count, part_number=part, part_count=part_count
+            )
 
-        survivors = SpillingSurvivors(_create_key_scan(job, finished, gate), None, open_disk_map, parts)
+        survivors = SpillingSurvivors(_create_key_scan(job, finished, gate), None, open_disk_map, part_count)
         scan = _ScanAttempt(job, survivors, gate, finished, space)
         decisions: Mapping[int, SidecarDecision] | None = None
         answers = FilterAnswers()
         try:
-            for _ in range(parts):
-                _scan_dirty(scan)
+            for _ in range(part_count):
+                _scan_dirty_segments(scan)
                 _fold_transactions(scan)
-                decisions = decisions if decisions is not None else _decide_by_sidecars(job, _bound_on_disk_keys(job, rows))
-                answers = _ask_filters(scan, decisions, answers)
+                decisions = (
+                    decisions if decisions is not None else _decide_by_sidecars(job, _max_dirty_key_count_on_disk(job, expected_row_count))
+                )
+                answers = _ask_filters_about_dirty_keys(scan, decisions, answers)
                 survivors.finish_part_of_keys()
         finally:
             survivors.close()
-    return _build_pass_one_result(scan, decisions or {}, answers, parts)
+    return _build_pass_one_result(scan, decisions or {}, answers, part_count)
 
 
-def _bound_on_disk_keys(job: _PassOneJob, rows: int) -> int:
+def _max_dirty_key_count_on_disk(job: _PassOneJob, rows: int) -> int:
     """Return a bound on the number of dirty keys while rows on disk are not yet deduplicated.
 
     Without a key every clean segment may be skipped, so the result is 0 only if nothing was scanned; ``rows`` is an estimate.
@@ -308,19 +316,19 @@ def _bound_on_disk_keys(job: _PassOneJob, rows: int) -> int:
     return max(1, rows) if job.roles.dirty else 0
 
 
-def _count_key_parts(job: _PassOneJob, rows: int) -> int:
+def _count_key_parts(job: _PassOneJob, expected_row_count: int) -> int:
     """Return into how many parts the keys must be split so that one part's rows and the segment being read fit the disk budget.
 
     Raises OutOfBudget if more than MOST_PASSES would be needed.
     """
     budget, largest = job.reading.staging.budget.total, job.roles.largest_segment_bytes
-    parts = scans_needed(rows, budget - largest)
+    parts = scans_needed(expected_row_count, budget - largest)
     if parts > MOST_PASSES or budget <= largest:
-        need = largest + blocks(rows * KEY_ROW_BYTES * 11 // (10 * MOST_PASSES))
+        need = largest + blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * MOST_PASSES))
         raise OutOfBudget(
-            f"the keys of {rows} records need {rows * KEY_ROW_BYTES} bytes of local disk in at most {MOST_PASSES} parts, next to a "
-            f"segment of {largest} bytes; the disk budget is {budget}",
-            hint=f"Set disk_budget_bytes to at least {need}, or map_budget_bytes to {rows * KEY_BYTES}. Nothing was changed",
+            f"the keys of {expected_row_count} records need {expected_row_count * KEY_ROW_BYTES} bytes of local disk in at most "
+            f"{MOST_PASSES} parts, next to a segment of {largest} bytes; the disk budget is {budget}",
+            hint=f"Set disk_budget_bytes to at least {need}, or map_budget_bytes to {expected_row_count * KEY_BYTES}. Nothing was changed",
         )
     return parts
 
@@ -330,12 +338,12 @@ def _gate_budget_bytes(settings: PassOneSettings) -> int:
     return max(0, min(settings.map_budget_bytes // 2, settings.map_budget_bytes - MIN_MAP_BYTES)) if settings.gate else 0
 
 
-def _create_gate(job: _PassOneJob, budget_bytes: int, rows: int) -> Gate | None:
+def _create_gate(job: _PassOneJob, budget_bytes: int, expected_row_count: int) -> Gate | None:
     if not job.settings.gate:
         return None
     extent = job.extent
     terms = GateParameters(extent.rules, extent.first_dirty, job.settings.hash_key, job.reading.inflate_limit)
-    return Gate(terms, KeyTable(budget_bytes, rows))
+    return Gate(terms, KeyTable(budget_bytes, expected_row_count))
 
 
 def _create_key_scan(job: _PassOneJob, finished: CleanedChunkCache, gate: Gate | None) -> KeyScanParameters:
@@ -349,7 +357,7 @@ def _create_key_scan(job: _PassOneJob, finished: CleanedChunkCache, gate: Gate |
 # ---- the phases, in their order ---------------------------------------------------------------------------------------------
 
 
-def _scan_dirty(scan: _ScanAttempt) -> None:
+def _scan_dirty_segments(scan: _ScanAttempt) -> None:
     """Read the keys of the dirty range, newest segment first. Segments after the range only contribute outcomes of transactions."""
     job, opened, survivors = scan.job, scan.job.opened, scan.survivors
     outcomes: dict[int, int] = {}
@@ -390,10 +398,10 @@ def _fold_transactions(scan: _ScanAttempt) -> None:
         scan.gate.compute_transaction_outcomes(job.opened.sources)
 
 
-def _decide_by_sidecars(job: _PassOneJob, keys: int) -> dict[int, SidecarDecision]:
+def _decide_by_sidecars(job: _PassOneJob, dirty_key_count: int) -> dict[int, SidecarDecision]:
     """Return the decision that each clean segment's sidecar allows, by position of the segment.
 
-    :param keys: number of keys of the dirty range, or a bound on it.
+    :param dirty_key_count: number of keys of the dirty range, or a bound on it.
     """
     live, inquiry = job.roles.live, job.inquiry
     if inquiry.only is not None:
@@ -402,7 +410,7 @@ def _decide_by_sidecars(job: _PassOneJob, keys: int) -> dict[int, SidecarDecisio
     found = {}
     for ordinal in job.roles.clean:
         due = _reason_due_by_fold(job, ordinal) or horizon_passed_reason(live[ordinal], now_ms)
-        found[ordinal] = decide_by_sidecar(job.roles.sidecar_head(ordinal), due, keys=keys, record=inquiry.record, now_ms=now_ms)
+        found[ordinal] = decide_by_sidecar(job.roles.sidecar_head(ordinal), due, keys=dirty_key_count, record=inquiry.record, now_ms=now_ms)
     return found
 
 
@@ -415,13 +423,13 @@ def _reason_due_by_fold(job: _PassOneJob, ordinal: int) -> str:
     return reason_markers_are_due(job.opened.sources[ordinal].table, verdicts.aborted, verdicts.discardable, job.extent.rules.now_ms)
 
 
-def _ask_filters(scan: _ScanAttempt, decisions: Mapping[int, SidecarDecision], before: FilterAnswers) -> FilterAnswers:
+def _ask_filters_about_dirty_keys(scan: _ScanAttempt, decisions: Mapping[int, SidecarDecision], before: FilterAnswers) -> FilterAnswers:
     """Ask filters about the dirty keys of this part of the key space, and return all answers so far. With keys on disk, also read the
     segments that may have one of them.
     """
     job, survivors, on_disk = scan.job, scan.survivors, scan.survivors.is_on_disk
     asked = [n for n, decision in decisions.items() if decision.askable and not decision.may and (on_disk or not decision.must)]
-    met = _match_filters(scan, asked)
+    met = _segments_whose_filters_match(scan, asked)
     if on_disk:
         straddling = [n for n in job.roles.dirty if job.roles.live[n].start_offset < job.extent.first_dirty]
         below = [n for n, decision in decisions.items() if n in met or (decision.must and not decision.askable)]
@@ -436,7 +444,7 @@ def _ask_filters(scan: _ScanAttempt, decisions: Mapping[int, SidecarDecision], b
     )
 
 
-def _choose_segment_parts(scan: _ScanAttempt, decisions: dict[int, SidecarDecision], answers: FilterAnswers) -> FilterAnswers:
+def _choose_segments_to_read_in_part(scan: _ScanAttempt, decisions: dict[int, SidecarDecision], answers: FilterAnswers) -> FilterAnswers:
     """Choose, by key directories, the clean segments of which reading a part is enough. Return the updated answers.
 
     Not done with keys on disk, which need all rows now. A segment that has no due deletion and none of the keys in its directory is skipped
@@ -478,7 +486,7 @@ def _choose_segment_parts(scan: _ScanAttempt, decisions: dict[int, SidecarDecisi
     return replace(answers, met=met)
 
 
-def _match_filters(scan: _ScanAttempt, ordinals: Sequence[int]) -> dict[int, str]:
+def _segments_whose_filters_match(scan: _ScanAttempt, ordinals: Sequence[int]) -> dict[int, str]:
     """Return the segments whose filter matches a dirty key or cannot be used, with the reason, by position of the segment."""
     job, live = scan.job, scan.job.roles.live
     if job.inquiry.sidecars is None:

@@ -109,7 +109,7 @@ class LocalWorker:
         try:
             with nullcontext(self.workers) if self.workers else WorkerThreads(self.threads) as workers:
                 try:
-                    for outcome in self._run_attempt(plan, tasks, session, workers, self.found, in_part=self.splices):
+                    for outcome in self._run_tasks_once(plan, tasks, session, workers, self.found, in_part=self.splices):
                         del left[outcome.group]
                         yield outcome
                 except NeedsWholeSegmentError as why:
@@ -117,11 +117,11 @@ class LocalWorker:
                 if left:
                     if self.found is not None:
                         self.found.free_memory()
-                    yield from self._run_attempt(plan, list(left.values()), session, workers, None, in_part=False)
+                    yield from self._run_tasks_once(plan, list(left.values()), session, workers, None, in_part=False)
         except GateFailed as refused:
             yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
 
-    def _run_attempt(
+    def _run_tasks_once(
         self,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
@@ -293,17 +293,17 @@ class PlanExecution:
         def rewrite_within(size: int) -> RewrittenGroup:
             with staging.reserve_space(size, what, inputs) as reservation:
                 for coming in following:
-                    self._prefetch_sources(coming)
+                    self._prefetch_sources_of_task(coming)
                 folder = staging.folder / f"group-{task.group}"
                 try:
-                    return self._rewrite_reserved(task, members, reservation, folder)
+                    return self._rewrite_with_reserved_disk(task, members, reservation, folder)
                 except BaseException:
                     shutil.rmtree(folder, ignore_errors=True)
                     raise
 
         def rewrite_with_reservation() -> RewrittenGroup:
             sources = [self._live[ordinal] for ordinal in members]
-            part = self._part_of_group(members)
+            part = self._part_to_read_of_group(members)
             most = int(part.source.table.size.sum()) if part else task.most_bytes
             need = group_space(sources, interval, staging.missing(inputs), most_bytes=most)
             try:
@@ -315,9 +315,9 @@ class PlanExecution:
             return staging.retry_until_space(rewrite_with_reservation)
         finally:
             staging.forget(inputs)
-            self._update_stats()
+            self._update_round_stats()
 
-    def _rewrite_reserved(
+    def _rewrite_with_reserved_disk(
         self, task: CompactionTask, members: tuple[int, ...], reservation: SpaceReservation, folder: Path
     ) -> RewrittenGroup:
         folder.mkdir()
@@ -325,7 +325,7 @@ class PlanExecution:
         answers = self._answers
         rewriting = RewritePass(answers.survivors, self._rules, interval, self._limit, answers.finished, answers.witness)
         reservation.reserve_bytes(len(FILE_KINDS) * BLOCK)  # the last block of each file is partly unused
-        part = self._part_of_group(members)
+        part = self._part_to_read_of_group(members)
         cleaned = rewriting.rewrite_group(
             task.start_offset,
             [partial(answers.open_segment, ordinal, reservation) for ordinal in members],
@@ -348,7 +348,7 @@ class PlanExecution:
         reservation.reserve_bytes(self._worker.layout.upload_space_bytes(cleaned.size))
         return RewrittenGroup(task, members, cleaned, folder, reservation.handed_over(), balance, part)
 
-    def _part_of_group(self, members: Sequence[int]) -> SegmentPart | None:
+    def _part_to_read_of_group(self, members: Sequence[int]) -> SegmentPart | None:
         return self._answers.part_of_segment(members[0]) if len(members) == 1 else None
 
     def upload_group(self, written: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
@@ -365,7 +365,7 @@ class PlanExecution:
         """Delete the files of a group that was uploaded or never will be, and release its disk space."""
         shutil.rmtree(written.folder, ignore_errors=True)
         written.reservation.release()
-        self._update_stats()
+        self._update_round_stats()
 
     @measure_stage(WorkStage.UPLOAD, lambda self, written: written.cleaned.size)
     def _upload_with_sidecar(self, written: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
@@ -435,7 +435,7 @@ class PlanExecution:
         if "snapshot" in last.files:
             found["snapshot"] = self._reading.read_small_file(last, "snapshot")
         if "leader-epoch-checkpoint" in last.files:
-            found["leader-epoch-checkpoint"] = self._epoch_checkpoint(ordinal)
+            found["leader-epoch-checkpoint"] = self._leader_epoch_checkpoint(ordinal)
         if last.is_cut and "snapshot" in found:
             copied = parse_producer_snapshot(found["snapshot"], self._reading.object_key(last, "snapshot"))
             before = self._live[ordinal - 1] if ordinal else None
@@ -454,7 +454,7 @@ class PlanExecution:
             found["leader-epoch-checkpoint"] = format_leader_epoch_checkpoint(truncate_lineage_at(lineage, end + 1)).encode()
         return found
 
-    def _epoch_checkpoint(self, ordinal: int) -> bytes:
+    def _leader_epoch_checkpoint(self, ordinal: int) -> bytes:
         """Return a segment's leader-epoch checkpoint. It is not fetched if the recorded digest equals that of the checkpoint computed from
         the segments' epochs.
 
@@ -492,13 +492,13 @@ class PlanExecution:
         sidecar = inherited_sidecar(old, metadata.id, joined.due, joined.table)
         worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(sidecar) + worker.sidecars.add_directory(joined.directory)
 
-    def _prefetch_sources(self, task: CompactionTask) -> None:
+    def _prefetch_sources_of_task(self, task: CompactionTask) -> None:
         for ordinal, metadata in enumerate(self._live):
             if metadata.id in task.sources:
                 self._worker.staging.fetch_ahead(self._reading.log_request(ordinal))
                 return
 
-    def _update_stats(self) -> None:
+    def _update_round_stats(self) -> None:
         self._worker.stats.bytes_fetched = self._worker.staging.bytes_fetched
         self._worker.stats.peak_disk_bytes = self._worker.staging.peak_bytes
 

@@ -77,7 +77,7 @@ def assess_round(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, *, for
         return RoundAssessment(
             False, 'cleanup_policy is "delete"', first_dirty, first_dirty, 0.0, (), (), (), DirtyRatioThreshold(KAFKA_RATIO)
         )
-    end, bound = _range_end(state, cleaner, now_ms, first_dirty)
+    end, bound = _end_of_round_range(state, cleaner, now_ms, first_dirty)
     # Nobody reads a segment below the log start, which stays only as the newest one: it is not worth a rewrite.
     below = [segment for segment in state.live if segment.start_offset < end and segment.end_offset >= state.log_start]
     dirty = tuple(segment for segment in below if segment.end_offset >= first_dirty)
@@ -87,14 +87,14 @@ def assess_round(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, *, for
     horizon_due = tuple(segment.id for segment in below if 0 <= segment.due_ms <= now_ms)
     threshold = dirty_ratio_threshold(cleaner, clean, dirty, state.saved_per_dirty_byte)
     found = RoundAssessment(False, "", first_dirty, end, ratio, dirty, clean, horizon_due, threshold)
-    due, reason = _is_round_due(found, cleaner, now_ms, bound, force=force)
+    due, reason = _is_round_due(found, cleaner, now_ms, bound, ignore_dirty_ratio=force)
     return replace(found, due=due, reason=reason)
 
 
-def _range_end(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, first_dirty: int) -> tuple[int, str]:
+def _end_of_round_range(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, first_dirty_offset: int) -> tuple[int, str]:
     """Return the exclusive end of a round's range, and the reason if it is not the log's end.
 
-    The end is a segment boundary and never below ``first_dirty``.
+    The end is a segment boundary and never below ``first_dirty_offset``.
     """
     end, why = state.end_offset + 1, ""
     if state.mirrored and state.has_segments:
@@ -107,30 +107,32 @@ def _range_end(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, first_di
     if cleaner.min_compaction_lag_ms > 0:
         for segment in state.live:
             stamp = segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.mtime_ms
-            if segment.end_offset >= first_dirty and segment.start_offset < end and stamp > now_ms - cleaner.min_compaction_lag_ms:
+            if segment.end_offset >= first_dirty_offset and segment.start_offset < end and stamp > now_ms - cleaner.min_compaction_lag_ms:
                 end, why = segment.start_offset, "min_compaction_lag_ms has not passed"
                 break
-    return max(end, min(first_dirty, state.end_offset + 1)), why
+    return max(end, min(first_dirty_offset, state.end_offset + 1)), why
 
 
-def _is_round_due(found: RoundAssessment[S], cleaner: Cleaner, now_ms: int, bound: str, *, force: bool) -> tuple[bool, str]:
+def _is_round_due(
+    assessment: RoundAssessment[S], cleaner: Cleaner, now_ms: int, range_limit_reason: str, *, ignore_dirty_ratio: bool
+) -> tuple[bool, str]:
     """Return whether a round is due, and why.
 
-    :param bound: why the round's range ends before the log's end; empty if it does not.
+    :param range_limit_reason: why the round's range ends before the log's end; empty if it does not.
     """
-    dirty, ratio = found.dirty, found.dirty_ratio
+    dirty, ratio = assessment.dirty, assessment.dirty_ratio
     late = [s for s in dirty if 0 < s.first_timestamp_ms < now_ms - cleaner.max_compaction_lag_ms]
-    if dirty and force:
+    if dirty and ignore_dirty_ratio:
         return True, "forced"
-    if dirty and ratio > found.threshold.ratio:
-        return True, f"dirty ratio {ratio:.2f} is above {found.threshold}"
+    if dirty and ratio > assessment.threshold.ratio:
+        return True, f"dirty ratio {ratio:.2f} is above {assessment.threshold}"
     if late:
         return True, "max_compaction_lag_ms has passed"
-    if found.horizon_due:
-        return True, f"a delete horizon has passed in {len(found.horizon_due)} segments"
+    if assessment.horizon_due:
+        return True, f"a delete horizon has passed in {len(assessment.horizon_due)} segments"
     if dirty:
-        return False, f"dirty ratio {ratio:.2f} is not above {found.threshold}"
-    return False, bound or "nothing is dirty"
+        return False, f"dirty ratio {ratio:.2f} is not above {assessment.threshold}"
+    return False, range_limit_reason or "nothing is dirty"
 
 
 class RemainingBound(NamedTuple):
@@ -142,7 +144,7 @@ class RemainingBound(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundFacts:
-    """All facts from which a plan is made, gathered once.
+    """Values from which a plan is made, gathered once.
 
     producers: producers that are live at the log's end.
     fingerprint: versions that decide the output bytes, see ``CompactionPlan``.
@@ -209,13 +211,13 @@ def plan_round(facts: RoundFacts, leader_epoch: CompactorEpoch, new_id: Callable
         GroupingRules(
             cleaner,
             facts.left,
-            _ordinals_beginning_epoch(found.covered_segments) | _ordinals_beginning_after_expiring(facts),
+            _segments_beginning_leader_epoch(found.covered_segments) | _segments_after_expiring_ones(facts),
             large=True,
         )
         if state.mirrored
         else GroupingRules(cleaner)
     )
-    groups, merged = _choose_groups(found, clean, rules)
+    groups, merged = _choose_groups_to_rewrite(found, clean, rules)
     sources = {segment.id for members in groups for segment in members}
     before = found.clean[-1] if found.clean else None
     if found.dirty and found.dirty[0].start_offset < found.first_dirty:
@@ -239,7 +241,7 @@ def plan_round(facts: RoundFacts, leader_epoch: CompactorEpoch, new_id: Callable
         map_engine=facts.map_engine,
         fingerprint=facts.fingerprint,
         producers=facts.producers,
-        tasks=tuple(_group_task(number, members, facts, new_id()) for number, members in enumerate(groups)),
+        tasks=tuple(_rewrite_task_of_group(number, members, facts, new_id()) for number, members in enumerate(groups)),
         skipped=tuple(SkippedSegment(id=s.id, reason=clean.skip.get(s.id, IDLE)) for s in found.clean if s.id not in sources),
         read=tuple(
             ReadSegment(id=s.id, reason=MERGED if s.id in merged else clean.read.get(s.id, "it is clean, and its keys may be superseded"))
@@ -249,7 +251,7 @@ def plan_round(facts: RoundFacts, leader_epoch: CompactorEpoch, new_id: Callable
     )
 
 
-def _ordinals_beginning_epoch(segments: Sequence[RemoteLogSegmentMetadata]) -> frozenset[int]:
+def _segments_beginning_leader_epoch(segments: Sequence[RemoteLogSegmentMetadata]) -> frozenset[int]:
     """Return the positions of the segments in which a leader epoch begins. A group must begin with each of them.
 
     Brokers look up each epoch separately: otherwise readers would get the later epoch's part before the part that precedes it
@@ -259,7 +261,7 @@ def _ordinals_beginning_epoch(segments: Sequence[RemoteLogSegmentMetadata]) -> f
     return frozenset(number for number, (before, own) in enumerate(pairwise(epochs), start=1) if own - before)
 
 
-def _ordinals_beginning_after_expiring(facts: RoundFacts) -> frozenset[int]:
+def _segments_after_expiring_ones(facts: RoundFacts) -> frozenset[int]:
     """Return the positions of the segments that must not be grouped with the one before, because brokers expire that one soon."""
     return frozenset(range(1, count_expiring_soon(facts.state, facts.assessment.covered_segments, facts.cleaner, facts.now_ms) + 1))
 
@@ -300,9 +302,9 @@ class GroupingRules:
         """Return groups of neighbouring segments, the last one ending before the offset ``end``."""
         cleaner = self.cleaner
         members = [GroupCandidate(segment, self.left.get(segment.id)) for segment in segments]
-        return group_segments(members, cleaner.segment_bytes, cleaner.segment_index_bytes, end, self._may_join)
+        return group_segments(members, cleaner.segment_bytes, cleaner.segment_index_bytes, end, self._may_join_group)
 
-    def _may_join(self, members: list[GroupCandidate], other: GroupCandidate) -> bool:
+    def _may_join_group(self, members: list[GroupCandidate], other: GroupCandidate) -> bool:
         """Return whether a segment may join a group of neighbours.
 
         Undoing a round needs one segment for all sources of a group (round.restoring), which limits their size. Segments of which no record
@@ -314,7 +316,9 @@ class GroupingRules:
         return sum(member.metadata.size_bytes for member in members) + other.metadata.size_bytes <= most
 
 
-def _choose_groups(found: _Assessed, clean: CleanVerdicts, rules: GroupingRules) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
+def _choose_groups_to_rewrite(
+    found: _Assessed, clean: CleanVerdicts, rules: GroupingRules
+) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
     """Return the groups of neighbouring segments that become one segment each, ascending, and the ids of the segments that are only
     included because they are small.
     """
@@ -364,7 +368,9 @@ def expected_metadata_records(tasks: Sequence[CompactionTask]) -> int:
     return 2 * segments + 4 * ends
 
 
-def _group_task(number: int, members: Sequence[RemoteLogSegmentMetadata], facts: RoundFacts, new_segment_id: str) -> CompactionTask:
+def _rewrite_task_of_group(
+    number: int, members: Sequence[RemoteLogSegmentMetadata], facts: RoundFacts, new_segment_id: str
+) -> CompactionTask:
     """Return the task that rewrites one group."""
     whole = sum(member.size_bytes for member in members)
     most = sum(GroupCandidate(member, facts.left.get(member.id)).size for member in members)

@@ -124,7 +124,7 @@ class RestoreRound:
             map_engine="memory",
             fingerprint=executor_fingerprint(),
             producers=(),
-            tasks=tuple(_restore_task(number, one, new_id()) for number, one in enumerate(groups)),
+            tasks=tuple(_restore_task_of_group(number, one, new_id()) for number, one in enumerate(groups)),
             restores=self.run_id,
         )
 
@@ -234,7 +234,7 @@ def _concatenate_segments(
     return np.concatenate(aborted).astype(TXN_ENTRY).tobytes()  # concatenate changes the byte order
 
 
-def _restore_task(number: int, group: RestoredGroup, new_segment_id: str) -> CompactionTask:
+def _restore_task_of_group(number: int, group: RestoredGroup, new_segment_id: str) -> CompactionTask:
     made = group.made
     return CompactionTask(
         group=number,

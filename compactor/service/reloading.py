@@ -44,23 +44,23 @@ def reload_settings(old: Settings, new: Settings) -> ReloadedSettings:
         if was != becomes:
             # Properties of a client may hold secrets.
             line = key if isinstance(becomes, dict) else f"{key}: {_format_setting(was)} -> {_format_setting(becomes)}"
-            (changed if _takes_effect_at_once(key) else waiting).append(line)
-    topics = {pattern: _keep_fixed_values(cleaner, old.topics.get(pattern, old.cleaner)) for pattern, cleaner in new.topics.items()}
+            (changed if _takes_effect_without_restart(key) else waiting).append(line)
+    topics = {pattern: _with_fixed_values_of(cleaner, old.topics.get(pattern, old.cleaner)) for pattern, cleaner in new.topics.items()}
     opened = {section: getattr(old, section) for section in SECTION_TYPES if "." not in section and section not in LIVE}
     daemon = old.daemon.model_copy(update={"threads": new.daemon.threads})
     agent = new.agent.model_copy(update={"listen": old.agent.listen})
     settings = new.model_copy(
-        update=opened | {"daemon": daemon, "agent": agent, "cleaner": _keep_fixed_values(new.cleaner, old.cleaner), "topics": topics}
+        update=opened | {"daemon": daemon, "agent": agent, "cleaner": _with_fixed_values_of(new.cleaner, old.cleaner), "topics": topics}
     )
     return ReloadedSettings(settings, tuple(changed), tuple(waiting))
 
 
-def _keep_fixed_values(new: Cleaner, old: Cleaner) -> Cleaner:
+def _with_fixed_values_of(new: Cleaner, old: Cleaner) -> Cleaner:
     """Return the new cleaner settings with the old values of the keys in FIXED."""
     return new.model_copy(update={name: getattr(old, name) for name in FIXED})
 
 
-def _takes_effect_at_once(key: str) -> bool:
+def _takes_effect_without_restart(key: str) -> bool:
     """Return whether a change of this dotted key takes effect without a restart."""
     section, _, rest = key.partition(".")
     if key in BOUND_KEYS:

@@ -104,13 +104,13 @@ class KafkaTieredSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader for a batch query."""
-        return KafkaTieredReader(self._request_for(schema), schema)
+        return KafkaTieredReader(self._options_of_read(schema), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, Spark's name
         """Return the reader for a streaming query."""
-        return KafkaTieredStream(self._request_for(schema), schema)
+        return KafkaTieredStream(self._options_of_read(schema), schema)
 
-    def _request_for(self, schema: StructType) -> ReadRequest:
+    def _options_of_read(self, schema: StructType) -> ReadRequest:
         """Return the options of this source or, for a table, those in the column metadata. Raises UsageError if there are none."""
         check_schema(schema)
         if self._request is not None:
@@ -175,8 +175,8 @@ class KafkaTieredStream(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the splits between two stream offsets. Raises BadData if the log was truncated or the topic was recreated."""
-        self._check_histories(start)
-        self._check_histories(end)
+        self._require_unchanged_histories(start)
+        self._require_unchanged_histories(end)
         names = {str(name): name for name in _requested_partitions(_open_tier(self._request.settings), self._request)}
         # A partition that came later begins where the stream would have begun with it.
         begun = {names[name]: offset for name, offset in start.items() if name in names}
@@ -189,7 +189,7 @@ class KafkaTieredStream(DataSourceStreamReader):
         """Yield the records of one split as Arrow batches."""
         return read_split(self._request, self._schema, partition)
 
-    def _check_histories(self, offsets: dict[str, Any]) -> None:
+    def _require_unchanged_histories(self, offsets: dict[str, Any]) -> None:
         """Raise BadData if a log no longer contains what was read up to ``offsets``. Offsets from earlier versions have no
         history and are accepted.
         """
@@ -249,12 +249,12 @@ def read_split(request: ReadRequest, schema: StructType, split: InputPartition) 
     folder = local if os.path.isdir(local) else None
     for part in split.parts:
         name = part.extent.name
-        decode = _text_function(request, name)
+        decode = _text_decoder_of_partition(request, name)
         for selection in Reader(_open_tier(request.settings, part.topic_id, name.topic), part.extent, part.options, folder).selections():
             yield arrow_batch(selection, name.topic, name.partition, columns, decode)
 
 
-def _text_function(request: ReadRequest, name: TopicPartition) -> TextFunction:
+def _text_decoder_of_partition(request: ReadRequest, name: TopicPartition) -> TextFunction:
     """Return the function that decodes keys and values of a partition. It raises BadData for bytes that cannot be decoded, if the request
     says so.
     """
@@ -303,9 +303,11 @@ def plan_splits(tier: Tier, request: ReadRequest) -> list[InputPartition]:
     Raises UsageError if a requested partition does not exist, StoreError if metadata cannot be read.
     """
     found = [
-        part for _, parts in map_requested_partitions(request, lambda _, name: _plan_partition(tier, request, name), tier) for part in parts
+        part
+        for _, parts in map_requested_partitions(request, lambda _, name: _plan_partition_ranges(tier, request, name), tier)
+        for part in parts
     ]
-    return list(_pack_splits(found, request.split_bytes))
+    return list(_combine_into_splits(found, request.split_bytes))
 
 
 def _requested_partitions(tier: Tier, request: ReadRequest) -> list[TopicPartition]:
@@ -323,7 +325,7 @@ def map_requested_partitions(
         return list(zip(names, pool.map(partial(function, tier), names), strict=True))
 
 
-def _pack_splits(parts: Iterable[ReadPart], split_bytes: int) -> Iterator[Split]:
+def _combine_into_splits(parts: Iterable[ReadPart], split_bytes: int) -> Iterator[Split]:
     """Combine neighbouring parts into splits of at most ``split_bytes``, counting PARTITION_OVERHEAD_BYTES for each part."""
     together: list[ReadPart] = []
     size = 0
@@ -338,9 +340,11 @@ def _pack_splits(parts: Iterable[ReadPart], split_bytes: int) -> Iterator[Split]
         yield Split(together)
 
 
-def _plan_partition(tier: Tier, request: ReadRequest, name: TopicPartition) -> list[ReadPart]:
+def _plan_partition_ranges(tier: Tier, request: ReadRequest, name: TopicPartition) -> list[ReadPart]:
     """Return the parts of one partition. If a segment is replaced during planning, the state is read again and planning restarts."""
-    return read_again_if_missing(name, lambda: _partition_parts(tier, request, name, tier.open(tier.current(name)).refresh()), MAX_RETRIES)
+    return read_again_if_missing(
+        name, lambda: _partition_ranges_within_bounds(tier, request, name, tier.open(tier.current(name)).refresh()), MAX_RETRIES
+    )
 
 
 def _end_offset(tier: Tier, request: ReadRequest, state: PartitionState) -> int:
@@ -348,7 +352,7 @@ def _end_offset(tier: Tier, request: ReadRequest, state: PartitionState) -> int:
     return last_stable_offset(tier, state) if request.committed else state.end_offset + 1
 
 
-def _partition_parts(tier: Tier, request: ReadRequest, name: TopicPartition, state: PartitionState) -> list[ReadPart]:
+def _partition_ranges_within_bounds(tier: Tier, request: ReadRequest, name: TopicPartition, state: PartitionState) -> list[ReadPart]:
     """Return the offset ranges of one partition that satisfy the bounds of the request, cut to about ``split_bytes`` each."""
     limit = request.settings.cleaner_for(name.topic).max_decompressed_batch_bytes
     log_start = tier.first_readable_offset(state)
@@ -367,20 +371,20 @@ def _partition_parts(tier: Tier, request: ReadRequest, name: TopicPartition, sta
     topic_id = tier.metadata.topic_id(name)
     if request.latest:
         extent, size = ReadRange(state.name, first, end - 1, tuple(segments), log), sum(segment.size_bytes for segment in segments)
-        each = _latest_views(request, name, extent)
+        each = _latest_views_of_partition(request, name, extent)
         return [ReadPart(extent, ReadOptions(request.committed, limit, latest), topic_id, size) for latest in each]
     options = ReadOptions(request.committed, limit, skip_damaged=request.skip_damaged)
-    cuts = [(max(a, first), min(b, end - 1), of) for a, b, of in _cut_segments(segments, request.split_bytes)]
+    cuts = [(max(a, first), min(b, end - 1), of) for a, b, of in _cut_segments_into_ranges(segments, request.split_bytes)]
     return [ReadPart(ReadRange(state.name, a, b, of, log), options, topic_id, _estimate_bytes(a, b, of)) for a, b, of in cuts if a <= b]
 
 
-def _estimate_bytes(first: int, last: int, segments: Sequence[RemoteLogSegmentMetadata]) -> int:
+def _estimate_bytes(first_offset: int, last_offset: int, segments: Sequence[RemoteLogSegmentMetadata]) -> int:
     """Return roughly how many bytes of the segments lie between two offsets, both inclusive."""
     whole = segments[-1].end_offset - segments[0].start_offset + 1
-    return sum(segment.size_bytes for segment in segments) * (last - first + 1) // whole
+    return sum(segment.size_bytes for segment in segments) * (last_offset - first_offset + 1) // whole
 
 
-def _cut_segments(
+def _cut_segments_into_ranges(
     segments: Sequence[RemoteLogSegmentMetadata], split_bytes: int
 ) -> Iterator[tuple[int, int, tuple[RemoteLogSegmentMetadata, ...]]]:
     """Yield (first offset, last offset, segments), both offsets inclusive. Neighbouring segments are combined up to ``split_bytes``; a
@@ -403,20 +407,20 @@ def _cut_segments(
         yield together[0].start_offset, together[-1].end_offset, tuple(together)
 
 
-def _latest_views(request: ReadRequest, name: TopicPartition, extent: ReadRange) -> list[LastRecordsOnly]:
+def _latest_views_of_partition(request: ReadRequest, name: TopicPartition, read_range: ReadRange) -> list[LastRecordsOnly]:
     """Return how each task reads a partition with ``view = latest``: by default one task, which sorts its keys on local disk if they do not
     fit in memory. With ``keyRanges`` there is one task per key range.
     """
     cleaner = request.settings.cleaner_for(name.topic)
     budget = max(cleaner.map_budget_bytes, 1 << 16)
-    records = sum(_max_records(segment) for segment in extent.segments)
+    records = sum(_max_record_count(segment) for segment in read_range.segments)
     ranges = request.key_ranges or -(-records * KEY_BYTES // budget) or 1
-    if not request.key_ranges and ranges > 1 and extent.last - extent.first < MAX_SPILL_SPAN:
+    if not request.key_ranges and ranges > 1 and read_range.last - read_range.first < MAX_SPILL_SPAN:
         disk = cleaner.disk_budget_bytes if isinstance(cleaner.disk_budget_bytes, int) else 0
         return [LastRecordsOnly(0, 1, budget, spill=DiskSpill(records, disk))]
     return [LastRecordsOnly(number, ranges, budget) for number in range(ranges)]
 
 
-def _max_records(segment: RemoteLogSegmentMetadata) -> int:
+def _max_record_count(segment: RemoteLogSegmentMetadata) -> int:
     """Return an upper bound of a segment's record count, because brokers do not report the count."""
     return segment.records or segment.end_offset - segment.start_offset + 1

@@ -162,28 +162,28 @@ def parse_options(options: Mapping[str, str]) -> ReadRequest:
     text = {known[name]: value.strip() for name, (_, value) in given.items() if known[name] in READ_OPTIONS}
     settings = config.load_settings(text.get("config"), environ)
     _ = settings.tier_url
-    skip_damaged = _parse_choice(text, "skipDamaged", ("false", "true")) == "true"
+    skip_damaged = _parse_choice_option(text, "skipDamaged", ("false", "true")) == "true"
     if skip_damaged and text.get("view") == "latest":
         hint = "An older value of a key would take the place of one that cannot be read"
         raise UsageError("kafka-tiered: skipDamaged and the view latest exclude each other", hint=hint)
     return ReadRequest(
         settings=settings,
-        **_parse_topics(text),
+        **_parse_topic_options(text),
         partitions=_parse_partitions(text.get("partitions", "")),
-        starting_offset=_parse_int(text, "startingOffset", 0),
-        ending_offset=_parse_int(text, "endingOffset", MAX_OFFSET),
-        starting=_parse_offsets(text, "startingOffsets", "earliest", EARLIEST_OFFSET, 0),
-        ending=_parse_offsets(text, "endingOffsets", "latest", LATEST_OFFSET, MAX_OFFSET),
-        starting_ms=_parse_int(text, "startingTimestamp", None),
-        ending_ms=_parse_int(text, "endingTimestamp", None),
-        committed=_parse_choice(text, "isolation", ("read_committed", "read_uncommitted")) == "read_committed",
-        latest=_parse_choice(text, "view", ("all", "latest")) == "latest",
-        columns=_parse_columns(text),
-        split_bytes=_parse_int(text, "splitBytes", SPLIT_BYTES, 1),
-        key_ranges=_parse_int(text, "keyRanges", 0),
-        key_format=_parse_choice(text, "keyFormat", FORMATS),
-        value_format=_parse_choice(text, "valueFormat", FORMATS),
-        fails_on_decoding_error=_parse_choice(text, "onDecodingError", ("fail", "null")) == "fail",
+        starting_offset=_parse_int_option(text, "startingOffset", 0),
+        ending_offset=_parse_int_option(text, "endingOffset", MAX_OFFSET),
+        starting=_parse_offsets_option(text, "startingOffsets", "earliest", EARLIEST_OFFSET, 0),
+        ending=_parse_offsets_option(text, "endingOffsets", "latest", LATEST_OFFSET, MAX_OFFSET),
+        starting_ms=_parse_int_option(text, "startingTimestamp", None),
+        ending_ms=_parse_int_option(text, "endingTimestamp", None),
+        committed=_parse_choice_option(text, "isolation", ("read_committed", "read_uncommitted")) == "read_committed",
+        latest=_parse_choice_option(text, "view", ("all", "latest")) == "latest",
+        columns=_parse_columns_option(text),
+        split_bytes=_parse_int_option(text, "splitBytes", SPLIT_BYTES, 1),
+        key_ranges=_parse_int_option(text, "keyRanges", 0),
+        key_format=_parse_choice_option(text, "keyFormat", FORMATS),
+        value_format=_parse_choice_option(text, "valueFormat", FORMATS),
+        fails_on_decoding_error=_parse_choice_option(text, "onDecodingError", ("fail", "null")) == "fail",
         skip_damaged=skip_damaged,
     )
 
@@ -213,21 +213,21 @@ def _unknown_option_hint(name: str, known_options: Mapping[str, str]) -> str:
     return f"Did you mean {known_options[near[0]]}?" if near else f"It knows {', '.join(known_options.values())}"
 
 
-def _parse_topics(text: Mapping[str, str]) -> dict[str, Any]:
+def _parse_topic_options(options: Mapping[str, str]) -> dict[str, Any]:
     """Return the ReadRequest fields for the one option that chooses topics. Raises UsageError if none or several of them are given."""
-    message = [name for name in TOPIC_OPTIONS if text.get(name)]
+    message = [name for name in TOPIC_OPTIONS if options.get(name)]
     if not message:
         raise UsageError("kafka-tiered needs the option topic", hint="Or subscribe, subscribePattern, assign, as in Spark's Kafka source")
     if len(message) > 1:
         raise UsageError(f"kafka-tiered: {message[0]} and {message[1]} both select topics", hint="Give one of them")
-    value = text[message[0]]
+    value = options[message[0]]
     if message[0] == "subscribePattern":
         try:
             return {"pattern": re.compile(value).pattern}
         except re.error as error:
             raise UsageError(f"kafka-tiered: subscribePattern = {value!r} is not a valid regular expression: {error}") from None
     if message[0] == "assign":
-        if text.get("partitions"):
+        if options.get("partitions"):
             raise UsageError("kafka-tiered: assign names the partitions already", hint="Leave out partitions")
         return {
             "assigned": {
@@ -268,18 +268,20 @@ def _validate_partition_numbers(value: str, numbers: Any) -> list[int]:
     return sorted(set(numbers))
 
 
-def _parse_offsets(text: Mapping[str, str], name: str, unbounded_word: str, unbounded_number: int, bound: int) -> dict[TopicPartition, int]:
+def _parse_offsets_option(
+    options: Mapping[str, str], name: str, unbounded_word: str, unbounded_number: int, bound_offset: int
+) -> dict[TopicPartition, int]:
     """Parse an option such as ``startingOffsets`` and return the offset of each partition that it names.
 
     :param unbounded_word: the option value that means "no bounds": "earliest" or "latest".
     :param unbounded_number: the number that stands for ``unbounded_word`` in JSON: -2 or -1.
-    :param bound: the offset that ``unbounded_number`` is replaced with.
+    :param bound_offset: the offset that ``unbounded_number`` is replaced with.
     :raises UsageError: if the value is invalid or conflicts with the option of the same name in the singular.
     """
-    value = text.get(name, unbounded_word)
+    value = options.get(name, unbounded_word)
     if value == unbounded_word:
         return {}
-    if f"{name[:-1]}" in text:
+    if f"{name[:-1]}" in options:
         raise UsageError(f"kafka-tiered: {name} and {name[:-1]} both select a range", hint="Give one of them")
     if value in ("earliest", "latest"):
         raise UsageError(f"kafka-tiered: {name} = {value} leaves nothing to read", hint=_EXAMPLE_HINTS[name])
@@ -288,24 +290,24 @@ def _parse_offsets(text: Mapping[str, str], name: str, unbounded_word: str, unbo
         for number, offset in offsets.items() if isinstance(offsets, dict) else [("", None)]:
             if not number.isdigit() or not isinstance(offset, int) or (offset < 0 and offset != unbounded_number):
                 raise UsageError(f"kafka-tiered: {name} = {value!r}: {topic} has no offsets by partition", hint=_EXAMPLE_HINTS[name])
-            found[TopicPartition.of(topic, int(number))] = bound if offset == unbounded_number else offset
+            found[TopicPartition.of(topic, int(number))] = bound_offset if offset == unbounded_number else offset
     return found
 
 
-def _parse_int(text: Mapping[str, str], name: str, default: Any, low: int = 0) -> Any:
-    """Return the integer value of an option, or ``default`` if it is absent. Raises UsageError if it is not an integer from ``low`` to
-    2^63-1.
+def _parse_int_option(options: Mapping[str, str], name: str, default: Any, min_value: int = 0) -> Any:
+    """Return the integer value of an option, or ``default`` if it is absent. Raises UsageError if it is not an integer from ``min_value``
+    to 2^63-1.
     """
-    if name not in text:
+    if name not in options:
         return default
-    if not (text[name].isascii() and text[name].isdigit()) or not low <= int(text[name]) <= MAX_OFFSET:
-        raise UsageError(f"kafka-tiered: {name} = {text[name]!r} is not a whole number from {low} to {MAX_OFFSET}")
-    return int(text[name])
+    if not (options[name].isascii() and options[name].isdigit()) or not min_value <= int(options[name]) <= MAX_OFFSET:
+        raise UsageError(f"kafka-tiered: {name} = {options[name]!r} is not a whole number from {min_value} to {MAX_OFFSET}")
+    return int(options[name])
 
 
-def _parse_choice(text: Mapping[str, str], name: str, choices: tuple[Choice, ...]) -> Choice:
+def _parse_choice_option(options: Mapping[str, str], name: str, choices: tuple[Choice, ...]) -> Choice:
     """Return the value of an option that allows only ``choices``; the first is the default. Raises UsageError for another value."""
-    chosen = text.get(name, choices[0])
+    chosen = options.get(name, choices[0])
     for choice in choices:
         if chosen == choice:
             return choice
@@ -322,13 +324,13 @@ def _parse_partitions(text: str) -> tuple[int, ...] | None:
     return tuple(sorted({int(part) for part in numbers}))
 
 
-def _parse_columns(text: Mapping[str, str]) -> tuple[str, ...]:
+def _parse_columns_option(options: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the requested columns, in the order given; empty means all. Raises UsageError for an unknown column."""
     exact = {name.lower(): name for name in ALL_COLUMN_TYPES}
-    names = [part.strip() for part in text["columns"].split(",")] if text.get("columns") else []
+    names = [part.strip() for part in options["columns"].split(",")] if options.get("columns") else []
     for name in names:
         if name.lower() not in exact:
             raise UsageError(f"kafka-tiered has no column {name!r}", hint=f"Its columns are {', '.join(ALL_COLUMN_TYPES)}")
-    if _parse_choice(text, "includeHeaders", ("true", "false")) == "false":
+    if _parse_choice_option(options, "includeHeaders", ("true", "false")) == "false":
         names = [name for name in names or COLUMN_TYPES if name.lower() != "headers"]
     return tuple(dict.fromkeys(exact[name.lower()] for name in names))

@@ -302,7 +302,7 @@ class _Recompaction:
         def worker_of(stats: WorkStats) -> SparkWorker:
             return SparkWorker(lambda: self._cluster, self._tier, cleaner, stats, self._cost, self._listener.job_listener)
 
-        return self._run_rounds(survey, Engine("spark", worker_of))
+        return self._run_round_over_whole_log(survey, Engine("spark", worker_of))
 
     def clean_in_shared_job(self, flow: SharedJobs, survey: RecompactionCandidate) -> RoundReport:
         """Clean a small partition on one executor, in a Spark job that it shares with other partitions."""
@@ -310,7 +310,7 @@ class _Recompaction:
 
         cleaner = self._tier.cleaner_for(survey.name.topic)
         engine = "partitioned" if cleaner.map_engine == "partitioned" else "memory"
-        return self._run_rounds(survey, Engine(engine, lambda stats: flow.create_worker(cleaner, stats)))
+        return self._run_round_over_whole_log(survey, Engine(engine, lambda stats: flow.create_worker(cleaner, stats)))
 
     def publish_changes(self, at_least: int = 1) -> None:
         """Publish which partitions have changed, in one catalog record, if there are at least ``at_least`` of them."""
@@ -320,17 +320,17 @@ class _Recompaction:
             changed, self._changed = self._changed, []
             self._tier.changes.publish(changed)
 
-    def _run_rounds(self, survey: RecompactionCandidate, engine: Engine) -> RoundReport:
+    def _run_round_over_whole_log(self, candidate: RecompactionCandidate, engine: Engine) -> RoundReport:
         """Run one round over the whole log and return its report. If a crashed round over another range is open, resume that one first."""
-        cleaner = self._tier.cleaner_for(survey.name.topic)
+        cleaner = self._tier.cleaner_for(candidate.name.topic)
         share = cleaner.disk_budget_bytes
         disk = Budget(share // self._cluster.task_slots_per_executor) if isinstance(share, int) else Budget(3 * cleaner.segment_bytes)
-        log = survey.log
+        log = candidate.log
         while True:
-            log = log or self._tier.open(survey.name, leads=True)
-            report = new_round(self._tier, survey.name, self._now_ms, engine=engine, assess_with=assess_whole_log, disk=disk).execute_round(
-                log
-            )
+            log = log or self._tier.open(candidate.name, leads=True)
+            report = new_round(
+                self._tier, candidate.name, self._now_ms, engine=engine, assess_with=assess_whole_log, disk=disk
+            ).execute_round(log)
             if report.status in CHANGING:
                 with self._lock:
                     self._changed.append(log)

@@ -32,7 +32,7 @@ def content_size(content: FileContent) -> int:
 
 
 def read_pieces(content: FileContent, size: int = READ_BYTES) -> Iterator[bytes]:
-    """Yield the content in pieces of ``size`` bytes; the last one may be shorter."""
+    """Yield the content in chunks of ``chunk_bytes`` bytes; the last one may be shorter."""
     with open_content(content) as file:
         while piece := file.read(size):
             yield piece
@@ -100,7 +100,7 @@ def create_object(store: ObjectStore, key: str, content: FileContent) -> bool:
         else:
             store.create_from_file(key, content)
     except AlreadyExists:
-        return _has_content(store, key, content)
+        return _object_has_content(store, key, content)
     return True
 
 
@@ -146,7 +146,7 @@ def stored_problem(store: ObjectStore, key: str, segment: RemoteLogSegmentMetada
     return ""
 
 
-def _has_content(store: ObjectStore, key: str, content: FileContent) -> bool:
+def _object_has_content(store: ObjectStore, key: str, content: FileContent) -> bool:
     try:
         if store.head(key).size != content_size(content):
             return False

@@ -77,7 +77,7 @@ class TierKind:
         return self.metadata is MetadataSource.CONTROL_LOG
 
 
-def _pinterest(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
+def _pinterest_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
     from compactor.tier.layouts.pinterest.layout import PinterestLayout
 
     return PinterestLayout(store, pinterest_keys(settings))
@@ -89,13 +89,13 @@ def _pinterest_listing(settings: Settings, store: ObjectStore) -> ListedTier:
     return ListedTier(store, pinterest_keys(settings))
 
 
-def _kafka_local(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
+def _kafka_local_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
     from compactor.tier.layouts.kafka_local import KafkaLocalLayout
 
     return KafkaLocalLayout(store, topic_id)
 
 
-def _aiven(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
+def _aiven_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
     from compactor.tier.layouts.aiven.layout import AivenLayout
 
     return AivenLayout(store, topic_id, settings.tier.aiven)
@@ -107,17 +107,17 @@ COMPACTOR_MANAGED = TierKind(
     owns_root=True,
     storage_class=lambda settings: settings.s3.storage_class,
 )
-BROKER_MANAGED = TierKind(_kafka_local, MetadataSource.METADATA_TOPIC, undo_copies=True, brokers_expire=True)
+BROKER_MANAGED = TierKind(_kafka_local_layout, MetadataSource.METADATA_TOPIC, undo_copies=True, brokers_expire=True)
 
 KINDS: Mapping[tuple[str, str], TierKind] = {
     ("object-log", "native"): COMPACTOR_MANAGED,
     ("object-log", "pinterest"): TierKind(
-        _pinterest, MetadataSource.LISTING, compacts=False, describes_segments=False, listing=_pinterest_listing
+        _pinterest_layout, MetadataSource.LISTING, compacts=False, describes_segments=False, listing=_pinterest_listing
     ),
     ("kafka", "kafka-local"): BROKER_MANAGED,
     ("kafka", "aiven"): replace(
         BROKER_MANAGED,
-        layout=_aiven,
+        layout=_aiven_layout,
         key_prefix=lambda settings: settings.tier.aiven.key_prefix,
         storage_class=lambda settings: settings.tier.aiven.storage_class,
     ),
@@ -146,7 +146,7 @@ def tier_kind(settings: Settings) -> TierKind:
             hint="Possible are " + ", ".join(f"{kind} with {layout}" for kind, layout in KINDS),
         )
     if not found.owns_root:
-        _refuse_own_layout(settings)
+        _refuse_settings_of_compactor_managed_tiers(settings)
     if found.brokers_expire:
         _refuse_retention(settings)
     if tier.on_topic_deletion != "keep" and not found.owns_root:
@@ -157,7 +157,7 @@ def tier_kind(settings: Settings) -> TierKind:
     return found
 
 
-def _refuse_own_layout(settings: Settings) -> None:
+def _refuse_settings_of_compactor_managed_tiers(settings: Settings) -> None:
     """Raise UsageError for settings that apply only to compactor-managed tiers, if the tier is of another kind."""
     for key, value in (("tier.key_entropy_bits", settings.tier.key_entropy_bits), ("s3.storage_class", settings.s3.storage_class)):
         if value:

@@ -78,7 +78,9 @@ class PlainLayout(NonComposableLayout):
         if segment.files:
             return segment.files
         log = self.object_name(name, segment, "log")
-        found = {one.kind: SegmentFile(size=one.size) for one in self._list_prefix(name, log.rpartition(".")[0] + ".") if one.kind}
+        found = {
+            one.kind: SegmentFile(size=one.size) for one in self._list_objects_with_prefix(name, log.rpartition(".")[0] + ".") if one.kind
+        }
         if "log" not in found:
             raise NotFound(f"{self.url}/{log} does not exist")
         return {kind: found[kind] for kind in self.kinds if kind in found}
@@ -122,9 +124,9 @@ class PlainLayout(NonComposableLayout):
         self._store.delete([self.object_name(name, segment, kind) for segment in segments for kind in self.kinds])
 
     def list_objects(self, name: TopicPartition) -> Iterator[ListedObject]:
-        return self._list_prefix(name, self.partition_folder(name))
+        return self._list_objects_with_prefix(name, self.partition_folder(name))
 
-    def _list_prefix(self, name: TopicPartition, prefix: str) -> Iterator[ListedObject]:
+    def _list_objects_with_prefix(self, name: TopicPartition, prefix: str) -> Iterator[ListedObject]:
         """Yield the objects under a key prefix, with segment and kind where their names are those of this layout."""
         folder = self.partition_folder(name)
         for info in self._store.list(prefix):
@@ -132,10 +134,9 @@ class PlainLayout(NonComposableLayout):
 
 
 class ComposableLayout(PlainLayout):
-    """Base class of layouts whose objects have their digests in their metadata, so that the store can compose a log of ranges that it
-    copies from other logs.
-
-    Known digests and the broker's modification time are stored as object metadata (``sha256``, ``batches``, ``mtime_ms``).
+    """Base class of layouts whose objects have their digests in the object metadata. Therefore the store can compose a segment's log of
+    ranges that it copies from existing objects, and the result can be checked without a download. Object metadata: ``sha256`` and
+    ``batches`` (known digests) and ``mtime_ms`` (the broker's modification time).
     """
 
     keeps_digests = True
@@ -170,7 +171,7 @@ class ComposableLayout(PlainLayout):
             try:
                 write(key, {field: value for field, value in about.items() if value})
             except AlreadyExists:
-                if not self._is_existing_file(key, file):
+                if not self._is_existing_object_equal(key, file):
                     return f"{key} exists already with other content"
         return ""
 
@@ -180,7 +181,7 @@ class ComposableLayout(PlainLayout):
             return self._store.create(key, content, about)
         return self._store.create_from_file(key, content, about)
 
-    def _is_existing_file(self, key: str, file: SegmentFile) -> bool:
+    def _is_existing_object_equal(self, key: str, file: SegmentFile) -> bool:
         """Return whether the object that exists under this key has the content of ``file``. An object without a SHA-256 may have been
         composed by a process that died before it compared what the store had copied. Its own
         metadata says what it ought to be, so it is read.

@@ -16,9 +16,8 @@ from compactor.tier.ports import Announced, SegmentRef, Wait
 
 
 class ObjectLogPublisher:
-    """SegmentPublisher of compactor-managed tiers.
-
-    Readers see the segments that the control log names, so that its records alone replace segments.
+    """SegmentPublisher of compactor-managed tiers. Readers see exactly the segments that the control log names, so appending the record
+    *round published* is all that publishing takes. Most methods do nothing.
     """
 
     late_ms: int = 0

@@ -146,12 +146,12 @@ class Sidecars:
 
     def load_directories(self, segment_ids: Sequence[str]) -> Iterator[tuple[KeyDirectory | None, int]]:
         """Yield the key directory of each segment, in order, with the bytes fetched; None if there is no usable one. Raises StoreError."""
-        with contextlib.closing(_prefetch(segment_ids, self._load_directory)) as found:
+        with contextlib.closing(_prefetch_in_order(segment_ids, self._load_key_directory)) as found:
             yield from (each for _, each in found)
 
     def _prefetch_filters(self, segment_ids: Sequence[str]) -> Generator[tuple[str, Sidecar | None], None, None]:
         """Yield the sidecar of each segment, in order, with some of them prefetched."""
-        return _prefetch(segment_ids, self.load_sidecar)
+        return _prefetch_in_order(segment_ids, self.load_sidecar)
 
     def save_sidecar(self, sidecar: Sidecar, directory: KeyDirectory | None = None) -> int:
         """Write or replace sidecar and key directory, and return their size in bytes. Raises StoreError."""
@@ -182,7 +182,7 @@ class Sidecars:
             sidecar_keys(self._log_prefix, directory.segment_id)[1], directories.encode_key_directory(directory, self.hash_key)
         )
 
-    def _load_directory(self, segment_id: str) -> tuple[KeyDirectory | None, int]:
+    def _load_key_directory(self, segment_id: str) -> tuple[KeyDirectory | None, int]:
         """Return a key directory and the bytes fetched; None if it is absent or unusable."""
         from bloom import directory as directories
         from bloom.sidecar import SidecarUnusable
@@ -240,15 +240,15 @@ class Sidecars:
             return SidecarHead(None, str(unusable), 0), b""
 
 
-def _prefetch(segment_ids: Sequence[str], fetch: Callable[[str], T]) -> Generator[tuple[str, T], None, None]:
+def _prefetch_in_order(segment_ids: Sequence[str], fetch_segment: Callable[[str], T]) -> Generator[tuple[str, T], None, None]:
     """Yield ``fetch(segment id)`` for each segment, in order, with MAX_PREFETCHED of them in progress."""
     rest = iter(segment_ids)
     with ThreadPoolExecutor(MAX_PREFETCHED, "sidecars") as pool:
-        coming = deque((name, pool.submit(fetch, name)) for name in islice(rest, MAX_PREFETCHED))
+        coming = deque((name, pool.submit(fetch_segment, name)) for name in islice(rest, MAX_PREFETCHED))
         while coming:
             name, one = coming.popleft()
             yield name, one.result()
-            coming.extend((after, pool.submit(fetch, after)) for after in islice(rest, 1))
+            coming.extend((after, pool.submit(fetch_segment, after)) for after in islice(rest, 1))
 
 
 def segment_id_of(key: str) -> str:

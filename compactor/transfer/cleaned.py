@@ -21,20 +21,20 @@ LOG_STARTS = "log-start-offset-checkpoint"
 def cleaner_offset(partition_dir: Path, name: TopicPartition) -> int:
     """Return the broker's cleaner offset for a partition: the first offset that its own cleaner has not cleaned; 0 if none is recorded.
 
-    Parameters and errors are those of ``_checkpointed_offset``.
+    Parameters and errors are those of ``_read_checkpointed_offset``.
     """
-    return _checkpointed_offset(partition_dir, name, CLEANED)
+    return _read_checkpointed_offset(partition_dir, name, CLEANED)
 
 
 def log_start_offset(partition_dir: Path, name: TopicPartition) -> int:
     """Return the broker's log start offset for a partition, or 0 if none is recorded because the log starts with its first segment.
 
-    Parameters and errors are those of ``_checkpointed_offset``.
+    Parameters and errors are those of ``_read_checkpointed_offset``.
     """
-    return _checkpointed_offset(partition_dir, name, LOG_STARTS)
+    return _read_checkpointed_offset(partition_dir, name, LOG_STARTS)
 
 
-def _checkpointed_offset(partition_dir: Path, name: TopicPartition, file: str) -> int:
+def _read_checkpointed_offset(partition_dir: Path, name: TopicPartition, file: str) -> int:
     """Return a partition's offset in a checkpoint file, which lies in the parent of the partition's directory.
 
     0 if there is no such file or it does not name the partition.

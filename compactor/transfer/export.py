@@ -81,15 +81,15 @@ def export_partition(
     """
     try:
         return read_again_if_missing(
-            name, lambda: _write_view(opened, name, opened.open(name).refresh(), folder, on_bytes, on_begin, fresh)
+            name, lambda: _write_log_directory(opened, name, opened.open(name).refresh(), folder, on_bytes, on_begin, fresh)
         )
     except BadData:
         if not skip_damaged:
             raise
-    return _write_view(opened, name, opened.open(name).refresh(), folder, on_bytes, on_begin, fresh, skip_damaged=True)
+    return _write_log_directory(opened, name, opened.open(name).refresh(), folder, on_bytes, on_begin, fresh, skip_damaged=True)
 
 
-def _write_view(
+def _write_log_directory(
     opened: Tier,
     name: TopicPartition,
     state: PartitionState,
@@ -200,32 +200,32 @@ def download_segment_files(opened: Tier, name: TopicPartition, segment: RemoteLo
             continue
         download_recorded(layout, name, segment, kind, path).require_recorded(layout.object_name(name, segment, kind), file)
         if not whole:
-            _keep_offsets(path, layout.object_name(name, segment, kind), begin, segment.end_offset)
+            _keep_batches_of_offset_range(path, layout.object_name(name, segment, kind), begin, segment.end_offset)
         os.utime(path, ns=(max(segment.mtime_ms, 0) * 1_000_000,) * 2)
     if not opened.kind.describes_segments:
-        _cut_shadowed_batches(folder / f"{begin:020d}.log", layout.object_name(name, segment, "log"), segment)
+        _remove_batches_after_end(folder / f"{begin:020d}.log", layout.object_name(name, segment, "log"), segment)
 
 
-def _cut_shadowed_batches(path: Path, where: str, segment: RemoteLogSegmentMetadata) -> None:
+def _remove_batches_after_end(path: Path, where: str, segment: RemoteLogSegmentMetadata) -> None:
     """Remove the batches after the segment's end from a downloaded log. Readers read these offsets from the next segment. A listed tier
     shows them only after the
     download.
     """
     table = scan_batches(map_file(path), where, -1)
     if len(table) and table.last_offset[-1] > segment.end_offset:
-        _keep_offsets(path, where, segment.start_offset, segment.end_offset)
+        _keep_batches_of_offset_range(path, where, segment.start_offset, segment.end_offset)
         os.utime(path, ns=(segment.mtime_ms * 1_000_000,) * 2)
         for kind in ("index", "timeindex"):
             path.with_suffix(f".{kind}").unlink(missing_ok=True)
 
 
-def _keep_offsets(path: Path, where: str, first: int, last: int) -> None:
-    """Keep only the batches of a file that contain an offset from ``first`` to ``last`` (inclusive). Indexes are not written; the broker
-    rebuilds them.
+def _keep_batches_of_offset_range(path: Path, where: str, first_offset: int, last_offset: int) -> None:
+    """Keep only the batches of a file that contain an offset from ``first_offset`` to ``last_offset`` (inclusive). Indexes are not written;
+    the broker rebuilds them.
     """
     buf = map_file(path)
     table = scan_batches(buf, where, -1)
-    mine = np.flatnonzero((table.last_offset >= first) & (table.base_offset <= last))
+    mine = np.flatnonzero((table.last_offset >= first_offset) & (table.base_offset <= last_offset))
     begin, end = (int(table.position[mine[0]]), int(table.position[mine[-1]] + table.size[mine[-1]])) if len(mine) else (0, 0)
     data = bytes(buf[begin:end])
     path.unlink()

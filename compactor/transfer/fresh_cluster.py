@@ -47,7 +47,7 @@ def prepare_for_fresh_cluster(folder: Path, log_start: int, index_interval_bytes
                 path.unlink()
             continue
         if kept < len(table):
-            _cut_segment(log, table, kept, index_interval_bytes)
+            _keep_first_batches(log, table, kept, index_interval_bytes)
         _clear_leader_epochs(log, table, kept)
         ends.append(int(table.last_offset[kept - 1]) + 1)
     if not ends:
@@ -79,12 +79,14 @@ def write_topic_id(folder: Path, topic_id: TopicId) -> None:
     (folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}", encoding="utf-8")
 
 
-def _cut_segment(log: Path, table: BatchTable, kept: int, index_interval_bytes: int) -> None:
-    """Remove all but the first ``kept`` batches from a segment, and write its indexes again, so that a broker need not recover it."""
+def _keep_first_batches(log: Path, table: BatchTable, kept_batches: int, index_interval_bytes: int) -> None:
+    """Remove all but the first ``kept_batches`` batches from a segment, and write its indexes again, so that a broker need not recover
+    it.
+    """
     modified = log.stat().st_mtime_ns
-    os.truncate(log, int(table.position[kept - 1] + table.size[kept - 1]))
+    os.truncate(log, int(table.position[kept_batches - 1] + table.size[kept_batches - 1]))
     os.utime(log, ns=(modified, modified))
-    columns = table.size[:kept], table.last_offset[:kept], table.max_timestamp[:kept]
+    columns = table.size[:kept_batches], table.last_offset[:kept_batches], table.max_timestamp[:kept_batches]
     for suffix, data in zip(
         (".index", ".timeindex"), encode_offset_and_time_index(int(log.stem), *columns, index_interval_bytes), strict=True
     ):
@@ -92,13 +94,13 @@ def _cut_segment(log: Path, table: BatchTable, kept: int, index_interval_bytes: 
     aborted = log.with_suffix(".txnindex")
     if aborted.exists():
         entries = read_txn_index(aborted)
-        aborted.write_bytes(entries[entries["last_offset"] <= table.last_offset[kept - 1]].tobytes())
+        aborted.write_bytes(entries[entries["last_offset"] <= table.last_offset[kept_batches - 1]].tobytes())
 
 
-def _clear_leader_epochs(log: Path, table: BatchTable, kept: int) -> None:
-    """Set the leader epoch of the first ``kept`` batches to 0. Batches before version 2 have none."""
+def _clear_leader_epochs(log: Path, table: BatchTable, kept_batches: int) -> None:
+    """Set the leader epoch of the first ``kept_batches`` batches to 0. Batches before version 2 have none."""
     modified = log.stat().st_mtime_ns
-    positions = table.position[:kept][table.magic[:kept] == 2]
+    positions = table.position[:kept_batches][table.magic[:kept_batches] == 2]
     data = np.memmap(log, np.uint8, "r+")
     data[positions[:, None] + np.arange(EPOCH_POSITION, EPOCH_POSITION + 4)] = 0
     data.flush()

@@ -92,14 +92,14 @@ class _PartitionTransfer:
         for attempt in range(MAX_TRANSFER_ATTEMPTS):
             try:
                 with tempfile.TemporaryDirectory(prefix="transfer-", dir=process_folder(self._target.state_dir)) as scratch:
-                    self._transfer_once(Path(scratch) / str(self._name))
+                    self._download_and_import_once(Path(scratch) / str(self._name))
                 break
             except NotFound as error:
                 if attempt == MAX_TRANSFER_ATTEMPTS - 1:
                     raise BadData(f"a segment of the other tier is missing: {error.message}", segment=str(self._name)) from error
-        return self._sum_reports()
+        return self._sum_of_reports()
 
-    def _transfer_once(self, folder: Path) -> None:
+    def _download_and_import_once(self, folder: Path) -> None:
         folder.mkdir()
         theirs = self._source.open(self._name).refresh()
         place = self._find_incarnation(theirs)
@@ -123,7 +123,7 @@ class _PartitionTransfer:
             # deleted.
             seam = _first_offset_needed(mine, kept) if mine.has_segments else min(start, ends[-1] if ends else 0)
             segments = [segment for segment in segments if segment.end_offset >= seam]
-            _delete_segments_below(folder, self._firsts[segments[0].id] if segments else MAX_OFFSET)
+            _delete_downloaded_segments_below(folder, self._firsts[segments[0].id] if segments else MAX_OFFSET)
             fetched = self._download_segments(segments, kept, folder) if kept < end - 1 or kept < mine.end_offset else 0
             if not fetched:
                 return
@@ -149,11 +149,11 @@ class _PartitionTransfer:
         where = self._source.ports.layout.url
         return find_incarnation(self._target, mine, theirs.topic_id, where, self._options.opening, lambda: len(same))
 
-    def _download_segments(self, segments: Sequence[RemoteLogSegmentMetadata], kept: int, folder: Path) -> int:
+    def _download_segments(self, segments: Sequence[RemoteLogSegmentMetadata], last_kept_offset: int, folder: Path) -> int:
         """Download segments into the folder, as far as there is space, and return their number. First come those at the offset where the
         log continues the tier (the seam), then later ones.
 
-        :param kept: last offset of the target that stays as it is.
+        :param last_kept_offset: last offset of the target that stays as it is.
         :raises OutOfBudget: if one new segment does not fit beside those at the seam.
         """
         total, count, new = 0, 0, 0
@@ -172,7 +172,7 @@ class _PartitionTransfer:
                 path.unlink(missing_ok=True)
                 download_segment_files(self._source, self._name, segment, folder, first)
             count += 1
-            new += segment.end_offset > kept
+            new += segment.end_offset > last_kept_offset
         if count < len(segments):
             # An empty file with the next segment's name shows where the segment before it ends.
             log_path(folder, self._firsts[segments[count].id]).touch()
@@ -181,7 +181,7 @@ class _PartitionTransfer:
     def _log_key(self, segment: RemoteLogSegmentMetadata) -> str:
         return self._source.ports.layout.object_name(self._name, segment, "log")
 
-    def _sum_reports(self) -> ImportReport:
+    def _sum_of_reports(self) -> ImportReport:
         if not self._reports:
             end = self._target.open(self._target.current(self._name)).refresh_and_check_gaps().end_offset
             return ImportReport(0, 0, end + 1, end)
@@ -198,15 +198,15 @@ class _PartitionTransfer:
         )
 
 
-def _first_offset_needed(state: PartitionState, kept: int) -> int:
+def _first_offset_needed(state: PartitionState, last_kept_offset: int) -> int:
     """Return the offset from which the other tier's segments must be downloaded. It is that of the first batch in the tail (the tier's last
     batches, by which the log is recognised), else the tier's end. If the end is to be cut, it is the start of the segment that
     contains the last offset that stays, because its records are compared.
 
-    :param kept: last offset of the target that stays as it is.
+    :param last_kept_offset: last offset of the target that stays as it is.
     """
-    if kept < state.end_offset:
-        return next((segment.start_offset for segment in state.live if segment.end_offset >= kept), 0)
+    if last_kept_offset < state.end_offset:
+        return next((segment.start_offset for segment in state.live if segment.end_offset >= last_kept_offset), 0)
     return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
 
 
@@ -220,7 +220,7 @@ def _is_interrupted_transfer(state: PartitionState, theirs: PartitionState) -> b
     return mine == other[: len(mine)] and all(digest for _, _, digest in mine) and bool(mine or not state.has_segments)
 
 
-def _delete_segments_below(folder: Path, first: int) -> None:
+def _delete_downloaded_segments_below(folder: Path, first: int) -> None:
     """Delete the downloaded segments that begin before ``first``: the tier has them by now, and the offset at which the log continues
     the tier (the seam) is after them.
     """

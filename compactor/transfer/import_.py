@@ -165,7 +165,7 @@ class _DirectoryImport:
         if place != self.name:
             self.name, self.log = place, self.tier.open(place)
             return self.import_once()
-        self._check_refill(state)
+        self._require_refill_allowed(state)
         self.identity.settled |= not state.has_segments and not state.topic_id
         self.rewritten = max(self.options.rewritten, cleaner_offset(self.log_dir, self.name))
         first = not state.has_segments and state.log_start_offset is None
@@ -178,18 +178,18 @@ class _DirectoryImport:
             self._replace_discarded_end(found, state, diverged)
             return self.import_once()
         self._check_broker_cleaner(state.end_offset + 1)
-        self._add_before_start(found, state)
+        self._add_segments_before_start(found, state)
         state = self.log.state
         new = found.from_offset(self._first_offset_needed(state))
-        if self.log_start and self.options.live and self._sealed_end(found) <= self.log_start:
+        if self.log_start and self.options.live and self._end_offset_of_sealed_segments(found) <= self.log_start:
             new = found.before_offset(0)  # all sealed segments lie below the log start, and their records are deleted
         if state.has_segments and not new.bases:
-            self._check_known_records(found, state)  # all sealed segments of a live log may lie before the tail
+            self._compare_last_records(found, state)  # all sealed segments of a live log may lie before the tail
             self._try_to_settle_identity()
         for part in self._split_listing(new):
             count = len(self.done)
-            with self._lock_if_large(part):
-                if self._add_after_end(found, part, state, diverged):
+            with self._lock_of_large_imports(part):
+                if self._add_batches_after_end(found, part, state, diverged):
                     break
             if self.log.state.end_offset != (self.done[-1].end if len(self.done) > count else state.end_offset):
                 return self.import_once()  # another process has cut the log or added to it, so decide again what is missing
@@ -219,7 +219,7 @@ class _DirectoryImport:
             found, self.held, self.options.staged_problem, self.policy, tier_end, cleaner_offset(self.log_dir, self.name)
         )
 
-    def _check_refill(self, state: PartitionState) -> None:
+    def _require_refill_allowed(self, state: PartitionState) -> None:
         if state.deleted_slot and not self.options.refill:
             raise UsageError(
                 f"{self.name} was deleted from the tier and is not filled again by itself", hint="`import` its log directory again"
@@ -227,7 +227,9 @@ class _DirectoryImport:
 
     # --- at the end ---
 
-    def _add_after_end(self, found: SegmentListing, part: SegmentListing, state: PartitionState, diverged: Divergence | None) -> bool:
+    def _add_batches_after_end(
+        self, found: SegmentListing, part: SegmentListing, state: PartitionState, diverged: Divergence | None
+    ) -> bool:
         """Add the batches of a part of the listing that lie after the tier's end. Return whether the bound (``options.below``) was reached.
 
         :param found: the whole listing.
@@ -240,7 +242,7 @@ class _DirectoryImport:
         same = state.has_segments and check_tail_batches(state, sources, rewritten=self.rewritten)
         self.compared += same
         if state.has_segments and not same:
-            self._check_known_records(found, state)
+            self._compare_last_records(found, state)
         pieces = pieces_after(self.log_dir, sources, state.end_offset) if state.has_segments else pieces_after(self.log_dir, sources, -1)
         bounded = pieces_below(pieces, self.options.below)
         reached, pieces = len(bounded) < len(pieces), bounded
@@ -256,11 +258,11 @@ class _DirectoryImport:
         found_members = form_segments(self.log_dir, checked, read_producers_at_end(self.tier.ports.layout, state))
         known = state.lineage if diverged is None else truncate_lineage_at(state.lineage, diverged.offset)
         self._upload_and_record(
-            found_members, self._create_arrival(found_members, known, given, fits=position_check(state, self.log_dir)), known
+            found_members, self._data_recorded_with_segments(found_members, known, given, fits=position_check(state, self.log_dir)), known
         )
         return reached
 
-    def _create_arrival(self, found: Sequence[FutureSegment], known: Lineage, given: Lineage, **more: Any) -> ArrivingSegments:
+    def _data_recorded_with_segments(self, found: Sequence[FutureSegment], known: Lineage, given: Lineage, **more: Any) -> ArrivingSegments:
         """Return the data that is recorded together with new segments. The lineage (leader epochs with their first offsets) is the given
         one, else the known one with the epochs of the new
         batches.
@@ -268,8 +270,8 @@ class _DirectoryImport:
         sources = [member.source for member in found]
         lineage = given or extend_lineage(known, lineage_from_batches(sources) if sources else ())
         more |= {
-            "listed": self._list_partition,
-            "noted": self._announce_change,
+            "listed": self._add_partition_to_catalog,
+            "noted": self._publish_catalog_change,
             "log_start": 0 if self.log.state.has_segments else self.log_start,
         }
         return ArrivingSegments(lineage, tail_batches(sources, TAIL), topic_id=self.identity.given_id, **more)
@@ -290,7 +292,7 @@ class _DirectoryImport:
         """Yield the listing in parts that may be open at the same time. Parts of a live log are held in memory and therefore small."""
         return found.split_by_size(LIVE_BYTES) if self.options.live else iter([found] if found.bases else [])
 
-    def _lock_if_large(self, part: SegmentListing) -> AbstractContextManager[object]:
+    def _lock_of_large_imports(self, part: SegmentListing) -> AbstractContextManager[object]:
         return self.company.large if part.size_bytes > LARGE_BYTES else nullcontext()
 
     # --- whether it is the same log ---
@@ -302,7 +304,7 @@ class _DirectoryImport:
         lineage = partial(self._checkpoint_lineage, [])
         if given := lineage():
             # A leader writes an epoch's entry before its first batch, so the log reaches at least the last entry.
-            end = max(self._sealed_end(found), given[-1].start_offset)
+            end = max(self._end_offset_of_sealed_segments(found), given[-1].start_offset)
             diverged = find_divergence_outside_gaps(state, lineage, end, self._open_tier_segment, self.gaps_met)
         else:
             diverged = find_divergence(state, *self._read_batch_lineage(found.from_offset(self._first_offset_needed(state))))
@@ -321,7 +323,7 @@ class _DirectoryImport:
             raise diverged.refusal_error(state, self.log_dir)
         return diverged
 
-    def _sealed_end(self, found: SegmentListing) -> int:
+    def _end_offset_of_sealed_segments(self, found: SegmentListing) -> int:
         """Return the exclusive end of the directory's log, as far as it consists of sealed segments."""
         if found.end is not None:
             return found.end
@@ -351,10 +353,10 @@ class _DirectoryImport:
             check_not_cleaned(self.name, position, cleaned, cleaner="the broker's own cleaner", where=where)
         self.cleaned = cleaned if self.cleaned is None else self.cleaned
 
-    def _check_known_records(self, found: SegmentListing, state: PartitionState) -> None:
+    def _compare_last_records(self, found: SegmentListing, state: PartitionState) -> None:
         """Raise BadData if the directory, which has none of the batches that identify the log, has other last records than the tier."""
-        if self.options.older and self._sealed_end(found) <= state.end_offset + 1:
-            self._compare_records(found, state, self._sealed_end(found))
+        if self.options.older and self._end_offset_of_sealed_segments(found) <= state.end_offset + 1:
+            self._compare_records(found, state, self._end_offset_of_sealed_segments(found))
 
     def _check_tail_below(self, found: SegmentListing, state: PartitionState, offset: int) -> bool:
         """Return whether the directory has, below an offset, any of the tier's last batches (the tail). Raises BadData if one differs."""
@@ -367,7 +369,7 @@ class _DirectoryImport:
         return compare_records(state, found, self._open_tier_segment, self._open_sources, limit, below=below, rewritten=self.rewritten)
 
     def _compare_records_below(self, bound: int) -> int:
-        return self._compare_records(self.whole, self.log.state, min(bound, self._sealed_end(self.whole)))
+        return self._compare_records(self.whole, self.log.state, min(bound, self._end_offset_of_sealed_segments(self.whole)))
 
     def _try_to_settle_identity(self) -> None:
         """Find out whether a directory without new data has the tier's log; if not, note that its next segment will be refused."""
@@ -386,14 +388,14 @@ class _DirectoryImport:
         loss = self.options.accept_loss
         self.notes += diverged.check_start(state, self.log_dir, lambda: same or self._compare_records_below(offset), accept_loss=loss)
         branch = found.from_offset(offset)
-        with self._lock_if_large(branch):
+        with self._lock_of_large_imports(branch):
             checked = self._check_branch(branch, state, offset)
             check_position = position_check(state, self.log_dir)
             check_position(self.log.refresh())
             self.notes += undo_rounds_beyond(self.tier, self.log, offset, str(self.log_dir / CHECKPOINT), accept_loss=loss)
             check_position(self.log.state)  # another import may have cut the log
             with tempfile.TemporaryDirectory(prefix="cut-", dir=process_folder(self.tier.state_dir)) as scratch:
-                self._add_branch(checked, diverged.given, offset, Path(scratch))
+                self._cut_end_and_add_branch(checked, diverged.given, offset, Path(scratch))
         self.notes.append(f"{self.name}: offsets {offset} to {end} were discarded by the broker, and now by the tier")
 
     def _check_branch(self, branch: SegmentListing, state: PartitionState, offset: int) -> list[CheckedPiece]:
@@ -419,7 +421,7 @@ class _DirectoryImport:
             last = [pieces[-1].source]
         return first or []
 
-    def _add_branch(self, checked: Sequence[CheckedPiece], given: Lineage, offset: int, scratch: Path) -> None:
+    def _cut_end_and_add_branch(self, checked: Sequence[CheckedPiece], given: Lineage, offset: int, scratch: Path) -> None:
         """Cut the tier's end and add the first segments of the new branch, in one record.
 
         :param given: lineage of the new branch.
@@ -439,7 +441,7 @@ class _DirectoryImport:
         voided = tuple(segment.id for segment in state.live[place:])
         body = TailTruncated(cut_id="", offset=Offset(start), voided=voided, accept_loss=self.options.accept_loss)
         given = with_staged_epochs(given, [one.piece.source for one in checked])
-        self._upload_and_record(found, self._create_arrival(found, known, given, cut=body), known, head)
+        self._upload_and_record(found, self._data_recorded_with_segments(found, known, given, cut=body), known, head)
 
     @contextmanager
     def _open_tier_segment(self, segment: RemoteLogSegmentMetadata) -> Iterator[SourceSegment]:
@@ -465,7 +467,7 @@ class _DirectoryImport:
 
     # --- before the beginning ---
 
-    def _add_before_start(self, found: SegmentListing, state: PartitionState) -> None:
+    def _add_segments_before_start(self, found: SegmentListing, state: PartitionState) -> None:
         if not state.has_segments or not found.bases or found.bases[0] >= state.start_offset or not self.options.older:
             return
         if state.log_start_offset is not None or (found.end is not None and found.end < state.start_offset):
@@ -500,8 +502,8 @@ class _DirectoryImport:
                 older,
                 before=True,
                 topic_id=self.identity.given_id,
-                listed=self._list_partition,
-                noted=self._announce_change,
+                listed=self._add_partition_to_catalog,
+                noted=self._publish_catalog_change,
             ),
             (),
         )
@@ -517,7 +519,7 @@ class _DirectoryImport:
         if not self.options.gaps:
             check_no_gaps(sources)
         limit = self.policy.max_decompressed_batch_bytes
-        checked = check_pieces(pieces, CheckSettings(limit, self.company.threads, self._sidecar_builder, self.progress.advance))
+        checked = check_pieces(pieces, CheckSettings(limit, self.company.threads, self._create_sidecar_builder, self.progress.advance))
         negative = sum(piece.negative_timestamps for piece in checked)
         if negative:
             self.notes.append(
@@ -526,16 +528,16 @@ class _DirectoryImport:
             )
         return checked
 
-    def _sidecar_builder(self, source: SourceSegment) -> SidecarBuilder | None:
+    def _create_sidecar_builder(self, source: SourceSegment) -> SidecarBuilder | None:
         """Return a sidecar builder for a segment, or None if sidecars are off.
 
         It builds no filter: later rounds need the number of keys, and the outcomes of transactions without reading the segment again.
         """
         if not self.tier.cleaner_for(self.name.topic).bloom:
             return None
-        return SidecarBuilder(source, None, self._tier_hash_key(), counts_distinct_keys=True)
+        return SidecarBuilder(source, None, self._present_or_future_hash_key(), counts_distinct_keys=True)
 
-    def _tier_hash_key(self) -> bytes:
+    def _present_or_future_hash_key(self) -> bytes:
         """Return the tier's hash key, or the one with which this import will create the tier: it is needed before anything is written."""
         if self.tier.catalog.state.tier_id:
             return self.tier.identity.hash_key()
@@ -571,12 +573,12 @@ class _DirectoryImport:
         with self.telling:
             self.progress.advance(size)
 
-    def _list_partition(self) -> None:
+    def _add_partition_to_catalog(self) -> None:
         if str(self.name) not in self.tier.catalog.state.partitions:
             self.company.note_change(self.log)
             check_not_superseded(self.tier, self.log.state, self.identity.given_id, self.identity.metadata_path)
 
-    def _announce_change(self) -> None:
+    def _publish_catalog_change(self) -> None:
         self.company.note_change(self.log)
 
     def _build_import_report(self) -> ImportReport:

@@ -118,10 +118,10 @@ class CatalogChangeBatcher:
             self._waiting.append((name, slot, reported))
         with self._writing:
             if not reported.done():
-                self._write_pending()
+                self._write_pending_changes()
         reported.result()
 
-    def _write_pending(self) -> None:
+    def _write_pending_changes(self) -> None:
         with self._changed:
             waiting, self._waiting = self._waiting, []
         try:

@@ -74,8 +74,8 @@ def add_segments(ports: Ports, log: PartitionLog, incoming: Sequence[IncomingSeg
     :raises Fenced: if the import was voided because it paused too long.
     :raises StoreError: if the store fails. The next attempt finds created objects again, or a sweep deletes them.
     """
-    for import_id in _import_ids(incoming, arrival.cut):
-        if closed_import(log.state, import_id) is None and _attempt_import(ports, log, import_id, incoming, arrival):
+    for import_id in _import_ids_by_attempt(incoming, arrival.cut):
+        if closed_import(log.state, import_id) is None and _try_import_under_id(ports, log, import_id, incoming, arrival):
             return True
         closed = closed_import(log.state, import_id)
         if closed is not None and not closed.voided and closed.tiered_end <= log.state.end_offset:
@@ -83,8 +83,8 @@ def add_segments(ports: Ports, log: PartitionLog, incoming: Sequence[IncomingSeg
     raise StoreError("this import was voided too often", hint="See why with `explain`, or raise publish.orphan_age_ms")
 
 
-def _attempt_import(
-    ports: Ports, log: PartitionLog, import_id: str, incoming: Sequence[IncomingSegment], arrival: ArrivingSegments
+def _try_import_under_id(
+    ports: Ports, log: PartitionLog, import_id: str, incoming: Sequence[IncomingSegment], settings: ArrivingSegments
 ) -> bool:
     """Try to add the segments under one import id.
 
@@ -92,23 +92,23 @@ def _attempt_import(
     """
     segments: list[RemoteLogSegmentMetadata] | None = []
     if incoming:
-        state = register_import(ports, log, import_id, [ports.new_id() for _ in incoming], arrival.fits)
-        arrival.listed()
+        state = register_import(ports, log, import_id, [ports.new_id() for _ in incoming], settings.fits)
+        settings.listed()
         entry = state.registrations.get(import_id)
         if entry is None or len(entry.ids) != len(incoming):
             return False
-        segments = _upload_segments(incoming, entry.ids, arrival.at_once)
+        segments = _upload_segments(incoming, entry.ids, settings.at_once)
     if segments is None:
         return False
-    if arrival.cut is not None:
-        truncate_tail(ports, log, _truncation_record(arrival.cut, import_id, segments, arrival))
-    elif arrival.before:
-        prepend_segments(ports, log, import_id, segments, arrival.lineage, arrival.topic_id)
+    if settings.cut is not None:
+        truncate_tail(ports, log, _truncation_record(settings.cut, import_id, segments, settings))
+    elif settings.before:
+        prepend_segments(ports, log, import_id, segments, settings.lineage, settings.topic_id)
     else:
-        start = min(arrival.log_start, segments[-1].end_offset + 1)
+        start = min(settings.log_start, segments[-1].end_offset + 1)
         log_start = start if start > segments[0].start_offset else None
-        tier_segments(ports, log, import_id, segments, arrival.lineage, arrival.tail, arrival.topic_id, log_start)
-    arrival.noted()
+        tier_segments(ports, log, import_id, segments, settings.lineage, settings.tail, settings.topic_id, log_start)
+    settings.noted()
     return True
 
 
@@ -121,7 +121,7 @@ def _truncation_record(
     return cut.model_copy(update={"cut_id": cut_id, "head": head, "segments": new, **known})
 
 
-def _upload_segments(incoming: Sequence[IncomingSegment], ids: Sequence[str], at_once: int) -> list[RemoteLogSegmentMetadata] | None:
+def _upload_segments(incoming: Sequence[IncomingSegment], ids: Sequence[str], max_parallel: int) -> list[RemoteLogSegmentMetadata] | None:
     """Return the metadata of the created segments, in order; None if other objects have one of the ids. After an error no other upload is
     begun.
     """
@@ -133,24 +133,24 @@ def _upload_segments(incoming: Sequence[IncomingSegment], ids: Sequence[str], at
         return metadata
 
     found = []
-    for metadata in _upload_in_order(upload_one, incoming, ids, at_once):
+    for metadata in _upload_and_yield_in_order(upload_one, incoming, ids, max_parallel):
         if metadata is None:
             return None
         found.append(metadata)
     return found
 
 
-def _upload_in_order(
+def _upload_and_yield_in_order(
     upload: Callable[[IncomingSegment, str], RemoteLogSegmentMetadata | None],
     incoming: Sequence[IncomingSegment],
     ids: Sequence[str],
-    at_once: int,
+    max_parallel: int,
 ) -> Iterator[RemoteLogSegmentMetadata | None]:
     """Yield what ``upload`` returns for each segment, in order. A single segment is uploaded in the caller's thread."""
-    if min(at_once, len(incoming)) < 2:
+    if min(max_parallel, len(incoming)) < 2:
         yield from map(upload, incoming, ids)
         return
-    pool = ThreadPoolExecutor(at_once, "upload")
+    pool = ThreadPoolExecutor(max_parallel, "upload")
     try:
         yield from pool.map(upload, incoming, ids)
     finally:
@@ -162,7 +162,7 @@ def recheck_source(one: IncomingSegment) -> None:
     one.check_source_unchanged()
 
 
-def _import_ids(incoming: Sequence[IncomingSegment], cut: TailTruncated | None) -> Iterator[str]:
+def _import_ids_by_attempt(incoming: Sequence[IncomingSegment], cut: TailTruncated | None) -> Iterator[str]:
     """Yield the ids of the first, second, ...
 
     attempt at one import. They are derived from the offsets, the bytes and the segments that the import replaces.

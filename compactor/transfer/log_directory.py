@@ -81,7 +81,7 @@ def directory_errors_as_usage_errors(log_dir: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LogPiece:
-    """Consecutive batches of a segment file that are imported; often the whole file.
+    """The part of a segment file that is imported: consecutive batches, often all of them.
 
     skipped: bytes of the file before the first imported batch.
     file_size: size of the whole file.
@@ -167,10 +167,10 @@ def check_pieces(pieces: Sequence[LogPiece], checks: CheckSettings) -> list[Chec
                 hint="Delete this index file: it is rebuilt from the control records",
             )
     with WorkerThreads(checks.threads) as workers:
-        return [_check_piece(piece, checks, workers) for piece in pieces]
+        return [_check_segment_file_part(piece, checks, workers) for piece in pieces]
 
 
-def _check_piece(piece: LogPiece, checks: CheckSettings, workers: WorkerThreads) -> CheckedPiece:
+def _check_segment_file_part(piece: LogPiece, checks: CheckSettings, workers: WorkerThreads) -> CheckedPiece:
     source, table = piece.source, piece.source.table
     builder = checks.builder_for(source)
     sha256 = hashlib.sha256()
@@ -226,7 +226,7 @@ def check_orphaned_indexes(log_dir: Path, bases: Sequence[int]) -> None:
 
 def check_no_gaps(sources: Sequence[SourceSegment]) -> None:
     """Raise BadData for a gap between segments, if nothing shows that the log was ever compacted."""
-    hole = _find_gap(sources)
+    hole = _find_first_gap(sources)
     if hole is not None:
         before, after, last = hole
         raise BadData(
@@ -236,7 +236,7 @@ def check_no_gaps(sources: Sequence[SourceSegment]) -> None:
         )
 
 
-def _find_gap(sources: Sequence[SourceSegment]) -> tuple[SourceSegment, SourceSegment, int] | None:
+def _find_first_gap(sources: Sequence[SourceSegment]) -> tuple[SourceSegment, SourceSegment, int] | None:
     """Return the segments on both sides of the first gap and the last offset before it; None if the log may have been compacted."""
     holes = []
     for source, after in zip(sources, [*sources[1:], None], strict=True):
@@ -268,7 +268,7 @@ def form_segments(log_dir: Path, pieces: Sequence[CheckedPiece], initial_states:
     states = _producer_states_at(log_dir, sources[0].base, initial_states)
     # Verdicts have the order of the sources.
     verdicts = transaction_verdicts_by_source(
-        [replace(source, ordinal=place) for place, source in enumerate(sources)], _open_transaction_offsets(states)
+        [replace(source, ordinal=place) for place, source in enumerate(sources)], _open_txn_offset_by_producer(states)
     )
     found: list[FutureSegment] = []
     start = sources[0].base
@@ -331,7 +331,7 @@ def _producer_states_at(log_dir: Path, offset: int, replayed: ProducerStates) ->
     return given if given.can_be_state_at(offset, replayed) else replayed
 
 
-def _open_transaction_offsets(states: ProducerStates) -> dict[int, int]:
+def _open_txn_offset_by_producer(states: ProducerStates) -> dict[int, int]:
     opened = states.entries[states.entries["txn_first_offset"] >= 0]
     return {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in opened}
 
@@ -481,16 +481,14 @@ def _prepare_indexes(member: FutureSegment, policy: CleanerPolicy, folder: Path)
     for kind, data, mismatch_of in (("index", made[0], offset_index_mismatch), ("timeindex", made[1], time_index_mismatch)):
         given = member.piece.path.with_suffix(f".{kind}")
         usable = (
-            member.piece.is_whole_file
-            and member.start == member.source.base
-            and _index_matches_log(given, mismatch_of, member.start, table)
+            member.piece.is_whole_file and member.start == member.source.base and _is_index_of_log(given, mismatch_of, member.start, table)
         )
         # The index is copied, because a broker that deletes the segment deletes it, too.
         paths[kind] = _write_file(folder / kind, given.read_bytes() if usable else data)
     return paths
 
 
-def _index_matches_log(given: Path, mismatch_of: Callable[[bytes, int, BatchTable], str], start: int, table: BatchTable) -> bool:
+def _is_index_of_log(given: Path, mismatch_of: Callable[[bytes, int, BatchTable], str], start: int, table: BatchTable) -> bool:
     try:
         return not mismatch_of(given.read_bytes(), start, table)
     except FileNotFoundError:

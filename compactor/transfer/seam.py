@@ -307,10 +307,10 @@ class Divergence:
 
 
 def find_divergence(state: PartitionState, lineage: Lineage, end: int) -> Divergence | None:
-    """Compare leader epochs. Return the offset from which a log has discarded data of the tier, or None if one log continues the other.
-
+    """Compare the leader epochs of a broker's log with those of the tier. Return the first offset at which the log has discarded data of
+    the tier, as after an unclean leader election, or None if one of the two continues the other.
     :param lineage: lineage of the log.
-    :param end: exclusive end of the log.
+    :param end_offset: end of the log, exclusive.
     """
     offset = first_disowned_offset(state.lineage, state.end_offset + 1, lineage, end) if state.has_segments else None
     if offset is None:
@@ -466,13 +466,13 @@ def compare_records(
     first = found.bases[0] if found.bases else below
     for segment in reversed([one for one in state.live if one.end_offset >= first and one.start_offset < below]):
         with stored(segment) as source:
-            known = _read_records(source, first, below - 1, limit, TAIL)
+            known = _read_records_by_offset(source, first, below - 1, limit, TAIL)
         if not known:
             continue
         sources = open_listed(found.from_offset(min(known)).before_offset(max(known) + 1))
         given: dict[int, _Record] = {}
         for source in sources:
-            given |= _read_records(source, min(known), max(known), limit)
+            given |= _read_records_by_offset(source, min(known), max(known), limit)
         for offset, record in known.items():
             if given.get(offset, None if offset >= rewritten else record) != record:
                 raise _other_content_error(state, offset, sources[-1].name if sources else str(found.log_dir))
@@ -484,23 +484,25 @@ def compare_records(
 _Record = tuple[int, bytes | None, bytes | None]
 
 
-def _read_records(source: SourceSegment, start: int, end: int, limit: int, batches: int = sys.maxsize) -> dict[int, _Record]:
-    """Return timestamp, key and value by offset, of the records from ``start`` to ``end`` (inclusive).
+def _read_records_by_offset(
+    source: SourceSegment, first_offset: int, last_offset: int, max_inflated_bytes: int, max_batches: int = sys.maxsize
+) -> dict[int, _Record]:
+    """Return timestamp, key and value by offset, of the records from ``first_offset`` to ``last_offset`` (inclusive).
 
-    :param batches: only of the last so many batches that have any.
+    :param max_batches: only of the last so many batches that have any.
     """
     table, buffers = source.table, RowBuffers()
-    within = (table.last_offset >= start) & (table.base_offset <= end) & (table.control == NOT_CONTROL) & (table.count != 0)
-    chosen = np.flatnonzero(within)[-batches:]
+    within = (table.last_offset >= first_offset) & (table.base_offset <= last_offset) & (table.control == NOT_CONTROL) & (table.count != 0)
+    chosen = np.flatnonzero(within)[-max_batches:]
     wanted = np.zeros(len(table), np.bool_)
     wanted[chosen] = True
     records: dict[int, _Record] = {}
     for first, last in source.uniform_batch_ranges():
         if not wanted[first:last].any():
             continue
-        for chunk in source.read_chunks(first, last, wanted[first:last], limit, None):
+        for chunk in source.read_chunks(first, last, wanted[first:last], max_inflated_bytes, None):
             rows, _ = parse_records(table, chunk, buffers, source.name)
-            for row in np.flatnonzero((rows.offset >= start) & (rows.offset <= end)).tolist():
+            for row in np.flatnonzero((rows.offset >= first_offset) & (rows.offset <= last_offset)).tolist():
                 key, value = (
                     chunk.buf[int(begin) : int(begin) + int(size)].tobytes() if size >= 0 else None
                     for begin, size in ((rows.key_start[row], rows.key_length[row]), (rows.value_start[row], rows.value_length[row]))

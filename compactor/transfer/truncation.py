@@ -41,7 +41,7 @@ def undo_rounds_beyond(tier: Tier, log: PartitionLog, offset: int, where: str, *
     :raises Leased: if a compactor is at work.
     """
     state = log.refresh()
-    problem = _undo_problem(log, offset)
+    problem = _undo_beyond_offset_problem(log, offset)
     if problem and not accept_loss:
         raise BadData(
             f"{state.name} was compacted up to offset {clean_end_offset(state.vector)}, and is to be cut at {offset}: {problem}. A key "
@@ -68,7 +68,7 @@ def undo_rounds_beyond(tier: Tier, log: PartitionLog, offset: int, where: str, *
     return [lost]
 
 
-def _undo_problem(log: PartitionLog, offset: int) -> str:
+def _undo_beyond_offset_problem(log: PartitionLog, offset: int) -> str:
     """Return the reason why rounds beyond an offset cannot be undone, so that the cleaner offset cannot go back to it, or an empty
     string. Writes nothing.
     """

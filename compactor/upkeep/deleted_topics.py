@@ -54,13 +54,15 @@ def delete_removed_topics(tier: Tier, ask: AskAboutTopics) -> list[TopicPartitio
     return _delete_topics(tier, due) if due else []
 
 
-def _record_answers(catalog: CatalogLog, answers: TopicAnswers, asked_ms: int, adds: Callable[[CatalogState, str], bool]) -> CatalogState:
+def _record_answers(
+    catalog: CatalogLog, answers: TopicAnswers, asked_ms: int, adds_information: Callable[[CatalogState, str], bool]
+) -> CatalogState:
     """Record contradictory answers, and those answers that a topic is missing which add something. Return the resulting catalog."""
 
     def decide_record(state: CatalogState) -> TopicsInspected | None:
         # The fold ignores what another cluster says: recorded, it would be decided again for ever.
         asked = topics_of_cluster(state, (*answers.missing, *answers.present), answers.cluster_id)
-        missing = tuple(topic_id for topic_id in answers.missing if topic_id in asked and adds(state, topic_id))
+        missing = tuple(topic_id for topic_id in answers.missing if topic_id in asked and adds_information(state, topic_id))
         present = tuple(topic_id for topic_id in answers.present if topic_id in asked and topic_id in state.missing)
         if not missing and not present:
             return None

@@ -58,11 +58,11 @@ def undo_round_by_copies(opened: Tier, log: PartitionLog, run_id: str) -> Partit
     name = log.refresh().name
     cleaner, hash_key = opened.cleaner_for(name.topic), opened.identity.hash_key()
     work = RestoreRound(opened.ports, cleaner, hash_key, opened.state_dir, run_id, opened.ports.clock_ms())
-    _check_undoable(log.state, run_id)
+    _require_undoable_run(log.state, run_id)
     with hold_leadership(opened.ports, log, opened.lease) as leadership:
         if leadership.state.intent is None:
             mirror_broker_segments(leadership)  # what brokers have expired since is not taken back
-        _check_undoable(leadership.state, run_id)
+        _require_undoable_run(leadership.state, run_id)
         sources = [source for one in groups_to_restore(leadership.state, run_id) for source in one.sources]
         damage = publication.stored_segments_problem(opened.ports, leadership.state, sources)
         if damage:
@@ -85,7 +85,7 @@ def undo_round_by_copies(opened: Tier, log: PartitionLog, run_id: str) -> Partit
     return log.state
 
 
-def _check_undoable(state: PartitionState, run_id: str) -> None:
+def _require_undoable_run(state: PartitionState, run_id: str) -> None:
     run = state.find_run(run_id)
     if run is None:
         raise UsageError(f"{state.name} has no run {run_id} that is remembered", hint="`runs list` shows those that are")

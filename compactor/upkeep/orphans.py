@@ -107,7 +107,7 @@ def purge_orphans(opened: Tier, wanted: OrphanList, store: ObjectStore, *, dry_r
             continue
         still = {one.object: one for one in _orphans_of_partition(opened, known[partition], now)}
         for one in mine:
-            if problem := _purge_problem(one, still.get(one.object), opened.retention.orphan_age_ms):
+            if problem := _reason_not_to_delete(one, still.get(one.object), opened.retention.orphan_age_ms):
                 kept[one.object] = problem
             else:
                 deleted.append(one)
@@ -116,7 +116,7 @@ def purge_orphans(opened: Tier, wanted: OrphanList, store: ObjectStore, *, dry_r
     return PurgeReport(deleted, kept)
 
 
-def _purge_problem(listed: Orphan, now: Orphan | None, least_age_ms: int) -> str:
+def _reason_not_to_delete(listed: Orphan, now: Orphan | None, min_age_ms: int) -> str:
     """Return why an object must not be deleted, or an empty string.
 
     :param listed: the orphan as it was listed.
@@ -126,7 +126,7 @@ def _purge_problem(listed: Orphan, now: Orphan | None, least_age_ms: int) -> str
         return "metadata names it now, or it was deleted"
     if (now.bytes, now.modified_ms) != (listed.bytes, listed.modified_ms):
         return "it has changed since it was listed"
-    return f"it is younger than orphan_age_ms ({least_age_ms})" if now.age_ms < least_age_ms else ""
+    return f"it is younger than orphan_age_ms ({min_age_ms})" if now.age_ms < min_age_ms else ""
 
 
 def _orphans_of_partition(opened: Tier, name: TopicPartition, now_ms: int) -> Iterator[Orphan]:

@@ -147,10 +147,12 @@ def retire_as_leader(
     """Delete and sweep under a leadership that is already held. See ``retire_partition``."""
     ports, log = leadership.ports, leadership.log
     ports.require_ownership(anew=True)
-    gone = _complete_begun_retiring(leadership, StageTracker(Stage.RETIRE_BEGUN)) + _retire_due_segments(leadership, retention, clock)
+    gone = _complete_begun_deletions(leadership, StageTracker(Stage.RETIRE_BEGUN)) + _delete_segments_after_grace(
+        leadership, retention, clock
+    )
     if leadership.state.intent is not None:
         settle_open_intent(leadership, work)
-        gone += _retire_due_segments(leadership, retention, clock)
+        gone += _delete_segments_after_grace(leadership, retention, clock)
     for import_id in _stale_imports(ports, log, retention, clock):
         leadership.append_record(
             ImportVoided(leader_epoch=leadership.epoch, import_id=import_id, reason="its importer did not come back"),
@@ -179,7 +181,7 @@ def survey_retirable(ports: Ports, log: PartitionLog, retention: Retention, cloc
     beats = [match for info in ports.control.list(f"{log.prefix}/heartbeat/") if (match := _HEARTBEAT.fullmatch(info.key))]
     sidecars = [info.key for info in ports.control.list(sidecar_prefix(log.prefix))]
     state = log.refresh_and_check_gaps()
-    due, waiting = _split_by_grace(ports, log, retention, clock)
+    due, waiting = _split_segments_by_grace(ports, log, retention, clock)
     known = ordering.protected_ids(state).union(segment.id for segment in state.retiring)
     unknown = [item for item in listed if item.segment_id and item.segment_id not in known]
     reported = ports.publisher.find_strays(state.name, known)
@@ -212,11 +214,11 @@ def survey_retirable(ports: Ports, log: PartitionLog, retention: Retention, cloc
         strangers=tuple(item.key for item in listed if not item.segment_id),
         scratch=tuple(left),
         open_intent=state.intent is not None or len(cut_off) < len(reported or ()),
-        next_ms=_next_due_ms(ports, log, retention, clock, young) if reported is None else 0,
+        next_ms=_next_deletion_due_ms(ports, log, retention, clock, young) if reported is None else 0,
     )
 
 
-def _next_due_ms(ports: Ports, log: PartitionLog, retention: Retention, clock: GraceClock, young: Sequence[ListedObject]) -> int:
+def _next_deletion_due_ms(ports: Ports, log: PartitionLog, retention: Retention, clock: GraceClock, young: Sequence[ListedObject]) -> int:
     state = log.state
     if state.intent is not None or state.retiring:
         return 0
@@ -240,9 +242,9 @@ def _sweepable_objects(
     return tuple(item for item in unknown if item.segment_id not in young)
 
 
-def _retire_due_segments(leadership: Leadership, retention: Retention, clock: GraceClock) -> tuple[RemoteLogSegmentMetadata, ...]:
+def _delete_segments_after_grace(leadership: Leadership, retention: Retention, clock: GraceClock) -> tuple[RemoteLogSegmentMetadata, ...]:
     """Record that the deletion of the segments whose grace is over has begun, delete their objects, and return the segments."""
-    due, _ = _split_by_grace(leadership.ports, leadership.log, retention, clock)
+    due, _ = _split_segments_by_grace(leadership.ports, leadership.log, retention, clock)
     if not due:
         return ()
     steps = StageTracker(Stage.PUBLISHED)
@@ -251,10 +253,10 @@ def _retire_due_segments(leadership: Leadership, retention: Retention, clock: Gr
         RetireBegun(leader_epoch=leadership.epoch, ids=tuple(segment.id for segment in due)),
         lambda state: not {segment.id for segment in due}.intersection(ordering.protected_ids(state)),
     )
-    return _complete_begun_retiring(leadership, steps)
+    return _complete_begun_deletions(leadership, steps)
 
 
-def _complete_begun_retiring(leadership: Leadership, steps: StageTracker) -> tuple[RemoteLogSegmentMetadata, ...]:
+def _complete_begun_deletions(leadership: Leadership, steps: StageTracker) -> tuple[RemoteLogSegmentMetadata, ...]:
     """Delete the objects of all segments whose deletion has begun, by this process or an interrupted one, then record and return these
     segments.
     """
@@ -271,7 +273,7 @@ def _complete_begun_retiring(leadership: Leadership, steps: StageTracker) -> tup
     return segments
 
 
-def _split_by_grace(
+def _split_segments_by_grace(
     ports: Ports, log: PartitionLog, retention: Retention, clock: GraceClock
 ) -> tuple[tuple[RemoteLogSegmentMetadata, ...], tuple[RemoteLogSegmentMetadata, ...]]:
     """Return the replaced segments whose grace (time before deletion) is over, and those whose grace is not. Segments of one group stay
@@ -303,16 +305,16 @@ def read_slot_times(ports: Ports, log: PartitionLog) -> dict[int, int]:
     The snapshot has the times of records that were deleted.
     """
     try:
-        return _head_slot_times(ports, log)
+        return _times_of_first_slots(ports, log)
     except NotFound:
         log.reload()
     try:
-        return _head_slot_times(ports, log)
+        return _times_of_first_slots(ports, log)
     except NotFound:
         return {}  # cut again meanwhile; the next call reads them
 
 
-def _head_slot_times(ports: Ports, log: PartitionLog) -> dict[int, int]:
+def _times_of_first_slots(ports: Ports, log: PartitionLog) -> dict[int, int]:
     entries: list[Waiting | Registration] = [*log.state.waiting, *log.state.registrations.values()]
     return {entry.slot: _slot_time_ms(ports, log, entry) for entry in entries}
 

@@ -47,7 +47,7 @@ def find_unfinished_uploads(opened: Tier, now_ms: int) -> list[UnfinishedUploadO
     for store in _written_stores(opened):
         for upload in store.unfinished_uploads(""):
             one = UnfinishedUploadOfTier(store, upload, now_ms - upload.begun_ms >= age_ms)
-            if _is_tier_key(opened, one):
+            if _is_key_of_tier(opened, one):
                 found.setdefault(f"{one.object_url} {upload.id}", one)
     return list(found.values())
 
@@ -66,7 +66,7 @@ def sweep_uploads(opened: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[
     return tuple(one.object_url for one in due)
 
 
-def _is_tier_key(opened: Tier, one: UnfinishedUploadOfTier) -> bool:
+def _is_key_of_tier(opened: Tier, one: UnfinishedUploadOfTier) -> bool:
     """Return whether an upload is to a key that this tier writes: in its control log, its probes, or a partition of its catalog."""
     key, known = one.upload.key, opened.catalog.state
     if one.store is opened.ports.control:

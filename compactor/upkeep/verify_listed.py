@@ -109,7 +109,7 @@ class _ListedPartitionVerifier:
         for key in listing.strangers:
             yield SegmentProblem("note", "stranger", *self.name, key, "it is not an object of this layout")
 
-    def _check_content(self, segment: ListedSegment, limit: int) -> tuple[list[SegmentProblem], int | None]:
+    def _check_content(self, segment: ListedSegment, max_inflated_bytes: int) -> tuple[list[SegmentProblem], int | None]:
         """Return a segment's problems, and the consumer's position after reading all of it; None if that is not known."""
         metadata = segment_metadata(segment, segment.base)
         check_disk_budget(self.opened, self.name, metadata)
@@ -120,9 +120,9 @@ class _ListedPartitionVerifier:
             try:
                 for kind, path in paths.items():
                     layout.download_file(self.name, metadata, kind, path)
-                source = open_source_segment(0, paths["log"], segment.base, None, segment.modified_ms, -1, limit)
+                source = open_source_segment(0, paths["log"], segment.base, None, segment.modified_ms, -1, max_inflated_bytes)
                 source.verify_crcs_once(0, len(source.table))
-                end = read_last_record_offset(source, limit) + 1
+                end = read_last_record_offset(source, max_inflated_bytes) + 1
             except NotFound as error:
                 return [self._error_problem("missing", log, error.message)], None
             except BadData as error:

@@ -46,8 +46,8 @@ def verify_checkpoints(opened: Tier, name: TopicPartition) -> list[SegmentProble
         found.append(SegmentProblem(severity, kind, name.topic, name.partition, where, detail))
 
     # LIST before the fold, as in ``retire``: a listed object that a later fold does not know belongs to no writer.
-    slots = _list_slots(opened, f"{log.prefix}/log/")
-    snapshots = _list_slots(opened, f"{log.prefix}/snapshot/")
+    slots = _list_slots_of_objects(opened, f"{log.prefix}/log/")
+    snapshots = _list_slots_of_objects(opened, f"{log.prefix}/snapshot/")
     try:
         base, steps = log.records_with_states()
     except BadControlRecord as error:
@@ -70,7 +70,9 @@ def verify_checkpoints(opened: Tier, name: TopicPartition) -> list[SegmentProble
             add_finding("gap", f"slot {slot} comes after a gap: the log ends at slot {log.state.slot}", log.record_key(slot))
         elif slot <= base.slot:
             add_finding("left-over", "a boundary has passed it; the next cut deletes it", log.record_key(slot), "note")
-    for kind, detail, where in _snapshot_findings(log, base, {base.slot: base} | {state.slot: state for _, state in steps}, snapshots):
+    for kind, detail, where in _compare_snapshots_with_log(
+        log, base, {base.slot: base} | {state.slot: state for _, state in steps}, snapshots
+    ):
         add_finding(kind, detail, where, "error" if kind == "snapshot" else "note")
     return found
 
@@ -116,18 +118,18 @@ def unresumable_intent(state: PartitionState) -> Iterator[str]:
         yield f"the open round {state.intent.plan.run_id} can only be undone: {reason}"
 
 
-def _snapshot_findings(
-    log: PartitionLog, base: PartitionState, folded: dict[int, PartitionState], slots: list[int]
+def _compare_snapshots_with_log(
+    log: PartitionLog, base_state: PartitionState, state_by_slot: dict[int, PartitionState], snapshot_slots: list[int]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield (kind, detail, object) for each stored snapshot that differs from the state that results from the log's records.
 
     Kind ``snapshot`` is an error.
 
-    :param base: state from which the records were replayed.
-    :param folded: resulting states by position (slot).
-    :param slots: positions of the stored snapshots.
+    :param base_state: state from which the records were replayed.
+    :param state_by_slot: resulting states by position (slot).
+    :param snapshot_slots: positions of the stored snapshots.
     """
-    for slot in slots:
+    for slot in snapshot_slots:
         key = f"{log.prefix}/snapshot/{slot:020d}.json"
         try:
             stored = log.read_snapshot(slot)
@@ -139,12 +141,12 @@ def _snapshot_findings(
         problem = next(iter((*vector_problems(stored), *live_segment_problems(stored))), "")
         if problem:
             yield "snapshot", problem, key
-        elif slot < base.slot:
+        elif slot < base_state.slot:
             yield "left-over", "a newer snapshot has replaced it; the next cut deletes it", key
-        elif slot not in folded:
+        elif slot not in state_by_slot:
             yield "snapshot", f"it is ahead of the log, which ends at slot {log.state.slot}", key
-        elif slot > base.slot and (field := first_differing_field(stored, folded[slot])):
-            yield "snapshot", f"its {field} is not what slots {base.slot + 1} to {slot} fold to", key
+        elif slot > base_state.slot and (field := first_differing_field(stored, state_by_slot[slot])):
+            yield "snapshot", f"its {field} is not what slots {base_state.slot + 1} to {slot} fold to", key
 
 
 def first_differing_field(stored: PartitionState, folded: PartitionState) -> str:
@@ -168,7 +170,7 @@ def _without_times(state: PartitionState) -> PartitionState:
     )
 
 
-def _list_slots(opened: Tier, prefix: str) -> list[int]:
+def _list_slots_of_objects(opened: Tier, prefix: str) -> list[int]:
     """Return the numbers in the names of the objects under a prefix. Other names are ignored."""
     names = (info.key.removeprefix(prefix).removesuffix(".json") for info in opened.ports.control.list(prefix))
     return [int(name) for name in names if name.isascii() and name.isdigit()]

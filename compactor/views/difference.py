@@ -100,7 +100,7 @@ class RecordedHistory:
         run = self.latest_point.state.find_run(text) if self.latest_point.state else None
         if run is not None:
             return self._point_after_run(run)
-        moment = _parse_time(text)
+        moment = _parse_iso_time_ms(text)
         if moment is None:
             raise UsageError(
                 f"{text!r} is not a valid slot, time or run of {self._base.name}",
@@ -187,7 +187,7 @@ def _describe_leader(state: PartitionState) -> str:
     return f"{leader.holder} (epoch {leader.epoch})"
 
 
-def _parse_time(text: str) -> int | None:
+def _parse_iso_time_ms(text: str) -> int | None:
     """Return an ISO 8601 time in milliseconds since 1970, or None if the text is not one. Times without a zone are UTC."""
     try:
         moment = datetime.fromisoformat(text)

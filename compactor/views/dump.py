@@ -95,23 +95,25 @@ def dump_segment(opened: Tier, name: TopicPartition, segment_id: str, inflate_li
         batches = [
             batch
             for first, last in source.uniform_batch_ranges()
-            for batch in _dump_batches(source, first, last, inflate_limit, whole=whole)
+            for batch in _batch_documents(source, first, last, inflate_limit, shorten_nothing=whole)
         ]
     return {"id": segment.id, "start_offset": segment.start_offset, "end_offset": segment.end_offset, "batches": batches}
 
 
-def _dump_batches(source: SourceSegment, first: int, last: int, limit: int, *, whole: bool) -> list[dict[str, Any]]:
-    """Return the batches from ``first`` up to ``last``, exclusive, with their records."""
+def _batch_documents(
+    source: SourceSegment, first_batch: int, end_batch: int, max_inflated_bytes: int, *, shorten_nothing: bool
+) -> list[dict[str, Any]]:
+    """Return the batches from ``first_batch`` up to ``end_batch``, exclusive, with their records."""
     found = []
     buffers = RowBuffers()
-    for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), limit, None):
+    for chunk in source.read_chunks(first_batch, end_batch, np.ones(end_batch - first_batch, np.bool_), max_inflated_bytes, None):
         rows, first_row = parse_records(source.table, chunk, buffers, source.name)
         mine = [range(int(begin), int(end)) for begin, end in pairwise(first_row)]
-        found += [_dump_batch(source, chunk, batch, rows, some, whole=whole) for batch, some in enumerate(mine, chunk.first)]
+        found += [_batch_document(source, chunk, batch, rows, some, whole=shorten_nothing) for batch, some in enumerate(mine, chunk.first)]
     return found
 
 
-def _dump_batch(source: SourceSegment, chunk: Chunk, batch: int, rows: Rows, mine: range, *, whole: bool) -> dict[str, Any]:
+def _batch_document(source: SourceSegment, chunk: Chunk, batch: int, rows: Rows, mine: range, *, whole: bool) -> dict[str, Any]:
     """Return one batch with its records.
 
     :param mine: rows of the batch's records.
@@ -142,14 +144,14 @@ def _dump_batch(source: SourceSegment, chunk: Chunk, batch: int, rows: Rows, min
                 "key": _bytes_as_text(chunk, int(rows.key_start[row]), int(rows.key_length[row]), whole=whole),
                 "value": _bytes_as_text(chunk, int(rows.value_start[row]), int(rows.value_length[row]), whole=whole),
                 "value_bytes": int(rows.value_length[row]),
-                **({"headers": list(_dump_headers(chunk, rows, row))} if whole else {}),
+                **({"headers": list(_header_documents(chunk, rows, row))} if whole else {}),
             }
             for row in mine
         ],
     }
 
 
-def _dump_headers(chunk: Chunk, rows: Rows, row: int) -> Iterator[dict[str, str | None]]:
+def _header_documents(chunk: Chunk, rows: Rows, row: int) -> Iterator[dict[str, str | None]]:
     """Yield a record's headers, which ``parse_records`` has validated. Records of magic 0 and 1 have none."""
     if int(rows.flags[row]) & LEGACY:
         return

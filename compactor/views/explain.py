@@ -59,7 +59,7 @@ class Explanation:
 def explain_partition(opened: Tier, name: TopicPartition, now_ms: int) -> Explanation:
     """Explain why a partition is not cleaned now, or that the next round would clean it. Raises StoreError, BadControlRecord."""
     if not opened.kind.compacts:
-        return _explain_listed(opened, name)
+        return _explain_listed_partition(opened, name)
     log = opened.open(name)
     past = RecordedHistory(log)
     state = log.state
@@ -69,21 +69,21 @@ def explain_partition(opened: Tier, name: TopicPartition, now_ms: int) -> Explan
     outlook = retention_outlook(state, found, cleaner, now_ms)
     facts = (
         *_status_facts(state, lease, now_ms),
-        *_due_facts(state, found, cleaner, now_ms),
+        *_facts_about_due_round(state, found, cleaner, now_ms),
         *_retention_facts(state, outlook, opened.first_readable_offset(state)),
-        *_leftover_facts(state, opened, now_ms),
+        *_facts_about_leftovers(state, opened, now_ms),
         *_last_round_facts(past, state),
     )
     why = pause_reason(opened.catalog.state, name)
     answer = (
         f"It is {why}. Open rounds continue."
         if why and state.has_segments and state.intent is None
-        else _partition_answer(state, lease, found, outlook, now_ms)
+        else _answer_why_not_cleaned(state, lease, found, outlook, now_ms)
     )
     return Explanation(name.topic, name.partition, answer, facts)
 
 
-def _explain_listed(opened: Tier, name: TopicPartition) -> Explanation:
+def _explain_listed_partition(opened: Tier, name: TopicPartition) -> Explanation:
     """Explain a partition of a listed tier, which is only read: no round ever cleans it."""
     state = opened.open(name).refresh()
     if not state.has_segments:
@@ -95,7 +95,7 @@ def _explain_listed(opened: Tier, name: TopicPartition) -> Explanation:
     return Explanation(name.topic, name.partition, answer, (Fact("offsets", held, values), Fact("only_read", how)))
 
 
-def _partition_answer(
+def _answer_why_not_cleaned(
     state: PartitionState,
     lease: LeaseInfo | None,
     found: RoundAssessment[RemoteLogSegmentMetadata],
@@ -155,7 +155,9 @@ def _status_facts(state: PartitionState, lease: LeaseInfo | None, now_ms: int) -
         yield Fact("quarantine", text, {"failures": why.failures, "at_ms": why.at_ms, "reason": why.reason, "segment": why.segment})
 
 
-def _due_facts(state: PartitionState, found: RoundAssessment[RemoteLogSegmentMetadata], cleaner: Cleaner, now_ms: int) -> Iterator[Fact]:
+def _facts_about_due_round(
+    state: PartitionState, found: RoundAssessment[RemoteLogSegmentMetadata], cleaner: Cleaner, now_ms: int
+) -> Iterator[Fact]:
     """Yield facts about dirty segments and about what delays their cleaning."""
     if not state.has_segments:
         return
@@ -208,7 +210,7 @@ def _retention_facts(state: PartitionState, outlook: RetentionOutlook, log_start
         yield Fact("expiry_held_up", text, {"until_ms": until_ms})
 
 
-def _leftover_facts(state: PartitionState, opened: Tier, now_ms: int) -> Iterator[Fact]:
+def _facts_about_leftovers(state: PartitionState, opened: Tier, now_ms: int) -> Iterator[Fact]:
     """Yield facts about replaced segments that wait for deletion and about unfinished imports."""
     for group in state.waiting:
         size = sum(segment.size_bytes for segment in group.segments)
@@ -281,7 +283,7 @@ def explain_key(
         facts += [Fact("below_log_start", _describe_record(record) + hidden, _record_values(record)) for record in below]
         return Explanation(name.topic, name.partition, _key_answer(shown or _format_key(key), found, facts), tuple(facts))
 
-    return _explain_state(opened, name, explain)
+    return _explain_present_state(opened, name, explain)
 
 
 def explain_offset(opened: Tier, name: TopicPartition, offset: int, now_ms: int, on_bytes: OnRead = lambda size: None) -> Explanation:
@@ -310,10 +312,10 @@ def explain_offset(opened: Tier, name: TopicPartition, offset: int, now_ms: int,
         outlook = _RecordFates(state, now_ms, opened.kind.compacts)
         return Explanation(name.topic, name.partition, outlook.offset_answer(here, later), tuple(outlook.record_facts(later or [here])))
 
-    return _explain_state(opened, name, explain)
+    return _explain_present_state(opened, name, explain)
 
 
-def _explain_state(opened: Tier, name: TopicPartition, explain_with: Callable[[PartitionState], Explanation]) -> Explanation:
+def _explain_present_state(opened: Tier, name: TopicPartition, explain_with: Callable[[PartitionState], Explanation]) -> Explanation:
     """Return the explanation of the partition's present state; compute it again if an object was deleted meanwhile."""
     log = opened.open(name)
     return read_again_if_missing(name, lambda: explain_with(log.refresh()))
@@ -406,7 +408,11 @@ class _RecordFates:
         for record in found:
             if not record.sets_value_of_key:
                 facts.append(
-                    Fact(_ignored_kind(record), f"{_describe_record(record)}: {self.reason_ignored(record)}", _record_values(record))
+                    Fact(
+                        _reason_code_of_ignored_record(record),
+                        f"{_describe_record(record)}: {self.reason_ignored(record)}",
+                        _record_values(record),
+                    )
                 )
             elif latest is None:
                 latest = record
@@ -464,8 +470,8 @@ class _RecordFates:
         return f"{what}: {why}."
 
 
-def _ignored_kind(record: FoundRecord) -> str:
-    """Return the word for scripts that says why a record does not set its key's value."""
+def _reason_code_of_ignored_record(record: FoundRecord) -> str:
+    """Return a machine-readable code of the reason why a record does not set its key's value."""
     if record.control:
         return "marker"
     return {"abort": "aborted", "open": "undecided"}.get(record.outcome, "keyless")

@@ -200,7 +200,7 @@ def forecast_summary(
     requests = objects_read + 2 * objects_written + CONTROL_WRITES + len(touched) if writing else 0
     usd = prices.requests_usd(objects_read, objects_written + CONTROL_WRITES + len(touched))
     late = [s for s in segments if s.action == "rewrite"] if not dirty else []
-    saving, why = _expected_saving(summary, writing, dirty, frees_space, _count_tombstones(late, heads))
+    saving, why = _expected_saving_and_reason(summary, writing, dirty, frees_space, _count_tombstones(late, heads))
     return Forecast(
         topic=summary.topic,
         partition=summary.partition,
@@ -224,7 +224,7 @@ def forecast_summary(
         map_keys=keys,
         map_engine=engine,
         passes=passes,
-        peak_disk_bytes=_peak_disk_bytes(cleaner, once + writing),
+        peak_disk_bytes=_expected_peak_disk_bytes(cleaner, once + writing),
         requests=requests,
         cost_usd=usd if writing else 0.0,
         expected_saving_bytes=saving,
@@ -285,9 +285,9 @@ def _segment_forecasts(
     return [SegmentForecast(s.id, s.start_offset, s.end_offset, s.size_bytes, *expected_action(s)) for s in summary.live]
 
 
-def _peak_disk_bytes(cleaner: Cleaner, wanted: int) -> int:
+def _expected_peak_disk_bytes(cleaner: Cleaner, wanted_bytes: int) -> int:
     """Return the expected peak of local disk, in bytes."""
-    return min(wanted, cleaner.disk_budget_bytes) if isinstance(cleaner.disk_budget_bytes, int) else wanted
+    return min(wanted_bytes, cleaner.disk_budget_bytes) if isinstance(cleaner.disk_budget_bytes, int) else wanted_bytes
 
 
 def _count_tombstones(segments: Sequence[SegmentForecast], heads: Mapping[str, SidecarHead]) -> int | None:
@@ -296,7 +296,7 @@ def _count_tombstones(segments: Sequence[SegmentForecast], heads: Mapping[str, S
     return sum(known) if len(known) == len(segments) else None
 
 
-def _expected_saving(
+def _expected_saving_and_reason(
     summary: PartitionSummary, writing: int, dirty: int, frees_space: bool | None, tombstones: int | None
 ) -> tuple[int | None, str]:
     """Return by how many bytes the store will shrink, or None if that is unknown, and the reason for either."""

@@ -74,7 +74,7 @@ def read_summaries(
 
     def read_one(name: TopicPartition) -> PartitionResult:
         known = kept.get(str(name))
-        if known and name in trusted and _mark_matches(opened, name, known[0]):
+        if known and name in trusted and _log_still_has_last_record(opened, name, known[0]):
             result = PartitionResult(name, known[1])
         else:
             result = _read_summary(opened, name, hints.get(str(name), 0), known, confirmed, now)
@@ -100,7 +100,7 @@ def is_summary_fresh(seen: Seen, summary: PartitionSummary, hint: int, now_ms: i
     return seen.hint == hint and 0 <= now_ms - seen.checked_ms < max_age_ms and not at_work
 
 
-def _mark_matches(opened: Tier, name: TopicPartition, seen: Seen) -> bool:
+def _log_still_has_last_record(opened: Tier, name: TopicPartition, seen: Seen) -> bool:
     """Return whether the control log still has the last record that local state includes. Return False also if the store fails, so that the
     log is read.
     """

@@ -109,7 +109,7 @@ class Searcher:
                 batch_of = np.repeat(np.arange(chunk.first, chunk.last), np.diff(first_row))
                 for row in np.flatnonzero(_rows_with_keys(chunk, rows, keys) | (rows.offset == offset)).tolist():
                     batch = int(batch_of[row])
-                    yield _make_found_record(source, segment, chunk, rows, row, batch, outcomes.get(batch, ""))
+                    yield _found_record_of_row(source, segment, chunk, rows, row, batch, outcomes.get(batch, ""))
 
 
 def _rows_with_keys(chunk: Chunk, rows: Rows, keys: frozenset[bytes]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -127,7 +127,7 @@ def _rows_with_keys(chunk: Chunk, rows: Rows, keys: frozenset[bytes]) -> np.ndar
     return matches
 
 
-def _make_found_record(
+def _found_record_of_row(
     source: SourceSegment, segment: RemoteLogSegmentMetadata, chunk: Chunk, rows: Rows, row: int, batch: int, outcome: str
 ) -> FoundRecord:
     """Return a row of a chunk as a found record."""

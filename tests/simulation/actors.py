@@ -26,18 +26,7 @@ from compactor.transfer.intake import ArrivingSegments, add_segments
 from compactor.upkeep.retire import retire_partition
 from tests.simulation.losses import Losses
 from tests.simulation.oracle import Oracle
-from tests.simulation.symbolic import (
-    Broker,
-    Row,
-    Rows,
-    SymbolicPlanner,
-    SymbolicRound,
-    SymbolicWorker,
-    describe,
-    encode,
-    upload,
-    view,
-)
+from tests.simulation.symbolic import Broker, Row, Rows, SymbolicPlanner, SymbolicRound, SymbolicWorker, describe, encode, upload, view
 from tests.simulation.world import GRACE_MS, ORPHAN_AGE_MS, TTL_MS, UNDO_WINDOW_MS, World
 from tests.support.keys import object_key
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from checkpoint.files import (
-    format_leader_epoch_checkpoint,
-    parse_cleaner_offset_checkpoint,
-    parse_leader_epoch_checkpoint,
-)
+from checkpoint.files import format_leader_epoch_checkpoint, parse_cleaner_offset_checkpoint, parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
 from compactor.constants import LeaderEpoch, Offset
 from compactor.errors import BadData

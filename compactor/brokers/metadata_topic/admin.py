@@ -86,7 +86,7 @@ class LeaderFacts:
 
 @dataclass(frozen=True)
 class TopicFacts:
-    """Description of a topic. settings: empty if they may not be read. log_end of a partition is its high watermark."""
+    """Description of a topic. settings: empty if they may not be read. The log end of a partition is its high watermark."""
 
     topic: str
     topic_id: bytes
@@ -145,11 +145,14 @@ class KafkaAdmin:
             f"describe {', '.join(names)}",
             lambda: admin.describe_topics(wanted, include_authorized_operations=True, request_timeout=timeout),
         )
-        offsets = self._leader_offsets(
+        offsets = self._request_leader_offsets(
             {name: [one.id for one in topic.partitions if one.leader is not None] for name, topic in described.items()}
         )
-        settings = self._topic_settings(list(described))
-        return {name: self._topic_facts(name, topic, offsets, settings[name], write=write) for name, topic in described.items()}
+        settings = self._request_topic_settings(list(described))
+        return {
+            name: self._describe_topic(name, topic, offsets, settings[name], requires_write_right=write)
+            for name, topic in described.items()
+        }
 
     def describe_metadata_topic(self, *, write: bool = False) -> TopicFacts:
         """Describe ``__remote_log_metadata``. Raises Refused if it does not exist, because nothing was ever tiered. write: like
@@ -192,18 +195,18 @@ class KafkaAdmin:
         """Drop the connection."""
         self._session.close()
 
-    def _topic_facts(
+    def _describe_topic(
         self,
         name: str,
         topic: Any,
         offsets: Mapping[tuple[str, int], LeaderFacts],
         found: Mapping[str, Setting] | Refused,
         *,
-        write: bool,
+        requires_write_right: bool,
     ) -> TopicFacts:
         """Combine the answers about one topic."""
         allowed = {operation.name for operation in topic.authorized_operations or ()}
-        needed = {"READ": "its records cannot be read"} | ({"WRITE": "nothing can be published"} if write else {})
+        needed = {"READ": "its records cannot be read"} | ({"WRITE": "nothing can be published"} if requires_write_right else {})
         missing = [MissingRight(f"topic {name}", right, why) for right, why in needed.items() if allowed and right not in allowed]
         settings: Mapping[str, Setting] = {}
         if isinstance(found, Refused):
@@ -217,7 +220,7 @@ class KafkaAdmin:
             partitions[one.id] = LeaderFacts(leader, at.leader_epoch, at.log_start, at.log_end, at.last_stable)
         return TopicFacts(name, uuid_to_bytes(topic.topic_id), partitions, settings, tuple(missing))
 
-    def _leader_offsets(self, partitions: Mapping[str, Iterable[int]]) -> dict[tuple[str, int], LeaderFacts]:
+    def _request_leader_offsets(self, partitions: Mapping[str, Iterable[int]]) -> dict[tuple[str, int], LeaderFacts]:
         """Return offsets and leader epoch of partitions whose leader answers."""
         kafka = load_confluent_kafka()
         spec, isolation = kafka.admin.OffsetSpec, kafka.IsolationLevel
@@ -248,14 +251,14 @@ class KafkaAdmin:
         )
         return {(at.topic, at.partition): answer for at, answer in found.items()}
 
-    def _topic_settings(self, names: Sequence[str]) -> dict[str, dict[str, Setting] | Refused]:
+    def _request_topic_settings(self, names: Sequence[str]) -> dict[str, dict[str, Setting] | Refused]:
         """Return the settings of topics, in one request, or one request per topic if the cluster refuses the joint one."""
         try:
             return dict(self._describe_settings("TOPIC", names))
         except Refused as error:
             if len(names) == 1:
                 return {names[0]: error}
-        return {name: found for one in names for name, found in self._topic_settings([one]).items()}
+        return {name: found for one in names for name, found in self._request_topic_settings([one]).items()}
 
     def _describe_settings(self, kind: str, names: Sequence[str]) -> dict[str, dict[str, Setting]]:
         """Return the settings of topics (only TOPIC_SETTINGS) or brokers (all)."""
@@ -291,10 +294,10 @@ def _parse_settings(entries: Mapping[str, Any], kind: str) -> dict[str, Setting]
 def _broker_facts(node: int, address: str, settings: Mapping[str, Setting]) -> BrokerFacts:
     """Return what a broker's settings tell of it."""
     takes_last = settings.get(_LAST_TIERED_SETTING)
-    return BrokerFacts(node, address, _broker_version(settings), takes_last is not None and takes_last.value == "true")
+    return BrokerFacts(node, address, _version_from_broker_settings(settings), takes_last is not None and takes_last.value == "true")
 
 
-def _broker_version(settings: Mapping[str, Setting]) -> str:
+def _version_from_broker_settings(settings: Mapping[str, Setting]) -> str:
     """Return the version from a broker's settings, like 3.9 for "3.9-IV0". A pinned protocol version is a lower bound."""
     if not settings:
         return ""

@@ -172,33 +172,33 @@ class RemoteLogMetadataCache:
         """Return all segments that are not deleted, in the order of introduction (Kafka's listAllRemoteLogSegments)."""
         return list(self.segments.values())
 
-    def _introduce_segment(self, record: RemoteLogSegmentMetadataRecord, offset: int) -> MetadataFinding | None:
+    def _introduce_segment(self, record: RemoteLogSegmentMetadataRecord, record_offset: int) -> MetadataFinding | None:
         """Apply a record that introduces a segment."""
         existing = self.segments.get(record.segment_id)
         if existing is not None and existing.state is not record.state:
-            return self._dropped_transition_finding(existing.state, record.state, record.segment_id, offset)
+            return self._dropped_transition_finding(existing.state, record.state, record.segment_id, record_offset)
         for epoch, _ in epoch_starts(record):
             self.epochs.setdefault(epoch, LeaderEpochState()).copy_started(record.segment_id)
         self.segments[record.segment_id] = record
         if record.segment_id in self.finished:
             message = "a segment whose deletion was finished is introduced again"
-            return MetadataFinding(MetadataFindingKind.REVIVED, self.partition, record.segment_id, offset, message)
+            return MetadataFinding(MetadataFindingKind.REVIVED, self.partition, record.segment_id, record_offset, message)
         return None
 
-    def _update_segment(self, update: RemoteLogSegmentMetadataUpdateRecord, offset: int, topic: str) -> MetadataFinding | None:
+    def _update_segment(self, update: RemoteLogSegmentMetadataUpdateRecord, record_offset: int, topic: str) -> MetadataFinding | None:
         """Apply a record that changes a segment's state."""
         existing = self.segments.get(update.segment_id)
         if existing is None:
             what = "is finished" if update.segment_id in self.finished else "was never introduced"
             message = f"{update.state} of a segment that {what}"
-            return MetadataFinding(MetadataFindingKind.UNKNOWN_SEGMENT, self.partition, update.segment_id, offset, message)
+            return MetadataFinding(MetadataFindingKind.UNKNOWN_SEGMENT, self.partition, update.segment_id, record_offset, message)
         if update.state is not existing.state and update.state not in TRANSITIONS[existing.state]:
-            return self._dropped_transition_finding(existing.state, update.state, update.segment_id, offset)
+            return self._dropped_transition_finding(existing.state, update.state, update.segment_id, record_offset)
         if update.state is SegmentState.COPY_SEGMENT_STARTED:
             raise BadData(
                 f"segment {update.id} of {self.partition} is updated to COPY_SEGMENT_STARTED",
                 segment=topic,
-                offset=offset,
+                offset=record_offset,
                 hint="Brokers stop reading the topic at such a record, and again at every restart",
             )
         found = existing.updated(update)
@@ -212,17 +212,17 @@ class RemoteLogMetadataCache:
                 state.delete_finished(update.segment_id)
         if update.state is SegmentState.DELETE_SEGMENT_FINISHED:
             del self.segments[update.segment_id]
-            self._remember_finished_id(update.segment_id)
+            self._remember_deleted_id(update.segment_id)
         else:
             self.segments[update.segment_id] = found
         return None
 
-    def _dropped_transition_finding(self, before: SegmentState, after: SegmentState, raw_id: bytes, offset: int) -> MetadataFinding:
+    def _dropped_transition_finding(self, before: SegmentState, after: SegmentState, raw_id: bytes, record_offset: int) -> MetadataFinding:
         """Return the finding for an invalid state transition."""
         message = f"{before} cannot become {after}; brokers drop the record with an ERROR line"
-        return MetadataFinding(MetadataFindingKind.DROPPED_TRANSITION, self.partition, raw_id, offset, message)
+        return MetadataFinding(MetadataFindingKind.DROPPED_TRANSITION, self.partition, raw_id, record_offset, message)
 
-    def _remember_finished_id(self, raw_id: bytes) -> None:
+    def _remember_deleted_id(self, raw_id: bytes) -> None:
         """Remember the id of a deleted segment; only the newest MAX_FINISHED_IDS are remembered."""
         self.finished.pop(raw_id, None)
         self.finished[raw_id] = None

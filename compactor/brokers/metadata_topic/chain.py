@@ -70,7 +70,7 @@ def lookup_chain(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry]) -
     Offsets between links have no segment.
     """
     links: list[ChainLink] = []
-    for epoch, first, last in _epoch_ranges(lineage):
+    for epoch, first, last in _epoch_offset_ranges(lineage):
         state = cache.epochs.get(epoch)
         if state is None:
             continue
@@ -98,7 +98,7 @@ def whole_segment_chain(links: Sequence[ChainLink], lineage: Sequence[EpochEntry
     chained: list[ChainLink] = []
     for link in links:
         begin = link.segment.start_offset
-        if chained and chained[-1].last == link.first - 1 and begin <= chained[-1].last and _has_lineage_epochs(link, lineage):
+        if chained and chained[-1].last == link.first - 1 and begin <= chained[-1].last and _is_written_in_lineage_epochs(link, lineage):
             while chained and chained[-1].first >= begin:
                 chained.pop()
             if chained and chained[-1].last >= begin:
@@ -109,12 +109,14 @@ def whole_segment_chain(links: Sequence[ChainLink], lineage: Sequence[EpochEntry
     return chained
 
 
-def _has_lineage_epochs(link: ChainLink, lineage: Sequence[EpochEntry]) -> bool:
+def _is_written_in_lineage_epochs(read_range: ChainLink, lineage: Sequence[EpochEntry]) -> bool:
     """Return whether the segment has the lineage's epochs up to the offset from which it is read."""
-    own = [EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_starts(link.segment) if start <= link.first]
-    known = [entry for entry in lineage if entry.start_offset <= link.first]
-    begin = max(own[0].start_offset, known[0].start_offset) if own and known else link.first
-    return first_divergent_offset(own, link.first + 1, known, link.first + 1) is None and begin == link.segment.start_offset
+    own = [EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_starts(read_range.segment) if start <= read_range.first]
+    known = [entry for entry in lineage if entry.start_offset <= read_range.first]
+    begin = max(own[0].start_offset, known[0].start_offset) if own and known else read_range.first
+    return (
+        first_divergent_offset(own, read_range.first + 1, known, read_range.first + 1) is None and begin == read_range.segment.start_offset
+    )
 
 
 def lineage_from_segments(cache: RemoteLogMetadataCache) -> tuple[EpochEntry, ...]:
@@ -158,7 +160,7 @@ def without_empty_epochs(lineage: Sequence[tuple[int, int]]) -> list[tuple[int, 
     return [entry for at, entry in enumerate(lineage) if at + 1 == len(lineage) or lineage[at + 1][1] != entry[1]]
 
 
-def _epoch_ranges(lineage: Sequence[EpochEntry]) -> Iterator[tuple[int, int, int]]:
+def _epoch_offset_ranges(lineage: Sequence[EpochEntry]) -> Iterator[tuple[int, int, int]]:
     """Yield (epoch, first offset, last offset), ascending, as epoch_for_offset assigns offsets to epochs."""
     for at, entry in enumerate(lineage):
         last = lineage[at + 1].start_offset - 1 if at + 1 < len(lineage) else MAX_OFFSET

@@ -148,7 +148,7 @@ def uuid_bytes(text: str) -> bytes:
 def decode_record(value: bytes | None, *, offset: int = -1, topic: str = TOPIC) -> MetadataRecord:
     """Decode the value of a metadata record. Raises BadData if it is corrupt. offset and topic are for messages."""
     try:
-        return _decode_value(value)
+        return _decode_record_value(value)
     except _InvalidValueError as error:
         cause, position = error.cause, error.position
     except (IndexError, struct.error):
@@ -175,14 +175,14 @@ def encode_record(record: MetadataRecord) -> bytes:
     if isinstance(record, RemoteLogSegmentMetadataUpdateRecord):
         _append_segment_id(out, record.partition, record.segment_id, next(nested, ()), next(nested, ()))
         out += _BROKER_AND_TIME.pack(record.broker_id, record.event_timestamp_ms)
-        _append_bytes(out, record.custom_metadata)
+        _append_compact_bytes(out, record.custom_metadata)
         out.append(_STATE_IDS[record.state])
     else:
         out[1] = PARTITION_DELETE
         _append_partition(out, record.partition, next(nested, ()))
         out += _BROKER_AND_TIME.pack(record.broker_id, record.event_timestamp_ms)
         out.append(_DELETE_STATE_IDS[record.state])
-    _append_tags(out, record.tags)
+    _append_tagged_fields(out, record.tags)
     return bytes(out)
 
 
@@ -200,12 +200,12 @@ def pack_segment(record: RemoteLogSegmentMetadataRecord) -> bytes:
     _append_varint(out, len(record.leader_epochs) + 1)
     for entry in record.leader_epochs:
         out += _EPOCH.pack(entry.epoch, entry.start_offset)
-        _append_tags(out, next(nested, ()))
+        _append_tagged_fields(out, next(nested, ()))
     out += struct.pack(">i", record.size_bytes)
-    _append_bytes(out, record.custom_metadata)
+    _append_compact_bytes(out, record.custom_metadata)
     out.append(_STATE_IDS[record.state])
     tags = ((_TXN_INDEX_EMPTY, b"\x01"), *record.tags) if record.txn_index_empty else record.tags
-    _append_tags(out, tags)
+    _append_tagged_fields(out, tags)
     return bytes(out)
 
 
@@ -216,18 +216,18 @@ def unpack_segment(data: bytes, position: int = 0) -> tuple[RemoteLogSegmentMeta
     """
     partition, position, partition_tags = _read_partition(data, position)
     raw_id = _read_exactly(data, position, 16)
-    id_tags, position = _read_tags(data, position + 16)
+    id_tags, position = _decode_tagged_fields(data, position + 16)
     start, end, broker, largest, event = _SEGMENT_FIELDS.unpack_from(data, position)
-    count, position = _read_varint(data, position + _SEGMENT_FIELDS.size)
+    count, position = _decode_uvarint_at(data, position + _SEGMENT_FIELDS.size)
     epochs, nested = [], [partition_tags, id_tags]
     for _ in range(count - 1):
         epochs.append(EpochEntry(*_EPOCH.unpack_from(data, position)))
-        tags, position = _read_tags(data, position + _EPOCH.size)
+        tags, position = _decode_tagged_fields(data, position + _EPOCH.size)
         nested.append(tags)
     (size,) = struct.unpack_from(">i", data, position)
-    custom, position = _read_bytes(data, position + 4)
+    custom, position = _decode_compact_bytes(data, position + 4)
     state = _read_segment_state(data, position)
-    tags, position = _read_tags(data, position + 1)
+    tags, position = _decode_tagged_fields(data, position + 1)
     empty = False
     if tags and tags[0][0] == _TXN_INDEX_EMPTY:
         if len(tags[0][1]) != 1:
@@ -249,20 +249,20 @@ class _InvalidValueError(ValueError):
         self.position = position
 
 
-def _decode_value(value: bytes | None) -> MetadataRecord:
+def _decode_record_value(value: bytes | None) -> MetadataRecord:
     """Decode one value. Raises _InvalidValueError, IndexError or struct.error."""
     if value is None:
         raise _InvalidValueError("the value is null", 0)
-    frame, position = _read_varint(value, 0)
+    frame, position = _decode_uvarint_at(value, 0)
     if frame != _FRAME_VERSION:
         raise _InvalidValueError(f"the frame's version is {frame}, not {_FRAME_VERSION}", 0)
     kind_at = position
-    kind, position = _read_varint(value, position)
+    kind, position = _decode_uvarint_at(value, position)
     if kind == SEGMENT_SNAPSHOT:
         raise _InvalidValueError("a snapshot record (api 3) has no place in the topic", kind_at)
     if kind not in (SEGMENT_METADATA, SEGMENT_UPDATE, PARTITION_DELETE):
         raise _InvalidValueError(f"unknown kind of record: api {kind}", kind_at)
-    version, position = _read_varint(value, position)
+    version, position = _decode_uvarint_at(value, position)
     if version != _VERSION:
         raise _InvalidValueError(f"api {kind} has version {version}, not {_VERSION}", position - 1)
     record: MetadataRecord
@@ -274,34 +274,34 @@ def _decode_value(value: bytes | None) -> MetadataRecord:
         if problem:
             raise _InvalidValueError(problem, position)
     elif kind == SEGMENT_UPDATE:
-        record, position = _decode_update(value, position)
+        record, position = _decode_update_record(value, position)
     else:
-        record, position = _decode_delete(value, position)
+        record, position = _decode_partition_delete_record(value, position)
     if position != len(value):
         raise _InvalidValueError(f"{len(value) - position} bytes follow the message", position)
     return record
 
 
-def _decode_update(data: bytes, position: int) -> tuple[RemoteLogSegmentMetadataUpdateRecord, int]:
+def _decode_update_record(data: bytes, position: int) -> tuple[RemoteLogSegmentMetadataUpdateRecord, int]:
     partition, position, partition_tags = _read_partition(data, position)
     raw_id = _read_exactly(data, position, 16)
-    id_tags, position = _read_tags(data, position + 16)
+    id_tags, position = _decode_tagged_fields(data, position + 16)
     broker, event = _BROKER_AND_TIME.unpack_from(data, position)
-    custom, position = _read_bytes(data, position + _BROKER_AND_TIME.size)
+    custom, position = _decode_compact_bytes(data, position + _BROKER_AND_TIME.size)
     state = _read_segment_state(data, position)
-    tags, position = _read_tags(data, position + 1)
+    tags, position = _decode_tagged_fields(data, position + 1)
     nested = (partition_tags, id_tags) if partition_tags or id_tags else ()
     return RemoteLogSegmentMetadataUpdateRecord(partition, raw_id, broker, event, state, custom, tags, nested), position
 
 
-def _decode_delete(data: bytes, position: int) -> tuple[RemotePartitionDeleteMetadataRecord, int]:
+def _decode_partition_delete_record(data: bytes, position: int) -> tuple[RemotePartitionDeleteMetadataRecord, int]:
     partition, position, partition_tags = _read_partition(data, position)
     broker, event = _BROKER_AND_TIME.unpack_from(data, position)
     position += _BROKER_AND_TIME.size
     number = data[position]
     if number >= len(_DELETE_STATES):
         raise _InvalidValueError(f"unknown state {number} of a partition's deletion", position)
-    tags, end = _read_tags(data, position + 1)
+    tags, end = _decode_tagged_fields(data, position + 1)
     nested = (partition_tags,) if partition_tags else ()
     return RemotePartitionDeleteMetadataRecord(partition, broker, event, _DELETE_STATES[number], tags, nested), end
 
@@ -322,7 +322,7 @@ def _read_segment_state(data: bytes, position: int) -> SegmentState:
     return _STATES[number]
 
 
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+def _decode_uvarint_at(data: bytes, position: int) -> tuple[int, int]:
     byte = data[position]
     if byte < 0x80:
         return byte, position + 1
@@ -344,44 +344,44 @@ def _read_exactly(data: bytes, position: int, length: int) -> bytes:
     return found
 
 
-def _read_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
-    length, position = _read_varint(data, position)
+def _decode_compact_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
+    length, position = _decode_uvarint_at(data, position)
     if not length:
         return None, position
     return _read_exactly(data, position, length - 1), position + length - 1
 
 
-def _read_tags(data: bytes, position: int) -> tuple[Tags, int]:
-    count, position = _read_varint(data, position)
+def _decode_tagged_fields(data: bytes, position: int) -> tuple[Tags, int]:
+    count, position = _decode_uvarint_at(data, position)
     if not count:
         return (), position
     tags: list[tuple[int, bytes]] = []
     for _ in range(count):
         start = position
-        tag, position = _read_varint(data, position)
+        tag, position = _decode_uvarint_at(data, position)
         if tags and tag <= tags[-1][0]:
             raise _InvalidValueError("tagged fields do not ascend", start)
-        length, position = _read_varint(data, position)
+        length, position = _decode_uvarint_at(data, position)
         tags.append((tag, _read_exactly(data, position, length)))
         position += length
     return tuple(tags), position
 
 
 def _read_partition(data: bytes, position: int) -> tuple[TopicIdPartition, int, Tags]:
-    length, after = _read_varint(data, position)
+    length, after = _decode_uvarint_at(data, position)
     if length < 2:
         raise _InvalidValueError("the topic has no name", position)
     end = after + length - 1 + 20
     try:
-        partition = _parse_partition(_read_exactly(data, after, length - 1 + 20))
+        partition = _parse_topic_id_partition(_read_exactly(data, after, length - 1 + 20))
     except UnicodeDecodeError:
         raise _InvalidValueError("the topic's name is not UTF-8", after) from None
-    tags, end = _read_tags(data, end)
+    tags, end = _decode_tagged_fields(data, end)
     return partition, end, tags
 
 
 @lru_cache(maxsize=1 << 14)
-def _parse_partition(raw: bytes) -> TopicIdPartition:
+def _parse_topic_id_partition(raw: bytes) -> TopicIdPartition:
     """Parse topic name, topic id and partition number. Cached, because many records share a partition."""
     return TopicIdPartition(raw[-20:-4], raw[:-20].decode(), int.from_bytes(raw[-4:], "big", signed=True))
 
@@ -393,7 +393,7 @@ def _append_varint(out: bytearray, value: int) -> None:
     out.append(value)
 
 
-def _append_bytes(out: bytearray, data: bytes | None) -> None:
+def _append_compact_bytes(out: bytearray, data: bytes | None) -> None:
     if data is None:
         out.append(0)
         return
@@ -401,7 +401,7 @@ def _append_bytes(out: bytearray, data: bytes | None) -> None:
     out += data
 
 
-def _append_tags(out: bytearray, tags: Iterable[tuple[int, bytes]]) -> None:
+def _append_tagged_fields(out: bytearray, tags: Iterable[tuple[int, bytes]]) -> None:
     listed = tuple(tags)
     _append_varint(out, len(listed))
     for tag, data in listed:
@@ -411,16 +411,16 @@ def _append_tags(out: bytearray, tags: Iterable[tuple[int, bytes]]) -> None:
 
 
 def _append_partition(out: bytearray, partition: TopicIdPartition, tags: Tags) -> None:
-    _append_bytes(out, partition.topic.encode())
+    _append_compact_bytes(out, partition.topic.encode())
     out += partition.topic_id
     out += struct.pack(">i", partition.partition)
-    _append_tags(out, tags)
+    _append_tagged_fields(out, tags)
 
 
 def _append_segment_id(out: bytearray, partition: TopicIdPartition, raw_id: bytes, partition_tags: Tags, id_tags: Tags) -> None:
     _append_partition(out, partition, partition_tags)
     out += raw_id
-    _append_tags(out, id_tags)
+    _append_tagged_fields(out, id_tags)
 
 
 def _describe_bytes(value: bytes | None) -> str:

@@ -59,7 +59,7 @@ class ConfluentMetadataTopic:
         admin = self._admin_client()
         timeout, wanted = self._connection.timeout_s, kafka.TopicCollection([self._topic])
         # First, as the client learns from it who answers for the cluster by now: broker and controller of its last look may be gone.
-        cluster_id = self._list_topic(admin).cluster_id
+        cluster_id = self._request_topic_metadata(admin).cluster_id
         topics = self._retry_request(
             RetriedAdminRequest(admin, lambda: admin.describe_topics(wanted, request_timeout=timeout), self._topic)
         )
@@ -159,8 +159,8 @@ class ConfluentMetadataTopic:
         self._drop_producer()
         self._consumer = self._admin = None
 
-    def _fetch_bounds(self, numbers: Collection[int], seconds: float) -> dict[int, TopicBounds]:
-        """Return the bounds of partitions whose leader answers within ``seconds``. Each leader gets its own request, so that one cannot
+    def _fetch_bounds(self, partitions: Collection[int], timeout_s: float) -> dict[int, TopicBounds]:
+        """Return the bounds of partitions whose leader answers within ``timeout_s``. Each leader gets its own request, so that one cannot
         delay all.
         """
         kafka = load_confluent_kafka()
@@ -168,14 +168,14 @@ class ConfluentMetadataTopic:
         admin.poll(0)
         spec, isolation = kafka.admin.OffsetSpec, kafka.IsolationLevel.READ_UNCOMMITTED
         asked = []
-        for leader in sorted({self._leaders[number] for number in numbers}):
-            led = [kafka.TopicPartition(self._topic, number) for number in numbers if self._leaders[number] == leader]
+        for leader in sorted({self._leaders[number] for number in partitions}):
+            led = [kafka.TopicPartition(self._topic, number) for number in partitions if self._leaders[number] == leader]
             asked += [
-                admin.list_offsets(dict.fromkeys(led, which), isolation_level=isolation, request_timeout=seconds)
+                admin.list_offsets(dict.fromkeys(led, which), isolation_level=isolation, request_timeout=timeout_s)
                 for which in (spec.earliest(), spec.latest())
             ]
-        deadline = time.monotonic() + seconds
-        answers: dict[int, list[int]] = {number: [] for number in numbers}
+        deadline = time.monotonic() + timeout_s
+        answers: dict[int, list[int]] = {number: [] for number in partitions}
         for futures in asked:
             for where, future in futures.items():
                 try:
@@ -189,7 +189,7 @@ class ConfluentMetadataTopic:
                     pass
         return {number: TopicBounds(*both) for number, both in answers.items() if len(both) == 2}
 
-    def _list_topic(self, client: Any) -> Any:
+    def _request_topic_metadata(self, client: Any) -> Any:
         """Return the cluster's current metadata about this topic."""
         return self._retry_request(lambda seconds: [client.poll(0), client.list_topics(self._topic, timeout=seconds)][1])
 
@@ -228,7 +228,7 @@ class ConfluentMetadataTopic:
             )
             producer = create_client(lambda: load_confluent_kafka().Producer(settings))
             # A producer waits long for a topic that is not there; who asks first is told at once.
-            found = self._list_topic(producer).topics[self._topic]
+            found = self._request_topic_metadata(producer).topics[self._topic]
             if found.error is not None:
                 raise kafka_error(found.error, self._connection.bootstrap_servers, f"append to {self._topic}")
             self._producer, self._writable = producer, frozenset(found.partitions)

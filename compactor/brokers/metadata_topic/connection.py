@@ -122,7 +122,7 @@ class ClientErrors:
         """Store an error unless a more severe one is stored. Called by librdkafka."""
         with self._lock:
             known = self._error
-            if known is None or _severity(error.name()) >= _severity(known.name()):
+            if known is None or _error_severity(error.name()) >= _error_severity(known.name()):
                 self._error = error
 
     def clear(self) -> None:
@@ -143,7 +143,7 @@ class ClientErrors:
         :param request: the request, for the message.
         """
         error = self.last_error
-        if error is None or _severity(error.name()) < 2:
+        if error is None or _error_severity(error.name()) < 2:
             return None
         found = kafka_error(error, servers, request)
         return found if isinstance(found, Refused) else None
@@ -190,7 +190,7 @@ def retry_until_answered(connection: KafkaConnection, listener: ClientErrors, re
         except kafka.KafkaException as raised:
             error: KafkaError = raised.args[0]
             if error.name() not in (*_NETWORK_ERRORS, *_RETRIABLE_ERRORS) or left <= _ATTEMPT_TIMEOUT_S:
-                raise _final_error(error, connection, listener, request) from None
+                raise _error_after_retries(error, connection, listener, request) from None
             time.sleep(_RETRY_DELAY_S)
         except TimeoutError:
             if left <= _ATTEMPT_TIMEOUT_S:
@@ -287,14 +287,14 @@ def kafka_error(error: KafkaError, servers: str, request: str) -> StoreError:
     return Refused(f"{request}: {detail} ({name})")
 
 
-def _final_error(error: KafkaError, connection: KafkaConnection, listener: ClientErrors, request: str) -> StoreError:
+def _error_after_retries(error: KafkaError, connection: KafkaConnection, listener: ClientErrors, request_name: str) -> StoreError:
     """Return the error to raise when retries end: the most severe one that the client reported, else ``error``."""
-    refusal = listener.tls_or_login_error(connection.bootstrap_servers, request)
+    refusal = listener.tls_or_login_error(connection.bootstrap_servers, request_name)
     if refusal is not None:
         return refusal
     if error.name() in (*_RETRIABLE_ERRORS, *_NETWORK_ERRORS) and (received := listener.last_error) is not None:
-        return kafka_error(received, connection.bootstrap_servers, request)
-    return kafka_error(error, connection.bootstrap_servers, request)
+        return kafka_error(received, connection.bootstrap_servers, request_name)
+    return kafka_error(error, connection.bootstrap_servers, request_name)
 
 
 def no_answer_error(connection: KafkaConnection, listener: ClientErrors, what: str) -> StoreError:
@@ -305,8 +305,8 @@ def no_answer_error(connection: KafkaConnection, listener: ClientErrors, what: s
     return Unavailable(f"{what}: no answer from {connection.bootstrap_servers} within {connection.timeout_s:g} s", hint="Try again")
 
 
-def _severity(name: str) -> int:
+def _error_severity(error_name: str) -> int:
     """Return 2 for TLS and login errors, 1 for connection errors, 0 for others."""
-    if name in (*_TLS_ERRORS, *_LOGIN_ERRORS):
+    if error_name in (*_TLS_ERRORS, *_LOGIN_ERRORS):
         return 2
-    return 1 if name in ("_TRANSPORT", "_RESOLVE") else 0
+    return 1 if error_name in ("_TRANSPORT", "_RESOLVE") else 0

@@ -140,7 +140,7 @@ class FoldedMetadataTopic:
         with self._lock:
             for _ in range(_MAX_ATTEMPTS):
                 try:
-                    return self._fold_to_end(deadline)._replace(refold_reason=why)
+                    return self._fold_until_end_or_deadline(deadline)._replace(refold_reason=why)
                 except (StateLost, _TopicChangedError) as error:
                     why = str(error)
                     self._states.discard_all(why)
@@ -203,7 +203,7 @@ class FoldedMetadataTopic:
                 total.update(dict(reached.compactor_records))
             return total
 
-    def _fold_to_end(self, deadline: float) -> FollowProgress:
+    def _fold_until_end_or_deadline(self, deadline: float) -> FollowProgress:
         """Fold records up to the current end of the topic or the deadline."""
         identity = self._topic.identity()
         if identity != self._identity:
@@ -212,15 +212,15 @@ class FoldedMetadataTopic:
             self._partitions, self._identity, self._checked = identity.partitions, identity, set()
         bounds = self._topic.bounds()
         self._leaderless = frozenset(range(self._partitions)) - bounds.keys()
-        self._seek_unread(bounds)
+        self._seek_unread_records(bounds)
         folded = 0
-        while self._unread_records(bounds) and time.monotonic() < deadline:
+        while self._count_unread_records(bounds) and time.monotonic() < deadline:
             read = self._read_chunk(bounds, deadline)
             for number in sorted(read):
                 folded += self._fold_chunk(number, read[number])
-        return FollowProgress(folded, self._unread_records(bounds))
+        return FollowProgress(folded, self._count_unread_records(bounds))
 
-    def _seek_unread(self, bounds: Mapping[int, TopicBounds]) -> None:
+    def _seek_unread_records(self, bounds: Mapping[int, TopicBounds]) -> None:
         """Continue reading each metadata partition at its fold position, or at the last folded record if that was not verified yet."""
         positions = {}
         for number, (start, end) in bounds.items():
@@ -240,7 +240,7 @@ class FoldedMetadataTopic:
             self._topic.seek(positions)
             self._reading = positions
 
-    def _unread_records(self, bounds: Mapping[int, TopicBounds]) -> dict[int, int]:
+    def _count_unread_records(self, bounds: Mapping[int, TopicBounds]) -> dict[int, int]:
         """Return the number of unread records by metadata partition."""
         behind = {}
         for number, (_, end) in bounds.items():
@@ -253,7 +253,7 @@ class FoldedMetadataTopic:
         """Read records until a chunk is full, the end is reached or the deadline has passed."""
         read: dict[int, _ReadChunk] = {}
         count = size = 0
-        wanted = self._unread_records(bounds)
+        wanted = self._count_unread_records(bounds)
         while count < self._chunk_records and size < MAX_CHUNK_BYTES and time.monotonic() < deadline:
             try:
                 polled = self._topic.poll(
@@ -278,7 +278,7 @@ class FoldedMetadataTopic:
     def _fold_chunk(self, number: int, read: _ReadChunk) -> int:
         """Fold the records read from one metadata partition, and return their number."""
         reached = self._reached[number]
-        records = self._unfolded_records(number, reached, read)
+        records = self._verified_unfolded_records(number, reached, read)
         self._checked.add(number)
         by_partition: dict[TopicIdPartition, list[tuple[int, MetadataRecord]]] = {}
         ours: list[tuple[int, int]] = []
@@ -296,7 +296,9 @@ class FoldedMetadataTopic:
         at = 0
         while at < len(names):
             try:
-                self._apply_events(number, {name: by_partition[name] for name in names[at : at + _PARTITIONS_PER_SAVE]}, position)
+                self._apply_records_to_partitions(
+                    number, {name: by_partition[name] for name in names[at : at + _PARTITIONS_PER_SAVE]}, position
+                )
                 at += _PARTITIONS_PER_SAVE
             except BadData as error:
                 # All that stands before it counts, nothing after it: once more from the first, what is applied stays so.
@@ -313,7 +315,7 @@ class FoldedMetadataTopic:
             self._folds += 1
         return len(done)
 
-    def _unfolded_records(self, number: int, reached: FoldPosition, read: _ReadChunk) -> list[TopicRecord]:
+    def _verified_unfolded_records(self, number: int, reached: FoldPosition, read: _ReadChunk) -> list[TopicRecord]:
         """Verify the last folded record if that was not done yet, and return the records after it.
 
         Raises _TopicChangedError if that record is absent or different.
@@ -326,7 +328,9 @@ class FoldedMetadataTopic:
                 )
         return [record for record in read.records if record.offset >= reached.position]
 
-    def _apply_events(self, number: int, events: Mapping[TopicIdPartition, Iterable[tuple[int, MetadataRecord]]], end: int) -> None:
+    def _apply_records_to_partitions(
+        self, number: int, events: Mapping[TopicIdPartition, Iterable[tuple[int, MetadataRecord]]], end: int
+    ) -> None:
         """Apply records below offset ``end`` to user partitions, and save these."""
         names = list(events)
         held = dict(zip(names, self._states.load_partitions(number, names), strict=True))

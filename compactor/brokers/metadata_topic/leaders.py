@@ -64,16 +64,20 @@ class KafkaLeaders:
         """Return the ids of these topics, without those that do not exist or may not be described. Raises Unavailable or Refused."""
         admin, timeout = self._admin.client, self._connection.timeout_s
         cluster = self._admin.request("describe the cluster", lambda: {"": admin.describe_cluster(request_timeout=timeout)})[""]
-        return ClusterTopics(cluster.cluster_id or "", self._request_topic_ids(names))
+        return ClusterTopics(cluster.cluster_id or "", self._request_topic_ids_jointly_or_singly(names))
 
-    def _request_topic_ids(self, names: Sequence[str]) -> dict[str, TopicId]:
+    def _request_topic_ids_jointly_or_singly(self, names: Sequence[str]) -> dict[str, TopicId]:
         """Return the ids of topics, in one request, or one request per topic if the cluster refuses the joint one."""
         admin, timeout = self._admin.client, self._connection.timeout_s
         wanted = load_confluent_kafka().TopicCollection(list(names))
         try:
             found = self._admin.request(f"describe {', '.join(names)}", lambda: admin.describe_topics(wanted, request_timeout=timeout))
         except Refused:
-            return {name: topic_id for one in names for name, topic_id in self._request_topic_ids([one]).items()} if len(names) > 1 else {}
+            return (
+                {name: topic_id for one in names for name, topic_id in self._request_topic_ids_jointly_or_singly([one]).items()}
+                if len(names) > 1
+                else {}
+            )
         return {name: uuid_text(uuid_to_bytes(topic.topic_id)) for name, topic in found.items()}
 
     def retention_ms(self, topic: str) -> int | None:

@@ -112,15 +112,15 @@ class FoldedPartition:
             self.finding_count += 1
             self.findings = [*self.findings, finding][-MAX_FINDINGS:]
 
-    def _adjust_counts(self, segment: RemoteLogSegmentMetadataRecord | None, by: int) -> None:
-        """Add ``by`` to the counts of this segment's state."""
+    def _adjust_counts(self, segment: RemoteLogSegmentMetadataRecord | None, difference: int) -> None:
+        """Add ``difference`` to the counts of this segment's state."""
         if segment is None:
             return
         if segment.state is SegmentState.COPY_SEGMENT_FINISHED:
-            self.finished += by
-            self.finished_bytes += by * segment.size_bytes
+            self.finished += difference
+            self.finished_bytes += difference * segment.size_bytes
         else:
-            self.other += by
+            self.other += difference
 
 
 class PersistedStates:
@@ -141,7 +141,7 @@ class PersistedStates:
         format.
         """
         message = json.dumps([packed.STATE_FORMAT, PERSISTED_FORMAT, identity.cluster_id, identity.topic_id, identity.partitions]).encode()
-        keys = [_TOPIC_KEY, *map(_position_key, range(identity.partitions))]
+        keys = [_TOPIC_KEY, *map(_local_key_of_position, range(identity.partitions))]
         self._writable = self._store.writable
         values = [self._memory.get(key, data) for key, data in zip(keys, self._store.get(keys), strict=True)]
         self._reached = _parse_positions(values[1:]) if values[0] == message else {}
@@ -152,7 +152,7 @@ class PersistedStates:
             self._reached = dict.fromkeys(range(identity.partitions), FoldPosition())
             self._writable = self._store.writable
             self._write_values(
-                {_TOPIC_KEY: message, **{_position_key(number): reached.encode() for number, reached in self._reached.items()}}
+                {_TOPIC_KEY: message, **{_local_key_of_position(number): reached.encode() for number, reached in self._reached.items()}}
             )
         self._stored = self._store.get([_TOPIC_KEY])[0]
         return dict(self._reached)
@@ -165,7 +165,7 @@ class PersistedStates:
 
     def load_partitions(self, metadata_partition: int, names: Sequence[TopicIdPartition]) -> list[FoldedPartition | None]:
         """Return the states of user partitions, None for unknown ones. Raises StateLost."""
-        keys = [_position_key(metadata_partition)]
+        keys = [_local_key_of_position(metadata_partition)]
         for name in names:
             keys += [_partition_key(_SUMMARY_PREFIX, name), _partition_key(_STATE_PREFIX, name)]
         at, *values = self._read_values(keys)
@@ -177,14 +177,14 @@ class PersistedStates:
         """Save the states of user partitions."""
         values = {}
         for name, folded in partitions.items():
-            values[_partition_key(_SUMMARY_PREFIX, name)] = _encode_summary(folded)
+            values[_partition_key(_SUMMARY_PREFIX, name)] = _encode_partition_counts(folded)
             values[_partition_key(_STATE_PREFIX, name)] = packed.pack_fold(folded.cache, folded.findings)
         self._write_values(values)
 
     def save_position(self, metadata_partition: int, position: FoldPosition) -> None:
         """Save a fold position. Called after the states of all records below it are saved."""
         self._reached[metadata_partition] = position
-        self._write_values({_position_key(metadata_partition): position.encode()})
+        self._write_values({_local_key_of_position(metadata_partition): position.encode()})
 
     def tiered_partitions(self) -> Iterator[TieredPartition]:
         """Yield all user partitions with records, by topic id and number."""
@@ -222,7 +222,7 @@ def _parse_positions(values: Sequence[bytes | None]) -> dict[int, FoldPosition]:
         return {}
 
 
-def _position_key(number: int) -> bytes:
+def _local_key_of_position(number: int) -> bytes:
     return _POSITION_PREFIX + _NUMBER.pack(number)
 
 
@@ -230,7 +230,7 @@ def _partition_key(kind: bytes, name: TopicIdPartition) -> bytes:
     return kind + name.topic_id + _NUMBER.pack(name.partition)
 
 
-def _encode_summary(folded: FoldedPartition) -> bytes:
+def _encode_partition_counts(folded: FoldedPartition) -> bytes:
     """Encode topic name and counts of a partition as JSON."""
     topic = folded.cache.partition.topic
     return json.dumps([topic, folded.finished, folded.other, folded.finished_bytes, folded.finding_count, folded.cache.applied]).encode()

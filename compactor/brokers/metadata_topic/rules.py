@@ -36,10 +36,12 @@ def record_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry],
 
     :param lineage: leader epochs with which brokers look up offsets.
     """
-    return _format_problem(cache, record) or _transition_problem(cache, record) or _lookup_problem(cache, lineage, record)
+    return (
+        _format_rule_violation(cache, record) or _transition_rule_violation(cache, record) or _lookup_rule_violation(cache, lineage, record)
+    )
 
 
-def _format_problem(cache: RemoteLogMetadataCache, record: MetadataRecord) -> str:
+def _format_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRecord) -> str:
     """Return how the record violates R1, R4 or R6 of the metadata rules (records at which brokers stop or that they could not serve), or an
     empty string.
     """
@@ -63,7 +65,7 @@ def _format_problem(cache: RemoteLogMetadataCache, record: MetadataRecord) -> st
     return ""
 
 
-def _transition_problem(cache: RemoteLogMetadataCache, record: MetadataRecord) -> str:
+def _transition_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRecord) -> str:
     """Return how the record violates R1 or R3 of the metadata rules (Kafka's state machine, custom metadata), or an empty string."""
     if isinstance(record, RemotePartitionDeleteMetadataRecord):
         return ""
@@ -82,7 +84,7 @@ def _transition_problem(cache: RemoteLogMetadataCache, record: MetadataRecord) -
     return ""
 
 
-def _lookup_problem(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> str:
+def _lookup_rule_violation(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> str:
     """Return how the record makes a readable offset unreadable, even briefly (R3b, R4, R8 of the metadata rules), or an empty string."""
     after = TrialFold(cache)
     message = after.apply_record(record)
@@ -164,15 +166,15 @@ def epochs_with_lookup_gap(cache: RemoteLogMetadataCache, segment: RemoteLogSegm
     return [
         epoch
         for epoch, start in epoch_starts(segment)
-        if _is_superseded(cache.epochs.get(epoch), start, last_offset_of_epoch(segment, LeaderEpoch(epoch)))
+        if _supersedes_entries_of_epoch(cache.epochs.get(epoch), start, last_offset_of_epoch(segment, LeaderEpoch(epoch)))
     ]
 
 
-def _is_superseded(state: LeaderEpochState | None, start: int, end: int) -> bool:
+def _supersedes_entries_of_epoch(epoch_segments: LeaderEpochState | None, start_offset: int, end_offset: int) -> bool:
     """Return whether a segment [start, end] of this epoch makes a broker remove existing entries."""
-    if state is None or not state.starts or state.highest is None:
+    if epoch_segments is None or not epoch_segments.starts or epoch_segments.highest is None:
         return False
-    return state.starts[-1] >= start and state.highest <= end
+    return epoch_segments.starts[-1] >= start_offset and epoch_segments.highest <= end_offset
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,7 @@ def replacement_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEn
         return f"R4: segment {segment.id} does not begin and end where what readers find between its offsets does"
     if covered[-1] is links[-1]:
         return f"R8: segment {segment.id} would replace the newest one, {links[-1].segment.id}"
-    reported = merge_segment_lineages([_epochs_read(link) for link in covered])
+    reported = merge_segment_lineages([_epochs_read_by_consumers(link) for link in covered])
     if tuple(segment.leader_epochs) != reported:
         return f"R4: segment {segment.id} has other leader epochs than its sources"
     if reported[-1].start_offset > covered[0].last:
@@ -246,7 +248,7 @@ def replacement_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEn
     return ""
 
 
-def _epochs_read(link: ChainLink) -> tuple[EpochEntry, ...]:
+def _epochs_read_by_consumers(link: ChainLink) -> tuple[EpochEntry, ...]:
     """Return the leader epochs of a source that readers read."""
     return tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_starts(link.segment) if start <= link.last)
 
@@ -305,7 +307,7 @@ def unfinished_copies(
     """
     links = whole_segment_chain(lookup_chain(cache, lineage), lineage)
     begun = (one for one in cache.segments.values() if one.state is _S.COPY_SEGMENT_STARTED and one.broker_id != COMPACTOR_BROKER_ID)
-    return [one for one in begun if one.end_offset <= end_offset and _is_covered(links, one)]
+    return [one for one in begun if one.end_offset <= end_offset and _is_covered_by_read_ranges(links, one)]
 
 
 def finish_refusal(
@@ -368,10 +370,10 @@ def late_broker_copies(
     return [one for one in late if any(first <= one.start_offset and one.end_offset <= last for first, last in spans)]
 
 
-def _is_covered(links: Sequence[ChainLink], segment: RemoteLogSegmentMetadataRecord) -> bool:
+def _is_covered_by_read_ranges(read_ranges: Sequence[ChainLink], segment: RemoteLogSegmentMetadataRecord) -> bool:
     """Return whether the links contain all offsets of the segment."""
     wanted = segment.start_offset
-    for link in links:
+    for link in read_ranges:
         if link.first <= wanted <= link.last:
             wanted = link.last + 1
     return wanted > segment.end_offset

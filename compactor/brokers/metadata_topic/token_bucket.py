@@ -104,7 +104,7 @@ class MetadataTokenBucket:
         if is_next and (not total or total + wanted <= per_hour):
             waiting.pop(name, None)
             return MetadataTokenBucket(reserved | {name: replace(mine, round=wanted, counted_ms=now_ms)}, waiting), None
-        until = _time_when_admissible(used, wanted, per_hour) if is_next else waiting[first].again_ms
+        until = _admissible_at_ms(used, wanted, per_hour) if is_next else waiting[first].again_ms
         waiting[name] = WaitingRound(wanted, max(until, now_ms + MINUTE_MS))
         return MetadataTokenBucket(reserved, waiting)._without_round(name), Wait(waiting[name].again_ms, wanted)
 
@@ -137,13 +137,13 @@ class MetadataTokenBucket:
         return replace(self, reserved={of: one for of, one in left.items() if one.round or one.deletions})
 
 
-def _time_when_admissible(records_by_minute: Mapping[int, int], records: int, per_hour: int) -> int:
-    """Return when a round of ``records`` records will fit the cap because older records have left the last hour, in milliseconds; 0 if it
-    fits now.
+def _admissible_at_ms(records_by_minute: Mapping[int, int], record_count: int, max_records_per_hour: int) -> int:
+    """Return when a round of ``record_count`` records will fit the cap because older records have left the last hour, in milliseconds; 0 if
+    it fits now.
     """
     left, at = sum(records_by_minute.values()), 0
     for minute, count in records_by_minute.items():
-        if not left or left + records <= per_hour:
+        if not left or left + record_count <= max_records_per_hour:
             break
         left -= count
         at = (minute + MINUTES_PER_HOUR) * MINUTE_MS

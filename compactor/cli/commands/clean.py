@@ -38,12 +38,15 @@ def run_clean(args: argparse.Namespace, out: Output) -> None:
 
         summary = clean_log_directory(args.log_dir, args.out_dir, request, on_phase)
     out.print_result(
-        _clean_document(summary, marks, profile), _clean_table(summary), *profile.cost_tables(), summary=_clean_summary(summary)
+        _document_of_cleaning(summary, marks, profile),
+        _table_of_cleaning(summary),
+        *profile.cost_tables(),
+        summary=_summary_of_cleaning(summary),
     )
 
 
-def _clean_document(summary: CleanSummary, marks: dict[str, tuple[float, float]], profile: CommandProfile) -> dict[str, object]:
-    begin, middle, end = marks["index"], marks["rewrite"], marks["done"]
+def _document_of_cleaning(summary: CleanSummary, phase_times: dict[str, tuple[float, float]], profile: CommandProfile) -> dict[str, object]:
+    begin, middle, end = phase_times["index"], phase_times["rewrite"], phase_times["done"]
     return {
         "next_dirty_offset": summary.next_dirty_offset,
         "segments": [{"base": base, "bytes": written} for base, written in summary.segments],
@@ -63,11 +66,11 @@ def _clean_document(summary: CleanSummary, marks: dict[str, tuple[float, float]]
     }
 
 
-def _clean_table(summary: CleanSummary) -> Table:
+def _table_of_cleaning(summary: CleanSummary) -> Table:
     return Table("segments written", ("base offset", "size"), [(base, format_size(written)) for base, written in summary.segments])
 
 
-def _clean_summary(summary: CleanSummary) -> str:
+def _summary_of_cleaning(summary: CleanSummary) -> str:
     sizes = f"{format_size(summary.bytes_read)} -> {format_size(summary.bytes_written)}"
     records = f"{summary.records_kept:,} of {summary.records_read:,} records kept"
     return f"{records}, {sizes}; next dirty offset {summary.next_dirty_offset}"

@@ -70,7 +70,7 @@ def _erasure_report(opened: Tier, args: argparse.Namespace, keys: list[bytes], o
 
         found = find_key_holders_in_topic(opened, names, question, show_partition)
         if args.expedite and found.holders:
-            removals = _expedite(opened, found, question, args, outcomes, done, out)
+            removals = _run_rounds_to_erase(opened, found, question, args, outcomes, done, out)
             question = replace(question, now_ms=opened.ports.clock_ms())
             found = find_key_holders_in_topic(opened, names, question, show_partition)
     for name, error in found.failed:
@@ -82,7 +82,7 @@ def _erasure_report(opened: Tier, args: argparse.Namespace, keys: list[bytes], o
     return document, outcomes.exit_code() or (0 if document["erased"] else NOT_YET)
 
 
-def _expedite(
+def _run_rounds_to_erase(
     opened: Tier,
     found: TopicKeySurvey,
     question: KeyQuestion,

@@ -37,7 +37,7 @@ def run_import(args: argparse.Namespace, out: Output) -> int:
         gaps=args.allow_gaps,
         accept_truncation=args.accept_truncation,
         accept_loss=args.accept_loss,
-        opening=OpeningRule(_ask_brokers(frame.load_command_settings(args)), by_hand=args.new_incarnation),
+        opening=OpeningRule(_topic_id_query_of_brokers(frame.load_command_settings(args)), by_hand=args.new_incarnation),
     )
     if args.from_tier is not None:
         return _import_tier(args, out, options)
@@ -63,7 +63,9 @@ def run_import(args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-def _audited_import(args: argparse.Namespace, opened: Tier, out: Output, targets: Sequence[str]) -> AbstractContextManager[None]:
+def _record_import_if_permitting(
+    args: argparse.Namespace, opened: Tier, out: Output, targets: Sequence[str]
+) -> AbstractContextManager[None]:
     """Return a context that records the import in the audit if an option permits what an import otherwise refuses; else a context that does
     nothing.
     """
@@ -72,12 +74,14 @@ def _audited_import(args: argparse.Namespace, opened: Tier, out: Output, targets
     return audit.recorded_if(bool(given), args, opened.settings, out, "import", targets, **given)
 
 
-def _ask_brokers(settings: Settings) -> AskTopicIds | None:
+def _topic_id_query_of_brokers(settings: Settings) -> AskTopicIds | None:
     """Return a function that asks the configured brokers for topic ids; None if no brokers are configured."""
     return KafkaLeaders(kafka_connection(settings)).topic_ids if settings.kafka.names_brokers else None
 
 
-def _confirm_topics(opened: Tier, directories: Iterable[tuple[TopicPartition, Path]], options: ImportOptions, out: Output) -> None:
+def _record_topics_of_cluster(
+    opened: Tier, directories: Iterable[tuple[TopicPartition, Path]], options: ImportOptions, out: Output
+) -> None:
     """Record which cluster has the topics of imported directories, if brokers are configured. Brokers that do not answer are reported."""
     if options.opening.ask is not None:
         opened.catalog.refresh()
@@ -94,10 +98,10 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
     opened.identity.check_location()  # also where nothing is new
     policy = opened.cleaner_for(name.topic).cleaner_policy()
     compile_kernels(out)
-    with _audited_import(args, opened, out, [str(name)]), out.progress("importing", unit="bytes") as bar:
+    with _record_import_if_permitting(args, opened, out, [str(name)]), out.progress("importing", unit="bytes") as bar:
         progress = ImportProgress(lambda step, size: bar.begin_step(f"{step} {name}", size), bar.advance)
         report = import_directory(opened, args.log_dir, name, policy, progress, options)
-    _confirm_topics(opened, [(name, args.log_dir)], options, out)
+    _record_topics_of_cluster(opened, [(name, args.log_dir)], options, out)
     for note in report.notes:
         out.note(f"note: {note}")
     if not report.segments:
@@ -135,11 +139,13 @@ def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) 
 
     def take(tell: Callable[[PartitionImport], None]) -> list[PartitionImport]:
         done = import_root(opened, directories, options, on_partition=tell)
-        _confirm_topics(opened, [pair for pair, entry in zip(directories, done, strict=True) if entry.error is None], options, out)
+        _record_topics_of_cluster(
+            opened, [pair for pair, entry in zip(directories, done, strict=True) if entry.error is None], options, out
+        )
         return done
 
-    with _audited_import(args, opened, out, [str(name) for name, _ in directories]):
-        return _import_and_report(out, len(directories), take)
+    with _record_import_if_permitting(args, opened, out, [str(name) for name, _ in directories]):
+        return _import_with_progress(out, len(directories), take)
 
 
 def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) -> int:
@@ -150,11 +156,13 @@ def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) 
     source = read_only_tier(open_tier(load_settings(args.from_tier, {})))
     target = tiers.open_configured_tier(args)
     names = partitions_to_import(source, args.topics)
-    with _audited_import(args, target, out, [*map(str, names)]):
-        return _import_and_report(out, len(names), lambda tell: import_tier(source, target, names, options, on_partition=tell))
+    with _record_import_if_permitting(args, target, out, [*map(str, names)]):
+        return _import_with_progress(out, len(names), lambda tell: import_tier(source, target, names, options, on_partition=tell))
 
 
-def _import_and_report(out: Output, partitions: int, take: Callable[[Callable[[PartitionImport], None]], list[PartitionImport]]) -> int:
+def _import_with_progress(
+    out: Output, partition_count: int, import_all: Callable[[Callable[[PartitionImport], None]], list[PartitionImport]]
+) -> int:
     """Import many partitions with a progress display, print the result of each, and return the exit code."""
     outcomes = tiers.PartitionOutcomes(out, named=True)
     compile_kernels(out)
@@ -166,8 +174,8 @@ def _import_and_report(out: Output, partitions: int, take: Callable[[Callable[[P
         elif done.failure_or_notes:
             out.note(f"note: {done.failure_or_notes}")
 
-    with out.progress("importing", partitions, "partitions") as bar:
-        done = take(report_partition)
+    with out.progress("importing", partition_count, "partitions") as bar:
+        done = import_all(report_partition)
     rows = [_import_row(entry) for entry in done]
     columns = ("topic", "partition", "status", "segments", "bytes", "start_offset", "end_offset", "reason")
     shown = [tuple(format_size(row[c]) if c == "bytes" else row[c] for c in columns) for row in rows]

@@ -73,7 +73,7 @@ def _read_present_summaries(opened: Tier, names: Sequence[TopicPartition], out: 
     return [inspection.summary for inspection in looks if inspection.summary is not None]
 
 
-def _note_lease_holder(opened: Tier, name: TopicPartition, out: Output) -> None:
+def _tell_who_holds_lease(opened: Tier, name: TopicPartition, out: Output) -> None:
     """Tell the user who holds the lease for which the command waits. A process that was killed did not release it."""
     log = opened.open(name)
     log.refresh()
@@ -86,16 +86,16 @@ def _note_lease_holder(opened: Tier, name: TopicPartition, out: Output) -> None:
 def _run_due_rounds(
     opened: Tier,
     names: Sequence[TopicPartition],
-    held: Sequence[TopicPartition],
+    led_elsewhere: Sequence[TopicPartition],
     args: argparse.Namespace,
-    now: int,
+    now_ms: int,
     profile: CommandProfile,
     out: Output,
     outcomes: tiers.PartitionOutcomes,
 ) -> dict[TopicPartition, dict[str, object]]:
     """Run a round on each of these partitions, and return a row of the result for each.
 
-    :param held: partitions that another process leads, or led when it was killed.
+    :param led_elsewhere: partitions that another process leads, or led when it was killed.
     """
     process_folder(opened.state_dir)  # before anything is announced that could not be worked on
     if opened.engines is not None:
@@ -106,12 +106,12 @@ def _run_due_rounds(
     with out.progress("cleaning", unit="bytes") as progress, opened.counters.report_transfers(progress.advance), profile.record_costs():
         for number, name in enumerate(names, start=1):
             begin, before = time.monotonic(), opened.counters.usage()
-            reported = JobProgress(Job(name, DaemonAction.ROUND), None, now, ServiceLogger(logging.getLogger(__name__)))
+            reported = JobProgress(Job(name, DaemonAction.ROUND), None, now_ms, ServiceLogger(logging.getLogger(__name__)))
             stages = _StageDisplay(progress, f"{name} ({number} of {len(names)})", reported)
             try:
-                if name in held:
-                    _note_lease_holder(opened, name, out)
-                report = compact(opened, name, now, force=args.force, on_stage=stages)
+                if name in led_elsewhere:
+                    _tell_who_holds_lease(opened, name, out)
+                report = compact(opened, name, now_ms, force=args.force, on_stage=stages)
                 if report.status == RoundStatus.QUARANTINED:
                     outcomes.record_quarantine(str(name), report.reason)
                 else:

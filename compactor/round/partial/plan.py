@@ -202,7 +202,7 @@ def new_log_pieces(plan: PartialRewritePlan, key: str, log: Path, cleaned: Batch
     """
     made: list[ComposeSource] = []
     headers = plan.directory().headers
-    for stretch, (first, last) in zip(plan.stretches, _rewritten_batches(plan, cleaned), strict=True):
+    for stretch, (first, last) in zip(plan.stretches, _rewritten_batch_ranges(plan, cleaned), strict=True):
         if stretch.is_copied:
             start, length = log_range(plan.table, stretch)
             crc = crc32c_of_batches(headers[stretch.first : stretch.last])
@@ -222,12 +222,12 @@ def merge_key_directory(plan: PartialRewritePlan, segment_id: str, cleaned: Batc
         segment_id,
         [
             source.directory_of_batches(stretch.first, stretch.last) if stretch.is_copied else written.directory_of_batches(first, last)
-            for stretch, (first, last) in zip(plan.stretches, _rewritten_batches(plan, cleaned), strict=True)
+            for stretch, (first, last) in zip(plan.stretches, _rewritten_batch_ranges(plan, cleaned), strict=True)
         ],
     )
 
 
-def _rewritten_batches(plan: PartialRewritePlan, cleaned: BatchTable) -> Iterator[tuple[int, int]]:
+def _rewritten_batch_ranges(plan: PartialRewritePlan, cleaned: BatchTable) -> Iterator[tuple[int, int]]:
     """Yield, for each range of source batches, the range of batches that the cleaner wrote in its place; (0, 0) if the store copies it. A
     filler batch belongs to the last range.
     """

@@ -170,13 +170,13 @@ def create_local_worker(
         engine="auto" if cleaner.map_engine == "spark" else cleaner.map_engine,
         verify_before_publish=shared.gate,
         sidecars=open_sidecars(shared),
-        filter_for=partial(design_filter, cleaner, filters.record, filters.probes) if filters else _no_filter,
+        filter_for=partial(design_filter, cleaner, filters.record, filters.probes) if filters else _design_no_filter,
         splices=cleaner.splice,
         stats=stats or WorkStats(),
         known=sent_files or {},
     )
 
 
-def _no_filter(records: int, segment_bytes: int) -> None:
+def _design_no_filter(records: int, segment_bytes: int) -> None:
     """Return None: new segments get no filter."""
     return

@@ -80,7 +80,7 @@ def start_cluster(settings: Settings, app_name: str = "tiered-compactor") -> Ite
     finally:
         if not given:
             session.stop()
-            shutil.rmtree(_local_dir(folder, os.getpid()), ignore_errors=True)
+            shutil.rmtree(_local_directory_of_driver(folder, os.getpid()), ignore_errors=True)
 
 
 def _run_first_job(session: SparkSession, begin: float) -> StartedCluster:
@@ -95,14 +95,19 @@ def _run_first_job(session: SparkSession, begin: float) -> StartedCluster:
         wanted = max(2, context.defaultParallelism)
         # With a shuffle, as the JVM loads what that needs when it is first asked.
         with named_stages(context, "are the executors ready?"):
-            answers = context.parallelize(range(wanted), wanted).map(_load_kernels).groupByKey(wanted).map(_any_version)
-            differing = set(answers.collect()) - {_local_version()}
+            answers = (
+                context.parallelize(range(wanted), wanted)
+                .map(_load_kernels_and_report_version)
+                .groupByKey(wanted)
+                .map(_first_reported_version)
+            )
+            differing = set(answers.collect()) - {_version_of_this_process()}
     except _spark_errors() as error:
         raise executors_not_ready_error(error) from None
     finally:
         context.setJobDescription(None)  # type: ignore[arg-type]
     if differing:
-        raise UsageError(f"the executors run {min(differing)}, the driver {_local_version()}", hint=INSTALL_HINT)
+        raise UsageError(f"the executors run {min(differing)}, the driver {_version_of_this_process()}", hint=INSTALL_HINT)
     return StartedCluster(Cluster(session), str(context.master), time.monotonic() - begin, context.uiWebUrl or "")
 
 
@@ -119,7 +124,7 @@ def executors_not_ready_error(error: Exception) -> UsageError:
     return UsageError(f"the executors' Python lacks the package {package}", hint=hint)
 
 
-def _load_kernels(task: int) -> tuple[int, str]:
+def _load_kernels_and_report_version(task_number: int) -> tuple[int, str]:
     """Load the compiled kernels in an executor's Python worker before any work is timed. Return (task number, version)."""
     from compactor.cleaner.precompile import precompile_kernels
     from compactor.spark.round.pass_one_tasks import load_kernels
@@ -129,15 +134,15 @@ def _load_kernels(task: int) -> tuple[int, str]:
     # Spark collects garbage after each task: a twentieth of a second, if it has to look at everything that was imported.
     gc.collect()
     gc.freeze()
-    return task, _local_version()
+    return task_number, _version_of_this_process()
 
 
-def _any_version(gathered: tuple[int, Iterable[str]]) -> str:
+def _first_reported_version(gathered: tuple[int, Iterable[str]]) -> str:
     """Return one of the versions that arrived for a shuffle key."""
     return next(iter(gathered[1]))
 
 
-def _local_version() -> str:
+def _version_of_this_process() -> str:
     """Return the version of our code and the codec libraries in this process."""
     from compactor.round.pass_two import executor_fingerprint
 
@@ -152,11 +157,11 @@ def _start_session(settings: SparkSettings, app_name: str, folder: Path) -> Spar
 
     master = settings.master
     folder.mkdir(parents=True, exist_ok=True)
-    _delete_abandoned_dirs(folder)
+    _delete_directories_of_ended_drivers(folder)
     conf = SparkConf().setAppName(app_name)
     conf.set("spark.ui.showConsoleProgress", "false")
     conf.set("spark.ui.port", "0")
-    local_dir = _local_dir(folder, os.getpid())
+    local_dir = _local_directory_of_driver(folder, os.getpid())
     conf.set("spark.local.dir", str(local_dir))
     # Between two TCP sockets on one machine a task waits 40 ms for an acknowledgement that is sent late.
     conf.set("spark.python.unix.domain.socket.enabled", "true")
@@ -202,12 +207,12 @@ def first_error_line(error: BaseException) -> str:
     return (reported or lines or [type(error).__name__])[0][:400]
 
 
-def _local_dir(folder: Path, pid: int) -> Path:
+def _local_directory_of_driver(parent_folder: Path, pid: int) -> Path:
     """Return the local directory of the driver process ``pid``."""
-    return folder / f"local-{pid}"
+    return parent_folder / f"local-{pid}"
 
 
-def _delete_abandoned_dirs(folder: Path) -> None:
+def _delete_directories_of_ended_drivers(folder: Path) -> None:
     """Delete the local directories of drivers that no longer run."""
     for left in folder.glob("local-*"):
         pid = left.name.removeprefix("local-")

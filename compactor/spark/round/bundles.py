@@ -62,8 +62,7 @@ class IndexedSegment:
 
 @dataclass(frozen=True)
 class BatchRowFacts:
-    """Facts about each batch of a segment that were found while its records were scanned.
-
+    """Summary of the rows (records) of each batch of a segment, made while its records were scanned.
     tombstones: whether the batch contains a tombstone.
     counts: number of records in each batch, only if headers do not state it; otherwise empty.
     """

@@ -91,15 +91,15 @@ class SparkChild:
         if not self._lock.acquire(blocking=False):
             raise Leased(f"{state.name} waits for Spark, which works on another partition")
         try:
-            child = self._running_child(tier.settings, check_stop)
+            child = self._child_started_if_needed(tier.settings, check_stop)
             if child is None:
                 return self._problem
             _log.info("%s goes to Spark on %s: %s", state.name, tier.settings.spark.master, why)
-            return self._order_round(child, _RoundOrder(tier.settings, state.name, now_ms, force), check_stop)
+            return self._request_round(child, _RoundOrder(tier.settings, state.name, now_ms, force), check_stop)
         finally:
             self._lock.release()
 
-    def _running_child(self, settings: Settings, check_stop: Callable[[], None]) -> _Child | None:
+    def _child_started_if_needed(self, settings: Settings, check_stop: Callable[[], None]) -> _Child | None:
         """Return the child process, started if necessary; None if Spark does not start, which is logged."""
         if self._child is not None and (not self._child.process.is_alive() or self._child.spark != settings.spark):
             self._stop_child()
@@ -121,7 +121,7 @@ class SparkChild:
         _log.warning("large partitions are %s", self._problem)
         return None
 
-    def _order_round(self, child: _Child, order: _RoundOrder, check_stop: Callable[[], None]) -> RoundReport:
+    def _request_round(self, child: _Child, order: _RoundOrder, check_stop: Callable[[], None]) -> RoundReport:
         """Have the child run a round and return its report. Raises the round's error, and Unavailable if the child has ended."""
         try:
             child.pipe.send(order)
@@ -135,7 +135,7 @@ class SparkChild:
             self._stop_child()  # the next round begins with a new Spark
         raise answer if isinstance(answer, CompactorError) else CompactorError(f"Spark's process answered {answer!r}")
 
-    def _receive_answer(self, child: _Child, check_stop: Callable[[], None], within_s: float | None = None) -> object:
+    def _receive_answer(self, child: _Child, check_stop: Callable[[], None], timeout_s: float | None = None) -> object:
         """Return the child's next answer, or the error that the child ended or took too long.
 
         :param check_stop: raises to end the child.
@@ -144,8 +144,8 @@ class SparkChild:
         try:
             while not child.pipe.poll(POLL_S):
                 check_stop()
-                if within_s is not None and time.monotonic() - begin > within_s:
-                    return Unavailable(f"no answer from {child.spark.master} within {within_s:.0f} s")
+                if timeout_s is not None and time.monotonic() - begin > timeout_s:
+                    return Unavailable(f"no answer from {child.spark.master} within {timeout_s:.0f} s")
             return child.pipe.recv()
         except (EOFError, OSError):
             child.process.join(POLL_S)

@@ -180,7 +180,7 @@ class StoredSurvivors:
         begin = last_row_ordinals(counts)
         kept = np.full(len(table), -1, np.int32)
         known = wanted & (table.magic == 2)
-        _count_survivors(arrays["bitmap"], begin, counts, known, kept)
+        _count_survivors_of_batches(arrays["bitmap"], begin, counts, known, kept)
         begin[~wanted] = -1
         self._segments[source.ordinal] = (arrays["bitmap"], begin, SurvivorCounts(kept, arrays["tombstones"].astype(np.bool_)))
 
@@ -194,7 +194,7 @@ class StoredSurvivors:
         out = np.zeros(len(rows), np.bool_)
         stored = self._segments.get(source.ordinal)
         if stored:
-            _mark_superseded(stored[0], stored[1][chunk.first : chunk.last], first_row, out)
+            _flag_superseded_rows(stored[0], stored[1][chunk.first : chunk.last], first_row, out)
         return out
 
 
@@ -390,7 +390,7 @@ def mark_tombstone_batches(first_row: Int64s, value_length: Int32s, out: Flags) 
 
 
 @kernel
-def _count_survivors(bitmap: Bytes, begin: Int64s, counts: Int64s, counted: Flags, kept: Int32s) -> None:
+def _count_survivors_of_batches(bitmap: Bytes, begin: Int64s, counts: Int64s, counted: Flags, kept: Int32s) -> None:
     """Set, in ``kept``, the number of surviving rows of each batch that is marked in ``counted``."""
     for batch in range(begin.size):
         if counted[batch]:
@@ -401,7 +401,7 @@ def _count_survivors(bitmap: Bytes, begin: Int64s, counts: Int64s, counted: Flag
 
 
 @kernel
-def _mark_superseded(bitmap: Bytes, begin: Int64s, first_row: Int64s, out: Flags) -> None:
+def _flag_superseded_rows(bitmap: Bytes, begin: Int64s, first_row: Int64s, out: Flags) -> None:
     """Set ``out`` for each row that does not survive, which is a row whose bit in ``bitmap`` is 0."""
     for batch in range(begin.size):
         if begin[batch] >= 0:

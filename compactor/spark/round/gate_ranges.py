@@ -67,7 +67,9 @@ def write_expected_sums(shared: SharedSettings, gate_input: GateInput, answers: 
 
 @dataclass(frozen=True)
 class StoredGateRange:
-    """Stored rows of one hash range for the gate (the independent check of the output), from all bundles. Can be read several times."""
+    """Rows of one hash range that tasks have stored for the gate (the independent check of the output), from all bundles (the output of
+    one task each). They can be read several times.
+    """
 
     bundles: Mapping[int, GateBundle]
     rows_of_range: RangeRows

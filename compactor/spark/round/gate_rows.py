@@ -181,7 +181,7 @@ def create_scan_gate(plan: CompactionPlan, hash_key: bytes, source: SourceSegmen
 
     :param hash_key: key of the cleaner's hash.
     """
-    gate = Gate(_gate_terms(plan, hash_key), KeyTable(0, 0), {source.ordinal: outcomes})
+    gate = Gate(_gate_parameters_of_plan(plan, hash_key), KeyTable(0, 0), {source.ordinal: outcomes})
     gate.begin_segment(source)
     return gate
 
@@ -199,9 +199,9 @@ def create_group_gate(
     """
     known = {source.ordinal: fate for source, fate in zip(sources, outcomes, strict=True)}
     left = {} if judged is None else {source.ordinal: judged.sum_of_segment(source) for source in sources}
-    return Gate(_gate_terms(plan, hash_key), KeyTable(0, 0), known, left)
+    return Gate(_gate_parameters_of_plan(plan, hash_key), KeyTable(0, 0), known, left)
 
 
-def _gate_terms(plan: CompactionPlan, hash_key: bytes) -> GateParameters:
+def _gate_parameters_of_plan(plan: CompactionPlan, hash_key: bytes) -> GateParameters:
     """Return the rules and limits that the gate takes from the plan."""
     return GateParameters(cleaner_rules(plan), plan.first_dirty_offset, hash_key, plan.policy.max_decompressed_batch_bytes)

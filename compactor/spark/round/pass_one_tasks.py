@@ -190,21 +190,21 @@ class _BundleWriter:
         first, ordinals_, rows = -1, 0, 0
         if item.rows and not undecided:
             before = self.key_rows.row_count
-            first, ordinals_ = self.next_ordinal, self._add_keys(source, item)
+            first, ordinals_ = self.next_ordinal, self._add_key_rows(source, item)
             self.next_ordinal = -(-(first + ordinals_) // 8) * 8
             rows = self.key_rows.row_count - before
         self.reading.staging.forget([self.reading.log_request(ordinal)])
         deciding = BatchTable(**{name: getattr(table, name)[places] for name in table.__dataclass_fields__})
         return IndexedSegment(name, len(table), places, deciding, source.txn_entries, undecided, first, ordinals_, rows)
 
-    def _add_keys(self, source: SourceSegment, item: SegmentToIndex) -> int:
+    def _add_key_rows(self, source: SourceSegment, item: SegmentToIndex) -> int:
         """Collect the key rows of one segment and return how many row numbers they take."""
         aborted = item.verdicts.expand_to_all_batches().aborted if item.verdicts else np.zeros(len(source.table), np.bool_)
         outcomes = item.outcomes.expand_to_all_batches() if item.outcomes else empty_outcomes(len(source.table))
         with self.reading.map_segment(source):
             gate = create_scan_gate(self.shared.plan, self.shared.hash_key, source, outcomes) if self.gate_rows else None
             wanted = mappable_batches(source, aborted)
-            self.facts[item.metadata.id], count = _sort_rows(
+            self.facts[item.metadata.id], count = _collect_key_rows(
                 self.shared, source, wanted, self.key_rows, gate, self.gate_rows, self.next_ordinal
             )
         return count
@@ -234,7 +234,7 @@ class _BundleWriter:
         return replace(done, keys=replace(keys, size=size), gate=gate)
 
 
-def _sort_rows(
+def _collect_key_rows(
     shared: SharedSettings,
     source: SourceSegment,
     selected_batches: Flags,
@@ -348,12 +348,12 @@ def find_survivors(shared: SharedSettings, ranges: range, exchange: RangeInput, 
     store = open_task_tier(shared).ports.control
     wanted = {place: bundle for place, bundle in enumerate(exchange.bundles) if bundle.dirty_rows or place in exchange.wanted_bundles}
     for number, rows in read_ranges(store, wanted, ranges):
-        yield from _find_range_survivors(shared, number, exchange, rows, cost)
+        yield from _find_survivors_of_range(shared, number, exchange, rows, cost)
     record_peak_memory(cost)
 
 
-def _find_range_survivors(
-    shared: SharedSettings, number: int, exchange: RangeInput, rows_of: RangeRows, cost: TaskCost
+def _find_survivors_of_range(
+    shared: SharedSettings, range_number: int, exchange: RangeInput, rows_of: RangeRows, cost: TaskCost
 ) -> Iterator[tuple[int, bytes]]:
     """Find the surviving records of one hash range. If its keys exceed the memory budget, the range is split and its rows are read again
     for each part.
@@ -361,7 +361,7 @@ def _find_range_survivors(
     clean = [place for place in sorted(exchange.wanted_bundles) if exchange.bundles[place].clean_rows]
     part, parts, guess = 0, 1, 0
     while part < parts:
-        ranges, wanted = shared.ranges * parts, number * parts + part
+        ranges, wanted = shared.ranges * parts, range_number * parts + part
         if ranges > 2**32:
             raise OutOfBudget("more keys than the map budget holds share one hash", hint="Raise map_budget_bytes")
         keys = KeySet(shared.map_budget_bytes, expected_keys=guess)

@@ -105,7 +105,7 @@ def read_ranges(store: ObjectStore, bundles: Mapping[int, RowBundle], ranges: ra
     with ThreadPoolExecutor(PREFETCHED_BUNDLES) as pool:
         found = pool.map(lambda bundle: bundle.read_directory(store, ranges.start, ranges.stop), bundles.values())
         directories = dict(zip(bundles, found, strict=True))
-        for some in _combine_ranges(ranges, directories, max((bundle.row_bytes for bundle in bundles.values()), default=0)):
+        for some in _group_ranges_for_fetching(ranges, directories, max((bundle.row_bytes for bundle in bundles.values()), default=0)):
             first, last = some.start - ranges.start, some.stop - ranges.start
             prefetched = {}
             if len(some) > 1:
@@ -124,7 +124,7 @@ def read_ranges(store: ObjectStore, bundles: Mapping[int, RowBundle], ranges: ra
                 )
 
 
-def _combine_ranges(ranges: range, directories: Mapping[int, Directory], row_bytes: int) -> Iterator[range]:
+def _group_ranges_for_fetching(ranges: range, directories: Mapping[int, Directory], row_bytes: int) -> Iterator[range]:
     """Group neighbouring ranges so that each group has at most COMBINED_FETCH_BYTES of rows."""
     rows = sum((np.diff(directory[:, :2], axis=0).sum(axis=1) for directory in directories.values()), np.zeros(len(ranges), np.int64))
     begin, size = ranges.start, 0

@@ -71,7 +71,7 @@ def rewrite_group(shared: SharedSettings, item: GroupWork, cost: TaskCost) -> Co
     """
     with task_staging(shared, cost) as staging, WorkerThreads(1) as workers:
         stats, reading = WorkStats(), shared.open_segments(staging, item.sources)
-        answers = _read_pass_one(shared, item, reading)
+        answers = _read_pass_one_answers(shared, item, reading)
         receipt = PlanExecution(create_local_worker(shared, staging, stats), shared.plan, reading, workers, answers).rewrite_and_upload(
             item.task
         )
@@ -79,7 +79,7 @@ def rewrite_group(shared: SharedSettings, item: GroupWork, cost: TaskCost) -> Co
         return receipt
 
 
-def _read_pass_one(shared: SharedSettings, item: GroupWork, reading: StagedSegmentReader) -> StoredPassOne:
+def _read_pass_one_answers(shared: SharedSettings, item: GroupWork, reading: StagedSegmentReader) -> StoredPassOne:
     """Read the headers of the sources and their stored survivors and verdicts."""
     survivors = StoredSurvivors(shared.plan.next_dirty_offset - 1)
     store = open_task_tier(shared).ports.control

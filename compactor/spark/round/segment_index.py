@@ -68,11 +68,11 @@ class SegmentIndex:
                 if name in rows or name in sources or name not in self.stand_ins:
                     items.append(SegmentToIndex(segment, name in rows))
             elif name in rows and not self.segments[name].has_rows and not self.segments[name].undecided:
-                items.append(self._reindex_item(segment))
+                items.append(self._segment_to_index_with_keys(segment))
         self._index_bundles(jobs, items, "")
         self._fold_transactions()
         undecided = [segment for segment in self.live if segment.id in self.segments and self.segments[segment.id].undecided]
-        self._index_bundles(jobs, [self._reindex_item(segment) for segment in undecided], " with transactions")
+        self._index_bundles(jobs, [self._segment_to_index_with_keys(segment) for segment in undecided], " with transactions")
 
     def add_bundle(self, bundle: IndexedBundle) -> bool:
         """Add the result of a pass 1 task to the index, and return True. Return False, without adding it, if the index has the keys of one
@@ -121,7 +121,7 @@ class SegmentIndex:
         for segment in self.live:
             if segment.id in sources:
                 place = self.bundle_places.get(segment.id)
-                (without if place is None else of_bundle.setdefault(place, [])).append(self._gather_item(segment.id))
+                (without if place is None else of_bundle.setdefault(place, [])).append(self._segment_for_survivors(segment.id))
         found = [BundleToGather(f"{place}", tuple(of_bundle[place]), self.bundles[place]) for place in sorted(of_bundle)]
         together = range(0, len(without), SEGMENTS_PER_GATHER_TASK)
         return found + [BundleToGather(f"headers-{n}", tuple(without[n : n + SEGMENTS_PER_GATHER_TASK]), None) for n in together]
@@ -131,18 +131,18 @@ class SegmentIndex:
         """Return the keys of the scratch objects that were written."""
         return [bundle.key for bundle in self.bundles] + [bundle.key for bundle in self.gate_bundles]
 
-    def _gather_item(self, segment_id: str) -> SegmentToGather:
+    def _segment_for_survivors(self, segment_id: str) -> SegmentToGather:
         """Return a segment that was read, with its transaction verdicts, as an item of gathering survivors."""
         indexed = self.segments[segment_id]
         _, verdicts, outcomes = self.folded[segment_id]
         places = indexed.batches, indexed.places
         return SegmentToGather(indexed, SparseVerdicts(*places, verdicts), SparseOutcomes(*places, outcomes))
 
-    def _reindex_item(self, segment: RemoteLogSegmentMetadata) -> SegmentToIndex:
+    def _segment_to_index_with_keys(self, segment: RemoteLogSegmentMetadata) -> SegmentToIndex:
         """Return the instruction to read a segment again, this time with its keys."""
         if segment.id not in self.folded:
             return SegmentToIndex(segment, True)
-        known = self._gather_item(segment.id)
+        known = self._segment_for_survivors(segment.id)
         return SegmentToIndex(segment, True, known.verdicts, known.outcomes)
 
     def _index_bundles(self, jobs: RoundJobs, items: Sequence[SegmentToIndex], description: str) -> None:

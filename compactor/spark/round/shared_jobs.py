@@ -65,7 +65,7 @@ class SharedJobs:
         self._changed = threading.Condition()
         self._waiting: list[_QueuedPartition] = []
         self._running = 0
-        self._starter = threading.Thread(target=self._start_jobs, name="flow", daemon=True)
+        self._starter = threading.Thread(target=self._start_jobs_until_closed, name="flow", daemon=True)
 
     def create_worker(self, cleaner: Cleaner, stats: WorkStats) -> SharedJobWorker:
         """Return a worker for the round of one partition."""
@@ -87,7 +87,7 @@ class SharedJobs:
             self._changed.notify_all()
         self._starter.join()
 
-    def _start_jobs(self) -> None:
+    def _start_jobs_until_closed(self) -> None:
         """Start a job whenever partitions wait and a task slot of the cluster is free, until the context ends."""
         jobs: list[threading.Thread] = []
         while True:
@@ -111,10 +111,10 @@ class SharedJobs:
         """Return whether fewer tasks run than the cluster has slots."""
         return self._running < self.cluster.task_slots
 
-    def _release_slots(self, bins: int) -> None:
-        """Record that ``bins`` tasks have ended, so that other tasks can use their slots."""
+    def _release_task_slots(self, task_count: int) -> None:
+        """Record that ``task_count`` tasks have ended, so that other tasks can use their slots."""
         with self._changed:
-            self._running -= bins
+            self._running -= task_count
             self._changed.notify_all()
 
     def _run_job_or_retry(self, tickets: list[_QueuedPartition], bins: list[list[int]]) -> None:
@@ -124,15 +124,15 @@ class SharedJobs:
         try:
             for _ in self._run_partition_bins(f"{len(tickets)} partitions in {len(bins)} tasks", tickets, bins, done):
                 left -= 1
-                self._release_slots(1)
+                self._release_task_slots(1)
         except Exception:  # noqa: BLE001 - met again below, by whoever is the cause of it
             for number, ticket in enumerate(tickets):
                 if number not in done:
-                    self._retry_alone(tickets, number, ticket)
+                    self._retry_partition_alone(tickets, number, ticket)
         finally:
-            self._release_slots(left)
+            self._release_task_slots(left)
 
-    def _retry_alone(self, tickets: list[_QueuedPartition], number: int, ticket: _QueuedPartition) -> None:
+    def _retry_partition_alone(self, tickets: list[_QueuedPartition], number: int, ticket: _QueuedPartition) -> None:
         """Run a job for one partition and deliver its outcome or error."""
         try:
             deque(

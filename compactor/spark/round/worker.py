@@ -243,7 +243,7 @@ class _AnnouncedPlan:
 
     def run_tasks(self) -> Iterator[CompactionReceipt | CompactionFailure]:
         """Run what an earlier attempt has not finished and yield a receipt or failure for each task."""
-        self._check_disk_share()
+        self._require_disk_for_largest_group()
         stored = self._read_stored_survivors()
         by_id = {segment.id: segment for segment in self._live}
         sources = [by_id[name] for task in self._tasks for name in task.sources]
@@ -252,7 +252,7 @@ class _AnnouncedPlan:
             stored = self._run_pass_one(sources)
         else:
             self._delete_scratch(
-                [info.key for info in self._list_leftovers()]
+                [info.key for info in self._list_bundles_of_earlier_attempts()]
             )  # bundles whose survivors were recorded by one that died then
         items = [
             GroupWork(
@@ -278,7 +278,7 @@ class _AnnouncedPlan:
                 found[GATE_SUMS_NAME] = item
         return found
 
-    def _check_disk_share(self) -> None:
+    def _require_disk_for_largest_group(self) -> None:
         """Raise OutOfBudget if one task's share of the disk budget is too small for a group of segments. Called before any work begins."""
         by_id, share = {segment.id: segment for segment in self._live}, self._jobs.shared.disk_budget_bytes
         interval = self._plan.policy.index_interval_bytes
@@ -298,13 +298,13 @@ class _AnnouncedPlan:
         attempt.
         """
         index = self._prepared.index if self._prepared else SegmentIndex(self._live, self._load_sidecars())
-        adopted = list(self._prepared.leftover_keys) if self._prepared else self._adopt_leftovers(index)
+        adopted = list(self._prepared.leftover_keys) if self._prepared else self._reuse_bundles_of_earlier_attempts(index)
         written: list[ScratchObject] = []
         found: dict[str, ScratchPart | ScratchObject] = {}
         stay: Collection[str] = ()
         try:
             index.read_segments(self._jobs, self._segments_needing_keys(sources), {source.id for source in sources})
-            for gathered in self._gather_survivors(sources, index):
+            for gathered in self._find_and_write_survivors(sources, index):
                 written.append(gathered.written)
                 found |= survivor_parts(gathered.written.key, gathered.parts) if gathered.parts else {GATE_SUMS_NAME: gathered.written}
                 self._superseded.update(gathered.superseded)
@@ -319,15 +319,15 @@ class _AnnouncedPlan:
             )
         return found
 
-    def _adopt_leftovers(self, index: SegmentIndex) -> list[str]:
+    def _reuse_bundles_of_earlier_attempts(self, index: SegmentIndex) -> list[str]:
         """Reuse the stored pass 1 results of earlier attempts at this plan. Return the keys of all objects that those attempts left, used
         or not.
         """
-        left = self._list_leftovers()
+        left = self._list_bundles_of_earlier_attempts()
         self._jobs = adopt_bundles(self._jobs, index, left)
         return [info.key for info in left]
 
-    def _list_leftovers(self) -> list[ObjectInfo]:
+    def _list_bundles_of_earlier_attempts(self) -> list[ObjectInfo]:
         """Return the stored pass 1 results of all attempts at this plan, from before and after its announcement."""
         store = self._worker.tier.ports.control
         places = (self._session.scratch_key(""), self._worker.unannounced_scratch(self._plan, self._session.state))
@@ -347,7 +347,7 @@ class _AnnouncedPlan:
             return set()
         return {segment.id for segment in (*_dirty_segments(self._live, self._plan), *sources)}
 
-    def _gather_survivors(self, sources: Sequence[RemoteLogSegmentMetadata], index: SegmentIndex) -> Iterator[GatheredObject]:
+    def _find_and_write_survivors(self, sources: Sequence[RemoteLogSegmentMetadata], index: SegmentIndex) -> Iterator[GatheredObject]:
         """Find the surviving records of all hash ranges and write them, one object per bundle. With the gate (the independent check of the
         output), also write the sums that it expects, as one object.
 
@@ -506,7 +506,7 @@ def prepare_pass_one(
         # Where something is dirty, a clean segment without a sidecar is read in any case: its keys now, and not once more for them.
         blind = {segment.id for segment in assessment.clean if segment.id not in index.stand_ins} if assessment.dirty else set()
         index.read_segments(jobs, blind | {segment.id for segment in assessment.dirty})
-        return PreparedPassOne(jobs, index, _check_clean_segments(jobs, index, assessment, heads, record), keys)
+        return PreparedPassOne(jobs, index, _decide_about_clean_segments(jobs, index, assessment, heads, record), keys)
     except (StoreError, OutOfBudget, Fenced):
         raise
     except BaseException:
@@ -514,7 +514,7 @@ def prepare_pass_one(
         raise
 
 
-def _check_clean_segments(
+def _decide_about_clean_segments(
     jobs: RoundJobs,
     index: SegmentIndex,
     assessment: RoundAssessment[RemoteLogSegmentMetadata],

@@ -49,7 +49,7 @@ def examine_tier(
     segments = 0
     for name in names:
         try:
-            facts = _partition_facts(opened, admin, name, topics)
+            facts = _examine_partition(opened, admin, name, topics)
             segments += len(facts.segments)
             found += partition_findings(facts, opened.ports.clock_ms(), prices)
         except BadData as error:
@@ -61,7 +61,7 @@ def examine_tier(
     return [*found, *metadata_growth_findings(metadata_topic, segments)]
 
 
-def _partition_facts(opened: Tier, admin: HealthQueries, name: TopicPartition, topics: Mapping[str, TopicFacts]) -> ExaminedPartition:
+def _examine_partition(opened: Tier, admin: HealthQueries, name: TopicPartition, topics: Mapping[str, TopicFacts]) -> ExaminedPartition:
     seen = inspect_partition_objects(opened, name)
     segments = list(seen.folded.cache.segments.values())
     missing = [
@@ -74,7 +74,7 @@ def _partition_facts(opened: Tier, admin: HealthQueries, name: TopicPartition, t
     settings = {setting: found.value for setting, found in topics[name.topic].settings.items()} if name.topic in topics else {}
     pending, lookup_problem = None, ""
     try:
-        pending = _pending_record(admin, name, newest_tiered(segments), topics)
+        pending = _first_record_not_tiered(admin, name, newest_tiered(segments), topics)
     except Refused as error:
         lookup_problem = error.message
     return ExaminedPartition(
@@ -90,7 +90,7 @@ def _partition_facts(opened: Tier, admin: HealthQueries, name: TopicPartition, t
     )
 
 
-def _pending_record(
+def _first_record_not_tiered(
     admin: HealthQueries, name: TopicPartition, newest: RemoteLogSegmentMetadataRecord | None, topics: Mapping[str, TopicFacts]
 ) -> PendingRecord | None:
     """Return the earliest record that is not tiered yet, found by its time, or None.

@@ -67,16 +67,16 @@ def newest_tiered(segments: Sequence[RemoteLogSegmentMetadataRecord]) -> RemoteL
 def partition_findings(facts: ExaminedPartition, now_ms: int, prices: PriceTable) -> list[HealthFinding]:
     """Return the problems of the tiered part of a partition."""
     return [
-        *_unfinished_copies(facts, now_ms, prices),
-        *_pending_uploads(facts, now_ms),
+        *_unfinished_copy_findings(facts, now_ms, prices),
+        *_late_upload_findings(facts, now_ms),
         *_failed_lookups(facts),
-        *_overdue_deletions(facts, now_ms, prices),
-        *_lost_objects(facts),
-        *_leaked_objects(facts, prices),
+        *_overdue_deletion_findings(facts, now_ms, prices),
+        *_lost_object_findings(facts),
+        *_leaked_object_findings(facts, prices),
     ]
 
 
-def _finding(
+def _finding_about_partition(
     facts: ExaminedPartition, severity: str, kind: str, words: tuple[str, str, str], size: int = 0, usd: float = 0.0
 ) -> HealthFinding:
     """Return a finding about a partition. words: evidence, consequence for consumers, what to do."""
@@ -84,7 +84,7 @@ def _finding(
     return HealthFinding(severity, kind, facts.name.topic, facts.name.partition, str(facts.name), detail, means, todo, size, usd)
 
 
-def _unfinished_copies(facts: ExaminedPartition, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
+def _unfinished_copy_findings(facts: ExaminedPartition, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
     """Yield copies that were begun long ago and never finished (Aiven#820)."""
     begun = [
         one
@@ -104,14 +104,14 @@ def _unfinished_copies(facts: ExaminedPartition, now_ms: int, prices: PriceTable
     if newest is None or newest.end_offset < latest.end_offset:
         means = "nothing after it is tiered, and the leader's disk fills; if that disk is lost, so are these records"
         todo = "Find the upload in the leader's thread dump and log; restart that broker, or move the leader: the segment is copied again"
-        yield _finding(facts, "error", "copy-hangs", (detail, means, todo), size)
+        yield _finding_about_partition(facts, "error", "copy-hangs", (detail, means, todo), size)
     else:
         means = "no effect on consumers: later segments are tiered. Objects of these copies may stay and cost money"
         todo = "`orphans find` lists such objects once the topic or the segments are deleted; brokers do not resume the copies"
-        yield _finding(facts, "warning", "copy-abandoned", (detail, means, todo), size, prices.stored_usd_month(size))
+        yield _finding_about_partition(facts, "warning", "copy-abandoned", (detail, means, todo), size, prices.stored_usd_month(size))
 
 
-def _pending_uploads(facts: ExaminedPartition, now_ms: int) -> Iterator[HealthFinding]:
+def _late_upload_findings(facts: ExaminedPartition, now_ms: int) -> Iterator[HealthFinding]:
     """Yield records that should have been tiered long ago (Aiven#699)."""
     if facts.pending is None:
         return
@@ -121,7 +121,7 @@ def _pending_uploads(facts: ExaminedPartition, now_ms: int) -> Iterator[HealthFi
             "nothing more is tiered, and all of it stays on the brokers' disks",
             "Nothing if that is meant; otherwise set remote.log.copy.disable=false",
         )
-        yield _finding(facts, "note", "copy-disabled", words)
+        yield _finding_about_partition(facts, "note", "copy-disabled", words)
         return
     lag_ms, closed_ms = _copy_lag_ms(facts.settings), facts.pending.closed_ms
     if lag_ms is None or closed_ms is None or now_ms - closed_ms <= lag_ms + SLACK_MS:
@@ -133,7 +133,7 @@ def _pending_uploads(facts: ExaminedPartition, now_ms: int) -> Iterator[HealthFi
         "untiered records are only on the brokers' disks, which fill up; local retention does not delete them",
         "Check the leader's log for errors of RemoteLogManager's copy task, and remote.log.manager.copy.max.bytes.per.second",
     )
-    yield _finding(facts, "error", "not-tiered", words)
+    yield _finding_about_partition(facts, "error", "not-tiered", words)
 
 
 def _failed_lookups(facts: ExaminedPartition) -> Iterator[HealthFinding]:
@@ -144,7 +144,7 @@ def _failed_lookups(facts: ExaminedPartition) -> Iterator[HealthFinding]:
             "consumers that seek by time get errors; whether records wait for their upload is not known",
             "Look for errors of RemoteLogManager's reads in the leader's log; `verify` names objects that are missing or damaged",
         )
-        yield _finding(facts, "error", "time-lookup", words)
+        yield _finding_about_partition(facts, "error", "time-lookup", words)
 
 
 def _copy_lag_ms(settings: Mapping[str, str]) -> int | None:
@@ -156,7 +156,7 @@ def _copy_lag_ms(settings: Mapping[str, str]) -> int | None:
     return None if lag_ms < 0 else lag_ms
 
 
-def _overdue_deletions(facts: ExaminedPartition, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
+def _overdue_deletion_findings(facts: ExaminedPartition, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
     """Yield deletions that were begun and not finished, and segments that retention.ms should have removed."""
     begun = [
         one
@@ -173,7 +173,7 @@ def _overdue_deletions(facts: ExaminedPartition, now_ms: int, prices: PriceTable
             "no effect on consumers: readers do not find these segments; their objects cost money",
             "Check the leader's log for errors of the plug-in's deletions, such as missing permissions",
         )
-        yield _finding(facts, "warning", "delete-hangs", words, size, prices.stored_usd_month(size))
+        yield _finding_about_partition(facts, "warning", "delete-hangs", words, size, prices.stored_usd_month(size))
     limit_ms = int(facts.settings.get("retention.ms", "-1"))
     if limit_ms < 0:
         return
@@ -191,7 +191,7 @@ def _overdue_deletions(facts: ExaminedPartition, now_ms: int, prices: PriceTable
             "consumers still read records that should be deleted, and the objects cost money",
             "Check RLMExpirationTask in the leader's log: a segment that cannot be deleted delays all later ones",
         )
-        yield _finding(facts, "warning", "delete-overdue", words, size, prices.stored_usd_month(size))
+        yield _finding_about_partition(facts, "warning", "delete-overdue", words, size, prices.stored_usd_month(size))
 
 
 def _first_few(texts: Sequence[str]) -> str:
@@ -199,7 +199,7 @@ def _first_few(texts: Sequence[str]) -> str:
     return ", ".join(texts[:_FEW]) + " ..." * (len(texts) > _FEW)
 
 
-def _lost_objects(facts: ExaminedPartition) -> Iterator[HealthFinding]:
+def _lost_object_findings(facts: ExaminedPartition) -> Iterator[HealthFinding]:
     """Yield objects that something else than the brokers has deleted, and offsets without a segment."""
     if facts.missing:
         words = (
@@ -207,7 +207,7 @@ def _lost_objects(facts: ExaminedPartition) -> Iterator[HealthFinding]:
             "consumers that reach these offsets get errors again and again",
             "Restore them from the store's versions; remove lifecycle rules and scripts that delete below the tier's prefix",
         )
-        yield _finding(facts, "error", "deleted-too-early", words)
+        yield _finding_about_partition(facts, "error", "deleted-too-early", words)
     if facts.gaps:
         ranges = [f"{first} to {last}" for first, last in facts.gaps]
         words = (
@@ -215,10 +215,10 @@ def _lost_objects(facts: ExaminedPartition) -> Iterator[HealthFinding]:
             "consumers that ask for them are reset (OFFSET_OUT_OF_RANGE)",
             "Compare with what the brokers still have locally before their local retention passes",
         )
-        yield _finding(facts, "error", "gap", words)
+        yield _finding_about_partition(facts, "error", "gap", words)
 
 
-def _leaked_objects(facts: ExaminedPartition, prices: PriceTable) -> Iterator[HealthFinding]:
+def _leaked_object_findings(facts: ExaminedPartition, prices: PriceTable) -> Iterator[HealthFinding]:
     """Yield objects that no metadata names."""
     if facts.orphans:
         usd = prices.stored_usd_month(facts.orphan_bytes)
@@ -227,4 +227,4 @@ def _leaked_objects(facts: ExaminedPartition, prices: PriceTable) -> Iterator[He
             "no effect on consumers; the objects cost money for ever",
             "`orphans find --to FILE` lists them, `orphans purge FILE` deletes them after you have read the list",
         )
-        yield _finding(facts, "warning", "leaked", words, facts.orphan_bytes, usd)
+        yield _finding_about_partition(facts, "warning", "leaked", words, facts.orphan_bytes, usd)

@@ -60,7 +60,7 @@ def describe_topics(admin: AdminQueries, names: Sequence[str]) -> dict[str, Topi
 
 
 def cluster_harm(brokers: Sequence[BrokerFacts], topics: Mapping[str, TopicFacts]) -> list[HealthFinding]:
-    """Return what broker versions and settings of brokers and topics will do to tiered data."""
+    """Return the harm that broker versions and settings of brokers and topics will do to tiered data."""
     return [*_size_retention_findings(brokers, topics.values()), *_last_tiered_findings(brokers), *_copy_lag_findings(topics.values())]
 
 
@@ -87,7 +87,7 @@ def metadata_growth_findings(metadata_topic: TopicFacts, segments: int) -> list[
 
 
 def _size_retention_findings(brokers: Sequence[BrokerFacts], topics: Iterable[TopicFacts]) -> Iterator[HealthFinding]:
-    """Yield topics whose retention.bytes makes a fresh leader delete too much (KAFKA-20732)."""
+    """Yield a finding for each topic whose retention.bytes makes a newly elected leader delete too much (KAFKA-20732)."""
     unfixed = sorted({one.version or "unknown" for one in brokers if version_tuple(one.version) < FIRST_WITH_SIZE_FIX})
     for topic in topics if unfixed else ():
         limit = topic.settings.get("retention.bytes")
@@ -121,7 +121,7 @@ def _last_tiered_findings(brokers: Sequence[BrokerFacts]) -> Iterator[HealthFind
 
 
 def _copy_lag_findings(topics: Iterable[TopicFacts]) -> Iterator[HealthFinding]:
-    """Yield topics whose uploads are delayed (KIP-1241)."""
+    """Yield a finding for each topic whose uploads are delayed (KIP-1241)."""
     for topic in topics:
         found = {name: topic.settings[name].value for name in COPY_LAG_SETTINGS if name in topic.settings}
         chosen = {name: value for name, value in found.items() if value != _IMMEDIATE_LAG[name]}

@@ -80,7 +80,7 @@ def find_key_holders(opened: Tier, name: TopicPartition, question: KeyQuestion) 
 
 @dataclass
 class _KeySearch:
-    """Search of one partition for the keys, in one state of its control log."""
+    """Search of one partition for records and hashes of the keys to erase, as of one state of its control log."""
 
     opened: Tier
     log: PartitionLog
@@ -125,7 +125,7 @@ class _KeySearch:
         The newest segment comes first because later markers decide transactions.
         """
         searcher = self._create_searcher(self.opened)
-        ruled_out = self._ruled_out_by_filters()
+        ruled_out = self._segments_ruled_out_by_filters()
         found: list[KeyRecords] = []
         for segment in reversed(self.state.live):
             if segment.id in ruled_out:
@@ -141,7 +141,7 @@ class _KeySearch:
             status = rules.key_status(one, latest.get(one.key))
             if status.movable:
                 self.movable.add(one.segment.id)
-            self._add_holder(one.segment, HolderState.LIVE, status.what, status.waits_for, status.until_ms, records=one)
+            self._add_segment_holder(one.segment, HolderState.LIVE, status.what, status.waits_for, status.until_ms, records=one)
         self._search_unread_parts(rules)
         return len(ruled_out)
 
@@ -157,7 +157,7 @@ class _KeySearch:
                 self.holders[before:] = [one for one in self.holders[before:] if (segment.id, one.key) not in seen]
                 self.movable |= {segment.id} if movable and len(self.holders) > before else set()
 
-    def _ruled_out_by_filters(self) -> set[str]:
+    def _segments_ruled_out_by_filters(self) -> set[str]:
         """Return the live segments whose filter has none of the keys; filters have no false negatives."""
         if not self.question.by_filters or not self.opened.kind.compacts:
             return set()
@@ -197,7 +197,7 @@ class _KeySearch:
             if item.kind == "log" and item.segment_id not in known:
                 why, waits_for, until = self._state_of_unknown_object(item, theirs)
                 segment = theirs.get(item.segment_id) or _metadata_of_listed(item)
-                self._search_segment(self.opened, segment, why, waits_for, until, place=item.key)
+                self._search_segment(self.opened, segment, why, waits_for, until, object_name=item.key)
         strangers = [item.key for item in listed if not item.segment_id]
         if strangers and self.opened.kind.compacts:
             what = f"{len(strangers)} objects among those of {self.name}, {strangers[0]} for one"
@@ -237,7 +237,7 @@ class _KeySearch:
                     version = layer.versions[item.key].version
                     waits_for = f"the bucket: a lifecycle rule NoncurrentVersionExpiration, or who deletes version {version}"
                     place = f"{item.key} (version {version})"
-                    self._search_segment(shadow, _metadata_of_listed(item), HolderState.OLD_VERSION, waits_for, place=place)
+                    self._search_segment(shadow, _metadata_of_listed(item), HolderState.OLD_VERSION, waits_for, object_name=place)
 
     # --- what lies beside the segments ---
 
@@ -294,7 +294,7 @@ class _KeySearch:
         waits_for: str,
         until_ms: int | None = None,
         run_id: str = "",
-        place: str = "",
+        object_name: str = "",
     ) -> list[KeyRecords]:
         """Search one segment for records of the keys, add it to the result if there are any, and return the records.
 
@@ -307,13 +307,13 @@ class _KeySearch:
             return []
         except BadData as error:
             what = f"{waits_for} (it cannot be read: {error.message})"
-            self._add_holder(segment, state, "unknown", what, until_ms, run_id, place)
+            self._add_segment_holder(segment, state, "unknown", what, until_ms, run_id, object_name)
             return []
         for one in found:
-            self._add_holder(segment, state, RECORD, waits_for, until_ms, run_id, place, one)
+            self._add_segment_holder(segment, state, RECORD, waits_for, until_ms, run_id, object_name, one)
         return found
 
-    def _add_holder(
+    def _add_segment_holder(
         self,
         segment: RemoteLogSegmentMetadata,
         state: HolderState,
@@ -321,16 +321,16 @@ class _KeySearch:
         waits_for: str,
         until_ms: int | None,
         run_id: str = "",
-        place: str = "",
+        object_name: str = "",
         records: KeyRecords | None = None,
     ) -> None:
         log = segment.files.get("log")
         found = (records.key, records.records, records.first_offset, records.newest.offset) if records else (ANY_KEY, 0, -1, -1)
         key, count, first, last = found
-        place = place or self.opened.ports.layout.object_name(self.name, segment, "log")
+        object_name = object_name or self.opened.ports.layout.object_name(self.name, segment, "log")
         self.holders.append(
             KeyHolder(
-                str(self.name), place, state, key, what, waits_for, until_ms, segment.id, count, first, last, segment.size_bytes,
+                str(self.name), object_name, state, key, what, waits_for, until_ms, segment.id, count, first, last, segment.size_bytes,
                 log.sha256 if log else "", run_id,
             )
         )  # fmt: skip
@@ -339,9 +339,9 @@ class _KeySearch:
         self.holders.append(KeyHolder(str(self.name), f"control: {key}", state, ANY_KEY, "keyed hash", waits_for, until_ms, bytes=size))
 
     def _create_searcher(self, opened: Tier) -> Searcher:
-        return Searcher(opened, self.name, self._count_read, "erasure")
+        return Searcher(opened, self.name, self._report_bytes_read, "erasure")
 
-    def _count_read(self, size: int) -> None:
+    def _report_bytes_read(self, size: int) -> None:
         self.segments += 1
         self.bytes += size
         self.question.on_bytes(size)

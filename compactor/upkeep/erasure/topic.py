@@ -168,7 +168,7 @@ def expedite_erasure(
     Raises Leased, Fenced, StoreError, OutOfBudget.
     """
     for _ in range(MAX_EXPEDITED_ROUNDS):
-        if not found.movable or not _run_erasure_round(opened, found, question.now_ms, tell):
+        if not found.movable or not _run_round_to_erase_keys(opened, found, question.now_ms, tell):
             break
         before, found = found.movable, find_key_holders(opened, found.name, question)
         if found.movable == before:
@@ -191,7 +191,7 @@ def assess_with_segments(segments: frozenset[str]) -> AssessWith:
     return assess_them
 
 
-def _run_erasure_round(opened: Tier, found: PartitionKeySurvey, now_ms: int, tell: Callable[[str], None]) -> bool:
+def _run_round_to_erase_keys(opened: Tier, found: PartitionKeySurvey, now_ms: int, tell: Callable[[str], None]) -> bool:
     """Run one round over the segments that contain the keys. Return whether it published new segments."""
     name = found.name
     log, hint = opened.open(name, leads=True), opened.changes.change_hint(name)

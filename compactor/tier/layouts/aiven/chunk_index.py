@@ -148,7 +148,9 @@ def decode_chunk_sizes(data: bytes) -> tuple[int, ...]:
 
 
 def decode_chunk_lengths(text: str) -> tuple[int, ...]:
-    """Decode ``transformedChunks``, base64 of a zstd frame around the codec. Raises InvalidDataError."""
+    """Decode Aiven's field ``transformedChunks``: base64 of a zstd frame that holds chunk sizes in the encoding of ``encode_chunk_sizes``.
+    Raises InvalidStoredDataError.
+    """
     packed = decode_strict_base64(text, "transformedChunks")
     try:
         size = zstandard.frame_content_size(packed)

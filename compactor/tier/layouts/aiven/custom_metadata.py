@@ -79,16 +79,16 @@ def _encode_uvarint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def _decode_uvarint(data: bytes, at: int) -> tuple[int, int]:
-    """Decode an unsigned varint at position ``at``, and return it with the position of the next byte."""
+def _decode_uvarint(data: bytes, position: int) -> tuple[int, int]:
+    """Decode an unsigned varint at position ``position``, and return it with the position of the next byte."""
     value = 0
     for shift in range(0, 70, 7):
-        if at >= len(data):
+        if position >= len(data):
             break
-        byte, at = data[at], at + 1
+        byte, position = data[position], position + 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value, at
+            return value, position
     raise InvalidDataError("the custom metadata is cut off")
 
 

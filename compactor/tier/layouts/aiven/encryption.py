@@ -132,20 +132,23 @@ class KeyRing:
         wrapped = bytes((int(self._private_key(pair).n).bit_length() + 7) // 8)
         return SegmentKey(f"{pair}:{base64.b64encode(wrapped).decode()}", base64.b64encode(bytes(AAD_BYTES)).decode())
 
-    def _private_key(self, pair: str) -> RsaKey:
+    def _private_key(self, key_pair_id: str) -> RsaKey:
         """Return the private key of a pair, read on first use."""
         with self._lock:
-            if pair not in self._keys:
-                self._keys[pair] = _load_private_key(pair, self._files[pair])
-            return self._keys[pair]
+            if key_pair_id not in self._keys:
+                self._keys[key_pair_id] = _load_private_key(key_pair_id, self._files[key_pair_id])
+            return self._keys[key_pair_id]
 
 
 def chunk_iv(stream: int, number: int) -> bytes:
-    """Return the initialization vector of chunk ``number`` of the log (stream 0) or of the index files (stream 1)."""
+    """Return the initialization vector of a chunk, which is different for each chunk of a segment.
+    :param stream_number: 0 for chunks of the log, 1 for the index files.
+    :param chunk_number: counted from 0 within the stream.
+    """
     return stream.to_bytes(4, "big") + number.to_bytes(8, "big")
 
 
-def _load_private_key(pair: str, file: str) -> RsaKey:
+def _load_private_key(key_pair_id: str, file: str) -> RsaKey:
     """Read an RSA private key. Raises UsageError if the file cannot be read or holds no private key."""
     require_extra("aiven", "an encrypted segment")
     from Crypto.PublicKey import RSA
@@ -154,17 +157,18 @@ def _load_private_key(pair: str, file: str) -> RsaKey:
     try:
         key = RSA.import_key(Path(file).read_bytes())
     except OSError as error:
-        raise UsageError(f"the private key of key pair {pair!r} cannot be read from {file}: {error.strerror}", hint=hint) from error
+        raise UsageError(f"the private key of key pair {key_pair_id!r} cannot be read from {file}: {error.strerror}", hint=hint) from error
     except (ValueError, IndexError, TypeError) as error:
-        raise UsageError(f"{file}, for key pair {pair!r}, is not a private key: {error}", hint=hint) from error
+        raise UsageError(f"{file}, for key pair {key_pair_id!r}, is not a private key: {error}", hint=hint) from error
     if not key.has_private():
-        raise UsageError(f"{file}, for key pair {pair!r}, is a public key; the private one is needed", hint=hint)
+        raise UsageError(f"{file}, for key pair {key_pair_id!r}, is a public key; the private one is needed", hint=hint)
     return key
 
 
-def _wrong_key_error(pair: str, file: str) -> Refused:
+def _wrong_key_error(key_pair_id: str, file: str) -> Refused:
     """Return the error for a private key that does not unwrap the data key."""
     return Refused(
-        f"its data key cannot be unwrapped with {file}, which is configured for key pair {pair!r}: another key, or the manifest is damaged",
+        f"its data key cannot be unwrapped with {file}, which is configured for key pair {key_pair_id!r}: another key, or the manifest "
+        "is damaged",
         hint="Compare key_pairs under [tier.aiven] with the brokers' rsm.config.encryption.key.pairs",
     )

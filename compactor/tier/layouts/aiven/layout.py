@@ -326,7 +326,7 @@ class AivenLayout(NonComposableLayout):
         travelled = 0
         try:
             with file_errors("write", path), path.open("wb") as file:
-                for data, fetched in self._file_pieces(name, segment, opened, kind):
+                for data, fetched in self._iterate_file_parts(name, segment, opened, kind):
                     file.write(data)
                     travelled += fetched
         except BaseException:
@@ -343,7 +343,7 @@ class AivenLayout(NonComposableLayout):
             for suffix, content in objects.items():
                 key = self._keys.object_key(name, segment, suffix)
                 if not create_object(self._store, key, content):
-                    return "" if self._is_uploaded(name, segment, contents) else f"{key} exists already with other content"
+                    return "" if self._is_uploaded_with_content(name, segment, contents) else f"{key} exists already with other content"
         return ""
 
     def upload_space_bytes(self, log_bytes: int) -> int:
@@ -358,10 +358,10 @@ class AivenLayout(NonComposableLayout):
         Compares the sizes of its three objects, and the content of files with a recorded digest.
         """
         try:
-            opened = self._read_manifest(name, segment)
+            opened = self._read_manifest_and_unwrap_key(name, segment)
             self._check_objects(name, segment, opened)
             for kind, recorded in segment.files.items():
-                if recorded.sha256 and self._file_digest(name, segment, opened, kind) != recorded.sha256:
+                if recorded.sha256 and self._sha256_of_stored_file(name, segment, opened, kind) != recorded.sha256:
                     return f"the {kind} in {self.object_name(name, segment, kind)} has another digest than was recorded"
         except NotFound as error:
             return f"missing: {error}"
@@ -401,14 +401,14 @@ class AivenLayout(NonComposableLayout):
             if found := self._opened_segments.get(key):
                 self._opened_segments.move_to_end(key)
                 return found
-        opened = self._retry_corrupt_read(lambda: self._read_manifest(name, segment))
+        opened = self._retry_corrupt_read(lambda: self._read_manifest_and_unwrap_key(name, segment))
         with self._lock:
             self._opened_segments[key] = opened
             while len(self._opened_segments) > _MAX_CACHED_SEGMENTS:
                 self._opened_segments.popitem(last=False)
         return opened
 
-    def _read_manifest(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> OpenedSegment:
+    def _read_manifest_and_unwrap_key(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> OpenedSegment:
         """Read a segment's manifest and unwrap its data key. Raises NotFound, BadData, or Refused if the key cannot be unwrapped."""
         key = self._keys.object_key(name, segment, MANIFEST)
         try:
@@ -437,16 +437,18 @@ class AivenLayout(NonComposableLayout):
         except BadData:
             return read()
 
-    def _read_log_bytes(self, opened: OpenedSegment, start: int, end: int) -> tuple[bytes, int]:
-        """Return bytes [start, end) of the log and the number of bytes transferred. ``start`` must be less than ``end``. Raises BadData."""
+    def _read_log_bytes(self, opened: OpenedSegment, start_byte: int, end_byte: int) -> tuple[bytes, int]:
+        """Return bytes [start, end) of the log and the number of bytes transferred. ``start_byte`` must be less than ``end_byte``. Raises
+        BadData.
+        """
         manifest, chunks, key = opened.manifest, opened.manifest.chunks, opened.log_key
         if not manifest.compressed and not opened.cipher:
-            data = self._read_exactly(key, start, end - start, is_end=end == chunks.file_size)
+            data = self._read_exactly(key, start_byte, end_byte - start_byte, is_end_of_object=end_byte == chunks.file_size)
             return data, len(data)
-        wanted = [chunks.chunk(number) for number in chunks.chunk_numbers(start, end)]
+        wanted = [chunks.chunk(number) for number in chunks.chunk_numbers(start_byte, end_byte)]
         first, last = wanted[0], wanted[-1]
         size = last.stored_start + last.stored_size - first.stored_start
-        stored = self._read_exactly(key, first.stored_start, size, is_end=end == chunks.file_size)
+        stored = self._read_exactly(key, first.stored_start, size, is_end_of_object=end_byte == chunks.file_size)
         plain = []
         for chunk in wanted:
             at = chunk.stored_start - first.stored_start
@@ -454,7 +456,7 @@ class AivenLayout(NonComposableLayout):
                 plain.append(restore_chunk(stored[at : at + chunk.stored_size], chunk.size, opened.cipher, compressed=manifest.compressed))
             except InvalidDataError as error:
                 raise BadData(str(error), segment=key, position=chunk.start, hint=_RESTORE_HINT) from error
-        return b"".join(plain)[start - first.start : end - first.start], size
+        return b"".join(plain)[start_byte - first.start : end_byte - first.start], size
 
     def _read_index_file(self, name: TopicPartition, segment: SegmentRef, opened: OpenedSegment, kind: str) -> bytes:
         """Return the plain content of one index file. Raises NotFound if the segment has none of this kind."""
@@ -463,25 +465,25 @@ class AivenLayout(NonComposableLayout):
             raise NotFound(f"{self.object_name(name, segment, kind)} holds no {kind}")
         if not span.size:
             return b""
-        stored = self._read_exactly(opened.indexes_key, span.position, span.size, is_end=span.end == opened.manifest.indexes_size)
+        stored = self._read_exactly(opened.indexes_key, span.position, span.size, is_end_of_object=span.end == opened.manifest.indexes_size)
         try:
             return restore_chunk(stored, span.size - opened.manifest.overhead, opened.cipher, compressed=False)
         except InvalidDataError as error:
             raise BadData(f"the {kind}: {error}", segment=opened.indexes_key, hint=_RESTORE_HINT) from error
 
-    def _read_exactly(self, key: str, start: int, size: int, *, is_end: bool) -> bytes:
-        """Return ``size`` bytes of an object. Raises BadData if it is shorter, or longer although ``is_end`` is set."""
-        data = self._store.get(key, start, size + is_end)
-        if len(data) != size:
-            how = "ends at" if len(data) < size else "goes on behind"
-            at = start + min(len(data), size)
-            raise BadData(f"the object {how} {at} bytes, its manifest says {start + size}", segment=key, hint=_RESTORE_HINT)
+    def _read_exactly(self, key: str, start_byte: int, size_bytes: int, *, is_end_of_object: bool) -> bytes:
+        """Return ``size_bytes`` bytes of an object. Raises BadData if it is shorter, or longer although ``is_end_of_object`` is set."""
+        data = self._store.get(key, start_byte, size_bytes + is_end_of_object)
+        if len(data) != size_bytes:
+            how = "ends at" if len(data) < size_bytes else "goes on behind"
+            at = start_byte + min(len(data), size_bytes)
+            raise BadData(f"the object {how} {at} bytes, its manifest says {start_byte + size_bytes}", segment=key, hint=_RESTORE_HINT)
         return data
 
-    def _file_pieces(
+    def _iterate_file_parts(
         self, name: TopicPartition, segment: RemoteLogSegmentMetadata, opened: OpenedSegment, kind: str
     ) -> Iterator[tuple[bytes, int]]:
-        """Yield one file in pieces, in order, each with the number of bytes transferred."""
+        """Yield one file in parts, in order, each with the number of bytes transferred."""
         if kind != "log":
             data = self._retry_corrupt_read(lambda: self._read_index_file(name, segment, opened, kind))
             yield data, len(data) + (opened.manifest.overhead if data else 0)
@@ -490,11 +492,11 @@ class AivenLayout(NonComposableLayout):
         step = max(1, READ_BYTES // chunks.chunk_size) * chunks.chunk_size
         for start in range(0, chunks.file_size, step):
             end = min(start + step, chunks.file_size)
-            yield self._read_log_range(opened, start, end)
+            yield self._read_log_bytes_with_retry(opened, start, end)
 
-    def _read_log_range(self, opened: OpenedSegment, start: int, end: int) -> tuple[bytes, int]:
+    def _read_log_bytes_with_retry(self, opened: OpenedSegment, start_byte: int, end_byte: int) -> tuple[bytes, int]:
         """Return bytes [start, end) of the log and the number of bytes transferred, with one retry."""
-        return self._retry_corrupt_read(lambda: self._read_log_bytes(opened, start, end))
+        return self._retry_corrupt_read(lambda: self._read_log_bytes(opened, start_byte, end_byte))
 
     def _check_objects(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, opened: OpenedSegment) -> None:
         """Raise NotFound or BadData if an object is absent or has another size than recorded."""
@@ -513,20 +515,24 @@ class AivenLayout(NonComposableLayout):
         if custom.remote_size not in (None, remote):
             raise BadData(f"its objects have {remote} bytes, its custom metadata says {custom.remote_size}", segment=opened.log_key)
 
-    def _file_digest(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, opened: OpenedSegment, kind: str) -> str:
+    def _sha256_of_stored_file(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, opened: OpenedSegment, kind: str) -> str:
         """Read a stored file, decrypted and decompressed, and return its SHA-256 as hex digits."""
         digest = hashlib.sha256()
-        for data, _ in self._file_pieces(name, segment, opened, kind):
+        for data, _ in self._iterate_file_parts(name, segment, opened, kind):
             digest.update(data)
         return digest.hexdigest()
 
-    def _is_uploaded(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> bool:
-        """Return whether the segment is stored completely and with this content, though in other bytes."""
+    def _is_uploaded_with_content(
+        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
+    ) -> bool:
+        """Return whether all objects of the segment exist and decode to these files. The stored bytes may differ, for instance because
+        they were compressed by another version of zstd.
+        """
         try:
-            opened = self._read_manifest(name, segment)
+            opened = self._read_manifest_and_unwrap_key(name, segment)
             sizes = opened.manifest.sizes()
             return sizes.keys() == contents.keys() and all(
-                self._file_digest(name, segment, opened, kind) == content_sha256(content) for kind, content in contents.items()
+                self._sha256_of_stored_file(name, segment, opened, kind) == content_sha256(content) for kind, content in contents.items()
             )
         except (NotFound, BadData):
             return False

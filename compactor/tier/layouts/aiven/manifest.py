@@ -97,7 +97,7 @@ class Manifest:
         if document.get("version") not in ("1", 1) or isinstance(document.get("version"), bool):
             raise InvalidDataError(f"it has layout version {document.get('version')!r}; this program knows version 1")
         required = ("version", "chunkIndex", "segmentIndexes", "compression")
-        _check_fields("the manifest", document, required, ("encryption", "remoteLogSegmentMetadata"))
+        _require_exact_fields("the manifest", document, required, ("encryption", "remoteLogSegmentMetadata"))
         key = _read_segment_key(document["encryption"]) if document.get("encryption") is not None else None
         chunks = _read_chunk_index(_read_object(document, "chunkIndex"))
         compressed = document["compression"]
@@ -118,9 +118,9 @@ class Manifest:
         if segment.size_bytes != self.chunks.file_size:
             raise InvalidDataError(f"it describes a log of {self.chunks.file_size} bytes, recorded are {segment.size_bytes}")
         own = segment_description(name, topic_id, segment)
-        ours = dict(_flatten_fields(own))
-        for path, value in _flatten_fields(self.about):
-            if path in _IDENTIFYING and value != ours[path] and not _is_later_end(path, value, segment.end_offset):
+        ours = dict(_flatten_json_fields(own))
+        for path, value in _flatten_json_fields(self.about):
+            if path in _IDENTIFYING and value != ours[path] and not _is_later_end_offset(path, value, segment.end_offset):
                 raise InvalidDataError(f"it is another segment's: {'.'.join(path)} is {value!r}, not {ours[path]!r}")
 
 
@@ -137,7 +137,7 @@ _IDENTIFYING: Final = frozenset(
 )
 
 
-def _is_later_end(path: tuple[str, ...], value: Any, end_offset: int) -> bool:
+def _is_later_end_offset(path: tuple[str, ...], value: Any, end_offset: int) -> bool:
     return path == ("endOffset",) and isinstance(value, int) and value > end_offset
 
 
@@ -161,11 +161,11 @@ def segment_description(
     }
 
 
-def _flatten_fields(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+def _flatten_json_fields(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
     """Return all fields of nested JSON objects, each as its path of names and its value."""
     found: list[tuple[tuple[str, ...], Any]] = []
     for name, value in table.items():
-        found += _flatten_fields(value, (*path, name)) if isinstance(value, dict) else [((*path, name), value)]
+        found += _flatten_json_fields(value, (*path, name)) if isinstance(value, dict) else [((*path, name), value)]
     return found
 
 
@@ -189,13 +189,13 @@ def _reject_duplicate_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _check_fields(what: str, table: Mapping[str, Any], required: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
+def _require_exact_fields(object_name: str, table: Mapping[str, Any], required: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
     for name in required:
         if name not in table:
-            raise InvalidDataError(f"{what} lacks {name}")
+            raise InvalidDataError(f"{object_name} lacks {name}")
     for name in table:
         if name not in required and name not in optional:
-            raise InvalidDataError(f"{what} has an unknown field {name!r}")
+            raise InvalidDataError(f"{object_name} has an unknown field {name!r}")
 
 
 def _read_object(document: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -205,14 +205,14 @@ def _read_object(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value
 
 
-def _read_int32(table: Mapping[str, Any], name: str) -> int:
+def _read_int32_field(table: Mapping[str, Any], name: str) -> int:
     value = table[name]
     if type(value) is not int or not 0 <= value <= MAX_INT32:
         raise InvalidDataError(f"{name} is {value!r}, not a number from 0 to {MAX_INT32}")
     return value
 
 
-def _read_text(table: Mapping[str, Any], name: str) -> str:
+def _read_text_field(table: Mapping[str, Any], name: str) -> str:
     value = table[name]
     if not isinstance(value, str):
         raise InvalidDataError(f"{name} is no text")
@@ -222,25 +222,27 @@ def _read_text(table: Mapping[str, Any], name: str) -> str:
 def _read_chunk_index(table: Mapping[str, Any]) -> ChunkIndex:
     common = ("type", "originalChunkSize", "originalFileSize")
     if table.get("type") == "fixed":
-        _check_fields("chunkIndex", table, (*common, "transformedChunkSize", "finalTransformedChunkSize"))
-        lengths = (_read_int32(table, "transformedChunkSize"), _read_int32(table, "finalTransformedChunkSize"))
+        _require_exact_fields("chunkIndex", table, (*common, "transformedChunkSize", "finalTransformedChunkSize"))
+        lengths = (_read_int32_field(table, "transformedChunkSize"), _read_int32_field(table, "finalTransformedChunkSize"))
     elif table.get("type") == "variable":
-        _check_fields("chunkIndex", table, (*common, "transformedChunks"))
-        lengths = decode_chunk_lengths(_read_text(table, "transformedChunks"))  # type: ignore[assignment]
+        _require_exact_fields("chunkIndex", table, (*common, "transformedChunks"))
+        lengths = decode_chunk_lengths(_read_text_field(table, "transformedChunks"))  # type: ignore[assignment]
     else:
         raise InvalidDataError(f"the chunk index is of an unknown type {table.get('type')!r}")
-    return ChunkIndex(_read_int32(table, "originalChunkSize"), _read_int32(table, "originalFileSize"), lengths, table["type"] == "fixed")
+    return ChunkIndex(
+        _read_int32_field(table, "originalChunkSize"), _read_int32_field(table, "originalFileSize"), lengths, table["type"] == "fixed"
+    )
 
 
 def _read_index_spans(table: Mapping[str, Any], overhead: int) -> dict[str, IndexSpan]:
-    _check_fields("segmentIndexes", table, tuple(_INDEX_NAMES.values()))
+    _require_exact_fields("segmentIndexes", table, tuple(_INDEX_NAMES.values()))
     found: dict[str, IndexSpan] = {}
     for kind, name in _INDEX_NAMES.items():
         if table[name] is None and kind == OPTIONAL_KIND:
             continue
         entry = _read_object(table, name)
-        _check_fields(name, entry, ("position", "size"))
-        found[kind] = IndexSpan(_read_int32(entry, "position"), _read_int32(entry, "size"))
+        _require_exact_fields(name, entry, ("position", "size"))
+        found[kind] = IndexSpan(_read_int32_field(entry, "position"), _read_int32_field(entry, "size"))
         if 0 < found[kind].size <= overhead:
             raise InvalidDataError(f"the {kind} is too short to be encrypted")
     if any(behind.position != before.end for before, behind in pairwise([IndexSpan(0, 0), *found.values()])):
@@ -251,8 +253,8 @@ def _read_index_spans(table: Mapping[str, Any], overhead: int) -> dict[str, Inde
 def _read_segment_key(table: object) -> SegmentKey:
     if not isinstance(table, dict):
         raise InvalidDataError("encryption is not an object")
-    _check_fields("encryption", table, ("dataKey", "aad"))
-    key = SegmentKey(_read_text(table, "dataKey"), _read_text(table, "aad"))
+    _require_exact_fields("encryption", table, ("dataKey", "aad"))
+    key = SegmentKey(_read_text_field(table, "dataKey"), _read_text_field(table, "aad"))
     pair, colon, wrapped = key.data_key.partition(":")
     if not pair or not colon:
         raise InvalidDataError("the data key does not say which key pair it is for")

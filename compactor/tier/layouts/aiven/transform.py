@@ -42,12 +42,12 @@ def restore_chunk(stored: bytes, size: int, cipher: ChunkCipher | None, *, compr
     return data
 
 
-def _decompress_chunk(data: bytes, size: int) -> bytes:
-    """Decompress a chunk, and refuse a frame whose stated size is not ``size``."""
+def _decompress_chunk(data: bytes, plain_bytes: int) -> bytes:
+    """Decompress a chunk, and refuse a frame whose stated size is not ``plain_bytes``."""
     try:
         # A frame that lies about its size would be a bomb.
-        if zstandard.frame_content_size(data) != size:
-            raise InvalidDataError(f"a compressed chunk does not hold {size} bytes")
-        return zstandard.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
+        if zstandard.frame_content_size(data) != plain_bytes:
+            raise InvalidDataError(f"a compressed chunk does not hold {plain_bytes} bytes")
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=plain_bytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise InvalidDataError(f"a chunk cannot be decompressed: {error}") from None

@@ -143,8 +143,8 @@ class ListedTier:
             else:
                 strangers.append(info.key)
         problems: list[BadData] = []
-        times = self._read_extra_file(folder + METADATA_FILE, name, parse_metadata, problems) if METADATA_FILE in beside else None
-        watermark = self._read_extra_file(folder + WATERMARK, name, parse_watermark, problems) if WATERMARK in beside else None
+        times = self._read_extra_file_if_valid(folder + METADATA_FILE, name, parse_metadata, problems) if METADATA_FILE in beside else None
+        watermark = self._read_extra_file_if_valid(folder + WATERMARK, name, parse_watermark, problems) if WATERMARK in beside else None
         segments = tuple(ListedSegment(base, files[base]) for base in sorted(files))
         return PartitionListing(segments, times, watermark, tuple(problems), tuple(strangers))
 
@@ -156,7 +156,7 @@ class ListedTier:
         ends = [following.base - 1 for _, following in pairwise(segments)]
         return tuple(segment_metadata(segment, end) for segment, end in zip(segments, [*ends, self._end_offset(segments[-1])], strict=True))
 
-    def _read_extra_file(
+    def _read_extra_file_if_valid(
         self, key: str, name: TopicPartition, parse: Callable[[bytes, TopicPartition], T], problems: list[BadData]
     ) -> T | None:
         """Read and parse one of the partition's two extra files, and add a parse error to ``problems``."""

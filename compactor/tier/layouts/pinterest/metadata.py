@@ -46,7 +46,7 @@ def parse_metadata(data: bytes, name: TopicPartition) -> tuple[SegmentTime, ...]
         document: Any = json.loads(data)
         reported = TopicPartition(document["topicPartition"]["topic"], document["topicPartition"]["partition"])
         rows = document["metadata"]["timeindex"]["entries"]
-        entries = tuple(sorted(SegmentTime(_read_integer(row["timestamp"]), _read_integer(row["baseOffset"])) for row in rows))
+        entries = tuple(sorted(SegmentTime(_require_integer(row["timestamp"]), _require_integer(row["baseOffset"])) for row in rows))
     except (ValueError, KeyError, TypeError) as error:
         raise _invalid_file_error(name, METADATA_FILE, f"it is not a partition's metadata: {type(error).__name__} {error}") from None
     if reported != name:
@@ -67,7 +67,7 @@ def parse_watermark(data: bytes, name: TopicPartition) -> int:
     return int(text)
 
 
-def _read_integer(value: object) -> int:
+def _require_integer(value: object) -> int:
     """Return a JSON value that must be an integer. Raises TypeError for anything else, booleans included."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{value!r} is not a whole number")
