@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from compactor.access.tier import Tier
 from compactor.control.records import RoundPublished
 from compactor.control.stages import Stage
 from compactor.control.state import PartitionState
-from compactor.errors import UsageError
+from compactor.errors import CompactorError, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.round import compaction
@@ -26,6 +27,7 @@ from compactor.views.difference import RecordedHistory
 from compactor.views.explain import Fact, explain_partition
 from compactor.views.forecast import forecast_partition
 from tests.builders import read
+from tests.simulation.kafka_schedule import RARE_EXPIRY_MUTATIONS
 from tests.support.deployment import GrowingLog
 from tests.support.memory_brokers import MemoryBrokers
 
@@ -134,12 +136,13 @@ def test_a_group_of_which_a_part_expires_before_it_is_rewritten_undoes_the_round
     expiring.check_last_values(expiring.state().broker_log_start)
 
 
-def test_a_source_below_the_log_start_that_readers_still_find_is_switched_as_usual(expiring: Expiring) -> None:
+@pytest.mark.parametrize("stage", [Stage.ANNOUNCED, Stage.PUBLISH_BEGUN])
+def test_a_source_below_the_log_start_that_readers_still_find_is_switched_as_usual(expiring: Expiring, stage: Stage) -> None:
     def only_rise(plan: CompactionPlan) -> None:
         known = expiring.brokers.cluster.known
         known[NAME.topic] = known[NAME.topic].__class__(**{**vars(known[NAME.topic]), "log_starts": {0: plan.tasks[0].end_offset + 1}})
 
-    assert expiring.round(Stage.PUBLISH_BEGUN, only_rise).status == "cleaned"
+    assert expiring.round(stage, only_rise).status == "cleaned"
     assert (expiring.published().expired, expiring.published().cut_off) == ((), ())
     assert len(expiring.published().replacements) == len(expiring.plans[0].tasks)
 
@@ -149,6 +152,21 @@ def test_deletions_that_no_log_start_explains_cut_the_rest_off(expiring: Expirin
     assert report.reason.startswith("brokers had deleted what")
     assert expiring.published().expired == ()
     assert expiring.state().first_dirty_offset == 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "noticed_by"),
+    [
+        (
+            "expired by the log start alone",
+            partial(test_a_source_below_the_log_start_that_readers_still_find_is_switched_as_usual, stage=Stage.ANNOUNCED),
+        ),
+        ("a deletion needs no log start", test_deletions_that_no_log_start_explains_cut_the_rest_off),
+    ],
+)
+def test_missing_rule_about_expired_segments_is_noticed(rule: str, noticed_by: Callable[[Expiring], None], expiring: Expiring) -> None:
+    with RARE_EXPIRY_MUTATIONS[rule](), pytest.raises((AssertionError, CompactorError)):
+        noticed_by(expiring)
 
 
 def test_the_highest_log_start_counts_after_a_new_leader_starts_lower(expiring: Expiring) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control import fold, ordering, records
-from compactor.control.log_start import log_start_record, removable_below
+from compactor.control.log_start import check_expired_groups, log_start_record, removable_below
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
 from compactor.model.balance import DigestSum, add_sums
@@ -151,6 +152,54 @@ class TestWhatItKeepsOut:
     def test_what_is_below_it_counts_as_clean(self) -> None:
         assert three().first_dirty_offset == 0
         assert rise(three(), 25).first_dirty_offset == 25
+
+
+class TestImports:
+    @pytest.mark.parametrize(("log_start", "counts"), [(-1, False), (0, True), (15, True), (20, True), (21, False)])
+    def test_a_first_import_sets_it_within_its_segments_or_right_after_them(self, log_start: int, counts: bool) -> None:
+        registered, tiered_ = tiered(0, segment("a", 0, 9), segment("b", 10, 19))
+        state = folded(PartitionState(topic="orders", partition=0), registered, tiered_.model_copy(update={"log_start_offset": log_start}))
+        assert (ids(state), state.log_start_offset) == (("ab", log_start) if counts else ("", None))
+
+    def test_a_later_import_does_not_set_it(self) -> None:
+        registered, tiered_ = tiered(1, segment("d", 30, 39))
+        for before in (three(), rise(three(), 15)):
+            state = folded(before, registered, tiered_.model_copy(update={"log_start_offset": 35}))
+            assert (ids(state), state.log_start_offset) == (ids(before), before.log_start_offset)
+
+
+class TestBrokers:
+    """What brokers have reported, and which groups of a round count as expired by it."""
+
+    def seen(self, state: PartitionState, offset: int, *, incarnation: str = "me") -> PartitionState:
+        return folded(state, records.BrokerLogStartSeen(leader_epoch=EPOCH, offset=offset), incarnation=incarnation)
+
+    def test_the_highest_log_start_that_brokers_have_reported_counts(self) -> None:
+        state = self.seen(three(), 15)
+        assert state.broker_log_start == 15
+        for offset in (14, 15):
+            assert self.seen(state, offset).broker_log_start == 15
+            assert "reported the log start 15 already" in self.seen(state, offset).fenced[-1].reason
+        assert self.seen(state, 16).broker_log_start == 16
+
+    def test_only_the_leader_records_what_brokers_have_reported(self) -> None:
+        assert self.seen(three(), 15, incarnation="somebody").broker_log_start == 0
+
+    @pytest.mark.parametrize(
+        ("expired", "cut_off", "problem"),
+        [
+            ((0,), (), ""),
+            ((0,), (1,), ""),
+            ((1,), (), "group 1 does not lie below the log start 10"),
+            ((0,), (0,), "both cut off and expired"),
+        ],
+    )
+    def test_groups_expire_only_wholly_below_that_log_start(self, expired: tuple[int, ...], cut_off: tuple[int, ...], problem: str) -> None:
+        tasks = tuple(SimpleNamespace(group=group, end_offset=10 * group + 9) for group in (0, 1))
+        state: Any = SimpleNamespace(broker_log_start=10, intent=SimpleNamespace(plan=SimpleNamespace(tasks=tasks)))
+        record: Any = SimpleNamespace(body=SimpleNamespace(expired=expired, cut_off=cut_off))
+        assert problem in check_expired_groups(state, record)
+        assert bool(problem) == bool(check_expired_groups(state, record))
 
 
 def test_programs_that_cannot_raise_it_refuse_record_and_snapshot_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from compactor.constants import CompactorEpoch
+from compactor.control import records
+from compactor.control.catalog_records import TopicRecreated, TopicsConfirmed, TopicsInspected
 from compactor.control.records import (
     VERSION,
     BadControlRecord,
+    BrokerLogStartSeen,
+    CatalogRecord,
+    IncarnationOpened,
     PartitionRecord,
     RunEnded,
     decode_sealed,
@@ -57,6 +64,36 @@ def test_a_future_version_is_named_as_such() -> None:
     )
     with pytest.raises(BadControlRecord, match="version 9") as error:
         decode_sealed(PartitionRecord, seal_document(document), WHERE)
+    assert "Upgrade" in error.value.hint
+
+
+SEEN = BrokerLogStartSeen(leader_epoch=CompactorEpoch(0), offset=5)
+OPENED = IncarnationOpened(topic_id="id", by="me")
+NEW_IN_7: list[tuple[Any, str, Any]] = [(PartitionRecord, "t-0", SEEN), (PartitionRecord, "t-0", OPENED)]
+NEW_IN_7 += [
+    (CatalogRecord, "catalog", body)
+    for body in (
+        TopicsConfirmed(cluster_id="c", topic_ids={"t": "id"}),
+        TopicRecreated(topic="t", superseded_id="id", topic_id="other", cluster_id="c", by="me"),
+        TopicsInspected(cluster_id="c", missing=("id",), present=(), asked_ms=1),
+    )
+]
+
+
+@pytest.mark.parametrize(("kind", "log", "body"), NEW_IN_7)
+def test_a_program_of_format_version_6_refuses_what_version_7_has_added_by_the_version(
+    kind: Any, log: str, body: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not know the type of the record, and says that it needs an upgrade instead of calling the record corrupt."""
+    record = kind(version=VERSION, log=log, slot=7, incarnation="me", attempt=2, at_ms=5, body=body)
+    document = record.model_dump_json().encode()
+    assert decode_sealed(kind, seal_document(document), WHERE) == record
+    unknown = seal_document(document.replace(f'"type":"{body.type}"'.encode(), b'"type":"of_version_7"'))
+    with pytest.raises(BadControlRecord, match="body"):
+        decode_sealed(kind, unknown, WHERE)
+    monkeypatch.setattr(records, "VERSION", 6)
+    with pytest.raises(BadControlRecord, match="of format version 7, this program knows version 6") as error:
+        decode_sealed(kind, unknown, WHERE)
     assert "Upgrade" in error.value.hint
 
 

@@ -1,0 +1,84 @@
+"""Control logs of topics that are created again: what may open one, and whose log a deletion may delete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from compactor.control import fold, ordering, records
+from compactor.control.state import PartitionState
+from compactor.model.ids import incarnation
+from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
+from tests.simulation.life_mutations import COVERED_MUTATIONS
+
+REGISTERED = records.IdsRegistered(import_id="i", ids=("a",), holder="me")
+OPENED = records.IncarnationOpened(topic_id="new", by="me")
+SEGMENT = RemoteLogSegmentMetadata(
+    id="a", start_offset=0, end_offset=9, size_bytes=9, max_timestamp_ms=-1, mtime_ms=0,
+    leader_epochs=(EpochEntry(0, 0),), files={"log": SegmentFile(size=9, sha256="0" * 64)},
+)  # fmt: skip
+TIERED = records.SegmentsTiered(import_id="i", segments=(SEGMENT,), topic_id="new")
+ACQUIRED = records.LeadershipAcquired(leader_epoch=0, holder="me", ttl_ms=1)
+
+
+def folded(number: int, *bodies: Any) -> PartitionState:
+    name, state = str(incarnation("orders", 0, number)), PartitionState(topic="orders", partition=0, incarnation=number)
+    for slot, body in enumerate(bodies, start=1):
+        record = records.PartitionRecord(
+            version=records.VERSION,
+            log=name,
+            slot=slot,
+            incarnation="me",
+            attempt=slot,
+            at_ms=0,
+            body=body,
+        )
+        state = fold.fold_partition(state, record, ordering.refusal)
+    return state
+
+
+def reasons(state: PartitionState) -> list[str]:
+    return [fenced.reason for fenced in state.fenced]
+
+
+def test_nothing_comes_into_a_later_incarnation_before_it_is_opened_for_a_topic() -> None:
+    state = folded(2, REGISTERED)
+    assert (state.registrations, reasons(state)) == ({}, ["no topic id was recorded for orders-0~2"])
+    assert set(folded(2, OPENED, REGISTERED).registrations) == {"i"}
+    assert set(folded(1, REGISTERED).registrations) == {"i"}, "the first incarnation needs no opening"
+
+
+def test_an_incarnation_is_opened_once() -> None:
+    again = OPENED.model_copy(update={"topic_id": "third"})
+    state = folded(2, OPENED, again)
+    assert (state.topic_id, reasons(state)) == ("new", ["orders-0~2 is in use for topic id new"])
+    state = folded(2, OPENED, REGISTERED, TIERED, again)
+    assert (state.topic_id, len(state.live), len(state.fenced)) == ("new", 1, 1)
+
+
+@pytest.mark.parametrize(("number", "topic_id"), [(1, "new"), (2, "")])
+def test_only_a_later_incarnation_is_opened_and_for_a_topic(number: int, topic_id: str) -> None:
+    state = folded(number, OPENED.model_copy(update={"topic_id": topic_id}))
+    assert (state.topic_id, reasons(state)) == ("", ["only a later incarnation is opened, and for a topic id"])
+
+
+@pytest.mark.parametrize(("deleted_id", "is_deleted"), [("new", True), ("", True), ("old", False)])
+def test_the_deletion_of_a_topic_deletes_the_log_of_its_own_id_only(deleted_id: str, is_deleted: bool) -> None:
+    deleted = records.PartitionDeleted(leader_epoch=0, deleted_topic_id=deleted_id)
+    state = folded(2, OPENED, REGISTERED, TIERED, ACQUIRED, deleted)
+    assert (not state.live, bool(state.fenced)) == (is_deleted, not is_deleted)
+
+
+@pytest.mark.parametrize(
+    ("rule", "noticed_by"),
+    [
+        ("incarnations are opened twice", test_an_incarnation_is_opened_once),
+        ("incarnations need not be opened", test_nothing_comes_into_a_later_incarnation_before_it_is_opened_for_a_topic),
+        ("a deletion is any topic's", lambda: test_the_deletion_of_a_topic_deletes_the_log_of_its_own_id_only("old", False)),
+    ],
+)
+def test_missing_rule_about_incarnations_is_noticed(rule: str, noticed_by: Callable[[], None]) -> None:
+    with COVERED_MUTATIONS[rule](), pytest.raises(AssertionError):
+        noticed_by()
