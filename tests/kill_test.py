@@ -3,6 +3,7 @@
     python -m tests.kill_test --kills 200                            `run` (and `retire` and `import`), by SIGKILL
     python -m tests.kill_test --daemons 2 --minutes 5                daemons that share the tier
     python -m tests.kill_test --kills 200 --s3                       the same on a local S3 server
+    python -m tests.kill_test --kills 200 --retention                segments expire, and topics are created again
     python -m tests.kill_test --kills 200 --url s3://bucket/prefix --endpoint http://127.0.0.1:9000
 
 Ends with exit code 1 and a line for each thing that is wrong.
@@ -25,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from compactor.model.ids import incarnation
+from tests.builders import TOPIC_ID
 from tests.evidence import write_record
 from tests.support.deployment import Deployment, GrowingLog, Result, Running
 from tests.support.keys import object_key
@@ -32,6 +35,7 @@ from tests.support.s3_server import running_moto
 from tests.support.tier_cli import Answer
 
 Tell = Callable[[str], None]
+TOPIC_IDS = (TOPIC_ID, "Zm9ydHktdHdvLXJlY29yZA")
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "cleaner": {"segment_bytes": 16_384, "min_cleanable_dirty_ratio": 0.0, "delete_retention_ms": 0},
@@ -46,6 +50,9 @@ PARTS = 12
 
 PATIENCE_S = 60.0
 
+RETENTION = {"cleanup_policy": "compact,delete", "retention_bytes": 12_000}
+"""What was cleaned before expires soon after the next part has come."""
+
 
 @dataclass
 class Ordeal:
@@ -58,14 +65,37 @@ class Ordeal:
     wrong: list[str] = field(default_factory=list)
     ends: Counter[str] = field(default_factory=Counter)
     pending: dict[str, Path] = field(default_factory=dict)
+    expires: bool = False
+    former: list[GrowingLog] = field(default_factory=list)
+    """Logs of topics that were deleted and created again since."""
 
     @staticmethod
-    def over(folder: Path, seed: int, tell: Tell, *, partitions: int = 3, sections: Mapping[str, Any] = {}) -> Ordeal:
-        """sections: of the settings, besides SETTINGS: where the tier lies."""
+    def over(
+        folder: Path, seed: int, tell: Tell, *, partitions: int = 3, sections: Mapping[str, Any] = {}, retention: bool = False
+    ) -> Ordeal:
+        """sections: of the settings, besides SETTINGS: where the tier lies. retention: segments expire, and topics are created again."""
         dice = random.Random(seed)
-        ordeal = Ordeal(Deployment(folder, {**SETTINGS, **sections}), dice, tell)
-        ordeal.logs = [GrowingLog("orders", number, folder, dice) for number in range(partitions)]
+        cleaner = {"cleaner": {**SETTINGS["cleaner"], **RETENTION}} if retention else {}
+        ordeal = Ordeal(Deployment(folder, {**SETTINGS, **sections, **cleaner}), dice, tell, expires=retention)
+        ordeal.logs = [ordeal.new_log(number, 1) for number in range(partitions)]
         return ordeal
+
+    def new_log(self, partition: int, incarnation: int) -> GrowingLog:
+        """The log of a topic from its creation on."""
+        folder = self.deployment.folder / f"incarnation-{incarnation}"
+        folder.mkdir(parents=True, exist_ok=True)
+        made = GrowingLog("orders", partition, folder, self.dice)
+        if self.expires:
+            made.log.topic_id = TOPIC_IDS[incarnation - 1]
+        return made
+
+    def create_again(self) -> None:
+        """The topic is deleted and created again: all of its partitions begin at offset 0, under another id."""
+        for log in self.logs:
+            if log.name in self.pending:
+                self.grow(log)
+        self.former, self.logs = self.logs, [self.new_log(log.partition, 2) for log in self.logs]
+        self.ends["created again"] += 1
 
     # --- growing ---
 
@@ -73,7 +103,8 @@ class Ordeal:
         """The import command for the part that is not in the tier yet; a killed import is tried again with the same directory."""
         folder = self.pending.get(log.name) or log.write_part()
         self.pending[log.name] = folder
-        return ("import", folder, "--topic", log.topic, "--partition", log.partition)
+        options = ("--new-incarnation",) if log.log.topic_id == TOPIC_IDS[1] else ()
+        return ("import", folder, "--topic", log.topic, "--partition", log.partition, *options)
 
     def grow(self, log: GrowingLog) -> None:
         """One more part, for certain."""
@@ -135,6 +166,8 @@ class Ordeal:
                 self.fail("a run that nobody killed", done)
         killed = 0
         while killed < kills and not self.wrong:
+            if self.expires and killed == kills // 2 and not self.former:
+                self.create_again()
             log = self.dice.choice(self.logs)
             if log.parts < PARTS or self.dice.random() < 0.2:
                 self.grow(log)
@@ -220,21 +253,30 @@ class Ordeal:
             self.fail("retire", done)
         self.wrong += [f"left over: {remark}" for remark in self.check_sound()]
         self._check_objects()
-        for log in self.logs:
-            target = self.deployment.folder / f"exported-{log.name}"
-            done = self.deployment.ask("export", log.name, target)
+        starts = []
+        for number, log in self._incarnations():
+            target = self.deployment.folder / f"exported-{log.name}-{number}"
+            starts.append(self.deployment.opened().open(incarnation(log.topic, log.partition, number)).refresh().log_start)
+            done = self.deployment.ask("export", log.name, target, *(("--topic-id", log.log.topic_id) if self.expires else ()))
             if done.code:
                 self.fail("export", done)
             else:
-                self.wrong += [f"{log.name}: {problem}" for problem in log.wrong_in(target, clean=True)]
+                self.wrong += [f"{log.name}~{number}: {problem}" for problem in log.wrong_in(target, clean=True, start=starts[-1])]
+        if self.expires and not any(starts):
+            self.wrong.append("nothing has expired")
         self.tell(f"finished: {sum(len(log.truth) for log in self.logs)} keys in {sum(log.parts for log in self.logs)} imports")
         return self.wrong
+
+    def _incarnations(self) -> list[tuple[int, GrowingLog]]:
+        """All logs that the tier has, each with the number of its incarnation."""
+        present = [(1 + bool(self.former), log) for log in self.logs if log.parts]
+        return [(1, log) for log in self.former] + present
 
     def _check_objects(self) -> None:
         """Exactly the objects of live segments are in the store."""
         tier = self.deployment.opened()
-        for log in self.logs:
-            (name,) = tier.partitions([log.name])
+        for number, log in self._incarnations():
+            name = incarnation(log.topic, log.partition, number)
             expected = {object_key(name, segment, kind) for segment in tier.open(name).refresh().live for kind in segment.files}
             listed = {info.key for info in tier.ports.data.list(f"{name}/")}
             self.wrong += [f"{key} is an orphan" for key in sorted(listed - expected)]
@@ -254,6 +296,7 @@ def main() -> int:
     parser.add_argument("--url", default="", help="the tier (default: a new directory)")
     parser.add_argument("--endpoint", default="", help="of the S3 server")
     parser.add_argument("--s3", action="store_true", help="on a local S3 server that is started for it (moto)")
+    parser.add_argument("--retention", action="store_true", help="segments expire, and topics are created again")
     parser.add_argument("--record", type=Path, help="write what happened here, as JSON")
     args = parser.parse_args()
     seed = args.seed if args.seed is not None else random.randrange(1 << 31)
@@ -265,7 +308,7 @@ def main() -> int:
             bucket = at_end.enter_context(running_moto()).make_bucket()
             os.environ.update(bucket.server.environment())
             sections = bucket.sections()
-        ordeal = Ordeal.over(folder, seed, lambda text: print(text, flush=True), sections=sections)
+        ordeal = Ordeal.over(folder, seed, lambda text: print(text, flush=True), sections=sections, retention=args.retention)
         if args.daemons:
             ordeal.share(args.daemons, args.minutes * 60)
         else:

@@ -33,6 +33,14 @@ def test_killed_at_random_moments_nothing_is_lost_and_nothing_left_over(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_killed_while_segments_expire_and_a_topic_is_created_again(tmp_path: Path) -> None:
+    ordeal = Ordeal.over(tmp_path, seed=20261125, tell=print, partitions=1, retention=True)
+    ordeal.kill(6)
+    assert ordeal.finish() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("server", ["moto", "fake-gcs-server", "Azurite", "HDFS"])
 def test_killed_over_a_server(request: pytest.FixtureRequest, tmp_path: Path, server: str) -> None:
     bucket: AnyBucket = request.getfixturevalue(BUCKETS[server])

@@ -121,8 +121,11 @@ class GrowingLog:
                 self.truth[name] = (base + number, value)
                 self.committed.append((base + number, name, value))
 
-    def wrong_in(self, exported: Path, *, clean: bool) -> list[str]:
-        """What is wrong with an exported view; ``clean``: everything was cleaned, so that nothing superseded may be left."""
+    def wrong_in(self, exported: Path, *, clean: bool, start: int = 0) -> list[str]:
+        """What is wrong with an exported view; ``clean``: everything was cleaned, so that nothing superseded may be left.
+
+        ``start``: the log start, below which values may have expired.
+        """
         found = [
             (record.offset, record.key or b"", record.value)
             for batches in read(exported).values()
@@ -134,7 +137,7 @@ class GrowingLog:
         wrong += [f"offset {after[0]} behind {before[0]}" for before, after in pairwise(found) if after[0] <= before[0]]
         offsets = {offset for offset, _, _ in found}
         for key, (offset, value) in self.truth.items():
-            if value is not None and offset not in offsets:
+            if value is not None and offset >= start and offset not in offsets:
                 wrong.append(f"{key!r}: its last value, at offset {offset}, is lost")
         if clean:
             latest = {offset for offset, _ in self.truth.values()}
