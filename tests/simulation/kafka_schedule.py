@@ -154,6 +154,16 @@ def expired_by_log_start_alone() -> AbstractContextManager[Any]:
     return patch.object(broker_expiry, "find_expired_segments", found)
 
 
+def present_log_start_counts() -> AbstractContextManager[Any]:
+    """The present leader's log start decides, and is not recorded: its successor may start lower."""
+
+    def observed(leadership: Leadership) -> int:
+        ask = leadership.ports.broker_log_start
+        return ask(leadership.state.name) if ask is not None else 0
+
+    return patch.object(broker_expiry, "observe_log_start", observed)
+
+
 KAFKA_MUTATIONS: dict[str, Mutation] = {
     "R3": sources_first,
     "R3b": lambda: sorting(lambda one: not hasattr(one, "sources")),
@@ -175,6 +185,7 @@ KAFKA_MUTATIONS: dict[str, Mutation] = {
 
 EXPIRY_MUTATIONS: dict[str, Mutation] = {
     "expired without log start": expired_without_log_start,
+    "the present log start counts": present_log_start_counts,
 }
 """Noticed where brokers expire segments."""
 

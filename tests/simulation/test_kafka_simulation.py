@@ -14,7 +14,7 @@ NOTICED = {
     "in flight": 4,
 }  # fmt: skip
 """From which seed on it does not take long."""
-NOTICED_WHILE_EXPIRING = {"expired without log start": 1}
+NOTICED_WHILE_EXPIRING = {"expired without log start": 1, "the present log start counts": 8}
 WINDOW = 60
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from compactor.constants import CompactorEpoch, LeaderEpoch, TopicId
 from compactor.control import fold, ordering, records
 from compactor.control.state import PartitionState
 from compactor.model.ids import incarnation
@@ -14,13 +15,13 @@ from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, Segmen
 from tests.simulation.life_mutations import COVERED_MUTATIONS
 
 REGISTERED = records.IdsRegistered(import_id="i", ids=("a",), holder="me")
-OPENED = records.IncarnationOpened(topic_id="new", by="me")
+OPENED = records.IncarnationOpened(topic_id=TopicId("new"), by="me")
 SEGMENT = RemoteLogSegmentMetadata(
     id="a", start_offset=0, end_offset=9, size_bytes=9, max_timestamp_ms=-1, mtime_ms=0,
-    leader_epochs=(EpochEntry(0, 0),), files={"log": SegmentFile(size=9, sha256="0" * 64)},
+    leader_epochs=(EpochEntry(LeaderEpoch(0), 0),), files={"log": SegmentFile(size=9, sha256="0" * 64)},
 )  # fmt: skip
-TIERED = records.SegmentsTiered(import_id="i", segments=(SEGMENT,), topic_id="new")
-ACQUIRED = records.LeadershipAcquired(leader_epoch=0, holder="me", ttl_ms=1)
+TIERED = records.SegmentsTiered(import_id="i", segments=(SEGMENT,), topic_id=TopicId("new"))
+ACQUIRED = records.LeadershipAcquired(leader_epoch=CompactorEpoch(0), holder="me", ttl_ms=1)
 
 
 def folded(number: int, *bodies: Any) -> PartitionState:
@@ -66,7 +67,7 @@ def test_only_a_later_incarnation_is_opened_and_for_a_topic(number: int, topic_i
 
 @pytest.mark.parametrize(("deleted_id", "is_deleted"), [("new", True), ("", True), ("old", False)])
 def test_the_deletion_of_a_topic_deletes_the_log_of_its_own_id_only(deleted_id: str, is_deleted: bool) -> None:
-    deleted = records.PartitionDeleted(leader_epoch=0, deleted_topic_id=deleted_id)
+    deleted = records.PartitionDeleted(leader_epoch=CompactorEpoch(0), deleted_topic_id=TopicId(deleted_id))
     state = folded(2, OPENED, REGISTERED, TIERED, ACQUIRED, deleted)
     assert (not state.live, bool(state.fenced)) == (is_deleted, not is_deleted)
 

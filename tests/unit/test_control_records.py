@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from compactor.constants import CompactorEpoch
+from compactor.constants import CompactorEpoch, TopicId
 from compactor.control import records
 from compactor.control.catalog_records import TopicRecreated, TopicsConfirmed, TopicsInspected
 from compactor.control.records import (
@@ -67,15 +67,16 @@ def test_a_future_version_is_named_as_such() -> None:
     assert "Upgrade" in error.value.hint
 
 
+ID = TopicId("id")
 SEEN = BrokerLogStartSeen(leader_epoch=CompactorEpoch(0), offset=5)
-OPENED = IncarnationOpened(topic_id="id", by="me")
+OPENED = IncarnationOpened(topic_id=ID, by="me")
 NEW_IN_7: list[tuple[Any, str, Any]] = [(PartitionRecord, "t-0", SEEN), (PartitionRecord, "t-0", OPENED)]
 NEW_IN_7 += [
     (CatalogRecord, "catalog", body)
     for body in (
-        TopicsConfirmed(cluster_id="c", topic_ids={"t": "id"}),
-        TopicRecreated(topic="t", superseded_id="id", topic_id="other", cluster_id="c", by="me"),
-        TopicsInspected(cluster_id="c", missing=("id",), present=(), asked_ms=1),
+        TopicsConfirmed(cluster_id="c", topic_ids={"t": ID}),
+        TopicRecreated(topic="t", superseded_id=ID, topic_id=TopicId("other"), cluster_id="c", by="me"),
+        TopicsInspected(cluster_id="c", missing=(ID,), present=(), asked_ms=1),
     )
 ]
 
