@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -51,12 +52,11 @@ def maven_jars(name: str, pom: Path, *goals: str) -> BrokerJars:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiered-compactor"
     home = cache / f"{name}-{digest}"
     ready = home / "class-path.txt"
-    if not ready.exists() or not all(Path(jar).exists() for jar in ready.read_text().split(os.pathsep)):
-        home.mkdir(parents=True, exist_ok=True)
-        class_path = _resolve(name, pom, goals)
-        partial = home / f"class-path.{os.getpid()}"
-        partial.write_text(class_path)
-        partial.replace(ready)
+    home.mkdir(parents=True, exist_ok=True)
+    with open(home / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes, and each of them may be the first
+        if not ready.exists() or not all(Path(jar).exists() for jar in ready.read_text().split(os.pathsep)):
+            ready.write_text(_resolve(name, pom, goals))
     return BrokerJars(name.rpartition("-")[2], ready.read_text(), home)
 
 
