@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compactor.constants import CompactorEpoch, LeaderEpoch, TopicId
+from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs, TopicId
 from compactor.control import fold, ordering, records
 from compactor.control.state import PartitionState
 from compactor.model.ids import incarnation
@@ -17,8 +17,8 @@ from tests.simulation.life_mutations import COVERED_MUTATIONS
 REGISTERED = records.IdsRegistered(import_id="i", ids=("a",), holder="me")
 OPENED = records.IncarnationOpened(topic_id=TopicId("new"), by="me")
 SEGMENT = RemoteLogSegmentMetadata(
-    id="a", start_offset=0, end_offset=9, size_bytes=9, max_timestamp_ms=-1, mtime_ms=0,
-    leader_epochs=(EpochEntry(LeaderEpoch(0), 0),), files={"log": SegmentFile(size=9, sha256="0" * 64)},
+    id="a", start_offset=Offset(0), end_offset=Offset(9), size_bytes=9, max_timestamp_ms=TimestampMs(-1), mtime_ms=0,
+    leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(0)),), files={"log": SegmentFile(size=9, sha256="0" * 64)},
 )  # fmt: skip
 TIERED = records.SegmentsTiered(import_id="i", segments=(SEGMENT,), topic_id=TopicId("new"))
 ACQUIRED = records.LeadershipAcquired(leader_epoch=CompactorEpoch(0), holder="me", ttl_ms=1)

@@ -172,7 +172,7 @@ class TestBrokers:
     """What brokers have reported, and which groups of a round count as expired by it."""
 
     def seen(self, state: PartitionState, offset: int, *, incarnation: str = "me") -> PartitionState:
-        return folded(state, records.BrokerLogStartSeen(leader_epoch=CompactorEpoch(EPOCH), offset=offset), incarnation=incarnation)
+        return folded(state, records.BrokerLogStartSeen(leader_epoch=CompactorEpoch(EPOCH), offset=Offset(offset)), incarnation=incarnation)
 
     def test_the_highest_log_start_that_brokers_have_reported_counts(self) -> None:
         state = self.seen(three(), 15)

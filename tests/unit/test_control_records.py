@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from compactor.constants import CompactorEpoch, TopicId
+from compactor.constants import CompactorEpoch, Offset, TopicId
 from compactor.control import records
 from compactor.control.catalog_records import TopicRecreated, TopicsConfirmed, TopicsInspected
 from compactor.control.records import (
@@ -68,7 +68,7 @@ def test_a_future_version_is_named_as_such() -> None:
 
 
 ID = TopicId("id")
-SEEN = BrokerLogStartSeen(leader_epoch=CompactorEpoch(0), offset=5)
+SEEN = BrokerLogStartSeen(leader_epoch=CompactorEpoch(0), offset=Offset(5))
 OPENED = IncarnationOpened(topic_id=ID, by="me")
 NEW_IN_7: list[tuple[Any, str, Any]] = [(PartitionRecord, "t-0", SEEN), (PartitionRecord, "t-0", OPENED)]
 NEW_IN_7 += [
