@@ -51,6 +51,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
     conditions = ConditionCheck(Path(settings.tier.state_dir) / "stores")
 
     def control_store(limits: LimitSettings, retries: Retries | None = None) -> ObjectStore:
+        """Open the store of control logs with these limits and retries."""
         return open_store(
             control_at,
             settings=settings,
@@ -80,14 +81,14 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
         control = control_store(settings.limits)
         urgent = control_store(LimitSettings(), Retries(deadline_s=settings.lease.ttl_ms / 3000))
     data = data if kind.compacts else ReadOnly(data)
-    metadata = _metadata(settings, kind, data, control)
+    metadata = _create_metadata_source(settings, kind, data, control)
     ports = Ports(
         control=control,
         data=data,
         layout=kind.layout(settings, data, TopicIds(topics) if topics else metadata.topic_id),
-        publisher=_publisher(settings, metadata),
+        publisher=_create_publisher(settings, metadata),
         brokers=metadata.broker_view if isinstance(metadata, BrokerManagedMetadata) else None,
-        broker_log_start=_broker_log_start(settings, metadata),
+        broker_log_start=_broker_log_start_reader(settings, metadata),
         clock_ms=_clock_ms,
         sleep=time.sleep,
         random_bytes=secrets.token_bytes,
@@ -107,15 +108,17 @@ def _clock_ms() -> int:
     return int(time.time() * 1000)
 
 
-def _metadata(settings: Settings, kind: TierKind, data: ObjectStore, control: ObjectStore) -> TierMetadata:
-    """Return the metadata source of the tier."""
+def _create_metadata_source(settings: Settings, kind: TierKind, data: ObjectStore, control: ObjectStore) -> TierMetadata:
+    """Return the object from which the tier's partitions and live segments are read: control log, metadata topic or listing, by the tier's
+    kind.
+    """
     if kind.listing is not None:
         return ListedMetadata(kind.listing(settings, data), settings.tier.layout)
     return BrokerManagedMetadata(open_broker_metadata(settings, control)) if kind.is_broker_managed else TierMetadata()
 
 
-def _publisher(settings: Settings, metadata: TierMetadata) -> SegmentPublisher:
-    """Return the publisher through which the readers of this metadata can be switched. Makes no request."""
+def _create_publisher(settings: Settings, metadata: TierMetadata) -> SegmentPublisher:
+    """Return the publisher that switches this tier's readers to new segments. Makes no request."""
     if not isinstance(metadata, BrokerManagedMetadata):
         return ReadOnlyPublisher() if metadata.exists_elsewhere else ObjectLogPublisher()
     from compactor.brokers.view import LiveBrokerMetadata
@@ -138,8 +141,10 @@ def _publisher(settings: Settings, metadata: TierMetadata) -> SegmentPublisher:
     )
 
 
-def _broker_log_start(settings: Settings, metadata: TierMetadata) -> Callable[[TopicPartition], int] | None:
-    """Return a function that asks a partition's leader for its log start, or None if no broker can be asked. Makes no request."""
+def _broker_log_start_reader(settings: Settings, metadata: TierMetadata) -> Callable[[TopicPartition], int] | None:
+    """Return a function that requests a partition's log start offset from its leader, or None if no broker is configured. Makes no request
+    itself.
+    """
     from compactor.brokers.view import LiveBrokerMetadata
 
     if not isinstance(metadata, BrokerManagedMetadata) or not isinstance(metadata.brokers, LiveBrokerMetadata):

@@ -101,8 +101,8 @@ class Unavailable(StoreError):
 
 
 class Refused(StoreError):
-    """The store or broker refuses: credentials, permissions, a missing bucket, a wrong region, an archived object. Trying again does not
-    help.
+    """Raised if the store or broker refuses a request: credentials, permissions, a missing bucket, a wrong region, an archived object.
+    Trying again does not help.
     """
 
 

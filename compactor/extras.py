@@ -20,15 +20,15 @@ MODULES: Final = {
 """Extra -> the modules that come with it, by the shortest name that only one distribution has."""
 
 
-def require_extra(extra: str, what: str) -> None:
-    """Raise UsageError if the modules of an extra are not installed. ``what``: the feature that needs it, such as ``recompact``."""
+def require_extra(extra: str, feature: str) -> None:
+    """Raise UsageError if the modules of an extra are not installed. ``feature``: the feature that needs it, such as ``recompact``."""
     for module in MODULES[extra]:
         if not _is_installed(module):
-            raise _extra_error(extra, f"{what} needs {module}")
+            raise _extra_error(extra, f"{feature} needs {module}")
 
 
 def missing_extra_error(module: str) -> UsageError | None:
-    """Return the error for a module that could not be imported if it belongs to an extra, else None."""
+    """Return the error to raise for a module that could not be imported, if the module belongs to an extra; otherwise None."""
     for extra, modules in MODULES.items():
         for one in modules:
             if f"{module}.".startswith(f"{one}.") or one.startswith(f"{module}."):
@@ -44,6 +44,6 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _extra_error(extra: str, what: str) -> UsageError:
+def _extra_error(extra: str, feature: str) -> UsageError:
     """Return the error for an extra that is not installed."""
-    return UsageError(f"{what}, which is not installed", hint=f"It comes with an extra: pip install 'tiered-compactor[{extra}]'")
+    return UsageError(f"{feature}, which is not installed", hint=f"It comes with an extra: pip install 'tiered-compactor[{extra}]'")

@@ -53,8 +53,8 @@ class _ThreadStages(threading.local):
         self.cpu = self.wall = 0.0
 
 
-class Recorder:
-    """Adds up the cost of stages over all threads. The time of a nested stage counts only for the nested one.
+class CostRecorder:
+    """Sums of the cost of each stage over all threads. The time of a nested stage counts only for the nested one.
 
     :param cpu: returns the CPU seconds that the calling thread has used.
     :param wall: returns the seconds of a wall clock.
@@ -66,19 +66,19 @@ class Recorder:
         self._here = _ThreadStages()
         self._adding = threading.Lock()
 
-    def enter(self, stage: WorkStage) -> None:
-        """Begin a stage in this thread."""
-        self._charge()
+    def enter_stage(self, stage: WorkStage) -> None:
+        """Begin a stage in the calling thread."""
+        self._charge_elapsed_time()
         self._here.stages.append(stage)
 
-    def leave(self, nbytes: int) -> None:
-        """End the innermost stage of this thread, which processed ``nbytes`` bytes."""
-        self._charge()
+    def leave_stage(self, nbytes: int) -> None:
+        """End the innermost stage of the calling thread, which processed ``nbytes`` bytes."""
+        self._charge_elapsed_time()
         with self._adding:
             self.costs[self._here.stages.pop()].bytes += nbytes
 
-    def _charge(self) -> None:
-        """Add the time since the last call to this thread's innermost stage."""
+    def _charge_elapsed_time(self) -> None:
+        """Add the calling thread's time since its previous call to the thread's innermost stage."""
         here, cpu, wall = self._here, self._cpu(), self._wall()
         if here.stages:
             with self._adding:
@@ -88,12 +88,12 @@ class Recorder:
         here.cpu, here.wall = cpu, wall
 
 
-_recorder: Recorder | None = None
+_recorder: CostRecorder | None = None
 
 
 @contextmanager
-def record_costs(recorder: Recorder) -> Iterator[None]:
-    """Record all threads of this process while the block runs."""
+def record_costs(recorder: CostRecorder) -> Iterator[None]:
+    """Let ``recorder`` record the stages of all threads of this process for the duration of a ``with`` block."""
     global _recorder  # noqa: PLW0603 - the threads of a round are started in many places
     before, _recorder = _recorder, recorder
     try:
@@ -103,23 +103,25 @@ def record_costs(recorder: Recorder) -> Iterator[None]:
 
 
 def measure_stage(stage: WorkStage, size: Callable[..., int] = lambda *_, **__: 0) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Mark a function as work of a stage. ``size``: returns the bytes processed, from the arguments after the call."""
+    """Return a decorator that counts a function's time and bytes as cost of a stage. ``size``: returns the number of bytes processed, given
+    the function's arguments, after the call.
+    """
 
-    def around(work: Callable[P, R]) -> Callable[P, R]:
+    def decorate(work: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(work)
         def counted(*args: P.args, **kwargs: P.kwargs) -> R:
             recorder = _recorder
             if recorder is None:
                 return work(*args, **kwargs)
             nbytes = 0
-            recorder.enter(stage)
+            recorder.enter_stage(stage)
             try:
                 result = work(*args, **kwargs)
                 nbytes = size(*args, **kwargs)
             finally:
-                recorder.leave(nbytes)
+                recorder.leave_stage(nbytes)
             return result
 
         return counted
 
-    return around
+    return decorate

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compactor.model.ids import incarnation
+from compactor.model.ids import partition_of_incarnation
 from tests.builders import TOPIC_ID
 from tests.evidence import write_record
 from tests.support.deployment import Deployment, GrowingLog, Result, Running
@@ -256,7 +256,7 @@ class Ordeal:
         starts = []
         for number, log in self._incarnations():
             target = self.deployment.folder / f"exported-{log.name}-{number}"
-            starts.append(self.deployment.opened().open(incarnation(log.topic, log.partition, number)).refresh().log_start)
+            starts.append(self.deployment.opened().open(partition_of_incarnation(log.topic, log.partition, number)).refresh().log_start)
             done = self.deployment.ask("export", log.name, target, *(("--topic-id", log.log.topic_id) if self.expires else ()))
             if done.code:
                 self.fail("export", done)
@@ -276,7 +276,7 @@ class Ordeal:
         """Exactly the objects of live segments are in the store."""
         tier = self.deployment.opened()
         for number, log in self._incarnations():
-            name = incarnation(log.topic, log.partition, number)
+            name = partition_of_incarnation(log.topic, log.partition, number)
             expected = {object_key(name, segment, kind) for segment in tier.open(name).refresh().live for kind in segment.files}
             listed = {info.key for info in tier.ports.data.list(f"{name}/")}
             self.wrong += [f"{key} is an orphan" for key in sorted(listed - expected)]

@@ -102,7 +102,7 @@ def compact(tier: Tier, name: TopicPartition, now_ms: int, *, force: bool = Fals
     report = execute_round(tier, name, log, now_ms, force=force, on_stage=on_stage)
     tier.changes.cache_log_state(log, hint)
     if tier.local:
-        tier.local.forget_heads([segment.id for segment in report.segments if segment.action == "rewritten"])
+        tier.local.delete_sidecar_heads([segment.id for segment in report.segments if segment.action == "rewritten"])
     if report.status in CHANGING:
         tier.changes.publish([log])
     return report

@@ -65,7 +65,7 @@ class TierIdentity:
         if (recorded := self.metadata.recorded_catalog()) is not None:
             return recorded
         local = self.local
-        kept = local.catalog() if local and not local.bound else None
+        kept = local.cached_catalog() if local and not local.is_bound_to_tier else None
         if kept:
             self.catalog.adopt_state(kept.state, kept.mark)
         state = self.catalog.refresh()
@@ -81,9 +81,9 @@ class TierIdentity:
         self.ownership.tier_id = state.tier_id
         self._check_catalog_is_own(state)
         if local:
-            if not local.bound:
-                local.bind(state.tier_id, diverged=self.catalog.diverged or (kept is not None and state.slot < kept.state.slot))
-            local.keep_catalog(state, self.catalog.state_mark())
+            if not local.is_bound_to_tier:
+                local.bind_to_tier(state.tier_id, diverged=self.catalog.diverged or (kept is not None and state.slot < kept.state.slot))
+            local.cache_catalog(state, self.catalog.state_mark())
         return state
 
     def create_catalog(self, hash_key: bytes = b"") -> CatalogState:
@@ -184,9 +184,9 @@ class ChangeNotes:
 
         :param hint: the hint about the log from before it was read.
         """
-        mark = log.state_mark() if self.local and self.local.bound else None
+        mark = log.state_mark() if self.local and self.local.is_bound_to_tier else None
         if mark and self.local:
-            self.local.keep(log.state, mark, hint, self.ports.clock_ms())
+            self.local.cache_state(log.state, mark, hint, self.ports.clock_ms())
 
     def publish(self, logs: Sequence[PartitionLog]) -> None:
         """Tell other processes in one record that these logs have changed, and that none may end below the position it has reached."""
@@ -356,11 +356,13 @@ class Tier:
         """Return the incarnation of a partition (one life of its topic name) that has this topic id. Raises UsageError if the tier has
         none.
         """
-        known = [each for each in self.partitions() if each.first == name.first]
+        known = [each for each in self.partitions() if each.first_incarnation == name.first_incarnation]
         for each in reversed(known):
             if self.open(each).refresh().topic_id == topic_id:
                 return each
-        raise UsageError(f"the tier holds no partition {name.first} of topic id {topic_id}", hint="`topics` lists the ids that it has")
+        raise UsageError(
+            f"the tier holds no partition {name.first_incarnation} of topic id {topic_id}", hint="`topics` lists the ids that it has"
+        )
 
     def open(self, name: TopicPartition, *, leads: bool = False) -> PartitionLog:
         """Return a partition's control log, loaded from local state if possible. Every command gets a partition's state from here.
@@ -372,7 +374,7 @@ class Tier:
         """
         view = None if leads else self.metadata.state_view(name)
         log = open_partition(self.ports, name, self.known_slot(name), key=self.log_key(name), view=view)
-        kept = self.local.state(name) if self.local and self.local.bound else None
+        kept = self.local.cached_state(name) if self.local and self.local.is_bound_to_tier else None
         if kept:
             log.adopt_state(*kept)
         return log
@@ -400,7 +402,7 @@ class Tier:
     def sidecars(self, name: TopicPartition) -> Sidecars:
         """Return access to the sidecars of a partition, which may have none. Raises UsageError if there is no tier."""
         hash_key = self.identity.hash_key() if self.identity.has_hash_key() else bytes(HASH_KEY_BYTES)
-        kept = self.local if self.local and self.local.bound else None
+        kept = self.local if self.local and self.local.is_bound_to_tier else None
         return Sidecars(self.ports.control, self.open(name).prefix, hash_key, kept)
 
     def read_logs(

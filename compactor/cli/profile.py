@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from compactor.cli.output import Table, format_size
-from compactor.profiling import Recorder, StageCost, record_costs
+from compactor.profiling import CostRecorder, StageCost, record_costs
 
 
 class CommandProfile:
@@ -24,7 +24,7 @@ class CommandProfile:
         if not self._asked:
             yield
             return
-        recorder = Recorder(time.thread_time, time.perf_counter)
+        recorder = CostRecorder(time.thread_time, time.perf_counter)
         cpu, wall = time.process_time(), time.perf_counter()
         with record_costs(recorder):
             yield

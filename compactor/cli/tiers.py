@@ -23,7 +23,7 @@ from compactor.control.logs import PartitionLog
 from compactor.control.pauses import pattern_matches
 from compactor.control.summary import PartitionSummary
 from compactor.errors import BadData, CompactorError, Leased, UsageError, gravest_exit_code
-from compactor.model.ids import TopicPartition, incarnation
+from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.storage.forwarding import ReadOnly
 from compactor.tier.kinds import control_url, tier_kind
 from compactor.views.checkpoints import read_only_tier
@@ -121,7 +121,7 @@ def select_partitions(tier: Tier, wanted: Sequence[str]) -> list[TopicPartition]
     found: list[TopicPartition] = []
     for text in wanted:
         exact = [name for name in known if "~" in text and text in (str(name), f"{name}~1")]
-        named = exact or [name for name in latest if str(name.first) == text] or [name for name in latest if name.topic == text]
+        named = exact or [name for name in latest if str(name.first_incarnation) == text] or [name for name in latest if name.topic == text]
         with suppress(re.error):
             named = named or [name for name in latest if pattern_matches(text, name)]
         if not named:
@@ -206,7 +206,7 @@ def rounds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def row_name(row: Mapping[str, Any]) -> str:
     """Return the name of the partition that a JSON row is about, with its incarnation unless it is the first."""
-    return str(incarnation(row["topic"], row["partition"], row["incarnation"]))
+    return str(partition_of_incarnation(row["topic"], row["partition"], row["incarnation"]))
 
 
 def report_document(value: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from compactor.constants import TopicId
 from compactor.model.base import Value
-from compactor.model.ids import TopicPartition, incarnation
+from compactor.model.ids import TopicPartition, partition_of_incarnation
 
 
 class TierCreated(Value):
@@ -39,7 +39,7 @@ class _AboutPartition(Value):
     @property
     def name(self) -> TopicPartition:
         """Topic, partition number and incarnation."""
-        return incarnation(self.topic, self.partition, self.incarnation)
+        return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
 
 class PartitionChanged(_AboutPartition):

@@ -68,13 +68,13 @@ def superseding_topic_id(state: CatalogState, topic: str, topic_id: TopicId) -> 
 
 def current_incarnation(name: TopicPartition, known: Iterable[TopicPartition]) -> TopicPartition:
     """Return the latest of the known incarnations of a partition; the first one if none is known."""
-    same = (each for each in known if each.first == name.first)
-    return max(same, key=lambda each: each.incarnation, default=name.first)
+    same = (each for each in known if each.first_incarnation == name.first_incarnation)
+    return max(same, key=lambda each: each.incarnation, default=name.first_incarnation)
 
 
 def current_incarnations(known: Iterable[TopicPartition]) -> list[TopicPartition]:
     """Return the latest incarnation of each partition, ascending."""
-    return sorted({name.first: name for name in sorted(known, key=lambda name: name.incarnation)}.values())
+    return sorted({name.first_incarnation: name for name in sorted(known, key=lambda name: name.incarnation)}.values())
 
 
 def recreation_problem(state: CatalogState, body: TopicRecreated) -> str:

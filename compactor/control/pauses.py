@@ -13,7 +13,7 @@ from compactor.model.ids import TopicPartition
 
 def pattern_matches(pattern: str, name: TopicPartition) -> bool:
     """Return whether a pattern matches a topic or a ``topic-partition``, in all incarnations or in one, as a whole regular expression."""
-    return any(re.fullmatch(pattern, text) for text in (name.topic, str(name.first), str(name)))
+    return any(re.fullmatch(pattern, text) for text in (name.topic, str(name.first_incarnation), str(name)))
 
 
 def pause_reason(state: CatalogState, name: TopicPartition) -> str:

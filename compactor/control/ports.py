@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from compactor.brokers.metadata_topic.chain import BrokerView
-from compactor.model.ids import TopicPartition, segment_id
+from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.storage.port import ObjectStore
 from compactor.tier.ports import SegmentLayout, SegmentPublisher
 
@@ -90,7 +90,7 @@ class Ports:
 
         It never begins with a dash, which a command line would take for an option (Kafka's ``Uuid.randomUuid`` avoids it too).
         """
-        while (made := segment_id(self.random_bytes(16))).startswith("-"):
+        while (made := encode_segment_id(self.random_bytes(16))).startswith("-"):
             pass
         return made
 

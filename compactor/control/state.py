@@ -12,7 +12,7 @@ from compactor.constants import EMPTY_TOPIC_ID, NO_COMPACTOR_EPOCH, CompactorEpo
 from compactor.control.records import RetireInspection, ScratchObject, TailBatch
 from compactor.model.balance import Balance, DigestSum, add_sums
 from compactor.model.base import Value
-from compactor.model.ids import TopicPartition, incarnation
+from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.model.status import RunStatus
@@ -248,7 +248,7 @@ class PartitionState(LogState):
     @property
     def name(self) -> TopicPartition:
         """Topic, partition number and incarnation."""
-        return incarnation(self.topic, self.partition, self.incarnation)
+        return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
     @property
     def has_segments(self) -> bool:
@@ -331,7 +331,7 @@ def sum_batches_of(segments: Iterable[RemoteLogSegmentMetadata]) -> DigestSum | 
     """Return the sum of the batches of these segments as recorded when they were written; None if one has no sum or is read only in
     part.
     """
-    known = [None if segment.is_cut else segment.content for segment in segments]
+    known = [None if segment.has_offsets_after_end else segment.content for segment in segments]
     return None if None in known else add_sums(content for content in known if content)
 
 
@@ -398,9 +398,9 @@ class CatalogState(LogState):
 
     def incarnations_of(self, name: TopicPartition) -> list[TopicPartition]:
         """Return the incarnations of a partition that are listed, ascending, found without a pass over all partitions."""
-        found = [name.first] if str(name.first) in self.partitions else []
+        found = [name.first_incarnation] if str(name.first_incarnation) in self.partitions else []
         number = 2
-        while str(later := incarnation(*name, number)) in self.partitions:
+        while str(later := partition_of_incarnation(*name, number)) in self.partitions:
             found.append(later)
             number += 1
         return found

@@ -18,7 +18,7 @@ from checkpoint.offsets import CleanerOffset
 from compactor.constants import EMPTY_TOPIC_ID, HOUR_MS, TopicId
 from compactor.control.state import Leader, PartitionState, Quarantine, Run, Waiting
 from compactor.model.base import Value
-from compactor.model.ids import TopicPartition, incarnation
+from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import RunStatus
 
@@ -187,7 +187,7 @@ class PartitionSummary(Value):
     @property
     def name(self) -> TopicPartition:
         """Topic, partition number and incarnation."""
-        return incarnation(self.topic, self.partition, self.incarnation)
+        return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
     @property
     def has_segments(self) -> bool:

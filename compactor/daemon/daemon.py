@@ -48,7 +48,7 @@ from compactor.daemon.status import DaemonStatus, JobMonitor, PartitionDetails
 from compactor.daemon.trend import TierTrend, merged_trend, read_trend, with_current_hour, write_trend
 from compactor.errors import CompactorError, StoreError
 from compactor.local.budget import Budget
-from compactor.local.spool import try_folder
+from compactor.local.spool import check_spool_folder_is_writable
 from compactor.model.ids import TopicPartition
 from compactor.model.status import PUBLISHING, RoundStatus
 from compactor.outputs.port import OutputReport, configured_output
@@ -193,7 +193,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         self._write_check_ms, self._check_stores = now_ms, False
         before, self._unwritable = self._unwritable, ""
         try:
-            try_folder(self._opened.state_dir)
+            check_spool_folder_is_writable(self._opened.state_dir)
             if stores:
                 check_stores_writable(self._opened)
         except Stopped:

@@ -15,7 +15,7 @@ from compactor.control.logs import PartitionLog, open_partition
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
 from compactor.daemon.partition_history import PartitionHistory, deserialize_history, partition_history, serialize_history
 from compactor.daemon.scheduling import PartitionStatus, partition_status
-from compactor.local.cache import Seen
+from compactor.local.cache import LogReadProgress
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.retire import read_slot_times
 from compactor.views.overview import is_summary_fresh
@@ -31,7 +31,7 @@ class CachedPartition:
     """
 
     summary: PartitionSummary
-    position: Seen | None
+    position: LogReadProgress | None
     slot_times_ms: Mapping[int, int]
 
 
@@ -41,7 +41,7 @@ class PartitionCache:
     def __init__(self, opened: Tier) -> None:
         self._opened = opened
         self._known: dict[TopicPartition, CachedPartition] = {}
-        self._confirmed: dict[TopicPartition, Seen] = {}
+        self._confirmed: dict[TopicPartition, LogReadProgress] = {}
         self._histories: dict[TopicPartition, bytes] = {}
         self._lock = threading.Lock()
 
@@ -52,7 +52,7 @@ class PartitionCache:
 
         :param max_age_ms: older summaries are ignored.
         """
-        kept = self._opened.local.summaries() if self._opened.local else {}
+        kept = self._opened.local.cached_summaries() if self._opened.local else {}
         found: dict[TopicPartition, tuple[PartitionStatus, int]] = {}
         for text, (seen, summary) in kept.items():
             fresh = text in hints and is_summary_fresh(seen, summary, hints[text], now_ms, max_age_ms)
@@ -99,7 +99,7 @@ class PartitionCache:
         # One request for each slot whose time the log does not hold.
         slot_times_ms = read_slot_times(self._opened.ports, log) if log.state.waiting or log.state.registrations else {}
         mark = log.state_mark()
-        position = Seen(slot=log.state.slot, hint=hint, checked_ms=now_ms, mark=mark) if mark else None
+        position = LogReadProgress(slot=log.state.slot, hint=hint, checked_ms=now_ms, mark=mark) if mark else None
         self._histories[log.state.name] = serialize_history(partition_history(log.state))
         self._known[log.state.name] = CachedPartition(summarize_state(self._opened.state_for_readers(log.state)), position, slot_times_ms)
         return self._compute_status(log.state.name, now_ms)
@@ -114,8 +114,8 @@ class PartitionCache:
 
         Makes no request. Thread-safe.
         """
-        if name not in self._histories and self._opened.local is not None and self._opened.local.bound:
-            kept = self._opened.local.state(name)
+        if name not in self._histories and self._opened.local is not None and self._opened.local.is_bound_to_tier:
+            kept = self._opened.local.cached_state(name)
             if kept is not None:
                 self._histories.setdefault(name, serialize_history(partition_history(kept[0])))
         data = self._histories.get(name)
@@ -128,7 +128,7 @@ class PartitionCache:
         with self._lock:
             confirmed, self._confirmed = self._confirmed, {}
         if self._opened.local and confirmed:
-            self._opened.local.checked(confirmed)
+            self._opened.local.record_up_to_date(confirmed)
 
     def _may_have_changed(self, known: CachedPartition, hint: int) -> bool:
         """Return whether the partition's log may have changed since its summary was made.

@@ -72,26 +72,26 @@ class FieldDecoder:
         """Return whether a schema registry is configured."""
         return self._registry is not None
 
-    def decode(self, data: bytes | None, wanted: FieldFormat = "auto") -> DecodedField:
+    def decode(self, data: bytes | None, field_format: FieldFormat = "auto") -> DecodedField:
         """Decode a key or value in the wanted format. Raises StoreError if the registry is needed and cannot be asked, UsageError without a
         registry for
         ``avro``.
         """
         if data is None:
             return DecodedField()
-        if wanted == "avro":
+        if field_format == "avro":
             return self._decode_by_schema(data, self._needed_registry())
-        if wanted == "auto" and self._registry and data[:1] == b"\0":
+        if field_format == "auto" and self._registry and data[:1] == b"\0":
             found = self._decode_by_schema(data, self._registry)
             if found.is_decoded or found.schema_id is not None:
                 return found
-        if wanted == "bytes":
+        if field_format == "bytes":
             return DecodedField(error="not decoded")
         try:
             text = data.decode()
         except UnicodeDecodeError:
             return DecodedField(error="not UTF-8")
-        return _decode_json(text) if wanted == "json" else DecodedField(text)
+        return _decode_json(text) if field_format == "json" else DecodedField(text)
 
     def encode_avro_key(self, topic: str, text: str) -> bytes:
         """Return the bytes of a key that is given as ``avro:JSON`` or ``avro@ID:JSON``, by the key schema of the topic or the schema ID.

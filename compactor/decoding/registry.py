@@ -33,10 +33,12 @@ class Schema:
 
 
 class SchemaRegistry:
-    """Reads schemas from the schema registry. Each is requested once per process: the schema of an id never changes."""
+    """Client that reads schemas from the schema registry. Each schema is requested once per process, because the schema of an id never
+    changes.
+    """
 
     def __init__(self, settings: Registry) -> None:
-        """:raises UsageError: if the file with the credentials cannot be read."""
+        """Create a client of the registry that ``settings`` name. Raises UsageError if the file with the credentials cannot be read."""
         self._url = settings.url.rstrip("/")
         # Requests are few, and no socket is left open that nobody closes.
         headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json", "Connection": "close"}
@@ -48,7 +50,7 @@ class SchemaRegistry:
     def _fetch_schema(self, schema_id: int) -> Schema | None:
         """Return the schema with this id, or None if the registry has none. Raises StoreError if the registry cannot be asked."""
         try:
-            return self._schema_of(schema_id, self._request(f"/schemas/ids/{schema_id}"))
+            return self._parse_schema_document(schema_id, self._request_json(f"/schemas/ids/{schema_id}"))
         except NotFound:
             return None
 
@@ -56,20 +58,20 @@ class SchemaRegistry:
         """Return the ids of all versions of a subject, such as ``orders-key``; an empty list if there is no such subject."""
         place = f"/subjects/{quote(subject, safe='')}/versions"
         try:
-            return list(dict.fromkeys(self._request(f"{place}/{version}")["id"] for version in self._request(place)))
+            return list(dict.fromkeys(self._request_json(f"{place}/{version}")["id"] for version in self._request_json(place)))
         except NotFound:
             return []
 
-    def _schema_of(self, schema_id: int, document: dict[str, Any]) -> Schema:
+    def _parse_schema_document(self, schema_id: int, document: dict[str, Any]) -> Schema:
         """Parse the registry's answer about a schema, and fetch the schemas to which it refers."""
         references: dict[str, None] = {}
         for each in document.get("references") or ():
-            found = self._request(f"/subjects/{quote(each['subject'], safe='')}/versions/{each['version']}")
-            schema = self._schema_of(found["id"], found)
+            found = self._request_json(f"/subjects/{quote(each['subject'], safe='')}/versions/{each['version']}")
+            schema = self._parse_schema_document(found["id"], found)
             references |= dict.fromkeys((*schema.references, schema.text))
         return Schema(schema_id, document.get("schemaType") or "AVRO", document["schema"], tuple(references))
 
-    def _request(self, path: str) -> Any:
+    def _request_json(self, path: str) -> Any:
         """Request a path of the registry, and return the JSON document. Raises NotFound, Refused, Unavailable or StoreError."""
         try:
             answer = self._pool.request("GET", self._url + path)

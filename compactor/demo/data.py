@@ -100,19 +100,21 @@ def write_topic(folder: Path, shape: TopicShape, table: CustomersTable) -> Itera
             third = count // 3
             whose = [(IMPORTER, third), (CONNECTOR, count - 2 * third), (IMPORTER, third)]
         for producer, some in whose:
-            rows = table.next_changes(some, log.next_offset, now, aborted=producer == IMPORTER and _is_aborted(shape, transactions[number]))
+            rows = table.next_changes(
+                some, log.next_offset, now, aborted=producer == IMPORTER and _is_transaction_aborted(shape, transactions[number])
+            )
             header = Producer(producer, 0, sequence[producer], producer == IMPORTER)
             log.append_batch(encode_batch(rows, codec=codec, producer=header, leader_epoch=log.leader_epoch), some, now)
             sequence[producer] += some
         if number in transactions:
-            commit = not _is_aborted(shape, transactions[number])
+            commit = not _is_transaction_aborted(shape, transactions[number])
             log.append_batch(encode_txn_marker(log.next_offset, now, IMPORTER, 0, is_commit=commit, leader_epoch=log.leader_epoch), 1, now)
         yield count
     log.roll_segment(shape.now_ms)
     (folder / "leader-epoch-checkpoint").write_text(format_leader_epoch_checkpoint(tuple(log.epochs)), encoding="utf-8")
 
 
-def _is_aborted(shape: TopicShape, transaction: int) -> bool:
+def _is_transaction_aborted(shape: TopicShape, transaction: int) -> bool:
     """Return whether a transaction is aborted: the one in the middle."""
     return transaction == shape.transactions // 2
 
@@ -133,7 +135,9 @@ class CustomersTable:
         self._lsn = 1 << 32
 
     def next_changes(self, count: int, offset: int, timestamp: int, *, aborted: bool) -> list[RecordToEncode]:
-        """Return the records of the next ``count`` changes. Changes of an aborted transaction do not change the table."""
+        """Return records for ``count`` changes of random rows, beginning at ``offset`` and ``timestamp`` (milliseconds). With ``aborted``
+        the table itself does not change, because the records belong to an aborted transaction.
+        """
         ids = self._id_of_rank[np.searchsorted(self._popularity, self._random.random(count))].tolist()
         lots = self._random.random(count).tolist()
         versions = dict(self._versions) if aborted else self._versions
@@ -144,19 +148,23 @@ class CustomersTable:
             self.latest |= {row.key: row.value for row in rows if row.key is not None}
         return rows
 
-    def _next_change(self, versions: dict[int, int], key: int, lot: float, offset: int, timestamp: int) -> RecordToEncode:
+    def _next_change(self, versions: dict[int, int], key: int, random_fraction: float, offset: int, timestamp: int) -> RecordToEncode:
+        """Return the record of the next change of a row, and update ``versions``. A small ``random_fraction`` (0 to 1) deletes an existing
+        row.
+        """
         self._lsn += 64 + key % 512
         name = b'{"id":%d}' % key
         headers = (("connector", b"shop-db"), ("lsn", b"%d" % self._lsn))
         version = versions.get(key, 0)
-        if version and lot < _DELETES:
+        if version and random_fraction < _DELETES:
             del versions[key]
             return RecordToEncode(offset, timestamp, name, None, headers)
         versions[key] = version + 1
-        return RecordToEncode(offset, timestamp, name, _row_json(key, version, lot, timestamp, self._lsn), headers)
+        return RecordToEncode(offset, timestamp, name, _row_json(key, version, random_fraction, timestamp, self._lsn), headers)
 
 
-def _row_json(key: int, version: int, lot: float, timestamp: int, lsn: int) -> bytes:
+def _row_json(key: int, version: int, random_fraction: float, timestamp: int, lsn: int) -> bytes:
+    """Return a row of the table as JSON. ``random_fraction`` (0 to 1) decides the values of its columns."""
     return (
         b'{"op":"%s","ts_ms":%d,"source":{"db":"shop","table":"customers","lsn":%d},"after":{"id":%d,"name":"Customer %d",'
         b'"email":"c%d@example.org","city":"%s","plan":"%s","balance_cents":%d,"session":"%016x","version":%d}}'
@@ -169,7 +177,7 @@ def _row_json(key: int, version: int, lot: float, timestamp: int, lsn: int) -> b
         key,
         _CITIES[key % len(_CITIES)],
         _PLANS[(key + version) % len(_PLANS)],
-        int(lot * 1_000_000),
-        int(lot * (1 << 60)),
+        int(random_fraction * 1_000_000),
+        int(random_fraction * (1 << 60)),
         version + 1,
     )

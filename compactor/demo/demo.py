@@ -64,9 +64,15 @@ def count_values(values: ValueByKey) -> int:
     return sum(value is not None for value in values.values())
 
 
-def describe_differences(written: ValueByKey, found: ValueByKey) -> list[str]:
-    """Return a line for each key whose last value differs. A deleted key may have a tombstone or no record."""
-    return [f"{key!r} has another last value" for key in sorted(written.keys() | found.keys()) if written.get(key) != found.get(key)]
+def describe_differences(written_values: ValueByKey, values_in_tier: ValueByKey) -> list[str]:
+    """Return a line for each key whose last value in the tier is not the one written, or an empty list. A deleted key may have a tombstone
+    or no record.
+    """
+    return [
+        f"{key!r} has another last value"
+        for key in sorted(written_values.keys() | values_in_tier.keys())
+        if written_values.get(key) != values_in_tier.get(key)
+    ]
 
 
 class Demo:
@@ -110,7 +116,7 @@ class Demo:
         except OSError as error:
             raise UsageError(f"cannot make {self.folder}: {error.strerror}", hint="Name another directory") from error
 
-    def make_topic(self, on_records: OnCount) -> None:
+    def generate_topic(self, on_records: OnCount) -> None:
         """Generate the demo's topic and write it as a Kafka log directory."""
         for count in write_topic(self.log_dir, self.shape, self._table):
             on_records(count)

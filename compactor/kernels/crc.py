@@ -169,11 +169,13 @@ def _crc_in_three_streams(buf: Bytes, at: int, stream_bytes: int, table: CrcTabl
 
 @inline_kernel
 def _extend_word_by_instruction(crc: np.uint64, word: np.uint64) -> np.uint64:
+    """Return the CRC-32C state after eight more bytes, using the processor's instruction."""
     return _step64(crc, word)
 
 
 @kernel
 def _extend_by_instruction(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uint64:
+    """Return the CRC-32C state after ``buf[start:end]``, using the processor's instruction."""
     at = start
     while end - at >= 3 * _LONG:
         crc = _crc_in_three_streams(buf, at, _LONG, _AFTER_LONG, crc)

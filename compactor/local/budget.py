@@ -39,12 +39,12 @@ class Overrun(OutOfBudget):
     """
 
 
-def blocks(size: int) -> int:
-    """Return the bytes of disk that a file of ``size`` bytes occupies: ``size`` rounded up to whole blocks."""
+def round_up_to_blocks(size: int) -> int:
+    """Return the bytes of disk that a file of ``size`` bytes occupies: ``size`` rounded up to whole file-system blocks."""
     return -(-size // BLOCK) * BLOCK
 
 
-class Account:
+class DiskUsage:
     """Disk usage of one round in bytes: what it has reserved now, and the highest value so far."""
 
     def __init__(self) -> None:
@@ -52,11 +52,13 @@ class Account:
         self.peak = 0
 
 
-class Kept:
-    """Entry of a cached file in the disk budget. The file is deleted when its bytes are needed, unless it is pinned."""
+class CachedFile:
+    """Entry of a cached file in the disk budget. ``drop`` deletes the file; the budget calls it when it needs the bytes, unless the file is
+    pinned.
+    """
 
-    def __init__(self, account: Account, size: int, drop: Callable[[], None]) -> None:
-        self.account = account
+    def __init__(self, usage: DiskUsage, size: int, drop: Callable[[], None]) -> None:
+        self.usage = usage
         self.size = size
         self.drop = drop
         self.pins = 0
@@ -64,165 +66,172 @@ class Kept:
 
 
 class Budget:
-    """Disk budget of a process. It hands out reservations and caches files in the remaining bytes. Thread-safe. ``total``:
-    its size in bytes.
+    """Disk budget of a process: gives out reservations and caches files in the remaining bytes. Thread-safe. ``total``: its size in
+    bytes.
     """
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.used = 0
         self.peak = 0
-        """The most that was ever granted and kept at once."""
+        """The most that was ever granted and cached_file at once."""
         self.changed = threading.Condition()
-        self._kept: OrderedDict[Kept, None] = OrderedDict()
+        self._kept: OrderedDict[CachedFile, None] = OrderedDict()
         self._queue: deque[object] = deque()
 
-    def reserve(self, account: Account, size: int, what: str, keeping: Sequence[Kept] = ()) -> SpaceReservation:
-        """Reserve disk space, waiting until it is free. Requests are served in the order of arrival.
+    def reserve(self, usage: DiskUsage, size: int, work_name: str, files_to_pin: Sequence[CachedFile] = ()) -> SpaceReservation:
+        """Reserve ``size`` bytes of disk space and return the reservation, waiting until they are free. Requests are served in the order of
+        arrival.
 
-        :param account: usage of the round that asks.
-        :param what: name of the work for messages, such as "group 3 of orders-0".
-        :param keeping: cached files to pin together with the reservation, if they still exist.
+        :param usage: disk usage of the round that asks; the bytes are added to it.
+        :param work_name: name of the work for messages, such as "group 3 of orders-0".
+        :param files_to_pin: cached files to pin together with the reservation, if they still exist.
         :raises OutOfBudget: if ``size`` exceeds the whole budget.
         """
         if size > self.total:
             raise OutOfBudget(
-                f"{what} needs {size} bytes of local disk, and the disk budget is {self.total}",
+                f"{work_name} needs {size} bytes of local disk, and the disk budget is {self.total}",
                 hint=f"Set disk_budget_bytes to at least {size}, or lower segment_bytes",
             )
         ticket = object()
         with self.changed:
             self._queue.append(ticket)
             try:
-                while self._queue[0] is not ticket or not self._free_bytes_by_deleting_files(size, keeping):
+                while self._queue[0] is not ticket or not self._free_bytes_by_deleting_files(size, files_to_pin):
                     self.changed.wait(RETRY_S)
-                self._pin_existing_files(keeping)
-                return self._create_reservation(account, size)
+                self._pin_existing_files(files_to_pin)
+                return self._create_reservation(usage, size)
             finally:
                 self._queue.remove(ticket)
                 self.changed.notify_all()
 
-    def reserve_spare_bytes(self, account: Account, size: int) -> SpaceReservation | None:
+    def reserve_spare_bytes(self, usage: DiskUsage, size: int) -> SpaceReservation | None:
         """Reserve bytes for prefetching if they are free and no other request waits for bytes; otherwise return None.
 
         No cached file is deleted.
         """
         with self.changed:
-            return None if self._queue or self.used + size > self.total else self._create_reservation(account, size)
+            return None if self._queue or self.used + size > self.total else self._create_reservation(usage, size)
 
-    def take_free_bytes(self, account: Account, size: int) -> bool:
-        """Extend a reservation by ``size`` bytes without waiting. Return False if they are not free."""
+    def extend_reservation(self, usage: DiskUsage, size: int) -> bool:
+        """Add ``size`` bytes to what a round has reserved, deleting unpinned cached files if necessary, but without waiting. Return False,
+        changing nothing, if so many bytes cannot be freed.
+        """
         with self.changed:
             if not self._free_bytes_by_deleting_files(size, ()):
                 return False
-            self._count_bytes(account, size)
+            self._count_bytes(usage, size)
             return True
 
-    def free_bytes(self, account: Account, size: int) -> None:
-        """Shorten a reservation by ``size`` bytes, which become free in the budget."""
+    def shorten_reservation(self, usage: DiskUsage, size: int) -> None:
+        """Give back ``size`` of the bytes that a round has reserved. Other requests can use them."""
         with self.changed:
-            self._count_bytes(account, -size)
+            self._count_bytes(usage, -size)
             self.changed.notify_all()
 
-    def cache_file(self, account: Account, size: int, drop: Callable[[], None]) -> Kept | None:
-        """Cache an existing file by reserving bytes for it, in addition to the reservation under which it was written. Return None if it
-        must be deleted instead.
+    def cache_file(self, usage: DiskUsage, size: int, drop: Callable[[], None]) -> CachedFile | None:
+        """Cache an existing file by reserving ``size`` bytes for it, in addition to the reservation under which it was written. Return the
+        file's entry, or None if no bytes are free for it; the caller must then delete the file.
 
-        :param drop: removes the file. It is called from any thread and must not wait for anything.
+        :param drop: deletes the file. It is called from any thread and must not wait for anything.
         """
         with self.changed:
             if self._queue or not self._free_bytes_by_deleting_files(size, ()):
                 return None
-            self._count_bytes(account, size)
-            return self._add_cached_file(account, size, drop)
+            self._count_bytes(usage, size)
+            return self._add_cached_file(usage, size, drop)
 
-    def convert_to_cached_file(self, reservation: SpaceReservation, drop: Callable[[], None]) -> Kept:
+    def convert_to_cached_file(self, reservation: SpaceReservation, drop: Callable[[], None]) -> CachedFile:
         """Convert a reservation to a cached file of the same size, and return the file's entry. ``drop`` removes the file."""
         with self.changed:
-            kept = self._add_cached_file(reservation.account, reservation.size, drop)
+            cached_file = self._add_cached_file(reservation.usage, reservation.size, drop)
             reservation.size = reservation.taken = 0
             self.changed.notify_all()
-            return kept
+            return cached_file
 
-    def pin(self, kept: Kept) -> bool:
+    def pin(self, cached_file: CachedFile) -> bool:
         """Pin a cached file, so that it is not deleted. Return False if it was deleted already."""
         with self.changed:
-            return bool(self._pin_existing_files((kept,)))
+            return bool(self._pin_existing_files((cached_file,)))
 
-    def unpin(self, kept: Kept) -> None:
+    def unpin(self, cached_file: CachedFile) -> None:
         """Undo one ``pin`` of a cached file. Without pins it may be deleted when its bytes are needed."""
         with self.changed:
-            kept.pins -= 1
+            cached_file.pins -= 1
             self.changed.notify_all()
 
-    def delete_cached_files(self, some: Iterable[Kept] | None = None) -> None:
+    def delete_cached_files(self, files: Iterable[CachedFile] | None = None) -> None:
         """Delete these cached files, or all of them, except those that are pinned."""
         with self.changed:
-            for kept in list(self._kept if some is None else some):
-                if kept.pins == 0:
-                    self._delete_cached_file(kept)
+            for cached_file in list(self._kept if files is None else files):
+                if cached_file.pins == 0:
+                    self._delete_cached_file(cached_file)
             self.changed.notify_all()
 
-    def _add_cached_file(self, account: Account, size: int, drop: Callable[[], None]) -> Kept:
-        kept = Kept(account, size, drop)
-        self._kept[kept] = None
-        return kept
+    def _add_cached_file(self, usage: DiskUsage, size: int, drop: Callable[[], None]) -> CachedFile:
+        """Add the entry of a cached file whose bytes are reserved already, and return it."""
+        cached_file = CachedFile(usage, size, drop)
+        self._kept[cached_file] = None
+        return cached_file
 
-    def _create_reservation(self, account: Account, size: int) -> SpaceReservation:
-        self._count_bytes(account, size)
-        return SpaceReservation(self, account, size)
+    def _create_reservation(self, usage: DiskUsage, size: int) -> SpaceReservation:
+        """Reserve ``size`` bytes, which the caller knows to be free, and return the reservation."""
+        self._count_bytes(usage, size)
+        return SpaceReservation(self, usage, size)
 
-    def _count_bytes(self, account: Account, size: int) -> None:
+    def _count_bytes(self, usage: DiskUsage, size: int) -> None:
+        """Add ``size`` bytes, negative to subtract, to the used bytes of the budget and of a round."""
         self.used += size
         self.peak = max(self.peak, self.used)
-        account.used += size
-        account.peak = max(account.peak, account.used)
+        usage.used += size
+        usage.peak = max(usage.peak, usage.used)
 
-    def _free_bytes_by_deleting_files(self, size: int, keeping: Sequence[Kept]) -> bool:
-        """Delete unpinned files until ``size`` bytes are free; those in ``keeping`` go last. Return False, deleting nothing, if that would
-        not be enough.
+    def _free_bytes_by_deleting_files(self, size: int, files_to_pin: Sequence[CachedFile]) -> bool:
+        """Delete unpinned cached files until ``size`` bytes are free, those in ``files_to_pin`` last. Return False, deleting nothing, if
+        deleting all of them would not free enough.
         """
-        idle = [kept for kept in self._kept if kept.pins == 0]
-        if self.used + size - sum(kept.size for kept in idle) > self.total:
+        idle = [cached_file for cached_file in self._kept if cached_file.pins == 0]
+        if self.used + size - sum(cached_file.size for cached_file in idle) > self.total:
             return False
-        for kept in sorted(idle, key=lambda kept: kept in keeping):
+        for cached_file in sorted(idle, key=lambda cached_file: cached_file in files_to_pin):
             if self.used + size <= self.total:
                 break
-            self._delete_cached_file(kept)
+            self._delete_cached_file(cached_file)
         return True
 
-    def _delete_cached_file(self, kept: Kept) -> None:
-        if not kept.dropped:
-            kept.dropped = True
-            del self._kept[kept]
-            kept.drop()
-            self._count_bytes(kept.account, -kept.size)
+    def _delete_cached_file(self, cached_file: CachedFile) -> None:
+        """Delete a cached file, unless that was done before, and give its bytes back."""
+        if not cached_file.dropped:
+            cached_file.dropped = True
+            del self._kept[cached_file]
+            cached_file.drop()
+            self._count_bytes(cached_file.usage, -cached_file.size)
 
-    def _pin_existing_files(self, some: Sequence[Kept]) -> int:
-        there = [kept for kept in some if not kept.dropped]
-        for kept in there:
-            kept.pins += 1
-            self._kept.move_to_end(kept)
+    def _pin_existing_files(self, files: Sequence[CachedFile]) -> int:
+        """Pin those cached files that were not deleted, and return their number."""
+        there = [cached_file for cached_file in files if not cached_file.dropped]
+        for cached_file in there:
+            cached_file.pins += 1
+            self._kept.move_to_end(cached_file)
         return len(there)
 
 
 class SpaceReservation:
     """Reservation of disk space for one piece of work. Used as a context manager, in one thread."""
 
-    def __init__(self, budget: Budget, account: Account, size: int) -> None:
+    def __init__(self, budget: Budget, usage: DiskUsage, size: int) -> None:
         self._budget = budget
-        self.account = account
+        self.usage = usage
         self.size = size
         self.taken = 0
 
     def reserve_bytes(self, size: int) -> None:
         """Add ``size`` bytes to the used part of the reservation; called before they are written. Raises Overrun if neither the reservation
-        nor
-        the budget has them.
+        nor the budget has them.
         """
         missing = self.taken + size - self.size
         if missing > 0:
-            if not self._budget.take_free_bytes(self.account, missing):
+            if not self._budget.extend_reservation(self.usage, missing):
                 raise Overrun(
                     f"{self.taken + size} bytes of local disk were needed where {self.size} were foreseen",
                     hint=f"Set disk_budget_bytes to at least {self.taken + size}",
@@ -231,20 +240,22 @@ class SpaceReservation:
         self.taken += size
 
     def release_bytes(self, size: int) -> None:
-        """Take ``size`` bytes off the used part of the reservation, after their file was deleted or cached."""
+        """Subtract ``size`` bytes from the used part of the reservation, after their file was deleted or cached."""
         self.taken -= size
 
-    def handed_over(self) -> SpaceReservation:
-        """Move the used bytes to a new reservation, which is returned, and release the rest. This reservation is empty afterwards."""
-        other = SpaceReservation(self._budget, self.account, self.taken)
+    def hand_over_used_bytes(self) -> SpaceReservation:
+        """Move the used bytes to a new reservation and return it. Unused bytes are given back to the budget, and this reservation is empty
+        afterwards.
+        """
+        other = SpaceReservation(self._budget, self.usage, self.taken)
         other.taken = self.taken
-        self._budget.free_bytes(self.account, self.size - self.taken)
+        self._budget.shorten_reservation(self.usage, self.size - self.taken)
         self.size = self.taken = 0
         return other
 
     def release(self) -> None:
         """End the reservation: all its bytes become free in the budget."""
-        self._budget.free_bytes(self.account, self.size)
+        self._budget.shorten_reservation(self.usage, self.size)
         self.size = self.taken = 0
 
     def __enter__(self) -> Self:
@@ -254,7 +265,7 @@ class SpaceReservation:
         self.release()
 
 
-def is_full(error: BaseException) -> bool:
+def is_disk_full_error(error: BaseException) -> bool:
     """Return whether an error means that the file system is full or its quota is used up, because of files outside the disk budget."""
     while not (isinstance(error, OSError) and error.errno in _FULL):
         if error.__cause__ is None:
@@ -277,7 +288,7 @@ def retry_until_space(work: Callable[[], T], budget: Budget, sleep: Callable[[fl
         try:
             return work()
         except (OSError, OutOfBudget) as error:
-            if not is_full(error):
+            if not is_disk_full_error(error):
                 raise
             if waited >= PATIENCE_S:
                 raise OutOfBudget(

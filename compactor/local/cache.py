@@ -34,7 +34,7 @@ _META, _CATALOG, _SEEN, _SUMMARY, _STATE, _HEAD = b"meta", b"catalog", b"seen/",
 _UNREADABLE = "it cannot be read"
 
 
-class Meta(Value):
+class CacheDescription(Value):
     """Record that describes a local cache: format number, program version, and tier id."""
 
     format: int
@@ -42,12 +42,12 @@ class Meta(Value):
     tier_id: str
 
 
-class Seen(Value):
-    """Progress of reading a partition's control log.
+class LogReadProgress(Value):
+    """Position up to which a partition's control log was read into the cache.
 
-    slot: number of the last record of the control log in the cached state. hint: number of the last catalog record about the partition that
-        the state takes into account.
-    checked_ms: when the store last had nothing newer, by this machine's clock in milliseconds.
+    slot: number of the last record of the control log in the cached state.
+    hint: number of the last catalog record about the partition that the state takes into account.
+    checked_ms: time when the store last had nothing newer, by this machine's clock in milliseconds.
     mark: identifies the last record, to detect another log.
     """
 
@@ -57,7 +57,7 @@ class Seen(Value):
     mark: StateMark
 
 
-class KeptCatalog(Value):
+class CachedCatalog(Value):
     """Cached catalog of a tier, with a mark (number and tag) that identifies its last record."""
 
     state: CatalogState
@@ -68,7 +68,7 @@ ValueT = TypeVar("ValueT", bound=Value)
 
 
 class LocalState:
-    """Cache of one tier's control data on the local disk, in ``folder``. Opened on first use. Thread-safe."""
+    """Cache of one tier's control data in a database in ``folder`` on the local disk. The database is opened on first use. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._rocks = Rocks(folder)
@@ -76,51 +76,55 @@ class LocalState:
         self._catalog_slot = -1
 
     @property
-    def bound(self) -> bool:
-        """Return whether ``bind`` was called, so that it is known of which tier this is a cache."""
+    def is_bound_to_tier(self) -> bool:
+        """Return whether ``bind_to_tier`` was called, so that it is known to which tier the cached data belongs."""
         return bool(self._tier_id)
 
     @property
-    def writable(self) -> bool:
+    def is_writable(self) -> bool:
         """Return whether this process may write to the cache; only one process at a time may."""
         return self._rocks.writable
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the cache's database."""
         self._rocks.close()
 
-    def catalog(self) -> KeptCatalog | None:
-        """Return the cached catalog, or None. It contains the tier id, so that it is read before ``bind`` is called."""
+    def cached_catalog(self) -> CachedCatalog | None:
+        """Return the cached catalog, or None if none is cached. May be called before ``bind_to_tier``, because the catalog contains the
+        tier id.
+        """
         if self._read_description() is None:
             return None
-        kept = self._read_cached_value(KeptCatalog, _CATALOG)
+        kept = self._read_cached_value(CachedCatalog, _CATALOG)
         self._catalog_slot = kept.state.slot if kept else -1
         return kept
 
-    def bind(self, tier_id: str, *, diverged: bool = False) -> None:
-        """Bind the cache to a tier. Content of another tier, or of a diverged copy of this tier (``diverged``), is deleted."""
+    def bind_to_tier(self, tier_id: str, *, diverged: bool = False) -> None:
+        """Bind the cache to the tier with this id. Content of another tier is deleted, and all content if ``diverged`` (the cache is of a
+        diverged copy of this tier).
+        """
         meta = self._read_description()
         if meta is not None and (diverged or meta.tier_id != tier_id):
             self._discard_content("it is about another tier, or about a later copy of this one")
             meta = None
         self._tier_id = tier_id
         if meta is None:
-            made = Meta(format=CACHE_FORMAT, program=__version__, tier_id=tier_id)
+            made = CacheDescription(format=CACHE_FORMAT, program=__version__, tier_id=tier_id)
             self._rocks.write({_META: made.model_dump_json().encode()})
 
-    def keep_catalog(self, state: CatalogState, mark: StateMark | None) -> None:
+    def cache_catalog(self, state: CatalogState, mark: StateMark | None) -> None:
         """Write the catalog to the cache if it has changed. ``mark`` identifies its last record; without one nothing is stored."""
         if mark is not None and state.slot != self._catalog_slot:
-            self._rocks.write({_CATALOG: KeptCatalog(state=state, mark=mark).model_dump_json().encode()})
+            self._rocks.write({_CATALOG: CachedCatalog(state=state, mark=mark).model_dump_json().encode()})
             self._catalog_slot = state.slot
 
-    def summaries(self) -> dict[str, tuple[Seen, PartitionSummary]]:
+    def cached_summaries(self) -> dict[str, tuple[LogReadProgress, PartitionSummary]]:
         """Return the summary of each cached partition, by ``topic-partition``, with the position up to which its control log was read."""
         seen, known = self._rocks.values_with_prefix(_SEEN), self._rocks.values_with_prefix(_SUMMARY)
-        found: dict[str, tuple[Seen, PartitionSummary]] = {}
+        found: dict[str, tuple[LogReadProgress, PartitionSummary]] = {}
         try:
             for key, data in known.items():
-                summary, about = unpack_summary(data), Seen.model_validate_json(seen.get(key, b""))
+                summary, about = unpack_summary(data), LogReadProgress.model_validate_json(seen.get(key, b""))
                 if about.slot == summary.slot:
                     found[key.decode()] = about, summary
         except (ValueError, struct.error):
@@ -128,25 +132,24 @@ class LocalState:
             return {}
         return found
 
-    def state(self, name: TopicPartition) -> tuple[PartitionState, StateMark] | None:
-        """Return the cached state of a partition and the mark of its last record, or None.
-
-        ``ControlLog.load`` reads only the records after that mark.
+    def cached_state(self, name: TopicPartition) -> tuple[PartitionState, StateMark] | None:
+        """Return the cached state of a partition and the mark of the last control-log record in it, or None. ``ControlLog.load`` reads only
+        the records after that mark.
         """
         state, seen = (
             self._read_cached_value(PartitionState, _partition_key(_STATE, name)),
-            self._read_cached_value(Seen, _partition_key(_SEEN, name)),
+            self._read_cached_value(LogReadProgress, _partition_key(_SEEN, name)),
         )
         return (state, seen.mark) if state is not None and seen is not None and state.slot == seen.slot else None
 
-    def keep(self, state: PartitionState, mark: StateMark, hint: int, now_ms: int) -> None:
+    def cache_state(self, state: PartitionState, mark: StateMark, hint: int, now_ms: int) -> None:
         """Write a partition's state and summary to the cache.
 
-        :param mark: identifies the last record of the state.
+        :param mark: identifies the last control-log record in the state.
         :param hint: number of the last catalog record about the partition, taken before its control log was read.
         :param now_ms: current time in milliseconds.
         """
-        seen = Seen(slot=state.slot, hint=hint, checked_ms=now_ms, mark=mark)
+        seen = LogReadProgress(slot=state.slot, hint=hint, checked_ms=now_ms, mark=mark)
         self._rocks.write(
             {
                 _partition_key(_SEEN, state.name): seen.model_dump_json().encode(),
@@ -155,26 +158,26 @@ class LocalState:
             }
         )
 
-    def checked(self, seen: Mapping[TopicPartition, Seen]) -> None:
-        """Record that the store has nothing newer than the cache for these partitions."""
-        self._rocks.write({_partition_key(_SEEN, name): value.model_dump_json().encode() for name, value in seen.items()})
+    def record_up_to_date(self, progress_by_partition: Mapping[TopicPartition, LogReadProgress]) -> None:
+        """Write new times of the last check to the cache, for partitions whose control log has no newer records than the cached state."""
+        self._rocks.write({_partition_key(_SEEN, name): value.model_dump_json().encode() for name, value in progress_by_partition.items()})
 
-    def cached_heads(self, ids: Sequence[str]) -> dict[str, bytes]:
+    def cached_sidecar_heads(self, ids: Sequence[str]) -> dict[str, bytes]:
         """Return the cached first parts (heads) of these segments' sidecars, by segment id."""
         found = self._rocks.get([_HEAD + name.encode() for name in ids])
         return {name: data for name, data in zip(ids, found, strict=True) if data is not None}
 
-    def keep_heads(self, heads: Mapping[str, bytes]) -> None:
+    def cache_sidecar_heads(self, heads: Mapping[str, bytes]) -> None:
         """Write the first parts (heads) of sidecars to the cache, by segment id."""
         self._rocks.write({_HEAD + name.encode(): data for name, data in heads.items()})
 
-    def forget_heads(self, ids: Sequence[str]) -> None:
-        """Delete the sidecar heads of segments that are gone or whose sidecars were rebuilt."""
+    def delete_sidecar_heads(self, ids: Sequence[str]) -> None:
+        """Delete the cached sidecar heads of segments that are gone or whose sidecars were rebuilt, given by segment id."""
         self._rocks.write({}, [_HEAD + name.encode() for name in ids])
 
-    def _read_description(self) -> Meta | None:
+    def _read_description(self) -> CacheDescription | None:
         """Return the description of the cache, or None if it is empty or of another version."""
-        meta = self._read_cached_value(Meta, _META)
+        meta = self._read_cached_value(CacheDescription, _META)
         if meta is not None and (meta.format, meta.program) != (CACHE_FORMAT, __version__):
             self._discard_content(f"it is of version {meta.program}, format {meta.format}")
             return None
@@ -194,7 +197,9 @@ class LocalState:
         self._rocks.delete_all(reason)
         self._catalog_slot = -1
         if self._tier_id:
-            self._rocks.write({_META: Meta(format=CACHE_FORMAT, program=__version__, tier_id=self._tier_id).model_dump_json().encode()})
+            self._rocks.write(
+                {_META: CacheDescription(format=CACHE_FORMAT, program=__version__, tier_id=self._tier_id).model_dump_json().encode()}
+            )
 
 
 def _partition_key(kind: bytes, name: TopicPartition) -> bytes:

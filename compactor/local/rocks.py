@@ -101,23 +101,26 @@ class Rocks:
             if writer:
                 _log.warning("local state in %s is thrown away: %s", self._folder, _message_on_one_line(reason))
                 shutil.rmtree(self._folder, ignore_errors=True)
-                self._open()
+                self._open_database()
 
     def close(self) -> None:
-        """Close the database. It is not opened again."""
+        """Close the database for the rest of the process. Later reads find nothing."""
         with self._lock:
             self._tried, self._db, self._writer = True, None, False
             self._cleanup.close()
 
     def _opened_database(self) -> Rdict | None:
-        """Return the database, opened on the first call, or None."""
+        """Return the database, opened on the first call, or None if it cannot be opened."""
         with self._lock:
             if not self._tried:
                 self._tried = True
-                self._open()
+                self._open_database()
             return self._db
 
-    def _open(self) -> None:
+    def _open_database(self) -> None:
+        """Open the database for writing, or as a secondary if another process writes or the folder is read-only. Delete and recreate a
+        broken one.
+        """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._open_for_writing()
@@ -134,6 +137,7 @@ class Rocks:
                 _log.warning("going on without local state: %s", _message_on_one_line(again))
 
     def _open_for_writing(self) -> None:
+        """Open the database for reading and writing. Raises RocksDB's error if that fails."""
         from rocksdict import Rdict
 
         db = Rdict(str(self._folder), _database_options(_OPEN_FILES))
@@ -155,11 +159,12 @@ class Rocks:
 
 
 def _message_on_one_line(message: object) -> str:
-    """Return a message on one line; RocksDB's may have several."""
+    """Return an error's message with all white space, including line breaks, replaced by single spaces."""
     return " ".join(str(message).split())
 
 
 def _database_options(max_open_files: int) -> Options:
+    """Return the options with which RocksDB opens the cache. ``max_open_files``: -1 for no limit."""
     from rocksdict import DBCompressionType, Options
 
     options = Options(raw_mode=True)
@@ -172,6 +177,9 @@ def _database_options(max_open_files: int) -> Options:
 
 
 def _close_database(db: Rdict, *, writer: bool) -> None:
+    """Close a RocksDB database and ignore errors. ``writer``: whether this process opened it for writing; then cached writes are
+    flushed.
+    """
     with suppress(Exception):
         if writer:
             db.flush()  # what is only in the write-ahead log is read again, slowly, by the next one who opens it

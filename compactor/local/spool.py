@@ -23,7 +23,7 @@ _folders: dict[tuple[Path, int], Path] = {}
 _one_at_a_time = threading.Lock()
 
 
-def process_folder(state_dir: Path) -> Path:
+def process_spool_folder(state_dir: Path) -> Path:
     """Return this process's spool folder. The first call creates it and deletes folders of killed processes. Raises UsageError if it cannot
     be created.
     """
@@ -40,11 +40,11 @@ def process_folder(state_dir: Path) -> Path:
         return _folders[key]
 
 
-def try_folder(state_dir: Path) -> None:
+def check_spool_folder_is_writable(state_dir: Path) -> None:
     """Check that this process's spool folder can be written, and delete folders of processes that were killed since. Raises UsageError if
     it cannot be written.
     """
-    folder = process_folder(state_dir)
+    folder = process_spool_folder(state_dir)
     try:
         with _hold_file_lock(folder.parent / "lock"):
             _delete_abandoned_folders(folder.parent)
@@ -85,8 +85,8 @@ def _delete_at_exit(folder: Path, process_id: int) -> None:
 
 
 def _is_spool_in_use(folder: Path) -> bool:
-    """Return whether the process of a spool folder still runs. A folder is locked before ``spool/lock`` is released, so a folder without a
-    lock has no process.
+    """Return whether the process that created a spool folder still runs, judged by the lock in the folder. A process locks its folder
+    before it releases ``spool/lock``, so an unlocked folder belongs to no process.
     """
     try:
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)

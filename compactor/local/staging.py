@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from compactor.errors import BadData, OutOfBudget
-from compactor.local.budget import BLOCK, Account, Budget as Budget, Kept, SpaceReservation, blocks, retry_until_space
+from compactor.local.budget import BLOCK, Budget as Budget, CachedFile, DiskUsage, SpaceReservation, retry_until_space, round_up_to_blocks
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
 from compactor.profiling import WorkStage, measure_stage
@@ -25,7 +25,7 @@ from compactor.tier.ports import SegmentLayout
 
 T = TypeVar("T")
 
-FileOf = tuple[str, str]
+CachedFileKey = tuple[str, str]
 """Segment id and kind."""
 
 COPY_BYTES = 1 << 20
@@ -35,13 +35,13 @@ RANGES_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A file of a remote segment that a round needs on the local disk.
+class FileToStage:
+    """File of a remote segment that a round needs on the local disk.
 
     name: the partition.
     kind: the kind of file, such as log or index.
     local_name: path below a broker's log directory; empty if it has none.
-    ranges: (position, length) of the parts to fetch, in order, for which no digest is recorded; None for the whole file.
+    ranges: (position, length) in bytes of the parts to fetch, in order, for which no digest is recorded; None for the whole file.
     """
 
     name: TopicPartition
@@ -51,24 +51,24 @@ class Wanted:
     ranges: tuple[tuple[int, int], ...] | None = None
 
     @property
-    def file(self) -> SegmentFile:
+    def recorded_file(self) -> SegmentFile:
         """Return the size and digest that the tier has recorded for the file."""
         return self.segment.file(self.kind)
 
     @property
-    def what(self) -> FileOf:
+    def cache_key(self) -> CachedFileKey:
         """Return the key under which the file is cached: segment id and kind."""
         return self.segment.id, self.kind if self.ranges is None else f"part of {self.kind}"
 
     @property
-    def size(self) -> int:
+    def bytes_to_fetch(self) -> int:
         """Return the number of bytes that must be fetched for this file."""
-        return self.file.size if self.ranges is None else sum(length for _, length in self.ranges)
+        return self.recorded_file.size if self.ranges is None else sum(length for _, length in self.ranges)
 
     @property
-    def space(self) -> int:
+    def disk_bytes(self) -> int:
         """Return the bytes of disk that the local copy of the file occupies."""
-        return blocks(self.size)
+        return round_up_to_blocks(self.bytes_to_fetch)
 
 
 class Staging:
@@ -93,13 +93,13 @@ class Staging:
         self.folder = folder
         self.layout = layout
         self.budget = budget
-        self.account = Account()
+        self.usage = DiskUsage()
         self.bytes_fetched = 0
         """Of segments, from the store; what a broker's log directory had instead is not counted."""
         self._sleep = sleep
         self._local = tuple(local_log_dirs)
-        self._kept: dict[FileOf, tuple[Path, Kept]] = {}
-        self._coming: dict[FileOf, Future[None]] = {}
+        self._kept: dict[CachedFileKey, tuple[Path, CachedFile]] = {}
+        self._coming: dict[CachedFileKey, Future[None]] = {}
         self._numbers = count()
         self._lock = threading.Lock()
         self._ahead = ThreadPoolExecutor(1, "fetch-ahead")
@@ -107,19 +107,20 @@ class Staging:
         folder.mkdir(parents=True)
 
     @contextmanager
-    def opened(self, wanted: Wanted, reservation: SpaceReservation | None = None) -> Iterator[Path]:
+    def open_file(self, wanted: FileToStage, reservation: SpaceReservation | None = None) -> Iterator[Path]:
         """Provide a file as a local path for the duration of a ``with`` block, checked against its recorded size and digest. Afterwards it
         stays cached until its bytes are needed.
 
-        :param reservation: the reservation to use. Without one the call waits for its own; the thread must not hold another one then.
-        :raises OutOfBudget: also Overrun, if the reservation is too small.
+        :param reservation: the reservation of disk space to use. Without one the call waits for its own; the calling thread must not hold
+            another one then.
+        :raises OutOfBudget: if the file exceeds the whole budget; Overrun, if ``reservation`` is too small.
         :raises StoreError: if the object cannot be fetched.
         :raises BadData: if the object differs from what was recorded.
         """
-        coming = self._coming.get(wanted.what)
+        coming = self._coming.get(wanted.cache_key)
         if coming is not None:
             coming.result()
-        found = self._kept.get(wanted.what)
+        found = self._kept.get(wanted.cache_key)
         if found is not None and self.budget.pin(found[1]):
             try:
                 yield found[0]
@@ -128,45 +129,47 @@ class Staging:
             return
         path = self.folder / f"{next(self._numbers)}"
         if reservation is None:
-            with self.budget.reserve(self.account, wanted.space, self.where(wanted)) as own:
+            with self.budget.reserve(self.usage, wanted.disk_bytes, self.object_key_of(wanted)) as own:
                 self._fetch_file_when_disk_has_space(wanted, path)
                 try:
                     yield path
                 finally:
                     self._remember_cached_file(
-                        wanted.what, path, self.budget.convert_to_cached_file(own, lambda: path.unlink(missing_ok=True))
+                        wanted.cache_key, path, self.budget.convert_to_cached_file(own, lambda: path.unlink(missing_ok=True))
                     )
             return
-        reservation.reserve_bytes(wanted.space)
+        reservation.reserve_bytes(wanted.disk_bytes)
         try:
             self._fetch_file_when_disk_has_space(wanted, path)
             yield path
         finally:
-            kept = self.budget.cache_file(self.account, wanted.space, lambda: path.unlink(missing_ok=True)) if path.exists() else None
+            kept = self.budget.cache_file(self.usage, wanted.disk_bytes, lambda: path.unlink(missing_ok=True)) if path.exists() else None
             if kept is None:
                 path.unlink(missing_ok=True)
             else:
-                self._remember_cached_file(wanted.what, path, kept)
-            reservation.release_bytes(wanted.space)
+                self._remember_cached_file(wanted.cache_key, path, kept)
+            reservation.release_bytes(wanted.disk_bytes)
 
-    def fetch_ahead(self, wanted: Wanted) -> None:
-        """Prefetch a file in the background if the disk budget has unused bytes. Errors are ignored here and occur again in ``opened``."""
-        if wanted.what in self._coming or not self.missing([wanted]):
+    def prefetch_file(self, wanted: FileToStage) -> None:
+        """Start to fetch a file in the background if the disk budget has unused bytes. Errors are ignored here; ``open_file`` then meets
+        them again.
+        """
+        if wanted.cache_key in self._coming or not self.files_not_on_disk([wanted]):
             return
-        own = self.budget.reserve_spare_bytes(self.account, wanted.space)
+        own = self.budget.reserve_spare_bytes(self.usage, wanted.disk_bytes)
         if own is None:
             return
         with self._lock:
-            self._coming[wanted.what] = self._ahead.submit(self._run_prefetch, wanted, own)
+            self._coming[wanted.cache_key] = self._ahead.submit(self._run_prefetch, wanted, own)
 
     @contextmanager
-    def reserve_space(self, size: int, what: str, inputs: Sequence[Wanted] = ()) -> Iterator[SpaceReservation]:
+    def reserve_space(self, size: int, work_name: str, inputs: Sequence[FileToStage] = ()) -> Iterator[SpaceReservation]:
         """Provide a reservation of disk space of ``size`` bytes for the duration of a ``with`` block, and pin those ``inputs`` that are
         cached. Waits
         until the bytes are free.
         """
-        here = [self._kept[wanted.what][1] for wanted in inputs if wanted.what in self._kept]
-        with self.budget.reserve(self.account, size, what, here) as reservation:
+        here = [self._kept[wanted.cache_key][1] for wanted in inputs if wanted.cache_key in self._kept]
+        with self.budget.reserve(self.usage, size, work_name, here) as reservation:
             pinned = [kept for kept in here if not kept.dropped]
             try:
                 yield reservation
@@ -175,77 +178,80 @@ class Staging:
                     self.budget.unpin(kept)
 
     @contextmanager
-    def reserved(self, size: int, what: str) -> Iterator[None]:
+    def reserve_without_waiting(self, size: int, work_name: str) -> Iterator[None]:
         """Reserve ``size`` more bytes for the duration of a ``with`` block, without waiting. Raises OutOfBudget if they are not free.
-        ``what`` names the work in messages.
+        ``work_name`` names the work in messages.
         """
-        if not self.budget.take_free_bytes(self.account, size):
+        if not self.budget.extend_reservation(self.usage, size):
             raise OutOfBudget(
-                f"{what} needs {size} bytes of local disk, and {self.budget.used} of {self.budget.total} are in use",
+                f"{work_name} needs {size} bytes of local disk, and {self.budget.used} of {self.budget.total} are in use",
                 hint=f"Set disk_budget_bytes to at least {size + self.budget.used}",
             )
         try:
             yield
         finally:
-            self.budget.free_bytes(self.account, size)
+            self.budget.shorten_reservation(self.usage, size)
 
     def retry_until_space(self, work: Callable[[], T]) -> T:
-        """Call ``work`` and return its result; while files of other programs fill the disk, wait and call it again. ``work`` must clean up
-        before it raises.
+        """Call ``work`` and return its result. While files of other programs fill the disk, wait and call ``work`` again. ``work`` must
+        remove what it has written before it raises.
         """
         return retry_until_space(work, self.budget, self._sleep)
 
     @property
     def peak_bytes(self) -> int:
-        """Return the most bytes of disk that this round has reserved at once."""
-        return self.account.peak
+        """Return the largest number of bytes of disk that this round has reserved at the same time."""
+        return self.usage.peak
 
-    def missing(self, inputs: Sequence[Wanted]) -> list[Wanted]:
+    def files_not_on_disk(self, inputs: Sequence[FileToStage]) -> list[FileToStage]:
         """Return the files among ``inputs`` that are not on the local disk and would have to be fetched."""
-        return [wanted for wanted in inputs if wanted.what not in self._kept or self._kept[wanted.what][1].dropped]
+        return [wanted for wanted in inputs if wanted.cache_key not in self._kept or self._kept[wanted.cache_key][1].dropped]
 
-    def forget(self, inputs: Sequence[Wanted]) -> None:
-        """Delete the cached copies of these files, which will not be used again."""
-        self.budget.delete_cached_files([self._kept.pop(wanted.what)[1] for wanted in inputs if wanted.what in self._kept])
+    def delete_cached_copies(self, inputs: Sequence[FileToStage]) -> None:
+        """Delete the cached copies of these files, which the round will not use again."""
+        self.budget.delete_cached_files([self._kept.pop(wanted.cache_key)[1] for wanted in inputs if wanted.cache_key in self._kept])
 
-    def where(self, wanted: Wanted) -> str:
+    def object_key_of(self, wanted: FileToStage) -> str:
         """Return the object key from which a file is fetched, for messages."""
         return self.layout.object_name(wanted.name, wanted.segment, wanted.kind)
 
-    def content(self, wanted: Wanted) -> bytes:
+    def fetch_into_memory(self, wanted: FileToStage) -> bytes:
         """Fetch a small file into memory and return its content. Raises BadData if it differs from what was recorded."""
         return contents.read_recorded(self.layout, wanted.name, wanted.segment, wanted.kind)
 
     def close(self) -> None:
-        """Delete the folder and return all reserved bytes to the budget."""
+        """Delete the folder and give all bytes that the round has reserved back to the budget."""
         self._ahead.shutdown(cancel_futures=True)
         self.budget.delete_cached_files([kept for _, kept in self._kept.values()])
         self._kept.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.budget.free_bytes(self.account, self.account.used)  # of work that was broken off
+        self.budget.shorten_reservation(self.usage, self.usage.used)  # of work that was broken off
 
-    def _remember_cached_file(self, key: FileOf, path: Path, kept: Kept) -> None:
+    def _remember_cached_file(self, key: CachedFileKey, path: Path, kept: CachedFile) -> None:
+        """Record where a file is cached, so that it is not fetched again."""
         self._kept[key] = (path, kept)
 
-    def _run_prefetch(self, wanted: Wanted, own: SpaceReservation) -> None:
-        """Fetch a file in the prefetch thread, under the reservation ``own``, and cache it."""
+    def _run_prefetch(self, wanted: FileToStage, reservation: SpaceReservation) -> None:
+        """Fetch a file in the prefetch thread, in the bytes of ``reservation``, and cache it. Errors are ignored."""
         path = self.folder / f"{next(self._numbers)}"
-        with own:
+        with reservation:
             try:
                 self._try_fetch_file(wanted, path)
-                self._remember_cached_file(wanted.what, path, self.budget.convert_to_cached_file(own, lambda: path.unlink(missing_ok=True)))
+                self._remember_cached_file(
+                    wanted.cache_key, path, self.budget.convert_to_cached_file(reservation, lambda: path.unlink(missing_ok=True))
+                )
             except Exception:  # noqa: BLE001 - whoever wants it will meet the same and say so
                 path.unlink(missing_ok=True)
             finally:
                 with self._lock:
-                    self._coming.pop(wanted.what, None)
+                    self._coming.pop(wanted.cache_key, None)
 
-    def _fetch_file_when_disk_has_space(self, wanted: Wanted, path: Path) -> None:
+    def _fetch_file_when_disk_has_space(self, wanted: FileToStage, path: Path) -> None:
         """Fetch a file to ``path``, waiting while the disk is full."""
         self.retry_until_space(lambda: self._try_fetch_file(wanted, path))
 
     @measure_stage(WorkStage.FETCH, lambda self, wanted, path: wanted.size)
-    def _try_fetch_file(self, wanted: Wanted, path: Path) -> None:
+    def _try_fetch_file(self, wanted: FileToStage, path: Path) -> None:
         """Fetch or copy a file to ``path`` and check it. Removes the file after an error."""
         try:
             if wanted.ranges is not None:
@@ -256,12 +262,12 @@ class Staging:
             arrived = contents.download_recorded(self.layout, wanted.name, wanted.segment, wanted.kind, path)
             with self._lock:
                 self.bytes_fetched += arrived.transferred
-            arrived.require_recorded(self.where(wanted), wanted.file)
+            arrived.require_recorded(self.object_key_of(wanted), wanted.recorded_file)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
 
-    def _fetch_ranges(self, wanted: Wanted, ranges: Sequence[tuple[int, int]], path: Path) -> None:
+    def _fetch_ranges(self, wanted: FileToStage, ranges: Sequence[tuple[int, int]], path: Path) -> None:
         """Fetch ranges of an object into one file, one after the other in the file, with several requests at a time. Raises BadData if the
         object ends too early.
         """
@@ -273,10 +279,11 @@ class Staging:
         ]
 
         def fetch(piece: tuple[int, int, int]) -> None:
+            """Fetch one part, given by its position in the file, its position in the object, and its length in bytes."""
             place, start, length = piece
             data = self.layout.read_file(wanted.name, wanted.segment, wanted.kind, start, length)
             if len(data) != length:
-                raise BadData("the object ends before its recorded size", segment=self.where(wanted), position=start + len(data))
+                raise BadData("the object ends before its recorded size", segment=self.object_key_of(wanted), position=start + len(data))
             write_at(file.fileno(), data, place)
             with self._lock:
                 self.bytes_fetched += length
@@ -289,20 +296,20 @@ class Staging:
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def _copy_from_log_directory(self, wanted: Wanted, path: Path) -> bool:
+    def _copy_from_log_directory(self, wanted: FileToStage, path: Path) -> bool:
         """Copy a file from a broker's log directory on this machine. Return whether a copy with the recorded digest was made; the broker
         may change the original meanwhile.
         """
-        for folder in self._local if wanted.local_name and wanted.file.has_digest else ():
+        for folder in self._local if wanted.local_name and wanted.recorded_file.has_digest else ():
             source = folder / wanted.local_name
             try:
-                if source.stat().st_size != wanted.file.size:
+                if source.stat().st_size != wanted.recorded_file.size:
                     continue
                 with source.open("rb") as file:
-                    found = _copy_and_digest(file.read, path, wanted.file)
+                    found = _copy_and_digest(file.read, path, wanted.recorded_file)
             except (FileNotFoundError, PermissionError):
                 continue
-            if found.is_same(wanted.file):
+            if found.is_same(wanted.recorded_file):
                 return True
             path.unlink()
         return False
@@ -326,12 +333,12 @@ def _copy_and_digest(read_bytes: Callable[[int], bytes], path: Path, expected: S
     return digests.digested_file()
 
 
-def group_space(
+def group_disk_bytes(
     sources: Sequence[RemoteLogSegmentMetadata],
     index_interval_bytes: int,
-    to_fetch: Sequence[Wanted] | None = None,
+    to_fetch: Sequence[FileToStage] | None = None,
     *,
-    most_bytes: int = 0,
+    max_output_bytes: int = 0,
 ) -> int:
     """Return the bytes of disk that rewriting a group needs at once: its largest source, its output, and the output's indexes.
 
@@ -340,10 +347,14 @@ def group_space(
 
     :param index_interval_bytes: distance of index entries in bytes.
     :param to_fetch: sources that still need disk space, because the others are on disk; None for all.
-    :param most_bytes: upper bound of the output in bytes; 0 if unknown.
+    :param max_output_bytes: upper bound of the output in bytes; 0 if unknown.
     """
-    written = most_bytes or sum(source.size_bytes for source in sources)
+    written = max_output_bytes or sum(source.size_bytes for source in sources)
     # Index entries have 8 and 12 bytes, at most one of each every interval, and no batch has fewer than 61 bytes.
     indexes = written // max(index_interval_bytes, 61) * 20
-    largest = max((source.size_bytes for source in sources), default=0) if to_fetch is None else max((w.size for w in to_fetch), default=0)
-    return blocks(largest) + blocks(written) + blocks(indexes) + len(FILE_KINDS) * BLOCK
+    largest = (
+        max((source.size_bytes for source in sources), default=0)
+        if to_fetch is None
+        else max((w.bytes_to_fetch for w in to_fetch), default=0)
+    )
+    return round_up_to_blocks(largest) + round_up_to_blocks(written) + round_up_to_blocks(indexes) + len(FILE_KINDS) * BLOCK

@@ -34,11 +34,11 @@ class DigestSum(Value):
 
     @property
     def halves(self) -> tuple[int, int]:
-        """The two halves of the digest as integers."""
+        """Return the two halves of the digest as integers, the high one first."""
         return int(self.digest[:16], 16), int(self.digest[16:], 16)
 
     def plus(self, other: DigestSum) -> DigestSum:
-        """Return the sum of both."""
+        """Return the sum of this and another sum: counts and digests added."""
         (high, low), (more_high, more_low) = self.halves, other.halves
         return DigestSum.of(self.count + other.count, high + more_high, low + more_low)
 
@@ -47,7 +47,7 @@ class DigestSum(Value):
 
 
 def add_sums(sums: Iterable[DigestSum]) -> DigestSum:
-    """Return the sum of all sums."""
+    """Return the total of many sums: counts and digests added."""
     whole = DigestSum()
     for one in sums:
         whole = whole.plus(one)
@@ -87,7 +87,7 @@ class Balance(Value):
         return ""
 
     def plus(self, other: Balance) -> Balance:
-        """Return the balance of both together."""
+        """Return the balance of two groups together: all their sums added."""
         return Balance(
             sources=self.sources.plus(other.sources),
             left=self.left.plus(other.left),
@@ -101,5 +101,5 @@ class Balance(Value):
 
 
 def _add_by_reason(one: dict[str, DigestSum], other: dict[str, DigestSum]) -> dict[str, DigestSum]:
-    """Return the sums of two tables by reason."""
+    """Return two tables of sums by reason as one: sums with the same reason are added."""
     return {reason: one.get(reason, DigestSum()).plus(other.get(reason, DigestSum())) for reason in sorted({*one, *other})}

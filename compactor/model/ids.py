@@ -18,7 +18,9 @@ _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 class TopicPartition(NamedTuple):
-    """Kafka's TopicPartition: of the first topic of this name that the tier has had, or of the only one. Prints as ``topic-partition``."""
+    """Topic name and partition number, as Kafka's TopicPartition. Without further mark it is of the first topic of that name in the tier;
+    LaterIncarnation is of a topic that was deleted and created again. Prints as ``topic-partition``.
+    """
 
     topic: str
     partition: int
@@ -28,12 +30,12 @@ class TopicPartition(NamedTuple):
 
     @property
     def incarnation(self) -> int:
-        """Number of the topic among those that have had the name, from 1. It names the control and data prefixes."""
+        """Return the number, from 1, of the topic among all topics that have had this name. It is part of the prefixes in the stores."""
         return 1
 
     @property
-    def first(self) -> TopicPartition:
-        """The first incarnation, by whose name brokers and people know the partition."""
+    def first_incarnation(self) -> TopicPartition:
+        """Return the partition of the first topic of this name, by which brokers and people call it."""
         return TopicPartition(self.topic, self.partition)
 
     @staticmethod
@@ -64,13 +66,12 @@ class TopicPartition(NamedTuple):
             raise UsageError(
                 f"{text!r} is not an incarnation of a partition", hint="Write orders-0 for the first, orders-0~2 for the second"
             )
-        return incarnation(*TopicPartition.parse(name), int(number) if mark else 1)
+        return partition_of_incarnation(*TopicPartition.parse(name), int(number) if mark else 1)
 
 
 class LaterIncarnation(TopicPartition):
-    """TopicPartition of a later topic of the same name, with prefixes of its own. Prints as ``orders-0~2``; unpacks as the other.
-
-    It equals neither a partition of another incarnation nor a plain tuple.
+    """Partition of a later topic incarnation: the topic was deleted and created again. Has its own prefixes in the stores, and prints as
+    ``orders-0~2``. Unpacks to topic and partition, and equals neither a partition of another incarnation nor a plain tuple.
     """
 
     def __new__(cls, topic: str, partition: int, number: int) -> Self:
@@ -103,12 +104,12 @@ class LaterIncarnation(TopicPartition):
         return (*self, self._number)
 
 
-def incarnation(topic: str, partition: int, number: int) -> TopicPartition:
-    """Return a partition of the topic with this number among those that have had the name."""
+def partition_of_incarnation(topic: str, partition: int, number: int) -> TopicPartition:
+    """Return a partition of the topic incarnation ``number``, counted from 1 among the topics that have had the name."""
     return TopicPartition(topic, partition) if number == 1 else LaterIncarnation(topic, partition, number)
 
 
-def segment_id(raw: bytes) -> str:
+def encode_segment_id(raw: bytes) -> str:
     """Encode 16 random bytes as Kafka's Uuid prints them: 22 characters of URL-safe base64. Raises ValueError for another length."""
     if len(raw) != 16:
         raise ValueError("a segment id has 16 bytes")

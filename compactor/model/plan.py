@@ -13,7 +13,7 @@ from checkpoint.offsets import CleanerOffset as CleanerOffset
 from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.model.balance import Balance
 from compactor.model.base import Value
-from compactor.model.ids import TopicPartition, incarnation
+from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
@@ -99,12 +99,12 @@ class CompactionPlan(Value):
 
     @property
     def name(self) -> TopicPartition:
-        """Topic, partition number and incarnation."""
-        return incarnation(self.topic, self.partition, self.incarnation)
+        """Return the partition that the plan is for, with its incarnation."""
+        return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Ids of all segments that the round replaces."""
+        """Return the ids of all segments that the round replaces."""
         return tuple(source for task in self.tasks for source in task.sources)
 
 
@@ -133,7 +133,7 @@ class CompactionFailure(Value):
 
 
 class Replacement(Value):
-    """A new segment in place of its sources. It covers exactly their offsets (I1)."""
+    """A new segment that takes the place of source segments. It spans exactly their offsets (coverage, I1)."""
 
     sources: tuple[str, ...]
     segment: RemoteLogSegmentMetadata

@@ -53,11 +53,13 @@ class SegmentFile(Value):
         return bool(self.sha256 or self.batches)
 
     def is_comparable(self, other: SegmentFile) -> bool:
-        """Return whether both have a digest of the same kind."""
+        """Return whether this file and the other one have a digest of the same kind, so that the digests can be compared."""
         return bool(self.sha256 and other.sha256) or bool(self.batches and other.batches)
 
     def is_same(self, other: SegmentFile) -> bool:
-        """Return whether sizes and all common digests are equal. Files without a common digest are not known to be the same."""
+        """Return whether this file and the other one have equal sizes and equal common digests, at least one of them. Files without a
+        common digest are not known to be the same.
+        """
         pairs = ((self.sha256, other.sha256), (self.batches, other.batches))
         return self.size == other.size and self.is_comparable(other) and all(one == two for one, two in pairs if one and two)
 
@@ -103,20 +105,22 @@ class RemoteLogSegmentMetadata(Value):
     copied_end_offset: int = Field(default=-1, exclude_if=lambda value: value < 0)
 
     def file(self, kind: str) -> SegmentFile:
-        """Return size and digests of one file as recorded. Raises KeyError if unknown; of a broker's segment only the log's size is
-        known.
+        """Return the recorded size and digests of the file of this kind. Raises KeyError if nothing is recorded; only the size of the log
+        is known of a broker's segment.
         """
         return SegmentFile(size=self.size_bytes) if kind == "log" and not self.files else self.files[kind]
 
     @property
-    def copied_end(self) -> int:
-        """Last offset in its objects, inclusive."""
+    def last_copied_offset(self) -> int:
+        """Return the last offset, inclusive, in the segment's objects, which may be after ``end_offset``."""
         return max(self.copied_end_offset, self.end_offset)
 
     @property
-    def is_cut(self) -> bool:
-        """Return whether its objects hold offsets above those that are read from it."""
-        return self.copied_end > self.end_offset
+    def has_offsets_after_end(self) -> bool:
+        """Return whether the segment's objects hold offsets after its ``end_offset``, which readers skip because another segment has
+        them.
+        """
+        return self.last_copied_offset > self.end_offset
 
     @property
     def index_bytes(self) -> int:

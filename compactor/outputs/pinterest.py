@@ -102,16 +102,16 @@ class GenerationTarget:
 
     def generation_log(self, name: TopicPartition) -> GenerationLog:
         """Return the log of a partition's generations."""
-        return GenerationLog(self.store, self.keys, name.first)
+        return GenerationLog(self.store, self.keys, name.first_incarnation)
 
     def generation_folder(self, generation: str, name: TopicPartition) -> str:
         """Return the folder of a partition's objects in a generation."""
-        return f"{generation}/{self.keys.partition_folder(name.first)}"
+        return f"{generation}/{self.keys.partition_folder(name.first_incarnation)}"
 
     def pointer_content(self, name: TopicPartition, generation: Generation) -> bytes:
         """Return the content of the object that directs readers to this generation."""
         bucket, prefix = bucket_and_prefix(self.url)
-        return format_pointer(prefix, bucket, self.keys, name.first, generation)
+        return format_pointer(prefix, bucket, self.keys, name.first_incarnation, generation)
 
 
 def configured_target(tier: Tier) -> GenerationTarget:
@@ -328,7 +328,7 @@ class _GenerationWriter:
         name, limit = self.state.name, reading.inflate_limit
         if segment.end_offset < log_start:
             return PublishedSegment(segment=segment.id, timestamp_ms=latest_timestamp_ms)
-        with reading.staging.opened(reading.log_request(ordinal)) as path:
+        with reading.staging.open_file(reading.log_request(ordinal)) as path:
             source = open_source_segment(ordinal, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
             source.name = reading.log_key(ordinal)
             last = read_last_record_offset(source, limit)
@@ -349,7 +349,7 @@ class _GenerationWriter:
             for kind, data in contents.items():
                 if not create_object(self.target.store, f"{generation}/{self.target.keys.file_key(name, base_offset, kind)}", data):
                     return None
-        reading.staging.forget([reading.log_request(ordinal)])
+        reading.staging.delete_cached_copies([reading.log_request(ordinal)])
         return PublishedSegment(segment=segment.id, base=base_offset, last=last, timestamp_ms=latest_timestamp_ms, log_bytes=size)
 
     def _read_index(self, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:

@@ -21,7 +21,7 @@ from compactor.control.state import Intent, PartitionState
 from compactor.control.summary import PartitionFacts, PartitionSummary
 from compactor.errors import BadData, CompactorError, Fenced, Leased, OutOfBudget
 from compactor.local.budget import Budget
-from compactor.local.staging import group_space
+from compactor.local.staging import group_disk_bytes
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -255,7 +255,7 @@ class Round:
                 self._remote.delete_unused_results()
             return
         disk = self._open_disk_budget()
-        if max(group_space([segment], cleaner.cleaner_policy().index_interval_bytes) for segment in at_least) > disk.total:
+        if max(group_disk_bytes([segment], cleaner.cleaner_policy().index_interval_bytes) for segment in at_least) > disk.total:
             check_plan_fits_disk(draft_plan(facts), state, disk.total)
         with self._open_workers_and_reader(state, disk) as (workers, reading):
             found = self._run_pass_one(facts, workers, reading, check)
@@ -409,7 +409,8 @@ def check_plan_fits_disk(plan: CompactionPlan, state: PartitionState, disk_bytes
     live = state.live_by_id()
     interval = plan.policy.index_interval_bytes
     need, group = max(
-        (group_space([live[name] for name in task.sources], interval, most_bytes=task.most_bytes), task.group) for task in plan.tasks
+        (group_disk_bytes([live[name] for name in task.sources], interval, max_output_bytes=task.most_bytes), task.group)
+        for task in plan.tasks
     )
     if need > disk_bytes:
         raise OutOfBudget(

@@ -35,7 +35,7 @@ from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.control.state import PartitionState
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import KEY_BYTES, Hashes
-from compactor.local.budget import Overrun, SpaceReservation, blocks
+from compactor.local.budget import Overrun, SpaceReservation, round_up_to_blocks
 from compactor.records.batches import ABORT, NOT_CONTROL
 from compactor.records.indexes import TXN_ENTRY
 from compactor.records.producer_runs import reason_markers_are_due
@@ -249,7 +249,7 @@ def _scan_with_keys_in_memory(job: _PassOneJob, expected_key_count: int, expecte
                 hint='Raise map_budget_bytes, or set map_engine = "auto"',
             )
         # From here on this thread holds disk space, so it must not wait for more (two waiting threads could deadlock).
-        space.reservation = SpaceReservation(staging.budget, staging.account, 0)
+        space.reservation = SpaceReservation(staging.budget, staging.usage, 0)
         return DiskOffsetMap(
             staging.folder / "disk_map", space.reservation, map_budget_bytes=settings.map_budget_bytes, expected_rows=expected_row_count
         )
@@ -278,7 +278,10 @@ def _scan_with_keys_on_disk(job: _PassOneJob, expected_row_count: int, part_coun
     settings, staging = job.settings, job.reading.staging
     gate_share = _gate_budget_bytes(settings)
     map_budget = settings.map_budget_bytes - gate_share
-    size = min(job.roles.largest_segment_bytes + blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * part_count)), staging.budget.total)
+    size = min(
+        job.roles.largest_segment_bytes + round_up_to_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * part_count)),
+        staging.budget.total,
+    )
     finished = CleanedChunkCache(0)
     with staging.reserve_space(size, f"the offset map of {job.reading.partition}") as reservation:
         space = _DiskSpace(reservation)
@@ -324,7 +327,7 @@ def _count_key_parts(job: _PassOneJob, expected_row_count: int) -> int:
     budget, largest = job.reading.staging.budget.total, job.roles.largest_segment_bytes
     parts = scans_needed(expected_row_count, budget - largest)
     if parts > MOST_PASSES or budget <= largest:
-        need = largest + blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * MOST_PASSES))
+        need = largest + round_up_to_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * MOST_PASSES))
         raise OutOfBudget(
             f"the keys of {expected_row_count} records need {expected_row_count * KEY_ROW_BYTES} bytes of local disk in at most "
             f"{MOST_PASSES} parts, next to a segment of {largest} bytes; the disk budget is {budget}",
@@ -372,7 +375,7 @@ def _scan_dirty_segments(scan: _ScanAttempt) -> None:
         ordinal = coming.pop()
         with opened.map_segment(ordinal, scan.space.reservation) as source:
             if coming:
-                job.reading.staging.fetch_ahead(job.reading.log_request(coming[-1]))
+                job.reading.staging.prefetch_file(job.reading.log_request(coming[-1]))
             job.settings.check()
             aborted = txn_outcomes_by_batch(source.table, outcomes) == ABORT
             if not opened.folded:

@@ -34,7 +34,7 @@ from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.cleaner.witness import SecondReader
 from compactor.errors import CannotCopy, CopyDiffers
 from compactor.local.budget import BLOCK, Overrun, SpaceReservation
-from compactor.local.staging import Staging, group_space
+from compactor.local.staging import Staging, group_disk_bytes
 from compactor.model.balance import Balance
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata
@@ -305,7 +305,7 @@ class PlanExecution:
             sources = [self._live[ordinal] for ordinal in members]
             part = self._part_to_read_of_group(members)
             most = int(part.source.table.size.sum()) if part else task.most_bytes
-            need = group_space(sources, interval, staging.missing(inputs), most_bytes=most)
+            need = group_disk_bytes(sources, interval, staging.files_not_on_disk(inputs), max_output_bytes=most)
             try:
                 return rewrite_within(min(need, staging.budget.total))
             except Overrun:
@@ -314,7 +314,7 @@ class PlanExecution:
         try:
             return staging.retry_until_space(rewrite_with_reservation)
         finally:
-            staging.forget(inputs)
+            staging.delete_cached_copies(inputs)
             self._update_round_stats()
 
     def _rewrite_with_reserved_disk(
@@ -346,7 +346,7 @@ class PlanExecution:
         if part:
             balance = balance_with_copied_batches(part, balance, self._live[part.source.ordinal].content, self._key)
         reservation.reserve_bytes(self._worker.layout.upload_space_bytes(cleaned.size))
-        return RewrittenGroup(task, members, cleaned, folder, reservation.handed_over(), balance, part)
+        return RewrittenGroup(task, members, cleaned, folder, reservation.hand_over_used_bytes(), balance, part)
 
     def _part_to_read_of_group(self, members: Sequence[int]) -> SegmentPart | None:
         return self._answers.part_of_segment(members[0]) if len(members) == 1 else None
@@ -386,7 +386,7 @@ class PlanExecution:
                 self._partition,
                 task,
                 made,
-                open_txn_offset=last.open_txn_offset if not last.is_cut else -1,
+                open_txn_offset=last.open_txn_offset if not last.has_offsets_after_end else -1,
                 content=written.balance.result,
                 negative_timestamps=count_negative_timestamps(output, self._limit) if negative else 0,
             )
@@ -436,7 +436,7 @@ class PlanExecution:
             found["snapshot"] = self._reading.read_small_file(last, "snapshot")
         if "leader-epoch-checkpoint" in last.files:
             found["leader-epoch-checkpoint"] = self._leader_epoch_checkpoint(ordinal)
-        if last.is_cut and "snapshot" in found:
+        if last.has_offsets_after_end and "snapshot" in found:
             copied = parse_producer_snapshot(found["snapshot"], self._reading.object_key(last, "snapshot"))
             before = self._live[ordinal - 1] if ordinal else None
             known = ProducerStates.without_producers()
@@ -448,7 +448,7 @@ class PlanExecution:
                 end, known.rewound_to_offset(last.start_offset - 1).after_batches(self._answers.sources[ordinal].table)
             )
             found["snapshot"] = format_producer_snapshot(states)
-        if last.is_cut and "leader-epoch-checkpoint" in found:
+        if last.has_offsets_after_end and "leader-epoch-checkpoint" in found:
             where = self._reading.object_key(last, "leader-epoch-checkpoint")
             lineage = parse_leader_epoch_checkpoint(found["leader-epoch-checkpoint"].decode(), where)
             found["leader-epoch-checkpoint"] = format_leader_epoch_checkpoint(truncate_lineage_at(lineage, end + 1)).encode()
@@ -495,7 +495,7 @@ class PlanExecution:
     def _prefetch_sources_of_task(self, task: CompactionTask) -> None:
         for ordinal, metadata in enumerate(self._live):
             if metadata.id in task.sources:
-                self._worker.staging.fetch_ahead(self._reading.log_request(ordinal))
+                self._worker.staging.prefetch_file(self._reading.log_request(ordinal))
                 return
 
     def _update_round_stats(self) -> None:

@@ -25,7 +25,7 @@ from compactor.control.stages import Stage
 from compactor.control.state import Intent, PartitionState, Waiting
 from compactor.errors import UsageError
 from compactor.local.budget import Budget, SpaceReservation
-from compactor.local.staging import group_space
+from compactor.local.staging import group_disk_bytes
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.policy import MAX32
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -167,7 +167,7 @@ class RestoreRound:
         staging = reading.staging
         ordinals = [ordinal for ordinal, segment in enumerate(reading.live) if segment in group.sources]
         inputs = [reading.log_request(ordinal) for ordinal in ordinals]
-        need = group_space(group.sources, plan.policy.index_interval_bytes)
+        need = group_disk_bytes(group.sources, plan.policy.index_interval_bytes)
         log = staging.folder / f"group-{task.group}.log"
         with staging.reserve_space(need, f"group {task.group} of {reading.partition}", inputs) as reservation:
             try:
@@ -176,7 +176,7 @@ class RestoreRound:
                 return self._upload_copy(plan, task, group, log, entries, reading)
             finally:
                 log.unlink(missing_ok=True)
-                staging.forget(inputs)
+                staging.delete_cached_copies(inputs)
 
     def _upload_copy(
         self, plan: CompactionPlan, task: CompactionTask, group: RestoredGroup, log: Path, entries: bytes, reading: StagedSegmentReader

@@ -13,7 +13,7 @@ from compactor.cleaner.passes.sidecar_builder import NO_BYTES, segment_verdicts_
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import Verdicts, transaction_verdicts_by_source
 from compactor.errors import BadData
-from compactor.local.budget import SpaceReservation, blocks
+from compactor.local.budget import SpaceReservation, round_up_to_blocks
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
@@ -82,7 +82,7 @@ class SegmentRoles:
     @property
     def largest_segment_bytes(self) -> int:
         """Disk bytes of the largest live segment, which must fit beside the rows of the offset map."""
-        return max((blocks(segment.size_bytes) for segment in self.live), default=0)
+        return max((round_up_to_blocks(segment.size_bytes) for segment in self.live), default=0)
 
 
 class SourceTable:

@@ -17,8 +17,8 @@ from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
 from compactor.local.budget import Budget, SpaceReservation
-from compactor.local.spool import process_folder
-from compactor.local.staging import Staging, Wanted
+from compactor.local.spool import process_spool_folder
+from compactor.local.staging import FileToStage, Staging
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import map_file
@@ -58,7 +58,7 @@ def segment_reader(
 ) -> StagedSegmentReader:
     """Return a reader of any existing segments of a partition, replaced ones included. The caller must close its ``staging``."""
     staging = Staging(
-        Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=process_folder(state_dir))),
+        Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=process_spool_folder(state_dir))),
         ports.layout,
         budget,
         sleep=ports.sleep,
@@ -133,13 +133,13 @@ class StagedSegmentReader:
         :param txn_index: False if the caller does not need aborted transactions, so that the index is not fetched.
         """
         metadata = self.live[ordinal]
-        with self.staging.opened(self.log_request(ordinal), reservation) as path:
+        with self.staging.open_file(self.log_request(ordinal), reservation) as path:
             source = open_source_segment(
-                ordinal, path, metadata.start_offset, metadata.copied_end + 1, metadata.mtime_ms, -1, self.inflate_limit,
+                ordinal, path, metadata.start_offset, metadata.last_copied_offset + 1, metadata.mtime_ms, -1, self.inflate_limit,
                 txn_entries=self.read_txn_index(metadata) if txn_index else None,
             )  # fmt: skip
             source.name = self.log_key(ordinal)
-            source = segment_without_batches_after(source, metadata.end_offset) if metadata.is_cut else source
+            source = segment_without_batches_after(source, metadata.end_offset) if metadata.has_offsets_after_end else source
             try:
                 yield source
             finally:
@@ -148,11 +148,11 @@ class StagedSegmentReader:
     @contextmanager
     def map_segment(self, source: SourceSegment, reservation: SpaceReservation | None = None) -> Iterator[None]:
         """Map the bytes of a source that was opened before, while the block runs."""
-        with self.staging.opened(self.log_request(source.ordinal), reservation) as path:
+        with self.staging.open_file(self.log_request(source.ordinal), reservation) as path:
             table, buf = source.table, map_file(path)
             # No balance accounts for bytes after the end up to which the segment is read.
-            is_cut = self.live[source.ordinal].is_cut
-            source.buf = buf[: int(table.position[-1] + table.size[-1]) if len(table) else 0] if is_cut else buf
+            has_offsets_after_end = self.live[source.ordinal].has_offsets_after_end
+            source.buf = buf[: int(table.position[-1] + table.size[-1]) if len(table) else 0] if has_offsets_after_end else buf
             try:
                 yield
             finally:
@@ -166,19 +166,19 @@ class StagedSegmentReader:
         """Return the key of one of a segment's objects, for messages."""
         return self.staging.layout.object_name(self.partition, metadata, kind)
 
-    def log_request(self, ordinal: int) -> Wanted:
+    def log_request(self, ordinal: int) -> FileToStage:
         """Return the request to stage a segment's log, or the ranges of it that are read."""
         return replace(self.object_request(self.live[ordinal], "log"), ranges=self.ranges.get(ordinal))
 
-    def object_request(self, metadata: RemoteLogSegmentMetadata, kind: str) -> Wanted:
+    def object_request(self, metadata: RemoteLogSegmentMetadata, kind: str) -> FileToStage:
         """Return the request to stage one of a segment's objects. A log may also be found in the broker's directory."""
         local = f"{self.partition}/{metadata.start_offset:020d}.log" if kind == "log" else ""
-        return Wanted(self.partition, metadata, kind, local)
+        return FileToStage(self.partition, metadata, kind, local)
 
     def read_small_file(self, metadata: RemoteLogSegmentMetadata, kind: str) -> bytes:
         """Return the content of a small object other than the log. Raises BadData, StoreError."""
         known = self.known.get((metadata.id, kind))
-        return known if known is not None else self.staging.content(self.object_request(metadata, kind))
+        return known if known is not None else self.staging.fetch_into_memory(self.object_request(metadata, kind))
 
     def read_txn_index(self, metadata: RemoteLogSegmentMetadata) -> TxnEntries:
         """Return the aborted transactions of a segment's transaction index. Raises BadData, StoreError."""

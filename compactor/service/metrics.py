@@ -72,7 +72,7 @@ def partition_gauges(described: Mapping[str, str], values: Iterable[tuple[TopicP
     """
     labels = ["topic", "partition"]
     families = [GaugeMetricFamily(f"{OWN}_{name}", text, labels=labels) for name, text in described.items()]
-    latest = {name.first: row for name, row in sorted(values, key=lambda value: value[0].incarnation)}
+    latest = {name.first_incarnation: row for name, row in sorted(values, key=lambda value: value[0].incarnation)}
     for partition, row in latest.items():
         for family, value in zip(families, row, strict=True):
             family.add_metric([partition.topic, str(partition.partition)], value)

@@ -66,10 +66,10 @@ def sidecar_keys(log_prefix: str, segment_id: str) -> tuple[str, str]:
 class SidecarHeadCache(Protocol):
     """Cache of sidecar heads in local state. Entries may disappear at any time; methods raise nothing."""
 
-    def cached_heads(self, ids: Sequence[str]) -> dict[str, bytes]:
+    def cached_sidecar_heads(self, ids: Sequence[str]) -> dict[str, bytes]:
         """Return the cached first parts (heads) of these segments' sidecars, by segment id."""
 
-    def keep_heads(self, heads: Mapping[str, bytes]) -> None:
+    def cache_sidecar_heads(self, heads: Mapping[str, bytes]) -> None:
         """Add the first parts (heads) of sidecars to the cache, by segment id."""
 
 
@@ -94,7 +94,9 @@ class Sidecars:
         with ThreadPoolExecutor(PARALLEL_REQUESTS, "sidecars") as pool:
             fetched = dict(zip(missing, pool.map(self._fetch_head, missing), strict=True))
         if self._head_cache is not None:
-            self._head_cache.keep_heads({segment_id: data for segment_id, (head, data) in fetched.items() if head.sidecar is not None})
+            self._head_cache.cache_sidecar_heads(
+                {segment_id: data for segment_id, (head, data) in fetched.items() if head.sidecar is not None}
+            )
         found |= {segment_id: head for segment_id, (head, _) in fetched.items()}
         for segment_id, head in found.items():
             if head.problem not in ("", NO_SIDECAR):
@@ -163,7 +165,7 @@ class Sidecars:
             self._control.put(sidecar_keys(self._log_prefix, sidecar.segment_id)[1], keys)
         self._control.put(self.sidecar_key(sidecar.segment_id), data)
         if self._head_cache is not None:
-            self._head_cache.keep_heads({sidecar.segment_id: data[: sidecars.sidecar_head_length(data)]})
+            self._head_cache.cache_sidecar_heads({sidecar.segment_id: data[: sidecars.sidecar_head_length(data)]})
         return len(data) + len(keys)
 
     def add_sidecar(self, sidecar: Sidecar) -> int:
@@ -219,7 +221,7 @@ class Sidecars:
         from bloom import sidecar as sidecars
 
         found = {}
-        for segment_id, data in (self._head_cache.cached_heads(segment_ids) if self._head_cache is not None else {}).items():
+        for segment_id, data in (self._head_cache.cached_sidecar_heads(segment_ids) if self._head_cache is not None else {}).items():
             with contextlib.suppress(sidecars.SidecarUnusable):
                 found[segment_id] = SidecarHead(sidecars.decode_sidecar_head(data, segment_id, self.hash_key), "", 0)
         return found

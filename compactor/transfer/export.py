@@ -189,7 +189,7 @@ def download_segment_files(opened: Tier, name: TopicPartition, segment: RemoteLo
     layout = opened.ports.layout
     segment = segment.model_copy(update={"files": dict(layout.segment_files(name, segment))})
     # Segments of brokers may overlap, because two leaders may tier the same offsets; a log directory has each offset once.
-    whole = not segment.is_cut and first <= segment.start_offset
+    whole = not segment.has_offsets_after_end and first <= segment.start_offset
     begin = segment.start_offset if whole else max(first, segment.start_offset)
     for kind, file in segment.files.items():
         if kind == "log" or (kind in _SUFFIXED and whole):

@@ -16,7 +16,7 @@ from compactor.access.tier import Tier
 from compactor.constants import MAX_OFFSET
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound, OutOfBudget, UsageError
-from compactor.local.spool import process_folder
+from compactor.local.spool import process_spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.compaction import disk_budget_bytes
@@ -91,7 +91,7 @@ class _PartitionTransfer:
     def transfer_partition(self) -> ImportReport:
         for attempt in range(MAX_TRANSFER_ATTEMPTS):
             try:
-                with tempfile.TemporaryDirectory(prefix="transfer-", dir=process_folder(self._target.state_dir)) as scratch:
+                with tempfile.TemporaryDirectory(prefix="transfer-", dir=process_spool_folder(self._target.state_dir)) as scratch:
                     self._download_and_import_once(Path(scratch) / str(self._name))
                 break
             except NotFound as error:

@@ -29,7 +29,7 @@ from compactor.control.logs import HASH_KEY_BYTES, PartitionLog
 from compactor.control.records import TailTruncated
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, UsageError
-from compactor.local.spool import process_folder
+from compactor.local.spool import process_spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -394,7 +394,7 @@ class _DirectoryImport:
             check_position(self.log.refresh())
             self.notes += undo_rounds_beyond(self.tier, self.log, offset, str(self.log_dir / CHECKPOINT), accept_loss=loss)
             check_position(self.log.state)  # another import may have cut the log
-            with tempfile.TemporaryDirectory(prefix="cut-", dir=process_folder(self.tier.state_dir)) as scratch:
+            with tempfile.TemporaryDirectory(prefix="cut-", dir=process_spool_folder(self.tier.state_dir)) as scratch:
                 self._cut_end_and_add_branch(checked, diverged.given, offset, Path(scratch))
         self.notes.append(f"{self.name}: offsets {offset} to {end} were discarded by the broker, and now by the tier")
 

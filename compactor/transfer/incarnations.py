@@ -23,7 +23,7 @@ from compactor.control.logs import CatalogLog, cut_if_due, open_catalog, publish
 from compactor.control.records import TopicRecreated, TopicsConfirmed
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import BadData
-from compactor.model.ids import TopicPartition, incarnation
+from compactor.model.ids import TopicPartition, partition_of_incarnation
 
 AskTopicIds = Callable[[Sequence[str]], ClusterTopics]
 """Asks a cluster for the ids of topics by name. Raises StoreError."""
@@ -76,7 +76,7 @@ def find_incarnation(
         raise other_topic_error(state, topic_id, where, "its records are the same as the tier's")
     if verdict is TopicVerdict.OTHER:
         _record_recreation(catalog, state, topic_id, where, rule, tier.ports.holder)
-    following = tier.open(incarnation(state.topic, state.partition, state.incarnation + 1))
+    following = tier.open(partition_of_incarnation(state.topic, state.partition, state.incarnation + 1))
     if following.refresh().topic_id not in catalog.state.superseded.get(state.topic, {}):
         open_incarnation(following, topic_id, tier.ports.holder)
     # Listed before its first segment comes: its topic may be superseded until then, and the next one is found through it.

@@ -19,7 +19,7 @@ from compactor.control.ports import Ports
 from compactor.control.records import TailBatch, TailTruncated
 from compactor.control.state import PartitionState
 from compactor.errors import StoreError
-from compactor.model.ids import segment_id
+from compactor.model.ids import encode_segment_id
 from compactor.model.segment import RemoteLogSegmentMetadata
 
 MOST_ATTEMPTS = 1000
@@ -170,4 +170,4 @@ def _import_ids_by_attempt(incoming: Sequence[IncomingSegment], cut: TailTruncat
     replaced = () if cut is None else (f"cut {cut.offset}", *cut.voided)
     identity = "\n".join([*replaced, *(one.content_identity for one in incoming)]).encode()
     for attempt in range(MOST_ATTEMPTS):
-        yield segment_id(hashlib.sha256(identity + attempt.to_bytes(4, "big")).digest()[:16])
+        yield encode_segment_id(hashlib.sha256(identity + attempt.to_bytes(4, "big")).digest()[:16])

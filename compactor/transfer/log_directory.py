@@ -31,7 +31,7 @@ from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
 from compactor.constants import NO_TIMESTAMP, Offset, TimestampMs
 from compactor.control.records import TailBatch
 from compactor.errors import BadData, UsageError
-from compactor.local.budget import BLOCK, blocks
+from compactor.local.budget import BLOCK, round_up_to_blocks
 from compactor.model.policy import MAX32, CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.balance import BalanceKey, digest_sum_of_segment
@@ -471,7 +471,9 @@ def disk_bytes_needed(member: FutureSegment, index_interval_bytes: int) -> int:
     """Return an upper bound of the bytes that a segment takes in a directory: its log, its indexes and one block for each small file."""
     batches = min(len(member.source.table), member.source.size // max(1, index_interval_bytes) + 1)
     per_batch = OFFSET_ENTRY.itemsize + TIME_ENTRY.itemsize
-    return blocks(member.source.size) + batches * per_batch + member.states.entries.nbytes + member.txn_entries.nbytes + 6 * BLOCK
+    return (
+        round_up_to_blocks(member.source.size) + batches * per_batch + member.states.entries.nbytes + member.txn_entries.nbytes + 6 * BLOCK
+    )
 
 
 def _prepare_indexes(member: FutureSegment, policy: CleanerPolicy, folder: Path) -> dict[str, Path]:

@@ -14,7 +14,7 @@ from compactor.access.tier import Tier
 from compactor.cleaner.passes.sidecar_builder import build_sidecar
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.errors import OutOfBudget
-from compactor.local.spool import process_folder
+from compactor.local.spool import process_spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -59,7 +59,7 @@ class SegmentUpload:
 
     def upload_under_id(self, registered: str) -> RemoteLogSegmentMetadata | None:
         how = self.how
-        with tempfile.TemporaryDirectory(prefix="import-", dir=process_folder(how.tier.state_dir)) as scratch:
+        with tempfile.TemporaryDirectory(prefix="import-", dir=process_spool_folder(how.tier.state_dir)) as scratch:
             key = BalanceKey(how.tier.identity.hash_key())
             metadata, paths = prepare_upload(self.member, registered, self.lineage, how.policy, key, Path(scratch))
             if how.tier.ports.layout.upload_segment(how.name, metadata, paths):

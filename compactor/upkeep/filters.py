@@ -146,7 +146,7 @@ def rebuild_sidecars(
                     if segment.id in opened.open(name).refresh().live_by_id():
                         raise
                     continue  # replaced and retired meanwhile
-                reading.staging.forget([reading.log_request(ordinal)])
+                reading.staging.delete_cached_copies([reading.log_request(ordinal)])
                 size += sidecars.save_sidecar(builder.build_sidecar(segment.id), keys)
                 written.append(segment.id)
                 on_segment(segment.size_bytes)

@@ -32,7 +32,7 @@ from compactor.control.stages import Stage
 from compactor.control.state import Intent, PartitionState
 from compactor.control.undo import undo_round
 from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable
-from compactor.local.spool import process_folder
+from compactor.local.spool import process_spool_folder
 from compactor.model.balance import Balance
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
@@ -309,7 +309,7 @@ def _report(opened: Tier, state: PartitionState, decisions: Sequence[Repair], ne
 
 @contextmanager
 def _scratch_folder(opened: Tier) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="repair-", dir=process_folder(opened.state_dir)) as scratch:
+    with tempfile.TemporaryDirectory(prefix="repair-", dir=process_spool_folder(opened.state_dir)) as scratch:
         yield Path(scratch)
 
 

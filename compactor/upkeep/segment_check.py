@@ -14,7 +14,7 @@ from compactor.access.tier import Tier
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import txn_index_mismatch
 from compactor.errors import BadData, NotFound, OutOfBudget
-from compactor.local.budget import blocks
+from compactor.local.budget import round_up_to_blocks
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.indexes import offset_index_mismatch, parse_txn_index, time_index_mismatch
@@ -80,7 +80,7 @@ def check_disk_budget(
     :param otherwise: what else may help, for the hint.
     :param copies: how many times it lies on local disk at once.
     """
-    needed = copies * sum(blocks(file.size) for file in segment.files.values())
+    needed = copies * sum(round_up_to_blocks(file.size) for file in segment.files.values())
     budget = disk_budget_bytes(opened.cleaner_for(name.topic), opened.state_dir)
     if needed > budget:
         message = f"segment {segment.id} takes {needed} bytes of local disk, and the disk budget is {budget}"

@@ -18,7 +18,7 @@ from compactor.access.tier import Tier
 from compactor.cleaner.passes.describe import read_last_record_offset
 from compactor.cleaner.passes.source import open_source_segment
 from compactor.errors import BadData, NotFound
-from compactor.local.spool import process_folder
+from compactor.local.spool import process_spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.records.indexes import OFFSET_ENTRY
 from compactor.tier.layouts.pinterest.keys import METADATA_FILE, OBJECT_KINDS, WATERMARK, file_name
@@ -115,7 +115,7 @@ class _ListedPartitionVerifier:
         check_disk_budget(self.opened, self.name, metadata)
         log = file_name(segment.base, "log")
         layout = self.opened.ports.layout
-        with tempfile.TemporaryDirectory(prefix="verify-", dir=process_folder(self.opened.state_dir)) as scratch:
+        with tempfile.TemporaryDirectory(prefix="verify-", dir=process_spool_folder(self.opened.state_dir)) as scratch:
             paths = {kind: Path(scratch) / file_name(segment.base, kind) for kind in segment.files}
             try:
                 for kind, path in paths.items():

@@ -13,7 +13,7 @@ from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Refused
-from compactor.local.spool import process_folder
+from compactor.local.spool import process_spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.balance import BalanceKey, digest_sum_of_segment
@@ -65,7 +65,7 @@ def verify_partition(
     found += _check_balances(state) if deep else []
     key = BalanceKey(opened.identity.hash_key()) if deep and state.has_segments else None
     cleaner = opened.cleaner_for(name.topic)
-    with tempfile.TemporaryDirectory(prefix="verify-", dir=process_folder(opened.state_dir)) as scratch:
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=process_spool_folder(opened.state_dir)) as scratch:
         previous_last = -1
         for segment in state.live:
             check_disk_budget(opened, name, segment)

@@ -10,7 +10,7 @@ from compactor.access.tier import Tier
 from compactor.config.settings import Cleaner
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
 from compactor.kernels.common import KEY_BYTES
-from compactor.model.ids import TopicPartition, incarnation
+from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.round.offload import passes_over_keys, reason_for_spark
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.skip import (
@@ -97,7 +97,7 @@ class Forecast:
     @property
     def name(self) -> TopicPartition:
         """Return topic, partition number and incarnation."""
-        return incarnation(self.topic, self.partition, self.incarnation)
+        return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
     @property
     def segments(self) -> Sequence[SegmentForecast]:

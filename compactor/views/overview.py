@@ -16,7 +16,7 @@ from compactor.access.tier import Tier
 from compactor.control.logs import open_partition
 from compactor.control.summary import PartitionSummary, summarize_state
 from compactor.errors import CompactorError
-from compactor.local.cache import Seen
+from compactor.local.cache import LogReadProgress
 from compactor.model.ids import TopicPartition
 
 MAX_AGE_MS = 3_600_000
@@ -25,7 +25,7 @@ OVERVIEW_THREADS = 16
 """Partitions that are read at the same time."""
 
 OnPartition = Callable[[], None]
-CachedSummary = tuple[Seen, PartitionSummary]
+CachedSummary = tuple[LogReadProgress, PartitionSummary]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def read_summaries(
     """
     hints = opened.identity.read().partitions
     now = opened.ports.clock_ms()
-    kept = opened.local.summaries() if opened.local else {}
+    kept = opened.local.cached_summaries() if opened.local else {}
     found: dict[TopicPartition, PartitionResult] = {}
     unread: list[TopicPartition] = []
     trusted: set[TopicPartition] = set()
@@ -70,7 +70,7 @@ def read_summaries(
             on_partition()
         else:
             unread.append(name)
-    confirmed: dict[TopicPartition, Seen] = {}
+    confirmed: dict[TopicPartition, LogReadProgress] = {}
 
     def read_one(name: TopicPartition) -> PartitionResult:
         known = kept.get(str(name))
@@ -85,11 +85,11 @@ def read_summaries(
         with ThreadPoolExecutor(min(OVERVIEW_THREADS, len(unread)), thread_name_prefix="summaries") as pool:
             found |= zip(unread, pool.map(read_one, unread), strict=True)
     if opened.local and confirmed:
-        opened.local.checked(confirmed)
+        opened.local.record_up_to_date(confirmed)
     return [found[name] for name in names]
 
 
-def is_summary_fresh(seen: Seen, summary: PartitionSummary, hint: int, now_ms: int, max_age_ms: int) -> bool:
+def is_summary_fresh(seen: LogReadProgress, summary: PartitionSummary, hint: int, now_ms: int, max_age_ms: int) -> bool:
     """Return whether a summary from local state is still valid.
 
     It is not while an import or a round is open, because the next record may then come without a change hint (a note in the tier-wide log
@@ -100,7 +100,7 @@ def is_summary_fresh(seen: Seen, summary: PartitionSummary, hint: int, now_ms: i
     return seen.hint == hint and 0 <= now_ms - seen.checked_ms < max_age_ms and not at_work
 
 
-def _log_still_has_last_record(opened: Tier, name: TopicPartition, seen: Seen) -> bool:
+def _log_still_has_last_record(opened: Tier, name: TopicPartition, seen: LogReadProgress) -> bool:
     """Return whether the control log still has the last record that local state includes. Return False also if the store fails, so that the
     log is read.
     """
@@ -111,7 +111,7 @@ def _log_still_has_last_record(opened: Tier, name: TopicPartition, seen: Seen) -
 
 
 def _read_summary(
-    opened: Tier, name: TopicPartition, hint: int, kept: CachedSummary | None, confirmed: dict[TopicPartition, Seen], now_ms: int
+    opened: Tier, name: TopicPartition, hint: int, kept: CachedSummary | None, confirmed: dict[TopicPartition, LogReadProgress], now_ms: int
 ) -> PartitionResult:
     """Return a partition's summary from the tier, or the error that prevented it.
 

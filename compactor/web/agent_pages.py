@@ -24,7 +24,7 @@ from compactor.web.documents import (
     WorkItem,
 )
 from compactor.web.listing import ListColumn, ListQuery
-from compactor.web.status_page import MOST_SHOWN, ORDER, command_line, status_document
+from compactor.web.status_page import MOST_SHOWN, ORDER, format_command, status_document
 
 MOST_PENDING = 100
 """Largest number of waiting segments on a partition's page. The totals cover all of them."""
@@ -89,18 +89,18 @@ class AgentPages:
             lambda each: _upload_row(each, status.now_ms),
             totals=_agent_totals(status, led, len(failing_partitions)),
             needs_attention=[_failing_upload_entry(watch, self.config) for watch in failing_partitions[:MOST_SHOWN]],
-            at_work=[
+            running_jobs=[
                 _running_upload_entry(name, begun, status.now_ms)
                 for name, begun in sorted(status.running.items(), key=lambda each: each[1])
             ],
-            due=sum(each.condition is PartitionCondition.DUE for each in led),
+            due_partitions=sum(each.condition is PartitionCondition.DUE for each in led),
         )
 
     def topics_document(self) -> None:
         """Return None: an agent has no page of topics."""
 
     def partition_document(self, name: TopicPartition) -> UploadDocument | None:
-        """Return the document of one partition, or None if no log directory has it."""
+        """Return the document of one partition's page, or None if the partition is in no log directory of the broker."""
         status = self.status()
         watch = next((watch for watch in status.watches if watch.name == name), None)
         if watch is None:
@@ -119,25 +119,27 @@ class AgentPages:
             active_offset=watch.seen.active_base if watch.seen.active_base >= 0 else None,
             pending=tuple(pending[:MOST_PENDING]),
             checked_ms=watch.checked_ms or None,
-            commands=tuple(command_line(verb, name, self.config) for verb in ("segments list", "verify", "explain")),
+            commands=tuple(format_command(verb, name, self.config) for verb in ("segments list", "verify", "explain")),
         )
 
 
 def _led_partition(watch: UploadWatch, status: AgentStatus) -> _LedPartition:
     """Return a partition that this broker leads with its condition and the lag of its upload."""
     found = upload_lag(watch)
-    return _LedPartition(watch, str(watch.name), _upload_condition(watch, found, working=watch.name in status.running), found)
+    return _LedPartition(watch, str(watch.name), _upload_condition(watch, found, is_uploading=watch.name in status.running), found)
 
 
-def _upload_condition(watch: UploadWatch, found: UploadLag, *, working: bool) -> PartitionCondition:
-    """Return a partition's condition: failing, being uploaded, unknown, waiting for upload, or up to date."""
+def _upload_condition(watch: UploadWatch, lag: UploadLag, *, is_uploading: bool) -> PartitionCondition:
+    """Return the condition of a partition that this broker leads: failing, being uploaded, unknown, waiting for upload, or up to date.
+    ``is_uploading``: whether an upload runs.
+    """
     if watch.trouble is not None:
         return PartitionCondition.ATTENTION
-    if working:
+    if is_uploading:
         return PartitionCondition.WORKING
     if watch.position is None:
         return PartitionCondition.UNSEEN
-    return PartitionCondition.DUE if found.segments else PartitionCondition.QUIET
+    return PartitionCondition.DUE if lag.segments else PartitionCondition.QUIET
 
 
 def _agent_totals(status: AgentStatus, led: list[_LedPartition], failing_partitions: int) -> AgentTotals:
@@ -170,7 +172,7 @@ def _failing_upload_entry(watch: UploadWatch, config: str) -> NeedsAttention:
         since_ms=watch.troubled_ms or None,
         failures=watch.failures,
         next_try_ms=watch.retry_at_ms or None,
-        commands=() if trouble in PASSING else (command_line("checkpoints show", watch.name, config),),
+        commands=() if trouble in PASSING else (format_command("checkpoints show", watch.name, config),),
     )
 
 

@@ -19,21 +19,21 @@ MOST_SPANS = 240
 """Largest number of segments drawn one by one. More would be thinner than a pixel, so that similar neighbours are drawn as one."""
 
 
-def offset_axis(seen: PartitionStatus, segments: Sequence[SegmentSummary], history: PartitionHistory | None) -> OffsetAxis:
+def offset_axis(status: PartitionStatus, segments: Sequence[SegmentSummary], history: PartitionHistory | None) -> OffsetAxis:
     """Return the data for the drawing of a partition's offsets, its segments and their states.
 
     :param segments: live segments, ascending.
     :param history: None if only a summary of the control log is known; replaced ranges and leader epochs are missing then.
     """
     replaced = history.replaced if history else ()
-    end = max(seen.end_offset + 1, seen.start_offset, *(each.end_offset + 1 for each in replaced), 0)
-    start = min([seen.start_offset, *(each.start_offset for each in replaced)])
-    dirty = min(max(seen.first_dirty_offset, seen.start_offset), seen.end_offset + 1)
-    uncleanable = min(max(seen.first_uncleanable_offset, dirty), seen.end_offset + 1)
+    end = max(status.end_offset + 1, status.start_offset, *(each.end_offset + 1 for each in replaced), 0)
+    start = min([status.start_offset, *(each.start_offset for each in replaced)])
+    dirty = min(max(status.first_dirty_offset, status.start_offset), status.end_offset + 1)
+    uncleanable = min(max(status.first_uncleanable_offset, dirty), status.end_offset + 1)
     cuts = (
-        ("cleaned", seen.start_offset, dirty),
+        ("cleaned", status.start_offset, dirty),
         ("dirty", dirty, uncleanable),
-        ("uncleanable", uncleanable, seen.end_offset + 1),
+        ("uncleanable", uncleanable, status.end_offset + 1),
     )
     spared = last_skipped_ranges(history.runs) if history else []
     return OffsetAxis(
@@ -49,19 +49,24 @@ def offset_axis(seen: PartitionStatus, segments: Sequence[SegmentSummary], histo
 
 
 def _segment_spans(
-    segments: Sequence[SegmentSummary], dirty: int, uncleanable: int, spared: Sequence[SkippedRange]
+    segments: Sequence[SegmentSummary], first_dirty_offset: int, first_uncleanable_offset: int, skipped_ranges: Sequence[SkippedRange]
 ) -> Iterable[SegmentSpan]:
     """Yield a span for each segment, or one for several similar neighbours if there are more than MOST_SPANS.
 
-    :param dirty: first dirty offset.
-    :param uncleanable: first offset that no round may clean yet.
-    :param spared: ranges that the latest published round skipped.
+    :param first_uncleanable_offset: first offset that no round may clean yet.
+    :param skipped_ranges: offset ranges that the latest published round skipped.
     """
     step = -(-len(segments) // MOST_SPANS) if segments else 1
     found: list[SegmentSpan] = []
     for segment in segments:
-        state = "cleaned" if segment.end_offset < dirty else "dirty" if segment.start_offset < uncleanable else "uncleanable"
-        reason = next((each.why for each in spared if each.start_offset <= segment.start_offset <= each.end_offset), "")
+        state = (
+            "cleaned"
+            if segment.end_offset < first_dirty_offset
+            else "dirty"
+            if segment.start_offset < first_uncleanable_offset
+            else "uncleanable"
+        )
+        reason = next((each.why for each in skipped_ranges if each.start_offset <= segment.start_offset <= each.end_offset), "")
         decision = "left alone" if reason else ""
         last = found[-1] if found else None
         if last is not None and last.segments < step and (last.state, last.decision, last.why) == (state, decision, reason):

@@ -118,15 +118,12 @@ THERE_ARE = f"there are /, {_PATHS}"
 
 
 class HttpResponse(NamedTuple):
-    """An HTTP response.
-
-    keep: value of its Cache-Control header.
-    """
+    """Status, content type and body of an HTTP response. cache_control: value of its Cache-Control header."""
 
     code: HTTPStatus
     kind: str
     body: bytes
-    keep: str = "no-store"
+    cache_control: str = "no-store"
 
 
 class ServicePages(Protocol):
@@ -140,16 +137,16 @@ class ServicePages(Protocol):
     """What the service's scans look for, as a word in messages."""
 
     def health_status(self) -> ServiceStatus:
-        """Return the status of the service now."""
+        """Return the present status of the service."""
 
     def metrics_text(self, *, aliases: bool) -> bytes:
-        """Return the metrics for Prometheus.
+        """Return the service's metrics in the text format of Prometheus.
 
-        :param aliases: also return them under Kafka's names, if Kafka has names for them.
+        :param aliases: whether to repeat metrics under Kafka's names, where Kafka has names for them.
         """
 
     def status_page_document(self, query: ListQuery) -> Value:
-        """Return the status document."""
+        """Return the document of the first page, with the list of partitions that ``query`` selects."""
 
     def topics_document(self) -> Value | None:
         """Return the document of the page of topics, or None if the service has none."""
@@ -161,13 +158,13 @@ class ServicePages(Protocol):
 class RequestRouter:
     """Router that maps the path of an HTTP request to a page of the service.
 
-    :param silent_ms: returns the milliseconds since the service's loop last completed a turn.
-    :param interval_ms: the service's scan interval.
+    :param ms_since_loop_turn: returns the milliseconds since the service's loop last completed a turn.
+    :param interval_ms: the service's scan interval in milliseconds.
     """
 
-    def __init__(self, pages: ServicePages, silent_ms: Callable[[], int], interval_ms: int) -> None:
+    def __init__(self, pages: ServicePages, ms_since_loop_turn: Callable[[], int], interval_ms: int) -> None:
         self._pages = pages
-        self._silent_ms = silent_ms
+        self._silent_ms = ms_since_loop_turn
         self._limit_ms = interval_ms + SILENT_MS
 
     def respond(self, target: str) -> HttpResponse:

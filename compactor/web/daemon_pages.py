@@ -43,7 +43,7 @@ from compactor.web.documents import (
     WorkItem,
 )
 from compactor.web.listing import ListColumn, ListQuery
-from compactor.web.status_page import MOST_SHOWN, ORDER, command_line, status_document
+from compactor.web.status_page import MOST_SHOWN, ORDER, format_command, status_document
 from compactor.web.topic_pages import hour_totals, queue_empty_ms, topics_document
 
 DAY_MS = 86_400_000
@@ -134,8 +134,8 @@ class DaemonPages:
             needs_attention=[
                 _failing_partition_entry(schedule, status.now_ms, self.config) for schedule in failing_partitions[:MOST_SHOWN]
             ],
-            at_work=[_running_job_entry(work, status.now_ms) for work in sorted(status.running_jobs, key=lambda work: work.begun_ms)],
-            due=totals.due_partitions,
+            running_jobs=[_running_job_entry(work, status.now_ms) for work in sorted(status.running_jobs, key=lambda work: work.begun_ms)],
+            due_partitions=totals.due_partitions,
         )
 
     def topics_document(self) -> TopicsDocument:
@@ -162,7 +162,7 @@ class DaemonPages:
             prices=str(self.prices) if self.prices.stored_gib_month_usd else "",
             compactor_epochs=tuple(_compactor_epoch_entry(entry) for entry in reversed(history.epochs)) if history else (),
             commands=tuple(
-                command_line(verb, name, self.config) for verb in ("explain", "plan", "runs list", "checkpoints lineage", "verify")
+                format_command(verb, name, self.config) for verb in ("explain", "plan", "runs list", "checkpoints lineage", "verify")
             ),
         )
 
@@ -216,7 +216,7 @@ def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: s
         since_ms=failing_since_ms(schedule) or None,
         failures=failures,
         next_try_ms=step.at_ms if step.at_ms < NEVER_MS else None,
-        commands=tuple(command_line(verb, schedule.name, config) for verb in verbs),
+        commands=tuple(format_command(verb, schedule.name, config) for verb in verbs),
     )
 
 
@@ -237,12 +237,12 @@ def _running_job_entry(work: RunningJob, now_ms: int) -> WorkItem:
     )
 
 
-def _partition_row(schedule: PartitionSchedule, found: PartitionCondition, now_ms: int) -> PartitionRow:
+def _partition_row(schedule: PartitionSchedule, condition: PartitionCondition, now_ms: int) -> PartitionRow:
     """Return the partition's row in the list of partitions."""
     seen, step = schedule.status, next_step(schedule, now_ms)
     return PartitionRow(
         partition=str(schedule.name),
-        condition=found.value,
+        condition=condition.value,
         reason=failure_reason(schedule)
         or schedule.suspended
         or schedule.paused

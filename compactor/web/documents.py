@@ -186,7 +186,7 @@ class HourTotals(Value):
 
 
 class RecentRound(Value):
-    """The latest round of a partition."""
+    """The latest ended round of one partition, as the list of recent rounds shows it."""
 
     partition: str
     round: RoundOutcome
@@ -338,11 +338,8 @@ class SegmentSpan(OffsetRange):
 
 
 class ReplacedSpan(OffsetRange):
-    """Replaced segments on the offset axis that wait for deletion.
-
-    ``end_offset``: inclusive.
-    ``run``: the round that replaced them.
-    ``undone``: whether that round was undone, so that these are its outputs.
+    """Replaced segments on the offset axis that wait for deletion. ``end_offset``: inclusive. ``run``: id of the round that replaced them.
+    ``undone``: whether that round was undone, so that the segments waiting for deletion are its outputs.
     """
 
     segments: int

@@ -15,8 +15,8 @@ PER_PAGE = 50
 MOST_PER_PAGE = 1_000
 
 
-class Listable(Protocol):
-    """A partition with the values by which the list is sorted and filtered."""
+class ListedItem(Protocol):
+    """Partition with the values by which the list of partitions is sorted and filtered."""
 
     @property
     def name(self) -> str: ...
@@ -24,7 +24,7 @@ class Listable(Protocol):
     def condition(self) -> PartitionCondition: ...
 
 
-ItemT = TypeVar("ItemT", bound=Listable)
+ItemT = TypeVar("ItemT", bound=ListedItem)
 SortKey = Callable[[ItemT], tuple[object, ...]]
 
 
@@ -42,9 +42,9 @@ class ListQuery:
     page: int = 1
     per_page: int = PER_PAGE
 
-    def url(self, **changes: object) -> str:
-        """Return the query string after these changes, beginning with a question mark. Any change except one of the page leads to the first
-        page.
+    def url_with_changes(self, **changes: object) -> str:
+        """Return the query string, beginning with a question mark, after changing these fields of the query. Any change except that of
+        ``page`` leads to the first page.
         """
         new = replace(self, **({"page": 1} | changes))  # type: ignore[arg-type]  # templates name the fields
         pairs = [

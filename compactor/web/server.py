@@ -31,11 +31,11 @@ class Responder(Protocol):
 
 
 @contextmanager
-def serve_pages(listen: str, pages: Responder, setting: str = "daemon.listen") -> Iterator[str]:
+def serve_pages(listen: str, pages: Responder, setting_name: str = "daemon.listen") -> Iterator[str]:
     """Serve the pages while the block runs, and yield the address, in which port 0 is replaced by the real port.
 
     :param listen: host and port.
-    :param setting: the setting that ``listen`` comes from, for messages.
+    :param setting_name: the setting that ``listen`` comes from, for messages.
     :raises UsageError: if the address cannot be used.
     """
 
@@ -45,19 +45,25 @@ def serve_pages(listen: str, pages: Responder, setting: str = "daemon.listen") -
         timeout = 10
 
         def do_GET(self) -> None:
-            self._send_response(body=True)
+            self._send_response(with_body=True)
 
         def do_HEAD(self) -> None:
-            self._send_response(body=False)
+            self._send_response(with_body=False)
 
-        def _send_response(self, *, body: bool) -> None:
+        def _send_response(self, *, with_body: bool) -> None:
+            """Answer the request with the response for its path; ``with_body`` is False for HEAD."""
             answer = pages.respond(self.path)
             self.send_response(answer.code)
-            headers = {"Content-Type": answer.kind, "Content-Length": str(len(answer.body)), "Cache-Control": answer.keep, **HEADERS}
+            headers = {
+                "Content-Type": answer.kind,
+                "Content-Length": str(len(answer.body)),
+                "Cache-Control": answer.cache_control,
+                **HEADERS,
+            }
             for name, value in headers.items():
                 self.send_header(name, value)
             self.end_headers()
-            if body:
+            if with_body:
                 self.wfile.write(answer.body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name in the standard library
@@ -75,7 +81,8 @@ def serve_pages(listen: str, pages: Responder, setting: str = "daemon.listen") -
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise UsageError(
-            f"the {setting.partition('.')[0]} cannot listen on {listen}: {why}", hint=f"Set {setting} to a free address, or port 0"
+            f"the {setting_name.partition('.')[0]} cannot listen on {listen}: {why}",
+            hint=f"Set {setting_name} to a free address, or port 0",
         ) from error
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, name="pages", daemon=True)
     thread.start()

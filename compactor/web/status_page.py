@@ -22,28 +22,29 @@ ORDER = {condition: place for place, condition in enumerate(PartitionCondition)}
 
 
 def status_document(
-    shape: type[StatusDocument[TotalsT, RowT]],
+    document_class: type[StatusDocument[TotalsT, RowT]],
     kind: Literal["daemon", "agent"],
     status: ServiceStatus,
-    seen: Sequence[ItemT],
+    partitions: Sequence[ItemT],
     columns: Mapping[str, ListColumn[ItemT]],
     query: ListQuery,
     row: Callable[[ItemT], RowT],
     *,
     totals: TotalsT,
     needs_attention: Sequence[NeedsAttention],
-    at_work: Sequence[WorkItem],
-    due: int,
+    running_jobs: Sequence[WorkItem],
+    due_partitions: int,
 ) -> StatusDocument[TotalsT, RowT]:
     """Return the document of a service's first page.
 
-    :param shape: class of the document.
-    :param seen: all partitions, for the list.
+    :param document_class: class of the document.
+    :param partitions: all partitions, from which ``query`` selects those of the list.
     :param needs_attention: the failing partitions to show, out of ``totals.attention_partitions``.
-    :param due: number of partitions that wait for work.
+    :param running_jobs: the jobs to show as running.
+    :param due_partitions: number of partitions that wait for work.
     """
-    counts = Counter(each.condition for each in seen)
-    return shape(
+    counts = Counter(each.condition for each in partitions)
+    return document_class(
         kind=kind,
         version=__version__,
         holder=status.holder,
@@ -57,42 +58,43 @@ def status_document(
             problem=status.problem,
             has_scanned=status.scans > 0,
             failing_partitions=totals.attention_partitions,
-            at_work=len(at_work),
-            due=due,
+            running_jobs=len(running_jobs),
+            due_partitions=due_partitions,
         ),
         looks=ScanInfo(count=status.scans, last_ms=status.scan_ms or None, interval_ms=status.interval_ms),
         totals=totals,
         needs_attention=tuple(needs_attention),
-        at_work=tuple(at_work),
+        at_work=tuple(running_jobs),
         conditions={chip.value: counts[chip] for chip in PartitionCondition},
-        partitions=list_partitions_page(seen, query, columns, row),
+        partitions=list_partitions_page(partitions, query, columns, row),
     )
 
 
-def command_line(verb: str, name: TopicPartition, config: str) -> str:
-    """Return a command about a partition, to be copied by people.
+def format_command(verb: str, name: TopicPartition, config: str) -> str:
+    """Return a command line of ``tiered-compactor`` about a partition, for people to copy.
 
+    :param verb: command and subcommand, such as ``segments list``.
     :param config: path of the configuration file that the service was started with; empty for none.
     """
     return f"tiered-compactor {verb} {name}" + (f" --config {shlex.quote(config)}" if config else "")
 
 
 def make_verdict(
-    *, ready: bool, stopping: bool, problem: str, has_scanned: bool, failing_partitions: int, at_work: int, due: int
+    *, ready: bool, stopping: bool, problem: str, has_scanned: bool, failing_partitions: int, running_jobs: int, due_partitions: int
 ) -> Verdict:
     """Return the service's condition at a glance.
 
     :param problem: why the service cannot work, or an empty string.
-    :param has_scanned: whether it has scanned at least once.
+    :param has_scanned: whether it has scanned the partitions at least once.
     :param failing_partitions: number of failing partitions.
-    :param at_work: number of running jobs.
-    :param due: number of partitions that wait for work.
+    :param running_jobs: number of running jobs.
+    :param due_partitions: number of partitions that wait for work.
     """
     level, text, detail = _verdict_level(
         ready=ready, stopping=stopping, problem=problem, has_scanned=has_scanned, failing_partitions=failing_partitions
     )
-    doing = [count_noun(at_work, "job") + " at work"] if at_work else []
-    doing += [count_noun(due, "partition") + " due"] if due else []
+    doing = [count_noun(running_jobs, "job") + " at work"] if running_jobs else []
+    doing += [count_noun(due_partitions, "partition") + " due"] if due_partitions else []
     return Verdict(level=level, text=text, detail=detail or ", ".join(doing) or "No job runs, and no partition is due")
 
 

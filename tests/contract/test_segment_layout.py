@@ -19,7 +19,7 @@ from Crypto.PublicKey import RSA
 from compactor.config.settings import AivenSettings, Settings, TierSettings
 from compactor.constants import LeaderEpoch, Offset, TimestampMs, TopicId
 from compactor.errors import BadData, CannotCopy, NotFound, Unavailable
-from compactor.model.ids import TopicPartition, segment_id
+from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.model.segment import FILE_KINDS, EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.build import NO_PRODUCER, add_batch_header
 from compactor.records.headers import header_digest_of_verified_file
@@ -45,7 +45,7 @@ Contents = Mapping[str, bytes]
 
 
 def random_id(start: int) -> str:
-    return segment_id(hashlib.sha256(str(start).encode()).digest()[:16])
+    return encode_segment_id(hashlib.sha256(str(start).encode()).digest()[:16])
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from compactor.config.settings import load_settings
 from compactor.consumer import OFFSET_BEGINNING, ConsumerOptions, Place, open_consumer
 from compactor.control.state import CatalogState
 from compactor.errors import Unavailable, UsageError
-from compactor.model.ids import TopicPartition, incarnation
+from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.transfer import import_, incarnations
 from tests.builders import TOPIC_ID as ID, LogBuilder
 from tests.integration.test_log_identity import OTHER_ID as OTHER
@@ -25,23 +25,23 @@ from tests.support.tier_cli import TierCli
 
 ORDERS = TopicPartition("orders", 0)
 THIRD, FOURTH = "BBBBBBBBBBBBBBBBBBBBBQ", "CCCCCCCCCCCCCCCCCCCCCQ"
-SECOND = incarnation("orders", 0, 2)
+SECOND = partition_of_incarnation("orders", 0, 2)
 
 
 class TestNames:
     def test_the_first_incarnation_has_the_partitions_name(self) -> None:
-        assert str(incarnation("orders", 0, 1)) == "orders-0"
+        assert str(partition_of_incarnation("orders", 0, 1)) == "orders-0"
         assert TopicPartition.parse_prefix("orders-0") == ORDERS
 
     def test_a_later_incarnation_reads_back(self) -> None:
-        assert str(incarnation("orders", 0, 12)) == "orders-0~12"
-        assert TopicPartition.parse_prefix("orders-0~12") == incarnation("orders", 0, 12)
+        assert str(partition_of_incarnation("orders", 0, 12)) == "orders-0~12"
+        assert TopicPartition.parse_prefix("orders-0~12") == partition_of_incarnation("orders", 0, 12)
         assert pickle.loads(pickle.dumps(SECOND)) == SECOND
 
     def test_incarnations_differ_although_topic_and_number_are_the_same(self) -> None:
-        assert len({ORDERS, SECOND, incarnation("orders", 0, 3)}) == 3
+        assert len({ORDERS, SECOND, partition_of_incarnation("orders", 0, 3)}) == 3
         assert SECOND != ORDERS != SECOND
-        assert tuple(SECOND) == tuple(SECOND.first) == ("orders", 0)
+        assert tuple(SECOND) == tuple(SECOND.first_incarnation) == ("orders", 0)
 
     @pytest.mark.parametrize("text", ["orders-0~", "orders-0~0", "orders-0~1", "orders-0~02", "orders-0~x", "orders~2", "orders-0~2~3"])
     def test_an_incarnation_has_one_spelling(self, text: str) -> None:

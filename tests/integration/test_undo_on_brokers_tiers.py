@@ -16,7 +16,7 @@ from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecor
 from compactor.constants import LeaderEpoch, Offset
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Unavailable, UsageError
-from compactor.model.ids import TopicPartition, segment_id
+from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.model.segment import SegmentState
 from compactor.transfer.export import export_partition
 from compactor.upkeep.operator_changes import undo_round_by_copies
@@ -190,7 +190,7 @@ def test_where_brokers_have_tiered_a_part_again_it_is_refused_before_anything_is
     log = b"".join(raw for base, raw in batches.items() if base >= begin)
     layout = undoing.opened.ports.layout
     contents = {kind: layout.read_file(NAME, newest, kind) for kind in layout.segment_files(NAME, newest)} | {"log": log}
-    described = newest.model_copy(update={"id": segment_id(raw_id), "start_offset": begin, "size_bytes": len(log), "files": {}})
+    described = newest.model_copy(update={"id": encode_segment_id(raw_id), "start_offset": begin, "size_bytes": len(log), "files": {}})
     assert layout.upload_segment(NAME, described, contents) == ""
     again = RemoteLogSegmentMetadataRecord(
         where, raw_id, begin, newest.end_offset, 1, newest.max_timestamp_ms, 5, (EpochEntry(LeaderEpoch(0), Offset(begin)),), len(log)

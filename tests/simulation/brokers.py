@@ -43,7 +43,7 @@ from compactor.control.ports import Ports, Retention
 from compactor.control.records import RoundPublished
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Fenced, OutOfBudget, Refused, StoreError, Unavailable, UsageError
-from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition, segment_id
+from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition, encode_segment_id
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile, SegmentState
 from compactor.records.producers import ProducerStates, format_producer_snapshot
@@ -274,7 +274,7 @@ class Simulated:
         self.replicas = SimReplicas(self, random.Random(f"replicas of {world.rng.random()}"))
 
     def key(self, raw_id: bytes, start: int) -> str:
-        return f"{NAME}/{start:020d}-{segment_id(raw_id)}.log"
+        return f"{NAME}/{start:020d}-{encode_segment_id(raw_id)}.log"
 
     def raise_start(self, offset: int) -> None:
         """The leader's log start rises to this offset, if it is not there already. Its followers have not heard of it yet."""
@@ -305,7 +305,7 @@ class Simulated:
     def happened(self, record: MetadataRecord) -> None:
         """A broker applies it: between its steps, and afterwards."""
         assert not isinstance(record, RemotePartitionDeleteMetadataRecord)
-        self.world.note(f"{record.broker_id}: {record.state} {segment_id(record.segment_id)}")
+        self.world.note(f"{record.broker_id}: {record.state} {encode_segment_id(record.segment_id)}")
         ours = record.broker_id == COMPACTOR_BROKER_ID
         if ours and record.state is S.COPY_SEGMENT_FINISHED:
             self.between_steps(record.segment_id)
@@ -313,7 +313,7 @@ class Simulated:
             self.dropped += self.cache.apply_record(record, self.cache.applied + 1) is not None
         except BadData as error:
             self.world.violate(f"brokers stop reading: {error}")
-        self.readers(f"after {record.state} of {segment_id(record.segment_id)}")
+        self.readers(f"after {record.state} of {encode_segment_id(record.segment_id)}")
 
     def between_steps(self, raw_id: bytes) -> None:
         """RemoteLogLeaderEpochState takes superseded entries away before it puts the new one: who looks then finds nothing (R8)."""
@@ -493,7 +493,7 @@ class Simulated:
         open_ = [name for name in ("intent", "waiting", "retiring") if getattr(state, name)]
         if open_ or self.left():
             self.world.violate(f"the end leaves {', '.join([*open_, *self.left()])}")
-        known = {one.id for one in self.cache.list_segments()} | {segment_id(raw_id) for raw_id in self.cache.finished}
+        known = {one.id for one in self.cache.list_segments()} | {encode_segment_id(raw_id) for raw_id in self.cache.finished}
         orphans = {key for key in self.world.data.objects if key.rpartition("/")[2][21:43] not in known}
         if orphans:  # a zombie's upload under an id that is finished is what `orphans` is for
             self.world.violate(f"orphans stay: {sorted(orphans)}")

@@ -18,7 +18,7 @@ from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic.codec import TopicIdPartition
 from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.constants import EMPTY_TOPIC_ID, LeaderEpoch, Offset, TopicId
-from compactor.model.ids import segment_id
+from compactor.model.ids import encode_segment_id
 from compactor.records.build import RecordToEncode as BuiltRow, encode_batch
 from tests.simulation.symbolic import NAME, Row
 from tests.support.replicas import Record, Replica, Replicas
@@ -170,7 +170,7 @@ class Directories(Replicas):
             (disk.folder.parent / "cleaner-offset-checkpoint").unlink(missing_ok=True)
         self.incarnation += 1
         self.epoch = 0
-        self.topic_id = TopicId(segment_id(uuid.UUID(int=self.rng.getrandbits(128)).bytes) if self.rng.random() < 0.6 else "")
+        self.topic_id = TopicId(encode_segment_id(uuid.UUID(int=self.rng.getrandbits(128)).bytes) if self.rng.random() < 0.6 else "")
         has_epochs = self.rng.random() < 0.95
         self.disks = []
         for number, rolls in enumerate(self.rolls):

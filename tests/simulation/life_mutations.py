@@ -16,7 +16,7 @@ from compactor.control import incarnations as rule
 from compactor.control.importing import open_incarnation
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError
-from compactor.model.ids import TopicPartition, incarnation as named
+from compactor.model.ids import TopicPartition, partition_of_incarnation as named
 from compactor.transfer import import_, incarnations
 from compactor.upkeep import deleted_topics
 from tests.simulation import lives

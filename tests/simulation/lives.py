@@ -29,7 +29,7 @@ from compactor.control import incarnations
 from compactor.control.records import IncarnationOpened, LogStartRaised, PartitionDeleted, RoundPublished, SegmentsTiered, TailTruncated
 from compactor.control.state import PartitionState
 from compactor.control.undo import undo_round
-from compactor.model.ids import incarnation, segment_id
+from compactor.model.ids import encode_segment_id, partition_of_incarnation
 from compactor.transfer import staged_files
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions
@@ -107,7 +107,7 @@ class LifeDirectories(Directories):
     def _rename(self) -> None:
         if self.topic_id:
             self.gone.add(self.topic_id)
-        self.topic_id = TopicId(segment_id(self.ids.randbytes(16)))
+        self.topic_id = TopicId(encode_segment_id(self.ids.randbytes(16)))
         for disk in self.disks:
             disk.topic_id, disk.shape = self.topic_id, ()
 
@@ -116,7 +116,7 @@ class LifeOracle(WayInOracle):
     """The judge of one incarnation's log."""
 
     def __init__(self, life: Life, world: World, brokers: LifeDirectories, ordinal: int) -> None:
-        super().__init__(world, world.control, world.data, brokers, incarnation(NAME.topic, NAME.partition, ordinal))
+        super().__init__(world, world.control, world.data, brokers, partition_of_incarnation(NAME.topic, NAME.partition, ordinal))
         self.life = life
 
     def check_step(self, before: PartitionState, record: Any) -> None:

@@ -19,7 +19,7 @@ from compactor.daemon.progress import RunningJob
 from compactor.daemon.scheduling import DaemonAction, Job, PartitionSchedule, PartitionStatus
 from compactor.daemon.status import DaemonStatus, DurationHistogram, JobTotals, PartitionDetails
 from compactor.daemon.trend import HourFigures, TierTrend
-from compactor.model.ids import TopicPartition, segment_id
+from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.storage.counting import Usage
 
 NOW = 1_795_353_605_000
@@ -229,7 +229,7 @@ def picture(segments: int = 36, *, trouble: bool = False) -> PartitionDetails:
 
 
 def _segment(number: int, start: int, end: int, size: int) -> SegmentSummary:
-    return SegmentSummary(segment_id(number.to_bytes(16, "big")), start, end, size, NOW, NOW, NOW, -1, -1, end - start, 0, 0, 5)
+    return SegmentSummary(encode_segment_id(number.to_bytes(16, "big")), start, end, size, NOW, NOW, NOW, -1, -1, end - start, 0, 0, 5)
 
 
 def _gone(first: SegmentSummary, last: SegmentSummary, *, undone: bool) -> ReplacedRange:
@@ -248,7 +248,7 @@ def _run(number: int, dirty: int, left_alone: str) -> Run:
     failed = number == 3
     costs = {"bytes_before": before, "bytes_written": before // 3, "bytes_read": before + (90 << 20)}
     return Run(
-        run_id=segment_id((900 + number).to_bytes(16, "big")),
+        run_id=encode_segment_id((900 + number).to_bytes(16, "big")),
         leader_epoch=CompactorEpoch(2 + number),
         holder=HOLDER,
         slot=10 * number,

@@ -21,7 +21,7 @@ from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic, metadat
 from compactor.brokers.metadata_topic.persisted_state import PersistedStates
 from compactor.brokers.publisher import KafkaPublisher
 from compactor.constants import LeaderEpoch, Offset, TimestampMs
-from compactor.model.ids import TopicPartition, segment_id
+from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile, SegmentState
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic, MemoryTopicLog
 
@@ -112,7 +112,7 @@ def raw(name: str) -> bytes:
 
 
 def named(number: int) -> str:
-    return segment_id(number.to_bytes(16, "big"))
+    return encode_segment_id(number.to_bytes(16, "big"))
 
 
 def described(

@@ -10,7 +10,7 @@ import pytest
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs, TopicId
 from compactor.control import fold, ordering, records
 from compactor.control.state import PartitionState
-from compactor.model.ids import incarnation
+from compactor.model.ids import partition_of_incarnation
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from tests.simulation.life_mutations import COVERED_MUTATIONS
 
@@ -25,7 +25,10 @@ ACQUIRED = records.LeadershipAcquired(leader_epoch=CompactorEpoch(0), holder="me
 
 
 def folded(number: int, *bodies: Any) -> PartitionState:
-    name, state = str(incarnation("orders", 0, number)), PartitionState(topic="orders", partition=0, incarnation=number)
+    name, state = (
+        str(partition_of_incarnation("orders", 0, number)),
+        PartitionState(topic="orders", partition=0, incarnation=number),
+    )
     for slot, body in enumerate(bodies, start=1):
         record = records.PartitionRecord(
             version=records.VERSION,

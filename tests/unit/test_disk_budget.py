@@ -17,23 +17,32 @@ import pytest
 
 from compactor.errors import OutOfBudget
 from compactor.local import budget as disk
-from compactor.local.budget import BLOCK, Account, Budget, Overrun, SpaceReservation, blocks, is_full, retry_until_space
-from compactor.local.spool import process_folder
+from compactor.local.budget import (
+    BLOCK,
+    Budget,
+    DiskUsage,
+    Overrun,
+    SpaceReservation,
+    is_disk_full_error,
+    retry_until_space,
+    round_up_to_blocks,
+)
+from compactor.local.spool import process_spool_folder
 
 
 class TestGrants:
     def test_a_file_counts_in_whole_blocks(self) -> None:
-        assert [blocks(size) for size in (0, 1, BLOCK, BLOCK + 1)] == [0, BLOCK, BLOCK, 2 * BLOCK]
+        assert [round_up_to_blocks(size) for size in (0, 1, BLOCK, BLOCK + 1)] == [0, BLOCK, BLOCK, 2 * BLOCK]
 
     def test_more_than_the_whole_budget_is_refused_with_the_figure(self) -> None:
         with pytest.raises(OutOfBudget, match="group 3 needs 101 bytes of local disk.* at least 101"):
-            Budget(100).reserve(Account(), 101, "group 3")
+            Budget(100).reserve(DiskUsage(), 101, "group 3")
 
     def test_waits_until_somebody_gives_back(self) -> None:
-        budget, mine = Budget(100), Account()
+        budget, mine = Budget(100), DiskUsage()
         first = budget.reserve(mine, 60, "a")
         got: list[SpaceReservation] = []
-        waiter = threading.Thread(target=lambda: got.append(budget.reserve(Account(), 50, "b")))
+        waiter = threading.Thread(target=lambda: got.append(budget.reserve(DiskUsage(), 50, "b")))
         waiter.start()
         waiter.join(0.2)
         assert not got
@@ -44,12 +53,12 @@ class TestGrants:
 
     def test_first_come_first_served_so_that_a_large_one_is_not_passed_by_small_ones(self) -> None:
         budget = Budget(100)
-        held = budget.reserve(Account(), 50, "held")
+        held = budget.reserve(DiskUsage(), 50, "held")
         order: list[str] = []
 
         def wait_for(size: int, name: str) -> threading.Thread:
             def run() -> None:
-                with budget.reserve(Account(), size, name):
+                with budget.reserve(DiskUsage(), size, name):
                     order.append(name)
 
             thread = threading.Thread(target=run)
@@ -61,7 +70,7 @@ class TestGrants:
         threads: list[threading.Thread] = []
         threads.append(wait_for(100, "large"))
         threads.append(wait_for(10, "small"))
-        assert budget.reserve_spare_bytes(Account(), 10) is None  # nor by what could wait
+        assert budget.reserve_spare_bytes(DiskUsage(), 10) is None  # nor by what could wait
         held.release()
         for thread in threads:
             thread.join(10)
@@ -69,7 +78,7 @@ class TestGrants:
 
     def test_more_than_foreseen_is_taken_from_what_is_free_or_overruns(self) -> None:
         budget = Budget(100)
-        with budget.reserve(Account(), 40, "a") as grant:
+        with budget.reserve(DiskUsage(), 40, "a") as grant:
             grant.reserve_bytes(70)
             assert budget.used == 70
             with pytest.raises(Overrun, match="at least 110"):
@@ -78,9 +87,9 @@ class TestGrants:
 
     def test_what_is_handed_over_is_what_was_taken(self) -> None:
         budget = Budget(100)
-        with budget.reserve(Account(), 90, "a") as grant:
+        with budget.reserve(DiskUsage(), 90, "a") as grant:
             grant.reserve_bytes(30)
-            other = grant.handed_over()
+            other = grant.hand_over_used_bytes()
             assert budget.used == 30
         assert budget.used == 30
         other.release()
@@ -94,32 +103,32 @@ class TestKeeping:
         def dropping(name: str) -> Callable[[], None]:
             return lambda: gone.append(name)
 
-        kept = {name: budget.cache_file(Account(), 30, dropping(name)) for name in "abc"}
+        kept = {name: budget.cache_file(DiskUsage(), 30, dropping(name)) for name in "abc"}
         assert kept["a"] is not None
         assert budget.pin(kept["a"])
         budget.unpin(kept["a"])
-        budget.reserve(Account(), 40, "x")
+        budget.reserve(DiskUsage(), 40, "x")
         assert gone == ["b"]
         assert kept["b"] is not None
         assert not budget.pin(kept["b"])
 
     def test_pinned_files_stay_and_are_waited_for(self) -> None:
         budget, gone = Budget(100), list[int]()
-        kept = budget.cache_file(Account(), 60, lambda: gone.append(1))
+        kept = budget.cache_file(DiskUsage(), 60, lambda: gone.append(1))
         assert kept is not None
         assert budget.pin(kept)
-        with budget.reserve(Account(), 40, "x") as grant, pytest.raises(Overrun):
+        with budget.reserve(DiskUsage(), 40, "x") as grant, pytest.raises(Overrun):
             grant.reserve_bytes(41)
         threading.Timer(0.2, budget.unpin, (kept,)).start()
-        budget.reserve(Account(), 50, "y")
+        budget.reserve(DiskUsage(), 50, "y")
         assert gone == [1]
 
     def test_files_that_are_wanted_go_last(self) -> None:
         budget, gone = Budget(100), list[str]()
-        wanted = budget.cache_file(Account(), 30, lambda: gone.append("wanted"))
-        budget.cache_file(Account(), 30, lambda: gone.append("other"))
+        wanted = budget.cache_file(DiskUsage(), 30, lambda: gone.append("wanted"))
+        budget.cache_file(DiskUsage(), 30, lambda: gone.append("other"))
         assert wanted is not None
-        with budget.reserve(Account(), 60, "x", (wanted,)):
+        with budget.reserve(DiskUsage(), 60, "x", (wanted,)):
             assert gone == ["other"]
             assert wanted.pins == 1
             budget.unpin(wanted)
@@ -138,10 +147,10 @@ class TestKeeping:
 
         def work(seed: int) -> None:
             rng = random.Random(seed)
-            account = Account()
+            usage = DiskUsage()
             for _ in range(300):
                 size = rng.randrange(1, 20) * BLOCK
-                with budget.reserve(account, size, "x") as grant:
+                with budget.reserve(usage, size, "x") as grant:
                     change(size)
                     if rng.random() < 0.5:
                         change(-size)
@@ -157,7 +166,7 @@ class TestKeeping:
                     change(-size)
                     kept = rng.randrange(1, 10) * BLOCK
                     change(kept)  # written within the grant, then kept besides it or gone
-                    if budget.cache_file(account, kept, lambda kept=kept: change(-kept)) is None:  # type: ignore[misc]
+                    if budget.cache_file(usage, kept, lambda kept=kept: change(-kept)) is None:  # type: ignore[misc]
                         change(-kept)
 
         threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
@@ -175,12 +184,12 @@ class TestFullDisk:
     def test_is_told_from_a_budget_that_is_used_up(self) -> None:
         wrapped = OutOfBudget("wrapped")
         wrapped.__cause__ = OSError(errno.ENOSPC, "full")
-        assert is_full(wrapped)
-        assert not is_full(OutOfBudget("too small"))
+        assert is_disk_full_error(wrapped)
+        assert not is_disk_full_error(OutOfBudget("too small"))
 
     def test_pauses_gives_what_it_can_and_goes_on(self) -> None:
         budget, events = Budget(100), list[str]()
-        budget.cache_file(Account(), 10, lambda: events.append("dropped"))
+        budget.cache_file(DiskUsage(), 10, lambda: events.append("dropped"))
         attempts = iter([OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota"), None])
 
         def work() -> int:
@@ -213,8 +222,8 @@ class TestFullDisk:
 
 class TestSpool:
     PROGRAM = (
-        "import sys, time, pathlib; from compactor.local.spool import process_folder; "
-        "p = process_folder(pathlib.Path(sys.argv[1])); (p / 'data').write_bytes(bytes(9)); print(p, flush=True); {}"
+        "import sys, time, pathlib; from compactor.local.spool import process_spool_folder; "
+        "p = process_spool_folder(pathlib.Path(sys.argv[1])); (p / 'data').write_bytes(bytes(9)); print(p, flush=True); {}"
     )
 
     def start(self, state_dir: Path, then: str) -> tuple[subprocess.Popen[str], Path]:
@@ -245,6 +254,6 @@ class TestSpool:
 
     def test_one_folder_per_process(self, tmp_path: Path) -> None:
         (tmp_path / "spool" / "left-behind").mkdir(parents=True)
-        folder = process_folder(tmp_path)
-        assert folder == process_folder(tmp_path)
+        folder = process_spool_folder(tmp_path)
+        assert folder == process_spool_folder(tmp_path)
         assert sorted(path.name for path in (tmp_path / "spool").iterdir()) == sorted([folder.name, "lock"])

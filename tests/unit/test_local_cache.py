@@ -62,8 +62,8 @@ def state(dice: random.Random, slot: int = 7, name: TopicPartition = NAME) -> Pa
 
 def opened(folder: Path, tier_id: str = "tier") -> LocalState:
     local = LocalState(folder)
-    local.catalog()
-    local.bind(tier_id)
+    local.cached_catalog()
+    local.bind_to_tier(tier_id)
     return local
 
 
@@ -123,22 +123,22 @@ def test_damaged_summaries_raise_value_errors() -> None:
 def test_what_is_kept_comes_back(folder: Path) -> None:
     local = opened(folder)
     full = state(random.Random(1))
-    local.keep(full, MARK, hint=5, now_ms=99)
-    local.keep_catalog(CatalogState(slot=4, tier_id="tier"), MARK)
-    local.keep_heads({"s1": b"one", "s2": b"two"})
+    local.cache_state(full, MARK, hint=5, now_ms=99)
+    local.cache_catalog(CatalogState(slot=4, tier_id="tier"), MARK)
+    local.cache_sidecar_heads({"s1": b"one", "s2": b"two"})
     local.close()
     again = opened(folder)
-    assert again.state(NAME) == (full, MARK)
-    ((key, (seen, summary)),) = again.summaries().items()
+    assert again.cached_state(NAME) == (full, MARK)
+    ((key, (seen, summary)),) = again.cached_summaries().items()
     assert (key, seen.slot, seen.hint, seen.checked_ms) == ("orders-0", 7, 5, 99)
     assert summary == unpack_summary(pack_summary(summarize_state(full)))
-    kept = again.catalog()
+    kept = again.cached_catalog()
     assert kept is not None
     assert (kept.state, kept.mark) == (CatalogState(slot=4, tier_id="tier"), MARK)
-    assert again.cached_heads(["s1", "s2", "s3"]) == {"s1": b"one", "s2": b"two"}
-    again.forget_heads(["s1"])
-    assert again.cached_heads(["s1", "s2"]) == {"s2": b"two"}
-    assert again.state(TopicPartition("orders", 1)) is None
+    assert again.cached_sidecar_heads(["s1", "s2", "s3"]) == {"s1": b"one", "s2": b"two"}
+    again.delete_sidecar_heads(["s1"])
+    assert again.cached_sidecar_heads(["s1", "s2"]) == {"s2": b"two"}
+    assert again.cached_state(TopicPartition("orders", 1)) is None
 
 
 def test_nothing_is_opened_before_it_is_used(folder: Path) -> None:
@@ -154,13 +154,13 @@ def test_others_cannot_read_it(folder: Path) -> None:
 def test_a_later_look_moves_the_hint_only(folder: Path) -> None:
     local = opened(folder)
     full = state(random.Random(2))
-    local.keep(full, MARK, hint=5, now_ms=99)
-    seen, summary = local.summaries()["orders-0"]
-    local.checked({NAME: seen.model_copy(update={"hint": 8, "checked_ms": 200})})
-    again, same = local.summaries()["orders-0"]
+    local.cache_state(full, MARK, hint=5, now_ms=99)
+    seen, summary = local.cached_summaries()["orders-0"]
+    local.record_up_to_date({NAME: seen.model_copy(update={"hint": 8, "checked_ms": 200})})
+    again, same = local.cached_summaries()["orders-0"]
     assert (again.hint, again.checked_ms, again.slot) == (8, 200, 7)
     assert same == summary
-    assert local.state(NAME) == (full, MARK)
+    assert local.cached_state(NAME) == (full, MARK)
 
 
 # ---- several processes -------------------------------------------------------------------------------------------------------
@@ -172,23 +172,23 @@ from compactor.local.cache import LocalState
 from compactor.control.state import CatalogState
 from tests.unit.test_local_cache import MARK, NAME, opened
 local = opened(Path(sys.argv[1]))
-known = local.state(NAME)
-local.keep(known[0].model_copy(update={"slot": 50}), MARK, 1, 1)
-print(json.dumps([local.writable, known[0].slot, list(local.summaries())]))
+known = local.cached_state(NAME)
+local.cache_state(known[0].model_copy(update={"slot": 50}), MARK, 1, 1)
+print(json.dumps([local.is_writable, known[0].slot, list(local.cached_summaries())]))
 """
 
 
 def test_one_process_writes_and_others_read(folder: Path, lines: list[str]) -> None:
     writer = opened(folder)
-    writer.keep(state(random.Random(1)), MARK, hint=5, now_ms=99)
-    assert writer.writable
+    writer.cache_state(state(random.Random(1)), MARK, hint=5, now_ms=99)
+    assert writer.is_writable
     told = subprocess.run(
         [sys.executable, "-c", READER, str(folder)], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
     assert json.loads(told.stdout) == [False, 7, ["orders-0"]]
     assert told.stderr == ""
-    writer.keep(state(random.Random(1), slot=8), MARK, hint=5, now_ms=99)
-    known = writer.state(NAME)
+    writer.cache_state(state(random.Random(1), slot=8), MARK, hint=5, now_ms=99)
+    known = writer.cached_state(NAME)
     assert known is not None
     assert known[0].slot == 8, "what the reader wanted to write is not there"
     assert not lines
@@ -196,9 +196,9 @@ def test_one_process_writes_and_others_read(folder: Path, lines: list[str]) -> N
 
 def test_the_next_one_writes_when_the_writer_is_gone(folder: Path) -> None:
     first, second = opened(folder), LocalState(folder)
-    assert not second.writable
+    assert not second.is_writable
     first.close()
-    assert opened(folder).writable
+    assert opened(folder).is_writable
 
 
 # ---- what is wrong with it ---------------------------------------------------------------------------------------------------
@@ -206,8 +206,8 @@ def test_the_next_one_writes_when_the_writer_is_gone(folder: Path) -> None:
 
 def kept_in(folder: Path) -> None:
     local = opened(folder)
-    local.keep_catalog(CatalogState(slot=4, tier_id="tier"), MARK)
-    local.keep(state(random.Random(1)), MARK, hint=5, now_ms=99)
+    local.cache_catalog(CatalogState(slot=4, tier_id="tier"), MARK)
+    local.cache_state(state(random.Random(1)), MARK, hint=5, now_ms=99)
     local.close()
 
 
@@ -221,13 +221,13 @@ def test_a_broken_one_is_thrown_away_in_one_line(folder: Path, file: str, damage
         else:
             path.write_bytes({"zeros": b"\0" * path.stat().st_size, "cut": b"", "short": path.read_bytes()[:10]}[damage])
     local = opened(folder)
-    local.summaries()
-    known = local.state(NAME)
+    local.cached_summaries()
+    known = local.cached_state(NAME)
     assert known is None or known[0].slot == 7
     assert len(lines) <= 1
     assert all("is thrown away" in line and str(folder) in line and "\n" not in line for line in lines)
-    local.keep(state(random.Random(1), slot=9), MARK, hint=5, now_ms=99)
-    again = local.state(NAME)
+    local.cache_state(state(random.Random(1), slot=9), MARK, hint=5, now_ms=99)
+    again = local.cached_state(NAME)
     assert again is not None, "it goes on with a new one"
     assert again[0].slot == 9
 
@@ -239,12 +239,12 @@ def test_values_that_cannot_be_read_are_thrown_away_in_one_line(folder: Path, ke
     local._rocks.write({key: b"\0\1garbage"})
     local.close()
     again = LocalState(folder)
-    again.catalog()
-    again.bind("tier")
-    assert again.summaries() == {} or key == b"state/orders-0"
-    again.state(NAME)
-    assert again.summaries() == {}
-    assert again.state(NAME) is None
+    again.cached_catalog()
+    again.bind_to_tier("tier")
+    assert again.cached_summaries() == {} or key == b"state/orders-0"
+    again.cached_state(NAME)
+    assert again.cached_summaries() == {}
+    assert again.cached_state(NAME) is None
     assert len(lines) == 1
 
 
@@ -253,12 +253,12 @@ def test_one_of_another_version_is_thrown_away_in_one_line(folder: Path, monkeyp
     kept_in(folder)
     monkeypatch.undo()
     local = LocalState(folder)
-    assert local.catalog() is None
-    local.bind("tier")
-    assert local.summaries() == {}
+    assert local.cached_catalog() is None
+    local.bind_to_tier("tier")
+    assert local.cached_summaries() == {}
     assert len(lines) == 1
     local.close()
-    assert opened(folder).writable
+    assert opened(folder).is_writable
     assert len(lines) == 1
 
 
@@ -266,20 +266,20 @@ def test_one_of_another_version_is_thrown_away_in_one_line(folder: Path, monkeyp
 def test_one_of_another_tier_is_thrown_away_in_one_line(folder: Path, lines: list[str], diverged: bool) -> None:
     kept_in(folder)
     local = LocalState(folder)
-    local.catalog()
-    local.bind("tier" if diverged else "another", diverged=diverged)
-    assert local.summaries() == {}
-    assert local.state(NAME) is None
+    local.cached_catalog()
+    local.bind_to_tier("tier" if diverged else "another", diverged=diverged)
+    assert local.cached_summaries() == {}
+    assert local.cached_state(NAME) is None
     assert len(lines) == 1
 
 
 def test_where_nothing_can_be_written_there_is_none(tmp_path: Path, lines: list[str]) -> None:
     (tmp_path / "file").write_text("not a directory")
     local = opened(tmp_path / "file" / "cache")
-    local.keep(state(random.Random(1)), MARK, hint=5, now_ms=99)
-    assert not local.writable
-    assert local.summaries() == {}
-    assert local.state(NAME) is None
+    local.cache_state(state(random.Random(1)), MARK, hint=5, now_ms=99)
+    assert not local.is_writable
+    assert local.cached_summaries() == {}
+    assert local.cached_state(NAME) is None
     assert not lines
 
 

@@ -101,8 +101,8 @@ def test_numbers_beside_states_are_those_of_what_the_search_finds() -> None:
 def test_links_of_a_list_keep_what_was_chosen_and_begin_at_the_first_page() -> None:
     query = parse_list_query("q=a%26b&state=due&sort=size&dir=asc&page=4&per_page=20")
     assert query == ListQuery("a&b", "due", "size", False, 4, 20)
-    assert parse_list_query(query.url(page=5)[1:]) == replace(query, page=5)
-    assert parse_list_query(query.url(condition="")[1:]) == replace(query, condition="", page=1)
+    assert parse_list_query(query.url_with_changes(page=5)[1:]) == replace(query, page=5)
+    assert parse_list_query(query.url_with_changes(condition="")[1:]) == replace(query, condition="", page=1)
 
 
 @pytest.mark.parametrize("path", ["/", "/partitions/orders-1", "/?q=%3Cscript%3E%22%27"])
@@ -125,7 +125,7 @@ def test_nothing_comes_from_elsewhere() -> None:
         assert " style=" not in text
         for name in re.findall(r'(?:src|href)="(?:\.\./)?(static/[^"]+)"', text):
             kept = pages.respond(f"/{name}")
-            assert (kept.code, kept.keep.partition(",")[0]) == (200, "public")
+            assert (kept.code, kept.cache_control.partition(",")[0]) == (200, "public")
     assert pages.respond("/static/../console.py").code == 404
     assert pages.respond("/static/unknown.css").code == 404
 
@@ -143,7 +143,15 @@ def test_health_is_told_by_the_same_code_for_all() -> None:
 
 
 def test_verdicts() -> None:
-    well = {"ready": True, "stopping": False, "problem": "", "has_scanned": True, "failing_partitions": 0, "at_work": 0, "due": 0}
+    well = {
+        "ready": True,
+        "stopping": False,
+        "problem": "",
+        "has_scanned": True,
+        "failing_partitions": 0,
+        "running_jobs": 0,
+        "due_partitions": 0,
+    }
 
     def told(**changes: object) -> tuple[str, str]:
         found = make_verdict(**{**well, **changes})  # type: ignore[arg-type]
@@ -155,7 +163,7 @@ def test_verdicts() -> None:
     assert told(has_scanned=False, ready=False) == ("starting", "Starting")
     assert told(stopping=True, ready=False) == ("stopping", "Stopping")
     assert told(problem="x", ready=False, failing_partitions=3) == ("down", "It cannot work")
-    assert make_verdict(**{**well, "at_work": 1, "due": 2}).detail == "1 job at work, 2 partitions due"  # type: ignore[arg-type]
+    assert make_verdict(**{**well, "running_jobs": 1, "due_partitions": 2}).detail == "1 job at work, 2 partitions due"  # type: ignore[arg-type]
 
 
 def random_watch(chance: random.Random) -> PartitionSchedule:

@@ -23,19 +23,19 @@ def made(segment_id: str, keys: int = 50) -> Sidecar:
     return portrait.build_sidecar(segment_id, keys, RemovableRecordCounts(), np.zeros(0, BATCH_RUNS), np.zeros(0, MARKERS))
 
 
-class Kept:
+class CachedFile:
     def __init__(self) -> None:
         self.data: dict[str, bytes] = {}
 
-    def cached_heads(self, ids: Sequence[str]) -> dict[str, bytes]:
+    def cached_sidecar_heads(self, ids: Sequence[str]) -> dict[str, bytes]:
         return {name: self.data[name] for name in ids if name in self.data}
 
-    def keep_heads(self, heads: Mapping[str, bytes]) -> None:
+    def cache_sidecar_heads(self, heads: Mapping[str, bytes]) -> None:
         self.data |= heads
 
 
 def test_heads_that_are_remembered_are_not_fetched_again() -> None:
-    store, kept = MemoryStore(Clock(), Counters()), Kept()
+    store, kept = MemoryStore(Clock(), Counters()), CachedFile()
     Sidecars(store, "p", KEY).add_sidecar(made("a"))
     first = Sidecars(store, "p", KEY, kept).heads(["a", "b"])
     assert (first["a"].problem, first["b"].problem) == ("", "it has no sidecar")
@@ -78,7 +78,7 @@ def test_filters_are_fetched_ahead_and_never_all_of_them(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("spoil", [lambda data: data[:50], lambda data: b"", lambda data: data[:-1] + bytes([data[-1] ^ 1])])
 def test_a_memory_that_is_damaged_is_not_believed(spoil: object) -> None:
-    store, kept = MemoryStore(Clock(), Counters()), Kept()
+    store, kept = MemoryStore(Clock(), Counters()), CachedFile()
     Sidecars(store, "p", KEY).add_sidecar(made("a"))
     Sidecars(store, "p", KEY, kept).heads(["a"])
     kept.data["a"] = spoil(kept.data["a"])  # type: ignore[operator]
@@ -96,7 +96,7 @@ def test_one_that_was_made_for_another_segment_or_tier_is_not_used() -> None:
 
 
 def test_the_first_one_stays_unless_it_is_rebuilt() -> None:
-    store, kept = MemoryStore(Clock(), Counters()), Kept()
+    store, kept = MemoryStore(Clock(), Counters()), CachedFile()
     mine = Sidecars(store, "p", KEY, kept)
     assert mine.add_sidecar(made("a", 50)) > 0
     assert mine.add_sidecar(made("a", 60)) == 0

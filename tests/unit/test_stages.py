@@ -7,13 +7,13 @@ from itertools import count
 
 import pytest
 
-from compactor.profiling import Recorder, StageCost, WorkStage, measure_stage, record_costs
+from compactor.profiling import CostRecorder, StageCost, WorkStage, measure_stage, record_costs
 
 
-def recorder() -> Recorder:
+def recorder() -> CostRecorder:
     """Each look at a clock finds it one further, the clock on the wall ten."""
     cpu, wall = count(), count(step=10)
-    return Recorder(lambda: float(next(cpu)), lambda: float(next(wall)))
+    return CostRecorder(lambda: float(next(cpu)), lambda: float(next(wall)))
 
 
 @measure_stage(WorkStage.DEFLATE, len)
@@ -58,7 +58,7 @@ def test_a_failure_is_time_without_bytes() -> None:
 
 
 def test_threads_have_stages_of_their_own() -> None:
-    found = Recorder(lambda: 0.0, lambda: 0.0)
+    found = CostRecorder(lambda: 0.0, lambda: 0.0)
     inside, go_on = threading.Event(), threading.Event()
 
     @measure_stage(WorkStage.FETCH, lambda: 5)

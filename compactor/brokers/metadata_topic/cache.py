@@ -22,7 +22,7 @@ from compactor.brokers.metadata_topic.codec import (
 )
 from compactor.constants import LeaderEpoch, Offset
 from compactor.errors import BadData
-from compactor.model.ids import segment_id
+from compactor.model.ids import encode_segment_id
 from compactor.model.segment import TRANSITIONS, SegmentState
 
 MAX_FINISHED_IDS = 4096
@@ -50,7 +50,7 @@ class MetadataFinding(NamedTuple):
     detail: str
 
     def __str__(self) -> str:
-        return f"{self.partition}, segment {segment_id(self.segment_id)}, record at {self.offset}: {self.detail}"
+        return f"{self.partition}, segment {encode_segment_id(self.segment_id)}, record at {self.offset}: {self.detail}"
 
 
 class LeaderEpochState:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from checkpoint.lineage import EpochEntry
 from compactor.constants import TopicId
 from compactor.errors import BadData
-from compactor.model.ids import TopicPartition, segment_id
+from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.model.segment import SegmentState
 
 TOPIC = "__remote_log_metadata"
@@ -88,7 +88,7 @@ class RemoteLogSegmentMetadataRecord(NamedTuple):
     @property
     def id(self) -> str:
         """Return the segment id as Kafka prints it: 22 characters of URL-safe base64."""
-        return segment_id(self.segment_id)
+        return encode_segment_id(self.segment_id)
 
     def updated(self, update: RemoteLogSegmentMetadataUpdateRecord) -> RemoteLogSegmentMetadataRecord:
         """Return the segment after an update (Kafka's createWithUpdates). Custom metadata is replaced, even by None."""
@@ -115,7 +115,7 @@ class RemoteLogSegmentMetadataUpdateRecord(NamedTuple):
     @property
     def id(self) -> str:
         """Return the segment id as 22 characters of URL-safe base64."""
-        return segment_id(self.segment_id)
+        return encode_segment_id(self.segment_id)
 
 
 class RemotePartitionDeleteMetadataRecord(NamedTuple):
@@ -134,7 +134,7 @@ MetadataRecord = RemoteLogSegmentMetadataRecord | RemoteLogSegmentMetadataUpdate
 
 def uuid_text(raw: bytes) -> TopicId:
     """Convert 16 bytes to text (Kafka's Uuid.toString)."""
-    return TopicId(segment_id(raw))
+    return TopicId(encode_segment_id(raw))
 
 
 def uuid_bytes(text: str) -> bytes:

@@ -63,7 +63,7 @@ def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, 
 def _run_demo_steps(demo: Demo, out: Output) -> float:
     """Run steps 1 to 6 and return the seconds that the round took."""
     with out.progress("making a topic", demo.shape.records, "records") as progress:
-        demo.make_topic(progress.advance)
+        demo.generate_topic(progress.advance)
     out.note(
         f"1. make      {demo.shape.records:,} changes of a customers table, as a broker writes them: all codecs, deletes, transactions"
     )

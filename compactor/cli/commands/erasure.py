@@ -16,7 +16,7 @@ from compactor.cli.output import Output, Table, format_size
 from compactor.control.pauses import pause_reason
 from compactor.decoding.fields import parse_key
 from compactor.errors import UsageError
-from compactor.local.spool import process_folder
+from compactor.local.spool import process_spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.erasure.holders import KeyRemoval
 from compactor.upkeep.erasure.partition import KeyQuestion
@@ -97,7 +97,7 @@ def _run_rounds_to_erase(
     """
     if not opened.kind.compacts:
         raise UsageError("a tier of this layout is only read", hint="Nothing was changed; leave out --expedite")
-    process_folder(opened.state_dir)
+    process_spool_folder(opened.state_dir)
     compile_kernels(out)
 
     def record_step(text: str) -> None:

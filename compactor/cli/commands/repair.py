@@ -41,17 +41,17 @@ def _open_source(text: str, opened: Tier, name: TopicPartition) -> RepairSource:
     """Return the place that ``--from`` names. Raises UsageError if there is no such directory or configuration."""
     path = Path(text)
     if path.is_dir():
-        below = path / str(name.first)
+        below = path / str(name.first_incarnation)
         folder = below if below.is_dir() else path
         if not any(folder.glob("*.log")):
-            raise UsageError(f"{path} holds neither segments nor a directory {name.first}", hint="Name a Kafka log directory")
+            raise UsageError(f"{path} holds neither segments nor a directory {name.first_incarnation}", hint="Name a Kafka log directory")
         return DirectorySource(folder)
     if not path.is_file():
         raise UsageError(f"there is neither a directory nor a configuration {path}", hint="Name a Kafka log directory or a configuration")
     tier = read_only_tier(open_tier(load_settings(text, {})))  # what the environment sets is this tier's
     if tier.ports.layout.url == opened.ports.layout.url:
         raise UsageError(f"both configurations name the tier at {tier.ports.layout.url}", hint="--from is where to look for what is lost")
-    return TierSource(tier, tier.partitions([str(name.first)])[0])
+    return TierSource(tier, tier.partitions([str(name.first_incarnation)])[0])
 
 
 def _print_report(report: RepairReport, name: TopicPartition, out: Output, *, dry_run: bool) -> int:

@@ -19,7 +19,7 @@ from compactor.control.stages import Stage
 from compactor.control.summary import PartitionSummary
 from compactor.daemon.progress import JobProgress
 from compactor.daemon.scheduling import DaemonAction, Job
-from compactor.local.spool import process_folder
+from compactor.local.spool import process_spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.status import RoundStatus
@@ -97,7 +97,7 @@ def _run_due_rounds(
 
     :param led_elsewhere: partitions that another process leads, or led when it was killed.
     """
-    process_folder(opened.state_dir)  # before anything is announced that could not be worked on
+    process_spool_folder(opened.state_dir)  # before anything is announced that could not be worked on
     if opened.engines is not None:
         for name in names:
             opened.engines(opened, name)  # a machine without Java lacks it for every partition

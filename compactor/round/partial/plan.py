@@ -124,7 +124,7 @@ def reason_to_read_whole(segment: RemoteLogSegmentMetadata, sidecar: Sidecar | N
         return "it is short"
     if sidecar is None:
         return "it has no sidecar"
-    if segment.is_cut or segment.negative_timestamps or "txnindex" in segment.files:
+    if segment.has_offsets_after_end or segment.negative_timestamps or "txnindex" in segment.files:
         return "its end, its timestamps or its aborted transactions require reading all of it"
     if segment.content is None or not segment.file("log").batches:
         return "an earlier program wrote it"

@@ -123,7 +123,7 @@ def index_bundle(shared: SharedSettings, items: tuple[SegmentToIndex, ...], cost
 
         def reserve_disk(size: int) -> None:
             """Reserve disk until the task ends. Raises OutOfBudget."""
-            reserved.enter_context(staging.reserved(size, f"the keys of {len(items)} segments of {shared.partition}"))
+            reserved.enter_context(staging.reserve_without_waiting(size, f"the keys of {len(items)} segments of {shared.partition}"))
 
         def open_spool(name: str, words: int, dtype: type[np.generic]) -> RowSpool:
             """Open an empty spool for rows that consist of ``words`` numbers."""
@@ -193,7 +193,7 @@ class _BundleWriter:
             first, ordinals_ = self.next_ordinal, self._add_key_rows(source, item)
             self.next_ordinal = -(-(first + ordinals_) // 8) * 8
             rows = self.key_rows.row_count - before
-        self.reading.staging.forget([self.reading.log_request(ordinal)])
+        self.reading.staging.delete_cached_copies([self.reading.log_request(ordinal)])
         deciding = BatchTable(**{name: getattr(table, name)[places] for name in table.__dataclass_fields__})
         return IndexedSegment(name, len(table), places, deciding, source.txn_entries, undecided, first, ordinals_, rows)
 

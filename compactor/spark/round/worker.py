@@ -26,7 +26,7 @@ from compactor.control.records import ScratchObject
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Fenced, OutOfBudget, StoreError
 from compactor.kernels.common import KEY_BYTES
-from compactor.local.staging import group_space
+from compactor.local.staging import group_disk_bytes
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producer_runs import reason_markers_are_due
@@ -282,7 +282,9 @@ class _AnnouncedPlan:
         """Raise OutOfBudget if one task's share of the disk budget is too small for a group of segments. Called before any work begins."""
         by_id, share = {segment.id: segment for segment in self._live}, self._jobs.shared.disk_budget_bytes
         interval = self._plan.policy.index_interval_bytes
-        need = max(group_space([by_id[name] for name in task.sources], interval, most_bytes=task.most_bytes) for task in self._tasks)
+        need = max(
+            group_disk_bytes([by_id[name] for name in task.sources], interval, max_output_bytes=task.most_bytes) for task in self._tasks
+        )
         if need > share:
             each = self._worker.cluster.task_slots_per_executor
             raise OutOfBudget(

@@ -22,7 +22,7 @@ from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import txn_index_mismatch
 from compactor.control.mirror import segment_from_broker
 from compactor.errors import BadData, NotFound, Refused
-from compactor.local.spool import process_folder
+from compactor.local.spool import process_spool_folder
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL
@@ -150,7 +150,7 @@ def verify_broker_partition(
         return [broker_finding("unreadable-metadata", name, f"{error.segment} at offset {error.offset}", error.cause)]
     found = [*_metadata_findings(opened, name, seen), *_object_findings(opened, name, seen), *_upload_findings(opened, name)]
     check = _SegmentChecker(opened, name)
-    with tempfile.TemporaryDirectory(prefix="verify-", dir=process_folder(opened.state_dir)) as scratch:
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=process_spool_folder(opened.state_dir)) as scratch:
         for record in seen.readable:
             problems = list(_part_findings(opened, name, seen, record))
             if not problems and not fast:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from compactor.errors import UsageError
-from compactor.model.ids import TopicPartition, segment_id
+from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.tier.names import binary_digits
 
 OBJECT_KINDS: Final = ("log", "index", "timeindex")
@@ -76,6 +76,6 @@ def parse_file_name(name: str) -> tuple[int, str] | None:
 def id_from_base_offset(base: int) -> str:
     """Return a segment id derived from the base offset, because this layout has no ids. It never begins with a dash."""
     tries = 0
-    while (made := segment_id(hashlib.sha256(f"{base}/{tries}".encode()).digest()[:16])).startswith("-"):
+    while (made := encode_segment_id(hashlib.sha256(f"{base}/{tries}".encode()).digest()[:16])).startswith("-"):
         tries += 1
     return made
