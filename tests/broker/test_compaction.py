@@ -233,7 +233,7 @@ def test_killed_before_each_record_the_next_run_goes_on(
     story = TopicStory(broker, broker_admin, "killed", segment_bytes=30_000).create().tell()
     story.tiered()
     errors = len(broker.errors())
-    ours = cli(broker, "killed", **{"lease": {"ttl_ms": 300}, "kafka.properties": {"message.timeout.ms": 1000}})
+    ours = cli(broker, "killed", **{"lease": {"ttl_ms": 300}, "kafka.properties": {"message.timeout.ms": 10_000}})
     kills = 0
     with Onlooker(story):
         while ours.process("run", code=None, before=KILLED.format(after=1)) is None:

@@ -87,6 +87,9 @@ def assert_none_early(markers: Seen, plain: Seen) -> None:
 
 @settings(max_examples=15)
 @example(rounds=[([[("old", 0, False)]], 0), ([[("put", [(0, 0)], -1, 0)]], 0)], legacy=True, engine="auto", threads=1, small_gate=True)
+@example(
+    rounds=[([[("put", [(0, 0)], -1, 0)]], 0), ([[("end", 1, False)]], 0)], legacy=False, engine="partitioned", threads=1, small_gate=False
+)
 @given(
     rounds=st.lists(st.tuples(additions(), st.sampled_from([0, 1, RETENTION, 3 * RETENTION])), min_size=2, max_size=4),
     legacy=st.sampled_from([False, False, True]),
@@ -95,6 +98,7 @@ def assert_none_early(markers: Seen, plain: Seen) -> None:
     small_gate=st.booleans(),
 )
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_same_view_with_and_without_filters(rounds: list[Any], legacy: bool, engine: str, threads: int, small_gate: bool) -> None:
     """``changes over``: the estimate is wrong, and the set of keys full after some dozens."""
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:

@@ -97,7 +97,7 @@ class SpillingSurvivors(BackwardKeyScan):
         if before is not None:  # an earlier part of the keys has begun these bits, in the same places
             self._bits[source.ordinal] = before
 
-    def _mark_first_seen(self, hashed: HashedChunkKeys) -> tuple[Flags, bool]:
+    def _flag_first_rows_of_keys(self, hashed: HashedChunkKeys) -> tuple[Flags, bool]:
         rows = int(hashed.first_row[-1])
         place = self._reserve_ordinals(rows)
         survives = np.zeros(rows, np.bool_)
@@ -178,7 +178,7 @@ class SpillingSurvivors(BackwardKeyScan):
         self._entries, self._peak = self.key_count, self.peak_bytes
         self._set = KeySet(MIN_MAP_BYTES)
 
-    def _find_superseded_clean_rows(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
+    def _flag_superseded_clean_rows(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
         if not self.has_spilled:
             found = super()._flag_superseded_clean_rows(source, chunk, rows, first_row, below)
         elif source.ordinal in self._clean:
