@@ -25,7 +25,7 @@ from compactor.control.ports import Lease, Ports
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.storage.local import LocalStore
 from compactor.tier.layouts.native import NativeLayout
 from compactor.tier.publishers import ObjectLogPublisher
@@ -38,7 +38,7 @@ def no_beats(beat: Callable[[], None], interval_s: float) -> AbstractContextMana
     return nullcontext()
 
 
-def ports_at(root: Path, counters: Counters) -> Ports:
+def ports_at(root: Path, counters: RequestCounters) -> Ports:
     store = LocalStore(root, counters)
     return Ports(
         store,
@@ -82,7 +82,7 @@ def filled(ports: Ports, name: TopicPartition, count: int) -> PartitionLog:
 
 def appends(root: Path, records: int) -> dict[str, float]:
     """Leadership taken and given back, again and again, with cuts as they come in production."""
-    counters = Counters()
+    counters = RequestCounters()
     ports = ports_at(root, counters)
     log = filled(ports, NAME, 100)
     began, requests = time.perf_counter(), counters.usage().total_requests
@@ -96,7 +96,7 @@ def appends(root: Path, records: int) -> dict[str, float]:
 
 
 def start_up(root: Path) -> dict[str, float]:
-    counters = Counters()
+    counters = RequestCounters()
     log = open_partition(ports_at(root, counters), NAME)
     began = time.perf_counter()
     state = log.refresh()
@@ -106,7 +106,7 @@ def start_up(root: Path) -> dict[str, float]:
 def whole_tier(partitions: int, per_partition: int) -> dict[str, float]:
     """Decoding and folding alone: every partition's import and snapshot, in this process; CPU seconds."""
     with tempfile.TemporaryDirectory() as folder:
-        ports = ports_at(Path(folder), Counters())
+        ports = ports_at(Path(folder), RequestCounters())
         log = filled(ports, NAME, per_partition)
         data = log.state.model_dump_json()
         began = time.process_time()

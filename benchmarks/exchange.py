@@ -36,7 +36,7 @@ from compactor.config.settings import Settings
 from compactor.config.store_sections import S3
 from compactor.spark.round.bundles import OrdinalRange
 from compactor.spark.round.exchange import ExchangeRows, KeyBundle, decode_gaps, encode_survivors, pack_tail
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 
@@ -58,9 +58,9 @@ class Case:
     tasks: int
     marks: str
 
-    def store(self, counters: Counters | None = None) -> ObjectStore:
+    def store(self, counters: RequestCounters | None = None) -> ObjectStore:
         return open_store(
-            self.url, settings=Settings(s3=S3(endpoint_url=self.endpoint, region="us-east-1")), counters=counters or Counters()
+            self.url, settings=Settings(s3=S3(endpoint_url=self.endpoint, region="us-east-1")), counters=counters or RequestCounters()
         )
 
     def made(self, bundle: int) -> tuple[np.ndarray[Any, Any], ExchangeRows]:
@@ -106,7 +106,7 @@ def by_store(case: Case, context: Any) -> tuple[list[int], int, int]:
     requests = context.accumulator(0)
 
     def write(bundle: int) -> KeyBundle:
-        counters = Counters()
+        counters = RequestCounters()
         begins, rows = case.made(bundle)
         with tempfile.NamedTemporaryFile() as file:
             file.write(rows.data)
@@ -123,7 +123,7 @@ def by_store(case: Case, context: Any) -> tuple[list[int], int, int]:
     def answer(ranges: range) -> Iterator[tuple[int, bytes]]:
         from compactor.spark.round.range_rows import read_ranges
 
-        counters = Counters()
+        counters = RequestCounters()
         ordinal_ranges = [OrdinalRange(place, 0, bundle.ordinals) for place, bundle in enumerate(bundles)]
         for number, rows in read_ranges(case.store(counters), dict(enumerate(bundles)), ranges):
             yield from survivors(case, number, rows.read_dirty(ordinal_ranges))
@@ -158,7 +158,7 @@ def by_shuffle(case: Case, context: Any) -> tuple[list[int], int, int]:
     return [found[bundle] for bundle in range(case.bundles)], 0, case.bundles * case.tasks
 
 
-def _requests(counters: Counters) -> int:
+def _requests(counters: RequestCounters) -> int:
     return counters.usage().total_requests
 
 

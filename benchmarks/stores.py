@@ -21,7 +21,7 @@ import pytest
 
 from benchmarks.logs import write_log
 from compactor import bootstrap
-from compactor.storage.counting import Counters, Usage
+from compactor.storage.counting import RequestCounters, StoreUsage
 from tests.support.bucket_cli import BucketCli
 from tests.support.cloud_servers import (
     AnyBucket,
@@ -59,7 +59,7 @@ def new_bucket(server: str, folder: Path) -> Iterator[AnyBucket]:
             yield running.make_bucket()
 
 
-def timed(name: str, command: Callable[[], Usage]) -> None:
+def timed(name: str, command: Callable[[], StoreUsage]) -> None:
     """Run a command and print its row."""
     cpu, wall = time.process_time(), time.perf_counter()
     usage = command()
@@ -72,10 +72,10 @@ def timed(name: str, command: Callable[[], Usage]) -> None:
 def measure(bucket: AnyBucket, log: Path, folder: Path) -> None:
     cli = BucketCli(folder / "cli", bucket, publish={"grace_ms": 0}, cleaner={"segment_bytes": 1 << 28})
 
-    def used(*words: object) -> Usage:
-        counters = Counters()
+    def used(*words: object) -> StoreUsage:
+        counters = RequestCounters()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(bootstrap, "Counters", lambda: counters)
+            patch.setattr(bootstrap, "RequestCounters", lambda: counters)
             cli.do(*words)
         return counters.usage()
 
@@ -93,13 +93,13 @@ def segments(cli: BucketCli) -> list[str]:
     return [info.key for info in cli.store.list("orders-0/") if info.key.endswith(".log")]
 
 
-def bare(bucket: AnyBucket, sources: list[str], made: list[str], folder: Path) -> Usage:
+def bare(bucket: AnyBucket, sources: list[str], made: list[str], folder: Path) -> StoreUsage:
     """Fetch what the round read, and send what it wrote."""
     files = [folder / f"made-{number}" for number in range(len(made))]
     store = bucket.open()
     for key, path in zip(made, files, strict=True):
         store.download(key, path)
-    counters = Counters()
+    counters = RequestCounters()
     store = bucket.open(counters=counters)
     for key in sources:
         store.download(key, folder / "fetched")

@@ -21,7 +21,7 @@ from compactor.control.logs import collect_inbox, open_catalog, publish_hints, r
 from compactor.control.records import RetireInspection
 from compactor.daemon.daemon import Daemon
 from compactor.model.ids import TopicPartition
-from compactor.storage.counting import Usage
+from compactor.storage.counting import StoreUsage
 from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, partitions_to_inspect, retire_partition
 from tests.support.idle_tier import HOUR, INTERVAL, Idle
 
@@ -46,7 +46,7 @@ def retire_once(tier: Tier) -> int:
     return len(names)
 
 
-def told(usage: Usage) -> str:
+def told(usage: StoreUsage) -> str:
     kinds = ", ".join(f"{count:,} {kind.upper()}" for kind, count in sorted(usage.requests.items()))
     return f"{usage.total_requests:,} requests ({kinds})"
 

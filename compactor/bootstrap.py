@@ -24,9 +24,9 @@ from compactor.local.cache import LocalState
 from compactor.local.rocks import Rocks
 from compactor.model.ids import TopicPartition
 from compactor.storage.condition_check import ConditionCheck
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
-from compactor.storage.forwarding import NullStore, ReadOnly
+from compactor.storage.forwarding import NullStore, ReadOnlyStore
 from compactor.storage.port import ObjectStore
 from compactor.storage.retrying import FirstContact
 from compactor.storage.settings import Retries, Transfers
@@ -46,7 +46,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
     :param local_state: use the cache in ``state_dir``, which is opened at its first use.
     :param topics: ids of the brokers' topics if they are known already.
     """
-    counters = Counters()
+    counters = RequestCounters()
     contact = FirstContact()
     conditions = ConditionCheck(Path(settings.tier.state_dir) / "stores")
 
@@ -59,8 +59,8 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
             retries=retries,
             counters=counters,
             contact=contact,
-            records=True,
-            before_create=partial(conditions.require, prefix="probe/"),
+            holds_control_records=True,
+            before_create=partial(conditions.require_conditions, prefix="probe/"),
         )
 
     control_at, kind = control_url(settings), tier_kind(settings)
@@ -73,14 +73,14 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
         counters=counters,
         contact=contact,
         # Brokers' stores get no objects but those of segments.
-        before_create=partial(conditions.require, prefix=".tiered-compactor/probe/") if ownership.ours else lambda store: None,
+        before_create=partial(conditions.require_conditions, prefix=".tiered-compactor/probe/") if ownership.ours else lambda store: None,
     )
     control: ObjectStore = NullStore("control_url under [tier] is not set" if kind.compacts else read_only_error(settings).message)
     urgent = control
     if control_at:
         control = control_store(settings.limits)
         urgent = control_store(LimitSettings(), Retries(deadline_s=settings.lease.ttl_ms / 3000))
-    data = data if kind.compacts else ReadOnly(data)
+    data = data if kind.compacts else ReadOnlyStore(data)
     metadata = _create_metadata_source(settings, kind, data, control)
     ports = Ports(
         control=control,

@@ -36,7 +36,7 @@ from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import CompactorError, StoreError, UsageError
 from compactor.local.cache import LocalState
 from compactor.model.ids import TopicPartition
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.storage.port import ObjectStore
 from compactor.storage.schemes import store_kind
 from compactor.tier.kinds import TierKind, read_only_error, tier_kind
@@ -246,7 +246,7 @@ class Tier:
     settings: Settings
     ports: Ports
     catalog: CatalogLog
-    counters: Counters
+    counters: RequestCounters
     local: LocalState | None = None
     engines: Engines | None = None
     remote_rounds: RemoteRounds | None = None

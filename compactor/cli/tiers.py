@@ -24,7 +24,7 @@ from compactor.control.pauses import pattern_matches
 from compactor.control.summary import PartitionSummary
 from compactor.errors import BadData, CompactorError, Leased, UsageError, gravest_exit_code
 from compactor.model.ids import TopicPartition, partition_of_incarnation
-from compactor.storage.forwarding import ReadOnly
+from compactor.storage.forwarding import ReadOnlyStore
 from compactor.tier.kinds import control_url, tier_kind
 from compactor.views.checkpoints import read_only_tier
 from compactor.views.overview import read_summaries
@@ -84,7 +84,7 @@ def open_for_control_writes(args: argparse.Namespace) -> Tier:
         raise UsageError("no control store is configured", hint="Set control_url under [tier], outside of the location that brokers write")
     found = open_tier(settings)
     found.identity.create_catalog()
-    return found.with_stores(data=ReadOnly(found.ports.data))
+    return found.with_stores(data=ReadOnlyStore(found.ports.data))
 
 
 def open_read_only(args: argparse.Namespace) -> Tier:

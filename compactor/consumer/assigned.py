@@ -17,11 +17,12 @@ class AssignedPartition:
     position: offset after the last message that was returned.
     topic_id: id of the topic that was read; empty if unknown.
     epochs: leader epochs that were read, if ``log`` is None; the last one reaches to the position.
-    log: the log of the tier that is being read.
-    source: what the next records come from; with ``none`` the partition starts again at ``wake_s``, in seconds of the monotonic clock.
-    broker_start: the broker's first offset, if it is above the position; else -1.
+    log: identity of the tier's log that is being read; None if the broker is read.
+    source: where the next records come from; with ``none`` the partition starts again at ``wake_s``.
+    wake_s: time of the next attempt after an error, in seconds of the monotonic clock.
+    broker_start: the broker's first offset, if it is greater than the position; else -1.
     is_reported: whether an error was returned since the last record.
-    is_view_done: whether the view ``latest`` was read.
+    is_view_done: whether the view ``latest`` (last records of all keys) was read completely.
     """
 
     name: TopicPartition
@@ -36,27 +37,31 @@ class AssignedPartition:
     is_view_done: bool = False
 
     @property
-    def read(self) -> ReadHistory:
-        """Return topic id, leader epochs and end of the records that were read up to the position, by which the next log is checked."""
+    def read_history(self) -> ReadHistory:
+        """Return topic id, leader epochs and end of the records that were read up to the position. Another log can be compared with them
+        before it is read on.
+        """
         if self.log is not None:
             return replace(self.log.history_below(self.position), topic_id=self.topic_id)
         epochs = (*self.epochs[:-1], EpochEnd(self.epochs[-1].epoch, self.position)) if self.epochs else ()
         return ReadHistory(self.topic_id, epochs, self.position)
 
-    def note_log(self, log: LogIdentity | None) -> None:
-        """Set the log of the tier from which the next records are read; None for the broker."""
-        self.epochs = self.read.epochs
+    def set_tier_log(self, log: LogIdentity | None) -> None:
+        """Set the identity of the tier's log that the next records come from; None if they come from the broker."""
+        self.epochs = self.read_history.epochs
         if log is not None:
             self.topic_id = log.topic_id or self.topic_id
         self.log = log
 
-    def note_record(self, offset: int, epoch: LeaderEpoch | None) -> None:
-        """Advance the position to the offset after a record that was returned. ``epoch`` is its leader epoch, if the broker returned it."""
+    def advance_past_record(self, offset: int, epoch: LeaderEpoch | None) -> None:
+        """Set the position to the offset after a record that was returned. ``epoch``: the record's leader epoch, if the broker returned it;
+        else None.
+        """
         if epoch is not None and (not self.epochs or epoch > self.epochs[-1].epoch):
-            self.epochs = (*self.read.epochs, EpochEnd(epoch, offset + 1))
+            self.epochs = (*self.read_history.epochs, EpochEnd(epoch, offset + 1))
         self.position, self.is_reported = offset + 1, False
 
-    def go_to(self, read: ReadHistory) -> None:
-        """Move the position to the end of another history."""
-        self.position, self.topic_id, self.epochs, self.log = read.end, read.topic_id, read.epochs, None
+    def move_to_end_of(self, history: ReadHistory) -> None:
+        """Set position, topic id and leader epochs to those at the end of ``history``."""
+        self.position, self.topic_id, self.epochs, self.log = history.end, history.topic_id, history.epochs, None
         self.is_view_done, self.is_reported, self.broker_start = True, False, -1

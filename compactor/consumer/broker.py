@@ -48,7 +48,7 @@ class LogBounds(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchResult:
     """Result of fetching from a broker: messages, and the partitions that can no longer be read at their offsets.
 
     messages: ascending within each partition.
@@ -63,8 +63,8 @@ class Fetched:
 
 
 @dataclass
-class _Found:
-    """Messages and problems collected by one call of ``fetch_messages``."""
+class _CollectedMessages:
+    """Messages and unreadable partitions collected during one call of ``fetch_messages``."""
 
     messages: list[Any] = field(default_factory=list)
     out_of_range: list[TopicPartition] = field(default_factory=list)
@@ -77,16 +77,19 @@ class BrokerLog(Protocol):
     Methods raise Unavailable and Refused; ``fetch_messages`` raises Refused only.
     """
 
-    def read_from(self, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int] | None = None) -> None:
-        """Read these partitions too from now on, each from its offset; a partition that is being read already continues there.
+    def start_reading_from(
+        self, offsets: Mapping[TopicPartition, int], previous_epochs: Mapping[TopicPartition, int] | None = None
+    ) -> None:
+        """Start to read these partitions, each from its offset, in addition to those being read. A partition that is being read already
+        continues at the given offset.
 
-        :param epochs: leader epoch of the record before the offset, where known; the broker's log is compared with it.
+        :param previous_epochs: leader epoch of the record before the offset, where known; the broker's log is compared with it.
         """
 
     def stop_reading(self, names: Iterable[TopicPartition]) -> None:
         """Stop reading these partitions. Partitions that are not being read are ignored."""
 
-    def fetch_messages(self, limit: int, timeout_s: float) -> Fetched:
+    def fetch_messages(self, limit: int, timeout_s: float) -> FetchResult:
         """Return the messages that have arrived, at most ``limit`` of them. Waits up to ``timeout_s`` seconds for the first one."""
 
     def log_bounds(self, name: TopicPartition) -> LogBounds:
@@ -102,34 +105,37 @@ class BrokerLog(Protocol):
 
 
 class ConfluentBroker:
-    """BrokerLog over confluent-kafka (the extra ``kafka``), which is imported on first use.
+    """BrokerLog over confluent-kafka (the extra ``kafka``), which is imported on first use. Messages are those of confluent-kafka.
 
-    Messages are those of confluent-kafka.
-
-    :param committed: isolation level read_committed.
+    :param read_committed: use the isolation level read_committed; otherwise read_uncommitted.
     """
 
-    def __init__(self, connection: KafkaConnection, *, committed: bool = True) -> None:
+    def __init__(self, connection: KafkaConnection, *, read_committed: bool = True) -> None:
         self._connection = connection
-        self._committed = committed
+        self._committed = read_committed
         self._listener = ClientErrors()
         self._admin = AdminSession(connection)
         self._client: Any = None
         self._names: set[TopicPartition] = set()
 
-    def read_from(self, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int] | None = None) -> None:
-        kafka, epochs = load_confluent_kafka(), epochs or {}
+    def start_reading_from(
+        self, offsets: Mapping[TopicPartition, int], previous_epochs: Mapping[TopicPartition, int] | None = None
+    ) -> None:
+        kafka, previous_epochs = load_confluent_kafka(), previous_epochs or {}
         self.stop_reading(offsets)
         if not offsets:
             return
         # librdkafka compares leader epochs where a partition is sought, not where it is assigned, and fetches meanwhile. Assigned at the
         # sought offset, a partition that a truncation has cut below it may be reported as out of range instead. (A logical offset such
         # as OFFSET_END is no way out: its answer may arrive after the seek, and then takes the place of the sought offset.)
-        first = [kafka.TopicPartition(*name, self.log_bounds(name).end if name in epochs else offset) for name, offset in offsets.items()]
+        first = [
+            kafka.TopicPartition(*name, self.log_bounds(name).end if name in previous_epochs else offset)
+            for name, offset in offsets.items()
+        ]
         self._open_client().incremental_assign(first)
         self._names |= set(offsets)
         self._seek_when_assigned(
-            [kafka.TopicPartition(*name, offsets[name], leader_epoch=epochs[name]) for name in offsets if name in epochs]
+            [kafka.TopicPartition(*name, offsets[name], leader_epoch=previous_epochs[name]) for name in offsets if name in previous_epochs]
         )
 
     def _seek_when_assigned(self, places: Sequence[Any]) -> None:
@@ -152,8 +158,8 @@ class ConfluentBroker:
             self._open_client().incremental_unassign([kafka.TopicPartition(*name) for name in known])
             self._names -= known
 
-    def fetch_messages(self, limit: int, timeout_s: float) -> Fetched:
-        found = _Found()
+    def fetch_messages(self, limit: int, timeout_s: float) -> FetchResult:
+        found = _CollectedMessages()
         for message in self._open_client().consume(limit, timeout_s):
             error = message.error()
             if error is None:
@@ -173,7 +179,7 @@ class ConfluentBroker:
         refusal = self._listener.tls_or_login_error(self._connection.bootstrap_servers, "reading")
         if refusal is not None and not found.messages:
             raise refusal
-        return Fetched(found.messages, found.out_of_range, found.truncated)
+        return FetchResult(found.messages, found.out_of_range, found.truncated)
 
     def log_bounds(self, name: TopicPartition) -> LogBounds:
         kafka = load_confluent_kafka()
@@ -200,13 +206,15 @@ class ConfluentBroker:
             self._client.close()
             self._client = None
 
-    def _request_offsets(self, name: TopicPartition, attempt: Any) -> Any:
+    def _request_offsets(self, name: TopicPartition, send_request: Any) -> Any:
+        """Return what ``send_request`` returns, retrying temporary errors. Raises Unavailable or Refused, which name the partition."""
         try:
-            return retry_until_answered(self._connection, self._listener, f"offsets of {name}", attempt)
+            return retry_until_answered(self._connection, self._listener, f"offsets of {name}", send_request)
         except NotFound as error:
             raise StoreError(error.message, hint=error.hint) from None
 
     def _open_client(self) -> Any:
+        """Return a new confluent-kafka consumer that belongs to no group."""
         if self._client is None:
             settings = self._connection.settings(
                 self._listener,

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from compactor.constants import NO_TIMESTAMP
-from compactor.consumer.gather import Selection, Slices, copy_headers, copy_slices
-from compactor.consumer.messages import byte_strings
+from compactor.consumer.gather import ByteStrings, Selection, copy_byte_strings, copy_headers
+from compactor.consumer.messages import iterate_byte_strings
 from compactor.errors import UsageError
 from compactor.kernels.common import Flags
 from compactor.records.batches import LOG_APPEND
@@ -35,13 +35,14 @@ def arrow_batch(selection: Selection, topic: str, partition: int, schema: pa.Sch
 
 
 def _arrow_column(selection: Selection, field: pa.Field, topic: str, partition: int, decode: TextFunction | None) -> pa.Array:
+    """Return one column of the selected rows, as ``field`` names and types it."""
     rows, picked, table = selection.rows, selection.picked, selection.table
     some = slice(selection.chunk.first, selection.chunk.last)
     match field.name:
         case "key":
-            return binary(copy_slices(selection.chunk.buf, rows.key_start, rows.key_length, picked))
+            return binary_column(copy_byte_strings(selection.chunk.buf, rows.key_start, rows.key_length, picked))
         case "value":
-            return binary(copy_slices(selection.chunk.buf, rows.value_start, rows.value_length, picked))
+            return binary_column(copy_byte_strings(selection.chunk.buf, rows.value_start, rows.value_length, picked))
         case "headers":
             return _header_column(selection, field.type)
         case "topic":
@@ -57,33 +58,36 @@ def _arrow_column(selection: Selection, field: pa.Field, topic: str, partition: 
         case "timestampType":
             kinds = ((table.attributes[some] & np.int16(LOG_APPEND)) != 0).astype(np.int32)
             kinds[table.magic[some] == 0] = -1
-            return pa.array(selection.per_batch(kinds))
+            return pa.array(selection.batch_values_of_rows(kinds))
         case "leaderEpoch":
-            epochs = selection.per_batch(table.leader_epoch[some])
+            epochs = selection.batch_values_of_rows(table.leader_epoch[some])
             return pa.array(epochs, mask=epochs < 0)
         case "keyText" | "valueText" if decode is not None:
             is_key = field.name == "keyText"
             start, length = (rows.key_start, rows.key_length) if is_key else (rows.value_start, rows.value_length)
-            fields = byte_strings(copy_slices(selection.chunk.buf, start, length, picked))
+            fields = iterate_byte_strings(copy_byte_strings(selection.chunk.buf, start, length, picked))
             name = field.name.removesuffix("Text")
             return pa.array([decode(name, *row) for row in zip(rows.offset[picked].tolist(), fields, strict=True)], pa.string())
     raise ValueError(f"no column {field.name}")
 
 
-def binary(found: Slices) -> pa.Array:
+def binary_column(strings: ByteStrings) -> pa.Array:
     """Return byte strings as an Arrow column of type binary, with nulls for absent ones."""
-    parts = [_null_bitmap(found.valid), pa.py_buffer(found.begins), pa.py_buffer(found.data)]
-    return pa.Array.from_buffers(pa.binary(), len(found), parts)
+    parts = [_null_bitmap(strings.valid), pa.py_buffer(strings.begins), pa.py_buffer(strings.data)]
+    return pa.Array.from_buffers(pa.binary(), len(strings), parts)
 
 
 def _null_bitmap(valid: Flags) -> pa.Buffer | None:
+    """Return Arrow's validity bitmap of these flags, or None if all are set."""
     return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
 def _header_column(selection: Selection, kind: pa.DataType) -> pa.Array:
     """Return a column of headers; null for records without headers, as in Spark's own Kafka source."""
     found = copy_headers(selection)
-    entries = pa.StructArray.from_arrays([_text_column(binary(found.names)), binary(found.values)], fields=list(kind.value_type))
+    entries = pa.StructArray.from_arrays(
+        [_text_column(binary_column(found.names)), binary_column(found.values)], fields=list(kind.value_type)
+    )
     some = np.diff(found.begins) > 0
     return pa.Array.from_buffers(kind, len(some), [_null_bitmap(some), pa.py_buffer(found.begins)], children=[entries])
 

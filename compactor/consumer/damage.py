@@ -20,10 +20,8 @@ UNDECIDABLE = "the outcome of their transactions cannot be read, because what fo
 
 
 class DamagedRange(NamedTuple):
-    """Offsets that cannot be read, both inclusive, and why.
-
-    segment: the object's name.
-    position: byte position of the damage in it, -1 if unknown.
+    """Range of offsets that cannot be read, first and last inclusive, with the reason. segment: name of the object. position: byte position
+    of the damage in the object, -1 if unknown.
     """
 
     first: int
@@ -32,8 +30,8 @@ class DamagedRange(NamedTuple):
     segment: str
     position: int = -1
 
-    def as_error(self, name: TopicPartition) -> BadData:
-        """Return the error of a reader that does not skip damage."""
+    def to_bad_data_error(self, name: TopicPartition) -> BadData:
+        """Return the BadData to raise for this range if damage is not skipped."""
         hint = (
             f"`verify {name}` names all damage, `repair {name}` makes it good. The other records are read with --skip-damaged (cat, "
             "export), skip_damaged (consumer) or skipDamaged (Spark)"
@@ -44,23 +42,24 @@ class DamagedRange(NamedTuple):
 
 
 def log_damage(damage: DamagedRange) -> None:
-    """Log offsets that are skipped because they cannot be read."""
+    """Write a warning to the log about offsets that are skipped because they cannot be read."""
     _LOG.warning("offsets %d to %d of %s are skipped: %s", *damage[:2], damage.segment, damage.reason)
 
 
-def damaged_batches(piece: Piece, mine: Flags) -> Flags:
-    """Return a flag for each batch that is known to have another CRC than its bytes, after checking the ranges of batches that hold a
-    flagged one. These are not checked again when other batches of the range are read.
+def flag_damaged_batches(piece: Piece, wanted_batches: Flags) -> Flags:
+    """Return a flag for each batch of a piece: whether its CRC is known not to match its bytes. Checks the wanted batches, and those
+    between them, unless that was done before.
     """
     source, found = piece.source, piece.damaged
     for first, last in source.uniform_batch_ranges():
-        if mine[first:last].any() and not _has_valid_crcs(source, first, last):
+        if wanted_batches[first:last].any() and not _has_valid_crcs(source, first, last):
             found[first:last] |= [not _has_valid_crcs(source, batch, batch + 1) for batch in range(first, last)]
             source.verified[first:last] = True
     return found
 
 
 def _has_valid_crcs(source: SourceSegment, first: int, last: int) -> bool:
+    """Return whether the CRCs of all batches from ``first`` up to ``last`` (exclusive) match."""
     try:
         source.verify_crcs_once(first, last)
     except BadData:
@@ -68,43 +67,46 @@ def _has_valid_crcs(source: SourceSegment, first: int, last: int) -> bool:
     return True
 
 
-def damaged_ranges(piece: Piece, bad: Flags, reason: str, first: int, last: int) -> Iterator[DamagedRange]:
-    """Yield the offsets of flagged batches, neighbours together, as far as they lie between ``first`` and ``last`` (inclusive)."""
+def damaged_ranges(piece: Piece, damaged_batches: Flags, reason: str, first_offset: int, last_offset: int) -> Iterator[DamagedRange]:
+    """Yield the offset ranges of the flagged batches, neighbours as one range, limited to ``first_offset`` to ``last_offset``
+    (inclusive).
+    """
     table = piece.source.table
-    places = np.flatnonzero(bad)
+    places = np.flatnonzero(damaged_batches)
     for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1):
         if len(run):
             # The base offset of a compressed v0/v1 wrapper is not known, so that the damage begins after the batch before it.
             begin = int(table.last_offset[run[0] - 1]) + 1 if run[0] else int(max(table.base_offset[0], piece.metadata.start_offset))
             position = piece.position + int(table.position[run[0]])
-            yield DamagedRange(max(first, begin), min(last, int(table.last_offset[run[-1]])), reason, piece.source.name, position)
+            yield DamagedRange(
+                max(first_offset, begin), min(last_offset, int(table.last_offset[run[-1]])), reason, piece.source.name, position
+            )
 
 
-def piece_before_damage(reader: SegmentReader, position: int, error: BadData) -> Piece | None:
-    """Return the whole batches from ``position`` up to where an error was found, or None if there are none."""
+def read_piece_before_damage(reader: SegmentReader, position: int, error: BadData) -> Piece | None:
+    """Return the whole batches from byte ``position`` up to the damage that ``error`` reports, or None if there are none."""
     if error.position <= position:
         return None
     try:
         piece = reader.read_piece(position, error.position - position)
     except BadData:
         return None
-    return piece if piece.end <= error.position else None
+    return piece if piece.end_position <= error.position else None
 
 
-def place_after_damage(reader: SegmentReader, position: int, first: int) -> tuple[int, int]:
-    """Return position and base offset of the next batch that can be read after the damaged one at ``position``.
+def next_readable_position(reader: SegmentReader, position: int, first_unread_offset: int) -> tuple[int, int]:
+    """Return byte position and base offset of the next batch that can be read after the damaged one at ``position``, found by the offset
+    index. If there is none, return the segment's end and the offset after it.
 
-    It is found by the offset index. If there is none, it is the end of the segment and the offset after it.
-
-    :param first: first offset that has not been read.
+    :param first_unread_offset: first offset that was not read yet.
     """
     metadata = reader.metadata
-    for at in reader.positions_after(position):
+    for at in reader.index_positions_after(position):
         try:
             piece = reader.read_piece(at, _PROBE_BYTES)
         except (BadData, SegmentGone):
             continue
         table = piece.source.table
-        if len(table) and first <= table.base_offset[0] <= metadata.end_offset and _has_valid_crcs(piece.source, 0, 1):
+        if len(table) and first_unread_offset <= table.base_offset[0] <= metadata.end_offset and _has_valid_crcs(piece.source, 0, 1):
             return at, int(table.base_offset[0])
     return metadata.size_bytes, metadata.end_offset + 1

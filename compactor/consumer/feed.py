@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from compactor.access.tier import Tier
 from compactor.constants import MAX_OFFSET
 from compactor.consumer.history import LogIdentity, LogMismatch, ReadHistory, find_mismatch, log_identity
-from compactor.consumer.last_values import keep_offsets, latest
-from compactor.consumer.messages import RecordBlock, copy_block
-from compactor.consumer.reading import LogChanged, Reader, ReadOptions, ReadRange, last_stable_offset
+from compactor.consumer.last_values import latest, select_offsets
+from compactor.consumer.messages import RecordBlock, copy_rows_to_block
+from compactor.consumer.reading import LogChanged, RangeReader, ReadOptions, ReadRange, last_stable_offset
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import Int64s
 
@@ -25,31 +25,31 @@ TURN_BYTES = 64 << 20
 
 
 @dataclass(eq=False)
-class Turn:
-    """State of one partition that a thread of TierFeed reads, a block of TURN_BYTES at a time (a turn).
+class FeedPartition:
+    """Partition that the threads of a TierFeed read, TURN_BYTES at a time, with the state of reading.
 
-    place: the incarnation that is read: the partition under one topic id, from the topic's creation to its deletion.
+    incarnation: the partition under one topic id, from the topic's creation to its deletion, which is read.
     offset: next offset to read.
-    read: what was read before the partition was started.
-    view_offsets: offsets of last records, to which reading is restricted below ``view_end``; None for all offsets.
-    view_end: end of the view of last records, exclusive; -1 if the view is still to be made.
-    log: the log that was read since the start; None before the first turn.
-    until: offset at which reading ends, exclusive.
+    read_history: what was read before the partition was started.
+    view_offsets: offsets of the last records of all keys, to which reading is restricted below ``view_end``; None for all offsets.
+    view_end: end of these last records, exclusive; -1 if they are still to be found.
+    log: the log that was read since the start; None before the first records.
+    end_offset: offset at which reading ends, exclusive.
     """
 
     name: TopicPartition
-    place: TopicPartition
+    incarnation: TopicPartition
     offset: int
-    read: ReadHistory
+    read_history: ReadHistory
     view_offsets: Int64s | None = None
     view_end: int = -1
     log: LogIdentity | None = None
-    until: int = MAX_OFFSET
+    end_offset: int = MAX_OFFSET
 
 
 @dataclass(frozen=True)
 class ReadBlock:
-    """Records of a partition, as columns, with the identity of the log from which they were read."""
+    """Item of a TierFeed: records of a partition as columns, with the identity of the log from which they were read."""
 
     name: TopicPartition
     block: RecordBlock
@@ -57,13 +57,13 @@ class ReadBlock:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """Last item of a partition: the tier has no more records of it that may be read, or ``until`` is reached.
+class PartitionEnded:
+    """Last item of a partition: the tier has no more records of it that may be read, or the offset at which reading was to end is reached.
 
-    offset: everything below was read. It is below ``end`` if a transaction is open at the tier's end, and below ``start`` if the tier has
-        lost its beginning.
+    offset: everything below was read. It is less than ``end`` if a transaction is open at the tier's end, and less than ``start`` if the
+        tier has lost its beginning.
     start, end: first offset and end offset (exclusive) of the tier.
-    log: the tier's log.
+    log: identity of the tier's log.
     mismatch: reason why this log does not continue what was read; None if it does.
     """
 
@@ -76,37 +76,36 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Failed:
+class PartitionFailed:
     """Last item of a partition that could not be read, with the error."""
 
     name: TopicPartition
     error: Exception
 
 
-Item = ReadBlock | Ended | Failed
+Item = ReadBlock | PartitionEnded | PartitionFailed
 
 
 class TierFeed:
-    """Reads several partitions of a tier in threads of its own, and queues their records.
-
-    The last item of each partition is Ended or Failed; then the partition can be started again.
+    """Reads several partitions of a tier in its own threads, and queues their records. The last item of each partition is PartitionEnded or
+    PartitionFailed; then the partition can be started again.
 
     :param latest_only: read only the last record of each key of what the tier holds when a partition is started (see LastValues).
     """
 
     def __init__(
-        self, tier: Tier, *, committed: bool, latest_only: bool, threads: int, queue_bytes: int, skip_damaged: bool = False
+        self, tier: Tier, *, read_committed: bool, latest_only: bool, threads: int, queue_bytes: int, skip_damaged: bool = False
     ) -> None:
         self._tier = tier
-        self._committed = committed
+        self._committed = read_committed
         self._skip_damaged = skip_damaged
         self._latest_only = latest_only
         self._max_threads = threads
         self._queue_bytes = queue_bytes
         self._hash_key = b""
         self._condition = threading.Condition()
-        self._reads: dict[TopicPartition, Turn] = {}
-        self._due_reads: deque[Turn] = deque()
+        self._reads: dict[TopicPartition, FeedPartition] = {}
+        self._due_reads: deque[FeedPartition] = deque()
         self._queue: deque[Item] = deque()
         self._queued_bytes = 0
         self._closed = False
@@ -119,24 +118,37 @@ class TierFeed:
             return bool(self._reads or self._queue)
 
     def start_reading(
-        self, name: TopicPartition, place: TopicPartition, read: ReadHistory, *, skip_view: bool = False, until: int = MAX_OFFSET
+        self,
+        name: TopicPartition,
+        incarnation: TopicPartition,
+        read_history: ReadHistory,
+        *,
+        skip_view: bool = False,
+        end_offset: int = MAX_OFFSET,
     ) -> None:
-        """Start to read a partition. Items of an earlier start are dropped.
+        """Start to read a partition from the end of ``read_history``. Items of an earlier start are dropped.
 
-        :param place: the incarnation to read, that is, the partition as it was under one topic id.
-        :param read: what was read of it before; reading starts at its end.
+        :param incarnation: the partition under the topic id to read.
+        :param read_history: what was read of the partition before.
         :param skip_view: read every record, even if ``latest_only`` is set.
-        :param until: offset at which reading ends, exclusive.
+        :param end_offset: offset at which reading ends, exclusive.
         """
         self.stop_reading(name)
         if self._latest_only and not self._hash_key:
             self._hash_key = self._tier.identity.reading_key()
-        turn = Turn(name, place, read.end, read, view_end=read.end if skip_view or not self._latest_only else -1, until=until)
+        turn = FeedPartition(
+            name,
+            incarnation,
+            read_history.end,
+            read_history,
+            view_end=read_history.end if skip_view or not self._latest_only else -1,
+            end_offset=end_offset,
+        )
         with self._condition:
             self._reads[name] = turn
             self._due_reads.append(turn)
             if len(self._threads) < min(self._max_threads, len(self._reads)):
-                thread = threading.Thread(target=self._run_thread, name=f"tier-feed-{len(self._threads)}", daemon=True)
+                thread = threading.Thread(target=self._run_reading_thread, name=f"tier-feed-{len(self._threads)}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
             self._condition.notify_all()
@@ -147,7 +159,7 @@ class TierFeed:
             self._reads.pop(name, None)
             for item in [item for item in self._queue if item.name == name]:
                 self._queue.remove(item)
-                self._queued_bytes -= _size(item)
+                self._queued_bytes -= _item_size_bytes(item)
             self._condition.notify_all()
 
     def next_item(self, timeout_s: float) -> Item | None:
@@ -160,12 +172,12 @@ class TierFeed:
                     return None
                 self._condition.wait(left)
             item = self._queue.popleft()
-            self._queued_bytes -= _size(item)
+            self._queued_bytes -= _item_size_bytes(item)
             self._condition.notify_all()
             return item
 
     def close(self) -> None:
-        """Wait for requests that are being made, and end the reading threads."""
+        """End the reading threads, after the requests that they are making."""
         with self._condition:
             self._closed = True
             self._reads.clear()
@@ -173,7 +185,8 @@ class TierFeed:
         for thread in self._threads:
             thread.join()
 
-    def _run_thread(self) -> None:
+    def _run_reading_thread(self) -> None:
+        """Read due partitions into the queue until the feed is closed. Runs in each thread."""
         while True:
             with self._condition:
                 while not self._due_reads and not self._closed:
@@ -182,87 +195,95 @@ class TierFeed:
                     return
                 turn = self._due_reads.popleft()
             try:
-                item: Item | None = self._read_turn(turn)
+                item: Item | None = self._read_into_queue(turn)
             except LogChanged:
-                self._requeue_turn(turn)  # the next turn compares what was read below its offset
+                self._requeue_partition(turn)  # the next turn compares what was read below its offset
                 continue
             except Exception as error:  # noqa: BLE001 - returned by next_item
-                item = Failed(turn.name, error)
+                item = PartitionFailed(turn.name, error)
             if item is not None:
-                self._enqueue_item(turn, item, last=True)
+                self._enqueue_item(turn, item, is_last=True)
 
-    def _read_turn(self, turn: Turn) -> Item | None:
-        """Read up to TURN_BYTES of a partition into the queue.
-
-        Return the partition's last item, or None if it was stopped or is due again.
+    def _read_into_queue(self, partition: FeedPartition) -> Item | None:
+        """Read up to TURN_BYTES of a partition into the queue. Return the partition's last item, or None if reading goes on later or was
+        stopped.
         """
-        state = self._tier.open(turn.place).refresh()
+        state = self._tier.open(partition.incarnation).refresh()
         start, end = self._tier.first_readable_offset(state), state.end_offset + 1
         log = log_identity(self._tier, state)
-        read_until = turn.offset if turn.view_offsets is None else turn.view_end
-        mismatch = find_mismatch(turn.read if turn.log is None else turn.log.history_below(read_until), log)
+        read_until = partition.offset if partition.view_offsets is None else partition.view_end
+        mismatch = find_mismatch(partition.read_history if partition.log is None else partition.log.history_below(read_until), log)
         if mismatch is not None:
-            return Ended(turn.name, turn.offset, start, end, log, mismatch)
-        turn.log = log
-        bound = min(last_stable_offset(self._tier, state) if self._committed else end, turn.until)
-        if turn.offset >= bound or turn.offset < start:
-            return Ended(turn.name, turn.offset, start, end, log)
-        if turn.view_end < 0:
-            view = latest(self._tier, turn.place, first=turn.offset, last=bound - 1, committed=self._committed, hash_key=self._hash_key)
-            turn.view_offsets = view.offsets()
-            turn.view_end = bound
-        if turn.view_offsets is not None and turn.offset < turn.view_end:
-            bound = min(bound, turn.view_end)
+            return PartitionEnded(partition.name, partition.offset, start, end, log, mismatch)
+        partition.log = log
+        bound = min(last_stable_offset(self._tier, state) if self._committed else end, partition.end_offset)
+        if partition.offset >= bound or partition.offset < start:
+            return PartitionEnded(partition.name, partition.offset, start, end, log)
+        if partition.view_end < 0:
+            view = latest(
+                self._tier,
+                partition.incarnation,
+                first=partition.offset,
+                last=bound - 1,
+                committed=self._committed,
+                hash_key=self._hash_key,
+            )
+            partition.view_offsets = view.offsets()
+            partition.view_end = bound
+        if partition.view_offsets is not None and partition.offset < partition.view_end:
+            bound = min(bound, partition.view_end)
         else:
-            turn.view_offsets = None
-        limit = self._tier.cleaner_for(turn.name.topic).max_decompressed_batch_bytes
-        segments = tuple(segment for segment in state.live if segment.end_offset >= turn.offset)
-        extent = ReadRange(turn.place, turn.offset, bound - 1, segments, log)
+            partition.view_offsets = None
+        limit = self._tier.cleaner_for(partition.name.topic).max_decompressed_batch_bytes
+        segments = tuple(segment for segment in state.live if segment.end_offset >= partition.offset)
+        extent = ReadRange(partition.incarnation, partition.offset, bound - 1, segments, log)
         read = 0
-        options = ReadOptions(self._committed, limit, ahead=self._idle_threads(), skip_damaged=self._skip_damaged)
-        for selection in Reader(self._tier, extent, options).selections():
-            mine = selection if turn.view_offsets is None else keep_offsets(selection, turn.view_offsets)
+        options = ReadOptions(self._committed, limit, requests_in_advance=self._idle_threads(), skip_damaged=self._skip_damaged)
+        for selection in RangeReader(self._tier, extent, options).selections():
+            mine = selection if partition.view_offsets is None else select_offsets(selection, partition.view_offsets)
             reached = int(selection.rows.offset[selection.picked[-1]]) + 1
             if len(mine):
-                block = copy_block(turn.name, mine, log.topic_id)
+                block = copy_rows_to_block(partition.name, mine, log.topic_id)
                 read += block.nbytes
-                if not self._enqueue_item(turn, ReadBlock(turn.name, block, log)):
+                if not self._enqueue_item(partition, ReadBlock(partition.name, block, log)):
                     return None
-            turn.offset = reached
+            partition.offset = reached
             if read >= TURN_BYTES and self._due_reads:
-                self._requeue_turn(turn)
+                self._requeue_partition(partition)
                 return None
-        turn.offset = bound
-        if turn.view_offsets is not None:
-            self._requeue_turn(turn)
+        partition.offset = bound
+        if partition.view_offsets is not None:
+            self._requeue_partition(partition)
             return None
-        return Ended(turn.name, bound, start, end, log)
+        return PartitionEnded(partition.name, bound, start, end, log)
 
     def _idle_threads(self) -> int:
         """Return how many idle threads can prefetch for each partition that is being read."""
         with self._condition:
             return max(0, self._max_threads - len(self._reads)) // max(1, len(self._reads))
 
-    def _requeue_turn(self, turn: Turn) -> None:
+    def _requeue_partition(self, partition: FeedPartition) -> None:
+        """Let a thread read this partition further, after those that wait already."""
         with self._condition:
-            self._due_reads.append(turn)
+            self._due_reads.append(partition)
             self._condition.notify()
 
-    def _enqueue_item(self, turn: Turn, item: Item, *, last: bool = False) -> bool:
+    def _enqueue_item(self, partition: FeedPartition, item: Item, *, is_last: bool = False) -> bool:
         """Add an item to the queue, after waiting for space. Return False if the partition was stopped."""
-        size = _size(item)
+        size = _item_size_bytes(item)
         with self._condition:
-            while self._reads.get(turn.name) is turn and self._queued_bytes and self._queued_bytes + size > self._queue_bytes:
+            while self._reads.get(partition.name) is partition and self._queued_bytes and self._queued_bytes + size > self._queue_bytes:
                 self._condition.wait()
-            if self._reads.get(turn.name) is not turn:
+            if self._reads.get(partition.name) is not partition:
                 return False
-            if last:
-                del self._reads[turn.name]
+            if is_last:
+                del self._reads[partition.name]
             self._queue.append(item)
             self._queued_bytes += size
             self._condition.notify_all()
             return True
 
 
-def _size(item: Item) -> int:
+def _item_size_bytes(item: Item) -> int:
+    """Return the bytes of memory that an item occupies in the queue; 0 for items without records."""
     return item.block.nbytes if isinstance(item, ReadBlock) else 0

@@ -17,10 +17,8 @@ from compactor.records.rows import HAS_HEADERS, Chunk, Int32s, Rows
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows (records) that were selected from one chunk of parsed batches.
-
-    picked: numbers of the selected rows, ascending.
-    first_row: number of each batch's first row, as ``parse_records`` returns it.
+    """Rows (records) selected from one chunk of parsed batches. picked: numbers of the selected rows, ascending. first_row: number of each
+    batch's first row, as ``parse_records`` returns it.
     """
 
     table: BatchTable
@@ -32,14 +30,14 @@ class Selection:
     def __len__(self) -> int:
         return len(self.picked)
 
-    def per_batch(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return for each selected row the value of its batch. ``values`` has one value per batch of the chunk."""
+    def batch_values_of_rows(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return for each selected row the value of its batch, given one value per batch of the chunk."""
         return values[np.searchsorted(self.first_row, self.picked, side="right") - 1]
 
 
 @dataclass(frozen=True, slots=True)
-class Slices:
-    """Byte strings, one after the other in one array: number i is ``data[begins[i]:begins[i + 1]]``, or null unless ``valid[i]``."""
+class ByteStrings:
+    """Byte strings stored one after the other in one array: number i is ``data[begins[i]:begins[i + 1]]``, or null unless ``valid[i]``."""
 
     begins: Int32s
     valid: Flags
@@ -54,17 +52,19 @@ class HeaderSlices:
     """Headers of several records: those of record i are numbers ``begins[i]`` to ``begins[i + 1]`` (exclusive)."""
 
     begins: Int32s
-    names: Slices
-    values: Slices
+    names: ByteStrings
+    values: ByteStrings
 
 
-def copy_slices(buf: Bytes, start: Int64s, length: Int32s, picked: Int64s) -> Slices:
-    """Copy byte strings out of ``buf``; a negative length is null."""
-    begins = np.empty(len(picked) + 1, np.int32)
-    valid = np.empty(len(picked), np.bool_)
-    data = np.empty(_fill_byte_string_offsets(length, picked, begins, valid), np.uint8)
-    _copy_bytes(buf, start, picked, begins, data)
-    return Slices(begins, valid, data)
+def copy_byte_strings(buf: Bytes, start: Int64s, length: Int32s, selected_rows: Int64s) -> ByteStrings:
+    """Copy the byte strings of the selected rows out of ``buf``. ``start`` and ``length``: position and length in bytes per row of the
+    chunk; a negative length is null.
+    """
+    begins = np.empty(len(selected_rows) + 1, np.int32)
+    valid = np.empty(len(selected_rows), np.bool_)
+    data = np.empty(_fill_byte_string_offsets(length, selected_rows, begins, valid), np.uint8)
+    _copy_selected_byte_strings(buf, start, selected_rows, begins, data)
+    return ByteStrings(begins, valid, data)
 
 
 def copy_headers(selection: Selection) -> HeaderSlices:
@@ -76,30 +76,34 @@ def copy_headers(selection: Selection) -> HeaderSlices:
     _locate_headers_of_rows(buf, rows.value_start, rows.value_length, rows.end, picked, begins, places)
     every = np.arange(total)
     name_start, name_length, value_start, value_length = places
-    names = copy_slices(buf, name_start, name_length.astype(np.int32), every)
-    return HeaderSlices(begins, names, copy_slices(buf, value_start, value_length.astype(np.int32), every))
+    names = copy_byte_strings(buf, name_start, name_length.astype(np.int32), every)
+    return HeaderSlices(begins, names, copy_byte_strings(buf, value_start, value_length.astype(np.int32), every))
 
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------------
 
 
 @kernel
-def _fill_byte_string_offsets(length: Int32s, picked: Int64s, offsets: Int32s, valid: Flags) -> int:
+def _fill_byte_string_offsets(length: Int32s, selected_rows: Int64s, offsets: Int32s, valid: Flags) -> int:
+    """Fill ``offsets`` with the positions of the selected rows' byte strings in the copy, and ``valid`` with whether each is not null.
+    Return their total length in bytes.
+    """
     at = 0
-    for i in range(picked.size):
+    for i in range(selected_rows.size):
         offsets[i] = at
-        size = length[picked[i]]
+        size = length[selected_rows[i]]
         valid[i] = size >= 0
         if size > 0:
             at += size
-    offsets[picked.size] = at
+    offsets[selected_rows.size] = at
     return at
 
 
 @kernel
-def _copy_bytes(buf: Bytes, start: Int64s, picked: Int64s, offsets: Int32s, data: Bytes) -> None:
-    for i in range(picked.size):
-        copy_bytes(data, np.int64(offsets[i]), buf, start[picked[i]], np.int64(offsets[i + 1]) - np.int64(offsets[i]))
+def _copy_selected_byte_strings(buf: Bytes, start: Int64s, selected_rows: Int64s, offsets: Int32s, data: Bytes) -> None:
+    """Copy the byte strings of the selected rows to ``data``, at the positions in ``offsets``."""
+    for i in range(selected_rows.size):
+        copy_bytes(data, np.int64(offsets[i]), buf, start[selected_rows[i]], np.int64(offsets[i + 1]) - np.int64(offsets[i]))
 
 
 @kernel
@@ -109,29 +113,32 @@ def _count_headers_of_rows(
     value_length: Int32s,
     end: Int64s,
     flags: npt.NDArray[np.uint8],
-    picked: Int64s,
+    selected_rows: Int64s,
     out_first_header: Int32s,
 ) -> int:
+    """Fill ``out_first_header`` with the number of headers before each selected row. Return the number of headers of all selected rows."""
     total = 0
-    for i in range(picked.size):
+    for i in range(selected_rows.size):
         out_first_header[i] = total
-        row = picked[i]
+        row = selected_rows[i]
         if flags[row] & HAS_HEADERS:
             count, _ = read_varint(buf, value_start[row] + max(value_length[row], 0), end[row])
             total += count
-    out_first_header[picked.size] = total
+    out_first_header[selected_rows.size] = total
     return total
 
 
 @kernel
 def _locate_headers_of_rows(
-    buf: Bytes, value_start: Int64s, value_length: Int32s, end: Int64s, picked: Int64s, first_header: Int32s, out_positions: Int64s
+    buf: Bytes, value_start: Int64s, value_length: Int32s, end: Int64s, selected_rows: Int64s, first_header: Int32s, out_positions: Int64s
 ) -> None:
-    """Fill ``out_positions`` with key start, key length, value start and value length. ``parse_records`` has checked the headers."""
-    for i in range(picked.size):
+    """Fill ``out_positions`` with name start, name length, value start and value length of each header, in bytes. ``parse_records`` has
+    checked the headers.
+    """
+    for i in range(selected_rows.size):
         if first_header[i] == first_header[i + 1]:
             continue
-        row = picked[i]
+        row = selected_rows[i]
         _, at = read_varint(buf, value_start[row] + max(value_length[row], 0), end[row])
         for header in range(first_header[i], first_header[i + 1]):
             for part in range(0, 4, 2):

@@ -90,7 +90,9 @@ class GroupClient(Protocol):
         """
 
     def committed(self, names: Iterable[TopicPartition]) -> Mapping[TopicPartition, GroupOffset]:
-        """Return the offsets that the group has committed, of those partitions that have one."""
+        """Return the offsets that the group has committed, by partition. Partitions without a committed offset are missing in the
+        result.
+        """
 
     def close(self) -> None:
         """Give up all partitions, and leave the group."""
@@ -118,14 +120,15 @@ class ConfluentGroup:
 
     def subscribe(self, topics: Sequence[str], listener: RebalanceListener) -> None:
         def on_assign(client: Any, places: list[Any]) -> None:
-            self._assign_paused(places)
+            """Assign partitions as paused, and report them to the listener."""
+            self._assign_as_paused(places)
             listener.add_partitions(_partition_names(places))
 
         self._client.subscribe(
             list(topics),
             on_assign=on_assign,
-            on_revoke=lambda _, places: self._give_up(places, listener.revoke_partitions),
-            on_lost=lambda _, places: self._give_up(places, listener.lose_partitions),
+            on_revoke=lambda _, places: self._report_revoked_partitions(places, listener.revoke_partitions),
+            on_lost=lambda _, places: self._report_revoked_partitions(places, listener.lose_partitions),
         )
 
     def unsubscribe(self) -> None:
@@ -155,20 +158,22 @@ class ConfluentGroup:
         kafka = load_confluent_kafka()
         places = [kafka.TopicPartition(*name) for name in names]
 
-        def ask(seconds: float) -> Mapping[TopicPartition, GroupOffset]:
+        def request_committed(seconds: float) -> Mapping[TopicPartition, GroupOffset]:
+            """Request the committed offsets from the coordinator, waiting at most so many seconds."""
             found = self._client.committed(places, timeout=seconds)
             for place in found:
                 if place.error is not None:
                     raise kafka.KafkaException(place.error)
             return {TopicPartition(at.topic, at.partition): GroupOffset(at.offset, at.leader_epoch) for at in found if at.offset >= 0}
 
-        return retry_until_answered(self._connection, self._errors, "committed offsets", ask) if places else {}
+        return retry_until_answered(self._connection, self._errors, "committed offsets", request_committed) if places else {}
 
     def close(self) -> None:
         self._client.close()
         self._raise_listener_error()
 
-    def _assign_paused(self, places: list[Any]) -> None:
+    def _assign_as_paused(self, places: list[Any]) -> None:
+        """Assign partitions to the client, all of them paused, so that it never fetches their records."""
         kafka, client = load_confluent_kafka(), self._client
         client.position(places)  # the client pauses only partitions that it knows
         client.pause(places)
@@ -178,10 +183,9 @@ class ConfluentGroup:
         else:
             client.assign(begin)
 
-    def _give_up(self, places: list[Any], report: Callable[[Sequence[TopicPartition]], None]) -> None:
-        """Call ``report`` with partitions that the group has revoked.
-
-        The client takes the partitions away when this method returns, also if the listener failed.
+    def _report_revoked_partitions(self, places: list[Any], report: Callable[[Sequence[TopicPartition]], None]) -> None:
+        """Call ``report`` with the partitions that the group has revoked. An error of the listener is kept and raised by ``poll``, because
+        the client must take the partitions away in any case.
         """
         try:
             report(_partition_names(places))
@@ -189,6 +193,7 @@ class ConfluentGroup:
             self._raised = error
 
     def _raise_listener_error(self) -> None:
+        """Raise the error of the listener that was kept during the last rebalance, if any."""
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised
@@ -203,4 +208,5 @@ class ConfluentGroup:
 
 
 def _partition_names(places: Iterable[Any]) -> list[TopicPartition]:
+    """Return topic and partition of each position of confluent-kafka."""
     return [TopicPartition(place.topic, place.partition) for place in places]

@@ -24,10 +24,10 @@ class EpochEnd(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadHistory:
-    """Description of what a reader has read of a log.
+    """Description of the records that a reader has read of a log.
 
     topic_id: id of the topic; empty if unknown.
-    epochs: leader epochs of records that were read, ascending; empty if unknown. A restored position knows its last epoch only.
+    epochs: leader epochs of records that were read, ascending; empty if unknown. Only the last one is known of a restored position.
     end: the position: everything below was read.
     """
 
@@ -40,7 +40,7 @@ class ReadHistory:
         """Return the leader epoch of the last record that was read; None if unknown."""
         return self.epochs[-1].epoch if self.epochs else None
 
-    def below_offset(self, offset: int) -> ReadHistory:
+    def history_below(self, offset: int) -> ReadHistory:
         """Return the part of this history below ``offset`` (exclusive)."""
         begun = sum(known.end < offset for known in self.epochs) + 1
         return ReadHistory(self.topic_id, tuple(EpochEnd(epoch, min(end, offset)) for epoch, end in self.epochs[:begun]), offset)
@@ -85,7 +85,7 @@ def log_identity(tier: Tier, state: PartitionState) -> LogIdentity:
 
 
 def position_history(offset: int, leader_epoch: int | None, topic_id: str) -> ReadHistory:
-    """Return what a reader is known to have read if all that is left of its work is a position.
+    """Return the history of a reader of which only a position is known, as after a restart.
 
     :param leader_epoch: epoch of the record before ``offset``; None or negative if unknown.
     """
@@ -93,8 +93,8 @@ def position_history(offset: int, leader_epoch: int | None, topic_id: str) -> Re
     return ReadHistory(TopicId(topic_id), (EpochEnd(LeaderEpoch(leader_epoch or 0), offset),) if known else (), offset)
 
 
-def is_other_topic(one: TopicId, other: TopicId) -> bool:
-    """Return whether two topic ids differ. An empty one is unknown and differs from none."""
+def are_different_topics(one: TopicId, other: TopicId) -> bool:
+    """Return whether two topic ids are known to differ. An empty id is unknown and differs from none."""
     return bool(one and other and one != other)
 
 
@@ -106,7 +106,7 @@ def find_mismatch(read: ReadHistory, log: LogIdentity) -> LogMismatch | None:
     up to the end of the largest epoch that both have. In the log an epoch ends where the next one begins (OffsetsForLeaderEpoch). The end
     of the log itself says nothing, because a tier ends earlier than the log from which it is uploaded.
     """
-    if is_other_topic(read.topic_id, log.topic_id):
+    if are_different_topics(read.topic_id, log.topic_id):
         return LogMismatch("topic")
     if not read.epochs or not log.lineage:
         return None
@@ -124,8 +124,10 @@ def find_mismatch(read: ReadHistory, log: LogIdentity) -> LogMismatch | None:
     return LogMismatch("truncated", agreed) if agreed < read.end else None
 
 
-def changed_offset(before: LogIdentity, now: LogIdentity, end: int) -> int | None:
-    """Return the first offset below ``end`` (exclusive) at which the log ``now`` holds other records than ``before``, or None."""
-    if is_other_topic(before.topic_id, now.topic_id):
+def first_changed_offset(old_log: LogIdentity, new_log: LogIdentity, end_offset: int) -> int | None:
+    """Return the first offset below ``end_offset`` (exclusive) at which ``new_log`` holds other records than ``old_log``, or None if there
+    is none.
+    """
+    if are_different_topics(old_log.topic_id, new_log.topic_id):
         return 0
-    return first_divergent_offset(before.lineage, end, now.lineage, now.end)
+    return first_divergent_offset(old_log.lineage, end_offset, new_log.lineage, new_log.end)

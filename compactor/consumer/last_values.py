@@ -16,8 +16,8 @@ from compactor.access.tier import Tier
 from compactor.constants import MAX_OFFSET, Offset
 from compactor.consumer.gather import Selection
 from compactor.consumer.history import LogIdentity, log_identity
-from compactor.consumer.messages import Place, RecordBlock, copy_block
-from compactor.consumer.reading import LastRecordsOnly, Reader, ReadOptions, ReadRange, last_stable_offset
+from compactor.consumer.messages import Place, RecordBlock, copy_rows_to_block
+from compactor.consumer.reading import LastRecordsOnly, RangeReader, ReadOptions, ReadRange, last_stable_offset
 from compactor.errors import OutOfBudget
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import Int64s
@@ -34,10 +34,8 @@ MAX_HALVINGS = 20
 
 @dataclass(frozen=True)
 class LastValues:
-    """Last records of the keys of a partition, without tombstones, as of the time of the call.
-
-    Iterating reads them; each pass reads again. A reader that continues at ``next_offset``, at the broker or in the tier, has the whole
-    state.
+    """Last records of all keys of a partition, without tombstones, as of the time of the call. Iterating reads the records; each iteration
+    reads them again. A reader that continues at ``next_offset`` misses no change.
     """
 
     tier: Tier
@@ -47,29 +45,28 @@ class LastValues:
 
     @property
     def next_offset(self) -> int:
-        """Return the offset after the last record that was taken into account: the place to continue reading."""
+        """Return the offset after the last record that was taken into account. An application continues to read there."""
         return self.extent.last + 1
 
     @property
     def next_place(self) -> Place:
         """Return ``next_offset`` as a position, which also identifies the log."""
-        read = self.log.history_below(self.next_offset)
+        read = self.log_identity.history_below(self.next_offset)
         return Place(*self.extent.name, self.next_offset, read.last_epoch, read.topic_id)
 
     @property
-    def log(self) -> LogIdentity:
-        """Return topic id and leader epochs of the log that is read."""
+    def log_identity(self) -> LogIdentity:
+        """Return topic id, leader epochs and end offset of the log that is read."""
         return self.extent.log or LogIdentity()
 
     def __iter__(self) -> Iterator[RecordBlock]:
         """Yield the last records of all keys in blocks, in no particular order. Each key occurs once. Raises StoreError, BadData."""
         for selection in self.selections():
-            yield copy_block(self.extent.name, selection, self.log.topic_id)
+            yield copy_rows_to_block(self.extent.name, selection, self.log_identity.topic_id)
 
     def arrow(self, *columns: str) -> Iterator[pa.RecordBatch]:
-        """Yield the last record of each key, in Arrow batches.
-
-        ``columns`` are some of ``compactor.consumer.columns.COLUMNS``; all by default.
+        """Yield the last record of each key, in Arrow batches. ``columns``: some of ``compactor.consumer.columns.COLUMNS``; all of them by
+        default.
         """
         from compactor.consumer.columns import arrow_batch, arrow_schema
 
@@ -91,7 +88,7 @@ class LastValues:
             latest = LastRecordsOnly(number, ranges, max(cleaner.map_budget_bytes, 1 << 16), self.hash_key)
             wanted = ReadOptions(self.committed, cleaner.max_decompressed_batch_bytes, latest, PREFETCHED_PIECES)
             try:
-                for selection in Reader(self.tier, self.extent, wanted).selections():
+                for selection in RangeReader(self.tier, self.extent, wanted).selections():
                     picked = selection.picked[selection.rows.offset[selection.picked] < below]
                     if len(picked):
                         yield replace(selection, picked=picked)
@@ -103,14 +100,22 @@ class LastValues:
 
 
 def latest(
-    tier: Tier, name: TopicPartition, *, first: int = 0, last: int = MAX_OFFSET, committed: bool = True, hash_key: bytes = b""
+    tier: Tier,
+    name: TopicPartition,
+    *,
+    first: int = 0,
+    last: int = MAX_OFFSET,
+    committed: bool = True,
+    hash_key: bytes = b"",
 ) -> LastValues:
     """Return the last values of a partition's keys, as the tier holds them now.
 
-    :param first: :param last: first and last offset of the records to read, both inclusive.
-    :param committed: isolation level read_committed.
-    :param hash_key: key of the hash function, for threads that must not ask the tier at the same time; by default the tier is asked.
-    :raises BadData: :raises StoreError: the tier cannot be read.
+    :param first: first offset to read, inclusive.
+    :param last: last offset to read, inclusive.
+    :param committed: use the isolation level read_committed.
+    :param hash_key: the tier's hash key; empty to read it from the tier, which only one thread at a time may do.
+    :raises BadData: if the tier's data is damaged.
+    :raises StoreError: if the tier cannot be read.
     """
     state = tier.open(name).refresh()
     end = last_stable_offset(tier, state) if committed else state.end_offset + 1
@@ -118,10 +123,10 @@ def latest(
     return LastValues(tier, extent, committed, hash_key or tier.identity.reading_key())
 
 
-def keep_offsets(selection: Selection, wanted: Int64s) -> Selection:
-    """Return the selected rows whose offset is in ``wanted``, an ascending array."""
+def select_offsets(selection: Selection, wanted_offsets: Int64s) -> Selection:
+    """Return those selected rows whose offset is in ``wanted_offsets``, an ascending array."""
     offsets = selection.rows.offset[selection.picked]
-    at = np.searchsorted(wanted, offsets)
-    found = at < len(wanted)
-    found[found] = wanted[at[found]] == offsets[found]
+    at = np.searchsorted(wanted_offsets, offsets)
+    found = at < len(wanted_offsets)
+    found[found] = wanted_offsets[at[found]] == offsets[found]
     return replace(selection, picked=selection.picked[found])

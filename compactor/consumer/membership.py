@@ -33,35 +33,35 @@ class CommitOptions:
 
 @dataclass
 class CommitLedger:
-    """Offsets of the partitions that a member holds.
+    """Offsets of the partitions that a group member holds, by state of their commit.
 
     stored: offsets to commit.
-    requested: offsets that a commit was sent for, or that were committed before.
-    confirmed: offsets of which it is known that they are committed.
+    requested: offsets for which a commit request was sent, or that were committed before.
+    confirmed: offsets that are known to be committed.
     """
 
     stored: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
     requested: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
     confirmed: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
 
-    def begin_at(self, offsets: Offsets) -> None:
-        """Record the offsets at which partitions begin. Only other offsets need to be committed."""
-        self.forget(offsets)
+    def set_start_offsets(self, offsets: Offsets) -> None:
+        """Record the offsets at which partitions begin. These count as committed; only other offsets are committed later."""
+        self.remove_partitions(offsets)
         self.requested.update(offsets)
         self.confirmed.update(offsets)
 
-    def forget(self, names: Iterable[TopicPartition]) -> None:
-        """Remove the offsets of partitions that this member has given up."""
+    def remove_partitions(self, names: Iterable[TopicPartition]) -> None:
+        """Remove the offsets of partitions that this member no longer holds."""
         for name in list(names):
             for known in (self.stored, self.requested, self.confirmed):
                 known.pop(name, None)
 
-    def to_request(self) -> Offsets:
-        """Return the offsets to commit for which no commit request was sent yet."""
+    def offsets_to_request(self) -> Offsets:
+        """Return the stored offsets for which no commit request was sent yet."""
         return {name: at for name, at in self.stored.items() if self.requested.get(name) != at}
 
-    def to_confirm(self, names: Collection[TopicPartition]) -> Offsets:
-        """Return the offsets to commit of these partitions for which no commit is known to have succeeded."""
+    def unconfirmed_offsets(self, names: Collection[TopicPartition]) -> Offsets:
+        """Return those stored offsets of these partitions that are not known to be committed."""
         return {name: at for name, at in self.stored.items() if name in names and self.confirmed.get(name) != at}
 
 
@@ -79,24 +79,23 @@ class RebalanceCallbacks:
 
 @dataclass(frozen=True)
 class ConsumerHooks:
-    """Functions of a consumer that its membership in a group (Membership) calls.
+    """Functions of a consumer that its GroupMembership calls.
 
     consumer: argument of the application's callbacks.
-    offsets: returns the positions of assigned partitions, after the last record that the application has.
-    discard: drops queued records of partitions, and stops reading them.
-    release: removes partitions from the consumer, with their positions.
+    positions: returns the positions of assigned partitions, after the last record that the application has.
+    drop_queued_records: drops queued records of partitions, and stops reading them.
+    remove_partitions: removes partitions from the consumer, with their positions.
     """
 
     consumer: Any
-    offsets: Callable[[], Offsets]
-    discard: Callable[[Collection[TopicPartition]], None]
-    release: Callable[[Collection[TopicPartition]], None]
+    positions: Callable[[], Offsets]
+    drop_queued_records: Callable[[Collection[TopicPartition]], None]
+    remove_partitions: Callable[[Collection[TopicPartition]], None]
 
 
-class Membership:
-    """RebalanceListener of a consumer: commits what was returned before partitions are given up.
-
-    Partitions that were added wait in ``added`` until the consumer has found out where they begin.
+class GroupMembership:
+    """RebalanceListener of a consumer, which commits the offsets of returned records before partitions are given up. Added partitions wait
+    in ``added`` until the consumer has determined where they begin.
     """
 
     def __init__(self, member: GroupClient, options: CommitOptions, hooks: ConsumerHooks) -> None:
@@ -111,7 +110,7 @@ class Membership:
     # ---- the group -----------------------------------------------------------------------------------------------------------
 
     def subscribe(self, topics: Sequence[str], callbacks: RebalanceCallbacks) -> None:
-        """Join the group for these topics."""
+        """Join the group for these topics. ``callbacks``: functions of the application to call in rebalances."""
         self._callbacks = callbacks
         self._member.subscribe(topics, self)
 
@@ -120,32 +119,34 @@ class Membership:
         self._member.unsubscribe()
 
     def poll(self) -> Sequence[Any]:
-        """Handle rebalances, commit what is due, and return messages with errors."""
+        """Process rebalances, commit offsets that are due, and return messages that report errors."""
         errors = self._member.poll()
         if self._options.auto_commit and time.monotonic() >= self._next_commit_s:
             self._next_commit_s = time.monotonic() + self._options.interval_s
-            self._store_returned()
-            self._send_commit(self._ledger.to_request(), wait=False)
+            self._store_returned_offsets()
+            self._request_commit(self._ledger.offsets_to_request(), wait=False)
         return errors
 
-    def start_places(self) -> list[Place]:
-        """Return where the added partitions begin: at their committed offsets, or without an offset if the group has none."""
+    def start_positions(self) -> list[Place]:
+        """Return the positions at which added partitions begin: their committed offsets, or positions without an offset if the group has
+        none.
+        """
         committed = self._member.committed(self.added)
         return [Place(*name, *committed[name]) if name in committed else Place(*name) for name in self.added]
 
     def report_added(self, places: list[Place]) -> None:
-        """Call the application's callback for partitions that were added."""
+        """Call the application's ``on_assign`` with the positions of partitions that were added."""
         if self._callbacks.on_assign is not None:
             self._callbacks.on_assign(self._hooks.consumer, places)
 
-    def begin_at(self, offsets: Offsets) -> None:
+    def set_start_offsets(self, offsets: Offsets) -> None:
         """Record the offsets at which partitions begin, so that only other offsets are committed later."""
-        self._ledger.begin_at(offsets)
+        self._ledger.set_start_offsets(offsets)
 
     def close(self) -> None:
         """Commit the offsets of records that were returned, if auto-commit is on, and leave the group."""
         try:
-            self._commit_before_giving_up(self._hooks.offsets())
+            self._commit_before_giving_up(self._hooks.positions())
         finally:
             self._member.close()
 
@@ -154,55 +155,61 @@ class Membership:
 
     def revoke_partitions(self, names: Sequence[TopicPartition]) -> None:
         try:
-            self._hooks.discard(names)
+            self._hooks.drop_queued_records(names)
             self._commit_before_giving_up(names)
             if self._callbacks.on_revoke is not None:
-                self._callbacks.on_revoke(self._hooks.consumer, self._places(names))
+                self._callbacks.on_revoke(self._hooks.consumer, self._positions_of(names))
         finally:
-            self._give_up(names)
+            self._remove_partitions(names)
 
     def lose_partitions(self, names: Sequence[TopicPartition]) -> None:
         try:
-            self._hooks.discard(names)
+            self._hooks.drop_queued_records(names)
             callback = self._callbacks.on_lost or self._callbacks.on_revoke
             if callback is not None:
-                callback(self._hooks.consumer, self._places(names))
+                callback(self._hooks.consumer, self._positions_of(names))
         finally:
-            self._give_up(names)
+            self._remove_partitions(names)
 
-    def _places(self, names: Sequence[TopicPartition]) -> list[Place]:
-        at = self._hooks.offsets()
+    def _positions_of(self, names: Sequence[TopicPartition]) -> list[Place]:
+        """Return the positions of these partitions, without an offset where none is known."""
+        at = self._hooks.positions()
         return [Place(*name, *at[name]) if name in at else Place(*name) for name in names]
 
-    def _give_up(self, names: Collection[TopicPartition]) -> None:
+    def _remove_partitions(self, names: Collection[TopicPartition]) -> None:
+        """Remove partitions that this member no longer holds, with their offsets and queued records."""
         self.added = [name for name in self.added if name not in names]
-        self._ledger.forget(names)
-        self._hooks.release(names)
+        self._ledger.remove_partitions(names)
+        self._hooks.remove_partitions(names)
 
     # ---- offsets -------------------------------------------------------------------------------------------------------------
 
-    def store(self, offsets: Offsets) -> None:
-        """Store offsets to be committed."""
+    def store_offsets(self, offsets: Offsets) -> None:
+        """Store offsets, which the next commit includes."""
         self._ledger.stored.update(offsets)
 
     def commit(self, offsets: Offsets | None, *, wait: bool) -> Offsets:
-        """Commit these offsets, by default all stored ones. Return them. Raises Unavailable, Refused."""
+        """Commit these offsets, by default all stored ones, and return them. ``wait``: until the coordinator has answered. Raises
+        Unavailable, Refused.
+        """
         if offsets is None:
-            self._store_returned()
-            offsets = self._ledger.to_confirm(self._ledger.stored)
-        self._send_commit(offsets, wait=wait)
+            self._store_returned_offsets()
+            offsets = self._ledger.unconfirmed_offsets(self._ledger.stored)
+        self._request_commit(offsets, wait=wait)
         return offsets
 
     def committed(self, names: Collection[TopicPartition]) -> Offsets:
-        """Return the offsets that the group has committed, of those partitions that have one."""
+        """Return the offsets that the group has committed, by partition. Partitions without a committed offset are missing."""
         return self._member.committed(names)
 
-    def _store_returned(self) -> None:
+    def _store_returned_offsets(self) -> None:
+        """Store the offsets after the records that the application has got, if ``auto_store`` is set."""
         if self._options.auto_store:
             begun = self._ledger.confirmed
-            self._ledger.stored.update({name: at for name, at in self._hooks.offsets().items() if begun.get(name) != at})
+            self._ledger.stored.update({name: at for name, at in self._hooks.positions().items() if begun.get(name) != at})
 
-    def _send_commit(self, offsets: Offsets, *, wait: bool) -> None:
+    def _request_commit(self, offsets: Offsets, *, wait: bool) -> None:
+        """Send a commit request for these offsets, if there are any, and record it. ``wait``: until the coordinator has answered."""
         if not offsets:
             return
         self._member.commit(offsets, wait=wait)
@@ -211,11 +218,13 @@ class Membership:
             self._ledger.confirmed.update(offsets)
 
     def _commit_before_giving_up(self, names: Collection[TopicPartition]) -> None:
-        """Commit before partitions are given up. If this fails, their next reader reads some records again."""
+        """Commit the offsets of partitions that will be given up, if auto-commit is on. Errors are logged; the partitions' next reader then
+        reads some records again.
+        """
         if not self._options.auto_commit:
             return
-        self._store_returned()
+        self._store_returned_offsets()
         try:
-            self._send_commit(self._ledger.to_confirm(names), wait=True)
+            self._request_commit(self._ledger.unconfirmed_offsets(names), wait=True)
         except StoreError as error:
             _log.warning("offsets of %d partitions were not committed before they were given up: %s", len(names), error)

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from compactor.consumer.gather import HeaderSlices, Selection, Slices, copy_headers, copy_slices
+from compactor.consumer.gather import ByteStrings, HeaderSlices, Selection, copy_byte_strings, copy_headers
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import LOG_APPEND, Int64s
 from compactor.records.rows import HAS_HEADERS, Int32s
@@ -36,19 +36,20 @@ Text = str
 """The type ``str``, where a class has a method of that name."""
 
 
-class _Offset(NamedTuple):
+class _PlaceTuple(NamedTuple):
     topic: str
     partition: int
     offset: int
 
 
-class Place(_Offset):
-    """A position in a partition: a tuple of topic, partition and offset. confluent_kafka.TopicPartition is accepted in its place.
+class Place(_PlaceTuple):
+    """Position in a partition: a tuple of topic, partition and offset. Functions accept confluent_kafka.TopicPartition in its place.
 
     leader_epoch: epoch of the record before ``offset``; None if unknown.
     topic_id: id of the topic; empty if unknown.
 
-    Both say which log the offset was taken from. They are no elements of the tuple: positions are equal if their offsets are.
+    Epoch and topic id identify the log that the offset was taken from. They are no elements of the tuple: positions are equal if topic,
+    partition and offset are.
     """
 
     leader_epoch: int | None = None
@@ -84,7 +85,9 @@ class PlaceLike(Protocol):
 
 
 class LogError:
-    """Reason why a partition cannot be read at its position. Reading is retried. Codes and names are Kafka's."""
+    """Error that a consumer returns for a partition that cannot be read at its position. Reading is retried. Codes and names are
+    Kafka's.
+    """
 
     __slots__ = ("_code", "_name", "_text")
 
@@ -111,12 +114,12 @@ class LogError:
 
 
 def out_of_range_error(text: str) -> LogError:
-    """Return an error for an offset that neither tier nor broker has, or that another topic had."""
+    """Return the error for a position that neither tier nor broker holds, or that belonged to another topic."""
     return LogError(1, "OFFSET_OUT_OF_RANGE", text)
 
 
 def truncation_error(text: str) -> LogError:
-    """Return an error for records that were read and have been discarded since."""
+    """Return the error for a log whose end was discarded after it had been read."""
     return LogError(-139, "_LOG_TRUNCATION", text)
 
 
@@ -126,7 +129,7 @@ def no_offset_error(text: str) -> LogError:
 
 
 class TierMessage(tuple[Any, ...]):
-    """A record of the tier, or an error of a partition. Messages are equal if all their fields are."""
+    """Message of a consumer: a record of the tier, or an error of a partition. Messages are equal if all their fields are."""
 
     __slots__ = ()
 
@@ -234,8 +237,8 @@ class RecordBlock:
     timestamp: Int64s
     timestamp_type: Int32s
     leader_epoch: Int32s
-    keys: Slices
-    values: Slices
+    keys: ByteStrings
+    values: ByteStrings
     headers: HeaderSlices | None
     topic_id: str = ""
 
@@ -258,8 +261,8 @@ class RecordBlock:
             repeat(topic),
             repeat(partition),
             self.offset.tolist(),
-            byte_strings(self.keys),
-            byte_strings(self.values),
+            iterate_byte_strings(self.keys),
+            iterate_byte_strings(self.values),
             _headers_by_record(self.headers) if self.headers else repeat(None),
             zip(self.timestamp_type.tolist(), self.timestamp.tolist(), strict=True),
             epochs,
@@ -285,13 +288,14 @@ def _describe_message(message: MessageLike) -> str:
 
 
 def _shortened_text(data: bytes | None) -> str:
+    """Return bytes as text of at most REPR_BYTES characters, for logs; "None" for None."""
     if data is None or len(data) <= REPR_BYTES:
         return repr(data)
     return f"{data[:REPR_BYTES]!r}... ({len(data)} bytes)"
 
 
-def copy_block(name: TopicPartition, selection: Selection, topic_id: str = "") -> RecordBlock:
-    """Copy the selected rows, so that the buffers they were parsed from can be reused."""
+def copy_rows_to_block(name: TopicPartition, selection: Selection, topic_id: str = "") -> RecordBlock:
+    """Copy the selected rows to a RecordBlock, which does not depend on the buffers they were parsed from."""
     rows, picked, table, buf = selection.rows, selection.picked, selection.table, selection.chunk.buf
     some = slice(selection.chunk.first, selection.chunk.last)
     kinds = np.where(table.attributes[some] & np.int16(LOG_APPEND), TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_CREATE_TIME)
@@ -300,28 +304,28 @@ def copy_block(name: TopicPartition, selection: Selection, topic_id: str = "") -
         name,
         rows.offset[picked],
         rows.timestamp[picked],
-        selection.per_batch(kinds.astype(np.int32)),
-        selection.per_batch(table.leader_epoch[some]),
-        copy_slices(buf, rows.key_start, rows.key_length, picked),
-        copy_slices(buf, rows.value_start, rows.value_length, picked),
+        selection.batch_values_of_rows(kinds.astype(np.int32)),
+        selection.batch_values_of_rows(table.leader_epoch[some]),
+        copy_byte_strings(buf, rows.key_start, rows.key_length, picked),
+        copy_byte_strings(buf, rows.value_start, rows.value_length, picked),
         copy_headers(selection) if (rows.flags[picked] & HAS_HEADERS).any() else None,
         topic_id,
     )
 
 
-def byte_strings(found: Slices) -> Iterator[bytes | None]:
+def iterate_byte_strings(strings: ByteStrings) -> Iterator[bytes | None]:
     """Yield each byte string as a Python bytes object; None for null."""
-    data, places = found.data.tobytes(), found.begins.tolist()
-    strings = map(data.__getitem__, map(slice, places, islice(places, 1, None)))
-    if found.valid.all():
-        return strings
-    return (string if valid else None for string, valid in zip(strings, found.valid.tolist(), strict=True))
+    data, places = strings.data.tobytes(), strings.begins.tolist()
+    contents = map(data.__getitem__, map(slice, places, islice(places, 1, None)))
+    if strings.valid.all():
+        return contents
+    return (content if valid else None for content, valid in zip(contents, strings.valid.tolist(), strict=True))
 
 
-def _headers_by_record(found: HeaderSlices) -> list[MessageHeaders | None]:
+def _headers_by_record(headers: HeaderSlices) -> list[MessageHeaders | None]:
     """Return the headers of each record. As in Kafka, bytes of a name that are not valid UTF-8 become replacement characters."""
     pairs = [
         ((name or b"").decode("utf-8", "replace"), value)
-        for name, value in zip(byte_strings(found.names), byte_strings(found.values), strict=True)
+        for name, value in zip(iterate_byte_strings(headers.names), iterate_byte_strings(headers.values), strict=True)
     ]
-    return [pairs[begin:end] or None for begin, end in pairwise(found.begins.tolist())]
+    return [pairs[begin:end] or None for begin, end in pairwise(headers.begins.tolist())]

@@ -15,11 +15,11 @@ from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, BatchTable
 from compactor.tier.layouts.pinterest.listing import ListedTier, OpenTransactions
 
 
-def first_open_offset(tier: Tier, listed: ListedTier, state: PartitionState) -> int:
-    """Return the first offset of the oldest transaction that is open at the tier's end, or the end offset (exclusive) if none is open.
+def first_open_transaction_offset(tier: Tier, listed: ListedTier, state: PartitionState) -> int:
+    """Return the first offset of the oldest transaction that is open at the end of a listed tier, or the end offset (exclusive) if none is
+    open.
 
-    As in a round, a transaction that is open for longer than ``producer_id_expiration_ms`` is taken to be abandoned: segments that were
-    uploaded
+    A transaction that is open for longer than ``producer_id_expiration_ms`` counts as abandoned, as in a round: segments that were uploaded
     so long before the newest one are not read. Raises BadData, StoreError.
     """
     cleaner = tier.cleaner_for(state.topic)
@@ -51,12 +51,12 @@ def _recent_segments(live: Sequence[RemoteLogSegmentMetadata], within_ms: int) -
     return live[begin:]
 
 
-def update_open_transactions(opened: dict[int, int], table: BatchTable, last: int) -> None:
-    """Update ``opened`` with these batches, up to offset ``last`` (inclusive).
+def update_open_transactions(first_offset_by_producer: dict[int, int], table: BatchTable, last_offset: int) -> None:
+    """Update the table of open transactions with the batches up to ``last_offset`` (inclusive).
 
-    :param opened: producer id -> first offset of its open transaction.
+    :param first_offset_by_producer: first offset of the open transaction of each producer id; entries are added and removed.
     """
-    inside = (table.producer_id >= 0) & (table.last_offset <= last)
+    inside = (table.producer_id >= 0) & (table.last_offset <= last_offset)
     ends = ((table.control == ABORT) | (table.control == COMMIT)) & inside
     data = (table.control == NOT_CONTROL) & table.is_transactional & inside
     at = np.flatnonzero(ends | data)
@@ -65,9 +65,9 @@ def update_open_transactions(opened: dict[int, int], table: BatchTable, last: in
     ended = np.full(len(producers), -1, np.int64)
     np.maximum.at(ended, whose[is_end], places[is_end])
     for index in np.flatnonzero(ended >= 0).tolist():
-        opened.pop(int(producers[index]), None)
+        first_offset_by_producer.pop(int(producers[index]), None)
     still = ~is_end & (places > ended[whose])
     begun = np.full(len(producers), MAX_OFFSET, np.int64)
     np.minimum.at(begun, whose[still], table.base_offset[at][still])
     for index in np.flatnonzero(begun < MAX_OFFSET).tolist():
-        opened.setdefault(int(producers[index]), int(begun[index]))
+        first_offset_by_producer.setdefault(int(producers[index]), int(begun[index]))

@@ -111,24 +111,26 @@ def open_consumer(
     return _open_from_settings(ConsumerSettings(settings, bootstrap_servers, "", options or ConsumerOptions(), properties=properties or {}))
 
 
-def _open_from_settings(chosen: ConsumerSettings) -> TieredConsumer:
-    options, servers = chosen.options, chosen.bootstrap_servers
-    if chosen.group_id and not servers:
+def _open_from_settings(settings: ConsumerSettings) -> TieredConsumer:
+    """Return a consumer with these settings. Raises UsageError if they contradict each other or confluent-kafka is needed and missing."""
+    options, servers = settings.options, settings.bootstrap_servers
+    if settings.group_id and not servers:
         why = "a group needs brokers, even with tier.mode remote_only: its coordinator assigns partitions and keeps committed offsets"
         raise UsageError(why, hint="Set bootstrap.servers, or leave out group.id and use assign")
     if not servers and options.mode.startswith("kafka"):
         raise UsageError(f"tier.mode {options.mode} needs brokers", hint="Set bootstrap.servers")
-    tier = read_only_tier(open_tier(config.load_settings(chosen.tier_config)))
+    tier = read_only_tier(open_tier(config.load_settings(settings.tier_config)))
     if not servers:
         return TieredConsumer(tier, options=options)
     load_confluent_kafka()
-    connection = KafkaConnection(servers, chosen.properties)
-    broker = None if options.mode == "remote_only" else ConfluentBroker(connection, committed=options.committed)
-    group = ConfluentGroup(connection, chosen.group_id, chosen.group_properties) if chosen.group_id else None
-    return TieredConsumer(tier, broker, options, group, chosen.commits)
+    connection = KafkaConnection(servers, settings.properties)
+    broker = None if options.mode == "remote_only" else ConfluentBroker(connection, read_committed=options.is_read_committed)
+    group = ConfluentGroup(connection, settings.group_id, settings.group_properties) if settings.group_id else None
+    return TieredConsumer(tier, broker, options, group, settings.commits)
 
 
 def _pop_whole_number(given: dict[str, Any], name: str, default: int) -> int:
+    """Remove a setting from ``given`` and return it as a whole number. Raises UsageError if it is not one."""
     value = given.pop(name, default)
     try:
         return int(value)
@@ -137,6 +139,7 @@ def _pop_whole_number(given: dict[str, Any], name: str, default: int) -> int:
 
 
 def _pop_flag(given: dict[str, Any], name: str, *, default: bool) -> bool:
+    """Remove a setting from ``given`` and return it as a bool. Raises UsageError if it is not one."""
     value = str(given.pop(name, default)).lower()
     if value not in ("true", "false"):
         raise UsageError(f"{name} cannot be {value!r}", hint="Use true or false")

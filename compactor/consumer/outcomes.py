@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compactor.cleaner.passes.outcomes import UNDECIDED, fold_txn_outcomes_backwards
-from compactor.consumer.damage import damaged_batches
+from compactor.consumer.damage import flag_damaged_batches
 from compactor.consumer.pieces import Piece, PiecePrefetcher, SegmentReader
 from compactor.errors import BadData
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -27,11 +27,12 @@ MAX_HELD_PIECES: Final = 4
 
 
 class TransactionOutcomes:
-    """Finds out which batches belong to aborted transactions, while a log is read in pieces (some MiB of whole batches), in one direction.
+    """Outcomes of transactions for a reader that reads a log piece by piece (some MiB of whole batches), in one direction. Reads
+    transaction markers after the current piece where they are needed.
 
-    :param segments_from: reads the control log again and returns the live segments that end at or above an offset.
+    :param segments_from: reads the control log again and returns the live segments that end at or after an offset.
     :param open_segment: returns a reader of a segment.
-    :param pieces: source of pieces.
+    :param pieces: source of pieces, which may prefetch them.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class TransactionOutcomes:
             later[index] = self._first_marker_outcome(int(ids[index]), last, piece)
         kinds[still] = later[producer[still]]
         markers = table.control != NOT_CONTROL
-        for batch in np.flatnonzero(markers & damaged_batches(piece, markers)).tolist():
+        for batch in np.flatnonzero(markers & flag_damaged_batches(piece, markers)).tolist():
             # The kind of a marker whose checksum does not match is not known.
             same = np.flatnonzero(table.producer_id[:batch] == table.producer_id[batch])
             ends = same[markers[same]]
@@ -90,8 +91,8 @@ class TransactionOutcomes:
         return kinds
 
     def drop_read_markers(self, piece: Piece) -> None:
-        """Report that a reader that goes backwards has finished these batches: from now on, only each producer's first marker in it is
-        needed.
+        """Drop transaction markers that a backward reader needs no more after finishing this piece: only each producer's first marker in it
+        is kept.
         """
         table = piece.source.table
         markers = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT))
@@ -105,12 +106,15 @@ class TransactionOutcomes:
         self._ahead = None
         self._held.clear()
 
-    def _first_marker_outcome(self, producer_id: int, last: int, piece: Piece) -> int:
-        if self._frontier <= last:
+    def _first_marker_outcome(self, producer_id: int, last_offset: int, piece: Piece) -> int:
+        """Return the kind of the first marker of a producer after ``last_offset``: ABORT or COMMIT; UNDECIDED if there is none up to the
+        log's end; UNKNOWN if a damaged segment may hold it.
+        """
+        if self._frontier <= last_offset:
             self._start_reading_markers_after(piece)
         while True:
             known = self._markers.get(producer_id)
-            while known and known[0][0] <= last:
+            while known and known[0][0] <= last_offset:
                 known.popleft()
             if known:
                 return known[0][1]
@@ -122,14 +126,17 @@ class TransactionOutcomes:
             if self._is_damaged_ahead:
                 return UNKNOWN
 
-    def stop_at_lost_segment(self) -> None:
-        """Report that a segment ahead is lost: the markers in it, and all after it, are not known until the reader has passed it."""
+    def mark_lost_segment_ahead(self) -> None:
+        """Record that a later segment is lost. Outcomes that depend on markers in or after it are UNKNOWN until the reader has passed
+        it.
+        """
         self._is_damaged_ahead = True
 
     def _start_reading_markers_after(self, piece: Piece) -> None:
+        """Restart the search for markers with the first batch after this piece."""
         self._is_damaged_ahead = False
         self._frontier = int(piece.source.table.last_offset[-1]) + 1
-        self._ahead = self._pieces_from(piece.metadata.id, piece.end)
+        self._ahead = self._pieces_from(piece.metadata.id, piece.end_position)
 
     def _read_markers_ahead(self) -> bool:
         """Read the transaction markers of the next batches of the log and return True, or return False at the end of the log."""
@@ -158,8 +165,8 @@ class TransactionOutcomes:
         """
         for metadata in self._segments_from(self._frontier):
             reader = self._open_segment(metadata)
-            at = position if metadata.id == segment_id else reader.position_of(self._frontier)
+            at = position if metadata.id == segment_id else reader.position_of_offset(self._frontier)
             while at < metadata.size_bytes:
                 piece = self._pieces.peek_piece(reader, at)
                 yield piece
-                at = piece.end
+                at = piece.end_position

@@ -28,9 +28,8 @@ FETCH_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a segment's log: whole batches in memory, read from byte ``position`` on.
-
-    damaged: a flag for each batch whose CRC was found not to match.
+    """Piece of a segment's log: whole batches in memory, read from byte ``position`` on. damaged: a flag for each batch whose CRC was found
+    not to match.
     """
 
     metadata: RemoteLogSegmentMetadata
@@ -42,13 +41,13 @@ class Piece:
         object.__setattr__(self, "damaged", np.zeros(len(self.source.table), np.bool_))
 
     @property
-    def end(self) -> int:
-        """Return the position in the segment's log after the last byte of these batches."""
+    def end_position(self) -> int:
+        """Return the byte position in the segment's log after the last of these batches."""
         return self.position + len(self.source.buf)
 
     @contextmanager
-    def located(self) -> Iterator[None]:
-        """Add the piece's position to the position that a BadData raised within the ``with`` block reports."""
+    def add_position_to_errors(self) -> Iterator[None]:
+        """Add the piece's position in the segment to the position of a BadData raised within the ``with`` block."""
         try:
             yield
         except BadData as error:
@@ -67,16 +66,16 @@ class SegmentReader:
         self.trusts_index = True
         """Whether reads begin where the offset index says. If not, they begin at the segment's beginning."""
 
-    def is_log(self, key: str) -> bool:
-        """Return whether this is the key of the segment's log."""
+    def is_log_key(self, key: str) -> bool:
+        """Return whether this object key is that of the segment's log."""
         return key == self._object_key("log")
 
-    def drop_index(self) -> None:
-        """Read the segment as if it had no offset index."""
+    def ignore_offset_index(self) -> None:
+        """Read the segment from now on as if it had no offset index, because the index is damaged."""
         self._offset_entries = np.empty(0, OFFSET_ENTRY)
 
-    def positions_after(self, position: int) -> list[int]:
-        """Return the positions after ``position`` that the offset index names, ascending; none if the index is missing."""
+    def index_positions_after(self, position: int) -> list[int]:
+        """Return the byte positions after ``position`` that the offset index contains, ascending; an empty list if the index is missing."""
         try:
             known = self._offset_index()["position"].astype(np.int64)
         except SegmentGone:
@@ -91,11 +90,11 @@ class SegmentReader:
         while position < self.metadata.size_bytes:
             piece = self.read_piece(position, piece_bytes)
             yield piece
-            position = piece.end
+            position = piece.end_position
 
-    def next_cut(self, position: int, piece_bytes: int = FETCH_BYTES) -> int | None:
-        """Return the position of a batch, named by the offset index, at which a read of about ``piece_bytes`` bytes should end. None if the
-        index has no entry.
+    def piece_end_from_index(self, position: int, piece_bytes: int = FETCH_BYTES) -> int | None:
+        """Return the byte position at which a piece of about ``piece_bytes`` bytes from ``position`` on should end: that of a batch in the
+        offset index, or None if the index has none there.
         """
         if self.metadata.size_bytes - position <= piece_bytes:
             return self.metadata.size_bytes
@@ -103,17 +102,18 @@ class SegmentReader:
         at = int(np.searchsorted(known, position + piece_bytes))
         return int(known[at]) if at < len(known) else self.metadata.size_bytes if len(known) else None
 
-    def position_after(self, offset: int) -> int:
-        """Return a position after all batches with offsets up to ``offset``, or the segment's end if the index has no such entry."""
+    def position_after_offset(self, offset: int) -> int:
+        """Return a byte position after all batches with offsets up to ``offset``, or the segment's end if the offset index has no such
+        entry.
+        """
         entries = self._offset_index()
         # An entry is of the last offset in its batch: the first one above may be of the batch that holds the offset.
         after = int(np.searchsorted(entries["offset"].astype(np.int64) + self.metadata.start_offset, offset, side="right")) + 1
         return int(entries["position"][after]) if after < len(entries) else self.metadata.size_bytes
 
-    def bounds_backwards(self, piece_bytes: int = FETCH_BYTES) -> list[tuple[int, int]]:
-        """Divide the segment into pieces, and return position and size in bytes of each, the last one first.
-
-        They begin at batches that the offset index names.
+    def piece_bounds_backwards(self, piece_bytes: int = FETCH_BYTES) -> list[tuple[int, int]]:
+        """Divide the segment into pieces that begin at batches in the offset index. Return byte position and size of each piece, the last
+        one first.
         """
         known = self._offset_index()["position"].astype(np.int64)
         size = self.metadata.size_bytes
@@ -130,7 +130,7 @@ class SegmentReader:
             buf = read_only_view(np.frombuffer(self._read_file("log", position, length), np.uint8))
             if not len(buf):
                 raise BadData(f"the object ends at byte {position}, {left} bytes early", segment=key, hint="It was changed. Run `verify`")
-            whole, needed = whole_batches(buf)
+            whole, needed = measure_whole_batches(buf)
             if whole or length >= left:
                 break
             length = min(left, max(needed, length * 2))
@@ -140,8 +140,8 @@ class SegmentReader:
         except BadData as error:
             raise _error_with_shifted_position(error, position) from None
 
-    def position_of(self, offset: int) -> int:
-        """Return the position of a batch at or before the one containing ``offset``, or 0 if the index has no entry."""
+    def position_of_offset(self, offset: int) -> int:
+        """Return the byte position of a batch at or before the one containing ``offset``, or 0 if the offset index has no entry."""
         if offset <= self.metadata.start_offset or not self.trusts_index:
             return 0
         entries = self._offset_index()
@@ -155,11 +155,13 @@ class SegmentReader:
         return self.metadata.start_offset + (int(entries["offset"][after - 1]) if after else 0)
 
     def _offset_index(self) -> npt.NDArray[Any]:
+        """Return the entries of the segment's offset index, read once; none if it is missing or ignored."""
         if self._offset_entries is None:
             self._offset_entries = self._valid_offset_index()
         return self._offset_entries
 
     def _valid_offset_index(self) -> npt.NDArray[Any]:
+        """Return the entries of the offset index if they ascend and lie within the segment; otherwise none."""
         entries = self._read_index("index", OFFSET_ENTRY)
         position, offset = entries["position"].astype(np.int64), entries["offset"].astype(np.int64)
         inside = (position > 0) & (position < self.metadata.size_bytes)
@@ -180,15 +182,20 @@ class SegmentReader:
         return np.frombuffer(data[: len(data) // entry.itemsize * entry.itemsize], entry)
 
     def _read_file(self, kind: str, start: int = 0, length: int | None = None) -> bytes:
+        """Return ``length`` bytes, or all, of one of the segment's files from byte ``start`` on. Raises SegmentGone if the object is
+        missing.
+        """
         try:
             return self._layout.read_file(self._partition, self.metadata, kind, start, length)
         except NotFound:
             raise SegmentGone(self._object_key(kind), self.metadata) from None
 
     def _object_key(self, kind: str) -> str:
+        """Return the object key of the segment's file of this kind."""
         return self._layout.object_name(self._partition, self.metadata, kind)
 
     def _parse_batches(self, key: str, buf: Bytes) -> SourceSegment:
+        """Return the batches in ``buf``, a part of the object ``key``. Raises BadData if these are not valid batches."""
         base, stop = self.metadata.start_offset, self.metadata.end_offset + 1
         source = SourceSegment(0, key, base, stop, self.metadata.mtime_ms, buf, scan_batches(buf, key, -1))
         read_compressed_markers(source, self._limit)
@@ -196,35 +203,30 @@ class SegmentReader:
 
 
 class PiecePrefetcher:
-    """Fetches up to ``most`` pieces (whole batches of a segment) in other threads before a reader needs them.
-
-    With 0 none is fetched in advance.
+    """Fetches up to ``max_pieces`` pieces (whole batches of a segment) in other threads before a reader needs them. With 0 nothing is
+    fetched in advance.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._pool = ThreadPoolExecutor(most, "fetch-ahead") if most else None
+    def __init__(self, max_pieces: int) -> None:
+        self._most = max_pieces
+        self._pool = ThreadPoolExecutor(max_pieces, "fetch-ahead") if max_pieces else None
         self._fetches: dict[tuple[str, int], Future[Piece]] = {}
 
     def take_piece(self, reader: SegmentReader, position: int) -> Piece:
-        """Return the whole batches at a position, from memory if they were prefetched, and drop them there.
-
-        Raises the errors of SegmentReader.
+        """Return the piece at a byte position of a segment, from memory if it was prefetched, and remove it from memory. Raises the errors
+        of SegmentReader.
         """
         fetch = self._fetches.pop((reader.metadata.id, position), None)
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
     def peek_piece(self, reader: SegmentReader, position: int) -> Piece:
-        """Return the whole batches that one read from this byte position gives, and keep them in memory until ``take_batches`` is called
-        for the same position.
-        """
+        """Return the piece at a byte position of a segment, and keep it in memory until ``take_piece`` is called for the same position."""
         fetch = self._fetches.get((reader.metadata.id, position))
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
     def prefetch_pieces(self, places: Iterable[tuple[SegmentReader, int]]) -> None:
-        """Begin to fetch the batches at these positions, which will be needed next.
-
-        What earlier calls fetched for other positions is dropped.
+        """Begin to fetch the pieces at these positions, which will be needed next. Pieces that earlier calls fetched for other positions
+        are dropped.
         """
         if self._pool is None:
             return
@@ -242,31 +244,35 @@ class PiecePrefetcher:
             self._pool.shutdown(cancel_futures=True)
 
     def _fetch_piece(self, reader: SegmentReader, position: int) -> Piece:
-        cut = reader.next_cut(position) if self._pool is not None else None
+        """Return a piece, fetched by the calling thread."""
+        cut = reader.piece_end_from_index(position) if self._pool is not None else None
         return reader.read_piece(position) if cut is None else reader.read_piece(position, cut - position)
 
 
 class SegmentGone(NotFound):
-    """An object of a segment is missing: the segment was replaced meanwhile, or the object is lost."""
+    """Raised if an object of a segment is missing: the segment was replaced meanwhile, or the object is lost."""
 
     def __init__(self, key: str, metadata: RemoteLogSegmentMetadata) -> None:
         super().__init__(f"{key} is missing in the store")
         self.key = key
         self.metadata = metadata
 
-    def as_damage(self) -> BadData:
-        """Return this error as damage of the tier, for a segment that is still live: its object is lost."""
+    def to_bad_data_error(self) -> BadData:
+        """Return the BadData to raise if the segment is still live, which means that its object is lost."""
         return BadData("a live segment is missing in the store", segment=self.key, hint="Run `verify`")
 
 
-def _error_with_shifted_position(error: BadData, by: int) -> BadData:
-    at = error.position + by if error.position >= 0 else -1
+def _error_with_shifted_position(error: BadData, shift_bytes: int) -> BadData:
+    """Return the error with its byte position increased by ``shift_bytes``, unless the position is unknown."""
+    at = error.position + shift_bytes if error.position >= 0 else -1
     return BadData(error.cause, segment=error.segment, position=at, offset=error.offset, hint=error.hint)
 
 
 @kernel
-def whole_batches(buf: Bytes) -> tuple[int, int]:
-    """Return the position after the last whole batch, and the size of the batch that begins there; 0 if that is not known."""
+def measure_whole_batches(buf: Bytes) -> tuple[int, int]:
+    """Return the position after the last whole batch in ``buf``, and the size in bytes of the cut batch that follows; 0 if its size is not
+    known.
+    """
     position = np.int64(0)
     while position + FRAME <= buf.size:
         size = np.int64(load_i32(buf, position + 8)) + FRAME

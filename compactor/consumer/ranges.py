@@ -12,9 +12,9 @@ from compactor.access.tier import Tier
 from compactor.constants import MAX_OFFSET
 from compactor.consumer.damage import DamagedRange, log_damage
 from compactor.consumer.gather import Selection
-from compactor.consumer.last_values import keep_offsets, latest
-from compactor.consumer.messages import RecordBlock, copy_block
-from compactor.consumer.reading import Reader, ReadOptions, ReadRange
+from compactor.consumer.last_values import latest, select_offsets
+from compactor.consumer.messages import RecordBlock, copy_rows_to_block
+from compactor.consumer.reading import RangeReader, ReadOptions, ReadRange
 from compactor.kernels.common import Flags
 from compactor.kernels.jit import kernel
 from compactor.model.ids import TopicPartition
@@ -26,31 +26,32 @@ def read_blocks(
     tier: Tier,
     name: TopicPartition,
     *,
-    first: int = 0,
-    last: int = MAX_OFFSET,
-    committed: bool = True,
+    first_offset: int = 0,
+    last_offset: int = MAX_OFFSET,
+    read_committed: bool = True,
     latest_only: bool = False,
     key: bytes | None = None,
     on_damage: Callable[[DamagedRange], None] | None = None,
 ) -> Iterator[RecordBlock]:
-    """Yield the records with offsets from ``first`` to ``last`` (inclusive), ascending. Raises StoreError, BadData.
+    """Yield the records with offsets from ``first_offset`` to ``last_offset`` (inclusive), ascending. Raises StoreError, BadData.
 
+    :param read_committed: use the isolation level read_committed.
     :param latest_only: only the last record of each key in the range, without keys whose last record is a tombstone.
     :param key: only records with this key; a segment whose Bloom filter excludes the key is not read.
     :param on_damage: called with offsets that cannot be read, which are then left out; None to raise BadData.
     """
-    view = latest(tier, name, first=first, last=last, committed=committed)
+    view = latest(tier, name, first=first_offset, last=last_offset, committed=read_committed)
     if key is not None:
         view = replace(view, extent=_range_without_segments_lacking_key(tier, view.extent, key))
     only = view.offsets() if latest_only else None
     wanted = None if key is None else np.frombuffer(key, np.uint8)
     limit = tier.settings.cleaner_for(name.topic).max_decompressed_batch_bytes
-    options = ReadOptions(committed, limit, skip_damaged=on_damage is not None)
-    for selection in Reader(tier, view.extent, options, on_damage=on_damage or log_damage).selections():
-        found = selection if only is None else keep_offsets(selection, only)
+    options = ReadOptions(read_committed, limit, skip_damaged=on_damage is not None)
+    for selection in RangeReader(tier, view.extent, options, on_damage=on_damage or log_damage).selections():
+        found = selection if only is None else select_offsets(selection, only)
         found = found if wanted is None else _rows_with_key(found, wanted)
         if len(found):
-            yield copy_block(name, found, view.log.topic_id)
+            yield copy_rows_to_block(name, found, view.log_identity.topic_id)
 
 
 def _range_without_segments_lacking_key(tier: Tier, extent: ReadRange, key: bytes) -> ReadRange:
@@ -66,6 +67,7 @@ def _range_without_segments_lacking_key(tier: Tier, extent: ReadRange, key: byte
 
 
 def _rows_with_key(selection: Selection, key: Bytes) -> Selection:
+    """Return those selected rows whose key equals ``key``."""
     rows = selection.rows
     same = np.empty(len(selection), np.bool_)
     _compare_keys(selection.chunk.buf, rows.key_start, rows.key_length, selection.picked, key, same)
@@ -73,12 +75,13 @@ def _rows_with_key(selection: Selection, key: Bytes) -> Selection:
 
 
 @kernel
-def _compare_keys(buf: Bytes, start: Int64s, length: Int32s, picked: Int64s, key: Bytes, same: Flags) -> None:
-    for i in range(picked.size):
-        row = picked[i]
-        same[i] = length[row] == key.size
+def _compare_keys(buf: Bytes, start: Int64s, length: Int32s, selected_rows: Int64s, key: Bytes, out_is_equal: Flags) -> None:
+    """Fill ``out_is_equal`` with a flag for each selected row: whether its key equals ``key``."""
+    for i in range(selected_rows.size):
+        row = selected_rows[i]
+        out_is_equal[i] = length[row] == key.size
         at = start[row]
         for byte in range(key.size):
-            if not same[i]:
+            if not out_is_equal[i]:
                 break
-            same[i] = buf[at + byte] == key[byte]
+            out_is_equal[i] = buf[at + byte] == key[byte]

@@ -27,15 +27,15 @@ from compactor.cleaner.row_spool import hash_range_of_word
 from compactor.consumer.damage import (
     UNDECIDABLE,
     DamagedRange,
-    damaged_batches,
     damaged_ranges,
+    flag_damaged_batches,
     log_damage,
-    piece_before_damage,
-    place_after_damage,
+    next_readable_position,
+    read_piece_before_damage,
 )
 from compactor.consumer.gather import Selection
-from compactor.consumer.history import LogIdentity, changed_offset, log_identity
-from compactor.consumer.open_transactions import first_open_offset
+from compactor.consumer.history import LogIdentity, first_changed_offset, log_identity
+from compactor.consumer.open_transactions import first_open_transaction_offset
 from compactor.consumer.outcomes import UNKNOWN, TransactionOutcomes
 from compactor.consumer.pieces import Piece, PiecePrefetcher, SegmentGone, SegmentReader
 from compactor.control.logs import read_again_if_missing
@@ -76,7 +76,7 @@ class ReadRange:
 
 
 class LogChanged(BadData):
-    """The log was truncated, or its topic created again, while it was being read."""
+    """Raised if the log was truncated, or its topic created again, while it was being read."""
 
     def __init__(self, extent: ReadRange, offset: int) -> None:
         where = f"{extent.name}: offsets from {offset} on were replaced while {extent.first} to {extent.last} were read"
@@ -84,7 +84,7 @@ class LogChanged(BadData):
 
 
 class BeginningDeleted(LogChanged):
-    """Retention or a person deleted records that were still to be read."""
+    """Raised if retention or a person deleted records that were still to be read."""
 
     def __init__(self, extent: ReadRange, offset: int) -> None:
         where = f"{extent.name}: offsets below {offset} were deleted while {extent.first} to {extent.last} were read"
@@ -93,7 +93,8 @@ class BeginningDeleted(LogChanged):
 
 @dataclass(frozen=True)
 class DiskSpill:
-    """Use of the local disk for more keys than fit in memory: 16 bytes for each record. Values are then read in a second pass.
+    """Request to find last records with keys sorted on the local disk, where memory does not suffice. Takes 16 bytes for each record;
+    values are read in a second pass.
 
     records: largest number of records that the range can hold.
     disk_bytes: limit of bytes on disk; 0 for none.
@@ -107,9 +108,10 @@ class DiskSpill:
 class LastRecordsOnly:
     """Request for the last record of each key in a range, without keys whose last record is a tombstone.
 
-    key_range, key_ranges: only keys whose hash falls in this one of so many equal ranges.
+    key_ranges: number of equal ranges into which key hashes are divided.
+    key_range: number of the range, from 0, whose keys are wanted.
     map_budget_bytes: memory for key hashes.
-    hash_key: key of the hash function; empty to ask the tier for it.
+    hash_key: the tier's hash key; empty to read it from the tier.
     spill: set to sort keys on disk; needs ``key_ranges`` 1 and at most MAX_SPILL_SPAN offsets.
     """
 
@@ -124,18 +126,18 @@ class LastRecordsOnly:
 class ReadOptions:
     """Options for reading a range.
 
-    committed: isolation level read_committed.
+    read_committed: use the isolation level read_committed.
     inflate_limit: largest size of an uncompressed batch, in bytes.
-    latest: set to read only the last record of each key.
-    ahead: number of requests, of 16 MiB each, that are made in advance.
-    skip_damaged: whether offsets that cannot be read are reported and skipped. Not with ``latest``, because an older value of a key would
-        take the place of one that cannot be read.
+    last_records_only: set to read only the last record of each key.
+    requests_in_advance: number of requests, of 16 MiB each, that are made before their data is needed.
+    skip_damaged: whether offsets that cannot be read are reported and skipped. Not with ``last_records_only``, because an older value of a
+        key would take the place of one that cannot be read.
     """
 
-    committed: bool
+    read_committed: bool
     inflate_limit: int
-    latest: LastRecordsOnly | None = None
-    ahead: int = 0
+    last_records_only: LastRecordsOnly | None = None
+    requests_in_advance: int = 0
     skip_damaged: bool = False
 
 
@@ -148,7 +150,7 @@ def last_stable_offset(tier: Tier, state: PartitionState) -> int:
     if not state.has_segments:
         return state.end_offset + 1
     if not tier.kind.describes_segments:
-        return first_open_offset(tier, tier.listed, state)
+        return first_open_transaction_offset(tier, tier.listed, state)
     last = state.live[-1]
     if not last.files:
         last = complete_metadata(tier.ports.layout, state.name, last)
@@ -156,23 +158,24 @@ def last_stable_offset(tier: Tier, state: PartitionState) -> int:
 
 
 def find_offset_by_time(
-    tier: Tier, name: TopicPartition, live: Sequence[RemoteLogSegmentMetadata], timestamp_ms: int, limit: int, first: int = 0
+    tier: Tier, name: TopicPartition, live: Sequence[RemoteLogSegmentMetadata], timestamp_ms: int, inflate_limit: int, first: int = 0
 ) -> int | None:
-    """Return the offset of the first record with at least this timestamp, or None if there is none (Kafka: offsetsForTimes).
+    """Return the offset of the first record with at least this timestamp in the ``live`` segments, or None if there is none (Kafka:
+    offsetsForTimes).
 
-    :param first: records below this offset are left out.
-    :param limit: largest size of an uncompressed batch, in bytes.
-    :raises SegmentGone: a segment was replaced meanwhile.
+    :param inflate_limit: largest size of an uncompressed batch, in bytes.
+    :param first: records with lower offsets are left out.
+    :raises SegmentGone: if a segment was replaced meanwhile.
     """
-    scratch = _Scratch()
+    scratch = _ParseBuffers()
     for metadata in live:
         if metadata.max_timestamp_ms < timestamp_ms or metadata.end_offset < first:
             continue
-        reader = SegmentReader(tier.ports.layout, name, metadata, limit)
-        for piece in reader.read_pieces(reader.position_of(reader.offset_before_time(timestamp_ms)), piece_bytes=1 << 20):
+        reader = SegmentReader(tier.ports.layout, name, metadata, inflate_limit)
+        for piece in reader.read_pieces(reader.position_of_offset(reader.offset_before_time(timestamp_ms)), piece_bytes=1 << 20):
             table = piece.source.table
             late = (table.control == NOT_CONTROL) & ((table.max_timestamp >= timestamp_ms) | (table.magic < 2))
-            for selection in scratch.selections(piece, late, limit):
+            for selection in scratch.selections(piece, late, inflate_limit):
                 young = np.flatnonzero((selection.rows.timestamp >= timestamp_ms) & (selection.rows.offset >= first))
                 if len(young):
                     return int(selection.rows.offset[young[0]])
@@ -183,11 +186,12 @@ def offset_by_time(tier: Tier, name: TopicPartition, timestamp_ms: int) -> int |
     """Return the offset of the first live record with at least this timestamp, or None if there is none. Raises BadData, StoreError."""
     limit = tier.cleaner_for(name.topic).max_decompressed_batch_bytes
 
-    def find() -> int | None:
+    def find_in_live_segments() -> int | None:
+        """Search the segments that are live now."""
         state = tier.open(name).refresh()
         return find_offset_by_time(tier, name, state.live, timestamp_ms, limit, tier.first_readable_offset(state))
 
-    return read_again_if_missing(name, find, MAX_RETRIES)
+    return read_again_if_missing(name, find_in_live_segments, MAX_RETRIES)
 
 
 def offset_before_time(tier: Tier, name: TopicPartition, timestamp_ms: int) -> int:
@@ -199,36 +203,40 @@ def offset_before_time(tier: Tier, name: TopicPartition, timestamp_ms: int) -> i
     return tier.open(name).refresh().end_offset + 1 if found is None else found
 
 
-class _Scratch:
+class _ParseBuffers:
     """Buffers into which each chunk of batches is decompressed and parsed; they are reused for the next chunk."""
 
     def __init__(self) -> None:
         self._rows = RowBuffers()
         self._bodies = ByteBuffer()
 
-    def selections(self, piece: Piece, mine: Flags, limit: int, *, backwards: bool = False) -> Iterator[Selection]:
+    def selections(self, piece: Piece, batch_flags: Flags, inflate_limit: int, *, backwards: bool = False) -> Iterator[Selection]:
         """Parse a piece of a segment chunk by chunk, and yield each chunk that holds any of the flagged batches, with all its rows
         selected.
+
+        :param batch_flags: flag for each batch of the piece.
+        :param inflate_limit: largest size of an uncompressed batch, in bytes.
+        :param backwards: last chunk first.
         """
         source = piece.source
         ranges = source.uniform_batch_ranges()
         for first, last in reversed(ranges) if backwards else ranges:
-            if not mine[first:last].any():
+            if not batch_flags[first:last].any():
                 continue
-            with piece.located():
-                for chunk in source.read_chunks(first, last, mine[first:last], limit, self._bodies, backwards=backwards):
+            with piece.add_position_to_errors():
+                for chunk in source.read_chunks(first, last, batch_flags[first:last], inflate_limit, self._bodies, backwards=backwards):
                     rows, first_row = parse_records(source.table, chunk, self._rows, source.name)
                     yield Selection(source.table, chunk, rows, first_row, np.arange(len(rows)))
 
 
-class Reader:
+class RangeReader:
     """Reader of one range of offsets of a partition. Must be used by one thread."""
 
     def __init__(
         self,
         tier: Tier,
         extent: ReadRange,
-        wanted: ReadOptions,
+        options: ReadOptions,
         folder: str | None = None,
         on_damage: Callable[[DamagedRange], None] = log_damage,
     ) -> None:
@@ -241,13 +249,13 @@ class Reader:
         self._on_damage = on_damage
         self._folder = folder
         self._extent = extent
-        self._wanted = wanted
+        self._wanted = options
         self._segments = extent.segments
         self._live_ids: frozenset[str] | None = None
         self._log_start = 0
-        self._pieces = PiecePrefetcher(0 if wanted.latest else wanted.ahead)
+        self._pieces = PiecePrefetcher(0 if options.last_records_only else options.requests_in_advance)
         self._outcomes = TransactionOutcomes(self._segments_from, self._open_segment, self._pieces)
-        self._scratch = _Scratch()
+        self._scratch = _ParseBuffers()
 
     def selections(self) -> Iterator[Selection]:
         """Yield the wanted records as selected rows of parsed chunks, at least one row at a time. Each selection is valid until the next
@@ -255,18 +263,20 @@ class Reader:
 
         Raises BadData, StoreError, OutOfBudget; LogChanged if the range was truncated, or its beginning deleted, while it was read.
         """
-        latest = self._wanted.latest
+        latest = self._wanted.last_records_only
         if latest is None:
             return self._read_all_forwards()
-        return self._last_records(latest) if latest.spill is None else self._last_records_by_disk(latest, latest.spill)
+        return self._read_last_records(latest) if latest.spill is None else self._read_last_records_by_disk(latest, latest.spill)
 
     def _read_all_forwards(self) -> Iterator[Selection]:
+        """Yield all wanted records in ascending order, and read the control log again where segments were replaced."""
         try:
             yield from self._read_forwards()
         finally:
             self._pieces.close()
 
     def _read_forwards(self) -> Iterator[Selection]:
+        """Yield wanted records in ascending order, from the first unread offset on. Raises SegmentGone if a segment was replaced."""
         extent = self._extent
         first, retries = extent.first, 0
         readers: dict[str, SegmentReader] = {}
@@ -279,7 +289,7 @@ class Reader:
             last = min(extent.last, metadata.end_offset)  # beyond it another leader's segment is the one that is read
             try:
                 reader = readers[metadata.id]
-                position = reader.position_of(first)
+                position = reader.position_of_offset(first)
                 while position < metadata.size_bytes and first <= last:
                     try:
                         piece = self._outcomes.read_piece(reader, position)
@@ -287,14 +297,14 @@ class Reader:
                         if reader.trusts_index and position:
                             reader.trusts_index, position = False, 0  # the index may be what is damaged
                             continue
-                        before = piece_before_damage(reader, position, error)
+                        before = read_piece_before_damage(reader, position, error)
                         if before is None:
-                            position, after = place_after_damage(reader, position, first)
+                            position, after = next_readable_position(reader, position, first)
                             self._report_damage(DamagedRange(first, min(last, after - 1), error.cause, error.segment, error.position))
                             first, retries = after, 0
                             continue
                         piece = before
-                    self._pieces.prefetch_pieces(self._next_pieces(list(readers.values()), piece.end))
+                    self._pieces.prefetch_pieces(self._next_pieces(list(readers.values()), piece.end_position))
                     wanted, damage = self._readable_batches(piece, first, last)
                     for selection in self._scratch.selections(piece, wanted, self._wanted.inflate_limit):
                         inside = _rows_between(selection.rows.offset, first, last)
@@ -303,13 +313,13 @@ class Reader:
                     for one in damage:
                         self._report_damage(one)
                     first, retries = max(first, min(last, int(piece.source.table.last_offset[-1])) + 1), 0
-                    position = piece.end
+                    position = piece.end_position
                 first = max(first, metadata.end_offset + 1)
             except SegmentGone as error:
                 try:
-                    retries = self._read_log_again_after(error, retries)
+                    retries = self._reread_log_after_lost_segment(error, retries)
                 except BadData as damage_error:
-                    first = self._skip_lost(error, damage_error, readers, first, last)
+                    first = self._offset_after_lost_segment(error, damage_error, readers, first, last)
                     retries = 0
                 if first < self._log_start:
                     raise BeginningDeleted(extent, self._log_start) from None
@@ -317,7 +327,7 @@ class Reader:
     def _readable_batches(self, piece: Piece, first: int, last: int) -> tuple[Flags, list[DamagedRange]]:
         """Return a flag for each batch that can be read, and the offsets that cannot. Without ``skip_damaged`` none is read after these."""
         wanted, unknown = self._wanted_batches(piece, first, last)
-        bad = damaged_batches(piece, wanted) & wanted
+        bad = flag_damaged_batches(piece, wanted) & wanted
         damage = [
             *damaged_ranges(piece, bad, "the CRC does not match", first, last),
             *damaged_ranges(piece, unknown & ~bad, UNDECIDABLE, first, last),
@@ -328,45 +338,48 @@ class Reader:
         return wanted, sorted(damage)
 
     def _report_damage(self, damage: DamagedRange) -> None:
-        """Report offsets that cannot be read. Raises BadData unless they are to be skipped."""
+        """Report offsets that cannot be read to ``on_damage``. Raises BadData unless damage is skipped."""
         if not self._wanted.skip_damaged:
-            raise damage.as_error(self._extent.name)
+            raise damage.to_bad_data_error(self._extent.name)
         self._on_damage(damage)
 
-    def _skip_lost(self, gone: SegmentGone, error: BadData, readers: dict[str, SegmentReader], first: int, last: int) -> int:
-        """Return the offset at which reading goes on after an object of a live segment was found to be lost. Raises BadData."""
+    def _offset_after_lost_segment(
+        self, gone: SegmentGone, error: BadData, readers: dict[str, SegmentReader], first: int, last: int
+    ) -> int:
+        """Return the offset at which reading continues after an object of a live segment was found to be lost, and report the damage.
+        Raises BadData if damage is not skipped.
+        """
         if isinstance(error, LogChanged):
             raise error
         if gone.metadata.start_offset > last:  # it was to be read for transaction markers only
-            self._outcomes.stop_at_lost_segment()
+            self._outcomes.mark_lost_segment_ahead()
             return first
         reader = readers.get(gone.metadata.id)
-        if reader is not None and not reader.is_log(gone.key):
+        if reader is not None and not reader.is_log_key(gone.key):
             if not self._wanted.skip_damaged:
                 raise error
-            reader.drop_index()
+            reader.ignore_offset_index()
             return first
         self._report_damage(DamagedRange(first, last, error.cause, gone.key))
         return last + 1
 
     def _next_pieces(self, readers: Sequence[SegmentReader], position: int) -> Iterator[tuple[SegmentReader, int]]:
-        """Yield the positions at which the next reads of batches will begin, from ``position`` of the first segment on, as far as the
+        """Yield segment and byte position of the pieces that will be read next, from ``position`` of the first segment on, as far as the
         offset indexes show them.
         """
         for reader in readers:
             at: int | None = position
             inside = reader.metadata.end_offset <= self._extent.last
-            end = reader.metadata.size_bytes if inside else reader.position_after(self._extent.last)
+            end = reader.metadata.size_bytes if inside else reader.position_after_offset(self._extent.last)
             while at is not None and at < end:
                 if not self._outcomes.is_piece_loaded(reader, at):
                     yield reader, at
-                at = reader.next_cut(at)
+                at = reader.piece_end_from_index(at)
             position = 0
 
-    def _last_records(self, latest: LastRecordsOnly) -> Iterator[Selection]:
-        """Yield the last record of each key.
-
-        The log is read backwards, so that the first record found of a key is its last one. Only key hashes are kept in memory.
+    def _read_last_records(self, latest: LastRecordsOnly) -> Iterator[Selection]:
+        """Yield the last record of each key with its key hashes in memory. The log is read backwards, so that the first record found of a
+        key is its last one.
         """
         keys, halves = KeySet(latest.map_budget_bytes), key_halves(latest.hash_key or self._tier.identity.reading_key())
         for selection, last in self._read_all_backwards():
@@ -374,7 +387,7 @@ class Reader:
             if len(picked):
                 yield replace(selection, picked=picked)
 
-    def _last_records_by_disk(self, latest: LastRecordsOnly, spill: DiskSpill) -> Iterator[Selection]:
+    def _read_last_records_by_disk(self, latest: LastRecordsOnly, spill: DiskSpill) -> Iterator[Selection]:
         """Yield the last record of each key in two passes: find the offsets of last records on disk, then read these records."""
         extent, halves = self._extent, key_halves(latest.hash_key or self._tier.identity.reading_key())
         space = _SpillBudget(spill.disk_bytes)
@@ -385,7 +398,7 @@ class Reader:
                     hashes, picked = _hash_keys(selection, extent.first, last, latest, halves)
                     buckets.add_dirty_rows(hashes, (extent.last - selection.rows.offset[picked]).astype(np.uint32))
                 bitmap = buckets.survivor_bitmap(extent.last - extent.first + 1)
-        for selection in Reader(self._tier, extent, replace(self._wanted, latest=None)).selections():
+        for selection in RangeReader(self._tier, extent, replace(self._wanted, last_records_only=None)).selections():
             rows, picked = selection.rows, selection.picked
             back = extent.last - rows.offset[picked]
             is_last = (bitmap[back >> 3] >> (7 - (back & 7)).astype(np.uint8)) & 1 == 1
@@ -405,7 +418,7 @@ class Reader:
                 for piece in self._pieces_backwards([segment for segment in segments if segment.end_offset >= extent.first]):
                     mine, unknown = self._wanted_batches(piece, extent.first, last)
                     for damage in damaged_ranges(piece, unknown, UNDECIDABLE, extent.first, last):
-                        raise damage.as_error(extent.name)
+                        raise damage.to_bad_data_error(extent.name)
                     self._outcomes.drop_read_markers(piece)
                     for selection in self._scratch.selections(piece, mine, self._wanted.inflate_limit, backwards=True):
                         yield selection, last
@@ -413,23 +426,25 @@ class Reader:
                     if last < extent.first:
                         return
             except SegmentGone as error:
-                retries = self._read_log_again_after(error, retries)
+                retries = self._reread_log_after_lost_segment(error, retries)
             else:
                 return
 
     def _pieces_backwards(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[Piece]:
         """Yield the batches of segments in pieces, from the end to the beginning. ``segments`` are given newest first."""
         readers = map(self._open_segment, segments)
-        fetches = (partial(reader.read_piece, *cut) for reader in readers for cut in reader.bounds_backwards())
-        return fetched_ahead(fetches, self._wanted.ahead)
+        fetches = (partial(reader.read_piece, *cut) for reader in readers for cut in reader.piece_bounds_backwards())
+        return prefetch_results(fetches, self._wanted.requests_in_advance)
 
     def _wanted_batches(self, piece: Piece, first: int, last: int) -> tuple[Flags, Flags]:
-        """Return a flag for each batch that is wanted, and for each of these whose transaction's outcome cannot be read."""
+        """Return two flags for each batch of a piece: whether its records are wanted, and whether it is wanted but its transaction's
+        outcome cannot be read. Batches outside ``first`` to ``last`` (inclusive) and aborted ones are not wanted.
+        """
         table = piece.source.table
         # The base offset of a compressed v0/v1 wrapper is not known before it is inflated; it is -1 here.
         mine: Flags = (table.control == NOT_CONTROL) & (table.last_offset >= first) & (table.base_offset <= last)
         unknown = np.zeros(len(table), np.bool_)
-        if self._wanted.committed and (table.is_transactional & mine).any():
+        if self._wanted.read_committed and (table.is_transactional & mine).any():
             outcomes = self._outcomes.find_outcomes(piece)
             mine &= outcomes != ABORT
             unknown = mine & (outcomes == UNKNOWN)
@@ -438,21 +453,27 @@ class Reader:
                 raise SegmentGone(piece.source.name, piece.metadata)
         return mine, unknown
 
-    def _read_log_again_after(self, error: SegmentGone, retries: int) -> int:
+    def _reread_log_after_lost_segment(self, error: SegmentGone, retries: int) -> int:
+        """Read the control log again after an object was missing, and return ``retries`` plus one. Raises BadData if the segment is still
+        live, or after MAX_RETRIES.
+        """
         self._segments = tuple(self._segments_from(self._extent.first))
         self._outcomes.drop_prefetched_pieces()
         if retries >= MAX_RETRIES or any(segment.id == error.metadata.id for segment in self._segments):
-            raise error.as_damage() from None
+            raise error.to_bad_data_error() from None
         return retries + 1
 
     def _open_segment(self, metadata: RemoteLogSegmentMetadata) -> SegmentReader:
+        """Return a reader of one segment of the range."""
         return SegmentReader(self._tier.ports.layout, self._extent.name, metadata, self._wanted.inflate_limit)
 
     def _segments_from(self, offset: int) -> Sequence[RemoteLogSegmentMetadata]:
         """Read the control log again and return the live segments that end at or above ``offset``. Raises LogChanged."""
         extent, state = self._extent, self._tier.open(self._extent.name).refresh()
         changed = (
-            changed_offset(extent.log, log_identity(self._tier, state), extent.last + 1) if extent.log and state.has_segments else None
+            first_changed_offset(extent.log, log_identity(self._tier, state), extent.last + 1)
+            if extent.log and state.has_segments
+            else None
         )
         if changed is not None:
             raise LogChanged(extent, changed)
@@ -461,18 +482,20 @@ class Reader:
         return [segment for segment in state.live if segment.end_offset >= offset]
 
 
-def fetched_ahead(fetches: Iterable[Callable[[], T]], most: int) -> Iterator[T]:
-    """Yield the results of calling ``fetches``, in order. Other threads call up to ``most`` of them in advance."""
-    if not most:
+def prefetch_results(fetches: Iterable[Callable[[], T]], max_in_advance: int) -> Iterator[T]:
+    """Yield the results of calling ``fetches``, in their order. Other threads call up to ``max_in_advance`` of them before their results
+    are requested.
+    """
+    if not max_in_advance:
         for fetch in fetches:
             yield fetch()
         return
     coming: deque[Future[T]] = deque()
-    with ThreadPoolExecutor(most, "fetch-fetched_ahead") as pool:
+    with ThreadPoolExecutor(max_in_advance, "prefetch") as pool:
         try:
             for fetch in fetches:
                 coming.append(pool.submit(fetch))
-                if len(coming) > most:
+                if len(coming) > max_in_advance:
                     yield coming.popleft().result()
             while coming:
                 yield coming.popleft().result()
@@ -482,6 +505,7 @@ def fetched_ahead(fetches: Iterable[Callable[[], T]], most: int) -> Iterator[T]:
 
 
 def _rows_between(offset: Int64s, first: int, last: int) -> Int64s:
+    """Return the numbers of rows whose offsets lie between ``first`` and ``last`` (inclusive)."""
     return np.flatnonzero((offset >= first) & (offset <= last))
 
 
@@ -501,7 +525,9 @@ def _hash_keys(
 def _rows_of_new_keys(
     selection: Selection, first: int, last: int, latest: LastRecordsOnly, keys: KeySet, halves: tuple[np.uint64, np.uint64]
 ) -> Int64s:
-    """Return the rows, ascending, whose key was not seen before and whose value is not null."""
+    """Return the rows, ascending, whose key is not in ``keys`` yet and whose value is not null, and add the keys. Raises OutOfBudget if
+    ``keys`` is full.
+    """
     hashes, picked = _hash_keys(selection, first, last, latest, halves)
     seen = np.empty(len(hashes), np.bool_)
     if keys.insert_if_absent(hashes, seen) < len(hashes):
@@ -516,30 +542,35 @@ def _rows_of_new_keys(
 class _SpillBudget:
     """Limit of the disk space that one read may use to sort keys. Counts the bytes in use."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int) -> None:
+        self._most = max_bytes
         self._used = 0
 
     def reserve_bytes(self, nbytes: int) -> None:
+        """Add bytes to those in use. Raises OutOfBudget above the limit."""
         self._used += nbytes
         if 0 < self._most < self._used:
             hint = f"Set disk_budget_bytes to more than {self._most}, or give keyRanges a number: each task then reads everything"
             raise OutOfBudget(f"view = latest: the keys need more than {self._most} bytes of local disk", hint=hint)
 
     def release_bytes(self, nbytes: int) -> None:
+        """Subtract bytes from those in use."""
         self._used -= nbytes
 
 
 @kernel
 def _hash_keys_backwards(
-    buf: Bytes, offset: Int64s, key_start: Int64s, key_length: Int32s, first: int, last: int, k0: np.uint64, k1: np.uint64, ranges: int,
-    wanted: int, hashes: Hashes, picked: Int64s,
+    buf: Bytes, offset: Int64s, key_start: Int64s, key_length: Int32s, first: int, last: int, k0: np.uint64, k1: np.uint64,
+    range_count: int, wanted_range: int, out_hashes: Hashes, out_rows: Int64s,
 ) -> int:  # fmt: skip
+    """Fill ``out_hashes`` and ``out_rows`` with key hash and number of each row that has a key in the wanted hash range and an offset from
+    ``first`` to ``last`` (inclusive), last row first. Return their number.
+    """
     count = 0
     for row in range(offset.size - 1, -1, -1):
         if key_length[row] >= 0 and first <= offset[row] <= last:
             h0, h1 = siphash128(buf, key_start[row], key_length[row], k0, k1)
-            if ranges == 1 or hash_range_of_word(np.uint64(key_tag(h0)), ranges) == wanted:
-                hashes[count, 0], hashes[count, 1], picked[count] = h0, h1, row
+            if range_count == 1 or hash_range_of_word(np.uint64(key_tag(h0)), range_count) == wanted_range:
+                out_hashes[count, 0], out_hashes[count, 1], out_rows[count] = h0, h1, row
                 count += 1
     return count

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from bloom.siphash import hash_keys, key_halves
 from compactor.access.tier import Tier
-from compactor.consumer.reading import Reader, ReadOptions, ReadRange
+from compactor.consumer.reading import RangeReader, ReadOptions, ReadRange
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.views.words import format_size
@@ -48,12 +48,12 @@ class SampledSaving:
     of_bytes: int
 
     @property
-    def exact(self) -> bool:
-        """Return whether the saving is exact, because all bytes that a round could clean were read."""
+    def is_exact(self) -> bool:
+        """Return whether the saving is exact rather than estimated, because all bytes that a round could clean were read."""
         return self.read_bytes >= self.of_bytes
 
     def __str__(self) -> str:
-        if self.exact:
+        if self.is_exact:
             return "all that a round could clean was read"
         share = 100 * self.read_bytes / max(1, self.of_bytes)
         return f"at least, from {format_size(self.read_bytes)} read ({share:.2g} %), give or take {format_size(self.error_bytes)} (95 %)"
@@ -94,7 +94,7 @@ def sample_saving(opened: Tier, state: PartitionState, sample_bytes: int) -> Sam
 
 
 class _SampleReader:
-    """Reads the committed records of a partition in ranges of offsets, for an estimate."""
+    """Reader of the committed records in ranges of offsets, by which a saving is estimated."""
 
     def __init__(self, opened: Tier, state: PartitionState, live: Sequence[RemoteLogSegmentMetadata]) -> None:
         self._opened = opened
@@ -112,8 +112,9 @@ class _SampleReader:
         return np.concatenate(hashes), np.concatenate(sizes)
 
     def _read_key_hash_parts(self, first: int, last: int) -> Iterator[tuple[Hashes64, Sizes]]:
+        """Yield key hashes and sizes of the records from ``first`` to ``last`` (inclusive), block by block."""
         segments = tuple(segment for segment in self._live if segment.end_offset >= first and segment.start_offset <= last)
-        for selection in Reader(self._opened, ReadRange(self._state.name, first, last, segments), self._wanted).selections():
+        for selection in RangeReader(self._opened, ReadRange(self._state.name, first, last, segments), self._wanted).selections():
             rows, picked = selection.rows, selection.picked
             out = np.empty((len(picked), 2), np.uint64)
             hash_keys(selection.chunk.buf, rows.key_start[picked], rows.key_length[picked], *self._halves, out)
@@ -122,7 +123,9 @@ class _SampleReader:
 
 
 def _superseded_share(hashes: Hashes64, sizes: Sizes) -> float:
-    """Return the share, by size, of records without a key or with a later record of their key among these."""
+    """Return the share, by size, of records that have no key or are followed by a record with the same key hash. ``hashes`` and ``sizes``
+    are in offset order.
+    """
     if not len(hashes):
         return 0.0
     _, from_end = np.unique(hashes[::-1], return_index=True)
@@ -133,7 +136,7 @@ def _superseded_share(hashes: Hashes64, sizes: Sizes) -> float:
 
 
 def _newest_segment_range(live: Sequence[RemoteLogSegmentMetadata], wanted_bytes: int) -> tuple[int, int]:
-    """Return the first offset and the size of about ``wanted_bytes`` bytes at the end of the segments."""
+    """Return the first offset and the size in bytes of the last segments that together hold about ``wanted_bytes`` bytes."""
     taken = 0
     for segment in reversed(live):
         if taken + segment.size_bytes >= wanted_bytes:
@@ -145,9 +148,11 @@ def _newest_segment_range(live: Sequence[RemoteLogSegmentMetadata], wanted_bytes
 
 
 def _sample_windows(
-    live: Sequence[RemoteLogSegmentMetadata], before: int, older_bytes: int, sample_bytes: int
+    live: Sequence[RemoteLogSegmentMetadata], end_offset: int, older_bytes: int, sample_bytes: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield windows (first offset, last offset, approximate bytes), evenly spread below the offset ``before``, without overlap."""
+    """Yield windows (first offset, last offset, approximate bytes), evenly spread over the ``older_bytes`` bytes below ``end_offset``
+    (exclusive), without overlap, with ``sample_bytes`` bytes in all.
+    """
     count = max(1, min(WINDOWS, sample_bytes // LEAST_WINDOW))
     size = max(1, sample_bytes // count)
     starts = [(number + 0.5) * older_bytes / count for number in range(count)]
@@ -157,7 +162,7 @@ def _sample_windows(
             if at <= start < at + segment.size_bytes:
                 per_byte = (segment.end_offset - segment.start_offset + 1) / segment.size_bytes
                 first = segment.start_offset + int((start - at) * per_byte)
-                last = min(segment.end_offset, before - 1, first + max(0, round(size * per_byte) - 1))
+                last = min(segment.end_offset, end_offset - 1, first + max(0, round(size * per_byte) - 1))
                 if first <= last:
                     yield first, last, min(size, segment.size_bytes)
         at += segment.size_bytes

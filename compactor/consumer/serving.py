@@ -54,13 +54,15 @@ class AssignmentChange:
     added: tuple[TopicPartition, ...]
 
 
-def change_assignment(held: Collection[TopicPartition], step: AssignmentStep, names: Collection[TopicPartition]) -> AssignmentChange:
-    """Return what changes if an assignment is replaced by ``names``, or if ``names`` are added to it or removed from it.
+def change_assignment(assigned: Collection[TopicPartition], step: AssignmentStep, names: Collection[TopicPartition]) -> AssignmentChange:
+    """Return which partitions to stop and to start reading when an assignment is replaced by ``names``, or when ``names`` are added to it
+    or removed from it.
 
-    :param held: partitions that are assigned now.
+    :param assigned: partitions that are assigned now.
+    :param step: whether to replace, add or remove.
     """
     if step == "replace":
-        return AssignmentChange(tuple(held), tuple(names))
+        return AssignmentChange(tuple(assigned), tuple(names))
     if step == "add":
-        return AssignmentChange((), tuple(name for name in names if name not in held))
-    return AssignmentChange(tuple(name for name in names if name in held), ())
+        return AssignmentChange((), tuple(name for name in names if name not in assigned))
+    return AssignmentChange(tuple(name for name in names if name in assigned), ())

@@ -19,8 +19,8 @@ from compactor.access.tier import Tier
 from compactor.constants import EMPTY_TOPIC_ID, MAX_OFFSET, LeaderEpoch, TopicId
 from compactor.consumer.assigned import AssignedPartition
 from compactor.consumer.broker import BrokerLog, LogBounds
-from compactor.consumer.feed import Ended, Failed, Item, TierFeed
-from compactor.consumer.history import EpochEnd, LogMismatch, ReadHistory, is_other_topic, position_history
+from compactor.consumer.feed import Item, PartitionEnded, PartitionFailed, TierFeed
+from compactor.consumer.history import EpochEnd, LogMismatch, ReadHistory, are_different_topics, position_history
 from compactor.consumer.messages import (
     OFFSET_BEGINNING,
     OFFSET_END,
@@ -88,20 +88,20 @@ class ConsumerOptions:
             raise UsageError("skip_damaged and the view latest exclude each other", hint="Read all records, or repair the tier first")
 
     @property
-    def committed(self) -> bool:
+    def is_read_committed(self) -> bool:
         """Return whether the isolation level is read_committed."""
         return self.isolation == "read_committed"
 
 
 @dataclass
 class MessageRun:
-    """Consecutive messages of one partition from one source, or one message with an error.
+    """Consecutive messages of one partition from one source, or one message that reports an error.
 
-    at: the partition, whose position follows the messages that are returned; None for an error.
-    epoch: leader epoch of a broker's messages, which is the same for all; None if unknown, and for those of the tier.
+    partition: the partition, whose position advances as the messages are returned; None for an error.
+    epoch: leader epoch of a broker's messages, which is the same for all; None if unknown, and for messages of the tier.
     """
 
-    at: AssignedPartition | None
+    partition: AssignedPartition | None
     messages: Iterator[MessageLike]
     is_from_broker: bool = False
     epoch: LeaderEpoch | None = None
@@ -109,7 +109,7 @@ class MessageRun:
     @property
     def is_current(self) -> bool:
         """Return whether the partition is still read from the source of these messages."""
-        return self.at is None or not self.is_from_broker or self.at.source == "broker"
+        return self.partition is None or not self.is_from_broker or self.partition.source == "broker"
 
 
 class LogSources:
@@ -128,7 +128,7 @@ class LogSources:
         self._broker = None if self._mode == "remote_only" else broker
         self._feed = TierFeed(
             tier,
-            committed=options.committed,
+            read_committed=options.is_read_committed,
             skip_damaged=options.skip_damaged,
             latest_only=options.view == "latest",
             threads=options.threads,
@@ -139,8 +139,8 @@ class LogSources:
 
     # ---- partitions ----------------------------------------------------------------------------------------------------------
 
-    def check_known(self, names: Collection[TopicPartition]) -> None:
-        """Raise UsageError if the tier alone is read and does not hold a partition."""
+    def require_known_partitions(self, names: Collection[TopicPartition]) -> None:
+        """Raise UsageError if only the tier is read and it does not hold one of these partitions."""
         if self._broker is None:
             self.tier.partitions([str(name) for name in names])
 
@@ -149,32 +149,33 @@ class LogSources:
         self.assigned.update((at.name, at) for at in partitions)
         self._restart_after_error_wait(time.monotonic())
 
-    def discard(self, names: Collection[TopicPartition]) -> None:
-        """Stop reading partitions and drop their queued records. They stay assigned, and their positions stay known."""
+    def drop_queued_records(self, names: Collection[TopicPartition]) -> None:
+        """Stop reading partitions and drop their queued records. They stay assigned and keep their positions."""
         for name in names:
             self._feed.stop_reading(name)
             if name in self.assigned:
                 self.assigned[name].source, self.assigned[name].wake_s = "none", NEVER_S
         if self._broker is not None and names:
             self._broker.stop_reading(names)
-        self.ready = deque(run for run in self.ready if run.at is None or run.at.name not in names)
+        self.ready = deque(run for run in self.ready if run.partition is None or run.partition.name not in names)
 
-    def release(self, names: Collection[TopicPartition]) -> None:
+    def remove_partitions(self, names: Collection[TopicPartition]) -> None:
         """Remove partitions that are no longer assigned, with their positions and queued records."""
         for name in names:
             self.assigned.pop(name, None)
 
     def restored_partition(self, name: TopicPartition, place: PlaceLike) -> AssignedPartition:
-        """Return the state of a partition that continues at a position. Raises UsageError if there is no offset."""
+        """Return the state of a partition that is to be read from a position. Raises UsageError if the position has no offset and
+        ``offset_reset`` gives none.
+        """
         offset = self._resolve_logical_offset(name, place.offset)
         epoch = getattr(place, "leader_epoch", None) if offset == place.offset else None
         read = position_history(offset, epoch, getattr(place, "topic_id", ""))
         return AssignedPartition(name, offset, read.topic_id, read.epochs)
 
     def begin_partition(self, name: TopicPartition, place: PlaceLike) -> AssignedPartition:
-        """Return the state of a partition that begins at a position, as ``restored_partition`` does.
-
-        If the position has no offset, the partition waits, and one message with an error is queued.
+        """Return the state of a partition that is to be read from a position. If the position has no offset and ``offset_reset`` gives
+        none, the partition waits, and a message with an error is queued.
         """
         try:
             return self.restored_partition(name, place)
@@ -182,20 +183,18 @@ class LogSources:
             self._queue_error(name, OFFSET_INVALID, no_offset_error(error.message))
             return AssignedPartition(name, OFFSET_INVALID, wake_s=NEVER_S, is_reported=True)
 
-    def place(self, name: TopicPartition) -> TopicPartition:
-        """Return the partition together with the topic id under which it is read (its incarnation): the latest one that is known, or the
-        one that was chosen.
-        """
+    def incarnation_to_read(self, name: TopicPartition) -> TopicPartition:
+        """Return the topic incarnation that is read for a partition: the one of the configured topic id, or the latest one."""
         topic_id = TopicId(self.options.topic_ids.get(name.topic, ""))
         if topic_id and name not in self._chosen:
             self._chosen[name] = self.tier.partition_of_topic(name, topic_id)
         return self._chosen.get(name) or self.tier.current(name)
 
-    def bounds(self, name: TopicPartition) -> LogBounds:
+    def readable_bounds(self, name: TopicPartition) -> LogBounds:
         """Return the first offset that can be read, and the end offset (exclusive), of tier and broker together."""
         if self._broker is not None and self._mode == "kafka_only":
             return self._broker.log_bounds(name)
-        state = self.tier.open(self.place(name)).refresh()
+        state = self.tier.open(self.incarnation_to_read(name)).refresh()
         mine = LogBounds(self.tier.first_readable_offset(state), state.end_offset + 1)
         if self._broker is None:
             return mine
@@ -204,7 +203,7 @@ class LogSources:
 
     def offset_at(self, name: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the offset of the first record with at least this timestamp, or None if there is none."""
-        offset = None if self._mode == "kafka_only" else offset_by_time(self.tier, self.place(name), timestamp_ms)
+        offset = None if self._mode == "kafka_only" else offset_by_time(self.tier, self.incarnation_to_read(name), timestamp_ms)
         return self._broker.offset_at(name, timestamp_ms) if offset is None and self._broker is not None else offset
 
     def close(self) -> None:
@@ -216,20 +215,22 @@ class LogSources:
     # ---- records -----------------------------------------------------------------------------------------------------------
 
     def receive_runs(self, wait_s: float) -> bool:
-        """Move records that have arrived from tier and broker to the empty queue. Return whether any have arrived."""
+        """Move records that have arrived from tier and broker to the queue of ready messages, which must be empty. Waits up to ``wait_s``
+        seconds. Return whether any have arrived.
+        """
         now = time.monotonic()
-        self._handle_partitions_lost_by_broker()
+        self._continue_partitions_lost_by_broker()
         self._restart_after_error_wait(now)
         rest = min((at.wake_s - now for at in self.assigned.values() if at.source == "none"), default=NEVER_S)
         wait_s = max(0.0, min(wait_s, rest))
         if self._broker is None or not any(at.source == "broker" for at in self.assigned.values()):
             item = self._feed.next_item(wait_s)
             if item is not None:
-                self._accept_item(item)
+                self._queue_feed_item(item)
             return item is not None
         item = self._feed.next_item(0)
         if item is not None:
-            self._accept_item(item)
+            self._queue_feed_item(item)
         most = 0.0 if item is not None else BROKER_SLICE_S if self._feed.is_busy else BROKER_WAIT_S
         fetched = self._broker.fetch_messages(MAX_FETCH, min(wait_s, most))
         self._queue_messages(fetched.messages)
@@ -237,7 +238,9 @@ class LogSources:
         return item is not None or bool(fetched.messages) or bool(self._lost)
 
     def _queue_messages(self, messages: Sequence[Any]) -> None:
-        """Queue messages of a broker, without records before the position and of partitions that are not read from it."""
+        """Queue messages of a broker, except those before the partition's position and those of partitions that are no longer read from the
+        broker.
+        """
         for (topic, partition, epoch), group in groupby(messages, lambda found: (found.topic(), found.partition(), found.leader_epoch())):
             at = self.assigned.get(TopicPartition(topic, partition))
             if at is not None and at.source == "broker":
@@ -245,24 +248,28 @@ class LogSources:
                 self.ready.append(MessageRun(at, broker_messages(mine, at.topic_id), is_from_broker=True, epoch=epoch))
 
     def _queue_error(self, name: TopicPartition, offset: int, error: LogError, topic_id: TopicId = EMPTY_TOPIC_ID) -> None:
+        """Queue a message that reports an error of a partition at this offset."""
         self.ready.append(MessageRun(None, iter((TierMessage(*name, offset, error=error, topic_id=topic_id),))))
 
-    def _accept_item(self, item: Item) -> None:
+    def _queue_feed_item(self, item: Item) -> None:
+        """Queue the records of an item from the tier; after a partition's last item, decide where to continue. Raises the error of a
+        PartitionFailed.
+        """
         at = self.assigned.get(item.name)
         if at is None or at.source != "tier":
             return
-        if isinstance(item, Ended):
+        if isinstance(item, PartitionEnded):
             self._schedule_retry(at)  # retried if the broker does not answer
             if item.mismatch is not None:
                 self._continue_after_mismatch(at, item, item.mismatch)
             else:
                 self._continue_after_tier(at, item)
-        elif isinstance(item, Failed):
+        elif isinstance(item, PartitionFailed):
             self._schedule_retry(at)
             raise item.error
         else:
             self.ready.append(MessageRun(at, item.block.messages()))
-            at.note_log(item.log)
+            at.set_tier_log(item.log)
 
     # ---- tier and broker -----------------------------------------------------------------------------------------------------
 
@@ -275,93 +282,111 @@ class LogSources:
             self._schedule_retry(at)
             self._continue_from_source(at, "start")
 
-    def _continue_from_source(self, at: AssignedPartition, step: Step) -> None:
-        """Continue to read a partition from the source that ``step`` names."""
+    def _continue_from_source(self, partition: AssignedPartition, step: Step) -> None:
+        """Continue to read a partition from the source that the decision ``step`` names."""
         source = NEXT_SOURCE[self._mode, step]
         if source == "broker":
-            self._continue_at_broker(at)
+            self._continue_at_broker(partition)
         elif source == "tier":
-            at.source = "tier"
-            until = at.broker_start if self._mode == "kafka_preferred" and at.broker_start >= 0 else MAX_OFFSET
-            self._feed.start_reading(at.name, self.place(at.name), at.read, skip_view=at.is_view_done, until=until)
+            partition.source = "tier"
+            until = partition.broker_start if self._mode == "kafka_preferred" and partition.broker_start >= 0 else MAX_OFFSET
+            self._feed.start_reading(
+                partition.name,
+                self.incarnation_to_read(partition.name),
+                partition.read_history,
+                skip_view=partition.is_view_done,
+                end_offset=until,
+            )
 
-    def _continue_after_tier(self, at: AssignedPartition, item: Ended) -> None:
+    def _continue_after_tier(self, partition: AssignedPartition, item: PartitionEnded) -> None:
         """Decide where to continue, because the tier has no more records at the position."""
-        at.is_view_done = True
-        if item.offset < item.start <= item.end and not self._is_position_at_broker(at):
-            self._continue_below_log_start(at, item)
+        partition.is_view_done = True
+        if item.offset < item.start <= item.end and not self._is_position_at_broker(partition):
+            self._continue_below_log_start(partition, item)
             return
         if item.offset >= item.start:
-            at.note_log(item.log)
-        at.position = max(at.position, item.offset)
-        if at.position >= at.broker_start:
-            self._continue_from_source(at, "tier_ended")
-        elif item.end <= at.position:
-            self._report_out_of_range(at, f"the tier ends at {item.end}, and the broker begins at {at.broker_start}")
+            partition.set_tier_log(item.log)
+        partition.position = max(partition.position, item.offset)
+        if partition.position >= partition.broker_start:
+            self._continue_from_source(partition, "tier_ended")
+        elif item.end <= partition.position:
+            self._report_out_of_range(partition, f"the tier ends at {item.end}, and the broker begins at {partition.broker_start}")
 
-    def _continue_at_broker(self, at: AssignedPartition) -> None:
+    def _continue_at_broker(self, partition: AssignedPartition) -> None:
         """Continue to read a partition from the broker, if there is one and its topic is the same."""
-        if self._broker is None or at.name.topic in self.options.topic_ids:
+        if self._broker is None or partition.name.topic in self.options.topic_ids:
             return
-        topic_id = self._broker.topic_id(at.name)
-        if is_other_topic(at.topic_id, topic_id) and not self._report_recreated_topic(
-            at, "the broker", topic_id, self._broker.log_bounds(at.name)
+        topic_id = self._broker.topic_id(partition.name)
+        if are_different_topics(partition.topic_id, topic_id) and not self._report_recreated_topic(
+            partition, "the broker", topic_id, self._broker.log_bounds(partition.name)
         ):
             return
-        at.note_log(None)
-        at.topic_id = topic_id or at.topic_id
-        epoch = at.read.last_epoch
-        self._broker.read_from({at.name: at.position}, {} if epoch is None else {at.name: epoch})
-        at.broker_start, at.source = -1, "broker"
+        partition.set_tier_log(None)
+        partition.topic_id = topic_id or partition.topic_id
+        epoch = partition.read_history.last_epoch
+        self._broker.start_reading_from({partition.name: partition.position}, {} if epoch is None else {partition.name: epoch})
+        partition.broker_start, partition.source = -1, "broker"
 
-    def _continue_after_mismatch(self, at: AssignedPartition, item: Ended, found: LogMismatch) -> None:
-        """Decide where to continue, because the tier's log is not the one that was read."""
+    def _continue_after_mismatch(self, partition: AssignedPartition, item: PartitionEnded, found: LogMismatch) -> None:
+        """Decide where to continue after the tier's log was found not to continue the records that were read."""
         broker = self._broker
         if found.reason == "truncated":
-            self._report_truncation(at, item.log.history_below(found.agreed_offset))
-        elif found.reason == "topic" and (broker is None or broker.topic_id(at.name) != at.topic_id):
-            self._report_recreated_topic(at, "the tier", item.log.topic_id, LogBounds(item.start, item.end))
-        elif broker is not None and at.position >= at.broker_start:
-            self._continue_at_broker(at)
+            self._report_truncation(partition, item.log.history_below(found.agreed_offset))
+        elif found.reason == "topic" and (broker is None or broker.topic_id(partition.name) != partition.topic_id):
+            self._report_recreated_topic(partition, "the tier", item.log.topic_id, LogBounds(item.start, item.end))
+        elif broker is not None and partition.position >= partition.broker_start:
+            self._continue_at_broker(partition)
         else:
             what = f"of topic id {item.log.topic_id}" if found.reason == "topic" else "one that a later leader has disowned"
-            self._report_out_of_range(at, f"the tier's log is {what}, and no broker has the offset")
+            self._report_out_of_range(partition, f"the tier's log is {what}, and no broker has the offset")
 
-    def _report_truncation(self, at: AssignedPartition, agreed: ReadHistory) -> None:
-        """Report that records which were read have been discarded, and return to where the logs agree unless ``offset_reset`` is error."""
-        if not at.is_reported:
-            at.is_reported = True
-            text = f"{at.name} was truncated: the log holds what was read up to offset {agreed.end}, and the position is {at.position}"
-            self._queue_error(at.name, agreed.end, truncation_error(text), at.topic_id)
+    def _report_truncation(self, partition: AssignedPartition, agreed: ReadHistory) -> None:
+        """Queue the error that records which were read have been discarded, and move the position to where the logs agree, unless
+        ``offset_reset`` is ``error``.
+        """
+        if not partition.is_reported:
+            partition.is_reported = True
+            text = (
+                f"{partition.name} was truncated: the log holds what was read up to offset {agreed.end}, "
+                f"and the position is {partition.position}"
+            )
+            self._queue_error(partition.name, agreed.end, truncation_error(text), partition.topic_id)
         if self.options.offset_reset != "error":
-            at.go_to(replace(agreed, topic_id=at.topic_id) if agreed.end < at.position else at.read)
+            partition.move_to_end_of(
+                replace(agreed, topic_id=partition.topic_id) if agreed.end < partition.position else partition.read_history
+            )
 
-    def _report_recreated_topic(self, at: AssignedPartition, holder: str, topic_id: TopicId, bounds: LogBounds) -> bool:
-        """Report that the topic was created again, and return whether ``offset_reset`` lets reading begin in the new one."""
-        self._report_out_of_range(at, f"it was read from topic id {at.topic_id}, and {holder} has topic id {topic_id}")
+    def _report_recreated_topic(self, partition: AssignedPartition, holder: str, topic_id: TopicId, bounds: LogBounds) -> bool:
+        """Queue the error that the topic was created again, and return whether ``offset_reset`` lets reading begin in the new topic.
+        ``holder``: tier or broker, for the message.
+        """
+        self._report_out_of_range(partition, f"it was read from topic id {partition.topic_id}, and {holder} has topic id {topic_id}")
         reset = self.options.offset_reset
         if reset != "error":
-            at.go_to(position_history(bounds.start if reset == "earliest" else bounds.end, None, topic_id))
+            partition.move_to_end_of(position_history(bounds.start if reset == "earliest" else bounds.end, None, topic_id))
         return reset != "error"
 
-    def _is_position_at_broker(self, at: AssignedPartition) -> bool:
+    def _is_position_at_broker(self, partition: AssignedPartition) -> bool:
+        """Return whether the broker holds the partition's position."""
         if self._broker is None:
             return False
-        bounds = self._broker.log_bounds(at.name)
-        return bounds.start <= at.position <= bounds.end
+        bounds = self._broker.log_bounds(partition.name)
+        return bounds.start <= partition.position <= bounds.end
 
-    def _continue_below_log_start(self, at: AssignedPartition, item: Ended) -> None:
+    def _continue_below_log_start(self, partition: AssignedPartition, item: PartitionEnded) -> None:
         """Continue where ``offset_reset`` says, because neither tier nor broker have the position any more."""
         if self.options.offset_reset == "error":
-            self._report_out_of_range(at, f"the tier begins at {item.start}")
+            self._report_out_of_range(partition, f"the tier begins at {item.start}")
         else:
-            at.note_log(item.log)
-            at.position = item.start if self.options.offset_reset == "earliest" else item.end
-            at.source = "tier"
-            self._feed.start_reading(at.name, self.place(at.name), at.read, skip_view=self.options.view == "all")
+            partition.set_tier_log(item.log)
+            partition.position = item.start if self.options.offset_reset == "earliest" else item.end
+            partition.source = "tier"
+            self._feed.start_reading(
+                partition.name, self.incarnation_to_read(partition.name), partition.read_history, skip_view=self.options.view == "all"
+            )
 
-    def _handle_partitions_lost_by_broker(self) -> None:
-        """Handle partitions that the broker stopped reading, after all their messages were returned."""
+    def _continue_partitions_lost_by_broker(self) -> None:
+        """Decide where to continue for partitions that the broker can no longer serve. Called after all their messages were returned."""
         while self._lost and self._broker is not None:
             name, agreed = self._lost[-1]
             at = self.assigned.get(name)
@@ -369,53 +394,61 @@ class LogSources:
                 self._continue_after_broker(at, agreed, self._broker)
             self._lost.pop()
 
-    def _continue_after_broker(self, at: AssignedPartition, agreed: int | None, broker: BrokerLog) -> None:
-        """Decide where to continue, because the broker does not have the position.
+    def _continue_after_broker(self, partition: AssignedPartition, agreed: int | None, broker: BrokerLog) -> None:
+        """Decide where to continue after the broker was found not to hold the position.
 
         :param agreed: the broker's log was truncated and holds what was read up to this offset; None if it was not truncated.
         """
-        topic_id, bounds = broker.topic_id(at.name), broker.log_bounds(at.name)
-        self._schedule_retry(at)
-        if is_other_topic(at.topic_id, topic_id):
-            self._continue_at_broker(at)
+        topic_id, bounds = broker.topic_id(partition.name), broker.log_bounds(partition.name)
+        self._schedule_retry(partition)
+        if are_different_topics(partition.topic_id, topic_id):
+            self._continue_at_broker(partition)
         elif agreed is not None:
             # A later epoch begins there: a tier without one holds the discarded records.
-            later = tuple(EpochEnd(LeaderEpoch(epoch + 1), agreed) for epoch, _ in at.read.epochs[-1:])
-            self._report_truncation(at, ReadHistory(at.topic_id, at.read.below_offset(agreed).epochs + later, agreed))
-        elif self._mode == "kafka_only" and not bounds.start <= at.position <= bounds.end:
-            self._continue_after_offset_reset(at, bounds)
-        elif at.position < bounds.start:
-            at.broker_start, at.is_view_done = bounds.start, True
-            self._continue_from_source(at, "broker_deleted")
-        elif at.position > bounds.end:
-            self._report_out_of_range(at, f"the broker's log ends at {bounds.end}: was it truncated?")
+            later = tuple(EpochEnd(LeaderEpoch(epoch + 1), agreed) for epoch, _ in partition.read_history.epochs[-1:])
+            self._report_truncation(
+                partition, ReadHistory(partition.topic_id, partition.read_history.history_below(agreed).epochs + later, agreed)
+            )
+        elif self._mode == "kafka_only" and not bounds.start <= partition.position <= bounds.end:
+            self._continue_after_offset_reset(partition, bounds)
+        elif partition.position < bounds.start:
+            partition.broker_start, partition.is_view_done = bounds.start, True
+            self._continue_from_source(partition, "broker_deleted")
+        elif partition.position > bounds.end:
+            self._report_out_of_range(partition, f"the broker's log ends at {bounds.end}: was it truncated?")
         else:
-            at.epochs = ()  # the broker cannot tell where the epoch ends
+            partition.epochs = ()  # the broker cannot tell where the epoch ends
 
-    def _continue_after_offset_reset(self, at: AssignedPartition, bounds: LogBounds) -> None:
+    def _continue_after_offset_reset(self, partition: AssignedPartition, bounds: LogBounds) -> None:
         """Continue where ``offset_reset`` says, because the broker does not have the position and the tier is not read."""
         if self.options.offset_reset == "error":
-            self._report_out_of_range(at, f"the broker's log begins at {bounds.start} and ends at {bounds.end}")
+            self._report_out_of_range(partition, f"the broker's log begins at {bounds.start} and ends at {bounds.end}")
         else:
-            at.go_to(position_history(bounds.start if self.options.offset_reset == "earliest" else bounds.end, None, at.topic_id))
-            self._continue_at_broker(at)
+            partition.move_to_end_of(
+                position_history(bounds.start if self.options.offset_reset == "earliest" else bounds.end, None, partition.topic_id)
+            )
+            self._continue_at_broker(partition)
 
-    def _report_out_of_range(self, at: AssignedPartition, reason: str) -> None:
-        if not at.is_reported:
-            at.is_reported = True
-            text = f"offset {at.position} of {at.name} is not there: {reason}"
-            self._queue_error(at.name, at.position, out_of_range_error(text), at.topic_id)
+    def _report_out_of_range(self, partition: AssignedPartition, reason: str) -> None:
+        """Queue the error that the position does not exist, once until the next record."""
+        if not partition.is_reported:
+            partition.is_reported = True
+            text = f"offset {partition.position} of {partition.name} is not there: {reason}"
+            self._queue_error(partition.name, partition.position, out_of_range_error(text), partition.topic_id)
 
-    def _schedule_retry(self, at: AssignedPartition) -> None:
-        at.source, at.wake_s = "none", time.monotonic() + self.options.refresh_s
+    def _schedule_retry(self, partition: AssignedPartition) -> None:
+        """Let the partition be read again after ``refresh_s`` seconds."""
+        partition.source, partition.wake_s = "none", time.monotonic() + self.options.refresh_s
 
     def _resolve_logical_offset(self, name: TopicPartition, offset: int) -> int:
-        """Return the offset that a logical offset stands for. Raises UsageError if an offset is needed and none is given."""
+        """Return the offset that a logical offset, such as OFFSET_BEGINNING, stands for. Raises UsageError if there is no offset and
+        ``offset_reset`` is ``error``.
+        """
         if offset >= 0:
             return offset
         reset = self.options.offset_reset
         if offset == OFFSET_BEGINNING or (offset != OFFSET_END and reset == "earliest"):
-            return self.bounds(name).start
+            return self.readable_bounds(name).start
         if offset == OFFSET_END or reset == "latest":
-            return self.bounds(name).end
+            return self.readable_bounds(name).end
         raise UsageError(f"no offset for {name}", hint=f"Give one, or OFFSET_BEGINNING; {OFFSET_INVALID} is none")

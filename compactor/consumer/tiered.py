@@ -18,7 +18,7 @@ from compactor.consumer.assigned import AssignedPartition
 from compactor.consumer.broker import BrokerLog
 from compactor.consumer.group import GroupClient, GroupOffset
 from compactor.consumer.last_values import LastValues, latest
-from compactor.consumer.membership import CommitOptions, ConsumerHooks, Membership, RebalanceCallbacks
+from compactor.consumer.membership import CommitOptions, ConsumerHooks, GroupMembership, RebalanceCallbacks
 from compactor.consumer.messages import OFFSET_END, OFFSET_INVALID, MessageLike, Place, PlaceLike, broker_messages
 from compactor.consumer.serving import AssignmentStep, change_assignment
 from compactor.consumer.sources import NEVER_S, ConsumerOptions, LogSources, MessageRun
@@ -53,10 +53,10 @@ class TieredConsumer:
         self._messages: Iterator[MessageLike] = iter(())
         self._last: MessageLike | None = None
         self._group_due_s = math.inf
-        self._membership: Membership | None = None
+        self._membership: GroupMembership | None = None
         if group is not None:
-            hooks = ConsumerHooks(self, self._group_offsets, self._drop_queued, self._sources.release)
-            self._membership = Membership(group, commits or CommitOptions(), hooks)
+            hooks = ConsumerHooks(self, self._group_offsets, self._drop_queued_messages, self._sources.remove_partitions)
+            self._membership = GroupMembership(group, commits or CommitOptions(), hooks)
             self._group_due_s = 0.0
         self._starts: dict[TopicPartition, PlaceLike] | None = None
         self._closed = False
@@ -122,16 +122,16 @@ class TieredConsumer:
         """
         stored = _offsets_to_store(message, offsets)
         for name in stored:
-            self._assigned_at(Place(*name))
-        self._require_group().store(stored)
+            self._find_assigned_partition(Place(*name))
+        self._require_group().store_offsets(stored)
 
-    def _handle_group_events(self, group: Membership) -> None:
+    def _handle_group_events(self, group: GroupMembership) -> None:
         """Handle rebalances and due commits of the group. Every record that was returned is taken to be processed."""
         self._group_due_s = time.monotonic() + GROUP_POLL_S
         if errors := group.poll():
             self._sources.ready.append(MessageRun(None, broker_messages(errors, "")))
         if group.added:
-            places = group.start_places()
+            places = group.start_positions()
             self._starts = {place.name: place for place in places}
             try:
                 group.report_added(places)
@@ -142,15 +142,18 @@ class TieredConsumer:
             self._start_group_partitions("add", begun)
 
     def _start_group_partitions(self, step: AssignmentStep, begun: Sequence[AssignedPartition]) -> None:
+        """Start to read partitions that the group has added."""
         if self._membership is not None:
-            self._membership.begin_at({at.name: _group_offset(at) for at in begun})
+            self._membership.set_start_offsets({at.name: _group_offset(at) for at in begun})
         self._change_assignment(step, {at.name: at for at in begun})
 
     def _group_offsets(self) -> Mapping[TopicPartition, GroupOffset]:
+        """Return position and leader epoch of each assigned partition, in the form in which they are committed."""
         self._update_position_of_current_messages()
         return {name: _group_offset(at) for name, at in self._sources.assigned.items() if at.position >= 0}
 
-    def _require_group(self) -> Membership:
+    def _require_group(self) -> GroupMembership:
+        """Return the membership in the group. Raises UsageError if the consumer has no group."""
         self._require_open()
         self._update_position_of_current_messages()
         if self._membership is None:
@@ -170,7 +173,7 @@ class TieredConsumer:
         if self._starts is not None:
             self._starts.update(wanted)
             return
-        self._sources.check_known(wanted)
+        self._sources.require_known_partitions(wanted)
         self._start_group_partitions("replace", [self._sources.restored_partition(name, place) for name, place in wanted.items()])
 
     def unassign(self) -> None:
@@ -178,18 +181,18 @@ class TieredConsumer:
         self._change_assignment("replace", {})
 
     def assignment(self) -> list[Place]:
-        """Return the assigned partitions."""
+        """Return the positions of all assigned partitions."""
         return [Place(*name) for name in self._sources.assigned]
 
     def seek(self, place: PlaceLike) -> None:
-        """Continue an assigned partition at another position."""
-        restored = self._sources.restored_partition(self._assigned_at(place).name, place)
-        self._drop_queued([restored.name])
+        """Continue an assigned partition at another position, and drop its queued records. Raises UsageError if it is not assigned."""
+        restored = self._sources.restored_partition(self._find_assigned_partition(place).name, place)
+        self._drop_queued_messages([restored.name])
         self._sources.start_reading([restored])
 
     def position(self, places: Sequence[PlaceLike]) -> list[Place]:
         """Return the positions of assigned partitions, with leader epochs and topic ids."""
-        return [Place(*at.name, at.position, at.read.last_epoch, at.topic_id) for at in map(self._assigned_at, places)]
+        return [Place(*at.name, at.position, at.read_history.last_epoch, at.topic_id) for at in map(self._find_assigned_partition, places)]
 
     def offsets_for_times(self, places: Sequence[PlaceLike], timeout: float | None = None) -> list[Place]:
         """Return for each partition the offset of the first record with at least a timestamp, or OFFSET_END if there is none.
@@ -206,28 +209,29 @@ class TieredConsumer:
 
     def get_watermark_offsets(self, place: PlaceLike) -> tuple[int, int]:
         """Return the first offset that tier or broker has, and the end offset (exclusive)."""
-        return self._sources.bounds(TopicPartition.of(place.topic, place.partition))
+        return self._sources.readable_bounds(TopicPartition.of(place.topic, place.partition))
 
     def latest(self, place: PlaceLike) -> LastValues:
         """Return the last record of each key of a partition, as the tier holds them now.
 
         To continue from there, assign ``next_place`` of the result.
         """
-        name = self._sources.place(TopicPartition.of(place.topic, place.partition))
-        return latest(self._sources.tier, name, committed=self._sources.options.committed)
+        name = self._sources.incarnation_to_read(TopicPartition.of(place.topic, place.partition))
+        return latest(self._sources.tier, name, committed=self._sources.options.is_read_committed)
 
     def _change_assignment(self, step: AssignmentStep, partitions: Mapping[TopicPartition, AssignedPartition]) -> None:
+        """Replace, extend or reduce the assignment by these partitions."""
         change = change_assignment(self._sources.assigned, step, partitions)
-        self._drop_queued(change.dropped)
-        self._sources.release(change.dropped)
+        self._drop_queued_messages(change.dropped)
+        self._sources.remove_partitions(change.dropped)
         self._sources.start_reading([partitions[name] for name in change.added])
 
-    def _drop_queued(self, names: Collection[TopicPartition]) -> None:
-        """Drop queued records of partitions, and stop reading them."""
+    def _drop_queued_messages(self, names: Collection[TopicPartition]) -> None:
+        """Drop queued messages of partitions, and stop reading them."""
         self._update_position_of_current_messages()
-        if self._run.at is not None and self._run.at.name in names:
+        if self._run.partition is not None and self._run.partition.name in names:
             self._begin_consecutive_messages(NO_RUN)
-        self._sources.discard(names)
+        self._sources.drop_queued_records(names)
 
     # ---- messages ----------------------------------------------------------------------------------------------------------
 
@@ -257,7 +261,7 @@ class TieredConsumer:
             now = time.monotonic()
             if not found and now >= self._group_due_s and self._membership is not None:
                 self._handle_group_events(self._membership)
-            if self._return_messages(found, num_messages) and self._membership is not None:
+            if self._move_ready_messages(found, num_messages) and self._membership is not None:
                 deadline = min(deadline, now + GROUP_WAIT_S)
             left = deadline - now
             if len(found) >= num_messages or (left <= 0 and found):
@@ -285,35 +289,34 @@ class TieredConsumer:
             self._begin_consecutive_messages(NO_RUN)
             self._sources.close()
 
-    def _return_messages(self, found: list[MessageLike], wanted: int) -> bool:
-        """Move messages that are ready to the list ``found``, until it has ``wanted`` messages. Return whether there were any."""
-        before = len(found)
-        while len(found) < wanted:
-            held = len(found)
-            found.extend(islice(self._messages, wanted - held))
-            if len(found) > held:
-                self._last = found[-1]
+    def _move_ready_messages(self, messages: list[MessageLike], max_messages: int) -> bool:
+        """Move messages that are ready to the list ``messages``, until it has ``max_messages``. Return whether any was moved."""
+        before = len(messages)
+        while len(messages) < max_messages:
+            held = len(messages)
+            messages.extend(islice(self._messages, max_messages - held))
+            if len(messages) > held:
+                self._last = messages[-1]
             elif self._sources.ready:
                 self._begin_consecutive_messages(self._sources.ready.popleft())
             else:
                 self._update_position_of_current_messages()
                 break
-        return len(found) > before
+        return len(messages) > before
 
     def _begin_consecutive_messages(self, run: MessageRun) -> None:
-        """Continue with the messages of this run (consecutive messages of one partition from one source)."""
+        """Continue with the messages of ``run``, after updating the position of the partition before."""
         self._update_position_of_current_messages()
         self._run, self._messages = run, run.messages if run.is_current else iter(())
 
     def _update_position_of_current_messages(self) -> None:
-        """Advance the position of the partition whose messages are being returned: it becomes the offset after the last message that was
-        returned of it.
-        """
+        """Set the position of the partition whose messages are being returned to the offset after the last one returned."""
         last, self._last = self._last, None
-        if last is not None and self._run.at is not None:
-            self._run.at.note_record(last.offset(), self._run.epoch)
+        if last is not None and self._run.partition is not None:
+            self._run.partition.advance_past_record(last.offset(), self._run.epoch)
 
-    def _assigned_at(self, place: PlaceLike) -> AssignedPartition:
+    def _find_assigned_partition(self, place: PlaceLike) -> AssignedPartition:
+        """Return the assigned partition of a position. Raises UsageError if it is not assigned."""
         self._update_position_of_current_messages()
         name = TopicPartition(place.topic, place.partition)
         if name not in self._sources.assigned:
@@ -321,12 +324,14 @@ class TieredConsumer:
         return self._sources.assigned[name]
 
     def _require_open(self) -> None:
+        """Raise an error if the consumer is closed."""
         if self._closed:
             raise UsageError("the consumer is closed")
 
 
-def _group_offset(at: AssignedPartition) -> GroupOffset:
-    return GroupOffset(at.position, at.read.last_epoch)
+def _group_offset(partition: AssignedPartition) -> GroupOffset:
+    """Return position and leader epoch of a partition, in the form in which they are committed."""
+    return GroupOffset(partition.position, partition.read_history.last_epoch)
 
 
 def _offsets_to_store(message: MessageLike | None, offsets: Sequence[PlaceLike] | None) -> dict[TopicPartition, GroupOffset]:

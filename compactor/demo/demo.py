@@ -12,7 +12,7 @@ from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import Settings, load_settings
-from compactor.consumer.messages import byte_strings
+from compactor.consumer.messages import iterate_byte_strings
 from compactor.consumer.ranges import read_blocks
 from compactor.demo.data import CustomersTable, TopicShape, write_topic
 from compactor.errors import UsageError
@@ -149,7 +149,9 @@ class Demo:
         found: ValueByKey = {}
         for block in read_blocks(self._tier, NAME):
             found |= {
-                key: value for key, value in zip(byte_strings(block.keys), byte_strings(block.values), strict=True) if key is not None
+                key: value
+                for key, value in zip(iterate_byte_strings(block.keys), iterate_byte_strings(block.values), strict=True)
+                if key is not None
             }
         return DemoComparison(self._before, self._topic_size(), self._table.latest, found, describe_differences(self._table.latest, found))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
@@ -19,6 +18,7 @@ from compactor.local.budget import BLOCK, Budget as Budget, CachedFile, DiskUsag
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
 from compactor.profiling import WorkStage, measure_stage
+from compactor.storage.parallel import write_all
 from compactor.tier import contents
 from compactor.tier.contents import StreamDigest
 from compactor.tier.ports import SegmentLayout
@@ -284,7 +284,7 @@ class Staging:
             data = self.layout.read_file(wanted.name, wanted.segment, wanted.kind, start, length)
             if len(data) != length:
                 raise BadData("the object ends before its recorded size", segment=self.object_key_of(wanted), position=start + len(data))
-            write_at(file.fileno(), data, place)
+            write_all(file.fileno(), data, place)
             with self._lock:
                 self.bytes_fetched += length
 
@@ -313,14 +313,6 @@ class Staging:
                 return True
             path.unlink()
         return False
-
-
-def write_at(file: int, data: bytes, position: int) -> None:
-    """Write all of ``data`` to an open file at a position."""
-    left = memoryview(data)
-    while left:
-        done = os.pwrite(file, left, position)
-        left, position = left[done:], position + done
 
 
 def _copy_and_digest(read_bytes: Callable[[int], bytes], path: Path, expected: SegmentFile) -> SegmentFile:

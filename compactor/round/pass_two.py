@@ -269,7 +269,7 @@ class PlanExecution:
         self._answers = answers
         self._partition = reading.partition
         self._limit = reading.inflate_limit
-        self._reading = reading
+        self._forward_read = reading
         self._key = BalanceKey(worker.hash_key)
         self._rules = cleaner_rules(plan, self._key)
 
@@ -285,7 +285,7 @@ class PlanExecution:
         :raises NeedsWholeSegmentError: if a segment must be read whole after all.
         """
         members = tuple(ordinal for ordinal, metadata in enumerate(self._live) if metadata.id in task.sources)
-        inputs = [self._reading.log_request(ordinal) for ordinal in members]
+        inputs = [self._forward_read.log_request(ordinal) for ordinal in members]
         staging = self._worker.staging
         what = f"group {task.group} of {self._partition}"
         interval = self._plan.policy.index_interval_bytes
@@ -338,7 +338,7 @@ class PlanExecution:
         tally = NewSegmentBalance(cleaned, self._key, self._limit)
         if answers.gate is not None:
             sources = [part.source] if part else [answers.sources[ordinal] for ordinal in members]
-            mapped = partial(self._reading.map_segment, reservation=reservation)
+            mapped = partial(self._forward_read.map_segment, reservation=reservation)
             report = answers.gate.check_group(sources, cleaned.paths, end_offset=task.end_offset, map_bytes=mapped, result_sums=tally)
             self._worker.stats.gate_keys = report.keys
             self._worker.stats.gate_coverage = report.coverage
@@ -433,23 +433,23 @@ class PlanExecution:
         last, end = self._live[ordinal], written.task.end_offset
         found: dict[str, bytes] = {}
         if "snapshot" in last.files:
-            found["snapshot"] = self._reading.read_small_file(last, "snapshot")
+            found["snapshot"] = self._forward_read.read_small_file(last, "snapshot")
         if "leader-epoch-checkpoint" in last.files:
             found["leader-epoch-checkpoint"] = self._leader_epoch_checkpoint(ordinal)
         if last.has_offsets_after_end and "snapshot" in found:
-            copied = parse_producer_snapshot(found["snapshot"], self._reading.object_key(last, "snapshot"))
+            copied = parse_producer_snapshot(found["snapshot"], self._forward_read.object_key(last, "snapshot"))
             before = self._live[ordinal - 1] if ordinal else None
             known = ProducerStates.without_producers()
             if before is not None and "snapshot" in before.files:
                 known = parse_producer_snapshot(
-                    self._reading.read_small_file(before, "snapshot"), self._reading.object_key(before, "snapshot")
+                    self._forward_read.read_small_file(before, "snapshot"), self._forward_read.object_key(before, "snapshot")
                 )
             states = copied.rewound_to_offset(
                 end, known.rewound_to_offset(last.start_offset - 1).after_batches(self._answers.sources[ordinal].table)
             )
             found["snapshot"] = format_producer_snapshot(states)
         if last.has_offsets_after_end and "leader-epoch-checkpoint" in found:
-            where = self._reading.object_key(last, "leader-epoch-checkpoint")
+            where = self._forward_read.object_key(last, "leader-epoch-checkpoint")
             lineage = parse_leader_epoch_checkpoint(found["leader-epoch-checkpoint"].decode(), where)
             found["leader-epoch-checkpoint"] = format_leader_epoch_checkpoint(truncate_lineage_at(lineage, end + 1)).encode()
         return found
@@ -465,7 +465,7 @@ class PlanExecution:
         for entry in (entry for before in self._live[: ordinal + 1] for entry in before.leader_epochs):
             known.setdefault(entry.epoch, entry)
         made = format_leader_epoch_checkpoint(list(known.values())).encode()
-        return made if describe_file(made).is_same(segment.files[kind]) else self._reading.read_small_file(segment, kind)
+        return made if describe_file(made).is_same(segment.files[kind]) else self._forward_read.read_small_file(segment, kind)
 
     def _store_sidecar(self, metadata: RemoteLogSegmentMetadata, output: SourceSegment) -> None:
         """Build and store the new segment's sidecar, while the segment's bytes are in the page cache."""
@@ -495,7 +495,7 @@ class PlanExecution:
     def _prefetch_sources_of_task(self, task: CompactionTask) -> None:
         for ordinal, metadata in enumerate(self._live):
             if metadata.id in task.sources:
-                self._worker.staging.prefetch_file(self._reading.log_request(ordinal))
+                self._worker.staging.prefetch_file(self._forward_read.log_request(ordinal))
                 return
 
     def _update_round_stats(self) -> None:

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from compactor import __version__
 from compactor.config.settings import LimitSettings
 from compactor.model.ids import TopicPartition
-from compactor.storage.counting import STORE, Usage
+from compactor.storage.counting import STORE, StoreUsage
 
 OWN = "tiered_compactor"
 MOST_LABELLED = 500
@@ -86,7 +86,7 @@ def add_labelled_values(family: GaugeMetricFamily | CounterMetricFamily, values:
     return family
 
 
-def store_metrics(usage: Usage) -> Iterator[Metric]:
+def store_metrics(usage: StoreUsage) -> Iterator[Metric]:
     """Yield the metrics that every service has: the running version, and the requests and bytes to and from the store."""
     build = {"version": __version__, "python": platform.python_version()}
     yield InfoMetricFamily(f"{OWN}_build", "The program that is running", value=build)

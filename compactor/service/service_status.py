@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compactor.storage.counting import Usage
+from compactor.storage.counting import StoreUsage
 
 
 @dataclass(frozen=True)
@@ -25,4 +25,4 @@ class ServiceStatus:
     ready: bool
     stopping: bool
     problem: str
-    usage: Usage
+    usage: StoreUsage

@@ -59,7 +59,7 @@ class InterruptibleStore(ForwardingStore):
         self._stop = stop
         self._moved = moved
 
-    def _reading(self, key: str, request: Callable[[], T]) -> T:
+    def _forward_read(self, key: str, request: Callable[[], T]) -> T:
         """Make a read request to the store and return its result. Raises Stopped if the service was asked to stop."""
         self._stop.raise_if_stopped()
         return request()

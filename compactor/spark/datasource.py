@@ -33,7 +33,7 @@ from compactor.consumer.reading import (
     MAX_SPILL_SPAN,
     DiskSpill,
     LastRecordsOnly,
-    Reader,
+    RangeReader,
     ReadOptions,
     ReadRange,
     find_offset_by_time,
@@ -250,7 +250,9 @@ def read_split(request: ReadRequest, schema: StructType, split: InputPartition) 
     for part in split.parts:
         name = part.extent.name
         decode = _text_decoder_of_partition(request, name)
-        for selection in Reader(_open_tier(request.settings, part.topic_id, name.topic), part.extent, part.options, folder).selections():
+        for selection in RangeReader(
+            _open_tier(request.settings, part.topic_id, name.topic), part.extent, part.options, folder
+        ).selections():
             yield arrow_batch(selection, name.topic, name.partition, columns, decode)
 
 

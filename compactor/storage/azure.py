@@ -27,10 +27,19 @@ from typing import Any, Final
 from compactor.config.store_sections import Azure
 from compactor.errors import AlreadyExists, CompactorError, Refused, Unavailable, UsageError
 from compactor.storage.answers import PreconditionFailed
-from compactor.storage.cloud import CloudStore, Hints, ObjectRange, PartUpload, Retried, connection_error, request_timeouts, status_error
+from compactor.storage.cloud import (
+    CloudStore,
+    ErrorHints,
+    ObjectRange,
+    PartUploader,
+    RequestRetry,
+    connection_error,
+    request_timeouts,
+    status_error,
+)
 from compactor.storage.counting import Meter
 from compactor.storage.findings import StoreFinding
-from compactor.storage.keys import portable_names
+from compactor.storage.keys import normalize_metadata_names
 from compactor.storage.options import StoreOptions
 from compactor.storage.parallel import read_file_range
 from compactor.storage.port import CopiedRange, CopyLimits, ObjectInfo, ObjectStore
@@ -39,14 +48,14 @@ from compactor.storage.s3_parts import MIN_PART_BYTES, UploadPart, part_length
 from compactor.storage.schemes import bucket_and_prefix
 
 _ROLE: Final = "Grant the role Storage Blob Data Contributor on the container, or a SAS with the permissions racwdl; then run config check"
-_HINTS: Final = Hints(
+_HINTS: Final = ErrorHints(
     credentials="Check [azure] credentials_file, AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN"
     " or the managed identity of this machine, and its clock",
     permission=_ROLE,
     bucket="Create the container, or check [tier] url and [azure] endpoint_url",
     endpoint="Check the account in [tier] url, [azure] endpoint_url, the network and the DNS",
 )
-_COPIES: Final = CopyLimits(least_bytes=MIN_PART_BYTES, most_bytes=100 << 20)
+_COPIES: Final = CopyLimits(min_run_bytes=MIN_PART_BYTES, max_bytes=100 << 20)
 _ONE_REQUEST_BYTES: Final = 4000 << 20
 """Largest body of one request. The client library splits larger ones by itself, which is never wanted here."""
 _POOL: Final = 64
@@ -71,8 +80,8 @@ def open_at(url: str, options: StoreOptions) -> ObjectStore:
 
 
 @dataclass(frozen=True)
-class Access:
-    """Address and credentials of an account. Exactly one of key, sas and token is set.
+class AccountAccess:
+    """Address and credentials of a storage account. Exactly one of key, sas and token is set.
 
     :param endpoint: URL of the account's blob service.
     :param key: the account's key.
@@ -98,7 +107,7 @@ class AzureClient:
         self._contact = contact
         self._lock = threading.Lock()
         self._latest = threading.local()
-        self._access = Access("")
+        self._access = AccountAccess("")
         self._made: Any = None
 
     @property
@@ -131,13 +140,13 @@ class AzureClient:
             found = self._blob_client(key).get_blob_properties()
         return _object_info(key, found)
 
-    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: Retried) -> ObjectInfo:
-        return retried(lambda: self._upload(key, data, metadata, overwrite=False))
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRetry) -> ObjectInfo:
+        return retried(lambda: self._upload_blob(key, data, metadata, overwrite=False))
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
-        return self._upload(key, data, {}, overwrite=True)
+        return self._upload_blob(key, data, {}, overwrite=True)
 
-    def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUpload) -> ObjectInfo:
+    def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUploader) -> ObjectInfo:
         """Create an object of staged blocks. Raises PreconditionFailed if the key is taken or the blocks are gone."""
         from azure.core import MatchConditions
         from azure.storage.blob import BlobBlock
@@ -169,7 +178,7 @@ class AzureClient:
             key, sum(part_length(part) for part in parts), _epoch_ms(made["last_modified"]), str(made["etag"]), dict(metadata)
         )
 
-    def page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
+    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
         with self._translated_errors("list"):
             listing = self._container_client().list_blobs(name_starts_with=self._prefix + prefix, results_per_page=size)
             pages = listing.by_page(token or None)
@@ -181,7 +190,7 @@ class AzureClient:
             self._blob_client(key).delete_blob(**_version_condition(version))
 
     def clock_ms(self) -> int:
-        self.page("", "", "", 1)
+        self.list_page("", "", "", 1)
         return int(parsedate_to_datetime(self._latest.answer.headers["Date"]).timestamp() * 1000)
 
     def deletes_free_space(self) -> bool | None:
@@ -205,7 +214,7 @@ class AzureClient:
 
         The service does not say whether the account keeps versions, so an existing object is asked instead.
         """
-        days, versions, holds = self._soft_delete_days(), self._keeps_versions(), self._container_holds()
+        days, versions, holds = self._soft_delete_days(), self._has_object_versions(), self._container_holds()
         found = [
             ("versioning", "keeps versions: a deleted object stays as an earlier version, and is paid for", versions),
             ("soft-delete", f"keeps deleted objects for {days} days (soft delete), and they are paid for", days),
@@ -235,13 +244,13 @@ class AzureClient:
             return None
         return bool(found.has_immutability_policy), bool(found.has_legal_hold)
 
-    def _keeps_versions(self) -> bool | None:
-        """Return whether objects have versions, or None if there is no object."""
+    def _has_object_versions(self) -> bool | None:
+        """Return whether the account keeps versions of overwritten and deleted objects, or None if there is no object to tell by."""
         with self._translated_errors("list"):
             first = next(iter(self._container_client().list_blobs(name_starts_with=self._prefix, results_per_page=1)), None)
             return None if first is None else bool(self._container_client().get_blob_client(first.name).get_blob_properties().version_id)
 
-    def _upload(self, key: str, data: bytes, metadata: Mapping[str, str], *, overwrite: bool) -> ObjectInfo:
+    def _upload_blob(self, key: str, data: bytes, metadata: Mapping[str, str], *, overwrite: bool) -> ObjectInfo:
         with self._translated_errors("write", key):
             self._meter.record_write(len(data))
             made = self._blob_client(key).upload_blob(
@@ -273,24 +282,26 @@ class AzureClient:
 
     @contextmanager
     def _translated_errors(self, verb: str, key: str = "") -> Iterator[None]:
-        """Raise this program's storage errors instead of the client library's."""
+        """Raise the port's storage errors in place of the client library's errors within the ``with`` block. verb: what is done to the
+        object, for messages.
+        """
         from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
         from urllib3.exceptions import HTTPError
 
-        what = f"cannot {verb} {self.url}{f'/{key}' if key else ''}"
+        failed_request = f"cannot {verb} {self.url}{f'/{key}' if key else ''}"
         try:
             yield
         except CompactorError:
             raise
         except HttpResponseError as error:
             if isinstance(error, ClientAuthenticationError) and error.response is None:  # no credential was found, or it was refused
-                raise Refused(f"{what}: {_first_line(error)}", hint=_HINTS.credentials) from error
+                raise Refused(f"{failed_request}: {_first_line(error)}", hint=_HINTS.credentials) from error
             if (error.status_code or 0) < HTTPStatus.BAD_REQUEST:  # the body broke off
-                raise connection_error(error, what, _HINTS, answered=True) from error
+                raise connection_error(error, failed_request, _HINTS, answered_before=True) from error
             self._contact.record_answer()
-            raise _status_error(error, what, key) from error
+            raise _status_error(error, failed_request, key) from error
         except (AzureError, HTTPError, OSError, EOFError, ValueError) as error:  # ValueError: an answer lacks its headers
-            raise connection_error(error, what, _HINTS, answered=self._contact.answered) from error
+            raise connection_error(error, failed_request, _HINTS, answered_before=self._contact.answered) from error
 
     def _container_client(self) -> Any:
         return self._service_client().get_container_client(self._name)
@@ -304,7 +315,7 @@ class AzureClient:
 
     def _send_counted(self, request: Any, send: Callable[..., Any]) -> Any:
         """Send a request, count it, and keep its answer for this thread."""
-        self._meter.record_request(request_kind(request.method, request.url, copies="x-ms-copy-source" in request.headers))
+        self._meter.record_request(meter_kind_of_request(request.method, request.url, copies="x-ms-copy-source" in request.headers))
         connect_s, read_s = request_timeouts(self._contact)
         answer = send(connection_timeout=connect_s, read_timeout=read_s)
         if answer.status_code >= HTTPStatus.BAD_REQUEST or answer.headers.get("Content-Length") == "0":
@@ -313,7 +324,7 @@ class AzureClient:
         return answer
 
 
-def choose_credentials(account: str, settings: Azure, environment: Mapping[str, str]) -> Access:
+def choose_credentials(account: str, settings: Azure, environment: Mapping[str, str]) -> AccountAccess:
     """Return how an account is reached: by [azure] credentials_file, else by the variables of Azure's own tools, else by its identities.
 
     Raises UsageError for credentials that cannot be used.
@@ -331,10 +342,10 @@ def choose_credentials(account: str, settings: Azure, environment: Mapping[str, 
 
     from azure.identity import DefaultAzureCredential
 
-    return Access(endpoint, token=DefaultAzureCredential(process_timeout=5))
+    return AccountAccess(endpoint, token=DefaultAzureCredential(process_timeout=5))
 
 
-def _credentials_from_text(text: str, account: str, settings: Azure, endpoint: str, origin: str) -> Access:
+def _credentials_from_text(text: str, account: str, settings: Azure, endpoint: str, origin: str) -> AccountAccess:
     """Return credentials from a connection string, a shared access signature or an account key, whichever ``text`` is.
 
     origin: where the text was found, for messages.
@@ -348,9 +359,9 @@ def _credentials_from_text(text: str, account: str, settings: Azure, endpoint: s
         suffix = fields.get("endpointsuffix", "core.windows.net")
         found = fields.get("blobendpoint", f"{fields.get('defaultendpointsprotocol', 'https')}://{account}.blob.{suffix}").rstrip("/")
         signature = fields.get("sharedaccesssignature", "").lstrip("?")
-        return Access(settings.endpoint_url or found, key="" if signature else fields["accountkey"], sas=signature)
+        return AccountAccess(settings.endpoint_url or found, key="" if signature else fields["accountkey"], sas=signature)
     if "sig=" in text:
-        return Access(endpoint, sas=text.lstrip("?"))
+        return AccountAccess(endpoint, sas=text.lstrip("?"))
     try:
         is_key = bool(base64.b64decode(text, validate=True))
     except ValueError:
@@ -358,10 +369,10 @@ def _credentials_from_text(text: str, account: str, settings: Azure, endpoint: s
     if not is_key:
         hint = "Write a connection string, an account key or a shared access signature, nothing else"
         raise UsageError(f"{origin} holds no credentials of Azure", hint=hint)
-    return Access(endpoint, key=text)
+    return AccountAccess(endpoint, key=text)
 
 
-def _create_service_client(access: Access, account: str, observed: Callable[[Any, Callable[..., Any]], Any]) -> Any:
+def _create_service_client(access: AccountAccess, account: str, observed: Callable[[Any, Callable[..., Any]], Any]) -> Any:
     import requests
     from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
     from azure.core.pipeline.transport import RequestsTransport
@@ -392,12 +403,12 @@ def _create_service_client(access: Access, account: str, observed: Callable[[Any
     )
 
 
-def _status_error(error: Any, what: str, key: str) -> CompactorError:
-    """Return the storage error for an HTTP error answer."""
+def _status_error(error: Any, failed_request: str, key: str) -> CompactorError:
+    """Return the storage error for an HTTP error answer. failed_request: text such as ``cannot read URL``, for the message."""
     code = getattr(error, "error_code", None) or (error.response.headers.get("x-ms-error-code", "") if error.response else "") or ""
     code = str(getattr(code, "value", code))
     status = int(error.status_code)
-    message = f"{what}: the store answered {status}" + (f" ({code})" if code else "")
+    message = f"{failed_request}: the store answered {status}" + (f" ({code})" if code else "")
     if code in _TAKEN:
         return AlreadyExists(message)
     if code in ("InvalidBlockList", "InvalidBlobOrBlock"):
@@ -431,12 +442,12 @@ def _version_condition(version: str) -> dict[str, Any]:
 
 
 def _object_info(key: str, found: Any) -> ObjectInfo:
-    metadata = portable_names(found.metadata or {})
+    metadata = normalize_metadata_names(found.metadata or {})
     return ObjectInfo(key, int(found.size), _epoch_ms(found.last_modified), _quoted_etag(str(found.etag)), metadata)
 
 
 def _quoted_etag(etag: str) -> str:
-    """Return an ETag as answers' headers have it. Listings have it without quotation marks."""
+    """Return an ETag with quotation marks, as the headers of answers have it. Listings give ETags without quotation marks."""
     return etag if etag.startswith('"') else f'"{etag}"'
 
 
@@ -444,8 +455,10 @@ def _epoch_ms(moment: datetime) -> int:
     return int(moment.timestamp() * 1000)
 
 
-def request_kind(method: str, url: str, *, copies: bool = False) -> str:
-    """Return the meter's kind of a request. copies: whether it names an object to be copied."""
+def meter_kind_of_request(method: str, url: str, *, copies: bool = False) -> str:
+    """Return the kind (``Meter.record_request``) under which a request is counted. copies: whether the request names an object to be
+    copied.
+    """
     if method == "GET":
         return "list" if "comp=list" in url else "head" if "restype=" in url else "get"
     if method == "PUT":

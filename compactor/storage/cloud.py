@@ -45,8 +45,10 @@ _BUSY = "The store asks for patience or has trouble; lower [limits] max_requests
 
 
 @dataclass(frozen=True)
-class Hints:
-    """Advice for users, by kind of refusal, in one vendor's terms."""
+class ErrorHints:
+    """Advice for users in one vendor's terms, by kind of refusal: what to check if credentials, permissions, bucket or endpoint are
+    wrong.
+    """
 
     credentials: str
     permission: str
@@ -54,8 +56,10 @@ class Hints:
     endpoint: str
 
 
-def status_error(status: int, message: str, hints: Hints, *, of_object: bool) -> CompactorError:
-    """Return the port's error for an HTTP status. of_object: whether an object was asked for, not the bucket."""
+def status_error(status: int, message: str, hints: ErrorHints, *, of_object: bool) -> CompactorError:
+    """Return the port's error for an HTTP status. of_object: whether the request was about an object rather than the bucket; then 404 means
+    that the object is missing.
+    """
     if status == HTTPStatus.NOT_FOUND:
         return NotFound(message) if of_object else Refused(f"{message}: it does not exist", hint=hints.bucket)
     if status == HTTPStatus.PRECONDITION_FAILED:
@@ -71,37 +75,42 @@ def status_error(status: int, message: str, hints: Hints, *, of_object: bool) ->
     return Refused(message, hint="Run config check")
 
 
-def connection_error(error: Exception, what: str, hints: Hints, *, answered: bool) -> CompactorError:
-    """Return the port's error for a connection that failed or broke. answered: whether the store has answered this process before."""
-    if not answered and is_unknown_host(error):
-        return Refused(f"{what}: the host name is unknown ({error})", hint=hints.endpoint)
-    return Unavailable(f"{what}: {error}".rstrip("."), hint=hints.endpoint if not answered else "Try again")
+def connection_error(error: Exception, failed_request: str, hints: ErrorHints, *, answered_before: bool) -> CompactorError:
+    """Return the port's error for a connection that failed or broke.
+
+    failed_request: text such as ``cannot read URL``, for the message.
+    answered_before: whether the store has answered this process before; if so, an unknown host name counts as temporary.
+    """
+    if not answered_before and is_unknown_host(error):
+        return Refused(f"{failed_request}: the host name is unknown ({error})", hint=hints.endpoint)
+    return Unavailable(f"{failed_request}: {error}".rstrip("."), hint=hints.endpoint if not answered_before else "Try again")
 
 
 def request_timeouts(contact: FirstContact) -> tuple[float, float]:
-    """Return for how many seconds a request may wait for the connection and for bytes. Short until the store has answered once."""
+    """Return the timeouts of a request, in seconds: for the connection, and between received bytes. They are short until the store has
+    answered once.
+    """
     return _CONNECT_S, _READ_S if contact.answered else FIRST_ANSWER_S - _CONNECT_S
 
 
 @dataclass(frozen=True)
 class ObjectRange:
-    """Bytes of an object that a request has returned, the size of the whole object, and the version (``ObjectInfo.etag``)."""
+    """Bytes of an object returned by one request, with the size of the whole object in bytes and its version (``ObjectInfo.etag``)."""
 
     data: bytes
     size: int
     version: str
 
 
-class Retried(Protocol):
-    """Makes a request until the store answers or the retry deadline has passed."""
+class RequestRetry(Protocol):
+    """Function that makes a request until the store answers or the retry deadline has passed."""
 
     def __call__(self, request: Callable[[], T], /) -> T: ...
 
 
 class ObjectClient(Protocol):
-    """Single requests to the objects below one prefix. None is repeated, except by ``retried`` and where ``upload`` retries its tasks.
-
-    Keys are the port's. All methods raise the port's errors, or PreconditionFailed or OutOfRange.
+    """Client that makes single requests to the objects below one prefix. It repeats no request by itself; ``create`` and
+    ``create_in_parts`` repeat theirs through their arguments. All methods raise the port's errors, or PreconditionFailed or OutOfRange.
     """
 
     @property
@@ -117,24 +126,25 @@ class ObjectClient(Protocol):
         """Return endpoint, bucket and prefix."""
 
     def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
-        """Return bytes [start, start + length), of this version if one is given."""
+        """Return bytes [start, start + length) of an object, up to its end if ``length`` is None, and only of this version if one is
+        given.
+        """
 
     def head(self, key: str) -> ObjectInfo:
-        """Return the properties of an object, with all of its metadata."""
+        """Return the properties of an object, including its metadata."""
 
-    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: Retried) -> ObjectInfo:
-        """Create an object if the key is free. A client that needs several requests has each of them retried."""
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRetry) -> ObjectInfo:
+        """Create an object if the key is free. ``retried`` makes each of the requests, where several are needed."""
 
-    def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUpload) -> ObjectInfo:
+    def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUploader) -> ObjectInfo:
         """Create an object of many parts if the key is free."""
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """Create or overwrite an object."""
 
-    def page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
-        """Return one page of a listing and the token of the next one, empty at the end.
-
-        The first page may begin before ``after`` if the store has no start keys.
+    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
+        """Return one page of a listing of ``size`` objects, and the token of the next page, empty at the end. The first page may begin
+        before ``after`` if the store has no start keys.
         """
 
     def delete(self, key: str, version: str = "") -> None:
@@ -147,15 +157,17 @@ class ObjectClient(Protocol):
         """Return whether deleting frees space at once, or None if the credentials may not ask."""
 
     def inspect(self) -> list[StoreFinding]:
-        """Return findings about the bucket's settings."""
+        """Return findings about the bucket's settings, for `config check`."""
 
     def required_permission(self, verb: str) -> str:
         """Return the permission that a verb of ``probe`` needs."""
 
 
 @dataclass(frozen=True)
-class PartUpload:
-    """Sends the parts of one object. confirm: called when all parts are stored, before the object becomes visible."""
+class PartUploader:
+    """Uploads the parts of one object in parallel threads, with retries. confirm: to be called when all parts are stored, before the object
+    becomes visible.
+    """
 
     retrier: Retrier
     threads: int
@@ -210,7 +222,9 @@ class CloudStore:
         return replace(found, metadata={name: value for name, value in found.metadata.items() if name != _TOKEN})
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        return self._create_with_token(key, metadata, lambda described: self._client.create(key, data, described, self._retried_request))
+        return self._create_with_token(
+            key, metadata, lambda described: self._client.create(key, data, described, self._request_with_retries)
+        )
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_key(key)
@@ -230,7 +244,7 @@ class CloudStore:
         check_key(key)
         if self.copy_limits is None:
             raise CannotCopy(f"{self.url} copies no ranges of objects")
-        parts = plan_parts(pieces, self._transfers.part_bytes, self.copy_limits.most_bytes)
+        parts = plan_parts(pieces, self._transfers.part_bytes, self.copy_limits.max_bytes)
         if not parts:
             return self.create(key, b"", metadata)
         check_copy_sources(self, pieces)
@@ -240,7 +254,7 @@ class CloudStore:
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         check_key(key)
-        return self._retried_request(lambda: self._client.put(key, data))
+        return self._request_with_retries(lambda: self._client.put(key, data))
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
         check_key(key)
@@ -266,7 +280,7 @@ class CloudStore:
             with file_errors("write", path):
                 write_all(descriptor, first.data, 0)
             rest = range(start + len(first.data), end, part)
-            PartUpload(self._retrier, self._transfers.threads).run_all([lambda at=at: fetch_range(at) for at in rest])  # type: ignore[misc]
+            PartUploader(self._retrier, self._transfers.threads).run_all([lambda at=at: fetch_range(at) for at in rest])  # type: ignore[misc]
         except BaseException as error:
             path.unlink(missing_ok=True)
             if isinstance(error, PreconditionFailed | OutOfRange):
@@ -282,10 +296,10 @@ class CloudStore:
         token, last = "", after
 
         def next_page() -> tuple[Sequence[ObjectInfo], str]:
-            return self._client.page(prefix, after, token, self._transfers.list_page)
+            return self._client.list_page(prefix, after, token, self._transfers.list_page)
 
         while True:
-            found, token = self._retried_request(next_page)
+            found, token = self._request_with_retries(next_page)
             for info in found:
                 if key_problem(info.key) or info.key.encode() <= after.encode():
                     continue
@@ -298,7 +312,7 @@ class CloudStore:
 
     def delete(self, keys: Iterable[str]) -> None:
         left = iter(keys)
-        upload = PartUpload(self._retrier, self._transfers.threads)
+        upload = PartUploader(self._retrier, self._transfers.threads)
         while batch := tuple(islice(left, _DELETES_AT_ONCE)):
             for key in batch:
                 check_key(key)
@@ -313,15 +327,15 @@ class CloudStore:
         """Do nothing: these stores do not list unfinished uploads, so there are none to abort."""
 
     def clock_ms(self) -> int:
-        return self._retried_request(self._client.clock_ms)
+        return self._request_with_retries(self._client.clock_ms)
 
     def inspect(self, prefix: str, now_ms: int) -> Sequence[StoreFinding]:
         """Return findings about the bucket's settings. Raises StoreError."""
-        return self._retried_request(self._client.inspect)
+        return self._request_with_retries(self._client.inspect)
 
     def deletes_free_space(self) -> bool | None:
         """Return whether deleting frees space at once, or None if the credentials may not ask. Raises StoreError."""
-        return self._retried_request(self._client.deletes_free_space)
+        return self._request_with_retries(self._client.deletes_free_space)
 
     def required_permission(self, verb: str) -> str:
         """Return the permission that a verb of ``probe`` needs."""
@@ -338,12 +352,16 @@ class CloudStore:
     def _create_in_parts(
         self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str] | None, confirm: Callable[[], None] = lambda: None
     ) -> ObjectInfo:
+        """Create an object of many parts, each sent with retries. ``confirm`` is called before the object becomes visible."""
         if self._find_object(key) is not None:  # before a gigabyte is sent for nothing; the last request decides
             raise AlreadyExists(f"{self.url}/{key} exists already")
-        upload = PartUpload(self._retrier, self._transfers.threads, confirm)
+        upload = PartUploader(self._retrier, self._transfers.threads, confirm)
         return self._create_with_token(key, metadata, lambda described: self._client.create_in_parts(key, parts, described, upload))
 
     def _create_with_token(self, key: str, metadata: Mapping[str, str] | None, write: Callable[[dict[str, str]], ObjectInfo]) -> ObjectInfo:
+        """Create an object marked with a random token by calling ``write`` with its metadata. Raises AlreadyExists, unless the existing
+        object bears the token: then an earlier attempt created it.
+        """
         check_key(key)
         described = check_metadata(metadata)
         self._before_create(self)
@@ -376,18 +394,17 @@ class CloudStore:
             return
 
     def _object_request(self, key: str, request: Callable[[], T]) -> T:
-        """Make a request for an object, with retries.
-
-        After the first NotFound a listing shows whether the object or the whole bucket is missing.
+        """Make a request for an object, with retries, and return its result. After the first NotFound a listing shows whether the object or
+        the whole bucket is missing.
         """
         try:
-            return self._retried_request(request)
+            return self._request_with_retries(request)
         except NotFound:
             if not self._bucket_seen:
-                self._retried_request(lambda: self._client.page("", "", "", 1))
+                self._request_with_retries(lambda: self._client.list_page("", "", "", 1))
             raise NotFound(f"cannot read {self.url}/{key}: no such object") from None
 
-    def _retried_request(self, request: Callable[[], T]) -> T:
+    def _request_with_retries(self, request: Callable[[], T]) -> T:
         """Make a request until the store answers or the retry deadline has passed."""
 
         def counted_attempt(number: int) -> T:

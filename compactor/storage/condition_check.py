@@ -37,8 +37,10 @@ class ConditionCheck:
         self._lock = threading.Lock()
         self._passed: set[tuple[str, str]] = set()
 
-    def require(self, store: ObjectStore, prefix: str) -> None:
-        """Raise Refused if the store ignores conditions. ``prefix``: of the key that is created and deleted. Raises StoreError."""
+    def require_conditions(self, store: ObjectStore, prefix: str) -> None:
+        """Raise Refused if the store ignores conditions of requests, StoreError if it cannot be reached. ``prefix``: prefix of the key that
+        is created and deleted for the test.
+        """
         if not isinstance(store, ServerStore):
             return
         with self._lock:
@@ -64,7 +66,7 @@ class ConditionCheck:
 
 
 def _is_marker_of(marker: Path, location: str) -> bool:
-    """Return whether the file ``marker`` exists and names this endpoint, bucket and prefix."""
+    """Return whether the file ``marker`` exists and contains this location (endpoint, bucket and prefix)."""
     try:
         return marker.read_text() == location
     except (OSError, UnicodeDecodeError):

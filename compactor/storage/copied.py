@@ -11,16 +11,16 @@ from compactor.errors import CopyDiffers, Unavailable
 from compactor.storage.port import ComposeSource, CopiedRange, ObjectStore
 
 
-def check_copied_bytes(piece: CopiedRange, where: str, copied: Iterable[bytes], source: Callable[[], Iterable[bytes]]) -> None:
-    """Raise CopyDiffers if ``copied`` has another CRC-32C than the range.
+def check_copied_bytes(piece: CopiedRange, object_name: str, copied: Iterable[bytes], read_source: Callable[[], Iterable[bytes]]) -> None:
+    """Raise CopyDiffers if ``copied`` has another CRC-32C than the range it was copied from.
 
-    :param where: the object that the range belongs to, for the message.
+    :param object_name: the object that the range belongs to, for the message.
     :param copied: the bytes of the new object, in chunks of any size.
-    :param source: reads the range itself; called only if its CRC-32C is not known (``CopiedRange.crc32c``).
+    :param read_source: reads the range itself; called only if its CRC-32C is not known (``CopiedRange.crc32c``).
     """
-    expected = _crc32c_of_chunks(source()) if piece.crc32c is None else piece.crc32c
+    expected = _crc32c_of_chunks(read_source()) if piece.crc32c is None else piece.crc32c
     if _crc32c_of_chunks(copied) != expected:
-        raise CopyDiffers(f"{where}: the store has copied other bytes of it than it was asked for", hint="Run verify --deep")
+        raise CopyDiffers(f"{object_name}: the store has copied other bytes of it than it was asked for", hint="Run verify --deep")
 
 
 def _crc32c_of_chunks(chunks: Iterable[bytes]) -> int:
@@ -30,9 +30,9 @@ def _crc32c_of_chunks(chunks: Iterable[bytes]) -> int:
     return crc
 
 
-def changed_source_error(where: str) -> Unavailable:
-    """Return the error for a source that is no longer the version to be copied."""
-    return Unavailable(f"{where} is not the version that was to be copied", hint="Something else writes to this tier; run verify")
+def changed_source_error(object_name: str) -> Unavailable:
+    """Return the error for a copy whose source object was replaced by another version."""
+    return Unavailable(f"{object_name} is not the version that was to be copied", hint="Something else writes to this tier; run verify")
 
 
 def check_copy_sources(store: ObjectStore, pieces: Sequence[ComposeSource]) -> None:
@@ -49,15 +49,14 @@ def check_copy_sources(store: ObjectStore, pieces: Sequence[ComposeSource]) -> N
             raise ValueError(f"{store.url}/{key} ends before what was to be copied of it")
 
 
-def verify_composed_copy(store: ObjectStore, key: str, pieces: Sequence[ComposeSource], step: int) -> None:
-    """Read back the copied ranges of a new object, ``step`` bytes at a time, and delete the object if they differ from their sources.
-
-    Raises CopyDiffers.
+def verify_composed_copy(store: ObjectStore, key: str, pieces: Sequence[ComposeSource], chunk_bytes: int) -> None:
+    """Read back the copied ranges of a new object, ``chunk_bytes`` bytes at a time, and delete the object if they differ from their
+    sources. Raises CopyDiffers.
     """
 
     def read_range(source: str, start: int, length: int) -> Iterator[bytes]:
-        for at in range(start, start + length, step):
-            yield store.get(source, at, min(step, start + length - at))
+        for at in range(start, start + length, chunk_bytes):
+            yield store.get(source, at, min(chunk_bytes, start + length - at))
 
     at = 0
     for piece in pieces:

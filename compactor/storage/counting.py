@@ -36,10 +36,9 @@ class Meter(Protocol):
         """Record that a request was delayed. reason: the setting in [limits] that delayed it, or ``STORE`` for the delay before a retry."""
 
 
-class Usage(Value):
-    """Requests by kind and bytes transferred.
-
-    repeats: number of requests that repeated a failed one. waited_s: seconds of delay by reason, all threads together.
+class StoreUsage(Value):
+    """Requests by kind and bytes transferred. repeats: number of requests that repeated a failed one. waited_s: seconds of delay by reason,
+    summed over threads.
     """
 
     requests: Mapping[str, int] = {}
@@ -53,11 +52,11 @@ class Usage(Value):
         """Return the number of requests of all kinds."""
         return sum(self.requests.values())
 
-    def since(self, earlier: Usage) -> Usage:
-        """Return the difference to an earlier usage of the same counters."""
+    def since(self, earlier: StoreUsage) -> StoreUsage:
+        """Return the requests and bytes since an earlier usage of the same counters."""
         difference = Counter(self.requests)
         difference.subtract(earlier.requests)
-        return Usage(
+        return StoreUsage(
             requests={kind: count for kind, count in sorted(difference.items()) if count},
             repeats=self.repeats - earlier.repeats,
             bytes_read=self.bytes_read - earlier.bytes_read,
@@ -66,8 +65,8 @@ class Usage(Value):
         )
 
 
-class Counters:
-    """Thread-safe counters of requests and bytes. Not pickled: each executor has its own and returns a Usage."""
+class RequestCounters:
+    """Thread-safe Meter that counts requests and bytes. Not pickled: each executor has its own and returns a StoreUsage."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -111,10 +110,10 @@ class Counters:
         finally:
             self._watcher = None
 
-    def usage(self) -> Usage:
-        """Return everything counted so far."""
+    def usage(self) -> StoreUsage:
+        """Return all requests and bytes counted so far."""
         with self._lock:
             requests = dict(sorted(self._requests.items()))
-            return Usage(
+            return StoreUsage(
                 requests=requests, repeats=self._repeats, bytes_read=self._read, bytes_written=self._wrote, waited_s=dict(self._waited)
             )

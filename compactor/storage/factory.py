@@ -11,7 +11,7 @@ from typing import Protocol
 
 from compactor.config.settings import LimitSettings, Settings
 from compactor.extras import require_extra
-from compactor.storage.counting import Counters, Meter
+from compactor.storage.counting import Meter, RequestCounters
 from compactor.storage.options import StoreOptions
 from compactor.storage.port import ObjectStore
 from compactor.storage.retrying import FirstContact
@@ -38,7 +38,7 @@ class TokenBucket:
         self._level = float(rate)
         self._at = clock()
 
-    def take(self, tokens: int) -> float:
+    def take_tokens(self, tokens: int) -> float:
         """Take tokens, sleep until the bucket is out of debt, and return the seconds slept."""
         with self._lock:
             now = self._clock()
@@ -58,39 +58,39 @@ class RateLimits:
     ) -> None:
         self._buckets = {name: TokenBucket(rate, clock, sleep) for name, rate in limits.model_dump().items() if rate}
 
-    def take(self, setting: str, tokens: int) -> float:
-        """Take tokens from the bucket of a setting, and return the seconds slept; 0 if the setting is not in use."""
+    def take_tokens(self, setting: str, tokens: int) -> float:
+        """Take tokens from the bucket of a setting in [limits], and return the seconds slept; 0 if the setting is not in use."""
         bucket = self._buckets.get(setting)
-        return bucket.take(tokens) if bucket else 0.0
+        return bucket.take_tokens(tokens) if bucket else 0.0
 
 
 class ThrottledMeter:
-    """Meter that delays callers according to the rate limits and passes everything on."""
+    """Meter that passes everything on to ``inner``, and delays callers so that the rate limits hold."""
 
     def __init__(self, inner: Meter, buckets: RateLimits) -> None:
         self._inner = inner
         self._buckets = buckets
 
     def record_request(self, kind: str) -> None:
-        self._take("max_requests_per_s", 1)
+        self._take_tokens("max_requests_per_s", 1)
         self._inner.record_request(kind)
 
     def record_retry(self) -> None:
         self._inner.record_retry()
 
     def record_read(self, size: int) -> None:
-        self._take("max_read_bytes_per_s", size)
+        self._take_tokens("max_read_bytes_per_s", size)
         self._inner.record_read(size)
 
     def record_write(self, size: int) -> None:
-        self._take("max_write_bytes_per_s", size)
+        self._take_tokens("max_write_bytes_per_s", size)
         self._inner.record_write(size)
 
     def record_wait(self, reason: str, seconds: float) -> None:
         self._inner.record_wait(reason, seconds)
 
-    def _take(self, setting: str, tokens: int) -> None:
-        if seconds := self._buckets.take(setting, tokens):
+    def _take_tokens(self, setting: str, tokens: int) -> None:
+        if seconds := self._buckets.take_tokens(setting, tokens):
             self._inner.record_wait(setting, seconds)
 
 
@@ -111,20 +111,20 @@ def open_store(
     limits: LimitSettings | None = None,
     retries: Retries | None = None,
     transfers: Transfers | None = None,
-    counters: Counters | None = None,
+    counters: RequestCounters | None = None,
     contact: FirstContact | None = None,
-    records: bool = False,
+    holds_control_records: bool = False,
     before_create: Callable[[ObjectStore], None] = lambda store: None,
 ) -> ObjectStore:
     """Return the store at a URL (``schemes.KINDS``) or in the directory at a plain path. Makes no request.
 
-    :param settings: say how a server is reached; the defaults if None.
-    :param limits: shared by all stores of this process that are opened with equal limits.
-    :param counters: where requests and bytes are counted; may be shared by several stores.
-    :param contact: with the server; shared by the stores that lie there.
-    :param records: whether control records are kept there (``LocalStore``); servers make no difference.
-    :param before_create: called with the store before each create on a server (``ConditionCheck``). Directories need no check, because
-        exclusive hard links are made by the kernel.
+    :param settings: how servers are reached; the defaults if None.
+    :param limits: rate limits, shared by all stores of this process that are opened with equal limits.
+    :param counters: count requests and bytes; may be shared by several stores.
+    :param contact: record of whether the server has answered; shared by the stores on that server.
+    :param holds_control_records: whether control records are kept there (``LocalStore``). It makes no difference for servers.
+    :param before_create: called with the store before each create on a server (``ConditionCheck``). Directories need no check, because the
+        kernel makes exclusive hard links.
     :raises UsageError: if the URL names no store, or the client library of its kind is not installed.
     """
     kind = store_kind(url)
@@ -133,16 +133,17 @@ def open_store(
     adapter: Adapter = import_module(f"compactor.storage.{kind.adapter}")
     options = StoreOptions(
         settings=settings or Settings(),
-        meter=ThrottledMeter(counters or Counters(), _rate_limits(limits or LimitSettings())),
+        meter=ThrottledMeter(counters or RequestCounters(), _shared_rate_limits(limits or LimitSettings())),
         retries=retries,
         transfers=transfers or Transfers(),
         contact=contact or FirstContact(),
-        records=records,
+        records=holds_control_records,
         before_create=before_create,
     )
     return adapter.open_at(url, options)
 
 
 @lru_cache(maxsize=8)
-def _rate_limits(limits: LimitSettings) -> RateLimits:
+def _shared_rate_limits(limits: LimitSettings) -> RateLimits:
+    """Return the token buckets of these limits, the same for all calls with equal limits."""
     return RateLimits(limits)

@@ -13,21 +13,20 @@ T = TypeVar("T")
 
 
 class ForwardingStore:
-    """ObjectStore that passes every request to another store.
-
-    Subclasses override ``_reading`` or ``_writing`` to change all reads or all writes.
+    """ObjectStore that passes every request to another store. Subclasses override ``_forward_read`` or ``_forward_write`` to change all
+    reads or all writes.
     """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
-    def _reading(self, key: str, request: Callable[[], T]) -> T:
-        """Make a request that changes nothing."""
+    def _forward_read(self, key: str, request: Callable[[], T]) -> T:
+        """Make a request that changes nothing in the store, and return its result."""
         return request()
 
-    def _writing(self, what: str, key: str, request: Callable[[], T]) -> T:
-        """Make a request that writes or deletes. ``what``: the verb, for messages."""
-        return self._reading(key, request)
+    def _forward_write(self, verb: str, key: str, request: Callable[[], T]) -> T:
+        """Make a request that writes or deletes, and return its result. ``verb``: write or delete, for messages."""
+        return self._forward_read(key, request)
 
     @property
     def url(self) -> str:
@@ -38,63 +37,63 @@ class ForwardingStore:
         return self._store.copy_limits
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        return self._reading(key, lambda: self._store.get(key, start, length))
+        return self._forward_read(key, lambda: self._store.get(key, start, length))
 
     def head(self, key: str) -> ObjectInfo:
-        return self._reading(key, lambda: self._store.head(key))
+        return self._forward_read(key, lambda: self._store.head(key))
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
-        return self._reading(key, lambda: self._store.download(key, path, start, length))
+        return self._forward_read(key, lambda: self._store.download(key, path, start, length))
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         return self._store.list(prefix, after)
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        return self._writing("create", key, lambda: self._store.create(key, data, metadata))
+        return self._forward_write("create", key, lambda: self._store.create(key, data, metadata))
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        return self._writing("create", key, lambda: self._store.create_from_file(key, path, metadata))
+        return self._forward_write("create", key, lambda: self._store.create_from_file(key, path, metadata))
 
     def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        return self._writing("create", key, lambda: self._store.compose(key, pieces, metadata))
+        return self._forward_write("create", key, lambda: self._store.compose(key, pieces, metadata))
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
-        return self._writing("put", key, lambda: self._store.put(key, data))
+        return self._forward_write("put", key, lambda: self._store.put(key, data))
 
     def delete(self, keys: Iterable[str]) -> None:
         if wanted := tuple(keys):
-            self._writing("delete", ", ".join(wanted), lambda: self._store.delete(wanted))
+            self._forward_write("delete", ", ".join(wanted), lambda: self._store.delete(wanted))
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        return iter(self._reading(prefix, lambda: [*self._store.unfinished_uploads(prefix)]))
+        return iter(self._forward_read(prefix, lambda: [*self._store.unfinished_uploads(prefix)]))
 
     def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
         wanted = tuple(uploads)
-        self._writing("abort", ", ".join(upload.key for upload in wanted), lambda: self._store.abort_uploads(wanted))
+        self._forward_write("abort", ", ".join(upload.key for upload in wanted), lambda: self._store.abort_uploads(wanted))
 
     def clock_ms(self) -> int:
-        return self._writing("ask the clock of", "the store", lambda: self._store.clock_ms())  # noqa: PLW0108 - a null store has no store
+        return self._forward_write("ask the clock of", "the store", lambda: self._store.clock_ms())  # noqa: PLW0108 - a null store has no store
 
 
-class ReadOnly(ForwardingStore):
-    """ObjectStore that raises CompactorError (a bug) for every request that writes, and for ``clock_ms``, because a directory store writes
-    a file to read its clock.
+class ReadOnlyStore(ForwardingStore):
+    """ObjectStore that raises CompactorError (a bug) for every request that writes. This includes ``clock_ms``, because a directory store
+    writes a file to read its clock.
     """
 
-    def _writing(self, what: str, key: str, request: Callable[[], T]) -> NoReturn:
+    def _forward_write(self, verb: str, key: str, request: Callable[[], T]) -> NoReturn:
         raise CompactorError(
-            f"something that only reads tried to {what} {key}", hint="This is a bug; please report it. Nothing was changed"
+            f"something that only reads tried to {verb} {key}", hint="This is a bug; please report it. Nothing was changed"
         )
 
 
 class NullStore(ForwardingStore):
-    """Empty store that refuses writes, in place of a store that was not configured.
+    """Empty store that refuses writes. It takes the place of a store that was not configured.
 
-    :param needed: what has to be configured before anything can be written, for the message.
+    :param missing_setting: what has to be configured before anything can be written, for the message.
     """
 
-    def __init__(self, needed: str) -> None:
-        self._needed = needed
+    def __init__(self, missing_setting: str) -> None:
+        self._needed = missing_setting
 
     @property
     def url(self) -> str:
@@ -104,10 +103,10 @@ class NullStore(ForwardingStore):
     def copy_limits(self) -> None:
         return None
 
-    def _reading(self, key: str, request: Callable[[], T]) -> T:
+    def _forward_read(self, key: str, request: Callable[[], T]) -> T:
         raise NotFound(f"{key} does not exist: {self._needed}")
 
-    def _writing(self, what: str, key: str, request: Callable[[], T]) -> NoReturn:
+    def _forward_write(self, verb: str, key: str, request: Callable[[], T]) -> NoReturn:
         raise UsageError(f"nothing can be written: {self._needed}")
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:

@@ -19,7 +19,16 @@ from typing import Any
 
 from compactor.config.store_sections import Gcs
 from compactor.errors import CompactorError, Refused, Unavailable, UsageError
-from compactor.storage.cloud import CloudStore, Hints, ObjectRange, PartUpload, Retried, connection_error, request_timeouts, status_error
+from compactor.storage.cloud import (
+    CloudStore,
+    ErrorHints,
+    ObjectRange,
+    PartUploader,
+    RequestRetry,
+    connection_error,
+    request_timeouts,
+    status_error,
+)
 from compactor.storage.counting import Meter
 from compactor.storage.findings import StoreFinding
 from compactor.storage.options import StoreOptions
@@ -30,7 +39,7 @@ from compactor.storage.schemes import bucket_and_prefix
 
 _POOL = 64
 _CHUNK_UNIT = 256 << 10
-_HINTS = Hints(
+_HINTS = ErrorHints(
     credentials="Check [gcs] credentials_file, GOOGLE_APPLICATION_CREDENTIALS or the service account of this machine, and its clock",
     permission="Grant the role Storage Object User (roles/storage.objectUser) on the bucket, then run config check",
     bucket="Create it, or check [tier] url and [gcs] endpoint_url",
@@ -102,13 +111,13 @@ class GcsClient:
             blob.reload(timeout=request_timeouts(self._contact), retry=None)
         return self._object_info(blob)
 
-    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: Retried) -> ObjectInfo:
-        return retried(lambda: self._upload(key, data, metadata, if_generation_match=0))
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRetry) -> ObjectInfo:
+        return retried(lambda: self._upload_object(key, data, metadata, if_generation_match=0))
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
-        return self._upload(key, data, {})
+        return self._upload_object(key, data, {})
 
-    def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUpload) -> ObjectInfo:
+    def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUploader) -> ObjectInfo:
         """Create an object from a file by a resumable upload, whose chunks are repeated by the client library."""
         from google.cloud.storage.retry import DEFAULT_RETRY
 
@@ -131,7 +140,7 @@ class GcsClient:
             )
         return self._object_info(blob)
 
-    def page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
+    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
         with self._translated_errors("list"):
             listing = self._client().list_blobs(
                 self._name,
@@ -152,7 +161,7 @@ class GcsClient:
             )
 
     def clock_ms(self) -> int:
-        self.page("", "", "", 1)
+        self.list_page("", "", "", 1)
         return int(parsedate_to_datetime(self._session.answer.headers["Date"]).timestamp() * 1000)
 
     def deletes_free_space(self) -> bool | None:
@@ -170,7 +179,9 @@ class GcsClient:
         return _PERMISSIONS[verb]
 
     def _retention_reasons(self) -> list[tuple[str, str]] | None:
-        """Return kind and description of the settings for which deleting frees no space; None if the credentials may not ask."""
+        """Return kind and description of each bucket setting because of which deleting frees no space; None if the credentials may not read
+        the settings.
+        """
         bucket = self._client().bucket(self._name)
         try:
             with self._translated_errors("ask for the settings of"):
@@ -186,7 +197,7 @@ class GcsClient:
         ]
         return [(kind, detail) for kind, detail, is_set in found if is_set]
 
-    def _upload(self, key: str, data: bytes, metadata: Mapping[str, str], **condition: int) -> ObjectInfo:
+    def _upload_object(self, key: str, data: bytes, metadata: Mapping[str, str], **condition: int) -> ObjectInfo:
         with self._translated_errors("write", key):
             blob = self._blob_handle(key, metadata)
             self._meter.record_write(len(data))
@@ -208,14 +219,16 @@ class GcsClient:
 
     @contextmanager
     def _translated_errors(self, verb: str, key: str = "") -> Iterator[None]:
-        """Raise this program's storage errors instead of the client library's."""
+        """Raise the port's storage errors in place of the client library's errors within the ``with`` block. verb: what is done to the
+        object, for messages.
+        """
         from google.api_core.exceptions import GoogleAPICallError
         from google.auth.exceptions import GoogleAuthError, TransportError as AuthTransportError
         from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
         from requests import RequestException
         from urllib3.exceptions import HTTPError
 
-        what = f"cannot {verb} {self.url}{f'/{key}' if key else ''}"
+        failed_request = f"cannot {verb} {self.url}{f'/{key}' if key else ''}"
         of_object = bool(key) and verb != "write"
         try:
             yield
@@ -223,18 +236,18 @@ class GcsClient:
             raise
         except GoogleAPICallError as error:
             self._contact.record_answer()
-            raise _status_error(int(error.code or 0), error.response, what, of_object=of_object) from error
+            raise _status_error(int(error.code or 0), error.response, failed_request, of_object=of_object) from error
         except InvalidResponse as error:
             self._contact.record_answer()
-            raise _status_error(int(error.response.status_code), error.response, what, of_object=of_object) from error
+            raise _status_error(int(error.response.status_code), error.response, failed_request, of_object=of_object) from error
         except DataCorruption as error:
-            raise Unavailable(f"{what}: it arrived damaged", hint="Try again") from error
+            raise Unavailable(f"{failed_request}: it arrived damaged", hint="Try again") from error
         except AuthTransportError as error:
-            raise connection_error(error, what, _HINTS, answered=self._contact.answered) from error
+            raise connection_error(error, failed_request, _HINTS, answered_before=self._contact.answered) from error
         except GoogleAuthError as error:
-            raise Refused(f"{what}: the credentials are refused or missing ({error})", hint=_HINTS.credentials) from error
+            raise Refused(f"{failed_request}: the credentials are refused or missing ({error})", hint=_HINTS.credentials) from error
         except (RequestException, HTTPError, OSError, EOFError) as error:  # HTTPError: a raw body that broke off
-            raise connection_error(error, what, _HINTS, answered=self._contact.answered) from error
+            raise connection_error(error, failed_request, _HINTS, answered_before=self._contact.answered) from error
 
     def _client(self) -> Any:
         with self._lock:
@@ -263,7 +276,7 @@ def _create_client(settings: Gcs, meter: Meter) -> tuple[Any, Any]:
             return self._latest.answer
 
         def request(self, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
-            meter.record_request(request_kind(method, url))
+            meter.record_request(meter_kind_of_request(method, url))
             self._latest.answer = super().request(method, url, *args, **kwargs)
             return self._latest.answer
 
@@ -287,10 +300,10 @@ def _create_client(settings: Gcs, meter: Meter) -> tuple[Any, Any]:
     return session, client
 
 
-def _status_error(status: int, response: Any, what: str, *, of_object: bool) -> CompactorError:
-    """Return the storage error for an HTTP error answer."""
+def _status_error(status: int, response: Any, failed_request: str, *, of_object: bool) -> CompactorError:
+    """Return the storage error for an HTTP error answer. failed_request: text such as ``cannot read URL``, for the message."""
     answer = _error_message(response, status)
-    message = f"{what}: {answer}"
+    message = f"{failed_request}: {answer}"
     if status == HTTPStatus.BAD_REQUEST and _DAMAGED.search(answer):
         return Unavailable(f"{message}: it was damaged on its way", hint="Try again")
     if status == HTTPStatus.FORBIDDEN and _KEPT.search(answer):
@@ -301,15 +314,15 @@ def _status_error(status: int, response: Any, what: str, *, of_object: bool) -> 
 
 
 def _error_message(response: Any, status: int) -> str:
-    """Return the text of the store's error answer."""
+    """Return the text of an error answer of the store, or its HTTP status if there is none."""
     try:
         return f"the store answered {status} ({response.json()['error']['message'].rstrip('.')})"
     except (AttributeError, KeyError, TypeError, ValueError):
         return f"the store answered {status}"
 
 
-def request_kind(method: str, url: str) -> str:
-    """Return the meter's kind of a request of the JSON API."""
+def meter_kind_of_request(method: str, url: str) -> str:
+    """Return the kind (``Meter.record_request``) under which a request of the JSON API is counted."""
     if method == "GET":
         return "get" if "alt=media" in url else "list" if re.search(r"/o(\?|$)", url) else "head"
     return "delete" if method == "DELETE" else "put"

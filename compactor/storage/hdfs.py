@@ -28,7 +28,16 @@ from urllib.parse import quote, urlencode
 from compactor.config.store_sections import Hdfs
 from compactor.errors import AlreadyExists, CompactorError, NotFound, Refused, Unavailable
 from compactor.storage.answers import OutOfRange, PreconditionFailed
-from compactor.storage.cloud import CloudStore, Hints, ObjectRange, PartUpload, Retried, connection_error, request_timeouts, status_error
+from compactor.storage.cloud import (
+    CloudStore,
+    ErrorHints,
+    ObjectRange,
+    PartUploader,
+    RequestRetry,
+    connection_error,
+    request_timeouts,
+    status_error,
+)
 from compactor.storage.counting import Meter
 from compactor.storage.findings import StoreFinding
 from compactor.storage.keys import RESERVED, check_prefix, key_part_problem
@@ -47,7 +56,7 @@ _STAGING: Final = f"{RESERVED}/staged/"
 _ATTRIBUTE: Final = "user.tiered_compactor"
 _POOL: Final = 64
 _PIECE_BYTES: Final = 1 << 20
-_HINTS: Final = Hints(
+_HINTS: Final = ErrorHints(
     credentials="Check [hdfs] user; clusters that want Kerberos are not supported",
     permission="Grant the user of [hdfs] user the rights rwx on the directory and x on those above it, then run config check",
     bucket="Check [tier] url",
@@ -72,32 +81,32 @@ class HdfsStore(CloudStore):
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix)
         folder, slash, _ = prefix.rpartition("/")
-        return self._walk(folder + slash, prefix, after)
+        return self._list_tree(folder + slash, prefix, after)
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
         """Yield staged files, which have no key yet, for an empty prefix only."""
         check_prefix(prefix)
-        for entry in [] if prefix else self._retried_request(lambda: self._client.entries(_STAGING)):
+        for entry in [] if prefix else self._request_with_retries(lambda: self._client.list_folder(_STAGING)):
             yield UnfinishedUpload(entry.name, entry.name.removeprefix(_STAGING), entry.modified_ms % UNDATED_MS)
 
     def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
         for upload in uploads:
             with suppress(NotFound):
-                self._retried_request(lambda name=_STAGING + upload.id: self._client.delete(name))  # type: ignore[misc]
+                self._request_with_retries(lambda name=_STAGING + upload.id: self._client.delete(name))  # type: ignore[misc]
 
-    def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
-        """Yield the objects below a folder in UTF-8 byte order. A directory sorts as its name with a slash."""
-        for entry in sorted(self._retried_request(lambda: self._client.entries(folder)), key=lambda entry: entry.name.encode()):
+    def _list_tree(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
+        """Yield the objects in a folder and its subfolders in UTF-8 byte order. A directory sorts as its name with a slash."""
+        for entry in sorted(self._request_with_retries(lambda: self._client.list_folder(folder)), key=lambda entry: entry.name.encode()):
             name = entry.name
             if key_part_problem(name.removeprefix(folder).rstrip("/")):
                 continue
             is_wanted = name.startswith(prefix) and name.encode() > after.encode()
             if name.endswith("/"):
                 if is_wanted or prefix.startswith(name) or (name.startswith(prefix) and after.startswith(name)):
-                    yield from self._walk(name, prefix, after)
+                    yield from self._list_tree(name, prefix, after)
             elif is_wanted:
                 with suppress(NotFound):
-                    yield self._retried_request(lambda entry=entry: self._client.object_info(entry, {}))  # type: ignore[misc]
+                    yield self._request_with_retries(lambda entry=entry: self._client.object_info(entry, {}))  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
@@ -150,7 +159,9 @@ class HdfsClient:
             raise OutOfRange(f"cannot read {self.url}/{key}: it has {size} bytes")
         wanted = size - start if length is None else min(length, size - start)
         try:
-            answer = self._request("GET", _by_inode(inode), "OPEN", what=self._what("read", key), offset=start, length=wanted)
+            answer = self._request(
+                "GET", _inode_path(inode), "OPEN", failed_request=self._describe_failed_request("read", key), offset=start, length=wanted
+            )
         except NotFound as error:
             changed = f"{self.url}/{key} changed while it was read"
             raise (PreconditionFailed(changed) if version else Unavailable(changed, hint="Try again")) from error
@@ -162,39 +173,43 @@ class HdfsClient:
 
     def head(self, key: str) -> ObjectInfo:
         status = self._file_status(key)
-        what = self._what("read", key)
-        attributes = _json(self._request("GET", _by_inode(status.inode), "GETXATTRS", what=what, encoding="BASE64"), what, "XAttrs")
+        failed_request = self._describe_failed_request("read", key)
+        attributes = _json_field(
+            self._request("GET", _inode_path(status.inode), "GETXATTRS", failed_request=failed_request, encoding="BASE64"),
+            failed_request,
+            "XAttrs",
+        )
         texts = [base64.b64decode(each["value"].removeprefix("0s")) for each in attributes if each["name"] == _ATTRIBUTE]
         return self.object_info(status, json.loads(texts[0]) if texts else {})
 
-    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: Retried) -> ObjectInfo:
-        return self._publish(key, _Body([data], len(data)), metadata, retried)
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRetry) -> ObjectInfo:
+        return self._create_by_rename(key, _RequestBody([data], len(data)), metadata, retried)
 
-    def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUpload) -> ObjectInfo:
+    def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUploader) -> ObjectInfo:
         """Create an object from ranges of files, as one stream. Each request is retried, not the whole upload."""
         ranges = [piece for part in parts if isinstance(part, tuple) for piece in part]
-        body = _Body(_FileBytes(ranges), sum(piece.length for piece in ranges))
+        body = _RequestBody(_FileChunks(ranges), sum(piece.length for piece in ranges))
 
         def retried(request: Callable[[], T]) -> T:
             return upload.retrier.call(lambda _: request())
 
-        return self._publish(key, body, metadata, retried)
+        return self._create_by_rename(key, body, metadata, retried)
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """Create or overwrite an object. Its modification time is that of staging, which is never later than publication."""
-        staged = self._stage(_Body([data], len(data)), key)
+        staged = self._write_staged_file(_RequestBody([data], len(data)), key)
         self._rename(staged.name, key, "OVERWRITE")
         return ObjectInfo(key, staged.size, staged.modified_ms, str(staged.inode))
 
-    def page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
+    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
         """Return the files of the store's root directory (``HdfsStore`` walks through the others)."""
-        return [self.object_info(entry, {}) for entry in self.entries("") if not entry.name.endswith("/")], ""
+        return [self.object_info(entry, {}) for entry in self.list_folder("") if not entry.name.endswith("/")], ""
 
     def delete(self, key: str, version: str = "") -> None:
-        what = self._what("delete", key)
-        path = _by_inode(int(version)) if version else self._path(key)
-        if not _json(self._request("DELETE", path, "DELETE", what=what), what, "boolean"):
-            raise NotFound(f"{what}: no such object")
+        failed_request = self._describe_failed_request("delete", key)
+        path = _inode_path(int(version)) if version else self._path(key)
+        if not _json_field(self._request("DELETE", path, "DELETE", failed_request=failed_request), failed_request, "boolean"):
+            raise NotFound(f"{failed_request}: no such object")
 
     def clock_ms(self) -> int:
         return self._clock_ms("/")
@@ -210,11 +225,11 @@ class HdfsClient:
     def required_permission(self, verb: str) -> str:
         return {"read": "r on the file", "list": "r and x on the directory"}.get(verb, "w and x on the directory")
 
-    def entries(self, folder: str) -> list[FileStatus]:
-        """Return the files and directories in a folder, in no order; none if it does not exist."""
-        what = self._what("list", folder.rstrip("/"))
+    def list_folder(self, folder: str) -> list[FileStatus]:
+        """Return the files and directories in a folder, in no order; an empty list if the folder does not exist."""
+        failed_request = self._describe_failed_request("list", folder.rstrip("/"))
         try:
-            found = self._list_status(self._path(folder), what)
+            found = self._list_status(self._path(folder), failed_request)
         except NotFound:
             return []
         return [
@@ -223,152 +238,166 @@ class HdfsClient:
             if each["pathSuffix"]  # a file was asked for as if it were a folder
         ]
 
-    def _list_status(self, path: str, what: str) -> list[dict[str, Any]]:
-        return list(_json(self._request("GET", path, "LISTSTATUS", what=what), what, "FileStatuses")["FileStatus"])
+    def _list_status(self, path: str, failed_request: str) -> list[dict[str, Any]]:
+        return list(
+            _json_field(self._request("GET", path, "LISTSTATUS", failed_request=failed_request), failed_request, "FileStatuses")[
+                "FileStatus"
+            ]
+        )
 
     def object_info(self, status: FileStatus, metadata: Mapping[str, str]) -> ObjectInfo:
-        """Return the properties of an object. Dates a file that a crash has left undated. Raises NotFound if it is gone meanwhile.
-
-        A reader who may not do that sees a time in the far future, at which nothing is due.
+        """Return the properties of an object. A file that a crash has left without its publication time gets one now; readers who may not
+        set it return a time in the far future, at which nothing is due. Raises NotFound if the file is gone meanwhile.
         """
         modified_ms = status.modified_ms
         if modified_ms >= UNDATED_MS:
             with suppress(Refused):
-                modified_ms = self._date(status.name, status.inode)
+                modified_ms = self._set_publication_time(status.name, status.inode)
         return ObjectInfo(status.name, status.size, modified_ms, str(status.inode), metadata)
 
-    def _publish(self, key: str, body: _Body, metadata: Mapping[str, str], retried: Retried) -> ObjectInfo:
-        """Create an object if the key is free. Each of the requests is retried, not all of them together."""
-        staged = retried(lambda: self._stage(body, key))
-        what = self._what("write", key)
+    def _create_by_rename(self, key: str, body: _RequestBody, metadata: Mapping[str, str], retried: RequestRetry) -> ObjectInfo:
+        """Create an object, if the key is free, by renaming a staged file. Each of the requests is retried, not all of them together."""
+        staged = retried(lambda: self._write_staged_file(body, key))
+        failed_request = self._describe_failed_request("write", key)
         encoded = "0s" + base64.b64encode(json.dumps(dict(metadata)).encode()).decode()
         attribute: dict[str, Any] = {"xattr.name": _ATTRIBUTE, "xattr.value": encoded, "flag": "CREATE,REPLACE"}
         path = self._path(staged.name)
         try:
-            retried(lambda: self._request("PUT", path, "SETXATTR", what=what, **attribute))
-            retried(lambda: self._request("PUT", path, "SETTIMES", what=what, modificationtime=staged.modified_ms + UNDATED_MS))
+            retried(lambda: self._request("PUT", path, "SETXATTR", failed_request=failed_request, **attribute))
+            retried(
+                lambda: self._request(
+                    "PUT", path, "SETTIMES", failed_request=failed_request, modificationtime=staged.modified_ms + UNDATED_MS
+                )
+            )
             retried(lambda: self._rename(staged.name, key, "NONE"))
         except BaseException:
-            self._discard(staged.name)
+            self._delete_staged_file(staged.name)
             raise
-        published_ms = retried(lambda: self._date(key, staged.inode))
+        published_ms = retried(lambda: self._set_publication_time(key, staged.inode))
         return ObjectInfo(key, staged.size, published_ms, str(staged.inode), metadata)
 
-    def _stage(self, body: _Body, key: str) -> FileStatus:
-        """Write a new file below the reserved folder. Each attempt has a name of its own: a late one must not write over a later one."""
+    def _write_staged_file(self, body: _RequestBody, key: str) -> FileStatus:
+        """Write a new file below the reserved folder. Each attempt uses another name, so that a late one cannot write over a later one."""
         name = f"{_STAGING}{uuid.uuid4().hex}"
-        what = self._what("write", key)
+        failed_request = self._describe_failed_request("write", key)
         try:
             self._meter.record_write(len(body))
-            self._request("PUT", self._path(name), "CREATE", what=what, body=body, overwrite="false")
+            self._request("PUT", self._path(name), "CREATE", failed_request=failed_request, body=body, overwrite="false")
             staged = self._file_status(name)
         except BaseException:
-            self._discard(name)
+            self._delete_staged_file(name)
             raise
         if staged.size != len(body):
-            self._discard(name)
-            raise Unavailable(f"{what}: {staged.size} bytes of {len(body)} arrived", hint="Try again")
+            self._delete_staged_file(name)
+            raise Unavailable(f"{failed_request}: {staged.size} bytes of {len(body)} arrived", hint="Try again")
         return staged
 
-    def _discard(self, name: str) -> None:
+    def _delete_staged_file(self, name: str) -> None:
         """Delete a staged file if that is possible now. Otherwise ``retire`` sweeps it later."""
         with suppress(CompactorError):
             self.delete(name)
 
     def _rename(self, name: str, key: str, option: str) -> None:
         """Rename a staged file to its key. Raises AlreadyExists, or PreconditionFailed if the staged file is gone."""
-        what = self._what("write", key)
+        failed_request = self._describe_failed_request("write", key)
         destination = "/" + self._prefix + key
 
         def rename() -> Any:
-            return self._request("PUT", self._path(name), "RENAME", what=what, destination=destination, renameoptions=option)
+            return self._request(
+                "PUT", self._path(name), "RENAME", failed_request=failed_request, destination=destination, renameoptions=option
+            )
 
         try:
             answer = rename()
         except NotFound:
             parent = self._path(key).rpartition("/")[0] or "/"
-            self._request("PUT", parent, "MKDIRS", what=what)
+            self._request("PUT", parent, "MKDIRS", failed_request=failed_request)
             try:
                 answer = rename()
             except NotFound as error:
-                raise PreconditionFailed(f"{what}: its staged file is gone") from error
+                raise PreconditionFailed(f"{failed_request}: its staged file is gone") from error
         if answer.content:  # HttpFS knows no options, and answers whether it has renamed
-            if _json(answer, what, "boolean"):
+            if _json_field(answer, failed_request, "boolean"):
                 self.delete(key)
             hint = "Two compactors would lead at once. Let [hdfs] webhdfs_url name the namenode itself, not HttpFS"
             raise Refused(f"{self.url} ignores conditional requests: its renames know no options", hint=hint)
 
-    def _date(self, key: str, inode: int) -> int:
-        """Give a published file the namenode's time, and return it.
-
-        The time is that of a request which began after the publication was seen. It has whole seconds, hence the second more.
+    def _set_publication_time(self, key: str, inode: int) -> int:
+        """Set the modification time of a published file to the namenode's time, and return it in milliseconds. The time is taken from a
+        request that began after the publication was seen, plus one second because it has whole seconds.
         """
-        now_ms = self._clock_ms(_by_inode(inode)) + 1000
-        self._request("PUT", _by_inode(inode), "SETTIMES", what=self._what("date", key), modificationtime=now_ms)
+        now_ms = self._clock_ms(_inode_path(inode)) + 1000
+        self._request(
+            "PUT", _inode_path(inode), "SETTIMES", failed_request=self._describe_failed_request("date", key), modificationtime=now_ms
+        )
         return now_ms
 
     def _clock_ms(self, path: str) -> int:
-        what = self._what("ask for the time of")
-        answer = self._request("GET", path, "GETFILESTATUS", what=what)
+        failed_request = self._describe_failed_request("ask for the time of")
+        answer = self._request("GET", path, "GETFILESTATUS", failed_request=failed_request)
         date = answer.headers.get("Date", "").partition(" GMT")[0]  # Hadoop sends it twice
         try:
             return int(parsedate_to_datetime(f"{date} GMT").timestamp() * 1000)
         except ValueError as error:
-            raise Unavailable(f"{what}: the answer has no date") from error
+            raise Unavailable(f"{failed_request}: the answer has no date") from error
 
     def _snapshot_directories(self) -> list[str]:
-        """Return the directories from the root to this one that have snapshots."""
+        """Return those directories from the root down to this store's that have snapshots, in which deleted files survive."""
         parts = ["", *self._prefix.split("/")[:-1]]
         found = []
         for path in (quote("/".join(parts[:count])) for count in range(1, len(parts) + 1)):
             with suppress(NotFound):  # it does not exist yet, or takes no snapshots
-                if self._list_status(f"{path}/.snapshot", self._what("ask for the snapshots of")):
+                if self._list_status(f"{path}/.snapshot", self._describe_failed_request("ask for the snapshots of")):
                     found.append(path or "/")
         return found
 
     def _file_status(self, key: str) -> FileStatus:
         status = self._status(self._path(key), "read", key)
         if status.name.endswith("/"):
-            raise NotFound(f"{self._what('read', key)}: it is a directory")
+            raise NotFound(f"{self._describe_failed_request('read', key)}: it is a directory")
         return status
 
     def _status(self, path: str, verb: str, key: str) -> FileStatus:
-        what = self._what(verb, key)
-        found = _json(self._request("GET", path, "GETFILESTATUS", what=what), what, "FileStatus")
+        failed_request = self._describe_failed_request(verb, key)
+        found = _json_field(self._request("GET", path, "GETFILESTATUS", failed_request=failed_request), failed_request, "FileStatus")
         return _file_status(key + ("/" if found["type"] == "DIRECTORY" else ""), found)
 
     def _path(self, key: str) -> str:
         return "/" + quote(self._prefix + key).rstrip("/")
 
-    def _what(self, verb: str, key: str = "") -> str:
+    def _describe_failed_request(self, verb: str, key: str = "") -> str:
         return f"cannot {verb} {self.url}{f'/{key}' if key else ''}"
 
-    def _request(self, method: str, path: str, operation: str, *, what: str, body: _Body | None = None, **parameters: object) -> Any:
-        """Send a request to the namenode, and where it redirects to a datanode, send it there with the body. Return the answer.
+    def _request(
+        self, method: str, path: str, operation: str, *, failed_request: str, body: _RequestBody | None = None, **parameters: object
+    ) -> Any:
+        """Send a request to the namenode and return the answer. If the namenode redirects to a datanode, send the request there with the
+        body.
 
-        path: quoted, from the file system's root.
+        path: from the file system's root, percent-encoded.
+        failed_request: text such as ``cannot read URL``, for the message.
         """
         named = {"op": operation, **({"user.name": self._user} if self._user else {}), **parameters}
         url = f"{self._endpoint}/webhdfs/v1{path}?{urlencode(named)}"
         try:
-            answer = self._send(method, url, what)
+            answer = self._send(method, url, failed_request)
         except _broken_connections() as error:
-            raise connection_error(error, what, _HINTS, answered=self._contact.answered) from error
+            raise connection_error(error, failed_request, _HINTS, answered_before=self._contact.answered) from error
         if answer.status_code == HTTPStatus.TEMPORARY_REDIRECT:
             try:
-                answer = self._send(method, answer.headers.get("Location", ""), what, body)
+                answer = self._send(method, answer.headers.get("Location", ""), failed_request, body)
             except _broken_connections() as error:
-                raise Unavailable(f"{what}: {error}".rstrip("."), hint=_DATANODE_HINT) from error
+                raise Unavailable(f"{failed_request}: {error}".rstrip("."), hint=_DATANODE_HINT) from error
         return answer
 
-    def _send(self, method: str, url: str, what: str, body: _Body | None = None) -> Any:
-        self._meter.record_request(request_kind(method, url))
+    def _send(self, method: str, url: str, failed_request: str, body: _RequestBody | None = None) -> Any:
+        self._meter.record_request(meter_kind_of_request(method, url))
         headers = {"Content-Type": "application/octet-stream"} if method == "PUT" else {}
         timeouts = request_timeouts(self._contact)
         answer = self._session().request(method, url, data=body, headers=headers, timeout=timeouts, allow_redirects=False)
         self._contact.record_answer()
         if answer.status_code >= HTTPStatus.BAD_REQUEST:
-            raise _status_error(answer, what)
+            raise _status_error(answer, failed_request)
         return answer
 
     def _session(self) -> Any:
@@ -383,7 +412,7 @@ class HdfsClient:
 
 
 def _broken_connections() -> tuple[type[Exception], ...]:
-    """Return the errors of connections that failed or broke."""
+    """Return the exception classes of connections that failed or broke."""
     from requests import RequestException
     from urllib3.exceptions import HTTPError
 
@@ -391,8 +420,8 @@ def _broken_connections() -> tuple[type[Exception], ...]:
 
 
 @dataclass(frozen=True)
-class _Body:
-    """Body of a request that can be sent more than once. size: the number of bytes in all chunks."""
+class _RequestBody:
+    """Body of a request, which can be sent more than once. size: number of bytes in all chunks."""
 
     chunks: Iterable[bytes]
     size: int
@@ -405,8 +434,8 @@ class _Body:
 
 
 @dataclass(frozen=True)
-class _FileBytes:
-    """Bytes of ranges of local files, in pieces, read anew by each iteration."""
+class _FileChunks:
+    """Bytes of ranges of local files, in chunks. Each iteration reads the files again."""
 
     ranges: Sequence[FileRange]
 
@@ -416,8 +445,8 @@ class _FileBytes:
                 yield read_file_range(FileRange(piece.path, piece.start + at, min(_PIECE_BYTES, piece.length - at)))
 
 
-def _by_inode(inode: int) -> str:
-    """Return the path of a file by the number of its inode."""
+def _inode_path(inode: int) -> str:
+    """Return the path by which HDFS finds a file by its inode number, wherever the file was renamed to."""
     return f"/.reserved/.inodes/{inode}"
 
 
@@ -425,23 +454,23 @@ def _file_status(name: str, found: Mapping[str, Any]) -> FileStatus:
     return FileStatus(name, int(found["fileId"]), int(found["length"]), int(found["modificationTime"]))
 
 
-def _json(answer: Any, what: str, field: str) -> Any:
-    """Return a field of an answer's JSON document. Raises Unavailable if there is none, as in an answer of a proxy."""
+def _json_field(answer: Any, failed_request: str, field: str) -> Any:
+    """Return a field of an answer's JSON document. Raises Unavailable if the document does not have it, as in an answer of a proxy."""
     try:
         return answer.json()[field]
     except (KeyError, TypeError, ValueError) as error:
-        raise Unavailable(f"{what}: the answer is not one of WebHDFS", hint=_HINTS.endpoint) from error
+        raise Unavailable(f"{failed_request}: the answer is not one of WebHDFS", hint=_HINTS.endpoint) from error
 
 
-def _status_error(answer: Any, what: str) -> CompactorError:
+def _status_error(answer: Any, failed_request: str) -> CompactorError:
     """Return the storage error for an error answer, by the name of the exception in it."""
     status = int(answer.status_code)
     try:
         remote = answer.json()["RemoteException"]
         name, text = str(remote["exception"]), str(remote["message"]).partition("\n")[0].rstrip(".")
     except (KeyError, TypeError, ValueError):
-        return status_error(status, f"{what}: the store answered {status}", _HINTS, of_object=False)
-    message = f"{what}: the store answered {status} ({name}: {text})"
+        return status_error(status, f"{failed_request}: the store answered {status}", _HINTS, of_object=False)
+    message = f"{failed_request}: the store answered {status} ({name}: {text})"
     if name == "FileAlreadyExistsException":
         return AlreadyExists(message)
     if name in ("FileNotFoundException", "SnapshotException"):  # the latter where a directory takes no snapshots
@@ -453,8 +482,10 @@ def _status_error(answer: Any, what: str) -> CompactorError:
     return status_error(status, message, _HINTS, of_object=False)
 
 
-def request_kind(method: str, url: str) -> str:
-    """Return the meter's kind of a request of WebHDFS: get and put for those that move bytes to or from datanodes and for renames."""
+def meter_kind_of_request(method: str, url: str) -> str:
+    """Return the kind (``Meter.record_request``) under which a request of WebHDFS is counted: get and put for those that move bytes to or
+    from datanodes and for renames.
+    """
     operation = url.partition("op=")[2].partition("&")[0]
     if "namenoderpcaddress=" in url or operation == "RENAME":
         return {"GET": "get"}.get(method, "put")

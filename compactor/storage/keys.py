@@ -43,7 +43,7 @@ def key_problem(key: str) -> str:
 
 
 def check_key(key: str) -> None:
-    """Raise Refused if this text cannot be a key."""
+    """Raise Refused if this text cannot be a key in every kind of store."""
     if fault := key_problem(key):
         raise Refused(f"{key!r} cannot be an object key: it {fault}", hint=f"Keys are parts between '/', each 1 to {MAX_PART_BYTES} bytes")
 
@@ -60,10 +60,8 @@ def check_prefix(prefix: str) -> None:
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the metadata as a dict.
-
-    Names consist of small letters, digits and ``_``, because Azure accepts identifiers only. Values are printable ASCII. Together they
-    have at most 1.5 kB. Raises Refused for anything else.
+    """Return the metadata as a dict. Raises Refused unless every kind of store accepts it: names of small letters, digits and ``_``
+    (because Azure accepts identifiers only), values of printable ASCII, at most 1.5 kB in all.
     """
     checked = dict(metadata or {})
     for name, value in checked.items():
@@ -74,12 +72,12 @@ def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     return checked
 
 
-def portable_names(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return metadata as a store holds it under the port's names. Earlier versions wrote ``-`` for ``_``, and S3 still does."""
+def normalize_metadata_names(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return an object's metadata with the names that the port uses. Earlier versions wrote ``-`` for ``_``, and S3 still does."""
     return {name.replace("-", "_"): value for name, value in metadata.items()}
 
 
 def check_range(start: int, length: int | None) -> None:
-    """Raise ValueError if this is not a valid range of bytes, which is a bug of the caller."""
+    """Raise ValueError (a bug of the caller) if start or length of a range of bytes is negative."""
     if start < 0 or (length is not None and length < 0):
         raise ValueError(f"not a range of bytes: start {start}, length {length}")

@@ -25,8 +25,16 @@ from typing import BinaryIO
 
 from compactor.errors import AlreadyExists, Refused, Unavailable
 from compactor.storage.copied import check_copied_bytes
-from compactor.storage.counting import Counters, Meter
-from compactor.storage.keys import RESERVED, check_key, check_metadata, check_prefix, check_range, key_part_problem, portable_names
+from compactor.storage.counting import Meter, RequestCounters
+from compactor.storage.keys import (
+    RESERVED,
+    check_key,
+    check_metadata,
+    check_prefix,
+    check_range,
+    key_part_problem,
+    normalize_metadata_names,
+)
 from compactor.storage.options import StoreOptions
 from compactor.storage.os_errors import FULL, file_errors
 from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
@@ -46,22 +54,24 @@ _RETRIES = Retries(deadline_s=1, base_s=0.05, cap_s=0.5)
 
 def open_at(url: str, options: StoreOptions) -> ObjectStore:
     """Return the store in the directory that a URL or a plain path names. Raises UsageError."""
-    return RetryingStore(LocalStore(local_path(url), options.meter, records=options.records), Retrier(options.retries or _RETRIES))
+    return RetryingStore(
+        LocalStore(local_path(url), options.meter, holds_control_records=options.records), Retrier(options.retries or _RETRIES)
+    )
 
 
 class LocalStore:
     """ObjectStore in a local directory.
 
     :param root: the directory; created by the first write.
-    :param records: set for control records. They may use a reserve when the disk is full, and their modification time is never before the
-        moment at which they became visible, however long the writer was stopped before.
+    :param holds_control_records: whether control records are kept there. They may use a reserve when the disk is full, and their
+        modification time is never before the moment at which they became visible, even if the writer was stopped in between.
     """
 
-    def __init__(self, root: Path, meter: Meter | None = None, *, records: bool = False) -> None:
+    def __init__(self, root: Path, meter: Meter | None = None, *, holds_control_records: bool = False) -> None:
         self._root = Path(os.path.abspath(root))
-        self._records = records
-        self._reserve = Reserve(self._root / RESERVED / "reserve") if records else None
-        self._meter = meter or Counters()
+        self._records = holds_control_records
+        self._reserve = DiskReserve(self._root / RESERVED / "reserve") if holds_control_records else None
+        self._meter = meter or RequestCounters()
         self._swept_ns = 0
 
     @property
@@ -100,7 +110,7 @@ class LocalStore:
 
     @property
     def copy_limits(self) -> CopyLimits:
-        return CopyLimits(least_bytes=0, most_bytes=_MOST_COPY_BYTES)
+        return CopyLimits(min_run_bytes=0, max_bytes=_MOST_COPY_BYTES)
 
     def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Create an object from pieces. If the file system can, a copied range shares its blocks with the source (reflink).
@@ -198,7 +208,7 @@ class LocalStore:
         return self._check_inside_root(path.parent) / path.name
 
     def _check_inside_root(self, folder: Path) -> Path:
-        """Return the folder. Raises Refused if symbolic links lead out of the root."""
+        """Return the folder. Raises Refused if symbolic links lead from it out of the store's root."""
         real, root = os.path.realpath(folder), os.path.realpath(self._root)
         if real != root and not real.startswith(root.rstrip("/") + "/"):
             raise Refused(f"{folder} leads out of the store {self._root}, to {real}", hint="Remove the symbolic link")
@@ -231,14 +241,14 @@ class LocalStore:
         with file_errors("read", path):
             source = _open_object(path)
         with source:
-            _check_version(path, source, piece)
+            _require_version(path, source, piece)
             file.flush()
             done = _copy_in_kernel(source, piece, file)
             file.seek(0, os.SEEK_END)
             for chunk in self._read_range(source, piece.start + done, piece.length - done):
                 self._write_chunks(file, (chunk,))
                 done += len(chunk)
-            _check_version(path, source, piece)
+            _require_version(path, source, piece)
             if done != piece.length:
                 raise ValueError(f"{path} ends before byte {piece.start + piece.length}, up to which it was to be copied")
             file.flush()
@@ -258,14 +268,14 @@ class LocalStore:
                 try:
                     return self._create_by_hard_link(key, target, write_content, described)
                 except OSError as error:
-                    if error.errno not in FULL or self._reserve is None or not self._reserve.spend():
+                    if error.errno not in FULL or self._reserve is None or not self._reserve.release_space():
                         raise
 
     def _create_by_hard_link(
         self, key: str, target: Path, write_content: Callable[[BinaryIO], None], metadata: dict[str, str]
     ) -> ObjectInfo:
         """Write a staged file and link it to its key, which fails if the key is taken. Raises AlreadyExists."""
-        _check_absent(target)  # avoids staging a gigabyte for nothing; the link below decides
+        _require_absent(target)  # avoids staging a gigabyte for nothing; the link below decides
         with self._staged_file(write_content) as staged:
             _make_directories(target.parent)
             companion = _write_metadata(staged, target, metadata) if metadata else None
@@ -276,11 +286,11 @@ class LocalStore:
                 if staged.lstat().st_nlink == 1:
                     if companion:
                         companion.unlink(missing_ok=True)
-                    _check_absent(target)
+                    _require_absent(target)
                     raise AlreadyExists(f"{target} existed a moment ago") from None
             _sync_directory(target.parent)
             if self._reserve is not None:
-                self._reserve.fill()
+                self._reserve.restore()
             return self._object_info(key, staged.lstat(), metadata)  # the same file; another writer may have deleted the object by now
 
     def _object_info(self, key: str, status: os.stat_result, metadata: Mapping[str, str]) -> ObjectInfo:
@@ -355,20 +365,22 @@ def _etag_of_file(status: os.stat_result) -> str:
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
 
 
-def _check_version(path: Path, source: BinaryIO, piece: CopiedRange) -> None:
+def _require_version(path: Path, source: BinaryIO, piece: CopiedRange) -> None:
     if _etag_of_file(os.fstat(source.fileno())) != piece.etag:
         raise Unavailable(f"{path} is not the version that was to be copied", hint="Something else writes to this tier; run verify")
 
 
 def _read_chunks(file: BinaryIO, length: int | None) -> Iterator[bytes]:
-    """Yield at most ``length`` bytes of a file from its position on, in chunks."""
+    """Yield at most ``length`` bytes of a file, all if None, from its current position on, in chunks."""
     while chunk := file.read(_CHUNK if length is None else min(_CHUNK, length)):
         length = None if length is None else length - len(chunk)
         yield chunk
 
 
 def _copy_in_kernel(source: BinaryIO, piece: CopiedRange, file: BinaryIO) -> int:
-    """Append a range to ``file`` by ``copy_file_range``, and return how many bytes the kernel has copied: all, some or none."""
+    """Append a range to ``file`` by ``copy_file_range``. Return the number of bytes copied, which may be fewer than wanted or 0 where the
+    kernel cannot copy.
+    """
     done = 0
     if not hasattr(os, "copy_file_range"):
         return done
@@ -386,7 +398,7 @@ def _copy_in_kernel(source: BinaryIO, piece: CopiedRange, file: BinaryIO) -> int
     return done
 
 
-def _check_absent(target: Path) -> None:
+def _require_absent(target: Path) -> None:
     if target.is_dir() and not target.is_symlink():
         raise Refused(f"{target} is a directory, so no object can have its name", hint="No key may be a directory of another key")
     if os.path.lexists(target):
@@ -401,7 +413,7 @@ def _metadata_path(path: Path, mtime_ns: int) -> Path:
 
 def _read_metadata(path: Path, status: os.stat_result) -> dict[str, str]:
     try:
-        return portable_names(json.loads(_metadata_path(path, status.st_mtime_ns).read_bytes()))
+        return normalize_metadata_names(json.loads(_metadata_path(path, status.st_mtime_ns).read_bytes()))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except ValueError as error:
@@ -459,24 +471,25 @@ SLICE_BYTES = RESERVE_BYTES // 16
 """What is given back at a time: enough for a record, little enough that others cannot take much of it."""
 
 
-class Reserve:
-    """File of 1 MiB that is given up when the disk is full, so that control records can still be written.
-
-    Best effort: without the file a full disk refuses them.
+class DiskReserve:
+    """File of 1 MiB whose space is released when the disk is full, so that control records can still be written. If the file could not be
+    created, a full disk refuses them.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def fill(self) -> None:
-        """Restore the file to its full size if the disk has space. Called after every write; makes one ``stat`` if nothing is missing."""
+    def restore(self) -> None:
+        """Restore the file to its full size if the disk has space. Called after every write; costs one ``stat`` if the file has its full
+        size.
+        """
         with suppress(OSError):
             if not self._path.exists() or self._path.stat().st_size < RESERVE_BYTES:
                 with open(self._path, "ab") as file:
                     os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
 
-    def spend(self) -> bool:
-        """Give a sixteenth of the file back to the file system. Return False if nothing is left."""
+    def release_space(self) -> bool:
+        """Release a sixteenth of the file to the file system. Return False if nothing is left of the file."""
         try:
             size = self._path.stat().st_size
             if size == 0:

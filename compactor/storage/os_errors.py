@@ -17,7 +17,9 @@ _BAD_PATH = (errno.ELOOP, errno.ENAMETOOLONG)
 
 @contextmanager
 def file_errors(verb: str, path: Path) -> Iterator[None]:
-    """Translate OSErrors of the block into CompactorErrors. verb: read, write, list or delete; a missing file is NotFound if it is read."""
+    """Raise CompactorErrors in place of OSErrors within the ``with`` block. verb: read, write, list or delete; a missing file becomes
+    NotFound if it is read.
+    """
     try:
         yield
     except OSError as error:

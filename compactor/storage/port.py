@@ -27,7 +27,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True)
 class UnfinishedUpload:
-    """An upload that was begun and not finished. It is in no listing, and its bytes are billed. id: distinguishes uploads to one key."""
+    """Upload that was begun and not finished. It is in no listing, and its bytes are billed. id: distinguishes uploads to one key."""
 
     key: str
     id: str
@@ -36,9 +36,8 @@ class UnfinishedUpload:
 
 @dataclass(frozen=True)
 class CopiedRange:
-    """Bytes [start, start + length) of an object of the same store, in the version with this etag (ObjectInfo.etag).
-
-    crc32c: CRC-32C of these bytes, or None if the caller does not know it. It is compared with the copy.
+    """Range of bytes [start, start + length) of an object of the same store, to be copied from the version with this etag
+    (ObjectInfo.etag). crc32c: CRC-32C of these bytes, with which the copy is compared, or None if the caller does not know it.
     """
 
     key: str
@@ -62,15 +61,15 @@ ComposeSource = CopiedRange | FileRange
 
 @dataclass(frozen=True)
 class CopyLimits:
-    """Limits of ``ObjectStore.compose``.
+    """Limits of ``ObjectStore.compose``, in bytes.
 
-    :param least_bytes: smallest run of copied or of local bytes, except at the object's end; 0 for any length. Adjacent pieces of one kind
-        count together. Shorter ranges between local bytes must be passed as local bytes.
-    :param most_bytes: most bytes copied by one request; longer ranges are split.
+    :param min_run_bytes: smallest run of copied or of local bytes, except at the object's end; 0 for any length. Adjacent pieces of one
+        kind count together. Shorter ranges between local bytes must be passed as local bytes.
+    :param max_bytes: most bytes copied by one request; longer ranges are split.
     """
 
-    least_bytes: int
-    most_bytes: int
+    min_run_bytes: int
+    max_bytes: int
 
 
 class ObjectStore(Protocol):

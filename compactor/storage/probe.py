@@ -38,8 +38,10 @@ class InspectableStore(Protocol):
         """Return the permission that write, overwrite, read, list or delete needs, or an empty string."""
 
 
-def probe(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".tiered-compactor/probe/") -> list[StoreFinding]:
-    """Test a store and return all findings. Errors of the store become findings. Leaves only a marker object below ``prefix``."""
+def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".tiered-compactor/probe/") -> list[StoreFinding]:
+    """Test permissions, clock, conditions and settings of a store, and return all findings. Errors of the store become findings. Leaves
+    only a marker object below ``prefix``.
+    """
     findings = _permission_findings(store, prefix)
     if any(finding.severity == "error" for finding in findings):
         return findings
@@ -76,10 +78,10 @@ def find_ignored_conditions(store: ObjectStore, prefix: str) -> StoreFinding | N
 
 
 def find_lost_races(store: ObjectStore, prefix: str, threads: int = PROBE_THREADS, rounds: int = PROBE_ROUNDS) -> list[StoreFinding]:
-    """Let ``threads`` writers create one key at once, ``rounds`` times.
+    """Let ``threads`` writers create one key at once, ``rounds`` times. Return a finding if any race has not exactly one winner.
 
-    Return a finding if any race has not exactly one winner. A passed test is remembered by a marker object; creating one key twice is
-    tested every time, in case the marker came with a copy of the store.
+    A passed test is remembered by a marker object. Only creating one key twice is then tested again, in case the marker came with a copy of
+    the store.
     """
     ignored = find_ignored_conditions(store, prefix)
     if ignored is not None:
@@ -116,7 +118,7 @@ def find_lost_races(store: ObjectStore, prefix: str, threads: int = PROBE_THREAD
 
 
 def deletes_free_space(store: ObjectStore) -> bool | None:
-    """Return whether deleting objects frees space at once, or None if the store does not say. A few requests to a server."""
+    """Return whether deleting objects frees space at once, or None if the store does not tell. Makes a few requests to a server."""
     if not isinstance(store, InspectableStore):
         kind = store_kind_of_scheme(store.url)
         return kind.can.deletes_free_space if kind else None
@@ -143,7 +145,9 @@ def _race_for_key(store: ObjectStore, key: str, threads: int) -> list[bytes]:
 
 
 def _permission_findings(store: ObjectStore, prefix: str) -> list[StoreFinding]:
-    """Try each kind of request on a new object. Continue where access is denied, so that everything that is missing is named at once."""
+    """Return a finding for each kind of request on a new object that is denied. All kinds are tried, so that all missing permissions are
+    named at once.
+    """
     key = f"{prefix}{secrets.token_hex(8)}-permissions"
     tries: list[tuple[str, Callable[[], object]]] = [
         ("write", lambda: store.create(key, b"probe")),

@@ -138,8 +138,8 @@ def _unfinished_upload_findings(store: S3Store, now_ms: int) -> list[StoreFindin
 
 
 def _query_setting(store: S3Store, operation: str, **params: Any) -> dict[str, Any] | None:
-    """Return the store's answer to an S3 operation; empty if the setting is absent, None if the credentials or the server do not allow the
-    request.
+    """Return the store's answer to an S3 operation that reads a setting: an empty dict if the setting is absent, None if the credentials or
+    the server do not allow the request.
     """
     try:
         return store.requests.request(operation, "ask for the settings of", **params)

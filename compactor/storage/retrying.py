@@ -38,7 +38,7 @@ class FirstContact:
         self._logged_at: float | None = None
 
     def record_answer(self) -> None:
-        """Record that the store has answered, with whatever result."""
+        """Record that the store has answered a request, successfully or not."""
         self.answered = True
 
     def unanswered_s(self, requested_at: float, now: float) -> float:
@@ -62,7 +62,7 @@ class FirstContact:
 
 @dataclass(frozen=True)
 class Retrier:
-    """Retries with full jitter (see settings.Retries). Clock, sleep and the random fraction are arguments for tests."""
+    """Retries requests with full jitter (see settings.Retries). ``clock``, ``sleep`` and the random fraction can be replaced in tests."""
 
     policy: Retries = field(default_factory=Retries)
     clock: Callable[[], float] = time.monotonic
@@ -108,7 +108,7 @@ class RetryingStore(ForwardingStore):
         super().__init__(store)
         self._retrier = retrier
 
-    def _reading(self, key: str, request: Callable[[], T]) -> T:
+    def _forward_read(self, key: str, request: Callable[[], T]) -> T:
         return self._retrier.call(lambda _: request())
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:

@@ -31,12 +31,12 @@ from compactor.errors import AlreadyExists, CopyDiffers, NotFound, Refused, Unav
 from compactor.storage.answers import NoSuchUpload, OutOfRange, PreconditionFailed
 from compactor.storage.copied import check_copy_sources, verify_composed_copy
 from compactor.storage.findings import StoreFinding
-from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range, key_problem, portable_names
+from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range, key_problem, normalize_metadata_names
 from compactor.storage.options import StoreOptions
 from compactor.storage.os_errors import file_errors
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.s3_errors import s3_answer_error
-from compactor.storage.s3_parts import COPIES, find_wrong_copy, parts_of_file, plan_parts
+from compactor.storage.s3_parts import COPIES, find_mismatched_copy, parts_of_file, plan_parts
 from compactor.storage.s3_requests import S3Requests, ServerTraits, check_returned_span, range_header
 from compactor.storage.s3_transfer import MultipartUpload, crc32_text, download_object, md5_text
 from compactor.storage.schemes import bucket_and_prefix
@@ -59,19 +59,19 @@ def open_at(url: str, options: StoreOptions) -> ObjectStore:
     bucket, prefix = bucket_and_prefix(url)
     settings = options.settings.s3
     requests = S3Requests(
-        bucket, prefix, settings, options.retrier(settings.first_answer_ms / 1000), options.meter, _shared_traits(bucket, settings)
+        bucket, prefix, settings, options.retrier(settings.first_answer_ms / 1000), options.meter, _traits_of_bucket(bucket, settings)
     )
     return S3Store(requests, options.transfers, options.before_create)
 
 
 @lru_cache(maxsize=64)
-def _shared_traits(bucket: str, settings: S3) -> ServerTraits:
-    """Return what all stores of this process in one bucket have learned about its server."""
+def _traits_of_bucket(bucket: str, settings: S3) -> ServerTraits:
+    """Return the object in which all stores of this process in one bucket record what they learn about its server."""
     return ServerTraits()
 
 
 class S3Store:
-    """ObjectStore in a bucket. before_create: called with this store before each create, may raise StoreError (``ConditionCheck``)."""
+    """ObjectStore in an S3 bucket. before_create: called with this store before each create, may raise StoreError (``ConditionCheck``)."""
 
     def __init__(
         self, requests: S3Requests, transfers: Transfers, before_create: Callable[[ObjectStore], None] = lambda store: None
@@ -86,7 +86,7 @@ class S3Store:
 
     @property
     def requests(self) -> S3Requests:
-        """Return the client for requests beyond ObjectStore, which `config check` and the reader of old versions need."""
+        """Return the client for single requests, which `config check` and the reader of old versions use beyond ObjectStore."""
         return self._requests
 
     def inspect(self, prefix: str, now_ms: int) -> list[StoreFinding]:
@@ -107,7 +107,7 @@ class S3Store:
 
     def server_location(self) -> tuple[str, str, str]:
         """Return endpoint, bucket and prefix (``ConditionCheck``)."""
-        return str(self._requests.client.meta.endpoint_url), self._requests.bucket, self._requests.prefix
+        return str(self._requests.boto_client.meta.endpoint_url), self._requests.bucket, self._requests.prefix
 
     def without_condition_check(self) -> S3Store:
         """Return the same store without ``before_create``."""
@@ -155,7 +155,7 @@ class S3Store:
 
     @property
     def copy_limits(self) -> CopyLimits | None:
-        return COPIES if self._requests.traits.copies else None
+        return COPIES if self._requests.traits.can_copy else None
 
     def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Create an object from copied ranges and local bytes by a multipart upload.
@@ -178,7 +178,7 @@ class S3Store:
             done = upload.send_parts(parts)
             check_copy_sources(self, pieces)
             receipts = [str(part.get("ChecksumCRC32C", "")) for part in done]
-            wrong = find_wrong_copy(pieces, parts, receipts)
+            wrong = find_mismatched_copy(pieces, parts, receipts)
             if wrong:
                 where = self._requests.object_url(wrong.key)
                 raise CopyDiffers(f"{where}: what was copied of it has another checksum than it must have", hint="Run verify --deep")
@@ -289,7 +289,7 @@ class S3Store:
                 # HEAD has no body that could say which of the two is missing.
                 self._requests.list_one_key()
             raise
-        metadata = portable_names(answer.get("Metadata", {}))
+        metadata = normalize_metadata_names(answer.get("Metadata", {}))
         return ObjectInfo(key, int(answer["ContentLength"]), _epoch_ms(answer["LastModified"]), _etag_of_answer(answer), metadata)
 
     def _create_in_one_request(self, key: str, data: bytes, metadata: dict[str, str]) -> ObjectInfo:
@@ -318,25 +318,24 @@ class S3Store:
         try:
             return self._requests.retry_request(put_once)
         except PreconditionFailed as error:
-            own = self._find_own_object(key, token) if attempts > 1 else None
+            own = self._find_object_with_token(key, token) if attempts > 1 else None
             if own:
                 self._check_stored_bytes(key, data, "", own.etag)
                 return own
             raise AlreadyExists(f"{self._requests.object_url(key)} exists already") from error
 
     def _check_stored_bytes(self, key: str, data: bytes, checksum: str, etag: str) -> None:
-        """Check that an object created by this call has the bytes that were sent, because some servers ignore the checksum of a request.
-
-        If it has not, delete it and raise Unavailable. No reader can have used it yet.
+        """Raise Unavailable, after deleting the object, if an object created by this call does not have the bytes that were sent, because
+        some servers ignore the checksum of a request. No reader can have used the object yet.
         """
         known = self._requests.traits
-        if checksum == crc32_text(data) or known.md5 is False:
+        if checksum == crc32_text(data) or known.is_etag_md5 is False:
             return
         if etag == md5_text(data):
-            known.md5 = True
+            known.is_etag_md5 = True
             return
         if self.get(key) == data:
-            known.md5 = False
+            known.is_etag_md5 = False
             return
         self._delete_batch((key,))
         raise Unavailable(f"cannot write {self._requests.object_url(key)}: it arrived damaged, and the store took it")
@@ -359,7 +358,7 @@ class S3Store:
                 return _info_of_written_object(key, size, upload.complete(send_parts(upload)), metadata)
             except (PreconditionFailed, NoSuchUpload) as error:
                 upload.abort()
-                if own := self._find_own_object(key, token):
+                if own := self._find_object_with_token(key, token):
                     return own
                 if isinstance(error, PreconditionFailed) or self._find_object(key) is not None:
                     raise AlreadyExists(f"{self._requests.object_url(key)} exists already") from error
@@ -369,8 +368,8 @@ class S3Store:
                 raise
         raise Unavailable(f"cannot write {self._requests.object_url(key)}: the store lost the upload {_RESTARTS} times")
 
-    def _find_own_object(self, key: str, token: str) -> ObjectInfo | None:
-        """Return the object if this call wrote it, as its write token shows, else None."""
+    def _find_object_with_token(self, key: str, token: str) -> ObjectInfo | None:
+        """Return the properties of the object if it bears this write token, which shows that this call wrote it; else None."""
         found = self._find_object(key)
         return _remove_write_token(found) if found is not None and found.metadata.get(_MARK) == token else None
 
@@ -425,12 +424,10 @@ def _epoch_ms(time: datetime) -> int:
     return int(time.timestamp() * 1000)
 
 
-def _response_time_ms(answer: Mapping[str, Any], where: str) -> int:
+def _response_time_ms(answer: Mapping[str, Any], url: str) -> int:
     """Return the Date header of an answer in milliseconds. Raises Unavailable if it has none."""
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
     try:
         return _epoch_ms(parsedate_to_datetime(date))
     except ValueError as error:
-        raise Refused(
-            f"{where}: the store's answers bear no date ({date!r})", hint="Remove the proxy that drops the Date header"
-        ) from error
+        raise Refused(f"{url}: the store's answers bear no date ({date!r})", hint="Remove the proxy that drops the Date header") from error

@@ -109,16 +109,16 @@ _TLS = {
 _UNKNOWN_HOST = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 
-def translate_s3_error(error: Exception, verb: str, where: str, *, answered_before: bool = False) -> CompactorError:
+def translate_s3_error(error: Exception, verb: str, url: str, *, answered_before: bool = False) -> CompactorError:
     """Return the storage error for an error of botocore or its connection.
 
     :param verb: what failed: ``read``, ``list``, ...
-    :param where: URL of the object or store, for the message.
+    :param url: URL of the object or store, for the message.
     :param answered_before: whether the store has answered this process; if so, an unknown host name counts as temporary.
     """
     from botocore import exceptions as boto
 
-    what = f"cannot {verb} {where}"
+    what = f"cannot {verb} {url}"
     if isinstance(error, boto.ClientError):
         return s3_answer_error(error.response.get("Error", {}), what, error.response)
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.ProfileNotFound | boto.CredentialRetrievalError):
@@ -185,7 +185,7 @@ def s3_answer_error(details: Mapping[str, Any], failed_request: str, response: M
 
 
 def _error_detail(code: str, response: Mapping[str, Any], details: Mapping[str, Any]) -> str:
-    """Return the one detail that a person needs to act (storage class, region or clock difference), or an empty string."""
+    """Return the detail of an error answer that helps a person to act (storage class, region or clock difference), or an empty string."""
     if code == "InvalidObjectState":
         storage_class = response.get("StorageClass") or details.get("StorageClass") or "unknown"
         tier = response.get("AccessTier") or details.get("AccessTier")

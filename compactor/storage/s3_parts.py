@@ -14,7 +14,7 @@ from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileR
 
 MAX_PARTS: Final = 10_000
 MIN_PART_BYTES: Final = 5 << 20
-COPIES: Final = CopyLimits(least_bytes=MIN_PART_BYTES, most_bytes=512 << 20)
+COPIES: Final = CopyLimits(min_run_bytes=MIN_PART_BYTES, max_bytes=512 << 20)
 """S3 copies up to 5 GiB with one request; smaller ones are done side by side, and well before a connection is given up."""
 
 SentPart = tuple[FileRange, ...]
@@ -23,7 +23,9 @@ UploadPart = CopiedRange | SentPart
 
 
 def part_size(total: int, part_bytes: int) -> int:
-    """Return the size of equal parts of one file: ``part_bytes``, or more if there would be too many."""
+    """Return the size in bytes of equal parts of one file of ``total`` bytes: ``part_bytes``, or more if there would be more parts than S3
+    allows.
+    """
     return max(part_bytes, -(-total // MAX_PARTS))
 
 
@@ -33,11 +35,11 @@ def parts_of_file(file: FileRange, part_bytes: int) -> list[UploadPart]:
     return [(replace(file, start=at, length=min(part, file.length - at)),) for at in range(0, file.length, part)]
 
 
-def plan_parts(pieces: Sequence[ComposeSource], part_bytes: int, most_copy_bytes: int = 0) -> list[UploadPart]:
+def plan_parts(pieces: Sequence[ComposeSource], part_bytes: int, max_copy_bytes: int = 0) -> list[UploadPart]:
     """Return the parts of a multipart upload of these pieces. Neighbouring ranges of files become one part, or several nearly equal ones.
     Long copied ranges are split.
 
-    :param most_copy_bytes: most bytes copied by one request; 0 for the limit of S3.
+    :param max_copy_bytes: most bytes copied by one request; 0 for the limit of S3.
     :raises ValueError: if a part that is not the last would be too small.
     :raises Refused: if there would be too many parts.
     """
@@ -50,7 +52,7 @@ def plan_parts(pieces: Sequence[ComposeSource], part_bytes: int, most_copy_bytes
             part
             for piece in run
             if isinstance(piece, CopiedRange)
-            for part in _split_copied_range(piece, most_copy_bytes or COPIES.most_bytes)
+            for part in _split_copied_range(piece, max_copy_bytes or COPIES.max_bytes)
         ]
         parts += _pack_local_ranges([piece for piece in run if isinstance(piece, FileRange)], part_bytes)
     small = [part for part in parts[:-1] if part_length(part) < MIN_PART_BYTES]
@@ -61,7 +63,7 @@ def plan_parts(pieces: Sequence[ComposeSource], part_bytes: int, most_copy_bytes
     return parts
 
 
-def find_wrong_copy(pieces: Sequence[ComposeSource], parts: Sequence[UploadPart], checksums: Sequence[str]) -> CopiedRange | None:
+def find_mismatched_copy(pieces: Sequence[ComposeSource], parts: Sequence[UploadPart], checksums: Sequence[str]) -> CopiedRange | None:
     """Return the first copied range whose checksum in the new object is not the expected one, or None.
 
     :param checksums: CRC-32C of each part as the store returned it (base64 of four bytes); empty if it returned none.
@@ -92,9 +94,9 @@ def part_length(part: UploadPart) -> int:
     return part.length if isinstance(part, CopiedRange) else sum(piece.length for piece in part)
 
 
-def _split_copied_range(piece: CopiedRange, most_bytes: int) -> list[UploadPart]:
-    """Return the parts of one copied range, each at most ``most_bytes`` long. If there are several, their own checksums are unknown."""
-    spans = list(_equal_ranges(piece.length, -(-piece.length // most_bytes)))
+def _split_copied_range(piece: CopiedRange, max_bytes: int) -> list[UploadPart]:
+    """Return the parts of one copied range, each at most ``max_bytes`` long. If there are several, their own checksums are unknown."""
+    spans = list(_equal_ranges(piece.length, -(-piece.length // max_bytes)))
     if len(spans) == 1:
         return [piece]
     return [replace(piece, start=piece.start + at, length=length, crc32c=None) for at, length in spans]

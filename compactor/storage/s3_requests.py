@@ -43,19 +43,20 @@ _POOL = 64
 
 @dataclass
 class ServerTraits:
-    """Behaviour of a server that was learned from its answers.
+    """Behaviour of a server, learned from its answers.
 
-    md5: whether ETags are the MD5 of the stored bytes; None until known. It verifies uploads to servers that return no checksum.
-    copies: whether the server copies ranges; False once it has refused to.
+    is_etag_md5: whether ETags are the MD5 of the stored bytes; None until known. If so, they verify uploads to servers that return no
+        checksum.
+    can_copy: whether the server copies ranges; False once it has refused to.
     """
 
-    md5: bool | None = None
-    copies: bool = True
+    is_etag_md5: bool | None = None
+    can_copy: bool = True
 
 
 @dataclass(frozen=True)
 class ByteSpan:
-    """Bytes [start, end) with which a GET answered, of an object of ``total`` bytes in the version ``etag``."""
+    """Range [start, end) of bytes that a GET returned, of an object of ``total`` bytes in the version ``etag``."""
 
     start: int
     end: int
@@ -84,7 +85,7 @@ class S3Requests:
         return f"s3://{self.bucket}/{self.prefix}{key}"
 
     @property
-    def client(self) -> Any:
+    def boto_client(self) -> Any:
         with self._lock:
             if self._made is None:
                 self._made = _create_client(self.settings, self.meter)
@@ -98,7 +99,7 @@ class S3Requests:
         if key:
             params["Key"] = self.prefix + key
         try:
-            answer: dict[str, Any] = getattr(self.client, operation)(Bucket=self.bucket, **params)
+            answer: dict[str, Any] = getattr(self.boto_client, operation)(Bucket=self.bucket, **params)
         except (BotoCoreError, ClientError, ResponseParserError, ValueError, OSError, http.client.HTTPException) as error:
             if isinstance(error, ClientError):
                 self.retrier.contact.record_answer()
@@ -112,10 +113,8 @@ class S3Requests:
         return self.retry_request(lambda _: self.request_once(operation, verb, key, **params))
 
     def list_one_key(self) -> dict[str, Any]:
-        """List one key and return the answer.
-
-        It is the cheapest request that returns the server's date and shows whether the bucket exists and may be used; HEAD of a bucket has
-        no error message and needs another permission.
+        """List one key and return the answer. This is the cheapest request that returns the server's date and shows whether the bucket
+        exists and may be used; HEAD of a bucket has no error message and needs another permission.
         """
         return self.request("list_objects_v2", "list", Prefix=self.prefix, MaxKeys=1)
 
@@ -149,8 +148,8 @@ class S3Requests:
             raise Unavailable(f"cannot read {self.object_url(key)}: the body is {'shorter' if left > 0 else 'longer'} than the store said")
 
 
-def check_returned_span(answer: dict[str, Any], where: str, start: int, length: int | None) -> ByteSpan:
-    """Return which bytes the answer holds. Raises Unavailable if they are not the requested ones."""
+def check_returned_span(answer: dict[str, Any], url: str, start: int, length: int | None) -> ByteSpan:
+    """Return the range of bytes that an answer holds. Raises Unavailable if it is not the requested one."""
     size = int(answer.get("ContentLength", -1))
     described = answer.get("ContentRange", "")
     try:
@@ -159,10 +158,10 @@ def check_returned_span(answer: dict[str, Any], where: str, start: int, length: 
         first, _, last = positions.partition("-")
         span = ByteSpan(int(first), int(last) + 1, int(total), str(answer.get("ETag", "")))
     except ValueError as error:
-        raise Unavailable(f"cannot read {where}: unknown Content-Range {described!r}") from error
+        raise Unavailable(f"cannot read {url}: unknown Content-Range {described!r}") from error
     wanted = span.total if length is None else min(span.total, start + length)
     if unit != "bytes" or span.start != start or span.end != wanted or size != span.end - span.start:
-        raise Unavailable(f"cannot read {where}: asked for bytes {start} to {wanted - 1}, the store sent {described or f'all {size}'}")
+        raise Unavailable(f"cannot read {url}: asked for bytes {start} to {wanted - 1}, the store sent {described or f'all {size}'}")
     return span
 
 

@@ -190,7 +190,7 @@ class MultipartUpload:
         except Refused as error:
             if not is_copy_refusal(error):
                 raise
-            self._requests.traits.copies = False
+            self._requests.traits.can_copy = False
             raise CannotCopy(f"cannot copy a range of {self._requests.object_url(part.key)}: {error.message}") from error
 
     def _send_part(self, part: SentPart, number: int, stop: threading.Event) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class MultipartUpload:
                 **{f"Checksum{self._algorithm}": checksum},
             )
             # Where ETags have proved to be digests they count: moto sends the request's own checksum back.
-            if self._requests.traits.md5 and answer["ETag"].strip('"') != md5_text(data):
+            if self._requests.traits.is_etag_md5 and answer["ETag"].strip('"') != md5_text(data):
                 raise Unavailable(f"cannot write {self._requests.object_url(self._key)}: part {number} arrived damaged")
             return {"PartNumber": number, "ETag": answer["ETag"], f"Checksum{self._algorithm}": checksum}
 
@@ -239,7 +239,9 @@ class MultipartUpload:
         return self._requests.retry_request(complete_once)
 
     def abort(self) -> None:
-        """Delete the stored parts. If that fails the upload stays and is billed, and `config check` reports it."""
+        """Abort the upload, which deletes its stored parts. If that fails the parts stay and are billed, and `config check` reports
+        them.
+        """
         retrier = self._requests.retrier
         hasty = replace(retrier, policy=retrier.policy.model_copy(update={"deadline_s": min(retrier.policy.deadline_s, _ABORT_S)}))
         try:

@@ -66,15 +66,17 @@ class StorePrices:
     stored_gib_month_usd: float
 
     def stored_usd_month(self, size: int) -> float:
-        """Return what storing this many bytes costs per month."""
+        """Return the price in USD of storing ``size`` bytes for a month."""
         return round(size / GIB * self.stored_gib_month_usd, 6)
 
     def requests_usd(self, reads: int, writes: int) -> float:
-        """Return what these requests cost."""
+        """Return the price in USD of so many reading and writing requests."""
         return round(reads * self.read_request_usd + writes * self.write_request_usd, 6)
 
     def round_usd(self, sources: int, outputs: int) -> float:
-        """Return an estimate of what a round's requests cost: both passes read the logs, and each new object is written and read back."""
+        """Return the estimated price in USD of a round's requests: both passes read the logs of ``sources`` segments, and each of
+        ``outputs`` new objects is written and read back.
+        """
         objects = outputs * OBJECTS_PER_SEGMENT
         return self.requests_usd(2 * sources + objects, objects + outputs + CONTROL_WRITES)
 

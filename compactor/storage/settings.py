@@ -36,5 +36,5 @@ class Transfers(Value):
 
     @property
     def create_parameters(self) -> dict[str, str]:
-        """Return the parameters of S3 requests that create an object."""
+        """Return the parameters that S3 requests which create an object need in addition, such as the storage class."""
         return {"StorageClass": self.storage_class} if self.storage_class else {}

@@ -20,7 +20,7 @@ from compactor.storage.s3_requests import S3Requests, check_returned_span, range
 
 @dataclass(frozen=True)
 class ObjectVersion:
-    """An old version of an object. modified_ms: when it was written."""
+    """Old version of an object in a bucket with versioning. modified_ms: when the version was written, in milliseconds."""
 
     key: str
     version: str
@@ -28,9 +28,9 @@ class ObjectVersion:
     modified_ms: int
 
 
-def version_layers(store: ObjectStore, prefix: str) -> list[VersionStore]:
-    """Return stores that show the old versions below ``prefix``: the first has the newest old version of each key, the next the version
-    before it, and so on. Raises StoreError, and Refused if the credentials do not allow the request.
+def stores_of_old_versions(store: ObjectStore, prefix: str) -> list[VersionStore]:
+    """Return read-only stores that show the old versions of objects below ``prefix``: the first has the newest old version of each key, the
+    next the version before it, and so on. Raises StoreError, and Refused if the credentials do not allow the request.
     """
     if not isinstance(store, S3Store):
         return []

@@ -104,7 +104,7 @@ class CatalogChangeBatcher:
 
     def __init__(self, publish: Callable[[Mapping[TopicPartition, int]], None]) -> None:
         self._say = publish
-        self._writing = threading.Lock()
+        self._forward_write = threading.Lock()
         self._changed = threading.Lock()
         self._waiting: list[tuple[TopicPartition, int, Future[None]]] = []
 
@@ -116,7 +116,7 @@ class CatalogChangeBatcher:
         reported: Future[None] = Future()
         with self._changed:
             self._waiting.append((name, slot, reported))
-        with self._writing:
+        with self._forward_write:
             if not reported.done():
                 self._write_pending_changes()
         reported.result()

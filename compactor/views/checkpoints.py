@@ -19,13 +19,13 @@ from compactor.control.logs import PartitionLog
 from compactor.control.ports import Ports
 from compactor.control.state import EpochHistory, FencedAppend, PartitionState, Run
 from compactor.errors import UsageError
-from compactor.storage.forwarding import ReadOnly
+from compactor.storage.forwarding import ReadOnlyStore
 from compactor.tier.publishers import ReadOnlyPublisher
 
 
 def read_only_tier(opened: Tier) -> Tier:
     """Return the tier with stores that refuse every write."""
-    viewed = opened.with_stores(control=ReadOnly(opened.ports.control), data=ReadOnly(opened.ports.data))
+    viewed = opened.with_stores(control=ReadOnlyStore(opened.ports.control), data=ReadOnlyStore(opened.ports.data))
     if not opened.kind.is_broker_managed:
         return viewed  # what readers see is in the control store, which refuses
     return replace(viewed, ports=replace(viewed.ports, publisher=ReadOnlyPublisher()))

@@ -69,7 +69,7 @@ def test_tier_and_broker_are_one_log(isolation: str, broker: KafkaCluster, broke
     def consumer() -> TieredConsumer:
         connection = KafkaConnection(broker.bootstrap)
         options = ConsumerOptions(isolation="read_committed" if committed else "read_uncommitted", refresh_s=0.1)
-        return TieredConsumer(tier, ConfluentBroker(connection, committed=committed), options)
+        return TieredConsumer(tier, ConfluentBroker(connection, read_committed=committed), options)
 
     story.plain()
     story.transactions()

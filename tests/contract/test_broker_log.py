@@ -107,7 +107,7 @@ class ConfluentRig:
         self._admin.delete_records(*self.name, offset)
 
     def open(self, *, committed: bool) -> BrokerLog:
-        return ConfluentBroker(KafkaConnection(self._cluster.bootstrap), committed=committed)
+        return ConfluentBroker(KafkaConnection(self._cluster.bootstrap), read_committed=committed)
 
 
 @pytest.fixture(params=["memory", pytest.param("confluent", marks=pytest.mark.broker)])
@@ -162,7 +162,7 @@ def offsets(messages: Sequence[MessageLike]) -> list[Any]:
 
 def test_a_partition_is_read_in_order_from_an_offset(opened: tuple[Rig, BrokerLog, bool]) -> None:
     rig, log, committed = opened
-    log.read_from({rig.name: 3})
+    log.start_reading_from({rig.name: 3})
     found = fetched(log, 14, limit=4)
     assert offsets(found) == [*range(3, 10), *([] if committed else [10, 11, 12]), 14]
     first = found[0]
@@ -176,36 +176,36 @@ def test_a_partition_is_read_in_order_from_an_offset(opened: tuple[Rig, BrokerLo
 
 def test_a_partition_can_continue_elsewhere_and_can_be_stopped(opened: tuple[Rig, BrokerLog, bool]) -> None:
     rig, log, _ = opened
-    log.read_from({rig.name: 0})
+    log.start_reading_from({rig.name: 0})
     assert offsets(fetched(log, 14))[:10] == [*range(10)]
-    log.read_from({rig.name: 8})
+    log.start_reading_from({rig.name: 8})
     assert offsets(fetched(log, 14))[:2] == [8, 9]
     log.stop_reading([rig.name, TopicPartition("others", 3)])
     rig.put([15])
     assert_quiet(log)
-    log.read_from({rig.name: 15})
+    log.start_reading_from({rig.name: 15})
     assert offsets(fetched(log, 15)) == [15]
 
 
 def test_offsets_outside_the_log_are_reported(opened: tuple[Rig, BrokerLog, bool]) -> None:
     rig, log, _ = opened
     rig.delete_below(5)
-    log.read_from({rig.name: 2})
+    log.start_reading_from({rig.name: 2})
     assert out_of_range(log) == [rig.name]
     assert log.log_bounds(rig.name) == LogBounds(5, 15)
     rig.put([15])
     assert_quiet(log)
-    log.read_from({rig.name: 40})
+    log.start_reading_from({rig.name: 40})
     assert out_of_range(log) == [rig.name]
-    log.read_from({rig.name: 5})
+    log.start_reading_from({rig.name: 5})
     assert offsets(fetched(log, 15))[0] == 5
 
 
 def test_an_offset_after_the_end_of_its_leader_epoch_is_reported_as_truncation(opened: tuple[Rig, BrokerLog, bool]) -> None:
     rig, log, _ = opened
-    log.read_from({rig.name: 15}, {rig.name: 0})
+    log.start_reading_from({rig.name: 15}, {rig.name: 0})
     assert_quiet(log)
-    log.read_from({rig.name: 40}, {rig.name: 0})
+    log.start_reading_from({rig.name: 40}, {rig.name: 0})
     fetches = (log.fetch_messages(10, 0.2) for _ in range(300))
     got = next(found for found in fetches if found.messages or found.out_of_range or found.truncated)
     assert (list(got.messages), list(got.out_of_range), got.truncated) == ([], [], {rig.name: 15})

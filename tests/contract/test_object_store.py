@@ -20,9 +20,9 @@ import pytest
 
 from compactor.errors import AlreadyExists, CannotCopy, NotFound, Refused, Unavailable
 from compactor.storage import s3_parts
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
-from compactor.storage.hdfs import HdfsStore, _Body
+from compactor.storage.hdfs import HdfsStore, _RequestBody
 from compactor.storage.keys import RESERVED
 from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.s3 import S3Store
@@ -73,7 +73,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStor
         yield open_store((tmp_path / "a tier").as_uri())
         return
     if kind == "memory":
-        yield MemoryStore(Clock(time.time_ns() // 1_000_000), Counters())
+        yield MemoryStore(Clock(time.time_ns() // 1_000_000), RequestCounters())
         return
     bucket: Bucket | CloudBucket = request.getfixturevalue(BUCKETS[kind.removeprefix("faulty ")])
     if not kind.startswith("faulty"):
@@ -217,7 +217,7 @@ class TestCompose:
         assert dict(store.head("new").metadata) == {}
 
     def test_long_ranges_are_split(self, store: ObjectStore, source: Source, local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(s3_parts, "COPIES", CopyLimits(least_bytes=PART, most_bytes=PART + 100))
+        monkeypatch.setattr(s3_parts, "COPIES", CopyLimits(min_run_bytes=PART, max_bytes=PART + 100))
         crc = google_crc32c.value(source.data[1:])
         pieces: list[ComposeSource] = [
             replace(source.range(1, 3 * PART + 76), crc32c=crc),
@@ -543,7 +543,7 @@ def begin(store: ObjectStore, key: str) -> None:
         store.begun.append(UnfinishedUpload(key, f"upload {len(store.begun)}", store.clock_ms()))
         return
     if isinstance(store, HdfsStore):
-        store._client._stage(_Body([b"half"], 4), key)
+        store._client._write_staged_file(_RequestBody([b"half"], 4), key)
         return
     assert isinstance(store, S3Store)
     MultipartUpload(store.requests, SMALL_PAGES, key, {})

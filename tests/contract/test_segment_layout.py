@@ -23,7 +23,7 @@ from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.model.segment import FILE_KINDS, EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.build import NO_PRODUCER, add_batch_header
 from compactor.records.headers import header_digest_of_verified_file
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ComposeSource, CopiedRange, FileRange, ObjectStore
 from compactor.tier.contents import download_recorded, read_recorded
@@ -161,7 +161,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     if kind == "directory":
         yield RIGS[layout].make(open_store((tmp_path / "a tier").as_uri()), tmp_path)
     elif kind == "memory":
-        yield RIGS[layout].make(MemoryStore(Clock(), Counters()), tmp_path)
+        yield RIGS[layout].make(MemoryStore(Clock(), RequestCounters()), tmp_path)
     else:
         yield RIGS[layout].make(request.getfixturevalue("s3_bucket").open(), tmp_path)
 

@@ -12,7 +12,7 @@ import pytest
 
 from compactor.errors import NotFound, Refused
 from compactor.records.batches import read_only_view, scan_batches, verify_crcs_of_batches
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.tier.layouts.aiven.custom_metadata import CustomMetadata
 from compactor.tier.layouts.aiven.layout import AivenLayout
@@ -34,7 +34,7 @@ def local(tier: BrokerTier) -> KafkaLocalLayout:
     return KafkaLocalLayout(open_store(str(tier.objects)), tier.topic)
 
 
-def aiven(tier: BrokerTier, counters: Counters | None = None) -> AivenLayout:
+def aiven(tier: BrokerTier, counters: RequestCounters | None = None) -> AivenLayout:
     return AivenLayout(open_store(str(tier.objects), counters=counters), tier.topic, tier.settings())
 
 
@@ -127,7 +127,7 @@ class TestAivensPlugIn:
 
     def test_a_range_fetches_its_chunks_alone(self, case: str, scratch: Path) -> None:
         tier = aiven_tier(case, scratch)
-        counters = Counters()
+        counters = RequestCounters()
         layout, segment = aiven(tier, counters), tier.segments[1]
         log = layout.read_file(ORDERS, segment, "log")
         before = counters.usage()

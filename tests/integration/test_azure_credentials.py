@@ -24,7 +24,7 @@ from compactor.config.store_sections import Azure
 from compactor.errors import Refused
 from compactor.storage.factory import open_store
 from compactor.storage.port import CopiedRange, FileRange, ObjectStore
-from compactor.storage.probe import probe
+from compactor.storage.probe import probe_store
 from compactor.storage.settings import Retries, Transfers
 from tests.support.cloud_servers import ACCOUNT, KEY, CloudBucket, new_azure_container, running_azurite
 
@@ -79,7 +79,7 @@ def use_everything(store: ObjectStore, folder: Path) -> None:
     assert store.get("composed", PART - 1) == b"x" * 4
     assert [info.key for info in store.list("")] == ["composed", "large"]
     store.delete(["composed", "large"])
-    assert [finding for finding in probe(store, lambda: int(time.time() * 1000)) if finding.severity == "error"] == []
+    assert [finding for finding in probe_store(store, lambda: int(time.time() * 1000)) if finding.severity == "error"] == []
 
 
 @pytest.mark.parametrize("by", ["variable", "file"])

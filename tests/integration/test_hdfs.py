@@ -16,7 +16,7 @@ from compactor.config.store_sections import Hdfs
 from compactor.consumer import OFFSET_BEGINNING, ConsumerOptions, Place, TieredConsumer
 from compactor.errors import AlreadyExists, Refused, StoreError, Unavailable
 from compactor.storage.factory import open_store
-from compactor.storage.hdfs import UNDATED_MS, HdfsClient, HdfsStore, _Body
+from compactor.storage.hdfs import UNDATED_MS, HdfsClient, HdfsStore, _RequestBody
 from compactor.storage.port import ObjectStore
 from compactor.storage.settings import Retries
 from tests.support.bucket_cli import BucketCli
@@ -57,7 +57,7 @@ def as_user(bucket: CloudBucket, user: str) -> ObjectStore:
 
 def files(store: HdfsStore, folder: str = "") -> dict[str, int]:
     """Modification times as the namenode holds them."""
-    return {entry.name: entry.modified_ms for entry in store._client.entries(folder) if not entry.name.endswith("/")}
+    return {entry.name: entry.modified_ms for entry in store._client.list_folder(folder) if not entry.name.endswith("/")}
 
 
 def killed_before_dating(store: HdfsStore, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def killed_before_dating(store: HdfsStore, key: str, monkeypatch: pytest.MonkeyP
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(HdfsClient, "_date", die)
+        patch.setattr(HdfsClient, "_set_publication_time", die)
         with pytest.raises(Killed):
             store.create(key, b"x", {"by": "one"})
 
@@ -102,11 +102,11 @@ class TestTimeOfPublication:
 
     def test_of_a_later_object_is_not_touched_by_one_who_is_late(self, store: HdfsStore, monkeypatch: pytest.MonkeyPatch) -> None:
         killed_before_dating(store, "k", monkeypatch)
-        late = next(entry for entry in store._client.entries("") if entry.name == "k")
+        late = next(entry for entry in store._client.list_folder("") if entry.name == "k")
         store.delete(["k"])
         made = store.create("k", b"another")
         with pytest.raises(StoreError):
-            store._client._date("k", late.inode)
+            store._client._set_publication_time("k", late.inode)
         assert store.head("k").modified_ms == made.modified_ms
 
 
@@ -128,7 +128,7 @@ def test_a_file_that_arrives_cut_off_is_never_published(hdfs_directory: CloudBuc
     real = HdfsClient._request
 
     def cut(*words: object, body: object = None, **parameters: object) -> object:
-        return real(*words, body=_Body([b"half"], 4) if body else None, **parameters)  # type: ignore[arg-type]
+        return real(*words, body=_RequestBody([b"half"], 4) if body else None, **parameters)  # type: ignore[arg-type]
 
     monkeypatch.setattr(HdfsClient, "_request", cut)
     with pytest.raises(Unavailable, match="4 bytes of 8 arrived"):
@@ -145,7 +145,7 @@ def test_retire_sweeps_what_a_crash_left_staged(hdfs_directory: CloudBucket, tmp
 
     with monkeypatch.context() as patch:
         patch.setattr(HdfsClient, "_rename", die)
-        patch.setattr(HdfsClient, "_discard", lambda self, name: None)
+        patch.setattr(HdfsClient, "_delete_staged_file", lambda self, name: None)
         with pytest.raises(Killed):
             cli.store.create("orders-0/left", b"x")
     (left,) = cli.store.unfinished_uploads("")

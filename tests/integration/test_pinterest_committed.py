@@ -33,7 +33,7 @@ def opened(upstream: Upstream) -> Tier:
 
 def read(tier: Tier, *, committed: bool = True) -> list[int]:
     """Offsets of everything there is."""
-    return [message.offset() for block in read_blocks(tier, ORDERS, committed=committed) for message in block.messages()]
+    return [message.offset() for block in read_blocks(tier, ORDERS, read_committed=committed) for message in block.messages()]
 
 
 def stable(tier: Tier) -> int:

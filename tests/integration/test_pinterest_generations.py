@@ -19,7 +19,7 @@ from compactor.model.ids import TopicPartition
 from compactor.outputs import pinterest_names as layout
 from compactor.outputs.pinterest import GenerationTarget, WriteOptions, configured_target, direct_readers, write_generation
 from compactor.outputs.upkeep import partition_generations, retire_generations
-from compactor.storage.forwarding import ReadOnly
+from compactor.storage.forwarding import ReadOnlyStore
 from compactor.storage.port import ObjectInfo, ObjectStore
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.plain_pinterest import PlainConsumer, Stalled, upload
@@ -243,7 +243,7 @@ def test_a_superseded_generation_goes_when_its_time_has_come(house: House) -> No
     (waiting,) = retire_generations(target, ORDERS)
     assert (waiting.generation, waiting.deleted) == (first, False)
     at_once = replace(target, keep_ms=0)
-    (planned,) = retire_generations(replace(at_once, store=ReadOnly(target.store)), ORDERS, dry_run=True)
+    (planned,) = retire_generations(replace(at_once, store=ReadOnlyStore(target.store)), ORDERS, dry_run=True)
     assert planned.deleted
     assert (house.target / first).exists()
     (gone,) = retire_generations(at_once, ORDERS)

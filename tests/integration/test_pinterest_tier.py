@@ -10,7 +10,7 @@ import pytest
 
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
-from compactor.consumer.reading import Reader
+from compactor.consumer.reading import RangeReader
 from compactor.model.ids import TopicPartition
 from compactor.spark.datasource import Split, plan_splits
 from compactor.spark.options import ReadRequest
@@ -95,7 +95,7 @@ def test_the_data_source_reads_it(upstream: Upstream) -> None:
             for split in splits
             if isinstance(split, Split)
             for part in split.parts
-            for selection in Reader(tier, part.extent, part.options).selections()
+            for selection in RangeReader(tier, part.extent, part.options).selections()
             for row in selection.picked
         ]
         assert read == [1, 2, 3, 4, 5, 6]

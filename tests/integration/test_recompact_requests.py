@@ -14,7 +14,7 @@ from compactor.model.ids import TopicPartition
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.cluster.jobs import Cluster, JobListener
 from compactor.spark.recompaction import RecompactionListener, recompact_partitions
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.transfer.import_ import import_directory
 from tests.builders import LogBuilder
 from tests.support.spark_tier import NOW_MS, HereCluster
@@ -44,7 +44,7 @@ def test_a_small_partition_of_two_segments_takes_few_requests(tmp_path: Path, mo
     for name in names:
         import_directory(tier, log_dir, name, tier.settings.cleaner.cleaner_policy())
     asked: Counter[str] = Counter()
-    monkeypatch.setattr(Counters, "record_request", lambda self, kind: asked.update([kind]))
+    monkeypatch.setattr(RequestCounters, "record_request", lambda self, kind: asked.update([kind]))
     done = recompact_partitions(
         tier,
         cast(Cluster, HereCluster()),

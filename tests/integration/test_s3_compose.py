@@ -12,7 +12,7 @@ import pytest
 
 from compactor.errors import AlreadyExists, CannotCopy, CopyDiffers, Refused, Unavailable
 from compactor.storage import s3_transfer
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.storage.port import CopiedRange, FileRange, ObjectStore
 from compactor.storage.s3_requests import range_header
 from compactor.storage.s3_transfer import MultipartUpload
@@ -43,12 +43,12 @@ def bucket(proxied: tuple[FaultProxy, Bucket]) -> Bucket:
 
 
 @pytest.fixture
-def counters() -> Counters:
-    return Counters()
+def counters() -> RequestCounters:
+    return RequestCounters()
 
 
 @pytest.fixture
-def store(bucket: Bucket, counters: Counters) -> ObjectStore:
+def store(bucket: Bucket, counters: RequestCounters) -> ObjectStore:
     return bucket.open(transfers=PARTS, retries=QUICK, counters=counters)
 
 
@@ -74,7 +74,7 @@ def left_behind(bucket: Bucket, store: ObjectStore) -> list[str]:
 
 
 def test_copied_bytes_are_not_sent(
-    proxy: FaultProxy, store: ObjectStore, source: CopiedRange, local: FileRange, counters: Counters
+    proxy: FaultProxy, store: ObjectStore, source: CopiedRange, local: FileRange, counters: RequestCounters
 ) -> None:
     known = replace(source, crc32c=google_crc32c.value(SOURCE[1:-1]))
     before = counters.usage()

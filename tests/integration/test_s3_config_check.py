@@ -190,7 +190,7 @@ class Slept:
         self.seconds = 0.0
         self.made: dict[LimitSettings, RateLimits] = {}
         self.sleepers: set[str] = set()
-        monkeypatch.setattr(factory, "_rate_limits", self.buckets)
+        monkeypatch.setattr(factory, "_shared_rate_limits", self.buckets)
 
     def buckets(self, limits: LimitSettings) -> RateLimits:
         if limits not in self.made:

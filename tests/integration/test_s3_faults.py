@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from compactor.errors import AlreadyExists, NotFound, Refused, Unavailable
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.storage.retrying import Retrier
 from compactor.storage.s3 import S3Store
 from compactor.storage.s3_requests import S3Requests
@@ -88,7 +88,7 @@ class TestLostAnswers:
             other.create("lock", b"same")
 
         retrier = Retrier(QUICK, sleep=meanwhile)
-        store = S3Store(S3Requests(bucket.name, f"{bucket.prefix}/", bucket.settings, retrier, Counters()), PARTS)
+        store = S3Store(S3Requests(bucket.name, f"{bucket.prefix}/", bucket.settings, retrier, RequestCounters()), PARTS)
         proxy.faults = [Fault("reset", ("put",), times=1)]
         with pytest.raises(AlreadyExists):
             store.create("lock", b"same")
@@ -228,7 +228,9 @@ class TestDownloads:
         assert sum(proxy.seen.faults.values()) == 14
         proxy.faults = [Fault("cut", ("get",))]
         hasty = Retrier(Retries(deadline_s=0.1, base_s=0.01))
-        impatient = S3Store(S3Requests(store.requests.bucket, store.requests.prefix, store.requests.settings, hasty, Counters()), PARTS)
+        impatient = S3Store(
+            S3Requests(store.requests.bucket, store.requests.prefix, store.requests.settings, hasty, RequestCounters()), PARTS
+        )
         with pytest.raises(Unavailable):
             impatient.download("k", tmp_path / "out")
         assert not (tmp_path / "out").exists()
@@ -256,7 +258,7 @@ def test_a_store_that_answers_503_for_a_minute_is_waited_for(proxy: FaultProxy, 
 
     def store_with(deadline_s: float) -> S3Store:
         retrier = Retrier(Retries(deadline_s=deadline_s), lambda: elapsed[0], sleep)
-        return S3Store(S3Requests(bucket.name, f"{bucket.prefix}/", bucket.settings, retrier, Counters()), PARTS)
+        return S3Store(S3Requests(bucket.name, f"{bucket.prefix}/", bucket.settings, retrier, RequestCounters()), PARTS)
 
     path, data = large_file(tmp_path / "in")
     proxy.faults = [Fault("slow_down")]
@@ -282,7 +284,7 @@ class TestCredentials:
 
 class TestCounting:
     def test_requests_and_bytes_are_what_the_proxy_saw(self, proxy: FaultProxy, bucket: Bucket, tmp_path: Path) -> None:
-        counters = Counters()
+        counters = RequestCounters()
         store = bucket.open(transfers=Transfers(part_bytes=PART, threads=3, list_page=2), retries=QUICK, counters=counters)
         path, _ = large_file(tmp_path / "in")
         proxy.faults = [Fault(kind, times=2, rate=0.3) for kind in ("slow_down", "internal", "lost", "delay")]

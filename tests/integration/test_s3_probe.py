@@ -14,11 +14,11 @@ import pytest
 
 from compactor.errors import AlreadyExists
 from compactor.storage import s3_requests
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.findings import StoreFinding
 from compactor.storage.port import ObjectInfo
-from compactor.storage.probe import MARKER, find_lost_races, probe
+from compactor.storage.probe import MARKER, find_lost_races, probe_store
 from compactor.storage.probe_s3 import read_bucket_state
 from compactor.storage.s3 import S3Store
 from compactor.storage.settings import Retries
@@ -36,19 +36,19 @@ def now() -> int:
 
 
 def found(bucket: Bucket, **options: Any) -> dict[str, StoreFinding]:
-    return {finding.kind: finding for finding in probe(bucket.open(retries=QUICK, **options), now)}
+    return {finding.kind: finding for finding in probe_store(bucket.open(retries=QUICK, **options), now)}
 
 
 def test_a_directory(tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "tier"))
-    assert probe(store, now) == []
+    assert probe_store(store, now) == []
     assert [info.key for info in store.list("")] == [PREFIX + MARKER]
 
 
 @pytest.mark.parametrize("kind", ["moto", pytest.param("versitygw", marks=pytest.mark.slow)])
 def test_a_good_bucket_is_raced_once(request: pytest.FixtureRequest, kind: str) -> None:
     bucket: Bucket = request.getfixturevalue("s3_bucket" if kind == "moto" else "versity_bucket")
-    first, second = Counters(), Counters()
+    first, second = RequestCounters(), RequestCounters()
     findings = found(bucket, counters=first)
     # versitygw without a versioning directory does not know the question.
     assert set(findings) <= ({"versioning-unknown"} if kind == "versitygw" else set())
@@ -80,7 +80,7 @@ class CheckThenSet(MemoryStore):
 
 
 def test_a_store_whose_conditional_puts_race() -> None:
-    store = CheckThenSet(Clock(now()), Counters())
+    store = CheckThenSet(Clock(now()), RequestCounters())
     (finding,) = find_lost_races(store, PREFIX)
     assert (finding.severity, finding.kind) == ("error", "conditional-puts")
     assert "were answered that they succeeded" in finding.detail
@@ -111,7 +111,7 @@ def test_archived_objects_and_unfinished_uploads(s3_bucket: Bucket) -> None:
     assert set(findings) == {"archived", "unfinished-uploads"}
     assert "DEEP_ARCHIVE" in findings["archived"].detail
     assert "old.log" in findings["archived"].detail
-    later = {finding.kind: finding for finding in probe(s3_bucket.open(), lambda: now() + 2 * DAY_MS)}
+    later = {finding.kind: finding for finding in probe_store(s3_bucket.open(), lambda: now() + 2 * DAY_MS)}
     assert set(later) == {"archived", "unfinished-uploads", "clock"}
     assert "half.log" in findings["unfinished-uploads"].detail
     assert "behind" in later["clock"].detail
@@ -138,7 +138,7 @@ def test_a_missing_bucket_is_said_once(s3_bucket: Bucket) -> None:
 def test_a_store_that_is_down(s3_proxy: tuple[FaultProxy, Bucket]) -> None:
     proxy, bucket = s3_proxy
     proxy.faults = [Fault("slow_down")]
-    (finding,) = probe(bucket.open(retries=Retries(deadline_s=0.1)), now)
+    (finding,) = probe_store(bucket.open(retries=Retries(deadline_s=0.1)), now)
     assert (finding.severity, finding.kind) == ("error", "store")
 
 

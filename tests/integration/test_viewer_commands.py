@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compactor.errors import CompactorError
-from compactor.storage.forwarding import ReadOnly
+from compactor.storage.forwarding import ReadOnlyStore
 from compactor.storage.port import FileRange
 from tests.support.deployment import Deployment, GrowingLog, Running
 
@@ -96,7 +96,7 @@ class TestLooking:
         assert log.wrong_in(deployment.export(deployment.folder / "out"), clean=True) == []
 
     def test_a_store_that_is_only_looked_at_refuses_to_be_written_to(self, deployment: Deployment) -> None:
-        store = ReadOnly(deployment.opened().ports.control)
+        store = ReadOnlyStore(deployment.opened().ports.control)
         for write in (
             lambda: store.create("a", b""),
             lambda: store.create_from_file("a", deployment.config),

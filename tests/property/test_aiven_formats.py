@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from compactor.errors import BadData, Refused
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.tier.layouts.aiven.chunk_index import (
     InvalidDataError,
     decode_chunk_sizes,
@@ -111,7 +111,7 @@ def damaged(whole: bytes, alike: tuple[range, ...]) -> Iterator[tuple[int, bytes
 def test_a_manifest_with_one_wrong_byte_is_refused_or_says_the_same(case: str, scratch: Path) -> None:
     """Only what nobody reads may be wrong unnoticed: in ``remoteLogSegmentMetadata``."""
     tier = aiven_tier(case, scratch)
-    store = MemoryStore(Clock(), Counters())
+    store = MemoryStore(Clock(), RequestCounters())
     for path in tier.objects.rglob("*"):
         if path.is_file():
             store.put(str(path.relative_to(tier.objects)), path.read_bytes())

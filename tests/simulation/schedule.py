@@ -21,7 +21,7 @@ from compactor.control.ports import Lease, Ports
 from compactor.control.state import PartitionState
 from compactor.errors import Leased
 from compactor.round.drive import run_round
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.upkeep import retire as upkeep
 from compactor.upkeep.retire import retire_partition
 from compactor.upkeep.verify_offsets import verify_checkpoints
@@ -133,7 +133,7 @@ def end_phase(world: World, all_actors: Sequence[Actors]) -> None:
     ports = world.ports(Process("last", "last"))
     for actors in all_actors:
         _finish(world, actors, ports)
-    opened = Tier(Settings(), ports, open_catalog(ports), Counters())
+    opened = Tier(Settings(), ports, open_catalog(ports), RequestCounters())
     for actors in all_actors:
         for finding in verify_checkpoints(opened, actors.name):
             if finding.severity == "error":

@@ -24,7 +24,7 @@ from compactor.agent.uploads import Uploader
 from compactor.brokers.metadata_topic.leaders import ClusterTopics
 from compactor.config.settings import Settings
 from compactor.consumer import ConsumerOptions, TieredConsumer, tiered
-from compactor.consumer.feed import Failed, TierFeed
+from compactor.consumer.feed import PartitionFailed, TierFeed
 from compactor.consumer.messages import OFFSET_BEGINNING, Place
 from compactor.consumer.reading import LogChanged
 from compactor.control.deletion import delete_partition
@@ -37,7 +37,7 @@ from compactor.errors import BadData, CompactorError, Fenced, Leased, OutOfBudge
 from compactor.local import staging
 from compactor.round import pass_two
 from compactor.service.stopping import StopRequest
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.transfer import import_root
 from compactor.transfer.from_tier import import_tier
 from compactor.transfer.import_ import import_directory
@@ -101,14 +101,14 @@ def in_one_thread(world: World) -> Iterator[None]:
         while not feed._queue and feed._due_reads:
             turn = feed._due_reads.popleft()
             try:
-                item = feed._read_turn(turn)
+                item = feed._read_into_queue(turn)
             except LogChanged:
-                feed._requeue_turn(turn)
+                feed._requeue_partition(turn)
                 continue
             except Exception as error:  # noqa: BLE001 - as the feed's threads do
-                item = Failed(turn.name, error)
+                item = PartitionFailed(turn.name, error)
             if item is not None:
-                feed._enqueue_item(turn, item, last=True)
+                feed._enqueue_item(turn, item, is_last=True)
         return real(feed, 0)
 
     class Clock:
@@ -154,7 +154,7 @@ class Side:
         ownership = Ownership()
         settings = self.settings.model_copy(update={"tier": state})
         ports = replace(ports, ownership=ownership, retention=RETENTION)
-        return Tier(settings, ports, open_catalog(ports), Counters(), ownership=ownership)
+        return Tier(settings, ports, open_catalog(ports), RequestCounters(), ownership=ownership)
 
 
 class WayIn:

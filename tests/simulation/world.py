@@ -360,7 +360,7 @@ class SimStore:
 
     @property
     def copy_limits(self) -> CopyLimits:
-        return CopyLimits(least_bytes=0, most_bytes=1 << 30)
+        return CopyLimits(min_run_bytes=0, max_bytes=1 << 30)
 
     def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         return self.create(key, b"".join(self._content(piece) for piece in pieces), metadata)

@@ -20,7 +20,7 @@ from compactor.daemon.scheduling import DaemonAction, Job, PartitionSchedule, Pa
 from compactor.daemon.status import DaemonStatus, DurationHistogram, JobTotals, PartitionDetails
 from compactor.daemon.trend import HourFigures, TierTrend
 from compactor.model.ids import TopicPartition, encode_segment_id
-from compactor.storage.counting import Usage
+from compactor.storage.counting import StoreUsage
 
 NOW = 1_795_353_605_000
 MINUTE = 60_000
@@ -70,7 +70,7 @@ def daemon_status(partitions: int, *, trouble: bool = True) -> DaemonStatus:
         problem="",
         schedules=tuple(schedules),
         running_jobs=working if partitions > 6 else working[:1],
-        usage=Usage(requests={"get": 120_331, "put": 8_804, "list": 10_001}, bytes_read=4 << 40, bytes_written=1 << 40),
+        usage=StoreUsage(requests={"get": 120_331, "put": 8_804, "list": 10_001}, bytes_read=4 << 40, bytes_written=1 << 40),
         totals=JobTotals(
             jobs={("round", "cleaned"): 3, ("retire", "retired"): 2},
             durations={("round", "cleaned"): taken, ("retire", "retired"): DurationHistogram().with_duration(0.2)},
@@ -297,6 +297,6 @@ def agent_status(partitions: int) -> AgentStatus:
         problems={},
         watches=tuple(schedules),
         running={schedules[1].name: NOW - 12_000},
-        usage=Usage(requests={"put": 800}),
+        usage=StoreUsage(requests={"put": 800}),
         tallies=AgentCounters(uploads=40, segments=112, bytes=98 << 30, refusals={UploadFailure.GAP: 3}),
     )

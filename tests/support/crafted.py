@@ -16,7 +16,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask, Replacement
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from tests.support.memory_store import Clock, MemoryStore, ports_on
 
 ORDERS = TopicPartition("orders", 0)
@@ -135,7 +135,7 @@ class Crafted:
     """One partition's control log in memory; a second passes with each record's author."""
 
     clock: Clock = field(default_factory=Clock)
-    counters: Counters = field(default_factory=Counters)
+    counters: RequestCounters = field(default_factory=RequestCounters)
 
     def __post_init__(self) -> None:
         self.store = MemoryStore(self.clock, self.counters)

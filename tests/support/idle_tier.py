@@ -14,7 +14,7 @@ from compactor.daemon.daemon import Daemon
 from compactor.local.cache import LocalState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.storage.counting import Counters, Usage
+from compactor.storage.counting import RequestCounters, StoreUsage
 from tests.support.memory_store import Clock, MemoryStore, ports_on
 
 HOUR = 3_600_000
@@ -26,7 +26,7 @@ class Idle:
 
     def __init__(self, folder: Path, partitions: int) -> None:
         self.clock = Clock()
-        self.counters = Counters()
+        self.counters = RequestCounters()
         self.store = MemoryStore(self.clock, self.counters)
         self.folder = folder
         self.names = [TopicPartition("orders", number) for number in range(partitions)]
@@ -66,7 +66,7 @@ class Idle:
         if hint:
             tier.changes.publish([log])
 
-    def pass_time(self, daemon: Daemon, milliseconds: int) -> Usage:
+    def pass_time(self, daemon: Daemon, milliseconds: int) -> StoreUsage:
         """What the daemon has asked for meanwhile."""
         before = self.counters.usage()
         until = self.clock.now_ms + milliseconds

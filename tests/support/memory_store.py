@@ -13,7 +13,7 @@ from pathlib import Path
 
 from compactor.control.ports import Ports
 from compactor.errors import AlreadyExists, CannotCopy, NotFound, Unavailable
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, UnfinishedUpload
 from compactor.tier.layouts.native import NativeLayout
@@ -36,7 +36,7 @@ class MemoryStore:
     ``copy_limits``: None makes it a store that cannot copy ranges.
     """
 
-    def __init__(self, clock: Clock, counters: Counters) -> None:
+    def __init__(self, clock: Clock, counters: RequestCounters) -> None:
         self._clock = clock
         self._meter = counters
         self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
@@ -44,7 +44,7 @@ class MemoryStore:
         self._lock = threading.Lock()
         self._numbers = count(1)
         self.down = False
-        self.copy_limits: CopyLimits | None = CopyLimits(least_bytes=0, most_bytes=1 << 30)
+        self.copy_limits: CopyLimits | None = CopyLimits(min_run_bytes=0, max_bytes=1 << 30)
         self.begun: list[UnfinishedUpload] = []
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from compactor.constants import MAX_OFFSET, TopicId
-from compactor.consumer.broker import Fetched, LogBounds
+from compactor.consumer.broker import FetchResult, LogBounds
 from compactor.consumer.messages import TierMessage
 from compactor.model.ids import TopicPartition
 from tests.plain_format import Batch, Record
@@ -59,9 +59,11 @@ class PlainBroker:
     def end(self) -> int:
         return self.batches[-1].last_offset + 1 if self.batches else self.start
 
-    def read_from(self, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int] | None = None) -> None:
+    def start_reading_from(
+        self, offsets: Mapping[TopicPartition, int], previous_epochs: Mapping[TopicPartition, int] | None = None
+    ) -> None:
         self.reading.update(offsets)
-        self.parted = {name: end for name, epoch in (epochs or {}).items() if (end := self._end_of(epoch)) < offsets[name]}
+        self.parted = {name: end for name, epoch in (previous_epochs or {}).items() if (end := self._end_of(epoch)) < offsets[name]}
 
     def _end_of(self, epoch: int) -> int:
         """OffsetsForLeaderEpoch; a broker that knows no such epoch and no earlier one cannot tell."""
@@ -73,23 +75,23 @@ class PlainBroker:
         for name in names:
             self.reading.pop(name, None)
 
-    def fetch_messages(self, limit: int, timeout_s: float) -> Fetched:
+    def fetch_messages(self, limit: int, timeout_s: float) -> FetchResult:
         at = self.reading.get(self.name)
         if at is None:
-            return Fetched()
+            return FetchResult()
         if self.parted and self.start <= at:
             parted, self.parted = self.parted, {}
             self.stop_reading(parted)
-            return Fetched(truncated=parted)
+            return FetchResult(truncated=parted)
         if not self.start <= at <= self.end:
             self.stop_reading([self.name])
-            return Fetched(out_of_range=[self.name])
+            return FetchResult(out_of_range=[self.name])
         records, _ = consumed(self.batches, committed=self.committed)
         mine = [message_of(self.name, record, epoch) for record, epoch in records if record.offset >= at][:limit]
         if mine:
             self.reading[self.name] = mine[-1].offset() + 1
         self.handed_out += len(mine)
-        return Fetched(mine)
+        return FetchResult(mine)
 
     def log_bounds(self, name: TopicPartition) -> LogBounds:
         return LogBounds(self.start, consumed(self.batches, committed=self.committed)[1] if self.batches else self.start)

@@ -14,7 +14,7 @@ from compactor.config.settings import AivenSettings
 from compactor.constants import TopicId
 from compactor.errors import BadData, NotFound, Refused, UsageError
 from compactor.model.ids import TopicPartition
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.local import LocalStore
 from compactor.storage.port import ObjectInfo
@@ -349,7 +349,7 @@ def test_the_room_that_is_asked_for_suffices(kind: str, chunk_size: int, key_fil
 
 def test_an_unpacked_log_is_not_staged(tmp_path: Path) -> None:
     """And it is read once: from the spool, into the store."""
-    counters = Counters()
+    counters = RequestCounters()
     files = files_of()
     layout = AivenLayout(open_store(str(tmp_path / "tier"), counters=counters), IDS, AivenSettings())
     contents = as_files(files, tmp_path / "spool")

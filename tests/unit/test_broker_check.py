@@ -16,7 +16,7 @@ from compactor.config.settings import PublishSettings, Settings, TierSettings
 from compactor.constants import LeaderEpoch
 from compactor.control.logs import open_catalog
 from compactor.errors import Refused
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.upkeep.brokers.check import check_cluster, check_metadata_record_budget, check_topics
 from tests.metadata_events import finished
 from tests.support.broker_metadata import brokers_of
@@ -114,8 +114,8 @@ def test_a_budget_that_a_first_round_does_not_fit_into(tmp_path: Path, per_hour:
     events = [event for number in range(2) for event in finished(number, number * 10, number * 10 + 9)]
     brokers = brokers_of(events, tmp_path)
     settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"), publish=PublishSettings(metadata_records_per_hour=per_hour))
-    ports = ports_on(MemoryStore(Clock(), Counters()), Clock())
-    opened = Tier(settings, ports, open_catalog(ports), Counters(), metadata=BrokerManagedMetadata(brokers))
+    ports = ports_on(MemoryStore(Clock(), RequestCounters()), Clock())
+    opened = Tier(settings, ports, open_catalog(ports), RequestCounters(), metadata=BrokerManagedMetadata(brokers))
     found = check_metadata_record_budget(opened, brokers.partition_names())
     assert [finding.kind for finding in found] == ["budget"] * said
     assert all("a first round over orders-7 with its 2 segments writes about 6 records" in finding.detail for finding in found)

@@ -16,7 +16,7 @@ from compactor.constants import EMPTY_TOPIC_ID, LeaderEpoch, Offset, TopicId
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
 from compactor.consumer.history import EpochEnd, LogIdentity, LogMismatch, ReadHistory, find_mismatch, log_identity, position_history
 from compactor.consumer.messages import MessageLike
-from compactor.consumer.reading import LogChanged, Reader, ReadOptions, ReadRange
+from compactor.consumer.reading import LogChanged, RangeReader, ReadOptions, ReadRange
 from compactor.control.deletion import delete_partition
 from compactor.control.ports import Retention
 from compactor.errors import BadData
@@ -193,8 +193,8 @@ def test_the_hand_over_compares_leader_epochs_and_does_not_return_to_the_discard
 def test_a_range_whose_log_is_truncated_while_it_is_read_is_not_mixed(tier: Tier, tmp_path: Path) -> None:
     import_log(tier, write_log(tmp_path / "old", (0, 0, 100)))
     state = state_of(tier)
-    reader = Reader(
-        tier, ReadRange(NAME, 0, 99, state.live, log_identity(tier, state)), ReadOptions(committed=False, inflate_limit=1 << 20)
+    reader = RangeReader(
+        tier, ReadRange(NAME, 0, 99, state.live, log_identity(tier, state)), ReadOptions(read_committed=False, inflate_limit=1 << 20)
     )
     selections = reader.selections()
     assert len(next(selections)) == 20
@@ -264,7 +264,7 @@ def test_a_log_of_an_earlier_leader_is_older_and_another_topic_has_no_common_pre
 
 def test_what_was_read_below_an_offset_ends_with_the_epoch_that_reaches_it() -> None:
     history = ReadHistory(EMPTY_TOPIC_ID, (EpochEnd(LeaderEpoch(0), 50), EpochEnd(LeaderEpoch(1), 100)), 100)
-    assert [history.below_offset(offset).epochs for offset in (40, 50, 70)] == [((0, 40),), ((0, 50),), ((0, 50), (1, 70))]
+    assert [history.history_below(offset).epochs for offset in (40, 50, 70)] == [((0, 40),), ((0, 50),), ((0, 50), (1, 70))]
 
 
 def test_a_place_stays_a_tuple_of_three() -> None:

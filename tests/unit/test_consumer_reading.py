@@ -18,7 +18,7 @@ from compactor.consumer import ConsumerOptions, Place, TieredConsumer
 from compactor.consumer.broker import LogBounds
 from compactor.consumer.pieces import SegmentReader
 from compactor.consumer.ranges import read_blocks
-from compactor.consumer.reading import Reader, ReadOptions, ReadRange
+from compactor.consumer.reading import RangeReader, ReadOptions, ReadRange
 from compactor.errors import Unavailable
 from compactor.model.ids import TopicPartition
 from compactor.tier.ports import SegmentLayout
@@ -35,7 +35,7 @@ def import_log(tier: Tier, folder: Path) -> None:
 
 
 def offsets_of(tier: Tier, extent: ReadRange, *, ahead: int = 0, committed: bool = True) -> list[int]:
-    reader = Reader(tier, extent, ReadOptions(committed, LIMIT, ahead=ahead))
+    reader = RangeReader(tier, extent, ReadOptions(committed, LIMIT, requests_in_advance=ahead))
     return [offset for selection in reader.selections() for offset in selection.rows.offset[selection.picked].tolist()]
 
 
@@ -102,7 +102,7 @@ def with_counting_layout(tier: Tier) -> tuple[Tier, CountingLayout]:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for method in (SegmentReader.read_piece, SegmentReader.next_cut):
+    for method in (SegmentReader.read_piece, SegmentReader.piece_end_from_index):
         monkeypatch.setattr(method, "__defaults__", (600,))
 
 
@@ -172,9 +172,11 @@ class UnreachableBroker(PlainBroker):
         self._asked()
         return super().log_bounds(name)
 
-    def read_from(self, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int] | None = None) -> None:
+    def start_reading_from(
+        self, offsets: Mapping[TopicPartition, int], previous_epochs: Mapping[TopicPartition, int] | None = None
+    ) -> None:
         self._asked()
-        super().read_from(offsets, epochs)
+        super().start_reading_from(offsets, previous_epochs)
 
 
 @pytest.mark.parametrize("first", [0, 10])
@@ -236,5 +238,5 @@ def test_a_search_for_one_key_skips_segments_whose_filter_excludes_it(tmp_path: 
     assert found("nobody has it")[0] == []
     assert found("nobody has it")[1] <= newest
     assert found("s0-k7", latest_only=True)[0] == [7]
-    assert found("s0-k7", first=60)[0] == []
-    assert found("s0-k7", first=60)[1] <= newest
+    assert found("s0-k7", first_offset=60)[0] == []
+    assert found("s0-k7", first_offset=60)[1] <= newest

@@ -18,7 +18,7 @@ from compactor.config.settings import Cleaner, DaemonSettings, Settings, TierSet
 from compactor.control.logs import open_catalog
 from compactor.daemon.daemon import Daemon
 from compactor.model.ids import TopicPartition
-from compactor.storage.counting import Counters, Usage
+from compactor.storage.counting import RequestCounters, StoreUsage
 from tests.metadata_events import finished
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
 from tests.support.broker_metadata import MemoryCluster
@@ -34,7 +34,7 @@ class Brokers:
     """A tier of which nothing is due: ``min_cleanable_dirty_ratio`` is 1."""
 
     def __init__(self, folder: Path) -> None:
-        self.clock, self.counters = Clock(), Counters()
+        self.clock, self.counters = Clock(), RequestCounters()
         self.log = MemoryTopicLog()
         self.reader = MemoryMetadataTopic(self.log)
         self.kept = PersistedStates(KeptNowhere())
@@ -59,7 +59,7 @@ class Brokers:
         where = TopicIdPartition(TOPIC_ID, "orders", partition)
         self.log.write([each._replace(partition=where) for each in finished(partition * 100 + start, start, start + 9)])
 
-    def pass_time(self, daemon: Daemon, scans: int) -> Usage:
+    def pass_time(self, daemon: Daemon, scans: int) -> StoreUsage:
         before = self.counters.usage()
         for _ in range(scans):
             self.clock.now_ms += INTERVAL

@@ -18,7 +18,7 @@ from compactor.control.logs import open_catalog
 from compactor.errors import Refused
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import SegmentState
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.upkeep.brokers.check import check_known_harm
 from compactor.upkeep.brokers.checkup import examine_tier
 from compactor.upkeep.brokers.doctor import SLACK_MS, ExaminedPartition, PendingRecord, partition_findings
@@ -188,9 +188,9 @@ def test_doctor_examines_cluster_metadata_and_objects(
     tmp_path: Path, pending: Sequence[tuple[int, int]] | None, told: Sequence[str]
 ) -> None:
     brokers = brokers_of([event for number in range(2) for event in finished(number, number * 10, number * 10 + 9)], tmp_path)
-    ports = ports_on(MemoryStore(Clock(), Counters()), Clock())
+    ports = ports_on(MemoryStore(Clock(), RequestCounters()), Clock())
     settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"))
-    opened = Tier(settings, ports, open_catalog(ports), Counters(), metadata=BrokerManagedMetadata(brokers))
+    opened = Tier(settings, ports, open_catalog(ports), RequestCounters(), metadata=BrokerManagedMetadata(brokers))
     cluster = Cluster(topic(retention_bytes="1000"), pending)
     found = examine_tier(opened, cluster, brokers.partition_names(), PriceTable("today", "a test", 0.02, 0.0, 0.0))
     expected = ["metadata-topic", "size-retention", *told, "deleted-too-early"]

@@ -13,7 +13,7 @@ from compactor.local.staging import Budget, FileToStage, Staging
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.headers import HeaderDigestBuilder
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.tier import contents
 from compactor.tier.contents import stored_problem
 from compactor.tier.layouts.native import NativeLayout
@@ -74,7 +74,7 @@ class Flipping(NativeLayout):
 
 
 def layout_with(damage: Callable[[bytes], bytes], times: int) -> Flipping:
-    store = MemoryStore(Clock(), Counters())
+    store = MemoryStore(Clock(), RequestCounters())
     store.create(object_key(NAME, SEGMENT), LOG)
     return Flipping(store, damage, times)
 
@@ -130,7 +130,7 @@ class TestFetching:
 
     @pytest.mark.parametrize("damage", DAMAGE)
     def test_in_a_store_that_says_nothing_of_its_objects(self, damage: Callable[[bytes], bytes]) -> None:
-        store = MemoryStore(Clock(), Counters())
+        store = MemoryStore(Clock(), RequestCounters())
         store.create("k", LOG)
         store.create("damaged", damage(LOG))
         assert stored_problem(store, "k", SEGMENT, "log") == ""

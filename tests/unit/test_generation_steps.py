@@ -9,7 +9,7 @@ import pytest
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
 from compactor.outputs.pinterest_names import GenerationLog, Generations, GenerationStep, PublishedSegment, generation_name
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.storage.port import ObjectInfo
 from compactor.tier.layouts.pinterest.keys import PartitionKeys
 from tests.support.memory_store import Clock, MemoryStore
@@ -44,7 +44,7 @@ def written(store: MemoryStore) -> GenerationLog:
 
 @pytest.mark.parametrize(("late", "seen"), [(1, True), (4, True), (5, False)])
 def test_a_step_that_has_gone_since_it_was_listed_is_none(late: int, seen: bool) -> None:
-    store = Stale(Clock(), Counters())
+    store = Stale(Clock(), RequestCounters())
     log = written(store)
     store.remembered = tuple(MemoryStore.list(store, log.folder))
     last = GenerationLog(store, PartitionKeys("cluster", 0), NAME).read_generations()

@@ -20,7 +20,7 @@ from compactor.control.logs import open_partition
 from compactor.control.records import RoundPublished
 from compactor.control.summary import PartitionSummary, summarize_state
 from compactor.model.ids import TopicPartition
-from compactor.storage.counting import Usage
+from compactor.storage.counting import StoreUsage
 from compactor.views import overview as overview_module
 from compactor.views.overview import MAX_AGE_MS, read_summaries
 from tests.unit.test_local_cache import segment
@@ -77,7 +77,7 @@ def close(opened: Tier) -> None:
     opened.local.close()
 
 
-def asked(opened: Tier, act: Callable[[], object]) -> Usage:
+def asked(opened: Tier, act: Callable[[], object]) -> StoreUsage:
     before = opened.counters.usage()
     act()
     return opened.counters.usage().since(before)

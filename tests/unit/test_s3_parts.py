@@ -13,7 +13,7 @@ from hypothesis import assume, given, strategies as st
 from compactor.errors import Refused
 from compactor.storage import s3_parts
 from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange
-from compactor.storage.s3_parts import MAX_PARTS, MIN_PART_BYTES, UploadPart, find_wrong_copy, part_length, parts_of_file, plan_parts
+from compactor.storage.s3_parts import MAX_PARTS, MIN_PART_BYTES, UploadPart, find_mismatched_copy, part_length, parts_of_file, plan_parts
 
 MIB = 1 << 20
 BIG = st.integers(MIN_PART_BYTES, 3 << 30)
@@ -48,7 +48,7 @@ def test_parts_are_the_pieces_in_sizes_that_s3_takes(pieces: list[ComposeSource]
     assert all(part_length(part) >= MIN_PART_BYTES for part in parts[:-1])
     for part in parts:
         assert (
-            0 < part_length(part) <= (s3_parts.COPIES.most_bytes if isinstance(part, CopiedRange) else max(2 * part_bytes, MIN_PART_BYTES))
+            0 < part_length(part) <= (s3_parts.COPIES.max_bytes if isinstance(part, CopiedRange) else max(2 * part_bytes, MIN_PART_BYTES))
         )
 
 
@@ -88,7 +88,7 @@ def test_what_split_copies_come_to_is_compared(content: bytes, most: int, flip: 
         for first, last in zip([0, *ends], ends, strict=False)
     ]
     receipts = [told.pop(0) if isinstance(part, CopiedRange) else "AAAA" for part in parts]
-    assert find_wrong_copy(pieces, parts, receipts) == (piece if flip else None)
+    assert find_mismatched_copy(pieces, parts, receipts) == (piece if flip else None)
     silent = data.draw(st.sampled_from([number for number, part in enumerate(parts) if isinstance(part, CopiedRange)]))
     receipts[silent] = ""
-    assert find_wrong_copy(pieces, parts, receipts) is None
+    assert find_mismatched_copy(pieces, parts, receipts) is None

@@ -9,7 +9,7 @@ import pytest
 
 from bloom.sidecar import BATCH_RUNS, MARKERS, KeyCollector, RemovableRecordCounts, Sidecar
 from bloom.sizing import design_filter_if_worthwhile
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.tier import sidecars
 from compactor.tier.sidecars import Sidecars
 from tests.support.memory_store import Clock, MemoryStore
@@ -35,7 +35,7 @@ class CachedFile:
 
 
 def test_heads_that_are_remembered_are_not_fetched_again() -> None:
-    store, kept = MemoryStore(Clock(), Counters()), CachedFile()
+    store, kept = MemoryStore(Clock(), RequestCounters()), CachedFile()
     Sidecars(store, "p", KEY).add_sidecar(made("a"))
     first = Sidecars(store, "p", KEY, kept).heads(["a", "b"])
     assert (first["a"].problem, first["b"].problem) == ("", "it has no sidecar")
@@ -50,7 +50,7 @@ def test_heads_that_are_remembered_are_not_fetched_again() -> None:
 
 def test_filters_are_fetched_ahead_and_never_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sidecars, "MAX_FILTER_BYTES", 1)
-    store, names = MemoryStore(Clock(), Counters()), [f"s{number}" for number in range(20)]
+    store, names = MemoryStore(Clock(), RequestCounters()), [f"s{number}" for number in range(20)]
     ours = Sidecars(store, "p", KEY)
     for name in names[1:]:
         ours.add_sidecar(made(name))
@@ -78,7 +78,7 @@ def test_filters_are_fetched_ahead_and_never_all_of_them(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("spoil", [lambda data: data[:50], lambda data: b"", lambda data: data[:-1] + bytes([data[-1] ^ 1])])
 def test_a_memory_that_is_damaged_is_not_believed(spoil: object) -> None:
-    store, kept = MemoryStore(Clock(), Counters()), CachedFile()
+    store, kept = MemoryStore(Clock(), RequestCounters()), CachedFile()
     Sidecars(store, "p", KEY).add_sidecar(made("a"))
     Sidecars(store, "p", KEY, kept).heads(["a"])
     kept.data["a"] = spoil(kept.data["a"])  # type: ignore[operator]
@@ -88,7 +88,7 @@ def test_a_memory_that_is_damaged_is_not_believed(spoil: object) -> None:
 
 
 def test_one_that_was_made_for_another_segment_or_tier_is_not_used() -> None:
-    store = MemoryStore(Clock(), Counters())
+    store = MemoryStore(Clock(), RequestCounters())
     Sidecars(store, "p", KEY).add_sidecar(made("a"))
     store.put("p/sidecars/b.bloom", store.get("p/sidecars/a.bloom"))
     assert Sidecars(store, "p", KEY).heads(["b"])["b"].problem == "it was made for another segment (a)"
@@ -96,7 +96,7 @@ def test_one_that_was_made_for_another_segment_or_tier_is_not_used() -> None:
 
 
 def test_the_first_one_stays_unless_it_is_rebuilt() -> None:
-    store, kept = MemoryStore(Clock(), Counters()), CachedFile()
+    store, kept = MemoryStore(Clock(), RequestCounters()), CachedFile()
     mine = Sidecars(store, "p", KEY, kept)
     assert mine.add_sidecar(made("a", 50)) > 0
     assert mine.add_sidecar(made("a", 60)) == 0

@@ -19,7 +19,7 @@ from compactor.bootstrap import open_tier
 from compactor.cleaner.keys import disk_map
 from compactor.consumer import outcomes, pieces
 from compactor.consumer.columns import LATEST_MS, MESSAGE_COLUMNS, arrow_batch
-from compactor.consumer.reading import Reader
+from compactor.consumer.reading import RangeReader
 from compactor.control.ports import Retention
 from compactor.errors import BadData, OutOfBudget, UsageError
 from compactor.kernels.common import KEY_BYTES
@@ -55,7 +55,7 @@ def read(tier: Tier, *, topic: str = NAME.topic, columns: str = "", **options: o
 def read_split(tier: Tier, split: Any, schema: Any) -> Rows:
     assert isinstance(split, Split)
     found: Rows = []
-    selections = [(part.extent.name, Reader(tier, part.extent, part.options)) for part in split.parts]
+    selections = [(part.extent.name, RangeReader(tier, part.extent, part.options)) for part in split.parts]
     for name, selection in ((name, selection) for name, reader in selections for selection in reader.selections()):
         batch = arrow_batch(selection, name.topic, name.partition, schema)
         batch.validate(full=True)
@@ -136,7 +136,7 @@ def test_all_that_a_read_committed_consumer_sees(seed: int, twins: Twins, tmp_pa
 @pytest.mark.parametrize("seed", range(4))
 def test_pieces_smaller_than_a_segment(seed: int, twins: Twins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces.SegmentReader.read_piece, "__defaults__", (300,))
-    monkeypatch.setattr(pieces.SegmentReader.bounds_backwards, "__defaults__", (300,))
+    monkeypatch.setattr(pieces.SegmentReader.piece_bounds_backwards, "__defaults__", (300,))
     monkeypatch.setattr(outcomes, "MAX_HELD_PIECES", seed)
     folder = log_of(seed + 50).write(tmp_path / "log")
     twins.bring(folder)
@@ -539,7 +539,7 @@ def test_columns_that_were_not_asked_for_are_not_gathered(numbered: Tier, monkey
     def refused(*_: object) -> Any:
         raise AssertionError("a value was copied")
 
-    monkeypatch.setattr(columns, "binary", refused)
+    monkeypatch.setattr(columns, "binary_column", refused)
     assert read(numbered, columns="offset,timestampType") == [(offset, 0) for offset in range(50)]
 
 

@@ -12,7 +12,7 @@ import pytest
 from compactor.config.settings import Settings
 from compactor.config.store_sections import Azure, Gcs, Hdfs
 from compactor.errors import Refused, Unavailable, UsageError
-from compactor.storage.azure import Access, choose_credentials
+from compactor.storage.azure import AccountAccess, choose_credentials
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.retrying import FirstContact
@@ -136,22 +136,22 @@ class TestAccessToAzure:
     @pytest.mark.parametrize(
         ("name", "text", "expected"),
         [
-            ("AZURE_STORAGE_KEY", KEY, Access(ENDPOINT, key=KEY)),
-            ("AZURE_STORAGE_SAS_TOKEN", "?sv=2026&sig=abc", Access(ENDPOINT, sas="sv=2026&sig=abc")),
-            ("AZURE_STORAGE_CONNECTION_STRING", f"AccountName={ACCOUNT};AccountKey={KEY}", Access(ENDPOINT, key=KEY)),
+            ("AZURE_STORAGE_KEY", KEY, AccountAccess(ENDPOINT, key=KEY)),
+            ("AZURE_STORAGE_SAS_TOKEN", "?sv=2026&sig=abc", AccountAccess(ENDPOINT, sas="sv=2026&sig=abc")),
+            ("AZURE_STORAGE_CONNECTION_STRING", f"AccountName={ACCOUNT};AccountKey={KEY}", AccountAccess(ENDPOINT, key=KEY)),
             (
                 "AZURE_STORAGE_CONNECTION_STRING",
                 "BlobEndpoint=https://private/;SharedAccessSignature=?sig=abc",
-                Access("https://private", sas="sig=abc"),
+                AccountAccess("https://private", sas="sig=abc"),
             ),
             (
                 "AZURE_STORAGE_CONNECTION_STRING",
                 f"AccountName={ACCOUNT};AccountKey={KEY};EndpointSuffix=core.usgovcloudapi.net",
-                Access(f"https://{ACCOUNT}.blob.core.usgovcloudapi.net", key=KEY),
+                AccountAccess(f"https://{ACCOUNT}.blob.core.usgovcloudapi.net", key=KEY),
             ),
         ],
     )
-    def test_is_by_the_variables_of_azures_tools_or_by_a_file(self, tmp_path: Path, name: str, text: str, expected: Access) -> None:
+    def test_is_by_the_variables_of_azures_tools_or_by_a_file(self, tmp_path: Path, name: str, text: str, expected: AccountAccess) -> None:
         assert choose_credentials(ACCOUNT, Azure(), {name: text}) == expected
         (tmp_path / "credentials").write_text(f"{text}\n")
         assert choose_credentials(ACCOUNT, Azure(credentials_file=str(tmp_path / "credentials")), {}) == expected

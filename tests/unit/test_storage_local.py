@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from compactor.errors import AlreadyExists, CompactorError, CopyDiffers, NotFound, OutOfBudget, Refused, Unavailable
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.keys import RESERVED, key_problem
 from compactor.storage.local import RESERVE_BYTES, LocalStore
@@ -243,7 +243,7 @@ class TestCompose:
 
     @pytest.fixture(autouse=True)
     def _counters(self) -> None:
-        self.counters = Counters()
+        self.counters = RequestCounters()
 
     def pieces(self, store: LocalStore, tmp_path: Path) -> list[ComposeSource]:
         (tmp_path / "local").write_bytes(b"0123456789")
@@ -549,7 +549,7 @@ class TestRecords:
             link(staged, target)
 
         monkeypatch.setattr(os, "link", late)
-        records, data = LocalStore(tmp_path / "a", records=True), LocalStore(tmp_path / "b")
+        records, data = LocalStore(tmp_path / "a", holds_control_records=True), LocalStore(tmp_path / "b")
         for store in (records, data):
             store.create("slot", b"{}")
         now_ms = records.clock_ms()
@@ -558,7 +558,7 @@ class TestRecords:
         assert data.head("slot").modified_ms == 1_000
 
     def test_the_reserve_is_no_object(self, tmp_path: Path) -> None:
-        store = LocalStore(tmp_path, records=True)
+        store = LocalStore(tmp_path, holds_control_records=True)
         store.create("slot", b"{}")
         assert [info.key for info in store.list("")] == ["slot"]
         (reserve,) = tmp_path.rglob("reserve")
@@ -566,7 +566,7 @@ class TestRecords:
         assert not list((LocalStore(tmp_path / "data"), tmp_path / "data")[1].rglob("reserve"))
 
     def test_a_full_disk_takes_records_from_the_reserve_and_data_not(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        records, data = LocalStore(tmp_path / "a", records=True), LocalStore(tmp_path / "b")
+        records, data = LocalStore(tmp_path / "a", holds_control_records=True), LocalStore(tmp_path / "b")
         records.create("slot", b"{}")
         (reserve,) = tmp_path.rglob("reserve")
         full, link = reserve.stat().st_size, os.link

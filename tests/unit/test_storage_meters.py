@@ -16,7 +16,7 @@ import pytest
 from compactor.config.settings import LimitSettings
 from compactor.config.store_sections import S3
 from compactor.errors import NotFound, Refused, Unavailable
-from compactor.storage.counting import Counters, Usage
+from compactor.storage.counting import RequestCounters, StoreUsage
 from compactor.storage.factory import RateLimits, ThrottledMeter, TokenBucket, open_store
 from compactor.storage.port import ObjectInfo
 from compactor.storage.retrying import FirstContact, Retrier, RetryingStore
@@ -146,7 +146,7 @@ class TestAStoreThatNeverAnswered:
 
 class TestRetryingStore:
     def test_a_listing_goes_on_where_it_was(self) -> None:
-        store = MemoryStore(MemoryClock(), Counters())
+        store = MemoryStore(MemoryClock(), RequestCounters())
         for name in "abc":
             store.create(name, b"")
         clock, failures = Clock(), iter([False, True, False, True, False])
@@ -172,7 +172,7 @@ class Shaky(MemoryStore):
     """A listing that breaks off where the next of ``failures`` says so."""
 
     def __init__(self, store: MemoryStore, failures: Iterator[bool]) -> None:
-        super().__init__(MemoryClock(), Counters())
+        super().__init__(MemoryClock(), RequestCounters())
         self._inner = store
         self._failures = failures
 
@@ -192,21 +192,21 @@ class TestThrottle:
         clock = Clock()
         bucket = TokenBucket(100, clock.time, clock.sleep)
         for _ in range(20):
-            bucket.take(50)
+            bucket.take_tokens(50)
         assert clock.now == pytest.approx((20 * 50 - 100) / 100)
 
     def test_a_request_larger_than_the_rate_waits_once(self) -> None:
         clock = Clock()
         bucket = TokenBucket(100, clock.time, clock.sleep)
-        bucket.take(1000)
+        bucket.take_tokens(1000)
         assert clock.slept == [9.0]
 
     def test_idle_time_saves_up_no_more_than_a_second(self) -> None:
         clock = Clock()
         bucket = TokenBucket(100, clock.time, clock.sleep)
         clock.now = 1000
-        bucket.take(100)
-        bucket.take(100)
+        bucket.take_tokens(100)
+        bucket.take_tokens(100)
         assert clock.slept == [1.0]
 
     def test_threads_share_the_debt(self) -> None:
@@ -214,11 +214,11 @@ class TestThrottle:
         slept: list[float] = []
         bucket = TokenBucket(10, lambda: 0.0, slept.append)
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(bucket.take, [10] * 8))
+            list(pool.map(bucket.take_tokens, [10] * 8))
         assert sorted(slept) == [1, 2, 3, 4, 5, 6, 7]
 
     def test_each_limit_is_its_own_and_zero_is_none(self, tmp_path: Path) -> None:
-        clock, counters = Clock(), Counters()
+        clock, counters = Clock(), RequestCounters()
         buckets = RateLimits(LimitSettings(max_read_bytes_per_s=100, max_requests_per_s=1), clock.time, clock.sleep)
         meter = ThrottledMeter(counters, buckets)
         meter.record_write(10**9)
@@ -230,14 +230,14 @@ class TestThrottle:
         meter.record_request("get")
         assert clock.slept == [2.0, 1.0, 1.0]
         waited_s = {"max_read_bytes_per_s": 2.0, "max_requests_per_s": 2.0}
-        assert counters.usage() == Usage(requests={"get": 3}, bytes_read=300, bytes_written=10**9, waited_s=waited_s)
+        assert counters.usage() == StoreUsage(requests={"get": 3}, bytes_read=300, bytes_written=10**9, waited_s=waited_s)
         earlier = counters.usage()
         meter.record_request("get")
         assert counters.usage().since(earlier).waited_s["max_requests_per_s"] == 1.0
 
 
 def test_a_directory_counts_what_it_does(tmp_path: Path) -> None:
-    counters = Counters()
+    counters = RequestCounters()
     store = open_store(str(tmp_path / "tier"), counters=counters)
     store.create("k", b"12345", {"a": "b"})
     before = counters.usage()
@@ -245,8 +245,8 @@ def test_a_directory_counts_what_it_does(tmp_path: Path) -> None:
     store.download("k", tmp_path / "out")
     list(store.list(""))
     store.delete(["k"])
-    assert before == Usage(requests={"put": 1}, bytes_written=5)
-    assert counters.usage().since(before) == Usage(requests={"delete": 1, "get": 2, "list": 1}, bytes_read=7)
+    assert before == StoreUsage(requests={"put": 1}, bytes_written=5)
+    assert counters.usage().since(before) == StoreUsage(requests={"delete": 1, "get": 2, "list": 1}, bytes_read=7)
 
 
 def test_settings_travel_and_stores_are_opened_where_they_arrive(tmp_path: Path) -> None:

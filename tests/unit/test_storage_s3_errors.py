@@ -14,7 +14,7 @@ import pytest
 from compactor.config.settings import Settings
 from compactor.config.store_sections import S3
 from compactor.errors import CompactorError, NotFound, Refused, Unavailable, UsageError
-from compactor.storage.counting import Counters
+from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.settings import Retries
@@ -344,7 +344,7 @@ def test_urls_that_name_no_store(url: str) -> None:
 
 
 def test_credentials_that_are_refused_in_the_middle() -> None:
-    counters = Counters()
+    counters = RequestCounters()
     answers = [Answer(200, b"1", {"ETag": '"e"'}), failure(403, "ExpiredToken", "The provided token has expired.")]
     with answering(answers) as canned:
         store = open_store("s3://bucket", settings=s3(endpoint_url=canned.url), retries=QUICK, counters=counters)

@@ -118,7 +118,7 @@ class FoldedMetadataTopic:
         self._clock_ms = clock_ms
         self._lock = threading.RLock()
         self._partitions = 0
-        self._reading: dict[int, int] = {}
+        self._forward_read: dict[int, int] = {}
         self._reached: dict[int, FoldPosition] = {}
         self._checked: set[int] = set()
         self._leaderless: frozenset[int] = frozenset()
@@ -144,9 +144,9 @@ class FoldedMetadataTopic:
                 except (StateLost, _TopicChangedError) as error:
                     why = str(error)
                     self._states.discard_all(why)
-                    self._identity, self._reading = None, {}
+                    self._identity, self._forward_read = None, {}
                 except BaseException:
-                    self._reading = {}  # the reader may be ahead of what was folded
+                    self._forward_read = {}  # the reader may be ahead of what was folded
                     raise
         raise Unavailable(f"{self._topic.name} cannot be folded: {why}", hint="It changed each time it was read; try again")
 
@@ -236,9 +236,9 @@ class FoldedMetadataTopic:
             if reached.last < start:
                 self._checked.add(number)
             positions[number] = reached.position if number in self._checked else reached.last
-        if positions != self._reading:
+        if positions != self._forward_read:
             self._topic.seek(positions)
-            self._reading = positions
+            self._forward_read = positions
 
     def _count_unread_records(self, bounds: Mapping[int, TopicBounds]) -> dict[int, int]:
         """Return the number of unread records by metadata partition."""
@@ -270,7 +270,7 @@ class FoldedMetadataTopic:
             for number, position in polled.reached.items():
                 known = read.setdefault(number, _ReadChunk([], 0))
                 known.reached = max(known.reached, position)
-            self._reading |= {number: known.reached for number, known in read.items()}
+            self._forward_read |= {number: known.reached for number, known in read.items()}
             if all(number in read and read[number].reached >= bounds[number].end for number in wanted):
                 break
         return read

@@ -13,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from compactor.cli import tiers
 from compactor.cli.output import Output
 from compactor.consumer.damage import DamagedRange
-from compactor.consumer.messages import RecordBlock, byte_strings
+from compactor.consumer.messages import RecordBlock, iterate_byte_strings
 from compactor.consumer.ranges import read_blocks
 from compactor.decoding.fields import FieldDecoder, FieldFormat, parse_key_of_topic
 from compactor.errors import BadData, UsageError
@@ -38,9 +38,9 @@ def print_records(args: argparse.Namespace, out: Output) -> int:
     blocks = read_blocks(
         opened,
         name,
-        first=args.first,
-        last=args.last,
-        committed=args.isolation == "read_committed",
+        first_offset=args.first,
+        last_offset=args.last,
+        read_committed=args.isolation == "read_committed",
         latest_only=args.view == "latest",
         key=None if args.key is None else parse_key_of_topic(args.key, name.topic, decoder),
         on_damage=note_damage if args.skip_damaged else None,
@@ -89,7 +89,7 @@ def _json_lines(blocks: Iterable[RecordBlock], decoder: FieldDecoder, formats: t
 def _raw_lines(blocks: Iterable[RecordBlock]) -> Iterator[bytes]:
     """Yield the values, a newline after each, as kcat prints them. A null is printed as an empty line."""
     for block in blocks:
-        yield b"".join((value or b"") + b"\n" for value in byte_strings(block.values))
+        yield b"".join((value or b"") + b"\n" for value in iterate_byte_strings(block.values))
 
 
 def _json_field(name: str, data: bytes | None, decoder: FieldDecoder, wanted: FieldFormat) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from compactor.config.store_sections import MINIMUM_DAYS
 from compactor.constants import NEVER_MS
 from compactor.errors import BadData, CompactorError, StoreError, UsageError
 from compactor.storage.factory import open_store
-from compactor.storage.probe import probe
+from compactor.storage.probe import probe_store
 from compactor.tier.kinds import MetadataSource, control_url, tier_kind
 from compactor.upkeep.brokers.check import (
     check_cluster,
@@ -162,7 +162,7 @@ def _check_stores(settings: Settings) -> list[dict[str, str]]:
     problems: list[dict[str, str]] = []
     for url, prefix in stores:
         store = open_store(url, settings=settings, limits=settings.limits)
-        problems += [{"object": url, **finding.model_dump()} for finding in probe(store, _system_clock_ms, prefix)]
+        problems += [{"object": url, **finding.model_dump()} for finding in probe_store(store, _system_clock_ms, prefix)]
     return problems
 
 

@@ -110,7 +110,7 @@ def is_key_directory_worthwhile(segment: RemoteLogSegmentMetadata, batches: int,
 
 def shortest_copy_bytes(copies: CopyLimits) -> int:
     """Return the size in bytes of the smallest range that is worth a copy by the store: the store's limit, and at least LEAST_COPY."""
-    return max(copies.least_bytes, LEAST_COPY)
+    return max(copies.min_run_bytes, LEAST_COPY)
 
 
 def reason_to_read_whole(segment: RemoteLogSegmentMetadata, sidecar: Sidecar | None, keys: int, copies: CopyLimits | None) -> str:
@@ -164,7 +164,7 @@ def divide_into_ranges(table: BatchTable, may_change: Flags, copies: CopyLimits)
     if MOST_READ * int(table.size[may_change].sum()) > int(table.size.sum()):
         return ()
     end = np.concatenate((table.position, table.position[-1:] + table.size[-1:]))
-    least, shortest_copy, total = copies.least_bytes, shortest_copy_bytes(copies), len(table)
+    least, shortest_copy, total = copies.min_run_bytes, shortest_copy_bytes(copies), len(table)
     places = [*np.flatnonzero(may_change).tolist(), total]
     found: list[BatchRange] = []
     at = number = 0

@@ -26,7 +26,7 @@ from compactor.kernels.common import Hashes
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.round.drive import scratch_prefix
-from compactor.storage.versions import version_layers
+from compactor.storage.versions import stores_of_old_versions
 from compactor.tier.ports import ListedObject
 from compactor.tier.sidecars import segment_id_of, sidecar_prefix
 from compactor.upkeep.erasure.holders import (
@@ -225,7 +225,7 @@ class _KeySearch:
         """Search the versions that a bucket keeps of deleted objects."""
         folder = self.opened.ports.layout.partition_folder(self.name)
         try:
-            found = version_layers(open_tier(self.opened.settings).ports.data, folder)
+            found = stores_of_old_versions(open_tier(self.opened.settings).ports.data, folder)
         except Refused as error:
             why = f"these credentials may not ask (s3:ListBucketVersions): {error.message}"
             self.not_covered.append(UncoveredPlace(f"old versions of the objects of {self.name}", why))
