@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic.chain import lookup_chain
+from compactor.brokers.metadata_topic.chain import segment_read_ranges
 from compactor.brokers.metadata_topic.codec import (
     TOPIC,
     RemoteLogSegmentMetadataRecord,
@@ -129,7 +129,7 @@ def start(records: int, partitions: int, folder: Path) -> dict[str, object]:
     folded = followed.partition(one.topic_id, one.partition)
     assert folded is not None
     last = max(folded.cache.epochs)
-    links = lookup_chain(folded.cache, [EpochEntry(epoch, epoch * 100_000) for epoch in range(last + 1)])
+    links = segment_read_ranges(folded.cache, [EpochEntry(epoch, epoch * 100_000) for epoch in range(last + 1)])
     store.close()
     return {
         "records": progress.records,

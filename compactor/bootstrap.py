@@ -125,7 +125,7 @@ def _create_publisher(settings: Settings, metadata: TierMetadata) -> SegmentPubl
 
     if not isinstance(metadata.brokers, LiveBrokerMetadata):
         return ReadOnlyPublisher()
-    from compactor.brokers.conditions import BrokerConditions
+    from compactor.brokers.conditions import BrokerPublicationCheck
     from compactor.brokers.metadata_topic.admin import KafkaAdmin
     from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
     from compactor.brokers.publisher import KafkaPublisher
@@ -135,9 +135,11 @@ def _create_publisher(settings: Settings, metadata: TierMetadata) -> SegmentPubl
         metadata.brokers.followed,
         ConfluentMetadataTopic(connection),
         metadata.topic_id,
-        conditions=BrokerConditions(KafkaAdmin(connection), policy_of=lambda topic: settings.cleaner_for(topic).cleanup_policy),
+        require_allowed=BrokerPublicationCheck(
+            KafkaAdmin(connection), cleanup_policy_of=lambda topic: settings.cleaner_for(topic).cleanup_policy
+        ).require_publishing_allowed,
         clock_ms=_clock_ms,
-        late_ms=connection.delivery_timeout_ms,
+        max_delivery_ms=connection.delivery_timeout_ms,
     )
 
 

@@ -49,7 +49,7 @@ class PlainCache:
             return False
         if record.state == S.COPY_SEGMENT_STARTED:
             raise Stopped
-        merged = existing.updated(record)
+        merged = existing.with_update(record)
         epoch_map = {entry.epoch: entry.start_offset for entry in merged.leader_epochs}
         for number, start in epoch_map.items():
             epoch = self.epochs.setdefault(number, PlainEpoch())

@@ -109,7 +109,7 @@ class BrokerManagedMetadata(TierMetadata):
         from compactor.brokers.metadata_topic.chain import broker_view
         from compactor.brokers.view import TOPICS_MAX_AGE_S
 
-        self.brokers.refresh(within_s=within_s, topics_within_s=TOPICS_MAX_AGE_S)
+        self.brokers.refresh(max_age_s=within_s, topics_max_age_s=TOPICS_MAX_AGE_S)
         return broker_view(self.brokers.folded_partition(name).cache, name)
 
     def state_view(self, name: TopicPartition) -> StateView:

@@ -43,53 +43,57 @@ class AdminQueries(Protocol):
     def describe_cluster(self) -> ClusterFacts:
         """Return the cluster id and the brokers."""
 
-    def describe_metadata_topic(self, *, write: bool = False) -> TopicFacts:
-        """Describe the metadata topic. ``write``: whether the right to append is needed, too."""
+    def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicFacts:
+        """Describe the metadata topic. ``needs_append_right``: whether the right to append is needed, too."""
 
     def describe_topics(self, names: Sequence[str]) -> Mapping[str, TopicFacts]:
         """Describe these topics. Raises NotFound if one does not exist."""
 
 
-class BrokerConditions:
-    """Checks before each publication step that cluster and topic permit it. Thread-safe.
+class BrokerPublicationCheck:
+    """Check, called before each publication step, that cluster and topic permit it. Thread-safe.
 
     A topic that was deleted and created again is refused once, so that work on the previous incarnation ends. Later calls are about the
     new topic.
 
-    :param policy_of: returns cleanup_policy of this program's settings for a topic.
-    :param fresh_s: how long a passed check stays valid, in seconds.
+    :param cleanup_policy_of: returns cleanup_policy of this program's settings for a topic.
+    :param max_age_s: how long a passed check stays valid, in seconds.
     """
 
     def __init__(
-        self, admin: AdminQueries, *, policy_of: Callable[[str], str] = lambda topic: "compact", fresh_s: float = CONDITIONS_MAX_AGE_S
+        self,
+        admin: AdminQueries,
+        *,
+        cleanup_policy_of: Callable[[str], str] = lambda topic: "compact",
+        max_age_s: float = CONDITIONS_MAX_AGE_S,
     ) -> None:
         self._admin = admin
-        self._policy_of = policy_of
-        self._fresh_s = fresh_s
+        self._cleanup_policy_of = cleanup_policy_of
+        self._max_age_s = max_age_s
         self._lock = threading.Lock()
         self._checked_at: dict[str, float] = {}
         self._topic_ids: dict[str, bytes] = {}
 
-    def __call__(self, name: TopicPartition) -> None:
-        """Check the cluster and the partition's topic.
+    def require_publishing_allowed(self, name: TopicPartition) -> None:
+        """Ask the cluster about itself and the partition's topic, unless both have passed this check recently.
 
         Raises Refused if nothing may be written about this partition, and Unavailable if the brokers do not answer.
         """
         with self._lock:
-            if self._is_due(_CLUSTER_KEY):
-                problem = metadata_topic_problem(self._admin.describe_metadata_topic(write=True)) or broker_version_problem(
+            if self._is_check_due(_CLUSTER_KEY):
+                problem = metadata_topic_problem(self._admin.describe_metadata_topic(needs_append_right=True)) or broker_version_problem(
                     self._admin.describe_cluster()
                 )
                 if problem:
                     raise Refused(f"nothing is compacted under these brokers: {problem}", hint="Readers are not affected")
                 self._checked_at[_CLUSTER_KEY] = time.monotonic()
-            if self._is_due(name.topic):
+            if self._is_check_due(name.topic):
                 self._check_topic_permits_compaction(name.topic)
                 self._checked_at[name.topic] = time.monotonic()
 
-    def _is_due(self, checked: str) -> bool:
-        """Return whether the last passed check of this topic (or of the cluster) is too old."""
-        return time.monotonic() - self._checked_at.get(checked, float("-inf")) >= self._fresh_s
+    def _is_check_due(self, topic: str) -> bool:
+        """Return whether the last passed check is older than ``max_age_s``. topic: its name, or an empty string for the cluster."""
+        return time.monotonic() - self._checked_at.get(topic, float("-inf")) >= self._max_age_s
 
     def _check_topic_permits_compaction(self, topic: str) -> None:
         """Raise Refused if the topic is gone, was created again, or has a setting that rules out compaction."""
@@ -103,7 +107,7 @@ class BrokerConditions:
             message = f"topic {topic} was deleted and created again: it was {uuid_text(known)} and is {uuid_text(facts.topic_id)}"
             raise Refused(message, hint="Run again: the new topic is another one")
         settings = {setting: found.value for setting, found in facts.settings.items()}
-        problem = topic_settings_problem(topic, settings, self._policy_of(topic))
+        problem = topic_settings_problem(topic, settings, self._cleanup_policy_of(topic))
         if problem:
             raise Refused(problem, hint="Set it with kafka-configs --alter, or take the topic out of topics under [kafka]")
 
@@ -116,14 +120,17 @@ def topic_settings_problem(topic: str, settings: Mapping[str, str], cleanup_poli
     return next(filter(None, (setting_problem(topic, each, settings.get(each), cleanup_policy) for each in REQUIRED_TOPIC_SETTINGS)), "")
 
 
-def setting_problem(topic: str, setting: str, found: str | None, cleanup_policy: str) -> str:
-    """Return why the value of a required topic setting rules out compaction, as a message, or an empty string. None: it is unknown."""
+def setting_problem(topic: str, setting: str, value: str | None, cleanup_policy: str) -> str:
+    """Return why the value of a required topic setting rules out compaction, as a message, or an empty string.
+
+    :param value: the value of the setting; None if it is unknown.
+    """
     wanted, why = REQUIRED_TOPIC_SETTINGS[setting]
-    if found is None:
+    if value is None:
         return f"{setting} of {topic} is unknown: it must be {wanted}"
-    if found == wanted or (setting == RETENTION_SETTING and cleanup_policy == EXPIRING_POLICY):
+    if value == wanted or (setting == RETENTION_SETTING and cleanup_policy == EXPIRING_POLICY):
         return ""
-    return f"{setting} of {topic} is {found}, it must be {wanted}: {why}"
+    return f"{setting} of {topic} is {value}, it must be {wanted}: {why}"
 
 
 def broker_version_problem(facts: ClusterFacts) -> str:

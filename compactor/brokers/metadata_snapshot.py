@@ -56,7 +56,11 @@ class TopicSnapshot(Value):
 
 
 class MetadataSnapshot(Value):
-    """Metadata of a whole tier at one time. url, layout: of the tier. taken_ms: milliseconds since 1970."""
+    """Metadata of a whole tier at one time.
+
+    url, layout: URL and layout of the tier.
+    taken_ms: when the snapshot was taken, in milliseconds since 1970.
+    """
 
     type: Literal["metadata_snapshot"] = "metadata_snapshot"
     format: int
@@ -87,7 +91,7 @@ def take_metadata_snapshot(brokers: BrokerMetadata, *, url: str, layout: str, no
     )
 
 
-def _take_partition_snapshot(brokers: BrokerMetadata, name: TopicPartition, now: TopicStatus) -> PartitionSnapshot:
+def _take_partition_snapshot(brokers: BrokerMetadata, name: TopicPartition, topic_status: TopicStatus) -> PartitionSnapshot:
     """Return the snapshot of one partition."""
     folded = brokers.folded_partition(name)
     view = broker_view(folded.cache, name)
@@ -97,8 +101,8 @@ def _take_partition_snapshot(brokers: BrokerMetadata, name: TopicPartition, now:
         lineage=view.lineage,
         start_offset=view.links[0].first if view.links else 0,
         end_offset=view.links[-1].last if view.links else -1,
-        log_start=now.log_starts.get(name.partition, -1),
-        last_stable=now.last_stable.get(name.partition, -1),
+        log_start=topic_status.log_starts.get(name.partition, -1),
+        last_stable=topic_status.last_stable.get(name.partition, -1),
     )
 
 
@@ -136,9 +140,9 @@ def latest_metadata_snapshot(store: ObjectStore) -> MetadataSnapshot:
 class SnapshotBrokerMetadata:
     """Broker metadata from a snapshot. Implements BrokerMetadata and never changes."""
 
-    def __init__(self, snapshot: MetadataSnapshot, patterns: Sequence[str], where: str) -> None:
+    def __init__(self, snapshot: MetadataSnapshot, patterns: Sequence[str], source_name: str) -> None:
         """Select the topics that ``patterns`` match. Raises UsageError if there are no patterns."""
-        self.source_name = where
+        self.source_name = source_name
         self.taken_ms = snapshot.taken_ms
         self._snapshot = snapshot
         wanted = set(matching_topics(patterns, [topic.topic for topic in snapshot.topics]))
@@ -150,7 +154,7 @@ class SnapshotBrokerMetadata:
     def cluster_id(self) -> str:
         return self._snapshot.cluster_id
 
-    def refresh(self, *, within_s: float = METADATA_MAX_AGE_S, topics_within_s: float | None = None) -> None:
+    def refresh(self, *, max_age_s: float = METADATA_MAX_AGE_S, topics_max_age_s: float | None = None) -> None:
         """Do nothing: a snapshot never changes."""
 
     def partition_versions(self) -> Mapping[TopicPartition, PartitionVersion]:

@@ -15,7 +15,7 @@ from enum import Enum
 from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic import rules
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, epoch_starts
-from compactor.brokers.metadata_topic.chain import lineage_from_segments, lookup_chain
+from compactor.brokers.metadata_topic.chain import lineage_from_segments, segment_read_ranges
 from compactor.brokers.metadata_topic.codec import (
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
@@ -41,7 +41,9 @@ _DELETED_STATES = (None, _S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED)
 
 
 class _SwitchOutcome(Enum):
-    """Outcome of switching one group of segments. EXPIRED: all of its sources have expired, so that later groups may be switched."""
+    """Outcome of switching readers to one group's new segment. EXPIRED: brokers expired all of its sources, so that later groups may
+    follow.
+    """
 
     SWITCHED = 1
     CUT_OFF = 2
@@ -53,42 +55,42 @@ class KafkaPublisher:
 
     :param followed: reads and folds the metadata topic.
     :param topic: client that appends to the metadata topic.
-    :param topic_id: returns the current topic id of a partition's topic.
-    :param conditions: raises Refused if nothing may be written (compactor.brokers.conditions). Called before each step.
-    :param late_ms: the producer's delivery.timeout.ms.
+    :param current_topic_id: returns the current topic id of a partition's topic.
+    :param require_allowed: raises Refused if nothing may be written (compactor.brokers.conditions). Called before each step.
+    :param max_delivery_ms: the producer's delivery.timeout.ms.
     """
 
     def __init__(
         self,
         followed: FoldedMetadataTopic,
         topic: MetadataTopic,
-        topic_id: TopicIdOf,
+        current_topic_id: TopicIdOf,
         *,
         clock_ms: Callable[[], int],
-        conditions: Callable[[TopicPartition], None] = lambda name: None,
-        late_ms: int = 30_000,
+        require_allowed: Callable[[TopicPartition], None] = lambda name: None,
+        max_delivery_ms: int = 30_000,
     ) -> None:
-        self.late_ms = late_ms
+        self.max_delivery_ms = max_delivery_ms
         self._followed = followed
         self._topic = topic
-        self._topic_id = topic_id
+        self._topic_id = current_topic_id
         self._clock_ms = clock_ms
-        self._conditions = conditions
+        self._require_allowed = require_allowed
         self._appending = threading.Lock()
         self._bucket = MetadataTokenBucket()
 
     def check_publishing_allowed(self, name: TopicPartition) -> None:
         """Raise Refused if cluster or topic settings rule out switching readers of this partition."""
-        self._conditions(name)
+        self._require_allowed(name)
 
-    def reserve_metadata_records(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
+    def reserve_metadata_records(self, name: TopicPartition, records: int, max_records_per_hour: int) -> Wait | None:
         """Reserve metadata records with the token bucket; return until when the round has to wait, or None if it is admitted."""
-        if not per_hour:
+        if not max_records_per_hour:
             return None
         with self._appending:
             self._read_fold(name)  # under the lock: records that others have appended are not reserved any more, so they have to be read
             self._bucket, wait = self._bucket.admit_round(
-                self._followed.compactor_records_by_minute(), name, records, per_hour, self._clock_ms()
+                self._followed.compactor_records_by_minute(), name, records, max_records_per_hour, self._clock_ms()
             )
         return wait
 
@@ -99,7 +101,7 @@ class KafkaPublisher:
 
     def announce_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """Append COPY_SEGMENT_STARTED, unless an equal record is there already. Raises Refused if a rule forbids it."""
-        self._conditions(name)
+        self._require_allowed(name)
         where, cache = self._read_fold(name)
         record = self._introduction_record(where, segment)
         known = cache.segments.get(record.segment_id)
@@ -116,42 +118,48 @@ class KafkaPublisher:
         self,
         name: TopicPartition,
         replacements: Sequence[Replacement],
-        begun: Callable[[], None],
-        record: Callable[[Collection[str]], None],
+        record_begun: Callable[[], None],
+        record_published: Callable[[Collection[str]], None],
         *,
-        expired: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
-        backwards: bool = False,
-        resumed: bool = False,
+        find_expired: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
+        last_group_first: bool = False,
+        is_begun_recorded: bool = False,
     ) -> None:
-        """Switch readers group by group, ascending by offset. A group whose sources the brokers have deleted is cut off.
+        """Switch readers group by group, ascending by offset. The new segment of a group whose sources brokers have
+        deleted is withdrawn.
 
-        If all sources of a group have expired at the front of the log, the group is withdrawn and those behind it go on: no value of it can
-        come back. If some of them have, the group is switched as if they were still there.
+        If brokers have expired all sources of a group at the front of the log, later groups are switched all the same, because no value
+        of an expired segment can come back. If some of its sources have expired, the group is switched as if they were still there.
 
-        Groups after a cut-off group are cut off, too, because its remaining sources may hold values whose tombstones later groups removed.
-        With ``backwards`` (values come back) the order is descending, and the groups before a cut-off group are cut off.
+        Otherwise the groups after a withdrawn group are withdrawn, too, because its remaining sources may hold values whose tombstones
+        later groups removed. With ``last_group_first`` (the round restores values) the order is descending, and so groups with lower
+        offsets are withdrawn after a withdrawn group.
         """
-        self._conditions(name)
+        self._require_allowed(name)
         ordered = sorted(replacements, key=lambda each: each.segment.start_offset)
-        if backwards:
+        if last_group_first:
             ordered.reverse()
-        if not resumed:
+        if not is_begun_recorded:
             self._try_all_records(name, ordered)
-        begun()
+        record_begun()
         self._stop_unfinished_copies(name, ordered)
         cut: list[str] = []
         gone: list[str] = []
         for new in ordered:
-            outcome = self._switch_group(name, new, expired, cut_off=bool(cut))
+            outcome = self._switch_group(name, new, find_expired, must_withdraw=bool(cut))
             if outcome is not _SwitchOutcome.SWITCHED:
                 (cut if outcome is _SwitchOutcome.CUT_OFF else gone).append(new.segment.id)
-        record([*cut, *gone])
+        record_published([*cut, *gone])
         with self._appending:
             left = sum(len(new.sources) for new in ordered if new.segment.id not in {*cut, *gone})
             self._bucket = self._bucket.after_publication(name, left, self._clock_ms())
 
     def restore_segments(
-        self, name: TopicPartition, restored: Sequence[RemoteLogSegmentMetadata], gone: Sequence[SegmentRef], record: Callable[[], None]
+        self,
+        name: TopicPartition,
+        restored: Sequence[RemoteLogSegmentMetadata],
+        withdrawn: Sequence[SegmentRef],
+        record_undone: Callable[[], None],
     ) -> None:
         """Raise UsageError: brokers cannot take back segments whose deletion has begun."""
         raise UsageError(
@@ -159,10 +167,11 @@ class KafkaPublisher:
             hint="`undo` copies them under new ids, until `retire` deletes them",
         )
 
-    def withdraw_segments(self, name: TopicPartition, segments: Sequence[Announced], *, late: bool = False) -> None:
+    def withdraw_segments(self, name: TopicPartition, segments: Sequence[Announced], *, include_unannounced: bool = False) -> None:
         """Append DELETE_SEGMENT_STARTED for these segments.
 
-        late: do so also for segments that were never introduced, so that brokers drop records that still arrive.
+        :param include_unannounced: append it also for segments that were never introduced, so that brokers ignore introductions which
+            arrive late.
         """
         where, cache = self._read_fold(name)
         records: list[MetadataRecord] = []
@@ -171,7 +180,7 @@ class KafkaPublisher:
             known = cache.segments.get(raw_id)
             if known is not None and known.state in rules.UNDELETED_STATES:
                 records.append(self._update_record(known, _S.DELETE_SEGMENT_STARTED))
-            elif known is None and late and raw_id not in cache.finished:
+            elif known is None and include_unannounced and raw_id not in cache.finished:
                 made = self._placeholder_record(where, segment)
                 records += [made, self._update_record(made, _S.DELETE_SEGMENT_STARTED)]
         self._append_records(where, cache, records)
@@ -188,30 +197,32 @@ class KafkaPublisher:
         _, cache = self._read_fold(name)
         return frozenset(one for one in segment_ids if _is_deleted_by_broker(cache, uuid_bytes(one)))
 
-    def find_strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced] | None:
-        """Return segments of compactors that the control log does not know and that readers do not use."""
+    def find_unrecorded_segments(self, name: TopicPartition, recorded_ids: Collection[str]) -> Sequence[Announced] | None:
+        """Return segments written by compactors that are not in ``recorded_ids`` (the control log's segments) and that readers do not
+        use.
+        """
         _, cache = self._read_fold(name)
-        return [_announced_segment_from_record(one) for one in _compactor_segments_unknown_to_log(cache, known)]
+        return [_announced_segment_from_record(one) for one in _unrecorded_compactor_segments(cache, recorded_ids)]
 
-    def cut_off_strays(self, name: TopicPartition, live: Sequence[SegmentRef], known: Collection[str]) -> int:
-        """Restore live segments that unknown ones displaced, then append DELETE_SEGMENT_STARTED for the unknown ones.
+    def withdraw_unrecorded_segments(self, name: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
+        """Delete segments written by compactors that are not in ``recorded_ids``, in the brokers' metadata.
 
-        Return the number of unknown segments.
+        Live segments that lookups find no longer because of them are finished again first. Returns the number of deleted segments.
         """
         where, cache = self._read_fold(name)
         back = [cache.segments.get(uuid_bytes(segment.id)) for segment in live]
         ours = [one for one in back if one is not None and one.state in rules.READABLE_STATES]
-        late = rules.late_broker_copies(cache, lineage_from_segments(cache), ours, known)
+        late = rules.unrecorded_broker_copies(cache, lineage_from_segments(cache), ours, recorded_ids)
         if not late and not any(
-            one.state in rules.UNDELETED_STATES for one in _compactor_segments_unknown_to_log(cache, known, include_readable=True)
+            one.state in rules.UNDELETED_STATES for one in _unrecorded_compactor_segments(cache, recorded_ids, include_readable=True)
         ):
             return 0
         for one in ours:
-            if not rules.is_effective(cache, one):
-                self._conditions(name)
+            if not rules.is_found_by_lookups(cache, one):
+                self._require_allowed(name)
                 self._append_copy_finished(where, one)
                 where, cache = self._read_fold(name)
-        strays = [one for one in _compactor_segments_unknown_to_log(cache, known) if one.state in rules.UNDELETED_STATES]
+        strays = [one for one in _unrecorded_compactor_segments(cache, recorded_ids) if one.state in rules.UNDELETED_STATES]
         going = sorted((*strays, *late), key=lambda one: one.start_offset)
         self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in going])
         return len(going)
@@ -235,7 +246,7 @@ class KafkaPublisher:
                 trial.apply_record(record)
 
         def try_finish(segment: RemoteLogSegmentMetadataRecord) -> None:
-            for marker in rules.ceiling_markers(trial.cache, lineage, segment, self._clock_ms()):
+            for marker in rules.highest_offset_markers(trial.cache, lineage, segment, self._clock_ms()):
                 try_records(marker.records(self._clock_ms()))
             try_records([self._update_record(segment, _S.COPY_SEGMENT_FINISHED)])
 
@@ -265,9 +276,13 @@ class KafkaPublisher:
                 self._append_copy_finished(where, one)
 
     def _switch_group(
-        self, name: TopicPartition, replacement: Replacement, expired: Callable[[Collection[str]], Collection[str]], *, cut_off: bool
+        self, name: TopicPartition, replacement: Replacement, expired: Callable[[Collection[str]], Collection[str]], *, must_withdraw: bool
     ) -> _SwitchOutcome:
-        """Append COPY_SEGMENT_FINISHED, verify the lookup, append DELETE_SEGMENT_STARTED for the sources."""
+        """Switch readers to one group's new segment: append COPY_SEGMENT_FINISHED, verify that lookups find the segment, and append
+        DELETE_SEGMENT_STARTED for its sources.
+
+        :param must_withdraw: withdraw the new segment instead, because an earlier group was withdrawn.
+        """
         where, cache = self._read_fold(name)
         raw_id = uuid_bytes(replacement.segment.id)
         sources = [uuid_bytes(source) for source in replacement.sources]
@@ -285,31 +300,31 @@ class KafkaPublisher:
             where, cache = self._read_fold(name)  # asking about expired segments took time
             deleted = [one for one in replacement.sources if one not in explained and not _is_segment_readable(cache, uuid_bytes(one))]
             also = [one.segment_id for one in rules.redundant_segments(cache, lineage_from_segments(cache), known)]
-            if cut_off or deleted or rules.source_deletion_refusal(cache, lineage_from_segments(cache), known, [*sources, *also]):
-                return self._cut_off_replacement(where, cache, known)
-        if known.state is _S.COPY_SEGMENT_STARTED or not rules.is_effective(cache, known):
+            if must_withdraw or deleted or rules.source_deletion_refusal(cache, lineage_from_segments(cache), known, [*sources, *also]):
+                return self._withdraw_replacement(where, cache, known)
+        if known.state is _S.COPY_SEGMENT_STARTED or not rules.is_found_by_lookups(cache, known):
             if rules.finish_refusal(cache, lineage_from_segments(cache), known, self._clock_ms()):
-                return self._cut_off_replacement(where, cache, known)
+                return self._withdraw_replacement(where, cache, known)
             self._append_copy_finished(where, known)
             where, cache = self._read_fold(name)
             found = cache.segments.get(raw_id)
             if found is None or found.state in _DELETED_STATES:
                 return _SwitchOutcome.CUT_OFF
-            if not rules.is_effective(cache, found):
+            if not rules.is_found_by_lookups(cache, found):
                 raise _forbidden_record_error(name, f"look: segment {replacement.segment.id} does not count after COPY_SEGMENT_FINISHED")
             known = found
         if rules.hides_offsets(cache, lineage_from_segments(cache), known):
-            return self._cut_off_replacement(where, cache, known)
+            return self._withdraw_replacement(where, cache, known)
         left = {source: cache.segments[source] for source in sources if source in cache.segments}
         left |= {one.segment_id: one for one in rules.redundant_segments(cache, lineage_from_segments(cache), known)}
         ascending = sorted((one for one in left.values() if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
         self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
         return _SwitchOutcome.SWITCHED
 
-    def _cut_off_replacement(
+    def _withdraw_replacement(
         self, partition: TopicIdPartition, cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord
     ) -> _SwitchOutcome:
-        """Append DELETE_SEGMENT_STARTED for the new segment of a group: the brokers' own changes take precedence."""
+        """Append DELETE_SEGMENT_STARTED for a group's new segment, because brokers have deleted some of its sources."""
         self._append_records(partition, cache, [self._update_record(segment, _S.DELETE_SEGMENT_STARTED)])
         return _SwitchOutcome.CUT_OFF
 
@@ -322,9 +337,9 @@ class KafkaPublisher:
         return _SwitchOutcome.EXPIRED
 
     def _append_copy_finished(self, partition: TopicIdPartition, segment: RemoteLogSegmentMetadataRecord) -> None:
-        """Append COPY_SEGMENT_FINISHED, after the ceiling markers that it needs."""
+        """Append COPY_SEGMENT_FINISHED, after the highest-offset markers that it needs."""
         _, cache = self._read_newest_metadata_by_id(partition)
-        for marker in rules.ceiling_markers(cache, lineage_from_segments(cache), segment, self._clock_ms()):
+        for marker in rules.highest_offset_markers(cache, lineage_from_segments(cache), segment, self._clock_ms()):
             self._append_records(partition, cache, marker.records(self._clock_ms()))
             _, cache = self._read_newest_metadata_by_id(partition)
         self._append_records(partition, cache, [self._update_record(segment, _S.COPY_SEGMENT_FINISHED)])
@@ -355,11 +370,11 @@ class KafkaPublisher:
                 )
 
     def _read_fold(self, name: TopicPartition) -> tuple[TopicIdPartition, RemoteLogMetadataCache]:
-        """Return a partition's id and its segments after reading the topic to its end."""
+        """Return a partition with its topic id, and its folded metadata, after reading the metadata topic to its end."""
         return self._read_newest_metadata_by_id(TopicIdPartition(uuid_bytes(self._topic_id(name)), name.topic, name.partition))
 
     def _read_newest_metadata_by_id(self, partition: TopicIdPartition) -> tuple[TopicIdPartition, RemoteLogMetadataCache]:
-        """Return a partition's segments after reading the topic to its end.
+        """Return the partition and its folded metadata after reading the metadata topic to its end.
 
         Raises Unavailable if the end is not reached in time, and BadData if a record stops brokers, too.
         """
@@ -402,15 +417,15 @@ class KafkaPublisher:
         )
 
 
-def _compactor_segments_unknown_to_log(
-    cache: RemoteLogMetadataCache, known: Collection[str], *, include_readable: bool = False
+def _unrecorded_compactor_segments(
+    cache: RemoteLogMetadataCache, recorded_ids: Collection[str], *, include_readable: bool = False
 ) -> list[RemoteLogSegmentMetadataRecord]:
-    """Return compactor segments that the control log does not know, without those that readers use.
+    """Return segments written by compactors whose ids are not in ``recorded_ids``, without those that readers use.
 
-    include_readable: include those that readers use.
+    include_readable: include the segments that readers use.
     """
-    read = set() if include_readable else {link.segment.segment_id for link in lookup_chain(cache, lineage_from_segments(cache))}
-    found = (one for one in cache.segments.values() if one.broker_id == COMPACTOR_BROKER_ID and one.id not in known)
+    read = set() if include_readable else {link.segment.segment_id for link in segment_read_ranges(cache, lineage_from_segments(cache))}
+    found = (one for one in cache.segments.values() if one.broker_id == COMPACTOR_BROKER_ID and one.id not in recorded_ids)
     return [one for one in found if one.segment_id not in read]
 
 
@@ -441,9 +456,9 @@ def _immutable_fields(segment: RemoteLogSegmentMetadataRecord) -> tuple[object, 
     return (*offsets, segment.max_timestamp_ms, segment.size_bytes, segment.custom_metadata)
 
 
-def _forbidden_record_error(name: TopicPartition, why: str) -> Refused:
-    """Return the error for a record that a rule forbids."""
+def _forbidden_record_error(name: TopicPartition, rule: str) -> Refused:
+    """Return the error for a metadata record that must not be appended. rule: why not."""
     return Refused(
-        f"{name}: nothing more is written into the metadata topic: {why}",
+        f"{name}: nothing more is written into the metadata topic: {rule}",
         hint="Brokers serve the same segments as before; run the command again",
     )

@@ -36,7 +36,7 @@ _PROPERTIES = {
 
 
 @dataclass(frozen=True)
-class TopicAnswers:
+class TopicIdAnswers:
     """A cluster's answers about topic ids: ids that no topic has, and ids of topics that exist. Ids with any other answer are left out."""
 
     cluster_id: str
@@ -44,7 +44,7 @@ class TopicAnswers:
     present: tuple[TopicId, ...]
 
 
-def ask_about_topics(connection: KafkaConnection, topic_ids: Sequence[TopicId]) -> TopicAnswers:
+def query_topic_ids(connection: KafkaConnection, topic_ids: Sequence[TopicId]) -> TopicIdAnswers:
     """Ask a cluster whether topics with these ids exist.
 
     Only UNKNOWN_TOPIC_ID for the id itself counts as missing: a topic that may not be described, or any other error, is left out.
@@ -64,19 +64,19 @@ def ask_about_topics(connection: KafkaConnection, topic_ids: Sequence[TopicId]) 
                     (missing if topic["error_code"] else present).append(text)
         if client.describe_cluster()["cluster_id"] != cluster_id:
             raise Unavailable("another cluster answers by now", hint="It is retried")
-    return TopicAnswers(cluster_id or "", tuple(missing), tuple(present))
+    return TopicIdAnswers(cluster_id or "", tuple(missing), tuple(present))
 
 
 @contextmanager
 def _open_client(connection: KafkaConnection) -> Iterator[Any]:
-    """Connect a client of kafka-python; yield it. Its errors are raised as Unavailable or Refused."""
+    """Yield a connected client of kafka-python, and close it afterwards. Its errors are raised as Unavailable or Refused."""
     try:
         from kafka import KafkaAdminClient
         from kafka.errors import AuthorizationError, KafkaError, SaslAuthenticationFailedError
     except ImportError as error:
         raise UsageError(f"a Kafka client is missing ({error})", hint="pip install 'tiered-compactor[kafka]'") from error
     try:
-        client = KafkaAdminClient(**client_options(connection))
+        client = KafkaAdminClient(**kafka_python_options(connection))
         try:
             yield client
         finally:
@@ -87,7 +87,7 @@ def _open_client(connection: KafkaConnection) -> Iterator[Any]:
         raise Unavailable(f"ask about topic ids: {error}", hint="It is retried") from None
 
 
-def client_options(connection: KafkaConnection) -> dict[str, Any]:
+def kafka_python_options(connection: KafkaConnection) -> dict[str, Any]:
     """Return the options of kafka-python for a connection. Raises UsageError for a property of TLS or login that it does not have."""
     options: dict[str, Any] = {
         "bootstrap_servers": [server.strip() for server in connection.bootstrap_servers.split(",")],

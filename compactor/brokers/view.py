@@ -85,10 +85,10 @@ class BrokerMetadata(Protocol):
     def cluster_id(self) -> str:
         """Return the Kafka cluster id."""
 
-    def refresh(self, *, within_s: float = METADATA_MAX_AGE_S, topics_within_s: float | None = None) -> None:
-        """Read new metadata records if the last read is older than ``within_s`` seconds.
+    def refresh(self, *, max_age_s: float = METADATA_MAX_AGE_S, topics_max_age_s: float | None = None) -> None:
+        """Read new metadata records if the last read is older than ``max_age_s`` seconds.
 
-        topics_within_s: maximum age of the topic descriptions, in seconds; None: the same as ``within_s``.
+        topics_max_age_s: maximum age of the topic descriptions, in seconds; None: the same as ``max_age_s``.
         """
 
     def partition_versions(self) -> Mapping[TopicPartition, PartitionVersion]:
@@ -143,13 +143,13 @@ class LiveBrokerMetadata:
     """Broker metadata read from the metadata topic. Implements BrokerMetadata and is thread-safe.
 
     :param patterns: regular expressions for topic names ([kafka] topics).
-    :param where: name of the metadata source, for messages.
+    :param source_name: name of the metadata source, for messages.
     """
 
     taken_ms = -1
 
-    def __init__(self, followed: FoldedMetadataTopic, cluster: ClusterQueries, patterns: Sequence[str], where: str) -> None:
-        self.source_name = where
+    def __init__(self, followed: FoldedMetadataTopic, cluster: ClusterQueries, patterns: Sequence[str], source_name: str) -> None:
+        self.source_name = source_name
         self.followed = followed
         self._cluster = cluster
         self._patterns = patterns
@@ -170,14 +170,14 @@ class LiveBrokerMetadata:
     def cluster_id(self) -> str:
         return self._cluster.cluster_id()
 
-    def refresh(self, *, within_s: float = METADATA_MAX_AGE_S, topics_within_s: float | None = None) -> None:
+    def refresh(self, *, max_age_s: float = METADATA_MAX_AGE_S, topics_max_age_s: float | None = None) -> None:
         with self._lock:
             now = time.monotonic()
-            if now - self._read_at <= within_s:
+            if now - self._read_at <= max_age_s:
                 return
             self._catch_up()
             folds = self.followed.fold_version
-            anew = now - self._asked_at > (within_s if topics_within_s is None else topics_within_s)
+            anew = now - self._asked_at > (max_age_s if topics_max_age_s is None else topics_max_age_s)
             if anew or folds != self._folds:
                 tiered = self.followed.tiered_partitions()
                 self._refresh_topics({one.partition.topic for one in tiered}, force=anew)

@@ -189,7 +189,7 @@ class ConfluentBroker:
 
     def topic_id(self, name: TopicPartition) -> TopicId:
         wanted, client, seconds = load_confluent_kafka().TopicCollection([name.topic]), self._admin.client, self._connection.timeout_s
-        described = self._admin.request(f"describe {name.topic}", lambda: client.describe_topics(wanted, request_timeout=seconds))
+        described = self._admin.send_request(f"describe {name.topic}", lambda: client.describe_topics(wanted, request_timeout=seconds))
         raw = uuid_to_bytes(described[name.topic].topic_id)
         return uuid_text(raw) if any(raw) else EMPTY_TOPIC_ID
 
@@ -216,7 +216,7 @@ class ConfluentBroker:
     def _open_client(self) -> Any:
         """Return a new confluent-kafka consumer that belongs to no group."""
         if self._client is None:
-            settings = self._connection.settings(
+            settings = self._connection.client_settings(
                 self._listener,
                 group_id=_GROUP,
                 enable_auto_commit=False,

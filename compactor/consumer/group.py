@@ -113,7 +113,7 @@ class ConfluentGroup:
         self._is_incremental = "cooperative" in strategies or properties.get("group.protocol") == "consumer"
         self._errors = ClientErrors()
         self._raised: BaseException | None = None
-        settings = connection.settings(
+        settings = connection.client_settings(
             self._errors, group_id=group_id, enable_auto_commit=False, enable_auto_offset_store=False, auto_offset_reset="error"
         )
         self._client = create_client(lambda: load_confluent_kafka().Consumer(settings | properties))

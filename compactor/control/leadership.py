@@ -184,8 +184,8 @@ def acquire_leadership(ports: Ports, log: PartitionLog, lease: Lease) -> Leaders
         if holder is None:
             before = state.leader
             epoch = state.next_epoch
-            late_ms = ports.publisher.late_ms
-            body = LeadershipAcquired(leader_epoch=epoch, holder=ports.holder, ttl_ms=lease.ttl_ms, delivery_timeout_ms=late_ms)
+            max_delivery_ms = ports.publisher.max_delivery_ms
+            body = LeadershipAcquired(leader_epoch=epoch, holder=ports.holder, ttl_ms=lease.ttl_ms, delivery_timeout_ms=max_delivery_ms)
             state = log.transact(partial(_acquisition_unless_changed, log, before, body))
             leader = state.leader
             if leader is not None and leader.incarnation == log.incarnation and leader.epoch == epoch:

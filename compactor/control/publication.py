@@ -145,9 +145,9 @@ def publish_round(
         replacements,
         append_publish_begun,
         append_round_published,
-        expired=expired.find_expired,
-        backwards=bool(intent.plan.restores),
-        resumed=intent.begun_slot > 0,
+        find_expired=expired.find_expired,
+        last_group_first=bool(intent.plan.restores),
+        is_begun_recorded=intent.begun_slot > 0,
     )
     return leadership.state
 
@@ -197,15 +197,15 @@ def _wait_for_predecessors(leadership: Leadership) -> None:
     """
     ports, log, state = leadership.ports, leadership.log, leadership.state
     taken = state.last_take_over
-    timeouts = [epoch.delivery_timeout_ms or ports.publisher.late_ms for epoch in state.epochs if epoch.ended == "replaced"]
-    late_ms = max(timeouts, default=0)
-    if not late_ms or taken is None:
+    timeouts = [epoch.delivery_timeout_ms or ports.publisher.max_delivery_ms for epoch in state.epochs if epoch.ended == "replaced"]
+    max_delivery_ms = max(timeouts, default=0)
+    if not max_delivery_ms or taken is None:
         return
     try:
         since = ports.control.head(log.record_key(taken.slot)).modified_ms
     except NotFound:
         since = taken.at_ms  # the slot was cut, which takes longer than what is waited for
-    while (left := since + late_ms - ports.control.clock_ms()) > 0:
+    while (left := since + max_delivery_ms - ports.control.clock_ms()) > 0:
         ports.sleep(min(left, POLL_INTERVAL_MS) / 1000)
         leadership.check_still_leading()
 
@@ -216,7 +216,7 @@ def remove_stray_segments(leadership: Leadership) -> int:
         return 0  # readers go by the control log: there are no others to be told of anything
     state = leadership.check_still_leading()
     live = [segment for segment in state.live if segment.id in state.published_by]
-    return leadership.ports.publisher.cut_off_strays(state.name, live, ordering.known_ids(state))
+    return leadership.ports.publisher.withdraw_unrecorded_segments(state.name, live, ordering.known_ids(state))
 
 
 def undo_intent(leadership: Leadership, intent: Intent, reason: str) -> PartitionState:
@@ -229,7 +229,7 @@ def undo_intent(leadership: Leadership, intent: Intent, reason: str) -> Partitio
         lambda state: not _is_open_run(state, run_id) and not was_published(state, run_id),
     )
     announced = [Announced(task.new_segment_id, task.start_offset, task.end_offset, task.leader_epochs) for task in intent.plan.tasks]
-    leadership.ports.publisher.withdraw_segments(state.name, announced, late=intent.plan.leader_epoch != leadership.epoch)
+    leadership.ports.publisher.withdraw_segments(state.name, announced, include_unannounced=intent.plan.leader_epoch != leadership.epoch)
     delete_objects(leadership, state, announced)
     delete_scratch(leadership, intent)
     return state

@@ -102,7 +102,7 @@ class BrokerChangeFeed:
         if not self._versions or opened.catalog.has_new_records():
             opened.identity.read()
         brokers = self._brokers
-        brokers.refresh(within_s=0.0)
+        brokers.refresh(max_age_s=0.0)
         before, self._versions = self._versions, brokers.partition_versions()
         suspended = {}
         cluster_problem = brokers.cluster_problem()

@@ -18,7 +18,7 @@ from heapq import nsmallest
 
 from compactor.access.tier import Tier
 from compactor.bootstrap import kafka_connection
-from compactor.brokers.topic_ids import ask_about_topics
+from compactor.brokers.topic_ids import query_topic_ids
 from compactor.config.settings import Cleaner, Settings
 from compactor.constants import HOUR_MS
 from compactor.daemon.change_feed import change_feed_for
@@ -175,7 +175,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
             return
         self._asked_topics_ms = now_ms
         try:
-            deleted = delete_removed_topics(self._opened, partial(ask_about_topics, kafka_connection(self._opened.settings)))
+            deleted = delete_removed_topics(self._opened, partial(query_topic_ids, kafka_connection(self._opened.settings)))
         except CompactorError as error:
             self._log(f"topics that were deleted are not deleted from the tier for now: {error}", level=logging.WARNING)
             return

@@ -77,7 +77,7 @@ class SegmentLayout(Protocol):
     def read_file(
         self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None
     ) -> bytes:
-        """Return bytes [start, start + length) of one file, fewer only at its end. Fetches no more than that needs."""
+        """Return bytes [start, start + length) of one file; fewer only at its end. length: None for the rest of the file."""
 
     def download_file(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
         """Download one file into a new local file, and return the number of bytes transferred."""
@@ -117,7 +117,7 @@ class SegmentLayout(Protocol):
         """Return the bytes of local disk that ``upload_segment`` needs beside a log of this size until it ends."""
 
     def custom_metadata(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
-        """Return the custom metadata (base64, or empty) of the objects that ``upload_segment`` will create. Known before any exists."""
+        """Return the custom metadata (base64, or empty) that brokers need for the objects that ``upload_segment`` will create."""
 
     def stored_segment_problem(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         """Read every object of the segment back, and return why one is not as recorded, or an empty string."""
@@ -132,12 +132,13 @@ class SegmentLayout(Protocol):
         """Yield every object below the partition's prefix, including those whose names this layout does not make."""
 
     def partition_of(self, key: str) -> str:
-        """Return the partition below whose prefix this key lies, as ``topic-partition``, or an empty string."""
+        """Return the partition in whose folder an object key lies, as ``topic-partition``, or an empty string."""
 
 
 @dataclass(frozen=True)
 class Announced:
-    """A segment that a plan or the brokers' metadata topic names before it is readable, with the fields that are needed to withdraw it.
+    """A segment that was announced, by a plan or in the brokers' metadata topic, before readers can use it, with the fields needed to
+    withdraw it.
 
     end_offset: inclusive. cut_off_ms: time at which DELETE_SEGMENT_STARTED was written for it, by its writer's clock; -1 if it was not.
     """
@@ -160,28 +161,32 @@ class Wait(NamedTuple):
 
 
 class SegmentPublisher(Protocol):
-    """Switches readers from replaced segments to new ones.
+    """Publisher: switches readers from replaced segments to new ones.
 
     On a compactor-managed tier a record of the control log makes the new segments visible; on a broker-managed tier records in
-    ``__remote_log_metadata`` do. Every method can
-    be repeated after a crash and does nothing twice. All raise Unavailable and Refused.
+    ``__remote_log_metadata`` do. Every method can be repeated after a crash without a further effect. All raise Unavailable and Refused.
     """
 
     @property
-    def late_ms(self) -> int:
-        """Return how long after a process ends its records may still reach readers, in milliseconds; 0 if never."""
+    def max_delivery_ms(self) -> int:
+        """Return how long after a process has ended the metadata records that it sent may still reach readers, in milliseconds; 0 if
+        never.
+        """
 
     def check_publishing_allowed(self, name: TopicPartition) -> None:
         """Raise Refused if the segments that readers of this partition see must not be replaced. Called before a round is planned."""
 
-    def reserve_metadata_records(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
+    def reserve_metadata_records(self, name: TopicPartition, records: int, max_records_per_hour: int) -> Wait | None:
         """Reserve the metadata records of a round and return None, or return until when the round has to wait.
 
-        ``per_hour``: cap for all partitions together, 0: none. May be called again when more is known of the round.
+        May be called again when the number of records is known more exactly.
+
+        :param records: number of metadata records that the round will write.
+        :param max_records_per_hour: cap for all partitions together; 0 for no cap.
         """
 
     def release_reservation(self, name: TopicPartition) -> None:
-        """Return what ``reserve_metadata_records`` reserved and was not used: the round has ended or is not due any more."""
+        """Release the metadata records that were reserved for a round and not written, because the round has ended or is no longer due."""
 
     def announce_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """Announce a finished rewrite before its first object is uploaded (COPY_SEGMENT_STARTED).
@@ -193,52 +198,62 @@ class SegmentPublisher(Protocol):
         self,
         name: TopicPartition,
         replacements: Sequence[Replacement],
-        begun: Callable[[], None],
-        record: Callable[[Collection[str]], None],
+        record_begun: Callable[[], None],
+        record_published: Callable[[Collection[str]], None],
         *,
-        expired: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
-        backwards: bool = False,
-        resumed: bool = False,
+        find_expired: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
+        last_group_first: bool = False,
+        is_begun_recorded: bool = False,
     ) -> None:
-        """Switch readers to the replacements, then call ``record``.
+        """Switch readers to the replacements, then call ``record_published``.
 
-        :param begun: appends *publish begun*. Called before the first step if switching takes several; from then on the round is completed,
-            never given up.
-        :param record: appends *round published*. Receives the ids of new segments that were not published because their sources had gone.
-        :param expired: returns which of these sources, by id, brokers have expired. The groups behind a group of which all sources have
-            expired are switched all the same.
-        :param backwards: switch the last group first.
-        :param resumed: *publish begun* is in the log already, so that no rule which applies before it may refuse.
+        :param record_begun: appends *publish begun*. Called before the first step if switching takes several steps; from then
+            on the round must be completed.
+        :param record_published: appends *round published*. Its argument is the ids of new segments that were not published, because
+            brokers had deleted their sources.
+        :param find_expired: segment ids -> those of them that brokers have expired. If all sources of a group have expired, later groups
+            are switched all the same.
+        :param last_group_first: switch the last group first.
+        :param is_begun_recorded: whether *publish begun* is in the log already, so that rules which apply only before it are skipped.
         """
 
     def restore_segments(
-        self, name: TopicPartition, restored: Sequence[RemoteLogSegmentMetadata], gone: Sequence[SegmentRef], record: Callable[[], None]
+        self,
+        name: TopicPartition,
+        restored: Sequence[RemoteLogSegmentMetadata],
+        withdrawn: Sequence[SegmentRef],
+        record_undone: Callable[[], None],
     ) -> None:
-        """Undo ``publish_replacements``: switch readers from ``gone`` to ``restored``, then call ``record``, which appends *round undone*.
+        """Undo ``publish_replacements``: switch readers from ``withdrawn`` to ``restored``, then call ``record_undone``, which appends
+        *round undone*.
 
         :raises UsageError: before anything is changed, if readers cannot be switched back.
         """
 
-    def withdraw_segments(self, name: TopicPartition, segments: Sequence[Announced], *, late: bool = False) -> None:
-        """Make sure that these segments are never published. late: also if another process writes records about them later."""
+    def withdraw_segments(self, name: TopicPartition, segments: Sequence[Announced], *, include_unannounced: bool = False) -> None:
+        """Make sure that these segments are never published.
+
+        :param include_unannounced: withdraw also segments that were never announced, so that announcements which arrive late have no
+            effect.
+        """
 
     def record_deletion(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Record that the objects of these segments are deleted (DELETE_SEGMENT_FINISHED)."""
 
-    def deleted_by_brokers(self, name: TopicPartition, wanted: Collection[str]) -> frozenset[str]:
+    def deleted_by_brokers(self, name: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         """Return the ids of those segments which brokers have begun to delete or have deleted, as the newest metadata shows."""
 
-    def find_strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced] | None:
-        """Return segments that a dead compactor published to readers and that the control log does not know.
+    def find_unrecorded_segments(self, name: TopicPartition, recorded_ids: Collection[str]) -> Sequence[Announced] | None:
+        """Return segments that a dead compactor announced to brokers and that are not in ``recorded_ids``.
 
-        Returns None if readers know only the control log, so that unknown objects in the store are orphans.
+        Returns None on a tier whose readers use the control log alone, so that objects of other segments in the store are orphans.
 
-        :param known: ids of all segments that the control log knows.
+        :param recorded_ids: ids of all segments that the control log names.
         """
 
-    def cut_off_strays(self, name: TopicPartition, live: Sequence[SegmentRef], known: Collection[str]) -> int:
-        """Make the segments that ``find_strays`` returns unreadable for brokers, and return their number. Live segments that they displaced
-        are made readable again first.
+    def withdraw_unrecorded_segments(self, name: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
+        """Withdraw the segments that ``find_unrecorded_segments`` returns, and return their number. Live segments that became unreadable
+        because of them are made readable again first.
         """
 
 

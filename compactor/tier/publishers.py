@@ -20,12 +20,12 @@ class ObjectLogPublisher:
     *round published* is all that publishing takes. Most methods do nothing.
     """
 
-    late_ms: int = 0
+    max_delivery_ms: int = 0
 
     def check_publishing_allowed(self, name: TopicPartition) -> None:
         """Permit every round: only this program decides what readers of the tier see."""
 
-    def reserve_metadata_records(self, name: TopicPartition, records: int, per_hour: int) -> Wait | None:
+    def reserve_metadata_records(self, name: TopicPartition, records: int, max_records_per_hour: int) -> Wait | None:
         return None
 
     def release_reservation(self, name: TopicPartition) -> None:
@@ -38,22 +38,26 @@ class ObjectLogPublisher:
         self,
         name: TopicPartition,
         replacements: Sequence[Replacement],
-        begun: Callable[[], None],
-        record: Callable[[Collection[str]], None],
+        record_begun: Callable[[], None],
+        record_published: Callable[[Collection[str]], None],
         *,
-        expired: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
-        backwards: bool = False,
-        resumed: bool = False,
+        find_expired: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
+        last_group_first: bool = False,
+        is_begun_recorded: bool = False,
     ) -> None:
         """Append the record *round published* to the control log, by which all readers see the new segments."""
-        record(())
+        record_published(())
 
     def restore_segments(
-        self, name: TopicPartition, restored: Sequence[RemoteLogSegmentMetadata], gone: Sequence[SegmentRef], record: Callable[[], None]
+        self,
+        name: TopicPartition,
+        restored: Sequence[RemoteLogSegmentMetadata],
+        withdrawn: Sequence[SegmentRef],
+        record_undone: Callable[[], None],
     ) -> None:
-        record()
+        record_undone()
 
-    def withdraw_segments(self, name: TopicPartition, segments: Sequence[Announced], *, late: bool = False) -> None:
+    def withdraw_segments(self, name: TopicPartition, segments: Sequence[Announced], *, include_unannounced: bool = False) -> None:
         """Do nothing, because the control log's record that closed the plan has withdrawn the segments already."""
 
     def record_deletion(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
@@ -62,10 +66,10 @@ class ObjectLogPublisher:
     def deleted_by_brokers(self, name: TopicPartition, wanted: Collection[str]) -> frozenset[str]:
         return frozenset()
 
-    def find_strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced] | None:
+    def find_unrecorded_segments(self, name: TopicPartition, recorded_ids: Collection[str]) -> Sequence[Announced] | None:
         return None
 
-    def cut_off_strays(self, name: TopicPartition, live: Sequence[SegmentRef], known: Collection[str]) -> int:
+    def withdraw_unrecorded_segments(self, name: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
         return 0
 
 
@@ -80,7 +84,7 @@ class ReadOnlyPublisher(ObjectLogPublisher):
         )
 
     announce_segment = publish_replacements = restore_segments = withdraw_segments = check_publishing_allowed
-    record_deletion = cut_off_strays = check_publishing_allowed
+    record_deletion = withdraw_unrecorded_segments = check_publishing_allowed
 
-    def find_strays(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced]:
+    def find_unrecorded_segments(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced]:
         return ()

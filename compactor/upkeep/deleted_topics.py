@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from compactor.access.tier import Tier
-from compactor.brokers.topic_ids import TopicAnswers
+from compactor.brokers.topic_ids import TopicIdAnswers
 from compactor.constants import TopicId
 from compactor.control.deletion import delete_partition
 from compactor.control.incarnations import CONFIRMATION_MS, is_deletion_confirmed, topics_of_cluster
@@ -19,7 +19,7 @@ from compactor.control.state import CatalogState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 
-AskAboutTopics = Callable[[Sequence[TopicId]], TopicAnswers]
+AskAboutTopics = Callable[[Sequence[TopicId]], TopicIdAnswers]
 """Asks the cluster about topic ids. Raises StoreError, UsageError."""
 
 
@@ -55,7 +55,7 @@ def delete_removed_topics(tier: Tier, ask: AskAboutTopics) -> list[TopicPartitio
 
 
 def _record_answers(
-    catalog: CatalogLog, answers: TopicAnswers, asked_ms: int, adds_information: Callable[[CatalogState, str], bool]
+    catalog: CatalogLog, answers: TopicIdAnswers, asked_ms: int, adds_information: Callable[[CatalogState, str], bool]
 ) -> CatalogState:
     """Record contradictory answers, and those answers that a topic is missing which add something. Return the resulting catalog."""
 

@@ -184,7 +184,7 @@ def survey_retirable(ports: Ports, log: PartitionLog, retention: Retention, cloc
     due, waiting = _split_segments_by_grace(ports, log, retention, clock)
     known = ordering.protected_ids(state).union(segment.id for segment in state.retiring)
     unknown = [item for item in listed if item.segment_id and item.segment_id not in known]
-    reported = ports.publisher.find_strays(state.name, known)
+    reported = ports.publisher.find_unrecorded_segments(state.name, known)
     cut_off = [one for one in reported or () if one.cut_off_ms >= 0]
     strays = tuple(one for one in cut_off if clock.now_ms(ports.control) >= one.cut_off_ms + retention.grace_ms)
     if reported is None:

@@ -28,8 +28,8 @@ STOPPED_BEFORE = """
 import os, signal, threading
 from compactor.brokers.metadata_topic.codec import decode
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
-from compactor.brokers.conditions import BrokerConditions
-BrokerConditions.__init__.__kwdefaults__["fresh_s"] = 0.0
+from compactor.brokers.conditions import BrokerPublicationCheck
+BrokerPublicationCheck.__init__.__kwdefaults__["fresh_s"] = 0.0
 plain, left = ConfluentMetadataTopic.append, [1]
 def append(topic, partition, value):
     if left and decode(value).state.name == "{state}":

@@ -92,7 +92,7 @@ def told_as(record: Record, leader_epoch: int) -> BrokerRecord:
 def assert_agreed(admin: ClusterAdmin, cache: RemoteLogMetadataCache, topic: str, partition: int, model: WrittenPartition) -> None:
     view = TierView(admin, cache, topic, partition)
     offsets = admin.offsets(topic, partition)
-    links = chain.lookup_chain(cache, view.lineage)
+    links = chain.segment_read_ranges(cache, view.lineage)
     assert chain.offset_gaps(links) == []
     assert links[0].first <= offsets.earliest
     assert links[-1].last == offsets.latest_tiered == offsets.earliest_local - 1

@@ -71,7 +71,7 @@ def test_the_broker_and_our_fold_agree(broker: KafkaCluster, broker_admin: Clust
         tier = broker_admin.tier_files(told.topic, partition)
         lineage = lineage_in(tier)
         offsets = broker_admin.offsets(told.topic, partition)
-        links = chain.lookup_chain(found.cache, lineage)
+        links = chain.segment_read_ranges(found.cache, lineage)
         assert {path.name.split(".")[0] for path in tier} == {f"{one.start_offset:020d}-{one.id}" for one in found.cache.list_segments()}
         assert (links[0].first, links[-1].last, chain.offset_gaps(links)) == (offsets.earliest, offsets.latest_tiered, [])
         assert latest_tiered(found.cache, lineage, offsets.latest)[0] == offsets.latest_tiered
@@ -131,7 +131,7 @@ def test_rights(new_cluster: Callable[..., KafkaCluster]) -> None:
     with pytest.raises(Refused, match="not authorized"):
         topic.append(0, b"x")
     assert topic.bounds() == bounds
-    facts = admin.describe_metadata_topic(write=True)
+    facts = admin.describe_metadata_topic(needs_append_right=True)
     assert {(one.resource, one.operation) for one in facts.missing_rights} == {
         (f"topic {METADATA_TOPIC}", "WRITE"), (f"topic {METADATA_TOPIC}", "DESCRIBE_CONFIGS")
     }  # fmt: skip
@@ -156,7 +156,7 @@ def test_the_cluster_and_its_metadata_topic(broker: KafkaCluster) -> None:
     facts = admin.describe_cluster()
     assert ([one.id for one in facts.brokers], facts.brokers[0].version, facts.missing_rights) == ([1], "4.4", ())
     assert KafkaAdmin(KafkaConnection(broker.bootstrap)).cluster_id() == facts.cluster_id
-    topic = admin.describe_metadata_topic(write=True)
+    topic = admin.describe_metadata_topic(needs_append_right=True)
     assert (metadata_topic_problem(topic), topic.missing_rights) == ("", ())
     assert admin.describe_metadata_topic() is not None
 
@@ -177,14 +177,14 @@ def test_an_older_broker(new_cluster: Callable[..., KafkaCluster], tmp_path: Pat
     cluster = new_cluster("3.9.2")
     admin = KafkaAdmin(KafkaConnection(cluster.bootstrap))
     assert [one.version for one in admin.describe_cluster().brokers] == ["3.9"]
-    assert metadata_topic_problem(admin.describe_metadata_topic(write=True)) == ""
+    assert metadata_topic_problem(admin.describe_metadata_topic(needs_append_right=True)) == ""
     with ClusterAdmin(cluster) as theirs:
         story = TopicStory(cluster, theirs, "older").create()
         story.plain(count=300)
         offsets = story.tiered()[0]
         topic, store = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap)), Rocks(tmp_path / "state")
         found = folded(FoldedMetadataTopic(topic, PersistedStates(store), clock_ms=lambda: 0), admin, story.topic, 0)
-        links = chain.lookup_chain(found.cache, lineage_in(theirs.tier_files(story.topic)))
+        links = chain.segment_read_ranges(found.cache, lineage_in(theirs.tier_files(story.topic)))
         assert (links[0].first, links[-1].last, chain.offset_gaps(links)) == (0, offsets.latest_tiered, [])
         topic.close()
         store.close()

@@ -65,7 +65,7 @@ def test_the_fold_names_the_segments_that_lie_in_the_tier(version: str, tmp_path
         EpochEntry(LeaderEpoch(int(epoch)), Offset(int(start)))
         for epoch, start in map(str.split, last_checkpoint(case / "tier").splitlines()[2:])
     )
-    links = chain.lookup_chain(cache, lineage)
+    links = chain.segment_read_ranges(cache, lineage)
     assert [link.segment.id for link in links] == [
         segment.id for segment in sorted(cache.list_segments(), key=lambda one: one.start_offset)
     ]

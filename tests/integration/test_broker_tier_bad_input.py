@@ -11,7 +11,7 @@ import pytest
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
 from compactor.brokers import publisher as kafka
-from compactor.brokers.metadata_topic.chain import BrokerView, lineage_from_segments, lookup_chain
+from compactor.brokers.metadata_topic.chain import BrokerView, lineage_from_segments, segment_read_ranges
 from compactor.brokers.metadata_topic.ports import PollResult
 from compactor.brokers.publisher import KafkaPublisher
 from compactor.constants import LeaderEpoch, Offset, TopicId
@@ -124,7 +124,7 @@ class TestObjects:
         for number, (start, end) in enumerate([(0, 99), (100, 149), (150, 199)]):
             world.tier(number, start, end, {number: start})
         cache = world.cache()
-        view = BrokerView(lookup_chain(cache, lineage_from_segments(cache)), lineage_from_segments(cache), cache.applied)
+        view = BrokerView(segment_read_ranges(cache, lineage_from_segments(cache)), lineage_from_segments(cache), cache.applied)
         text = format_leader_epoch_checkpoint((EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(2), Offset(150))))
         kinds = {"leader-epoch-checkpoint": SegmentFile(size=len(text))}
         monkeypatch.setattr(mirroring, "complete_metadata", lambda layout, name, one: one.model_copy(update={"files": kinds}))

@@ -14,7 +14,7 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.leaders import ClusterTopics
-from compactor.brokers.topic_ids import TopicAnswers, client_options
+from compactor.brokers.topic_ids import TopicIdAnswers, kafka_python_options
 from compactor.config.settings import load_settings
 from compactor.errors import Unavailable, UsageError
 from compactor.transfer.incarnations import confirm_topics
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.usefixtures("unsynced")
 CLUSTER = "cluster-1"
 HOUR_MS = 3_600_000
 RETENTION_MS = 5 * HOUR_MS
-YES, NO = TopicAnswers(CLUSTER, (), (ID,)), TopicAnswers(CLUSTER, (ID,), ())
-NOTHING = TopicAnswers(CLUSTER, (), ())
-ANOTHER = TopicAnswers("cluster-2", (ID,), ())
+YES, NO = TopicIdAnswers(CLUSTER, (), (ID,)), TopicIdAnswers(CLUSTER, (ID,), ())
+NOTHING = TopicIdAnswers(CLUSTER, (), ())
+ANOTHER = TopicIdAnswers("cluster-2", (ID,), ())
 
 
 class Clocked:
@@ -55,10 +55,10 @@ class Clocked:
 
         return replace(tier, ports=replace(ports, control=Late()))  # type: ignore[arg-type]
 
-    def ask(self, hours: float, answer: TopicAnswers, *, store_hours: float | None = None) -> list[str]:
+    def ask(self, hours: float, answer: TopicIdAnswers, *, store_hours: float | None = None) -> list[str]:
         """Ask the cluster at a time in hours; return the partitions that are deleted then."""
 
-        def asked(topic_ids: Sequence[str]) -> TopicAnswers:
+        def asked(topic_ids: Sequence[str]) -> TopicIdAnswers:
             assert topic_ids == [ID]
             return answer
 
@@ -94,7 +94,7 @@ def test_a_topic_is_deleted_once_its_cluster_has_said_twice_that_its_id_is_unkno
 
 
 @pytest.mark.parametrize("answer", [NOTHING, ANOTHER, YES], ids=["not described", "another cluster", "it exists"])
-def test_no_other_answer_deletes_a_topic(cli: TierCli, answer: TopicAnswers) -> None:
+def test_no_other_answer_deletes_a_topic(cli: TierCli, answer: TopicIdAnswers) -> None:
     clocked = Clocked(cli)
     assert [clocked.ask(hours, answer) for hours in (0, 2, 6)] == [[]] * 3
 
@@ -135,11 +135,11 @@ def test_a_clock_that_is_behind_makes_one_answer_of_two_at_the_same_time(cli: Ti
 def test_retire_asks_about_deleted_topics(cli: TierCli, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Sequence[str]] = []
 
-    def answer(connection: object, topic_ids: Sequence[str]) -> TopicAnswers:
+    def answer(connection: object, topic_ids: Sequence[str]) -> TopicIdAnswers:
         asked.append(topic_ids)
         return NO
 
-    monkeypatch.setattr("compactor.cli.commands.retire.ask_about_topics", answer)
+    monkeypatch.setattr("compactor.cli.commands.retire.query_topic_ids", answer)
     assert cli.do("retire")["topics_deleted"] == []
     assert cli.do("retire", "--dry-run")["topics_deleted"] == []
     assert asked == [[ID]], "nothing is asked where nothing would be recorded"
@@ -151,10 +151,10 @@ def test_retire_asks_about_deleted_topics(cli: TierCli, monkeypatch: pytest.Monk
 
 
 def test_retire_deletes_what_is_due_although_the_cluster_cannot_be_asked(cli: TierCli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unavailable(connection: object, topic_ids: Sequence[str]) -> TopicAnswers:
+    def unavailable(connection: object, topic_ids: Sequence[str]) -> TopicIdAnswers:
         raise Unavailable("no broker answers")
 
-    monkeypatch.setattr("compactor.cli.commands.retire.ask_about_topics", unavailable)
+    monkeypatch.setattr("compactor.cli.commands.retire.query_topic_ids", unavailable)
     cli.run("--force")
     answer = cli.ask("retire")
     assert (answer.code, "no broker answers" in answer.stderr) == (5, True)
@@ -197,11 +197,11 @@ def test_the_connection_has_the_login_of_the_configuration() -> None:
         "sasl.password": "p",
         "ssl.ca.location": "ca",
     }
-    options = client_options(KafkaConnection("a:1,b:2", properties))
+    options = kafka_python_options(KafkaConnection("a:1,b:2", properties))
     assert options["bootstrap_servers"] == ["a:1", "b:2"]
     assert (options["security_protocol"], options["sasl_plain_username"], options["ssl_cafile"]) == ("SASL_SSL", "u", "ca")
     with pytest.raises(UsageError, match="ssl.keystore.location"):
-        client_options(KafkaConnection("a:1", {"ssl.keystore.location": "k"}))
+        kafka_python_options(KafkaConnection("a:1", {"ssl.keystore.location": "k"}))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from checkpoint.lineage import EpochEntry
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
-from compactor.brokers.metadata_topic.chain import lineage_from_segments, lookup_chain, offset_gaps
+from compactor.brokers.metadata_topic.chain import lineage_from_segments, offset_gaps, segment_read_ranges
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord, RemoteLogSegmentMetadataUpdateRecord, uuid_bytes
 from compactor.constants import LeaderEpoch, Offset
 from compactor.control.state import PartitionState
@@ -69,7 +69,7 @@ class Undoing:
     def assert_whole(self) -> None:
         opened = self.brokers.opened()
         folded = opened.brokers.folded_partition(NAME).cache
-        links = lookup_chain(folded, lineage_from_segments(folded))
+        links = segment_read_ranges(folded, lineage_from_segments(folded))
         assert offset_gaps(links) == []
         live = {segment.id for segment in opened.open(NAME).refresh().live}
         assert {link.segment.id for link in links} == live

@@ -18,7 +18,7 @@ import pytest
 from compactor.brokers import publisher as kafka
 from compactor.brokers.metadata_topic import rules
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.brokers.metadata_topic.chain import lineage_from_segments, lookup_chain, offset_gaps
+from compactor.brokers.metadata_topic.chain import lineage_from_segments, offset_gaps, segment_read_ranges
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord
 from compactor.brokers.publisher import KafkaPublisher
 from compactor.errors import Refused, Unavailable
@@ -111,7 +111,7 @@ class Story:
             or described(0, link.first, link.last, {e.epoch: e.start_offset for e in link.segment.leader_epochs}).model_copy(
                 update={"id": link.segment.id}
             )
-            for link in lookup_chain(cache, lineage_from_segments(cache))
+            for link in segment_read_ranges(cache, lineage_from_segments(cache))
         ]
 
     def known(self) -> set[str]:
@@ -144,13 +144,13 @@ class Story:
     def process(self, faults: float) -> None:
         """A run: what is left of the last one, or a new round; then retire."""
         publisher, control = self.publisher(faults), self.control
-        publisher.cut_off_strays(NAME, [new.segment for new in control.plan if control.begun], self.known())
+        publisher.withdraw_unrecorded_segments(NAME, [new.segment for new in control.plan if control.begun], self.known())
         if control.plan and not control.begun and (self.rng.random() < 0.4 or not self.whole()):
             away = [new.segment for new in control.plan]
             control.withdrawn += [Announced(one.id, one.start_offset, one.end_offset, one.leader_epochs) for one in away]
             control.plan = []
         if control.withdrawn:
-            publisher.withdraw_segments(NAME, control.withdrawn, late=True)
+            publisher.withdraw_segments(NAME, control.withdrawn, include_unannounced=True)
             self.objects -= self.gone()
             publisher.record_deletion(NAME, control.withdrawn)
         if not control.plan:
@@ -160,11 +160,11 @@ class Story:
                 publisher.announce_segment(NAME, new.segment)
                 self.objects.add(new.segment.id)
         self.wait()
-        publisher.publish_replacements(NAME, control.plan, self.begun, self.published, resumed=control.begun)
+        publisher.publish_replacements(NAME, control.plan, self.begun, self.published, is_begun_recorded=control.begun)
         self.objects -= set(control.replaced)
         publisher.record_deletion(NAME, self.refs(control.replaced))
         control.replaced = []
-        left = publisher.find_strays(NAME, self.known()) or ()
+        left = publisher.find_unrecorded_segments(NAME, self.known()) or ()
         self.objects -= {one.id for one in left}
         publisher.record_deletion(NAME, left)
 
@@ -215,7 +215,7 @@ class Story:
                 self.readers(cache)
 
     def readers(self, cache: RemoteLogMetadataCache) -> None:
-        links = lookup_chain(cache, lineage_from_segments(cache))
+        links = segment_read_ranges(cache, lineage_from_segments(cache))
         at, seen = self.start, False
         for link in links:
             if link.last < at:
@@ -229,9 +229,9 @@ class Story:
 
     def finished(self) -> None:
         cache = self.world.cache()
-        read = {link.segment.segment_id for link in lookup_chain(cache, lineage_from_segments(cache))}
+        read = {link.segment.segment_id for link in segment_read_ranges(cache, lineage_from_segments(cache))}
         assert {one.id for one in cache.segments.values() if one.segment_id not in read} == set()
-        assert [gap for gap in offset_gaps(lookup_chain(cache, lineage_from_segments(cache))) if gap[1] >= self.start] == []
+        assert [gap for gap in offset_gaps(segment_read_ranges(cache, lineage_from_segments(cache))) if gap[1] >= self.start] == []
         assert {one.id for one in cache.segments.values()} == self.objects - {name for name in self.objects if name not in self.holds}
 
 
@@ -291,7 +291,7 @@ def nobody_waits(patch: pytest.MonkeyPatch) -> None:
 
 def nobody_cuts_off(patch: pytest.MonkeyPatch) -> None:
     """cut off."""
-    patch.setattr(KafkaPublisher, "cut_off_strays", lambda *_: 0)
+    patch.setattr(KafkaPublisher, "withdraw_unrecorded_segments", lambda *_: 0)
     patch.setattr(KafkaPublisher, "withdraw_segments", lambda *_, **__: None)
 
 
@@ -333,13 +333,15 @@ class WayBack(Story):
 
     def back(self, faults: float, *, backwards: bool) -> None:
         publisher, control = self.publisher(faults), self.control
-        publisher.cut_off_strays(NAME, [new.segment for new in control.plan if control.begun], self.known())
+        publisher.withdraw_unrecorded_segments(NAME, [new.segment for new in control.plan if control.begun], self.known())
         if not control.begun:
             for new in control.plan:
                 publisher.announce_segment(NAME, new.segment)
                 self.objects.add(new.segment.id)
         self.wait()
-        publisher.publish_replacements(NAME, control.plan, self.begun, self.published, backwards=backwards, resumed=control.begun)
+        publisher.publish_replacements(
+            NAME, control.plan, self.begun, self.published, last_group_first=backwards, is_begun_recorded=control.begun
+        )
 
     def run_back(self, *, backwards: bool = True) -> None:
         self.forward()
@@ -360,7 +362,7 @@ def test_a_round_that_is_taken_back_shows_no_deleted_key_either(block: int) -> N
             story.run_back()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
-        links = lookup_chain(story.world.cache(), lineage_from_segments(story.world.cache()))
+        links = segment_read_ranges(story.world.cache(), lineage_from_segments(story.world.cache()))
         assert [gap for gap in offset_gaps(links) if gap[1] >= story.start] == [], seed
 
 

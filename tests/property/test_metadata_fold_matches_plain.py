@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.brokers.metadata_topic.chain import lookup_chain, offset_gaps
+from compactor.brokers.metadata_topic.chain import offset_gaps, segment_read_ranges
 from compactor.brokers.metadata_topic.codec import (
     PartitionDeleteState,
     RemoteLogSegmentMetadataRecord,
@@ -129,7 +129,7 @@ def agree(cache: RemoteLogMetadataCache, plain: PlainCache) -> None:
 
 def served_as_the_chain_says(cache: RemoteLogMetadataCache, plain: PlainCache) -> None:
     for lineage in map(lineage_entries, LINEAGES):
-        links = lookup_chain(cache, lineage)
+        links = segment_read_ranges(cache, lineage)
         said = {offset: link.segment.segment_id for link in links for offset in range(link.first, link.last + 1)}
         assert said == {o: raw_id for o in range(LAST_OFFSET + 10) if (raw_id := plain.serve(lineage, o))}
         for offset in range(LAST_OFFSET + 10):

@@ -12,7 +12,7 @@ import pytest
 from checkpoint.lineage import EpochEntry, first_divergent_offset
 from compactor.brokers.metadata_topic import chain as chaining
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.brokers.metadata_topic.chain import ChainLink, lineage_from_segments, lookup_chain, whole_segment_chain
+from compactor.brokers.metadata_topic.chain import SegmentReadRange, lineage_from_segments, merged_read_ranges, segment_read_ranges
 from compactor.constants import LeaderEpoch, Offset
 from tests.metadata_events import PARTITION, finished
 from tests.plain_metadata_cache import PlainCache
@@ -46,7 +46,7 @@ def naively(replicas: Replicas, end: int) -> list[Record | None]:
     return found
 
 
-def by_chain(replicas: Replicas, links: list[ChainLink], end: int) -> list[Record | None]:
+def by_chain(replicas: Replicas, links: list[SegmentReadRange], end: int) -> list[Record | None]:
     found: list[Record | None] = [None] * (end + 1)
     for link in links:
         for offset in range(link.first, min(link.last, end) + 1):
@@ -57,7 +57,7 @@ def by_chain(replicas: Replicas, links: list[ChainLink], end: int) -> list[Recor
 def verdict(replicas: Replicas) -> str:
     """``same``, ``hole`` where brokers leave one and so do we, ``refused`` where the newest checkpoint disagrees; raises otherwise."""
     told = lineage_from_segments(replicas.cache)
-    links = whole_segment_chain(lookup_chain(replicas.cache, told), told)
+    links = merged_read_ranges(segment_read_ranges(replicas.cache, told), told)
     end = links[-1].last
     if first_divergent_offset(told, end + 1, newest_lineage(replicas, links), end + 1) is not None:
         return "refused"
@@ -75,7 +75,7 @@ def verdict(replicas: Replicas) -> str:
     return "same"
 
 
-def newest_lineage(replicas: Replicas, links: list[ChainLink]) -> tuple[EpochEntry, ...]:
+def newest_lineage(replicas: Replicas, links: list[SegmentReadRange]) -> tuple[EpochEntry, ...]:
     """The leader-epoch-checkpoint among its objects."""
     return replicas.lineages[links[-1].segment.segment_id]
 
@@ -103,7 +103,7 @@ def every_lower_epoch(patch: pytest.MonkeyPatch) -> None:
 
 def segments_twice(patch: pytest.MonkeyPatch) -> None:
     """A segment that brokers come back to is in the chain twice, or begins behind its start."""
-    patch.setattr(sys.modules[__name__], "whole_segment_chain", lambda links, lineage: links)
+    patch.setattr(sys.modules[__name__], "merged_read_ranges", lambda links, lineage: links)
 
 
 @pytest.mark.parametrize("drop", [every_lower_epoch, segments_twice])

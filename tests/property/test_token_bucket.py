@@ -16,7 +16,7 @@ from compactor.brokers.metadata_topic.token_bucket import (
     MINUTE_MS,
     MINUTES_PER_HOUR,
     MetadataTokenBucket,
-    count_records,
+    add_record_counts,
     records_of_last_hour,
 )
 from compactor.model.ids import TopicPartition
@@ -58,7 +58,7 @@ class TestAdmission:
 
     def test_a_silent_round_holds_up_no_other_and_keeps_its_place_for_a_day(self) -> None:
         bucket = after(MetadataTokenBucket(), {MINUTE: 9}, A, 5)
-        asks = bucket.waiting[A].again_ms
+        asks = bucket.waiting[A].retry_at_ms
         assert until(bucket, {}, B, 5, asks + MAX_SILENCE_MS)
         assert until(bucket, {}, B, 5, asks + MAX_SILENCE_MS + 1) == 0
         assert until(bucket, {}, A, 5, asks + MAX_SILENCE_MS + 1) == 0
@@ -97,18 +97,18 @@ class TestReservations:
 
 class TestCounting:
     def test_records_are_counted_by_minute_for_two_hours(self) -> None:
-        written = count_records((), [NOW, NOW + 1, NOW - MINUTE_MS], NOW)
+        written = add_record_counts((), [NOW, NOW + 1, NOW - MINUTE_MS], NOW)
         assert written == ((MINUTE - 1, 1), (MINUTE, 2))
-        assert count_records(written, [], NOW) == written
+        assert add_record_counts(written, [], NOW) == written
         later = NOW + COUNTED_MINUTES * MINUTE_MS
-        assert count_records(written, [later], later) == ((MINUTE + COUNTED_MINUTES, 1),)
+        assert add_record_counts(written, [later], later) == ((MINUTE + COUNTED_MINUTES, 1),)
 
     @pytest.mark.parametrize(("minutes", "left"), [(0, {MINUTE - 1: 1, MINUTE: 2}), (59, {MINUTE: 2}), (60, {})])
     def test_the_last_hour_has_sixty_minutes(self, minutes: int, left: dict[int, int]) -> None:
         assert records_of_last_hour({MINUTE - 1: 1, MINUTE: 2}, NOW + minutes * MINUTE_MS) == left
 
     def test_a_timestamp_in_the_future_counts_as_the_time_of_reading(self) -> None:
-        written = count_records(((MINUTE - 1, 3),), [NOW + 1000 * _HOUR_MS], NOW)
+        written = add_record_counts(((MINUTE - 1, 3),), [NOW + 1000 * _HOUR_MS], NOW)
         assert written == ((MINUTE - 1, 3), (MINUTE, 1))
         assert records_of_last_hour(dict(written), NOW + _HOUR_MS) == {}
 

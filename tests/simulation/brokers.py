@@ -18,11 +18,11 @@ from compactor.brokers.metadata_topic import rules
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, epoch_starts, last_offset_of_epoch
 from compactor.brokers.metadata_topic.chain import (
     BrokerView,
-    ChainLink,
+    SegmentReadRange,
     lineage_from_segments,
-    lookup_chain,
+    merged_read_ranges,
     offset_gaps,
-    whole_segment_chain,
+    segment_read_ranges,
 )
 from compactor.brokers.metadata_topic.codec import (
     MetadataRecord,
@@ -158,7 +158,7 @@ class SimReplicas(Replicas):
         update = RemoteLogSegmentMetadataUpdateRecord(WHERE, copy.start.segment_id, 1, 6, S.COPY_SEGMENT_FINISHED)
         trial = self.alone.copy()
         trial.apply_record(update, trial.applied + 1)
-        before, after = (lookup_chain(cache, self.leader.lineage()) for cache in (self.alone, trial))
+        before, after = (segment_read_ranges(cache, self.leader.lineage()) for cache in (self.alone, trial))
         left = [link for link in after if link.last >= self.sim.start]
         begins = not left or left[0].first <= self.sim.start or any(link.first > self.sim.start for link in before[:1])
         whole = not offset_gaps(left) and begins and after[-1].last >= before[-1].last if before else True
@@ -332,8 +332,8 @@ class Simulated:
             ):
                 self.world.violate(f"R8: readers of leader epoch {epoch} find nothing while {segment.id} supersedes its end")
 
-    def links(self) -> list[ChainLink]:
-        return lookup_chain(self.cache, self.replicas.leader.lineage())
+    def links(self) -> list[SegmentReadRange]:
+        return segment_read_ranges(self.cache, self.replicas.leader.lineage())
 
     def readers(self, when: str) -> None:
         links, begin = [link for link in self.links() if link.last >= self.start], self.start
@@ -382,10 +382,14 @@ class Simulated:
             if found is None:
                 return BrokerView((), ())
             lineage = lineage_from_segments(found.cache)
-            return BrokerView(whole_segment_chain(lookup_chain(found.cache, lineage), lineage), lineage, found.cache.applied)
+            return BrokerView(merged_read_ranges(segment_read_ranges(found.cache, lineage), lineage), lineage, found.cache.applied)
 
         publisher = KafkaPublisher(
-            followed, SimTopic(self), lambda name: uuid_text(WHERE.topic_id), clock_ms=lambda: int(self.world.now_ms), late_ms=LATE_MS
+            followed,
+            SimTopic(self),
+            lambda name: uuid_text(WHERE.topic_id),
+            clock_ms=lambda: int(self.world.now_ms),
+            max_delivery_ms=LATE_MS,
         )
 
         def log_start(name: TopicPartition) -> int:

@@ -112,7 +112,7 @@ def never_begun() -> AbstractContextManager[Any]:
 
 def not_behind() -> AbstractContextManager[Any]:
     plain = KafkaPublisher._switch_group
-    return unasked(patch.object(KafkaPublisher, "_switch_group", lambda *group, cut_off: plain(*group, cut_off=False)))
+    return unasked(patch.object(KafkaPublisher, "_switch_group", lambda *group, must_withdraw: plain(*group, must_withdraw=False)))
 
 
 def no_look() -> AbstractContextManager[Any]:
@@ -167,14 +167,14 @@ def present_log_start_counts() -> AbstractContextManager[Any]:
 KAFKA_MUTATIONS: dict[str, Mutation] = {
     "R3": sources_first,
     "R3b": lambda: sorting(lambda one: not hasattr(one, "sources")),
-    "R8": lambda: unasked(patch.object(rules, "ceiling_markers", lambda *_: [])),
+    "R8": lambda: unasked(patch.object(rules, "highest_offset_markers", lambda *_: [])),
     "ascending": lambda: sorting(lambda one: hasattr(one, "sources")),
     "publish begun": never_begun,
     "look": no_look,
     "behind": not_behind,
     "grace": lambda: patch.object(brokers, "KEPT", replace(brokers.KEPT, grace_ms=0, undo_window_ms=0)),
     "cut off": lambda: unasked(
-        patch.object(KafkaPublisher, "cut_off_strays", lambda *_: 0),
+        patch.object(KafkaPublisher, "withdraw_unrecorded_segments", lambda *_: 0),
         patch.object(KafkaPublisher, "withdraw_segments", lambda *_, **__: None),
     ),
     "wait": lambda: unasked(patch.object(publication, "_wait_for_predecessors", lambda leadership: None)),

@@ -20,7 +20,7 @@ from greenlet import getcurrent
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.leaders import ClusterTopics
-from compactor.brokers.topic_ids import TopicAnswers
+from compactor.brokers.topic_ids import TopicIdAnswers
 from compactor.constants import TopicId
 from compactor.consumer.messages import Place
 from compactor.consumer.sources import ConsumerOptions
@@ -219,12 +219,12 @@ class Life(WayIn):
         """Ask a copy of the cluster that still has a former topic of this name."""
         return ClusterTopics(OTHER_CLUSTER, {NAME.topic: self.directories.stale[-1].topic_id})
 
-    def ask_about(self, topic_ids: Sequence[TopicId]) -> TopicAnswers:
-        def answers() -> TopicAnswers:
+    def ask_about(self, topic_ids: Sequence[TopicId]) -> TopicIdAnswers:
+        def answers() -> TopicIdAnswers:
             if self.dice.random() < 0.1:  # a copy of the cluster, which has lost all topics
-                return TopicAnswers(OTHER_CLUSTER, tuple(topic_ids), ())
+                return TopicIdAnswers(OTHER_CLUSTER, tuple(topic_ids), ())
             missing = {name for name in topic_ids if name in self.directories.gone or self.lying.get(name, 0) > self.world.now_ms}
-            return TopicAnswers(CLUSTER, tuple(sorted(missing)), tuple(sorted(set(topic_ids) - missing)))
+            return TopicIdAnswers(CLUSTER, tuple(sorted(missing)), tuple(sorted(set(topic_ids) - missing)))
 
         return self.world.call("ask about topics", answers, changes=False)
 

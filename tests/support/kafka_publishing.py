@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.brokers.metadata_topic.chain import lineage_from_segments, lookup_chain
+from compactor.brokers.metadata_topic.chain import lineage_from_segments, segment_read_ranges
 from compactor.brokers.metadata_topic.codec import (
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
@@ -58,12 +58,14 @@ class BrokerWorld:
     time_ms: int = 1_000
 
     def publisher(
-        self, fate: Callable[[], Loss] = Loss, *, late_ms: int = 0, appending: MemoryMetadataTopic | None = None
+        self, fate: Callable[[], Loss] = Loss, *, max_delivery_ms: int = 0, appending: MemoryMetadataTopic | None = None
     ) -> KafkaPublisher:
         """Of one process: its own consumer, its own fold. ``appending``: through which it appends."""
         topic = appending or MemoryMetadataTopic(self.log, fate=fate)
         followed = FoldedMetadataTopic(MemoryMetadataTopic(self.log), PersistedStates(KeptNowhere()), clock_ms=lambda: self.time_ms)
-        return KafkaPublisher(followed, topic, lambda name: uuid_text(TOPIC_ID), clock_ms=lambda: self.time_ms, late_ms=late_ms)
+        return KafkaPublisher(
+            followed, topic, lambda name: uuid_text(TOPIC_ID), clock_ms=lambda: self.time_ms, max_delivery_ms=max_delivery_ms
+        )
 
     def tier(self, number: int, start: int, end: int, epochs: Mapping[int, int] | None = None) -> RemoteLogSegmentMetadata:
         """A broker copies a segment."""
@@ -101,7 +103,7 @@ class BrokerWorld:
 
     def served(self) -> list[tuple[str, int, int]]:
         cache = self.cache()
-        return [(link.segment.id, link.first, link.last) for link in lookup_chain(cache, lineage_from_segments(cache))]
+        return [(link.segment.id, link.first, link.last) for link in segment_read_ranges(cache, lineage_from_segments(cache))]
 
     def states(self) -> dict[str, SegmentState]:
         return {one.id: one.state for one in self.cache().segments.values()}

@@ -128,7 +128,9 @@ class MemoryBrokers:
 
         metadata = BrokerManagedMetadata(brokers)
         topic = appending or MemoryMetadataTopic(self.log)
-        publisher = KafkaPublisher(followed, topic, metadata.topic_id, clock_ms=self.clock_ms, late_ms=0, conditions=conditions)
+        publisher = KafkaPublisher(
+            followed, topic, metadata.topic_id, clock_ms=self.clock_ms, max_delivery_ms=0, require_allowed=conditions
+        )
         layout = KafkaLocalLayout(made.ports.data, metadata.topic_id)
         ports = replace(
             made.ports,

@@ -45,10 +45,10 @@ class Answers:
             raise Refused("a:9092 refuses the login", hint="Check sasl.mechanism")
         return self.facts
 
-    def describe_metadata_topic(self, *, write: bool = False) -> TopicFacts:
+    def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicFacts:
         return self.metadata
 
-    def describe_topics(self, names: Sequence[str], *, write: bool = False) -> dict[str, TopicFacts]:
+    def describe_topics(self, names: Sequence[str], *, needs_append_right: bool = False) -> dict[str, TopicFacts]:
         return {name: self.known[name] for name in names}
 
 

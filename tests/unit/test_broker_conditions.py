@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.brokers.conditions import BrokerConditions, broker_version_problem, topic_settings_problem
+from compactor.brokers.conditions import BrokerPublicationCheck, broker_version_problem, topic_settings_problem
 from compactor.brokers.metadata_topic.admin import BrokerFacts, ClusterFacts, Setting, TopicFacts
 from compactor.config.settings import load_settings
 from compactor.errors import NotFound, Refused, UsageError
@@ -84,8 +84,8 @@ class Cluster:
         self.asked.append("cluster")
         return ClusterFacts("cluster", (BrokerFacts(1, "host:1", self.version),))
 
-    def describe_metadata_topic(self, *, write: bool = False) -> TopicFacts:
-        assert write
+    def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicFacts:
+        assert needs_append_right
         self.asked.append("metadata topic")
         return facts("__remote_log_metadata")
 
@@ -105,30 +105,30 @@ ORDERS = TopicPartition("orders", 0)
 
 def test_the_cluster_is_asked_once_for_all_topics_and_each_topic_once_in_a_while() -> None:
     cluster = Cluster()
-    conditions = BrokerConditions(cluster)
+    conditions = BrokerPublicationCheck(cluster)
     for name in (ORDERS, TopicPartition("orders", 1), TopicPartition("payments", 0), ORDERS):
-        conditions(name)
+        conditions.require_publishing_allowed(name)
     assert cluster.asked == ["metadata topic", "cluster", "orders", "payments"]
-    impatient = BrokerConditions(cluster, fresh_s=0)
-    impatient(ORDERS)
+    impatient = BrokerPublicationCheck(cluster, max_age_s=0)
+    impatient.require_publishing_allowed(ORDERS)
     cluster.known["orders"] = facts("orders", retention_ms="1")
     with pytest.raises(Refused, match="retention.ms of orders is 1"):
-        impatient(ORDERS)
+        impatient.require_publishing_allowed(ORDERS)
     cluster.known["orders"] = facts("orders")
-    impatient(ORDERS)
+    impatient.require_publishing_allowed(ORDERS)
     cluster.version = "3.7"
     with pytest.raises(Refused, match="nothing is compacted under these brokers: broker 1 is of version 3.7"):
-        impatient(ORDERS)
+        impatient.require_publishing_allowed(ORDERS)
 
 
 def test_a_topic_that_was_made_anew_is_refused_to_what_is_at_work_and_no_longer() -> None:
     cluster = Cluster()
-    conditions = BrokerConditions(cluster, fresh_s=0)
-    conditions(ORDERS)
+    conditions = BrokerPublicationCheck(cluster, max_age_s=0)
+    conditions.require_publishing_allowed(ORDERS)
     cluster.known["orders"] = facts("orders", b"j" * 16)
     with pytest.raises(Refused, match="topic orders was deleted and created again"):
-        conditions(ORDERS)
-    conditions(ORDERS)
+        conditions.require_publishing_allowed(ORDERS)
+    conditions.require_publishing_allowed(ORDERS)
     del cluster.known["orders"]
     with pytest.raises(Refused, match="topic orders no longer exists"):
-        conditions(ORDERS)
+        conditions.require_publishing_allowed(ORDERS)

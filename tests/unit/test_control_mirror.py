@@ -5,7 +5,7 @@ from __future__ import annotations
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.brokers.metadata_topic.chain import BrokerView, lineage_from_segments, lookup_chain
+from compactor.brokers.metadata_topic.chain import BrokerView, lineage_from_segments, segment_read_ranges
 from compactor.brokers.metadata_topic.codec import MetadataRecord
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset
 from compactor.control.mirror import apply_broker_view, mirroring_record
@@ -23,7 +23,7 @@ def view(*events: MetadataRecord) -> BrokerView:
     for offset, event in enumerate(events):
         assert cache.apply_record(event, offset) is None
     lineage = lineage_from_segments(cache)
-    return BrokerView(lookup_chain(cache, lineage), lineage, cache.applied)
+    return BrokerView(segment_read_ranges(cache, lineage), lineage, cache.applied)
 
 
 def spans(state: PartitionState) -> list[tuple[int, int]]:

@@ -156,7 +156,7 @@ class Cluster:
     def describe_cluster(self) -> ClusterFacts:
         return ClusterFacts("cluster", (BrokerFacts(1, "a:9092", "3.9"),))
 
-    def describe_metadata_topic(self, *, write: bool = False) -> TopicFacts:
+    def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicFacts:
         return replace(self.known, topic=TOPIC, settings={"cleanup.policy": Setting("compact", "topic")})
 
     def describe_topics(self, names: Sequence[str]) -> Mapping[str, TopicFacts]:

@@ -94,13 +94,13 @@ def test_the_way_back_is_told_from_the_end_and_may_bring_back_what_was_known() -
     since = sum(1 for _ in world.steps())
     for new in back:
         publisher.announce_segment(NAME, new.segment)
-    publisher.publish_replacements(NAME, back, control.begun, control.record, backwards=True)
+    publisher.publish_replacements(NAME, back, control.begun, control.record, last_group_first=True)
     assert told(world, since) == ["S 60", "S 61", "F 61", "D 51", "F 60", "D 50"]
     assert world.served() == [(named(60), 0, 19), (named(61), 20, 39), (live[4].id, 40, 49)]
     assert control.cut == []
 
 
-def test_where_an_epoch_ends_a_ceiling_marker_goes_first() -> None:
+def test_where_an_epoch_ends_a_highest_offset_marker_goes_first() -> None:
     world, live = tiered(TWO_EPOCHS)
     publisher, control = world.publisher(), Control()
     round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
@@ -152,15 +152,15 @@ def test_whoever_comes_after_a_crash_ends_with_the_same(at: int, lost: bool) -> 
     begun = any(state is S.COPY_SEGMENT_FINISHED for name, state in world.states().items() if name in (named(50), named(51)))
     publisher, control = world.publisher(), Control()
     known = [segment.id for segment in (*live, *(new.segment for new in round_))]
-    publisher.cut_off_strays(NAME, [], known)
+    publisher.withdraw_unrecorded_segments(NAME, [], known)
     if not begun:
         for new in round_:
             publisher.announce_segment(NAME, new.segment)
     publisher.publish_replacements(NAME, round_, control.begun, control.record)
     assert (control.said, control.cut) == (["publish begun", "round published"], [])
     assert world.served() == [(named(50), 0, 19), (named(51), 20, 39), (live[4].id, 40, 49)]
-    publisher.cut_off_strays(NAME, [], known)
-    publisher.record_deletion(NAME, [*live[:4], *(publisher.find_strays(NAME, known) or ())])
+    publisher.withdraw_unrecorded_segments(NAME, [], known)
+    publisher.record_deletion(NAME, [*live[:4], *(publisher.find_unrecorded_segments(NAME, known) or ())])
     assert {name for name, state in world.states().items() if state is not S.COPY_SEGMENT_FINISHED} == set()
 
 
@@ -225,20 +225,22 @@ class TestTheBrokerTiersBetweenLookAndRecord:
         with pytest.raises(Refused, match="R4: offset .* would have no segment"):
             publisher.publish_replacements(NAME, round_, control.begun, control.record)
         assert control.said == []
-        publisher.publish_replacements(NAME, round_, control.begun, control.record, resumed=True)
+        publisher.publish_replacements(NAME, round_, control.begun, control.record, is_begun_recorded=True)
         assert (control.said, control.cut) == (["publish begun", "round published"], [named(50), named(51)])
         assert world.served() == [(late.id, 0, 55)]
 
 
 def test_a_group_that_cannot_be_finished_any_more_is_cut_off() -> None:
-    """It reaches to the end of a leader epoch, and what came behind it is gone: no ceiling marker is permitted. The round goes on."""
+    """It reaches to the end of a leader epoch, and what came behind it is gone: no highest-offset marker is permitted. The round goes
+    on.
+    """
     world = BrokerWorld()
     live = [world.tier(number, start, start + 9, {int(start >= 20): start}) for number, start in enumerate(range(0, 50, 10))]
     publisher, control = world.publisher(), Control()
     new = replacing(50, live[:2])
     publisher.announce_segment(NAME, new.segment)
     world.delete(live[2].id)
-    publisher.publish_replacements(NAME, [new], control.begun, control.record, resumed=True)
+    publisher.publish_replacements(NAME, [new], control.begun, control.record, is_begun_recorded=True)
     assert (control.said, control.cut) == (["publish begun", "round published"], [named(50)])
     assert [first for _, first, _ in world.served()] == [0, 10, 30, 40]
 
@@ -249,7 +251,9 @@ class TestStrays:
         late = world.publisher()
         new = replacing(50, live[:2]).segment
         publisher = world.publisher()
-        publisher.withdraw_segments(NAME, [Announced(new.id, new.start_offset, new.end_offset, new.leader_epochs)], late=True)
+        publisher.withdraw_segments(
+            NAME, [Announced(new.id, new.start_offset, new.end_offset, new.leader_epochs)], include_unannounced=True
+        )
         assert told(world, 10) == ["S 50", "D 50"]
         with pytest.raises(Refused, match="was cut off"):
             late.announce_segment(NAME, new)
@@ -283,10 +287,10 @@ class TestStrays:
         assert world.served()[0] == (named(50), 0, 9)
         known = [bigger.segment.id, *(one.id for one in live)]
         after = len(list(world.steps()))
-        assert publisher.cut_off_strays(NAME, [bigger.segment], known) == 2
+        assert publisher.withdraw_unrecorded_segments(NAME, [bigger.segment], known) == 2
         assert told(world, after) == ["F 60", f"D {'marker'}", "D 50"] or told(world, after)[0] == "F 60"
         assert world.served()[0] == (named(60), 0, 29)
-        assert {one.id for one in publisher.find_strays(NAME, known) or ()} == {named(50), uuid_text(b"\7" * 16)}
+        assert {one.id for one in publisher.find_unrecorded_segments(NAME, known) or ()} == {named(50), uuid_text(b"\7" * 16)}
 
 
 class TestTheRulesRefuse:
@@ -371,7 +375,9 @@ def test_a_group_that_has_expired_is_withdrawn_and_those_behind_it_are_switched(
     gone = [one.id for one in live[:2]]
     world.delete(*gone)
     since = sum(1 for _ in world.steps())
-    publisher.publish_replacements(NAME, round_, control.begun, control.record, expired=lambda asked: [one for one in asked if one in gone])
+    publisher.publish_replacements(
+        NAME, round_, control.begun, control.record, find_expired=lambda asked: [one for one in asked if one in gone]
+    )
     assert told(world, since) == ["D 50"] * introduced_too + ["F 51", "D 2", "D 3"]
     assert control.cut == [named(50)]
     assert world.served() == [(named(51), 20, 39), (live[4].id, 40, 49)]
@@ -385,7 +391,7 @@ def test_a_group_of_which_a_part_has_expired_is_switched_as_if_it_were_whole() -
     world.delete(live[0].id)
     since = sum(1 for _ in world.steps())
     publisher.publish_replacements(
-        NAME, [new], control.begun, control.record, expired=lambda asked: [one for one in asked if one == live[0].id]
+        NAME, [new], control.begun, control.record, find_expired=lambda asked: [one for one in asked if one == live[0].id]
     )
     assert told(world, since) == ["F 50", "D 1", "D 2"]
     assert control.cut == []
@@ -399,7 +405,9 @@ def test_a_group_that_was_switched_and_has_expired_since_cuts_off_none_behind_it
         publisher.announce_segment(NAME, new.segment)
     publisher.publish_replacements(NAME, round_[:1], control.begun, lambda cut_off: None)
     world.delete(named(50))
-    publisher.publish_replacements(NAME, round_, control.begun, control.record, expired={named(50)}.intersection, resumed=True)
+    publisher.publish_replacements(
+        NAME, round_, control.begun, control.record, find_expired={named(50)}.intersection, is_begun_recorded=True
+    )
     assert control.cut == [named(50)]
     assert world.served() == [(named(51), 20, 39), (live[4].id, 40, 49)]
 

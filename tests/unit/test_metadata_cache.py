@@ -33,7 +33,7 @@ def add(cache: RemoteLogMetadataCache, *events: MetadataRecord) -> None:
 
 
 def served(cache: RemoteLogMetadataCache, lineage: tuple[EpochEntry, ...] = ONE_EPOCH) -> list[tuple[int, int, int]]:
-    return [(int.from_bytes(link.segment.segment_id, "big"), link.first, link.last) for link in chain.lookup_chain(cache, lineage)]
+    return [(int.from_bytes(link.segment.segment_id, "big"), link.first, link.last) for link in chain.segment_read_ranges(cache, lineage)]
 
 
 def listed(cache: RemoteLogMetadataCache, epoch: int = 0) -> list[int]:
@@ -78,7 +78,7 @@ def test_a_group_takes_over_as_its_sources_are_deleted_in_ascending_order() -> N
 def test_the_wrong_order_leaves_a_hole_until_the_right_one_follows() -> None:
     cache = folded(*FOUR, *finished(10, 0, 299), update(3, S.DELETE_SEGMENT_STARTED))
     assert list(lookup_holes(cache)) == [Hole(0, 200, 299)]
-    assert chain.offset_gaps(chain.lookup_chain(cache, ONE_EPOCH)) == [(200, 299)]
+    assert chain.offset_gaps(chain.segment_read_ranges(cache, ONE_EPOCH)) == [(200, 299)]
     assert segment_for(cache, ONE_EPOCH, 250) is None
     add(cache, update(2, S.DELETE_SEGMENT_STARTED))
     assert list(lookup_holes(cache)) == []
@@ -210,4 +210,4 @@ def test_an_exact_start_belongs_to_the_first_epoch_that_begins_there() -> None:
     cache = folded(*finished(1, 0, 29, {0: 0, 1: 10, 2: 10, 3: 20}))
     for offset in range(40):
         one = segment_for(cache, lineage, offset)
-        assert (one is not None) == any(link.first <= offset <= link.last for link in chain.lookup_chain(cache, lineage)), offset
+        assert (one is not None) == any(link.first <= offset <= link.last for link in chain.segment_read_ranges(cache, lineage)), offset

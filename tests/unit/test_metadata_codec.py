@@ -16,7 +16,7 @@ from compactor.brokers.metadata_topic.codec import (
     encode_record,
     uuid_bytes,
 )
-from compactor.brokers.metadata_topic.follow import java_objects_hash, metadata_partition
+from compactor.brokers.metadata_topic.follow import java_objects_hash_code, metadata_partition
 from compactor.constants import LeaderEpoch, Offset
 from compactor.errors import BadData
 from compactor.model.segment import SegmentState
@@ -133,4 +133,4 @@ def test_partitioner(topic_id: str, partition: int, partitions: int, expected: i
 def test_the_hash_wraps_as_javas() -> None:
     high, low = uuid_bytes("lZ6vvmajTWKDBUTV6SQAtQ")[:8], uuid_bytes("lZ6vvmajTWKDBUTV6SQAtQ")[8:]
     halves = [int.from_bytes(half[:4], "big") ^ int.from_bytes(half[4:], "big") for half in (low, high)]
-    assert java_objects_hash((halves[0], halves[1], 42)) == -614426227 & 0xFFFFFFFF
+    assert java_objects_hash_code((halves[0], halves[1], 42)) == -614426227 & 0xFFFFFFFF

@@ -66,7 +66,7 @@ def test_a_connection_needs_brokers() -> None:
 
 
 def test_nothing_takes_part_in_a_transaction_or_commits() -> None:
-    settings = KafkaConnection("b:1", {"client.id": "mine"}).settings(ClientErrors(), group_id="g", enable_auto_commit=False)
+    settings = KafkaConnection("b:1", {"client.id": "mine"}).client_settings(ClientErrors(), group_id="g", enable_auto_commit=False)
     assert "transactional.id" not in settings
     assert (settings["client.id"], settings["group.id"], settings["enable.auto.commit"]) == ("mine", "g", False)
 

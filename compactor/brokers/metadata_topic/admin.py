@@ -53,9 +53,9 @@ class MissingRight:
 class BrokerFacts:
     """A broker's id, address and version. version: major and minor, or empty if it may not be read.
 
-    Kafka 3 reports it as the default of inter.broker.protocol.version. Kafka 4 has no such setting: its version is told by the newest
-    setting that it has, so that it is "4", "4.3" or "4.4", and a later broker may be "4.4", too.
-    takes_last_tiered: whether its empty replicas begin at the newest tiered segment (KIP-1023).
+    Kafka 3 reports it as the default of inter.broker.protocol.version. Kafka 4 has no such setting: the version is the one that
+    introduced the newest known setting that the broker has, "4", "4.3" or "4.4". A broker later than 4.4 appears as "4.4".
+    takes_last_tiered: whether new replicas on this broker begin at the newest tiered segment (KIP-1023).
     """
 
     id: int
@@ -66,7 +66,7 @@ class BrokerFacts:
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """Cluster id, brokers, and permissions that were missing to describe them."""
+    """Cluster id, brokers, and the permissions that this user lacked when they were described."""
 
     cluster_id: str
     brokers: tuple[BrokerFacts, ...]
@@ -112,13 +112,13 @@ class KafkaAdmin:
 
     def cluster_id(self) -> str:
         """Return the cluster id. Needs an answer from one broker only, so that a broker that has just died does not matter."""
-        return self._session.list_cluster("ask for the cluster id").cluster_id or self.describe_cluster().cluster_id
+        return self._session.cluster_metadata("ask for the cluster id").cluster_id or self.describe_cluster().cluster_id
 
     def describe_cluster(self) -> ClusterFacts:
         """Return the cluster id and the brokers with their versions."""
         admin = self._session.client
         timeout = self._timeout_s
-        described = self._session.request("describe the cluster", lambda: {"": admin.describe_cluster(request_timeout=timeout)})[""]
+        described = self._session.send_request("describe the cluster", lambda: {"": admin.describe_cluster(request_timeout=timeout)})[""]
         missing = []
         for node in described.nodes:
             try:
@@ -133,15 +133,17 @@ class KafkaAdmin:
         )
         return ClusterFacts(described.cluster_id, tuple(sorted(brokers, key=lambda one: one.id)), tuple(missing))
 
-    def describe_topics(self, names: Sequence[str], *, write: bool = False) -> dict[str, TopicFacts]:
-        """Return partitions, offsets and settings of these topics. write: report a missing permission to append, too."""
+    def describe_topics(self, names: Sequence[str], *, needs_append_right: bool = False) -> dict[str, TopicFacts]:
+        """Return partitions, offsets and settings of these topics. needs_append_right: report a missing permission to append to them,
+        too.
+        """
         if not names:
             return {}
         kafka = load_confluent_kafka()
         admin = self._session.client
         wanted = kafka.TopicCollection(list(names))
         timeout = self._timeout_s
-        described = self._session.request(
+        described = self._session.send_request(
             f"describe {', '.join(names)}",
             lambda: admin.describe_topics(wanted, include_authorized_operations=True, request_timeout=timeout),
         )
@@ -150,15 +152,15 @@ class KafkaAdmin:
         )
         settings = self._request_topic_settings(list(described))
         return {
-            name: self._describe_topic(name, topic, offsets, settings[name], requires_write_right=write)
+            name: self._describe_topic(name, topic, offsets, settings[name], requires_write_right=needs_append_right)
             for name, topic in described.items()
         }
 
-    def describe_metadata_topic(self, *, write: bool = False) -> TopicFacts:
-        """Describe ``__remote_log_metadata``. Raises Refused if it does not exist, because nothing was ever tiered. write: like
-        describe_topics.
+    def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicFacts:
+        """Describe ``__remote_log_metadata``. Raises Refused if it does not exist, because nothing was ever tiered. needs_append_right:
+        like describe_topics.
         """
-        return self.describe_topics([TOPIC], write=write)[TOPIC]
+        return self.describe_topics([TOPIC], needs_append_right=needs_append_right)[TOPIC]
 
     def log_start_offset(self, topic: str, partition: int) -> int:
         """Ask the partition's leader for its log start offset. Raises Unavailable if no leader gives one."""
@@ -170,25 +172,25 @@ class KafkaAdmin:
             raise Unavailable(f"the leader of {topic}-{partition} gives no log start offset", hint="Run the command again to continue")
         return offset
 
-    def offsets_by_timestamp(self, wanted: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], tuple[int, int]]:
+    def offsets_by_timestamp(self, timestamps_ms: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], tuple[int, int]]:
         """Return offset and timestamp of the first record at or after a timestamp, by topic and partition. Partitions without such a
         record, and those that no leader answers for, are left out.
 
-        :param wanted: timestamp in milliseconds by topic and partition.
+        :param timestamps_ms: timestamp in milliseconds by topic and partition.
         """
-        if not wanted:
+        if not timestamps_ms:
             return {}
         kafka, admin, timeout = load_confluent_kafka(), self._session.client, self._timeout_s
-        requests = {kafka.TopicPartition(*name): kafka.admin.OffsetSpec.for_timestamp(at_ms) for name, at_ms in wanted.items()}
-        found = self._session.request("list offsets by time", lambda: admin.list_offsets(requests, request_timeout=timeout))
+        requests = {kafka.TopicPartition(*name): kafka.admin.OffsetSpec.for_timestamp(at_ms) for name, at_ms in timestamps_ms.items()}
+        found = self._session.send_request("list offsets by time", lambda: admin.list_offsets(requests, request_timeout=timeout))
         return {(at.topic, at.partition): (answer.offset, answer.timestamp) for at, answer in found.items() if answer.offset >= 0}
 
-    def delete_records(self, topic: str, partition: int, offset: int) -> int:
+    def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
         """Ask the partition's leader to delete the records below an offset (DeleteRecords), and return its new log start offset."""
         admin, timeout = self._session.client, self._timeout_s
-        wanted = load_confluent_kafka().TopicPartition(topic, partition, offset)
-        what = f"delete the records of {topic}-{partition} below offset {offset}"
-        found = self._session.request(what, lambda: admin.delete_records([wanted], request_timeout=timeout))
+        wanted = load_confluent_kafka().TopicPartition(topic, partition, before_offset)
+        what = f"delete the records of {topic}-{partition} below offset {before_offset}"
+        found = self._session.send_request(what, lambda: admin.delete_records([wanted], request_timeout=timeout))
         return int(next(iter(found.values())).low_watermark)
 
     def close(self) -> None:
@@ -199,23 +201,22 @@ class KafkaAdmin:
         self,
         name: str,
         topic: Any,
-        offsets: Mapping[tuple[str, int], LeaderFacts],
-        found: Mapping[str, Setting] | Refused,
+        leaders: Mapping[tuple[str, int], LeaderFacts],
+        settings: Mapping[str, Setting] | Refused,
         *,
         requires_write_right: bool,
     ) -> TopicFacts:
-        """Combine the answers about one topic."""
+        """Return the facts about one topic from the client's description, its leaders' offsets and its settings. Refused settings, and
+        rights that this user lacks, become missing rights."""
         allowed = {operation.name for operation in topic.authorized_operations or ()}
         needed = {"READ": "its records cannot be read"} | ({"WRITE": "nothing can be published"} if requires_write_right else {})
         missing = [MissingRight(f"topic {name}", right, why) for right, why in needed.items() if allowed and right not in allowed]
-        settings: Mapping[str, Setting] = {}
-        if isinstance(found, Refused):
-            missing.append(MissingRight(f"topic {name}", "DESCRIBE_CONFIGS", f"its settings are unknown ({found.message})"))
-        else:
-            settings = found
+        if isinstance(settings, Refused):
+            missing.append(MissingRight(f"topic {name}", "DESCRIBE_CONFIGS", f"its settings are unknown ({settings.message})"))
+            settings = {}
         partitions = {}
         for one in topic.partitions:
-            at = offsets.get((name, one.id), LeaderFacts(-1, LeaderEpoch(-1), -1, -1, -1))
+            at = leaders.get((name, one.id), LeaderFacts(-1, LeaderEpoch(-1), -1, -1, -1))
             leader = -1 if one.leader is None else one.leader.id
             partitions[one.id] = LeaderFacts(leader, at.leader_epoch, at.log_start, at.log_end, at.last_stable)
         return TopicFacts(name, uuid_to_bytes(topic.topic_id), partitions, settings, tuple(missing))
@@ -241,12 +242,12 @@ class KafkaAdmin:
             found[where.topic, where.partition] = LeaderFacts(-1, LeaderEpoch(epoch), start.offset, end.offset, stable.offset)
         return found
 
-    def _list_offsets(self, wanted: Sequence[Any], spec: Any, isolation: Any) -> dict[tuple[str, int], Any]:
+    def _list_offsets(self, partitions: Sequence[Any], spec: Any, isolation: Any) -> dict[tuple[str, int], Any]:
         """Return the answers to one ListOffsets request by topic and partition."""
         admin = self._session.client
-        requests = dict.fromkeys(wanted, spec)
+        requests = dict.fromkeys(partitions, spec)
         timeout = self._timeout_s
-        found = self._session.request(
+        found = self._session.send_request(
             "list offsets", lambda: admin.list_offsets(requests, isolation_level=isolation, request_timeout=timeout)
         )
         return {(at.topic, at.partition): answer for at, answer in found.items()}
@@ -260,15 +261,15 @@ class KafkaAdmin:
                 return {names[0]: error}
         return {name: found for one in names for name, found in self._request_topic_settings([one]).items()}
 
-    def _describe_settings(self, kind: str, names: Sequence[str]) -> dict[str, dict[str, Setting]]:
+    def _describe_settings(self, resource_type: str, names: Sequence[str]) -> dict[str, dict[str, Setting]]:
         """Return the settings of topics (only TOPIC_SETTINGS) or brokers (all)."""
         kafka = load_confluent_kafka()
-        resources = [kafka.admin.ConfigResource(kafka.admin.ResourceType[kind], name) for name in names]
+        resources = [kafka.admin.ConfigResource(kafka.admin.ResourceType[resource_type], name) for name in names]
         admin = self._session.client
         timeout = self._timeout_s
-        what = f"settings of {kind.lower()} {', '.join(names)}"
-        found = self._session.request(what, lambda: admin.describe_configs(resources, request_timeout=timeout))
-        return {resource.name: _parse_settings(entries, kind) for resource, entries in found.items()}
+        what = f"settings of {resource_type.lower()} {', '.join(names)}"
+        found = self._session.send_request(what, lambda: admin.describe_configs(resources, request_timeout=timeout))
+        return {resource.name: _parse_settings(entries, resource_type) for resource, entries in found.items()}
 
 
 def metadata_topic_problem(facts: TopicFacts) -> str:
@@ -285,16 +286,16 @@ def metadata_topic_problem(facts: TopicFacts) -> str:
     return f"{facts.topic} has lost its beginning in partitions {lost}" if lost else ""
 
 
-def _parse_settings(entries: Mapping[str, Any], kind: str) -> dict[str, Setting]:
+def _parse_settings(entries: Mapping[str, Any], resource_type: str) -> dict[str, Setting]:
     """Convert the client's answer to settings: all of a broker, TOPIC_SETTINGS of a topic."""
-    wanted = entries if kind == "BROKER" else [entry for entry in TOPIC_SETTINGS if entry in entries]
+    wanted = entries if resource_type == "BROKER" else [entry for entry in TOPIC_SETTINGS if entry in entries]
     return {entry: Setting(entries[entry].value or "", _SETTING_SOURCES.get(entries[entry].source, "unknown")) for entry in wanted}
 
 
-def _broker_facts(node: int, address: str, settings: Mapping[str, Setting]) -> BrokerFacts:
-    """Return what a broker's settings tell of it."""
+def _broker_facts(broker_id: int, address: str, settings: Mapping[str, Setting]) -> BrokerFacts:
+    """Return a broker's facts. Its version and its support of KIP-1023 are derived from its settings."""
     takes_last = settings.get(_LAST_TIERED_SETTING)
-    return BrokerFacts(node, address, _version_from_broker_settings(settings), takes_last is not None and takes_last.value == "true")
+    return BrokerFacts(broker_id, address, _version_from_broker_settings(settings), takes_last is not None and takes_last.value == "true")
 
 
 def _version_from_broker_settings(settings: Mapping[str, Setting]) -> str:

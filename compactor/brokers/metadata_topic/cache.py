@@ -72,11 +72,11 @@ class LeaderEpochState:
         at = bisect_right(self.starts, offset) - 1
         return self.ids[at] if at >= 0 else None
 
-    def copy_started(self, raw_id: bytes) -> None:
+    def record_copy_started(self, raw_id: bytes) -> None:
         """Add a segment whose copy has started to the unreferenced ones."""
         self.unreferenced[raw_id] = None
 
-    def copy_finished(self, start: int, raw_id: bytes, epoch_end: int) -> None:
+    def record_copy_finished(self, start: int, raw_id: bytes, epoch_end: int) -> None:
         """Make a segment readable.
 
         If it reaches the epoch's highest offset, all segments that begin at or after ``start`` become unreferenced.
@@ -96,15 +96,15 @@ class LeaderEpochState:
         if self.highest is None or epoch_end > self.highest:
             self.highest = epoch_end
 
-    def delete_started(self, start: int, raw_id: bytes) -> None:
-        """Make a segment unreadable."""
+    def record_delete_started(self, start: int, raw_id: bytes) -> None:
+        """Make a segment unreadable: lookups no longer find it."""
         at = bisect_left(self.starts, start)
         if at < len(self.starts) and self.starts[at] == start and self.ids[at] == raw_id:
             del self.starts[at], self.ids[at]
         self.unreferenced[raw_id] = None
 
-    def delete_finished(self, raw_id: bytes) -> None:
-        """Forget a segment."""
+    def record_delete_finished(self, raw_id: bytes) -> None:
+        """Remove a segment whose deletion is finished."""
         self.unreferenced.pop(raw_id, None)
 
     def copy(self) -> LeaderEpochState:
@@ -131,34 +131,34 @@ class RemoteLogMetadataCache:
         self.deletion: PartitionDeleteState | None = None
 
     def copy(self) -> RemoteLogMetadataCache:
-        """Return an independent copy, to try records on."""
+        """Return a copy. Records that are applied to it do not change the original."""
         other = RemoteLogMetadataCache(self.partition)
         other.applied, other.deletion = self.applied, self.deletion
         other.segments, other.finished = dict(self.segments), dict(self.finished)
         other.epochs = {epoch: state.copy() for epoch, state in self.epochs.items()}
         return other
 
-    def apply_record(self, record: MetadataRecord, offset: int, *, topic: str = TOPIC) -> MetadataFinding | None:
-        """Apply one record, and return a Finding if brokers would drop it. Raises BadData if brokers would stop at it.
+    def apply_record(self, record: MetadataRecord, record_offset: int, *, topic: str = TOPIC) -> MetadataFinding | None:
+        """Apply one record, and return a MetadataFinding if brokers would ignore it, else None. Raises BadData if brokers would stop at it.
 
-        :param offset: of the record in the metadata topic; records at or below ``applied`` are ignored.
+        :param record_offset: of the record in the metadata topic; records at or below ``applied`` are ignored.
         :param topic: name of the metadata topic partition, for messages.
         """
         if record.partition.topic_id != self.partition.topic_id or record.partition.partition != self.partition.partition:
             raise ValueError(f"a record of {record.partition} for {self.partition}")
-        if offset <= self.applied:
+        if record_offset <= self.applied:
             return None
         finding = None
         if isinstance(record, RemoteLogSegmentMetadataRecord):
-            finding = self._introduce_segment(record, offset)
+            finding = self._introduce_segment(record, record_offset)
         elif isinstance(record, RemoteLogSegmentMetadataUpdateRecord):
-            finding = self._update_segment(record, offset, topic)
+            finding = self._update_segment(record, record_offset, topic)
         else:
             self.deletion = record.state
             if record.state is PartitionDeleteState.DELETE_PARTITION_FINISHED:
                 self.segments.clear()
                 self.epochs.clear()
-        self.applied = offset
+        self.applied = record_offset
         return finding
 
     def find_segment(self, epoch: int, offset: int) -> RemoteLogSegmentMetadataRecord | None:
@@ -178,7 +178,7 @@ class RemoteLogMetadataCache:
         if existing is not None and existing.state is not record.state:
             return self._dropped_transition_finding(existing.state, record.state, record.segment_id, record_offset)
         for epoch, _ in epoch_starts(record):
-            self.epochs.setdefault(epoch, LeaderEpochState()).copy_started(record.segment_id)
+            self.epochs.setdefault(epoch, LeaderEpochState()).record_copy_started(record.segment_id)
         self.segments[record.segment_id] = record
         if record.segment_id in self.finished:
             message = "a segment whose deletion was finished is introduced again"
@@ -201,15 +201,15 @@ class RemoteLogMetadataCache:
                 offset=record_offset,
                 hint="Brokers stop reading the topic at such a record, and again at every restart",
             )
-        found = existing.updated(update)
+        found = existing.with_update(update)
         for epoch, start in epoch_starts(found):
             state = self.epochs.setdefault(epoch, LeaderEpochState())
             if update.state is SegmentState.COPY_SEGMENT_FINISHED:
-                state.copy_finished(start, update.segment_id, last_offset_of_epoch(found, LeaderEpoch(epoch)))
+                state.record_copy_finished(start, update.segment_id, last_offset_of_epoch(found, LeaderEpoch(epoch)))
             elif update.state is SegmentState.DELETE_SEGMENT_STARTED:
-                state.delete_started(start, update.segment_id)
+                state.record_delete_started(start, update.segment_id)
             else:
-                state.delete_finished(update.segment_id)
+                state.record_delete_finished(update.segment_id)
         if update.state is SegmentState.DELETE_SEGMENT_FINISHED:
             del self.segments[update.segment_id]
             self._remember_deleted_id(update.segment_id)

@@ -18,8 +18,8 @@ from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
 
 
-class ChainLink(NamedTuple):
-    """A segment with the offsets [first, last] that a broker reads from it."""
+class SegmentReadRange(NamedTuple):
+    """A segment and the offsets that a broker reads from it: ``first`` to ``last``, both inclusive."""
 
     segment: RemoteLogSegmentMetadataRecord
     first: int
@@ -35,7 +35,7 @@ class BrokerView:
     metadata_offset: offset in the metadata topic of the last record that was applied; -1 if there is none.
     """
 
-    links: Sequence[ChainLink]
+    links: Sequence[SegmentReadRange]
     lineage: tuple[EpochEntry, ...]
     metadata_offset: int = -1
 
@@ -46,7 +46,7 @@ def broker_view(cache: RemoteLogMetadataCache, name: TopicPartition) -> BrokerVi
     Raises BadData if a segment has a negative size.
     """
     lineage = lineage_from_segments(cache)
-    links = tuple(whole_segment_chain(lookup_chain(cache, lineage), lineage))
+    links = tuple(merged_read_ranges(segment_read_ranges(cache, lineage), lineage))
     if any(link.segment.size_bytes < 0 for link in links):
         raise BadData(f"{name}: metadata has a segment of a negative size")
     return BrokerView(links, lineage, cache.applied)
@@ -64,12 +64,12 @@ def epoch_for_offset(lineage: Sequence[EpochEntry], offset: int) -> LeaderEpoch 
     return previous
 
 
-def lookup_chain(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry]) -> list[ChainLink]:
+def segment_read_ranges(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry]) -> list[SegmentReadRange]:
     """Return which segment a broker reads for each offset, ascending, one link per range.
 
     Offsets between links have no segment.
     """
-    links: list[ChainLink] = []
+    links: list[SegmentReadRange] = []
     for epoch, first, last in _epoch_offset_ranges(lineage):
         state = cache.epochs.get(epoch)
         if state is None:
@@ -84,19 +84,19 @@ def lookup_chain(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry]) -
                 continue
             if links and links[-1].segment.segment_id == raw_id and links[-1].last == begin - 1:
                 begin = links.pop().first
-            links.append(ChainLink(segment, begin, until))
+            links.append(SegmentReadRange(segment, begin, until))
     return links
 
 
-def whole_segment_chain(links: Sequence[ChainLink], lineage: Sequence[EpochEntry]) -> list[ChainLink]:
-    """Merge links so that each segment occurs once and is read from its own start. Readers of whole segments and compaction use this.
+def merged_read_ranges(ranges: Sequence[SegmentReadRange], lineage: Sequence[EpochEntry]) -> list[SegmentReadRange]:
+    """Return read ranges in which each segment occurs once and is read from its own start, for readers of whole segments and compaction.
 
     Brokers look up each leader epoch separately, so a segment can be left for another one and return where the next epoch begins. If a
-    segment continues the previous link and also holds earlier offsets of the same log, it replaces that link, because the records are
+    segment continues the previous range and also holds earlier offsets of the same log, it replaces that range, because the records are
     equal.
     """
-    chained: list[ChainLink] = []
-    for link in links:
+    chained: list[SegmentReadRange] = []
+    for link in ranges:
         begin = link.segment.start_offset
         if chained and chained[-1].last == link.first - 1 and begin <= chained[-1].last and _is_written_in_lineage_epochs(link, lineage):
             while chained and chained[-1].first >= begin:
@@ -109,8 +109,8 @@ def whole_segment_chain(links: Sequence[ChainLink], lineage: Sequence[EpochEntry
     return chained
 
 
-def _is_written_in_lineage_epochs(read_range: ChainLink, lineage: Sequence[EpochEntry]) -> bool:
-    """Return whether the segment has the lineage's epochs up to the offset from which it is read."""
+def _is_written_in_lineage_epochs(read_range: SegmentReadRange, lineage: Sequence[EpochEntry]) -> bool:
+    """Return whether the segment has the same leader epochs as the lineage from its start up to the offset from which it is read."""
     own = [EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_starts(read_range.segment) if start <= read_range.first]
     known = [entry for entry in lineage if entry.start_offset <= read_range.first]
     begin = max(own[0].start_offset, known[0].start_offset) if own and known else read_range.first
@@ -147,9 +147,9 @@ def _preceding_epochs(cache: RemoteLogMetadataCache) -> dict[int, set[int]]:
     return found
 
 
-def offset_gaps(links: Sequence[ChainLink]) -> list[tuple[int, int]]:
+def offset_gaps(ranges: Sequence[SegmentReadRange]) -> list[tuple[int, int]]:
     """Return the offset ranges (first, last), both inclusive, between links. Consumers that request them are reset."""
-    return [(one.last + 1, two.first - 1) for one, two in pairwise(links) if two.first > one.last + 1]
+    return [(one.last + 1, two.first - 1) for one, two in pairwise(ranges) if two.first > one.last + 1]
 
 
 def without_empty_epochs(lineage: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

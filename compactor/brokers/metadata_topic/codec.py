@@ -90,7 +90,7 @@ class RemoteLogSegmentMetadataRecord(NamedTuple):
         """Return the segment id as Kafka prints it: 22 characters of URL-safe base64."""
         return encode_segment_id(self.segment_id)
 
-    def updated(self, update: RemoteLogSegmentMetadataUpdateRecord) -> RemoteLogSegmentMetadataRecord:
+    def with_update(self, update: RemoteLogSegmentMetadataUpdateRecord) -> RemoteLogSegmentMetadataRecord:
         """Return the segment after an update (Kafka's createWithUpdates). Custom metadata is replaced, even by None."""
         return self._replace(
             broker_id=update.broker_id,

@@ -193,20 +193,20 @@ class ConfluentMetadataTopic:
         """Return the cluster's current metadata about this topic."""
         return self._retry_request(lambda seconds: [client.poll(0), client.list_topics(self._topic, timeout=seconds)][1])
 
-    def _retry_request(self, attempt: Any) -> Any:
-        """Repeat ``attempt`` until it is answered or the timeout is over."""
-        return retry_until_answered(self._connection, self._listener, self._topic, attempt)
+    def _retry_request(self, send_once: Any) -> Any:
+        """Repeat ``send_once`` until it is answered or the timeout is over."""
+        return retry_until_answered(self._connection, self._listener, self._topic, send_once)
 
     def _admin_client(self) -> Any:
         """Return the admin client, created at the first call."""
         if self._admin is None:
-            self._admin = create_client(lambda: load_confluent_kafka().admin.AdminClient(self._connection.settings(self._listener)))
+            self._admin = create_client(lambda: load_confluent_kafka().admin.AdminClient(self._connection.client_settings(self._listener)))
         return self._admin
 
     def _open_consumer(self) -> Any:
         """Return the consumer, created at the first call."""
         if self._consumer is None:
-            settings = self._connection.settings(
+            settings = self._connection.client_settings(
                 self._listener,
                 group_id=_CONSUMER_GROUP,
                 enable_auto_commit=False,
@@ -223,7 +223,7 @@ class ConfluentMetadataTopic:
     def _open_producer(self) -> Any:
         """Return the producer, created at the first call. Raises Refused if the topic does not exist."""
         if self._producer is None:
-            settings = self._connection.settings(
+            settings = self._connection.client_settings(
                 self._listener, enable_idempotence=True, acks="all", linger_ms=0, message_timeout_ms=self._connection.delivery_timeout_ms
             )
             producer = create_client(lambda: load_confluent_kafka().Producer(settings))

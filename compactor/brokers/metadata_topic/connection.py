@@ -93,7 +93,7 @@ class KafkaConnection:
         detail = self.properties.get("delivery.timeout.ms") or self.properties.get("message.timeout.ms")
         return int(detail) if detail and detail.isdigit() and int(detail) > 0 else int(self.timeout_s * 1000)
 
-    def settings(self, listener: ClientErrors, **ours: object) -> dict[str, Any]:
+    def client_settings(self, listener: ClientErrors, **ours: object) -> dict[str, Any]:
         """Return the configuration of a confluent-kafka client.
 
         Keyword arguments are further client properties, with underscores instead of dots.
@@ -136,16 +136,16 @@ class ClientErrors:
         with self._lock:
             return self._error
 
-    def tls_or_login_error(self, servers: str, request: str) -> Refused | None:
+    def tls_or_login_error(self, servers: str, request_name: str) -> Refused | None:
         """Return the stored error as Refused if it is about TLS or login, so that retrying is pointless; otherwise None.
 
         :param servers: for the message.
-        :param request: the request, for the message.
+        :param request_name: the request, for the message.
         """
         error = self.last_error
         if error is None or _error_severity(error.name()) < 2:
             return None
-        found = kafka_error(error, servers, request)
+        found = kafka_error(error, servers, request_name)
         return found if isinstance(found, Refused) else None
 
 
@@ -167,38 +167,38 @@ def load_confluent_kafka() -> Any:
     return confluent_kafka
 
 
-def create_client(make: Callable[[], Any]) -> Any:
-    """Call ``make`` and return the client. Raises Refused if librdkafka rejects a property or cannot read a file."""
+def create_client(factory: Callable[[], Any]) -> Any:
+    """Call ``factory`` and return the client. Raises Refused if librdkafka rejects a property or cannot read a file."""
     kafka = load_confluent_kafka()
     try:
-        return make()
+        return factory()
     except (kafka.KafkaException, ValueError, TypeError) as error:
         raise Refused(f"the Kafka client cannot be created: {error}", hint="Check the properties of the connection") from None
 
 
-def retry_until_answered(connection: KafkaConnection, listener: ClientErrors, request: str, attempt: Callable[[float], T]) -> T:
+def retry_until_answered(connection: KafkaConnection, listener: ClientErrors, request_name: str, send_once: Callable[[float], T]) -> T:
     """Call ``attempt(seconds)`` until it returns, for at most the connection's timeout. Raises Unavailable, Refused or NotFound.
 
-    :param request: the request, for messages.
+    :param request_name: the request, for messages.
     """
     kafka = load_confluent_kafka()
     deadline = time.monotonic() + connection.timeout_s
     while True:
         left = deadline - time.monotonic()
         try:
-            answer = attempt(max(0.1, min(_ATTEMPT_TIMEOUT_S, left)))
+            answer = send_once(max(0.1, min(_ATTEMPT_TIMEOUT_S, left)))
         except kafka.KafkaException as raised:
             error: KafkaError = raised.args[0]
             if error.name() not in (*_NETWORK_ERRORS, *_RETRIABLE_ERRORS) or left <= _ATTEMPT_TIMEOUT_S:
-                raise _error_after_retries(error, connection, listener, request) from None
+                raise _error_after_retries(error, connection, listener, request_name) from None
             time.sleep(_RETRY_DELAY_S)
         except TimeoutError:
             if left <= _ATTEMPT_TIMEOUT_S:
-                raise no_answer_error(connection, listener, request) from None
+                raise no_answer_error(connection, listener, request_name) from None
         else:
             listener.clear()
             return answer
-        refusal = listener.tls_or_login_error(connection.bootstrap_servers, request)
+        refusal = listener.tls_or_login_error(connection.bootstrap_servers, request_name)
         if refusal is not None:
             raise refusal
 
@@ -221,13 +221,13 @@ class RetriedAdminRequest(Generic[K, T]):
         self._patience_s = 0.0
         self._again = 0.0
 
-    def __call__(self, seconds: float) -> dict[K, T]:
-        deadline = time.monotonic() + seconds
+    def __call__(self, timeout_s: float) -> dict[K, T]:
+        deadline = time.monotonic() + timeout_s
         self._client.poll(0)  # callbacks are made by it
         if time.monotonic() >= self._again:
             if self._patience_s:
-                self._client.list_topics(self._topic, timeout=seconds)
-            self._patience_s = 1.5 * self._patience_s or seconds
+                self._client.list_topics(self._topic, timeout=timeout_s)
+            self._patience_s = 1.5 * self._patience_s or timeout_s
             self._again = time.monotonic() + self._patience_s
             self._sent.append(self._send())
         while True:
@@ -253,18 +253,18 @@ class AdminSession:
     def client(self) -> Any:
         """Return the client. Raises Refused if the connection's properties are invalid."""
         if self._client is None:
-            self._client = create_client(lambda: load_confluent_kafka().admin.AdminClient(self._connection.settings(self._listener)))
+            self._client = create_client(lambda: load_confluent_kafka().admin.AdminClient(self._connection.client_settings(self._listener)))
         return self._client
 
-    def request(self, description: str, send: Callable[[], Mapping[K, Future[T]]]) -> dict[K, T]:
+    def send_request(self, request_name: str, send: Callable[[], Mapping[K, Future[T]]]) -> dict[K, T]:
         """Send a request and return all answers. Raises Unavailable, Refused or NotFound."""
-        return retry_until_answered(self._connection, self._listener, description, RetriedAdminRequest(self.client, send))
+        return retry_until_answered(self._connection, self._listener, request_name, RetriedAdminRequest(self.client, send))
 
-    def list_cluster(self, description: str) -> Any:
+    def cluster_metadata(self, request_name: str) -> Any:
         """Return the cluster's metadata (brokers, topics, leaders), in one request."""
         client = self.client
         return retry_until_answered(
-            self._connection, self._listener, description, lambda seconds: [client.poll(0), client.list_topics(timeout=seconds)][1]
+            self._connection, self._listener, request_name, lambda seconds: [client.poll(0), client.list_topics(timeout=seconds)][1]
         )
 
     def close(self) -> None:
@@ -272,19 +272,19 @@ class AdminSession:
         self._client = None
 
 
-def kafka_error(error: KafkaError, servers: str, request: str) -> StoreError:
+def kafka_error(error: KafkaError, servers: str, request_name: str) -> StoreError:
     """Translate an error of librdkafka or a broker to Refused, NotFound or Unavailable.
 
     :param servers: for the message.
-    :param request: the request, for the message.
+    :param request_name: the request, for the message.
     """
     name, detail = error.name(), error.str()
     for names, kind, text, hint in _MEANINGS:
         if name in names:
-            return kind(text.format(request=request, servers=servers, name=name, detail=detail), hint=hint)
+            return kind(text.format(request=request_name, servers=servers, name=name, detail=detail), hint=hint)
     if name in _RETRIABLE_ERRORS or error.retriable():
-        return Unavailable(f"{request}: {detail} ({name})", hint="Try again")
-    return Refused(f"{request}: {detail} ({name})")
+        return Unavailable(f"{request_name}: {detail} ({name})", hint="Try again")
+    return Refused(f"{request_name}: {detail} ({name})")
 
 
 def _error_after_retries(error: KafkaError, connection: KafkaConnection, listener: ClientErrors, request_name: str) -> StoreError:
@@ -297,12 +297,12 @@ def _error_after_retries(error: KafkaError, connection: KafkaConnection, listene
     return kafka_error(error, connection.bootstrap_servers, request_name)
 
 
-def no_answer_error(connection: KafkaConnection, listener: ClientErrors, what: str) -> StoreError:
+def no_answer_error(connection: KafkaConnection, listener: ClientErrors, request_name: str) -> StoreError:
     """Return the error for a request without an answer: the one that the client reported, else a timeout."""
     received = listener.last_error
     if received is not None:
-        return kafka_error(received, connection.bootstrap_servers, what)
-    return Unavailable(f"{what}: no answer from {connection.bootstrap_servers} within {connection.timeout_s:g} s", hint="Try again")
+        return kafka_error(received, connection.bootstrap_servers, request_name)
+    return Unavailable(f"{request_name}: no answer from {connection.bootstrap_servers} within {connection.timeout_s:g} s", hint="Try again")
 
 
 def _error_severity(error_name: str) -> int:

@@ -19,7 +19,7 @@ from compactor.brokers.metadata_topic.codec import MetadataRecord, TopicIdPartit
 from compactor.brokers.metadata_topic.persisted_state import FoldedPartition, FoldPosition, PersistedStates, StateLost, TieredPartition
 from compactor.brokers.metadata_topic.ports import MetadataTopic, TopicBounds, TopicIdentity, TopicRecord
 from compactor.brokers.metadata_topic.state_serde import PackedSegments
-from compactor.brokers.metadata_topic.token_bucket import count_records
+from compactor.brokers.metadata_topic.token_bucket import add_record_counts
 from compactor.errors import BadData, NotFound, Unavailable
 from compactor.model.ids import COMPACTOR_BROKER_ID
 
@@ -33,11 +33,11 @@ def metadata_partition(topic_id: bytes, partition: int, partitions: int) -> int:
     :param partition: number of the user partition.
     :param partitions: number of partitions of the metadata topic.
     """
-    hashed = java_objects_hash((_java_long_hash(topic_id[8:]), _java_long_hash(topic_id[:8]), partition))
+    hashed = java_objects_hash_code((_java_long_hash_code(topic_id[8:]), _java_long_hash_code(topic_id[:8]), partition))
     return (murmur2(hashed.to_bytes(4, "big")) & 0x7FFFFFFF) % partitions
 
 
-def java_objects_hash(hashes: tuple[int, ...]) -> int:
+def java_objects_hash_code(hashes: tuple[int, ...]) -> int:
     """Return java.util.Objects.hash over values with these hash codes, as 32 unsigned bits."""
     result = 1
     for value in hashes:
@@ -60,9 +60,9 @@ def murmur2(data: bytes) -> int:
     return mixed ^ mixed >> 15
 
 
-def _java_long_hash(half: bytes) -> int:
+def _java_long_hash_code(eight_bytes: bytes) -> int:
     """Return java.lang.Long.hashCode of 8 bytes."""
-    value = int.from_bytes(half, "big")
+    value = int.from_bytes(eight_bytes, "big")
     return (value ^ value >> 32) & _UINT32_MASK
 
 
@@ -104,16 +104,16 @@ class FoldedMetadataTopic:
     """Reader of the metadata topic that keeps the folded state of every user partition. Thread-safe.
 
     :param topic: client used by this object only.
-    :param kept: local state of this topic only.
+    :param persisted: local state of this topic only.
     :param clock_ms: current time; later timestamps count as now.
     :param chunk_records: maximum number of records read before they are folded.
     """
 
     def __init__(
-        self, topic: MetadataTopic, kept: PersistedStates, *, clock_ms: Callable[[], int], chunk_records: int = MAX_CHUNK_RECORDS
+        self, topic: MetadataTopic, persisted: PersistedStates, *, clock_ms: Callable[[], int], chunk_records: int = MAX_CHUNK_RECORDS
     ) -> None:
         self._topic = topic
-        self._states = kept
+        self._states = persisted
         self._chunk_records = chunk_records
         self._clock_ms = clock_ms
         self._lock = threading.RLock()
@@ -275,14 +275,14 @@ class FoldedMetadataTopic:
                 break
         return read
 
-    def _fold_chunk(self, number: int, read: _ReadChunk) -> int:
+    def _fold_chunk(self, metadata_partition: int, chunk: _ReadChunk) -> int:
         """Fold the records read from one metadata partition, and return their number."""
-        reached = self._reached[number]
-        records = self._verified_unfolded_records(number, reached, read)
-        self._checked.add(number)
+        reached = self._reached[metadata_partition]
+        records = self._verified_unfolded_records(metadata_partition, reached, chunk)
+        self._checked.add(metadata_partition)
         by_partition: dict[TopicIdPartition, list[tuple[int, MetadataRecord]]] = {}
         ours: list[tuple[int, int]] = []
-        stopped, position = "", max(reached.position, read.reached)
+        stopped, position = "", max(reached.position, chunk.reached)
         for record in records:
             try:
                 decoded = self._decode_record(record)
@@ -297,7 +297,7 @@ class FoldedMetadataTopic:
         while at < len(names):
             try:
                 self._apply_records_to_partitions(
-                    number, {name: by_partition[name] for name in names[at : at + _PARTITIONS_PER_SAVE]}, position
+                    metadata_partition, {name: by_partition[name] for name in names[at : at + _PARTITIONS_PER_SAVE]}, position
                 )
                 at += _PARTITIONS_PER_SAVE
             except BadData as error:
@@ -305,42 +305,42 @@ class FoldedMetadataTopic:
                 stopped, position, at = error.cause, error.offset, 0
         done = [record for record in records if record.offset < position]
         stamps = [stamp for offset, stamp in ours if offset < position]
-        message = count_records(reached.compactor_records, stamps, self._clock_ms()) if stamps else reached.compactor_records
+        message = add_record_counts(reached.compactor_records, stamps, self._clock_ms()) if stamps else reached.compactor_records
         last = FoldPosition(position, reached.last, reached.digest, reached.missing, stopped, message)
         if done:
             last = replace(last, last=done[-1].offset, digest=_value_digest(done[-1]))
         if last != reached:
-            self._states.save_position(number, last)
-            self._reached[number] = last
+            self._states.save_position(metadata_partition, last)
+            self._reached[metadata_partition] = last
             self._folds += 1
         return len(done)
 
-    def _verified_unfolded_records(self, number: int, reached: FoldPosition, read: _ReadChunk) -> list[TopicRecord]:
+    def _verified_unfolded_records(self, metadata_partition: int, fold_position: FoldPosition, chunk: _ReadChunk) -> list[TopicRecord]:
         """Verify the last folded record if that was not done yet, and return the records after it.
 
         Raises _TopicChangedError if that record is absent or different.
         """
-        if number not in self._checked:
-            first = read.records[0] if read.records else None
-            if first is None or first.offset != reached.last or _value_digest(first) != reached.digest:
+        if metadata_partition not in self._checked:
+            first = chunk.records[0] if chunk.records else None
+            if first is None or first.offset != fold_position.last or _value_digest(first) != fold_position.digest:
                 raise _TopicChangedError(
-                    f"partition {number} has another record at {reached.last} than was folded: it was truncated or created again"
+                    f"partition {metadata_partition} has another record at {fold_position.last} than was folded: truncated or created again"
                 )
-        return [record for record in read.records if record.offset >= reached.position]
+        return [record for record in chunk.records if record.offset >= fold_position.position]
 
     def _apply_records_to_partitions(
-        self, number: int, events: Mapping[TopicIdPartition, Iterable[tuple[int, MetadataRecord]]], end: int
+        self, metadata_partition: int, records: Mapping[TopicIdPartition, Iterable[tuple[int, MetadataRecord]]], end_offset: int
     ) -> None:
-        """Apply records below offset ``end`` to user partitions, and save these."""
-        names = list(events)
-        held = dict(zip(names, self._states.load_partitions(number, names), strict=True))
+        """Apply records below offset ``end_offset`` to user partitions, and save these."""
+        names = list(records)
+        held = dict(zip(names, self._states.load_partitions(metadata_partition, names), strict=True))
         done = {}
-        topic = f"{self._topic.name}-{number}"
+        topic = f"{self._topic.name}-{metadata_partition}"
         try:
             for name in names:
                 folded = done[name] = held[name] or FoldedPartition(RemoteLogMetadataCache(name, PackedSegments()))
-                for offset, record in events[name]:
-                    if offset >= end:
+                for offset, record in records[name]:
+                    if offset >= end_offset:
                         break
                     folded.apply_record(record, offset, topic)
         finally:

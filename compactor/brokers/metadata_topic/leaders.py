@@ -43,7 +43,7 @@ class ClusterTopics:
 
 
 class KafkaLeaders:
-    """Client for leader, end offset and topic id requests. Connects on first use."""
+    """Client that asks a cluster for partition leaders, end offsets, topic ids and topic settings. Connects on first use."""
 
     def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
@@ -51,7 +51,7 @@ class KafkaLeaders:
 
     def leaders(self) -> ClusterLeaders:
         """Return the leaders of all partitions, in one request. Raises Unavailable or Refused."""
-        reported = self._admin.list_cluster("ask who leads")
+        reported = self._admin.cluster_metadata("ask who leads")
         leaders = {
             TopicPartition(topic.topic, number): partition.leader
             for topic in reported.topics.values()
@@ -63,15 +63,15 @@ class KafkaLeaders:
     def topic_ids(self, names: Sequence[str]) -> ClusterTopics:
         """Return the ids of these topics, without those that do not exist or may not be described. Raises Unavailable or Refused."""
         admin, timeout = self._admin.client, self._connection.timeout_s
-        cluster = self._admin.request("describe the cluster", lambda: {"": admin.describe_cluster(request_timeout=timeout)})[""]
+        cluster = self._admin.send_request("describe the cluster", lambda: {"": admin.describe_cluster(request_timeout=timeout)})[""]
         return ClusterTopics(cluster.cluster_id or "", self._request_topic_ids_jointly_or_singly(names))
 
     def _request_topic_ids_jointly_or_singly(self, names: Sequence[str]) -> dict[str, TopicId]:
-        """Return the ids of topics, in one request, or one request per topic if the cluster refuses the joint one."""
+        """Return topic ids by topic name, in one request, or in one request per topic if the cluster refuses the joint request."""
         admin, timeout = self._admin.client, self._connection.timeout_s
         wanted = load_confluent_kafka().TopicCollection(list(names))
         try:
-            found = self._admin.request(f"describe {', '.join(names)}", lambda: admin.describe_topics(wanted, request_timeout=timeout))
+            found = self._admin.send_request(f"describe {', '.join(names)}", lambda: admin.describe_topics(wanted, request_timeout=timeout))
         except Refused:
             return (
                 {name: topic_id for one in names for name, topic_id in self._request_topic_ids_jointly_or_singly([one]).items()}

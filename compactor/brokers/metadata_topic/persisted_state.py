@@ -70,7 +70,7 @@ class FoldPosition:
 
 
 class TieredPartition(NamedTuple):
-    """Counts of a user partition, for lists.
+    """A user partition with tiered segments, and the number of its segments by state.
 
     finished: number of segments in COPY_SEGMENT_FINISHED.
     other: number of segments in other states.
@@ -87,7 +87,9 @@ class TieredPartition(NamedTuple):
 
 @dataclass
 class FoldedPartition:
-    """A user partition's segments, the newest findings about its records, and their total number."""
+    """A user partition's folded metadata: its segments, the newest findings about its metadata records, and the total number of
+    findings.
+    """
 
     cache: RemoteLogMetadataCache
     findings: list[MetadataFinding] = field(default_factory=list)
@@ -141,7 +143,7 @@ class PersistedStates:
         format.
         """
         message = json.dumps([packed.STATE_FORMAT, PERSISTED_FORMAT, identity.cluster_id, identity.topic_id, identity.partitions]).encode()
-        keys = [_TOPIC_KEY, *map(_local_key_of_position, range(identity.partitions))]
+        keys = [_TOPIC_KEY, *map(_fold_position_key, range(identity.partitions))]
         self._writable = self._store.writable
         values = [self._memory.get(key, data) for key, data in zip(keys, self._store.get(keys), strict=True)]
         self._reached = _parse_positions(values[1:]) if values[0] == message else {}
@@ -152,7 +154,7 @@ class PersistedStates:
             self._reached = dict.fromkeys(range(identity.partitions), FoldPosition())
             self._writable = self._store.writable
             self._write_values(
-                {_TOPIC_KEY: message, **{_local_key_of_position(number): reached.encode() for number, reached in self._reached.items()}}
+                {_TOPIC_KEY: message, **{_fold_position_key(number): reached.encode() for number, reached in self._reached.items()}}
             )
         self._stored = self._store.get([_TOPIC_KEY])[0]
         return dict(self._reached)
@@ -165,9 +167,9 @@ class PersistedStates:
 
     def load_partitions(self, metadata_partition: int, names: Sequence[TopicIdPartition]) -> list[FoldedPartition | None]:
         """Return the states of user partitions, None for unknown ones. Raises StateLost."""
-        keys = [_local_key_of_position(metadata_partition)]
+        keys = [_fold_position_key(metadata_partition)]
         for name in names:
-            keys += [_partition_key(_SUMMARY_PREFIX, name), _partition_key(_STATE_PREFIX, name)]
+            keys += [_partition_state_key(_SUMMARY_PREFIX, name), _partition_state_key(_STATE_PREFIX, name)]
         at, *values = self._read_values(keys)
         if at != self._reached[metadata_partition].encode():
             raise StateLost(f"metadata partition {metadata_partition}")
@@ -177,14 +179,14 @@ class PersistedStates:
         """Save the states of user partitions."""
         values = {}
         for name, folded in partitions.items():
-            values[_partition_key(_SUMMARY_PREFIX, name)] = _encode_partition_counts(folded)
-            values[_partition_key(_STATE_PREFIX, name)] = packed.pack_fold(folded.cache, folded.findings)
+            values[_partition_state_key(_SUMMARY_PREFIX, name)] = _encode_partition_counts(folded)
+            values[_partition_state_key(_STATE_PREFIX, name)] = packed.pack_fold(folded.cache, folded.findings)
         self._write_values(values)
 
     def save_position(self, metadata_partition: int, position: FoldPosition) -> None:
         """Save a fold position. Called after the states of all records below it are saved."""
         self._reached[metadata_partition] = position
-        self._write_values({_local_key_of_position(metadata_partition): position.encode()})
+        self._write_values({_fold_position_key(metadata_partition): position.encode()})
 
     def tiered_partitions(self) -> Iterator[TieredPartition]:
         """Yield all user partitions with records, by topic id and number."""
@@ -196,7 +198,7 @@ class PersistedStates:
             yield TieredPartition(TopicIdPartition(key[:16], topic, _NUMBER.unpack(key[16:])[0]), *figures)
 
     def _read_values(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return stored values. Raises StateLost if the store was emptied since load_positions."""
+        """Return the stored values of these keys, None for absent ones. Raises StateLost if the store was emptied since load_positions."""
         topic, *stored = self._store.get([_TOPIC_KEY, *keys])
         if topic != self._stored:
             raise StateLost("local state was deleted")
@@ -222,12 +224,12 @@ def _parse_positions(values: Sequence[bytes | None]) -> dict[int, FoldPosition]:
         return {}
 
 
-def _local_key_of_position(number: int) -> bytes:
-    return _POSITION_PREFIX + _NUMBER.pack(number)
+def _fold_position_key(metadata_partition: int) -> bytes:
+    return _POSITION_PREFIX + _NUMBER.pack(metadata_partition)
 
 
-def _partition_key(kind: bytes, name: TopicIdPartition) -> bytes:
-    return kind + name.topic_id + _NUMBER.pack(name.partition)
+def _partition_state_key(kind: bytes, partition: TopicIdPartition) -> bytes:
+    return kind + partition.topic_id + _NUMBER.pack(partition.partition)
 
 
 def _encode_partition_counts(folded: FoldedPartition) -> bytes:
@@ -236,13 +238,13 @@ def _encode_partition_counts(folded: FoldedPartition) -> bytes:
     return json.dumps([topic, folded.finished, folded.other, folded.finished_bytes, folded.finding_count, folded.cache.applied]).encode()
 
 
-def _decode_partition(name: TopicIdPartition, message: bytes | None, data: bytes | None) -> FoldedPartition | None:
+def _decode_partition(name: TopicIdPartition, counts: bytes | None, segments: bytes | None) -> FoldedPartition | None:
     """Decode a user partition, or return None if nothing is stored. Raises StateLost if it is corrupt."""
-    if message is None or data is None:
+    if counts is None or segments is None:
         return None
     try:
-        topic, finished, other, size, count, _ = json.loads(message)
-        cache, findings = packed.unpack_fold(data, name._replace(topic=topic))
+        topic, finished, other, size, count, _ = json.loads(counts)
+        cache, findings = packed.unpack_fold(segments, name._replace(topic=topic))
     except (ValueError, struct.error, TypeError) as error:
         raise StateLost(f"{name}: {error}") from error
     return FoldedPartition(cache, findings, count, finished, other, size)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from checkpoint.lineage import EpochEntry, first_divergent_offset, merge_segment_lineages
 from compactor.brokers.metadata_topic.cache import LeaderEpochState, RemoteLogMetadataCache, epoch_starts, last_offset_of_epoch
-from compactor.brokers.metadata_topic.chain import ChainLink, epoch_for_offset, lookup_chain, whole_segment_chain
+from compactor.brokers.metadata_topic.chain import SegmentReadRange, epoch_for_offset, merged_read_ranges, segment_read_ranges
 from compactor.brokers.metadata_topic.codec import (
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
@@ -76,7 +76,7 @@ def _transition_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRe
         return ""
     if existing is None:
         return f"R3: segment {record.id} was not introduced, or is finished"
-    again = record.state is existing.state is _S.COPY_SEGMENT_FINISHED and not is_effective(cache, existing)
+    again = record.state is existing.state is _S.COPY_SEGMENT_FINISHED and not is_found_by_lookups(cache, existing)
     if record.state not in TRANSITIONS[existing.state] and not again:
         return f"R1: segment {record.id} cannot go from {existing.state} to {record.state}"
     if record.custom_metadata != existing.custom_metadata:
@@ -90,7 +90,7 @@ def _lookup_rule_violation(cache: RemoteLogMetadataCache, lineage: Sequence[Epoc
     message = after.apply_record(record)
     if message:
         return f"R1: {message}"
-    lost = _first_lost_offset(lookup_chain(cache, lineage), lookup_chain(after.cache, lineage))
+    lost = _first_lost_offset(segment_read_ranges(cache, lineage), segment_read_ranges(after.cache, lineage))
     if lost is not None:
         rule = "R3b" if isinstance(record, RemoteLogSegmentMetadataUpdateRecord) and record.state is _S.DELETE_SEGMENT_STARTED else "R4"
         return f"{rule}: offset {lost} would have no segment"
@@ -112,7 +112,7 @@ class TrialFold:
         self.cache.epochs = {epoch: state.copy() for epoch, state in cache.epochs.items()}
 
     def apply_record(self, record: MetadataRecord) -> str:
-        """Apply a record, and return what brokers would complain about, or an empty string."""
+        """Apply a record to the copy, and return why brokers would ignore it or stop at it, or an empty string."""
         try:
             finding = self.cache.apply_record(record, self.cache.applied + 1)
         except BadData as error:
@@ -123,8 +123,8 @@ class TrialFold:
 class _SegmentOverlay(MutableMapping[bytes, RemoteLogSegmentMetadataRecord]):
     """Mapping of segments by id that stores changes on top of another mapping, which stays unchanged."""
 
-    def __init__(self, below: MutableMapping[bytes, RemoteLogSegmentMetadataRecord]) -> None:
-        self._below = below
+    def __init__(self, base: MutableMapping[bytes, RemoteLogSegmentMetadataRecord]) -> None:
+        self._below = base
         self._over: dict[bytes, RemoteLogSegmentMetadataRecord | None] = {}
 
     def __getitem__(self, raw_id: bytes) -> RemoteLogSegmentMetadataRecord:
@@ -147,15 +147,17 @@ class _SegmentOverlay(MutableMapping[bytes, RemoteLogSegmentMetadataRecord]):
         return sum(1 for _ in self)
 
 
-def is_effective(cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord, last: int = MAX_OFFSET) -> bool:
+def is_found_by_lookups(cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord, last_offset: int = MAX_OFFSET) -> bool:
     """Return whether lookups of the segment's start, and of the start of each leader epoch in it, find this segment.
 
-    :param last: last offset up to which the segment is read, inclusive.
+    :param last_offset: last offset up to which the segment is read, inclusive.
     """
     known = cache.segments.get(segment.segment_id)
     if known is None or known.state not in READABLE_STATES:
         return False
-    parts = [(epoch, start) for epoch, start in epoch_starts(known) if start <= min(last_offset_of_epoch(known, LeaderEpoch(epoch)), last)]
+    parts = [
+        (epoch, start) for epoch, start in epoch_starts(known) if start <= min(last_offset_of_epoch(known, LeaderEpoch(epoch)), last_offset)
+    ]
     return all(epoch in cache.epochs and cache.epochs[epoch].floor_segment_id(start) == segment.segment_id for epoch, start in parts)
 
 
@@ -178,10 +180,11 @@ def _supersedes_entries_of_epoch(epoch_segments: LeaderEpochState | None, start_
 
 
 @dataclass(frozen=True)
-class CeilingMarker:
-    """Metadata-only segment that raises the highest offset of a finished epoch by one.
+class HighestOffsetMarker:
+    """Metadata-only segment that raises a finished leader epoch's highest tiered offset by one.
 
-    It lets brokers switch in one step to a replacement that reaches the epoch's end.
+    Brokers drop older segments of the epoch as soon as a new one reaches its highest offset. With the marker a replacement that reaches the
+    epoch's end does not, so that readers can be switched to it in one step.
     """
 
     segment: RemoteLogSegmentMetadataRecord
@@ -197,9 +200,9 @@ class CeilingMarker:
         return [begun, *updates]
 
 
-def ceiling_markers(
+def highest_offset_markers(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, event_timestamp_ms: int
-) -> list[CeilingMarker]:
+) -> list[HighestOffsetMarker]:
     """Return the markers that must precede COPY_SEGMENT_FINISHED of this segment, as far as they are permitted.
 
     A marker is permitted if the offset after the epoch belongs to a later epoch of the lineage and is tiered; otherwise brokers would count
@@ -221,7 +224,7 @@ def ceiling_markers(
         marker = RemoteLogSegmentMetadataRecord(
             segment.partition, raw_id, at, at, COMPACTOR_BROKER_ID, -1, event_timestamp_ms, (EpochEntry(LeaderEpoch(epoch), Offset(at)),), 1
         )
-        made.append(CeilingMarker(marker))
+        made.append(HighestOffsetMarker(marker))
     return made
 
 
@@ -230,7 +233,7 @@ def replacement_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEn
 
     Called before the segment is introduced. Checks the metadata rules R4, R7 and R8 and that replacements come in ascending order.
     """
-    links = whole_segment_chain(lookup_chain(cache, lineage), lineage)
+    links = merged_read_ranges(segment_read_ranges(cache, lineage), lineage)
     covered = [link for link in links if link.last >= segment.start_offset and link.first <= segment.end_offset]
     if not covered or covered[0].first != segment.start_offset or covered[-1].last != segment.end_offset:
         return f"R4: segment {segment.id} does not begin and end where what readers find between its offsets does"
@@ -248,15 +251,16 @@ def replacement_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEn
     return ""
 
 
-def _epochs_read_by_consumers(link: ChainLink) -> tuple[EpochEntry, ...]:
-    """Return the leader epochs of a source that readers read."""
+def _epochs_read_by_consumers(link: SegmentReadRange) -> tuple[EpochEntry, ...]:
+    """Return the leader epochs of the offsets that readers read from this segment."""
     return tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_starts(link.segment) if start <= link.last)
 
 
 def source_deletion_refusal(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, sources: Iterable[bytes]
 ) -> str:
-    """Return why the sources cannot all be deleted after the segment is finished, or an empty string. Tries the whole switch.
+    """Return why the sources cannot all be deleted after the segment is finished, or an empty string. Tries the publication and
+    the deletions on a copy of the metadata.
 
     :param sources: segment ids, 16 bytes each.
     """
@@ -268,7 +272,7 @@ def source_deletion_refusal(
         message = after.apply_record(record)
         if message:
             return f"R1: {message}"
-    lost = _first_lost_offset(lookup_chain(cache, lineage), lookup_chain(trial, lineage))
+    lost = _first_lost_offset(segment_read_ranges(cache, lineage), segment_read_ranges(trial, lineage))
     return "" if lost is None else f"R4: offset {lost} would have no segment"
 
 
@@ -305,7 +309,7 @@ def unfinished_copies(
 
     An earlier leader is still writing them, or has died. If one finished after a round, values would return whose tombstones were removed.
     """
-    links = whole_segment_chain(lookup_chain(cache, lineage), lineage)
+    links = merged_read_ranges(segment_read_ranges(cache, lineage), lineage)
     begun = (one for one in cache.segments.values() if one.state is _S.COPY_SEGMENT_STARTED and one.broker_id != COMPACTOR_BROKER_ID)
     return [one for one in begun if one.end_offset <= end_offset and _is_covered_by_read_ranges(links, one)]
 
@@ -313,10 +317,15 @@ def unfinished_copies(
 def finish_refusal(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, event_timestamp_ms: int
 ) -> str:
-    """Return why COPY_SEGMENT_FINISHED must not follow, or an empty string. Tries the ceiling markers that it needs, too."""
+    """Return why COPY_SEGMENT_FINISHED must not be appended for this segment, or an empty string.
+
+    Tries it on a copy of the metadata, after the highest-offset markers that it needs.
+    """
     trial = TrialFold(cache)
     wanted = [
-        record for marker in ceiling_markers(cache, lineage, segment, event_timestamp_ms) for record in marker.records(event_timestamp_ms)
+        record
+        for marker in highest_offset_markers(cache, lineage, segment, event_timestamp_ms)
+        for record in marker.records(event_timestamp_ms)
     ]
     for record in (*wanted, _update_record(segment, _S.COPY_SEGMENT_FINISHED)):
         why = record_refusal(trial.cache, lineage, record)
@@ -327,34 +336,37 @@ def finish_refusal(
 
 
 def hides_offsets(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord) -> bool:
-    """Return whether lookups would find more offsets without this finished segment.
+    """Return whether this finished segment hides offsets of others: without it, lookups would find more offsets.
 
     That happens if a broker tiered across the segment's end just before it was finished: lookups after that end then find this segment
     first.
     """
     after = TrialFold(cache)
     message = after.apply_record(_update_record(segment, _S.DELETE_SEGMENT_STARTED))
-    return not message and _first_lost_offset(lookup_chain(after.cache, lineage), lookup_chain(cache, lineage)) is not None
+    return not message and _first_lost_offset(segment_read_ranges(after.cache, lineage), segment_read_ranges(cache, lineage)) is not None
 
 
 def hidden_segments(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], end_offset: int) -> list[RemoteLogSegmentMetadataRecord]:
-    """Return segments up to ``end_offset`` + 1 that lookups do not find at their start. Repeating COPY_SEGMENT_FINISHED repairs that."""
-    links = whole_segment_chain(lookup_chain(cache, lineage), lineage)
-    return [link.segment for link in links if link.first <= end_offset + 1 and not is_effective(cache, link.segment, link.last)]
+    """Return segments that begin at or below ``end_offset`` + 1 and that lookups do not find at their own start offset.
+
+    Repeating COPY_SEGMENT_FINISHED makes them readable from their start again.
+    """
+    links = merged_read_ranges(segment_read_ranges(cache, lineage), lineage)
+    return [link.segment for link in links if link.first <= end_offset + 1 and not is_found_by_lookups(cache, link.segment, link.last)]
 
 
-def late_broker_copies(
+def unrecorded_broker_copies(
     cache: RemoteLogMetadataCache,
     lineage: Sequence[EpochEntry],
     compacted: Iterable[RemoteLogSegmentMetadataRecord],
-    known: Collection[str],
+    recorded_ids: Collection[str],
 ) -> list[RemoteLogSegmentMetadataRecord]:
-    """Return finished copies by brokers, unknown to the control log, within the offsets of compacted segments.
+    """Return finished copies that brokers made within the offsets of compacted segments and that are not in ``recorded_ids``.
 
     Readers find values in them that compaction has removed, possibly together with their tombstones.
 
     :param compacted: finished segments written by compactors.
-    :param known: ids of all segments that the control log knows.
+    :param recorded_ids: ids of all segments that the control log names.
     """
     spans: list[tuple[int, int]] = []
     for one in sorted(compacted, key=lambda one: one.start_offset):
@@ -365,13 +377,16 @@ def late_broker_copies(
     late = (
         one
         for one in cache.segments.values()
-        if one.state in READABLE_STATES and one.broker_id != COMPACTOR_BROKER_ID and one.id not in known and belongs_to_log(one, lineage)
+        if one.state in READABLE_STATES
+        and one.broker_id != COMPACTOR_BROKER_ID
+        and one.id not in recorded_ids
+        and belongs_to_log(one, lineage)
     )
     return [one for one in late if any(first <= one.start_offset and one.end_offset <= last for first, last in spans)]
 
 
-def _is_covered_by_read_ranges(read_ranges: Sequence[ChainLink], segment: RemoteLogSegmentMetadataRecord) -> bool:
-    """Return whether the links contain all offsets of the segment."""
+def _is_covered_by_read_ranges(read_ranges: Sequence[SegmentReadRange], segment: RemoteLogSegmentMetadataRecord) -> bool:
+    """Return whether the read ranges contain all offsets of the segment."""
     wanted = segment.start_offset
     for link in read_ranges:
         if link.first <= wanted <= link.last:
@@ -386,17 +401,17 @@ def _update_record(segment: RemoteLogSegmentMetadataRecord, state: SegmentState)
     )
 
 
-def _first_lost_offset(before: Sequence[ChainLink], after: Sequence[ChainLink]) -> int | None:
-    """Return the first offset that is in ``before`` and not in ``after``, or None."""
+def _first_lost_offset(old_ranges: Sequence[SegmentReadRange], new_ranges: Sequence[SegmentReadRange]) -> int | None:
+    """Return the first offset that is in ``old_ranges`` and not in ``new_ranges``, or None."""
     at = 0
-    for link in before:
+    for link in old_ranges:
         wanted = link.first
-        while at < len(after) and after[at].last < wanted:
+        while at < len(new_ranges) and new_ranges[at].last < wanted:
             at += 1
         place = at
         while wanted <= link.last:
-            if place >= len(after) or after[place].first > wanted:
+            if place >= len(new_ranges) or new_ranges[place].first > wanted:
                 return wanted
-            wanted = after[place].last + 1
+            wanted = new_ranges[place].last + 1
             place += 1
     return None

@@ -31,13 +31,13 @@ RecordsByMinute = tuple[tuple[int, int], ...]
 """(minute since 1970, records in it), ascending."""
 
 
-def count_records(counts: RecordsByMinute, stamps_ms: Iterable[int], now_ms: int) -> RecordsByMinute:
+def add_record_counts(counts: RecordsByMinute, timestamps_ms: Iterable[int], now_ms: int) -> RecordsByMinute:
     """Return the counts by minute after adding records with these timestamps. A timestamp later than ``now_ms`` counts as now, because it
     comes from the writer's clock.
     """
     now = now_ms // MINUTE_MS
     found = Counter(dict(counts))
-    found.update(min(stamp // MINUTE_MS, now) for stamp in stamps_ms)
+    found.update(min(stamp // MINUTE_MS, now) for stamp in timestamps_ms)
     return tuple(sorted((minute, count) for minute, count in found.items() if minute > now - COUNTED_MINUTES))
 
 
@@ -67,12 +67,12 @@ class RecordReservation:
 class WaitingRound:
     """A round that was not admitted yet.
 
-    records: the largest number of records that it has asked for.
-    again_ms: when it should ask again, in milliseconds.
+    records: the largest number of metadata records that it has asked for.
+    retry_at_ms: when it should ask again, in milliseconds.
     """
 
     records: int
-    again_ms: int
+    retry_at_ms: int
 
 
 @dataclass(frozen=True)
@@ -83,30 +83,30 @@ class MetadataTokenBucket:
     waiting: Mapping[TopicPartition, WaitingRound] = field(default_factory=dict)
 
     def admit_round(
-        self, written: Mapping[int, int], name: TopicPartition, records: int, per_hour: int, now_ms: int
+        self, written_by_minute: Mapping[int, int], name: TopicPartition, records: int, max_records_per_hour: int, now_ms: int
     ) -> tuple[MetadataTokenBucket, Wait | None]:
         """Admit a round, or return how long it has to wait. An admitted round may ask again for more records.
 
-        :param written: number of compactors' records in the topic, by minute.
+        :param written_by_minute: number of compactors' records in the topic, by minute.
         :param records: number of records that the round will write.
-        :param per_hour: the cap.
+        :param max_records_per_hour: the cap.
         :return: the new bucket, and None if the round is admitted.
         """
         reserved = {of: one for of, one in self.reserved.items() if now_ms < one.counted_ms + _HOUR_MS}
-        waiting = {of: one for of, one in self.waiting.items() if now_ms < one.again_ms + MAX_WAITING_MS}
+        waiting = {of: one for of, one in self.waiting.items() if now_ms < one.retry_at_ms + MAX_WAITING_MS}
         mine = reserved.get(name, RecordReservation(0, 0, now_ms))
         wanted = max(records, waiting[name].records) if name in waiting else records
-        used = records_of_last_hour(written, now_ms)
+        used = records_of_last_hour(written_by_minute, now_ms)
         others = sum(one.round + one.deletions for one in reserved.values()) - mine.round
         total = sum(used.values()) + others
-        first = next((of for of, one in waiting.items() if of == name or now_ms <= one.again_ms + MAX_SILENCE_MS), name)
+        first = next((of for of, one in waiting.items() if of == name or now_ms <= one.retry_at_ms + MAX_SILENCE_MS), name)
         is_next = first == name or mine.round > 0
-        if is_next and (not total or total + wanted <= per_hour):
+        if is_next and (not total or total + wanted <= max_records_per_hour):
             waiting.pop(name, None)
             return MetadataTokenBucket(reserved | {name: replace(mine, round=wanted, counted_ms=now_ms)}, waiting), None
-        until = _admissible_at_ms(used, wanted, per_hour) if is_next else waiting[first].again_ms
+        until = _admissible_at_ms(used, wanted, max_records_per_hour) if is_next else waiting[first].retry_at_ms
         waiting[name] = WaitingRound(wanted, max(until, now_ms + MINUTE_MS))
-        return MetadataTokenBucket(reserved, waiting)._without_round(name), Wait(waiting[name].again_ms, wanted)
+        return MetadataTokenBucket(reserved, waiting)._without_round(name), Wait(waiting[name].retry_at_ms, wanted)
 
     def after_append(self, name: TopicPartition, records: int, deletions: int, now_ms: int) -> MetadataTokenBucket:
         """Return the bucket after records were appended to the topic: they are no longer reserved, because they are
@@ -123,16 +123,16 @@ class MetadataTokenBucket:
         """Return the bucket without the round of a partition, because it has ended or is no longer due."""
         return replace(self, waiting={of: one for of, one in self.waiting.items() if of != name})._without_round(name)
 
-    def _change_reservation(self, name: TopicPartition, records: int, deletions: int, now_ms: int) -> MetadataTokenBucket:
-        """Return the bucket with the reservation of a partition changed by these numbers, if there is one."""
+    def _change_reservation(self, name: TopicPartition, records_change: int, deletions_change: int, now_ms: int) -> MetadataTokenBucket:
+        """Return the bucket after adding these numbers, which may be negative, to the reservation of a partition, if there is one."""
         known = self.reserved.get(name)
         if known is None:
             return self
-        more = RecordReservation(max(0, known.round + records), max(0, known.deletions + deletions), now_ms)
+        more = RecordReservation(max(0, known.round + records_change), max(0, known.deletions + deletions_change), now_ms)
         return replace(self, reserved={**self.reserved, name: more})
 
     def _without_round(self, name: TopicPartition) -> MetadataTokenBucket:
-        """Return the bucket with only the deletions of a partition's reservation."""
+        """Return the bucket with only the records of deletions left in a partition's reservation."""
         left = {of: replace(one, round=0) if of == name else one for of, one in self.reserved.items()}
         return replace(self, reserved={of: one for of, one in left.items() if one.round or one.deletions})
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from compactor.bootstrap import kafka_connection, open_tier
 from compactor.brokers.metadata_topic.admin import KafkaAdmin
-from compactor.brokers.topic_ids import client_options
+from compactor.brokers.topic_ids import kafka_python_options
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.settings import SECTION_TYPES, Settings, setting_keys, topic_override_key
@@ -111,7 +111,7 @@ def _check_topic_deletion(settings: Settings) -> list[dict[str, str]]:
     detail, hint = "it asks the cluster, and [kafka] bootstrap_servers names none", 'Name brokers, or set it to "keep"'
     if settings.kafka.names_brokers:
         try:
-            client_options(kafka_connection(settings))
+            kafka_python_options(kafka_connection(settings))
         except CompactorError as error:
             detail, hint = error.message, error.hint
         else:

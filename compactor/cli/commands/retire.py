@@ -11,7 +11,7 @@ from functools import partial
 from compactor.access.rounds import new_round
 from compactor.access.tier import Tier
 from compactor.bootstrap import kafka_connection
-from compactor.brokers.topic_ids import ask_about_topics
+from compactor.brokers.topic_ids import query_topic_ids
 from compactor.cli import audit, frame, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.constants import NEVER_MS
@@ -129,7 +129,7 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
 def _delete_removed_topics(opened: Tier, outcomes: tiers.PartitionOutcomes) -> list[str]:
     """Delete topics that their cluster has deleted, if the settings say so, and return the names of their partitions."""
     try:
-        ask = partial(ask_about_topics, kafka_connection(opened.settings))
+        ask = partial(query_topic_ids, kafka_connection(opened.settings))
         return [str(name) for name in delete_removed_topics(opened, ask)]
     except CompactorError as error:
         outcomes.record_failure("topics that their cluster has deleted", error)

@@ -43,7 +43,7 @@ def check_cluster(admin: AdminQueries, servers: str, *, write: bool) -> list[Che
     try:
         cluster = admin.describe_cluster()
         found += _broker_findings(cluster)
-        topic = admin.describe_metadata_topic(write=write)
+        topic = admin.describe_metadata_topic(needs_append_right=write)
     except StoreError as error:
         return [*found, CheckFinding("error", "brokers", servers, error.message, error.hint)]
     found += _permission_findings(topic.missing_rights)
@@ -120,7 +120,7 @@ def check_object_access(opened: Tier, names: Sequence[TopicPartition]) -> list[C
 def check_metadata_topic_reading(opened: Tier) -> tuple[list[TopicPartition], list[CheckFinding]]:
     """Read the metadata topic, and return the tiered partitions and the problems found."""
     try:
-        opened.brokers.refresh(within_s=0.0)
+        opened.brokers.refresh(max_age_s=0.0)
         names = opened.brokers.partition_names()
     except CompactorError as error:
         return [], [CheckFinding("error", "metadata", opened.brokers.source_name, error.message, error.hint)]

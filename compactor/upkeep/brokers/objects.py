@@ -60,12 +60,12 @@ def inspect_partition_objects(opened: Tier, name: TopicPartition) -> PartitionOb
     Raises StoreError, BadData if the metadata topic is corrupt, and UsageError if the partition no longer exists.
     """
     brokers = opened.brokers
-    brokers.refresh(within_s=0.0)
+    brokers.refresh(max_age_s=0.0)
     before = brokers.folded_partition(name)
     states = {segment.segment_id: segment.state for segment in before.cache.list_segments()}
     gone = set(before.cache.finished)
     listed = list(opened.ports.layout.list_objects(name))
-    brokers.refresh(within_s=0.0)
+    brokers.refresh(max_age_s=0.0)
     folded = brokers.folded_partition(name)
     finished = SegmentState.COPY_SEGMENT_FINISHED
     readable = [one for one in folded.cache.list_segments() if one.state is finished and states.get(one.segment_id) is finished]

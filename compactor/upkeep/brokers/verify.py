@@ -164,7 +164,7 @@ def verify_broker_partition(
 
 def _is_deleted_meanwhile(opened: Tier, name: TopicPartition, record: RemoteLogSegmentMetadataRecord) -> bool:
     """Return whether brokers have deleted the segment since the metadata was read."""
-    opened.brokers.refresh(within_s=0.0)
+    opened.brokers.refresh(max_age_s=0.0)
     now = opened.brokers.folded_partition(name).cache.segments.get(record.segment_id)
     return now is None or now.state is not SegmentState.COPY_SEGMENT_FINISHED
 
