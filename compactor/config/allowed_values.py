@@ -39,6 +39,8 @@ def _describe_type(annotation: Any, metadata: list[Any]) -> str:
     if origin is tuple:
         element = get_args(annotation)[0]
         return f"a list of {_describe_type(element, [])}" if get_origin(element) is Literal else "a list of texts"
+    if origin is dict and isinstance(get_args(annotation)[1], type) and issubclass(get_args(annotation)[1], BaseModel):
+        return "a table of tables"
     if origin is dict:
         return "a table of texts" if get_args(annotation)[1] is str else "a table of texts, numbers and booleans"
     if origin is Union or not isinstance(annotation, type):

@@ -22,7 +22,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from compactor.config.allowed_values import describe_allowed_values, format_toml_value, is_text_setting
 from compactor.config.store_sections import MAX_MS, S3, Azure, Gcs, Hdfs, Milliseconds, Registry, Section, StoreCosts, refuse_archive_class
@@ -135,6 +135,66 @@ class PinterestSettings(Section):
     entropy_bits: int = Field(0, ge=0, le=128)
     target: Annotated[str, AfterValidator(_validate_pinterest_target)] = ""
     keep_ms: int = Field(86_400_000, ge=3_600_000, le=MAX_MS)
+
+
+CatalogProperties = dict[str, str | bool | int | float]
+"""Properties of an Iceberg catalog by pyiceberg's names, such as type, uri and credential."""
+
+
+class IcebergTableSettings(Section):
+    """[outputs.iceberg.topics."orders-.*"]: the Iceberg table of topics whose whole name matches. Empty values are those of
+    [outputs.iceberg].
+    """
+
+    table: str = ""
+    warehouse: str = ""
+    catalog: CatalogProperties = {}
+
+
+def _validate_iceberg_topics(topics: dict[str, Any]) -> dict[str, IcebergTableSettings]:
+    """Return the settings of each table. Raises ValueError if a pattern is not a regular expression or a setting is unknown."""
+    _validate_expressions(tuple(topics))
+    return {pattern: IcebergTableSettings(**table) if isinstance(table, dict) else table for pattern, table in topics.items()}
+
+
+def _validate_table_name(name: str) -> str:
+    if not re.fullmatch(r"[^.\s]+(\.[^.\s]+)+", name):
+        raise ValueError("a namespace and a name, for example kafka.{topic}")
+    return name
+
+
+class IcebergSettings(Section):
+    """[outputs.iceberg]: Iceberg tables with the compacted view of topics. topics: regular expression -> table; none by default."""
+
+    table: Annotated[str, AfterValidator(_validate_table_name)] = "kafka.{topic}"
+    warehouse: str = ""
+    catalog: CatalogProperties = {}
+    keep_ms: int = Field(86_400_000, ge=60_000, le=MAX_MS)
+    topics: Annotated[dict[str, IcebergTableSettings], BeforeValidator(_validate_iceberg_topics)] = {}
+
+    @model_validator(mode="after")
+    def _check_catalogs(self) -> Self:
+        for pattern, own in self.topics.items():
+            if not (own.catalog or self.catalog):
+                raise ValueError(f"no catalog is set for the table of {json.dumps(pattern)}, for example {{type = \"sql\", uri = ...}}")
+        return self
+
+    def table_for(self, topic: str) -> IcebergTableSettings | None:
+        """Return the table of a topic with all values filled in, or None if it has none. The first pattern that matches applies.
+
+        ``{topic}`` in the table's name stands for the topic, with ``_`` in place of characters that names in SQL cannot have.
+        """
+        own = next((table for pattern, table in self.topics.items() if re.fullmatch(pattern, topic)), None)
+        if own is None:
+            return None
+        name = (own.table or self.table).replace("{topic}", re.sub(r"[.-]", "_", topic))
+        return IcebergTableSettings(table=name, warehouse=own.warehouse or self.warehouse, catalog=own.catalog or self.catalog)
+
+
+class OutputSettings(Section):
+    """[outputs]: compacted views for readers that do not know the tier."""
+
+    iceberg: IcebergSettings = IcebergSettings()
 
 
 class TierSettings(Section):
@@ -295,6 +355,7 @@ class Settings(Value):
     """All settings. topics: regular expression -> the values of [cleaner] with that [topics] table's overrides applied."""
 
     tier: TierSettings = TierSettings()
+    outputs: OutputSettings = OutputSettings()
     s3: S3 = S3()
     gcs: Gcs = Gcs()
     azure: Azure = Azure()

@@ -395,7 +395,7 @@ class RangeReader:
             path, budget = Path(folder, "keys"), latest.map_budget_bytes
             with DiskOffsetMap(path, space, map_budget_bytes=budget, expected_rows=spill.records) as buckets:
                 for selection, last in self._read_all_backwards():
-                    hashes, picked = _hash_keys(selection, extent.first, last, latest, halves)
+                    hashes, picked = hash_keys_of_rows(selection, extent.first, last, latest, halves)
                     buckets.add_dirty_rows(hashes, (extent.last - selection.rows.offset[picked]).astype(np.uint32))
                 bitmap = buckets.survivor_bitmap(extent.last - extent.first + 1)
         for selection in RangeReader(self._tier, extent, replace(self._wanted, last_records_only=None)).selections():
@@ -509,7 +509,7 @@ def _rows_between(offset: Int64s, first: int, last: int) -> Int64s:
     return np.flatnonzero((offset >= first) & (offset <= last))
 
 
-def _hash_keys(
+def hash_keys_of_rows(
     selection: Selection, first: int, last: int, latest: LastRecordsOnly, halves: tuple[np.uint64, np.uint64]
 ) -> tuple[Hashes, Int64s]:
     """Return the key hashes of rows from ``first`` to ``last`` (inclusive) that have a key, last row first, and the rows' numbers."""
@@ -528,7 +528,7 @@ def _rows_of_new_keys(
     """Return the rows, ascending, whose key is not in ``keys`` yet and whose value is not null, and add the keys. Raises OutOfBudget if
     ``keys`` is full.
     """
-    hashes, picked = _hash_keys(selection, first, last, latest, halves)
+    hashes, picked = hash_keys_of_rows(selection, first, last, latest, halves)
     seen = np.empty(len(hashes), np.bool_)
     if keys.insert_if_absent(hashes, seen) < len(hashes):
         raise OutOfBudget(

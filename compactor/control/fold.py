@@ -448,6 +448,7 @@ def _apply_round_published(state: PartitionState, record: Record[Any], body: r.R
         vector=vector,
         balance=body.balance,
         content=body.content,
+        cut_off_offset=_require_open_intent(state).plan.next_dirty_offset if body.cut_off else -1,
     )
     changes = {
         "live": tuple(live),

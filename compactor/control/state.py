@@ -141,6 +141,7 @@ class Run(Value):
     RunEnded.
 
     balance, content: sums as recorded with the publication; None if unknown.
+    cut_off_offset: where the cleaner offset would be if brokers had not deleted sources of the round; -1 if they had not.
     """
 
     run_id: str
@@ -162,6 +163,7 @@ class Run(Value):
     stats: dict[str, int | float | str] = Field(default_factory=dict)
     balance: Balance | None = Field(default=None, exclude_if=lambda value: value is None)
     content: DigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
+    cut_off_offset: int = Field(default=-1, exclude_if=lambda value: value < 0)
 
     @property
     def is_in_effect(self) -> bool:

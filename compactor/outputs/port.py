@@ -8,6 +8,8 @@ from typing import Protocol
 
 from compactor.access.tier import Tier
 from compactor.constants import NEVER_MS
+from compactor.errors import UsageError
+from compactor.extras import require_extra
 from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectStore
@@ -17,7 +19,7 @@ from compactor.storage.port import ObjectStore
 class OutputReport:
     """Result of one update of an output (a copy of the partition in another layout).
 
-    status: written, appended, up_to_date, empty, removed or superseded.
+    status: written, appended, up_to_date, empty, removed, superseded, or behind (a round must complete first).
     written_slot: position in the control log of the state that the output copies.
     next_deletion_ms: when an old version may be deleted, by the store's clock; NEVER_MS if none waits.
     summary: one line for people; empty if nothing was written or deleted.
@@ -46,6 +48,13 @@ def configured_output(opened: Tier, wrapped: Callable[[ObjectStore], ObjectStore
 
     :param wrapped: wraps the output's store, for example so that requests can be interrupted.
     """
+    if opened.settings.outputs.iceberg.topics:
+        if opened.settings.tier.pinterest.target:
+            raise UsageError("two outputs are configured", hint="Remove [tier.pinterest] target, or the topics of [outputs.iceberg]")
+        require_extra("iceberg", "[outputs.iceberg]")
+        from compactor.outputs.iceberg import IcebergOutput
+
+        return IcebergOutput()
     if not opened.settings.tier.pinterest.target:
         return None
     from compactor.outputs.upkeep import PinterestOutput

@@ -1,0 +1,214 @@
+"""Plans of changes to an Iceberg table: which data files replace which. Pure.
+
+The compacted view of a partition lies between the log start and the cleaner offset. Each live segment contributes one slice of it, and each
+slice is one data file, whose name states the slice. A round that replaces segments therefore replaces exactly their files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+from pydantic import ValidationError
+
+from checkpoint.offsets import clean_end_offset
+from compactor.control.state import PartitionState
+from compactor.errors import BadData
+from compactor.model.base import Value
+from compactor.model.status import RunStatus
+
+ENTRY_PREFIX = "tiered-compactor.partition."
+"""Prefix of the keys in a snapshot's summary under which the entries of partitions are stored."""
+
+_FILE_NAME = re.compile(r"(\d+)\.(\d+)\.(\d+)\.(\d+)\.([A-Za-z0-9_-]{22})\.[0-9a-f]{32}\.parquet")
+
+
+class Slice(NamedTuple):
+    """Part of the compacted view that lies in one segment. first, last: offsets, both inclusive."""
+
+    segment_id: str
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}.{self.last}.{self.segment_id}"
+
+
+class FileName(NamedTuple):
+    """What the name of a data file states."""
+
+    partition: int
+    incarnation: int
+    slice: Slice
+
+    @classmethod
+    def parse(cls, path: str) -> Self | None:
+        """Return what the last part of a path states, or None if this program does not name files like that."""
+        found = _FILE_NAME.fullmatch(path.rpartition("/")[2])
+        if found is None:
+            return None
+        return cls(int(found[1]), int(found[2]), Slice(found[5], int(found[3]), int(found[4])))
+
+    def format(self, nonce: str) -> str:
+        """Return the name of a file. ``nonce``: 32 hexadecimal digits that no other file has."""
+        return f"{self.partition}.{self.incarnation}.{self.slice}.{nonce}.parquet"
+
+
+class PartitionEntry(Value):
+    """Description of one partition's rows in a snapshot of the table.
+
+    cleaner_offset: the rows are the last values below this offset.
+    leader_epochs: the leader epochs below the cleaner offset with the first offset of each.
+    slot: position in the control log of the state that the rows show.
+    run: id of the latest round that the rows show; empty if there was none.
+    empty: slices without rows, which have no file.
+    checked: share of the written keys of which it was checked that they occur once.
+    """
+
+    topic_id: str
+    incarnation: int
+    log_start: int
+    cleaner_offset: int
+    leader_epochs: tuple[tuple[int, int], ...]
+    slot: int
+    run: str
+    empty: tuple[str, ...] = ()
+    checked: float = 1.0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Incarnation and slot: what must rise from one snapshot to the next."""
+        return self.incarnation, self.slot
+
+    def is_same_view(self, other: PartitionEntry) -> bool:
+        """Return whether both describe the same rows, whatever records the control log holds besides."""
+        unimportant = {"slot", "run", "checked"}
+        return self.model_dump(exclude=unimportant) == other.model_dump(exclude=unimportant)
+
+
+def entry_key(partition: int) -> str:
+    """Return the key of a partition's entry in a snapshot's summary."""
+    return f"{ENTRY_PREFIX}{partition}"
+
+
+def parse_entry(text: str | None, table: str) -> PartitionEntry | None:
+    """Return a partition's entry; None if there is none. Raises BadData if it is invalid or a newer version wrote it."""
+    try:
+        return PartitionEntry.model_validate_json(text) if text else None
+    except ValidationError as error:
+        raise BadData(f"its summary is not valid: {error.errors()[0]['msg']}", segment=f"table {table}") from None
+
+
+def unfinished_offset(state: PartitionState) -> int:
+    """Return the offset up to which a round must clean before the view is complete again, or -1 if it is complete.
+
+    A round that was cut off or undone in part has dropped values whose successors lie above the cleaner offset, so that no view of the
+    offsets below it can be computed.
+    """
+    needed = max(
+        (
+            max(run.cut_off_offset, run.next_dirty_offset if run.status == RunStatus.REVERTED_IN_PART else -1)
+            for run in state.runs
+            if run.published_slot and run.status != RunStatus.REVERTED
+        ),
+        default=-1,
+    )
+    return needed if needed > clean_end_offset(state.vector) else -1
+
+
+def view_slices(state: PartitionState, log_start: int) -> tuple[Slice, ...]:
+    """Return the slices of the compacted view, ascending. ``log_start``: first offset that readers may see."""
+    end = clean_end_offset(state.vector)
+    return tuple(
+        Slice(segment.id, max(segment.start_offset, log_start), min(segment.end_offset, end - 1))
+        for segment in state.live
+        if segment.end_offset >= log_start and segment.start_offset < end
+    )
+
+
+def view_entry(state: PartitionState, log_start: int) -> PartitionEntry:
+    """Return the entry of a partition's compacted view, without the slices that turn out to be empty."""
+    end = max(clean_end_offset(state.vector), log_start)
+    shown = [run for run in state.runs if run.published_slot and run.status != RunStatus.REVERTED]
+    return PartitionEntry(
+        topic_id=state.topic_id,
+        incarnation=state.incarnation,
+        log_start=log_start,
+        cleaner_offset=end,
+        leader_epochs=tuple((entry.epoch, entry.start_offset) for entry in state.lineage if entry.start_offset < end),
+        slot=state.slot,
+        run=max(shown, key=lambda run: run.published_slot).run_id if shown else "",
+    )
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """Changes that bring a partition's rows up to a view.
+
+    keep, remove: paths of present data files.
+    write: slices for which a file must be written.
+    empty: slices that are known to have no rows.
+    """
+
+    keep: tuple[str, ...]
+    remove: tuple[str, ...]
+    write: tuple[Slice, ...]
+    empty: tuple[Slice, ...]
+
+
+def plan_table(partition: int, view: PartitionEntry, slices: Sequence[Slice], present: Iterable[str], known: PartitionEntry | None) -> TablePlan:
+    """Return the changes to a partition's files.
+
+    :param view: entry of the view that the table shall show; ``slices``: its slices.
+    :param present: paths of the partition's data files in the table's current snapshot.
+    :param known: the partition's entry in that snapshot; None if it has none.
+    :raises BadData: if the partition has a file that another program wrote, or two files with the same rows.
+    """
+    wanted = {FileName(partition, view.incarnation, each) for each in slices}
+    keep: dict[FileName, str] = {}
+    remove: list[str] = []
+    for path in present:
+        name = FileName.parse(path)
+        if name is None or name in keep:
+            hint = "Only this program may write into the table; drop the table to have it written anew"
+            raise BadData("it was not written by this program, or its rows are there twice", segment=path, hint=hint)
+        if name in wanted:
+            keep[name] = path
+        else:
+            remove.append(path)
+    known_empty = set(known.empty) if known is not None and known.incarnation == view.incarnation else set()
+    absent = [each for each in slices if FileName(partition, view.incarnation, each) not in keep]
+    return TablePlan(
+        tuple(keep.values()),
+        tuple(remove),
+        tuple(each for each in absent if str(each) not in known_empty),
+        tuple(each for each in absent if str(each) in known_empty),
+    )
+
+
+@dataclass(frozen=True)
+class SnapshotAge:
+    """One snapshot of a table. made_ms: when it was committed, in milliseconds. is_held: whether a branch or a tag names it."""
+
+    snapshot_id: int
+    made_ms: int
+    is_held: bool
+
+
+def plan_expiry(snapshots: Iterable[SnapshotAge], keep_ms: int, now_ms: int) -> tuple[list[int], int | None]:
+    """Return the snapshots that may expire: they were superseded ``keep_ms`` ago and no branch or tag names them. Also return when the next
+    one may expire, in milliseconds; None if none waits.
+    """
+    expired, next_ms = [], None
+    ordered = sorted(snapshots, key=lambda one: one.made_ms)
+    for one, later in zip(ordered, ordered[1:], strict=False):
+        due_ms = later.made_ms + keep_ms
+        if one.is_held:
+            continue
+        if due_ms <= now_ms:
+            expired.append(one.snapshot_id)
+        elif next_ms is None:
+            next_ms = due_ms
+    return expired, next_ms

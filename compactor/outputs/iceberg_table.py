@@ -1,0 +1,304 @@
+"""Access to one topic's Iceberg table: its files and snapshots, commits, expiry. pyiceberg writes all of the table's metadata.
+
+A commit asserts the snapshot that it was planned from. pyiceberg would repeat a refused commit on top of the newer snapshot; the table's
+property ``commit.retry.num-retries = 0`` turns that off, because a change must be planned again from table and control log.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg import exceptions as iceberg_errors
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.expressions import EqualTo
+from pyiceberg.io.pyarrow import PyArrowFileIO, parquet_file_to_data_file, schema_to_pyarrow
+from pyiceberg.manifest import DataFile
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import BinaryType, IntegerType, ListType, LongType, NestedField, StringType, StructType, TimestamptzType
+from sqlalchemy.exc import SQLAlchemyError
+
+from compactor.config.settings import IcebergTableSettings
+from compactor.errors import BadData, Refused, Unavailable, UsageError
+from compactor.outputs.iceberg_plan import ENTRY_PREFIX, FileName, PartitionEntry, SnapshotAge, entry_key, parse_entry, plan_expiry
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+
+ROW_GROUP_BYTES: Final = 64 << 20
+"""Size of a row group before compression. It is the memory that a writer of a file takes, and what engines read at once."""
+
+SCHEMA: Final = Schema(
+    NestedField(1, "key", BinaryType(), required=True),
+    NestedField(2, "value", BinaryType(), required=True),
+    NestedField(3, "partition", IntegerType(), required=True),
+    NestedField(4, "offset", LongType(), required=True),
+    NestedField(5, "timestamp", TimestamptzType()),
+    NestedField(6, "timestamp_type", IntegerType()),
+    NestedField(
+        7, "headers", ListType(9, StructType(NestedField(10, "key", StringType()), NestedField(11, "value", BinaryType())), element_required=False)
+    ),
+    NestedField(8, "leader_epoch", IntegerType()),
+    identifier_field_ids=[1, 3],
+)
+"""Columns of a table. Partition and key identify a row, because a key may occur in two partitions."""
+
+TIER_PROPERTY: Final = "tiered-compactor.tier"
+TOPIC_PROPERTY: Final = "tiered-compactor.topic"
+PROPERTIES: Final = {
+    "format-version": "2",
+    "commit.retry.num-retries": "0",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "10",
+    "write.parquet.compression-codec": "zstd",
+    # Manifests outlive the files that they name. They must hold no keys or values, which `erasure` could not find there.
+    "write.metadata.metrics.column.key": "counts",
+    "write.metadata.metrics.column.value": "counts",
+    "write.metadata.metrics.column.headers.element.key": "counts",
+    "write.metadata.metrics.column.headers.element.value": "counts",
+}
+
+
+class TableChanged(Unavailable):
+    """Another process has committed to the table meanwhile, so that the commit was refused."""
+
+
+@contextmanager
+def _iceberg_errors(name: str) -> Iterator[None]:
+    """Raise the errors of catalogs and files as errors of this program: TableChanged, Refused, Unavailable or UsageError."""
+    try:
+        yield
+    except (iceberg_errors.CommitFailedException, iceberg_errors.ValidationException, iceberg_errors.TableAlreadyExistsError) as error:
+        raise TableChanged(f"table {name} was changed meanwhile: {error}") from error
+    except iceberg_errors.NotInstalledError as error:
+        raise UsageError(f"the catalog of table {name} needs a package: {error}") from error
+    except (iceberg_errors.UnauthorizedError, iceberg_errors.ForbiddenError, PermissionError) as error:
+        raise Refused(f"table {name}: {error}") from error
+    except (OSError, SQLAlchemyError, iceberg_errors.RESTError, iceberg_errors.NoSuchTableError) as error:
+        raise Unavailable(f"table {name}: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True)
+class TopicTable:
+    """A topic's table as of one reading of the catalog. name: namespace and name."""
+
+    name: str
+    table: Table
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The current snapshot; None if nothing was committed yet."""
+        return self.table.current_snapshot()
+
+    def entry(self, partition: int) -> PartitionEntry | None:
+        """Return a partition's entry in the current snapshot; None if it has none. Raises BadData."""
+        return parse_entry(_summary(self.snapshot).get(entry_key(partition)), self.name)
+
+    def data_files(self, partition: int) -> dict[str, DataFile]:
+        """Return the data files with a partition's rows in the current snapshot, by path. Raises BadData if rows are deleted by position or
+        by key: this program writes no such deletes.
+        """
+        with _iceberg_errors(self.name):
+            tasks = list(self.table.scan(row_filter=EqualTo("partition", partition)).plan_files())
+        if any(task.delete_files for task in tasks):
+            raise BadData("rows were deleted in it by another program", segment=f"table {self.name}", hint="Drop the table to have it written anew")
+        return {task.file.file_path: task.file for task in tasks}
+
+    def write_file(self, name: FileName, batches: Iterator[pa.RecordBatch]) -> DataFile | None:
+        """Write rows into a new data file, which no snapshot names yet. Return None, and write nothing, if there are no rows.
+
+        :param batches: rows with the columns of SCHEMA, in its order.
+        """
+        first = next(batches, None)
+        if first is None:
+            return None
+        with _iceberg_errors(self.name):
+            path = self.table.location_provider().new_data_location(name.format(uuid.uuid4().hex))  # noqa: TID251 - a name of its own
+            schema = schema_to_pyarrow(self.table.schema().select(*SCHEMA.column_names))
+            try:
+                with (
+                    self.table.io.new_output(path).create() as stream,
+                    pq.ParquetWriter(stream, schema, compression="zstd", write_page_index=True) as writer,
+                ):
+                    for group in _row_groups(itertools.chain([first], batches)):
+                        writer.write_table(pa.Table.from_batches(group).cast(schema), row_group_size=1 << 30)
+            except BaseException:
+                self.table.io.delete(path)
+                raise
+            return parquet_file_to_data_file(self.table.io, self.table.metadata, path)
+
+    def read_keys(self, path: str) -> Iterator[pa.Array]:
+        """Yield the keys in a data file, as arrays of type large_binary."""
+        with _iceberg_errors(self.name), self.table.io.new_input(path).open() as stream, pq.ParquetFile(stream) as file:
+            for batch in file.iter_batches(columns=["key"]):
+                yield batch.column(0).cast(pa.large_binary())
+
+    def commit(self, entries: dict[int, PartitionEntry], added: Sequence[DataFile], removed: Sequence[DataFile]) -> None:
+        """Commit one snapshot that adds and removes files, on top of the snapshot that this object was read with.
+
+        :param entries: new entries of partitions; those of all others are carried over, because snapshots before it expire.
+        :raises TableChanged: if there is a newer snapshot. :raises Unavailable: if the commit may or may not have taken effect.
+        """
+        carried = {key: text for key, text in _summary(self.snapshot).items() if key.startswith(ENTRY_PREFIX)}
+        own = {entry_key(partition): entry.model_dump_json() for partition, entry in entries.items()}
+        with _iceberg_errors(self.name), self.table.transaction() as transaction:
+            with transaction.update_snapshot(snapshot_properties=carried | own).overwrite() as producer:
+                for file in added:
+                    producer.append_data_file(file)
+                for file in removed:
+                    producer.delete_data_file(file)
+
+    def ages(self) -> list[SnapshotAge]:
+        """Return the age of each snapshot of the table."""
+        held = {reference.snapshot_id for reference in self.table.metadata.refs.values()}
+        return [SnapshotAge(one.snapshot_id, one.timestamp_ms, one.snapshot_id in held) for one in self.table.snapshots()]
+
+    def expire(self, keep_ms: int, now_ms: int) -> tuple[int, int | None]:
+        """Expire the snapshots that were superseded ``keep_ms`` ago, and delete the files that only they used and that this program wrote.
+
+        Return the number of deleted files, and when the next snapshot may expire (None if none waits).
+        """
+        expired, next_ms = plan_expiry(self.ages(), keep_ms, now_ms)
+        if not expired:
+            return 0, next_ms
+        with _iceberg_errors(self.name):
+            gone, left = ([one for one in self.table.snapshots() if (one.snapshot_id in expired) is which] for which in (True, False))
+            unused = self._files_of(one for one in gone if _is_own(one)) - self._files_of(left)
+            self.table.maintenance.expire_snapshots().by_ids(expired).commit()
+            deleted = [path for path in unused if path.endswith(".avro") or FileName.parse(path)]
+            for path in deleted:
+                _delete_if_present(self.table.io, path)
+            return len(deleted), next_ms
+
+    def sweep(self, older_than_ms: int) -> int:
+        """Delete data files that this program wrote before a time and that no snapshot names, and return their number.
+
+        Another process may have written a younger file and not committed it yet.
+        """
+        io = self.table.io
+        if not isinstance(io, PyArrowFileIO):
+            return 0
+        with _iceberg_errors(self.name):
+            used = {path.rpartition("/")[2] for path in self._files_of(self.table.snapshots())}
+            folder = self.table.location_provider().new_data_location("")
+            scheme, netloc, path = PyArrowFileIO.parse_location(folder, io.properties)
+            found = io.fs_by_scheme(scheme, netloc).get_file_info(pa.fs.FileSelector(path, allow_not_found=True, recursive=True))
+            orphans = [
+                one.base_name
+                for one in found
+                if FileName.parse(one.base_name) and one.base_name not in used and one.mtime_ns and one.mtime_ns < older_than_ms * 1_000_000
+            ]
+            for name in orphans:
+                _delete_if_present(io, folder + name)
+        return len(orphans)
+
+    def files_with_key(self, keys: Collection[bytes]) -> Iterator[tuple[Snapshot, str, bytes]]:
+        """Yield each snapshot, data file and key if the snapshot can still be read and the file has a row with the key."""
+        wanted = pa.array(sorted(keys), pa.large_binary())
+        known: dict[str, list[bytes]] = {}
+        for snapshot in self.table.snapshots():
+            with _iceberg_errors(self.name):
+                paths = sorted(path for path in self._files_of([snapshot]) if path.endswith(".parquet"))
+            for path in paths:
+                if path not in known:
+                    arrays = (array.filter(pa.compute.is_in(array, wanted)) for array in self.read_keys(path))
+                    known[path] = sorted({key for array in arrays for key in array.to_pylist()})
+                yield from ((snapshot, path, key) for key in known[path])
+
+    def _files_of(self, snapshots: Iterable[Snapshot]) -> set[str]:
+        """Return the paths of all files that these snapshots use: manifest lists, manifests and data files."""
+        paths: set[str] = set()
+        for snapshot in snapshots:
+            paths.add(snapshot.manifest_list)
+            for manifest in snapshot.manifests(self.table.io):
+                if manifest.manifest_path not in paths:
+                    paths.add(manifest.manifest_path)
+                    paths.update(entry.data_file.file_path for entry in manifest.fetch_manifest_entry(self.table.io, discard_deleted=True))
+        return paths
+
+
+@contextmanager
+def open_table(settings: IcebergTableSettings, tier_id: str, topic: str, *, create: bool) -> Iterator[Callable[[], TopicTable | None]]:
+    """Open the catalog of a topic's table. Yield a function that reads the table anew; it returns None if there is none.
+
+    :param create: whether to create a missing table.
+    :raises UsageError: if the table is another topic's or another tier's, or if its columns are others.
+    """
+    with _iceberg_errors(settings.table):
+        catalog = load_catalog(str(settings.catalog.get("name", "compacted")), **_catalog_properties(settings))
+    try:
+        yield lambda: _load_table(catalog, settings.table, tier_id, topic, create=create)
+    finally:
+        close = getattr(catalog, "close", None)
+        if close is not None:
+            close()
+
+
+def _catalog_properties(settings: IcebergTableSettings) -> dict[str, Any]:
+    """Return the properties of a catalog as pyiceberg takes them."""
+    own = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in settings.catalog.items() if key != "name"}
+    return {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO", **({"warehouse": settings.warehouse} if settings.warehouse else {}), **own}
+
+
+def _load_table(catalog: Catalog, name: str, tier_id: str, topic: str, *, create: bool) -> TopicTable | None:
+    with _iceberg_errors(name):
+        if not catalog.table_exists(name):
+            if not create:
+                return None
+            catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+            spec = PartitionSpec(PartitionField(3, 1000, IdentityTransform(), "partition"))
+            own = {TIER_PROPERTY: tier_id, TOPIC_PROPERTY: topic}
+            catalog.create_table_if_not_exists(name, SCHEMA, partition_spec=spec, properties=PROPERTIES | own)
+        table = catalog.load_table(name)
+    properties = table.properties
+    if (properties.get(TIER_PROPERTY), properties.get(TOPIC_PROPERTY)) != (tier_id, topic):
+        owner = f"topic {properties.get(TOPIC_PROPERTY)} of another tier" if TIER_PROPERTY in properties else "another program"
+        raise UsageError(f"table {name} belongs to {owner}", hint="Name another table for this topic under [outputs.iceberg]")
+    changed = [key for key in ("commit.retry.num-retries", "write.metadata.metrics.column.key") if properties.get(key) != PROPERTIES[key]]
+    columns = {field.name: (field.field_type, field.required) for field in table.schema().fields}
+    changed += [field.name for field in SCHEMA.fields if columns.get(field.name, ())[:1] != (field.field_type,)]
+    if changed:
+        raise UsageError(f"table {name} was altered: {', '.join(changed)}", hint="Set it back, or drop the table to have it written anew")
+    return TopicTable(name, table)
+
+
+def _summary(snapshot: Snapshot | None) -> dict[str, str]:
+    """Return the properties in a snapshot's summary."""
+    return {} if snapshot is None or snapshot.summary is None else dict(snapshot.summary.additional_properties)
+
+
+def _is_own(snapshot: Snapshot) -> bool:
+    """Return whether this program has committed a snapshot."""
+    return any(key.startswith(ENTRY_PREFIX) for key in _summary(snapshot))
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Yield lists of batches of about ROW_GROUP_BYTES each."""
+    group: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        group.append(batch)
+        size += batch.nbytes
+        if size >= ROW_GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _delete_if_present(io: FileIO, path: str) -> None:
+    """Delete a file; nothing happens if it does not exist."""
+    try:
+        io.delete(path)
+    except FileNotFoundError:
+        pass
