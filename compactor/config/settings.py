@@ -22,9 +22,10 @@ from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from compactor.config.allowed_values import describe_allowed_values, format_toml_value, is_text_setting
+from compactor.config.output_sections import OutputSettings, validate_expressions
 from compactor.config.store_sections import MAX_MS, S3, Azure, Gcs, Hdfs, Milliseconds, Registry, Section, StoreCosts, refuse_archive_class
 from compactor.errors import UsageError
 from compactor.model.base import Value
@@ -58,15 +59,6 @@ def _validate_listen_address(listen: str) -> str:
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ValueError("host and port, for example 127.0.0.1:8080")
     return listen
-
-
-def _validate_expressions(patterns: tuple[str, ...]) -> tuple[str, ...]:
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"{json.dumps(pattern)} is not a regular expression: {error}") from error
-    return patterns
 
 
 def _refuse_empty_text(text: str) -> str:
@@ -137,66 +129,6 @@ class PinterestSettings(Section):
     keep_ms: int = Field(86_400_000, ge=3_600_000, le=MAX_MS)
 
 
-CatalogProperties = dict[str, str | bool | int | float]
-"""Properties of an Iceberg catalog by pyiceberg's names, such as type, uri and credential."""
-
-
-class IcebergTableSettings(Section):
-    """[outputs.iceberg.topics."orders-.*"]: the Iceberg table of topics whose whole name matches. Empty values are those of
-    [outputs.iceberg].
-    """
-
-    table: str = ""
-    warehouse: str = ""
-    catalog: CatalogProperties = {}
-
-
-def _validate_iceberg_topics(topics: dict[str, Any]) -> dict[str, IcebergTableSettings]:
-    """Return the settings of each table. Raises ValueError if a pattern is not a regular expression or a setting is unknown."""
-    _validate_expressions(tuple(topics))
-    return {pattern: IcebergTableSettings(**table) if isinstance(table, dict) else table for pattern, table in topics.items()}
-
-
-def _validate_table_name(name: str) -> str:
-    if not re.fullmatch(r"[^.\s]+(\.[^.\s]+)+", name):
-        raise ValueError("a namespace and a name, for example kafka.{topic}")
-    return name
-
-
-class IcebergSettings(Section):
-    """[outputs.iceberg]: Iceberg tables with the compacted view of topics. topics: regular expression -> table; none by default."""
-
-    table: Annotated[str, AfterValidator(_validate_table_name)] = "kafka.{topic}"
-    warehouse: str = ""
-    catalog: CatalogProperties = {}
-    keep_ms: int = Field(86_400_000, ge=60_000, le=MAX_MS)
-    topics: Annotated[dict[str, IcebergTableSettings], BeforeValidator(_validate_iceberg_topics)] = {}
-
-    @model_validator(mode="after")
-    def _check_catalogs(self) -> Self:
-        for pattern, own in self.topics.items():
-            if not (own.catalog or self.catalog):
-                raise ValueError(f"no catalog is set for the table of {json.dumps(pattern)}, for example {{type = \"sql\", uri = ...}}")
-        return self
-
-    def table_for(self, topic: str) -> IcebergTableSettings | None:
-        """Return the table of a topic with all values filled in, or None if it has none. The first pattern that matches applies.
-
-        ``{topic}`` in the table's name stands for the topic, with ``_`` in place of characters that names in SQL cannot have.
-        """
-        own = next((table for pattern, table in self.topics.items() if re.fullmatch(pattern, topic)), None)
-        if own is None:
-            return None
-        name = (own.table or self.table).replace("{topic}", re.sub(r"[.-]", "_", topic))
-        return IcebergTableSettings(table=name, warehouse=own.warehouse or self.warehouse, catalog=own.catalog or self.catalog)
-
-
-class OutputSettings(Section):
-    """[outputs]: compacted views for readers that do not know the tier."""
-
-    iceberg: IcebergSettings = IcebergSettings()
-
-
 class TierSettings(Section):
     """[tier]: where segments and control logs are stored."""
 
@@ -216,7 +148,7 @@ class KafkaSettings(Section):
     """[kafka]: how brokers are reached and which topics are compacted, for ``kind = "kafka"``."""
 
     bootstrap_servers: str = "127.0.0.1:9092"
-    topics: Annotated[tuple[Annotated[str, AfterValidator(_refuse_empty_text)], ...], AfterValidator(_validate_expressions)] = Field(
+    topics: Annotated[tuple[Annotated[str, AfterValidator(_refuse_empty_text)], ...], AfterValidator(validate_expressions)] = Field(
         (), strict=False
     )
     properties: dict[str, str | bool | int | float] = {}
@@ -326,7 +258,7 @@ class AgentSettings(Section):
 
     listen: Annotated[str, AfterValidator(_validate_listen_address)] = "127.0.0.1:8081"
     log_dirs: tuple[Annotated[str, AfterValidator(_refuse_empty_text)], ...] = Field((), strict=False)
-    topics: Annotated[tuple[Annotated[str, AfterValidator(_refuse_empty_text)], ...], AfterValidator(_validate_expressions)] = Field(
+    topics: Annotated[tuple[Annotated[str, AfterValidator(_refuse_empty_text)], ...], AfterValidator(validate_expressions)] = Field(
         (), strict=False
     )
     interval_ms: int = Field(5_000, ge=100, le=MAX_MS)

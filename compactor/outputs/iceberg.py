@@ -23,12 +23,22 @@ from compactor.constants import MAX_OFFSET, NEVER_MS
 from compactor.consumer.columns import arrow_batch
 from compactor.consumer.gather import Selection
 from compactor.consumer.history import log_identity
+from compactor.consumer.last_values import PREFETCHED_PIECES
 from compactor.consumer.reading import LastRecordsOnly, LogChanged, Reader, ReadOptions, ReadRange, hash_keys_of_rows
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Unavailable
 from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
-from compactor.outputs.iceberg_plan import FileName, PartitionEntry, Slice, TablePlan, plan_table, unfinished_offset, view_entry, view_slices
+from compactor.outputs.iceberg_plan import (
+    DataFileName,
+    PartitionEntry,
+    Slice,
+    TablePlan,
+    plan_table,
+    unfinished_offset,
+    view_entry,
+    view_slices,
+)
 from compactor.outputs.iceberg_table import TableChanged, TopicTable, open_table
 from compactor.outputs.port import OutputReport
 
@@ -37,9 +47,6 @@ if TYPE_CHECKING:
 
 COMMIT_ATTEMPTS: Final = 5
 """Attempts per update. An attempt fails if the control log or the table has changed while it ran."""
-
-PREFETCHED_PIECES: Final = 2
-"""Number of pieces of 16 MiB of a segment that are fetched in advance."""
 
 BYTES_PER_KEY: Final = 20
 """Memory of one key in a ``KeySet``, at most."""
@@ -116,7 +123,7 @@ class _TableUpdate:
         state, view, slices = self._read_view()
         if known is not None and known.order > view.order:
             raise BadData(
-                f"it shows record {known.slot} of incarnation {known.incarnation}, and the control log ends at {view.slot} of {view.incarnation}",
+                f"it shows slot {known.slot} of incarnation {known.incarnation}, the control log has {view.slot} of {view.incarnation}",
                 segment=f"table {self.table.name}, partition {partition}",
                 hint="Was the control store restored? Drop the table to have it written anew",
             )
@@ -127,10 +134,12 @@ class _TableUpdate:
         plan = plan_table(partition, view, slices, files, known)
         checked = self._write_files(state, plan)
         added = [file for each in plan.write if (file := self.written[each]) is not None]
-        empty = (*plan.empty, *(each for each in plan.write if self.written[each] is None))
-        view = view.model_copy(update={"empty": tuple(map(str, empty)), "checked": checked})
-        if not added and not plan.remove and (known.is_same_view(view) if known else not plan.keep and not state.vector):
-            return OutputReport("up_to_date" if known else "empty", state.slot)
+        empty = tuple(str(each) for each in slices if each in plan.empty or (each in plan.write and self.written[each] is None))
+        view = view.model_copy(update={"empty": empty, "checked": checked})
+        if known is None and not state.vector:
+            return OutputReport("empty", state.slot)
+        if known is not None and (known.is_same_view(view) or known.order == view.order):
+            return OutputReport("up_to_date", state.slot)
         _, again, slices_again = self._read_view()
         if slices_again != slices or not again.is_same_view(view.model_copy(update={"empty": ()})):
             return None
@@ -157,8 +166,8 @@ class _TableUpdate:
             extent = ReadRange(self.name, each.first, each.last, (live[each.segment_id],), log)
             wanted = ReadOptions(True, cleaner.max_decompressed_batch_bytes, ahead=PREFETCHED_PIECES)
             selections = Reader(self.opened, extent, wanted).selections()
-            file = FileName(self.name.partition, state.incarnation, each)
-            self.written[each] = self.table.write_file(file, self._batches(check, each, selections))
+            name = DataFileName(self.name.partition, state.incarnation, each)
+            self.written[each] = self.table.write_file(name, self._batches(check, each, selections))
         others = [*plan.keep, *(file.file_path for each in plan.write if each not in todo and (file := self.written[each]))]
         for path in others if todo else ():
             for keys in self.table.read_keys(path):

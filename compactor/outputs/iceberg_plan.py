@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, Self
 
 from pydantic import ValidationError
@@ -36,8 +37,8 @@ class Slice(NamedTuple):
         return f"{self.first}.{self.last}.{self.segment_id}"
 
 
-class FileName(NamedTuple):
-    """What the name of a data file states."""
+class DataFileName(NamedTuple):
+    """Partition, incarnation and slice that the name of a data file states."""
 
     partition: int
     incarnation: int
@@ -78,9 +79,9 @@ class PartitionEntry(Value):
     checked: float = 1.0
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Incarnation and slot: what must rise from one snapshot to the next."""
-        return self.incarnation, self.slot
+    def order(self) -> tuple[int, int, int]:
+        """Incarnation and slot, which must rise from one snapshot to the next. Brokers may raise the log start before a record says so."""
+        return self.incarnation, self.slot, self.log_start
 
     def is_same_view(self, other: PartitionEntry) -> bool:
         """Return whether both describe the same rows, whatever records the control log holds besides."""
@@ -121,11 +122,8 @@ def unfinished_offset(state: PartitionState) -> int:
 def view_slices(state: PartitionState, log_start: int) -> tuple[Slice, ...]:
     """Return the slices of the compacted view, ascending. ``log_start``: first offset that readers may see."""
     end = clean_end_offset(state.vector)
-    return tuple(
-        Slice(segment.id, max(segment.start_offset, log_start), min(segment.end_offset, end - 1))
-        for segment in state.live
-        if segment.end_offset >= log_start and segment.start_offset < end
-    )
+    slices = (Slice(segment.id, max(segment.start_offset, log_start), min(segment.end_offset, end - 1)) for segment in state.live)
+    return tuple(each for each in slices if each.first <= each.last)
 
 
 def view_entry(state: PartitionState, log_start: int) -> PartitionEntry:
@@ -158,7 +156,9 @@ class TablePlan:
     empty: tuple[Slice, ...]
 
 
-def plan_table(partition: int, view: PartitionEntry, slices: Sequence[Slice], present: Iterable[str], known: PartitionEntry | None) -> TablePlan:
+def plan_table(
+    partition: int, view: PartitionEntry, slices: Sequence[Slice], present: Iterable[str], known: PartitionEntry | None
+) -> TablePlan:
     """Return the changes to a partition's files.
 
     :param view: entry of the view that the table shall show; ``slices``: its slices.
@@ -166,11 +166,11 @@ def plan_table(partition: int, view: PartitionEntry, slices: Sequence[Slice], pr
     :param known: the partition's entry in that snapshot; None if it has none.
     :raises BadData: if the partition has a file that another program wrote, or two files with the same rows.
     """
-    wanted = {FileName(partition, view.incarnation, each) for each in slices}
-    keep: dict[FileName, str] = {}
+    wanted = {DataFileName(partition, view.incarnation, each) for each in slices}
+    keep: dict[DataFileName, str] = {}
     remove: list[str] = []
     for path in present:
-        name = FileName.parse(path)
+        name = DataFileName.parse(path)
         if name is None or name in keep:
             hint = "Only this program may write into the table; drop the table to have it written anew"
             raise BadData("it was not written by this program, or its rows are there twice", segment=path, hint=hint)
@@ -179,7 +179,7 @@ def plan_table(partition: int, view: PartitionEntry, slices: Sequence[Slice], pr
         else:
             remove.append(path)
     known_empty = set(known.empty) if known is not None and known.incarnation == view.incarnation else set()
-    absent = [each for each in slices if FileName(partition, view.incarnation, each) not in keep]
+    absent = [each for each in slices if DataFileName(partition, view.incarnation, each) not in keep]
     return TablePlan(
         tuple(keep.values()),
         tuple(remove),
@@ -203,7 +203,7 @@ def plan_expiry(snapshots: Iterable[SnapshotAge], keep_ms: int, now_ms: int) -> 
     """
     expired, next_ms = [], None
     ordered = sorted(snapshots, key=lambda one: one.made_ms)
-    for one, later in zip(ordered, ordered[1:], strict=False):
+    for one, later in pairwise(ordered):
         due_ms = later.made_ms + keep_ms
         if one.is_held:
             continue

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs
 import pyarrow.parquet as pq
 from pyiceberg import exceptions as iceberg_errors
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.expressions import EqualTo
 from pyiceberg.io.pyarrow import PyArrowFileIO, parquet_file_to_data_file, schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -28,9 +29,9 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BinaryType, IntegerType, ListType, LongType, NestedField, StringType, StructType, TimestamptzType
 from sqlalchemy.exc import SQLAlchemyError
 
-from compactor.config.settings import IcebergTableSettings
+from compactor.config.output_sections import IcebergTableSettings
 from compactor.errors import BadData, Refused, Unavailable, UsageError
-from compactor.outputs.iceberg_plan import ENTRY_PREFIX, FileName, PartitionEntry, SnapshotAge, entry_key, parse_entry, plan_expiry
+from compactor.outputs.iceberg_plan import ENTRY_PREFIX, DataFileName, PartitionEntry, SnapshotAge, entry_key, parse_entry, plan_expiry
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -46,7 +47,9 @@ SCHEMA: Final = Schema(
     NestedField(5, "timestamp", TimestamptzType()),
     NestedField(6, "timestamp_type", IntegerType()),
     NestedField(
-        7, "headers", ListType(9, StructType(NestedField(10, "key", StringType()), NestedField(11, "value", BinaryType())), element_required=False)
+        7,
+        "headers",
+        ListType(9, StructType(NestedField(10, "key", StringType()), NestedField(11, "value", BinaryType())), element_required=False),
     ),
     NestedField(8, "leader_epoch", IntegerType()),
     identifier_field_ids=[1, 3],
@@ -109,12 +112,14 @@ class TopicTable:
         by key: this program writes no such deletes.
         """
         with _iceberg_errors(self.name):
-            tasks = list(self.table.scan(row_filter=EqualTo("partition", partition)).plan_files())
+            tasks = list(self.table.scan(row_filter=f"partition == {partition}").plan_files())
         if any(task.delete_files for task in tasks):
-            raise BadData("rows were deleted in it by another program", segment=f"table {self.name}", hint="Drop the table to have it written anew")
+            raise BadData(
+                "rows were deleted in it by another program", segment=f"table {self.name}", hint="Drop the table to have it written anew"
+            )
         return {task.file.file_path: task.file for task in tasks}
 
-    def write_file(self, name: FileName, batches: Iterator[pa.RecordBatch]) -> DataFile | None:
+    def write_file(self, name: DataFileName, batches: Iterator[pa.RecordBatch]) -> DataFile | None:
         """Write rows into a new data file, which no snapshot names yet. Return None, and write nothing, if there are no rows.
 
         :param batches: rows with the columns of SCHEMA, in its order.
@@ -151,12 +156,15 @@ class TopicTable:
         """
         carried = {key: text for key, text in _summary(self.snapshot).items() if key.startswith(ENTRY_PREFIX)}
         own = {entry_key(partition): entry.model_dump_json() for partition, entry in entries.items()}
-        with _iceberg_errors(self.name), self.table.transaction() as transaction:
-            with transaction.update_snapshot(snapshot_properties=carried | own).overwrite() as producer:
-                for file in added:
-                    producer.append_data_file(file)
-                for file in removed:
-                    producer.delete_data_file(file)
+        with (
+            _iceberg_errors(self.name),
+            self.table.transaction() as transaction,
+            transaction.update_snapshot(snapshot_properties=carried | own).overwrite() as producer,
+        ):
+            for file in added:
+                producer.append_data_file(file)
+            for file in removed:
+                producer.delete_data_file(file)
 
     def ages(self) -> list[SnapshotAge]:
         """Return the age of each snapshot of the table."""
@@ -175,7 +183,7 @@ class TopicTable:
             gone, left = ([one for one in self.table.snapshots() if (one.snapshot_id in expired) is which] for which in (True, False))
             unused = self._files_of(one for one in gone if _is_own(one)) - self._files_of(left)
             self.table.maintenance.expire_snapshots().by_ids(expired).commit()
-            deleted = [path for path in unused if path.endswith(".avro") or FileName.parse(path)]
+            deleted = [path for path in unused if path.endswith(".avro") or DataFileName.parse(path)]
             for path in deleted:
                 _delete_if_present(self.table.io, path)
             return len(deleted), next_ms
@@ -185,21 +193,18 @@ class TopicTable:
 
         Another process may have written a younger file and not committed it yet.
         """
-        io = self.table.io
+        io, folder = self.table.io, self.table.properties.get("write.data.path", f"{self.table.location()}/data")
         if not isinstance(io, PyArrowFileIO):
             return 0
         with _iceberg_errors(self.name):
             used = {path.rpartition("/")[2] for path in self._files_of(self.table.snapshots())}
-            folder = self.table.location_provider().new_data_location("")
             scheme, netloc, path = PyArrowFileIO.parse_location(folder, io.properties)
-            found = io.fs_by_scheme(scheme, netloc).get_file_info(pa.fs.FileSelector(path, allow_not_found=True, recursive=True))
-            orphans = [
-                one.base_name
-                for one in found
-                if FileName.parse(one.base_name) and one.base_name not in used and one.mtime_ns and one.mtime_ns < older_than_ms * 1_000_000
-            ]
-            for name in orphans:
-                _delete_if_present(io, folder + name)
+            store = io.fs_by_scheme(scheme, netloc)
+            found = store.get_file_info(pa.fs.FileSelector(path, allow_not_found=True, recursive=True))
+            own = [one for one in found if DataFileName.parse(one.base_name) and one.mtime_ns is not None]
+            orphans = [one.path for one in own if one.base_name not in used and one.mtime_ns < older_than_ms * 1_000_000]
+            for orphan in orphans:
+                store.delete_file(orphan)
         return len(orphans)
 
     def files_with_key(self, keys: Collection[bytes]) -> Iterator[tuple[Snapshot, str, bytes]]:
@@ -211,7 +216,7 @@ class TopicTable:
                 paths = sorted(path for path in self._files_of([snapshot]) if path.endswith(".parquet"))
             for path in paths:
                 if path not in known:
-                    arrays = (array.filter(pa.compute.is_in(array, wanted)) for array in self.read_keys(path))
+                    arrays = (array.filter(pc.is_in(array, wanted)) for array in self.read_keys(path))
                     known[path] = sorted({key for array in arrays for key in array.to_pylist()})
                 yield from ((snapshot, path, key) for key in known[path])
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +18,16 @@ from checkpoint.offsets import clean_end_offset
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
+from compactor.errors import BadData, Unavailable, UsageError
 from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
+from compactor.outputs import iceberg, iceberg_plan
 from compactor.outputs.iceberg import IcebergOutput
+from compactor.outputs.iceberg_plan import DataFileName, PartitionEntry, entry_key
+from compactor.outputs.iceberg_table import TopicTable, open_table
 from compactor.outputs.port import OutputReport
 from tests.builders import LogBuilder
-from tests.support.tier_cli import TierCli
+from tests.support.tier_cli import TierCli, visible
 
 ORDERS = TopicPartition("orders", 0)
 
@@ -53,7 +61,15 @@ class House:
     def update(self) -> OutputReport:
         opened = self.opened()
         opened.identity.read()
-        return IcebergOutput().update_output(opened, ORDERS, Budget(1 << 30))
+        return IcebergOutput().update_output(opened, opened.current(ORDERS), Budget(1 << 30))
+
+    @contextmanager
+    def topic_table(self) -> Iterator[Callable[[], TopicTable | None]]:
+        opened = self.opened()
+        settings = opened.settings.outputs.iceberg.table_for("orders")
+        assert settings is not None
+        with open_table(settings, opened.identity.read().tier_id, "orders", create=False) as read:
+            yield read
 
     def table(self) -> Table:
         catalog = load_catalog("compacted", **self.catalog, warehouse=self.warehouse)
@@ -65,6 +81,27 @@ class House:
     def scan(self, snapshot_id: int | None = None) -> pa.Table:
         return self.table().scan(snapshot_id=snapshot_id).to_arrow()
 
+    def entry(self, partition: int = 0) -> PartitionEntry:
+        snapshot = self.table().current_snapshot()
+        assert snapshot is not None
+        assert snapshot.summary is not None
+        return PartitionEntry.model_validate_json(snapshot.summary.additional_properties[entry_key(partition)])
+
+    def files(self) -> set[str]:
+        return {task.file.file_path for task in self.table().scan().plan_files()}
+
+    def expected(self) -> list[Row]:
+        """Last values of keys among all records that were ever written, from the log start of the tier up to its cleaner offset."""
+        state = self.opened().open(ORDERS).refresh()
+        last: dict[bytes, Row | None] = {}
+        for offset, _, key, value, _ in visible(self.folder / "log"):
+            if key is not None and state.log_start <= offset < clean_end_offset(state.vector):
+                last[key] = None if value is None else (key, value, offset)
+        return sorted(row for row in last.values() if row is not None)
+
+    def check(self) -> None:
+        assert self.rows() == self.expected()
+
     def rows(self, snapshot_id: int | None = None) -> list[Row]:
         found = self.scan(snapshot_id).to_pylist()
         return sorted((row["key"], row["value"], row["offset"]) for row in found)
@@ -75,7 +112,7 @@ def house(tmp_path: Path) -> House:
     made = House(tmp_path)
     made.segment("a=1", "b=1", "c=1")
     made.segment("a=2", "b=2")
-    made.segment("d=1", "a=3", "e=1", "e=2")
+    made.segment("d=1", "a=3", "e=1", "e=2", "=no key", "@=empty key", "f=")
     made.bring()
     return made
 
@@ -83,7 +120,347 @@ def house(tmp_path: Path) -> House:
 def test_a_table_holds_the_last_values_below_the_cleaner_offset(house: House) -> None:
     assert house.update().status == "empty"
     house.cli.run()
-    report = house.update()
-    assert report.status == "written", report
-    print(report, house.rows(), house.table().current_snapshot())
+    assert house.update().status == "written"
+    house.check()
+    assert [row[:2] for row in house.rows()][:3] == [(b"", b"empty key"), (b"a", b"3"), (b"b", b"2")]
     assert house.update().status == "up_to_date"
+    entry = house.entry()
+    assert (entry.incarnation, entry.log_start, entry.cleaner_offset, entry.checked) == (1, 0, 12, 1.0)
+    assert entry.run
+    assert entry.topic_id
+
+
+def test_all_columns_hold_what_a_consumer_is_given(house: House) -> None:
+    house.log.leader_epoch = 3
+    house.log.put("h=1", headers=[("name", b"\x00"), ("none", None)])
+    house.log.put("i=1", append_time=77_000)
+    house.log.roll()
+    house.bring()
+    house.cli.run()
+    house.update()
+    rows = {row["key"]: row for row in house.scan().to_pylist()}
+    consumed = {record[2]: record for record in visible(house.folder / "log") if record[2] in (b"h", b"i")}
+    for key, (offset, timestamp, _, value, headers) in consumed.items():
+        row = rows[key]
+        assert (row["offset"], row["value"], row["partition"], row["leader_epoch"]) == (offset, value, 0, 3)
+        assert round(row["timestamp"].timestamp() * 1000) == timestamp
+        assert [(header["key"].encode(), header["value"]) for header in row["headers"] or ()] == list(headers)
+    assert [rows[key]["timestamp_type"] for key in (b"h", b"i")] == [0, 1]
+
+
+def test_a_round_changes_only_the_files_of_replaced_segments(house: House) -> None:
+    house.cli.set(cleaner={"segment_bytes": 150})
+    house.cli.run()
+    house.update()
+    first = house.files()
+    house.segment("d=2", "g=1")
+    house.bring()
+    house.cli.run()
+    house.update()
+    house.check()
+    live = {segment.id for segment in house.opened().open(ORDERS).refresh().live}
+    stayed = {path for path in first if (name := DataFileName.parse(path)) and name.slice.segment_id in live}
+    assert stayed
+    assert stayed == first & house.files()
+    names = [DataFileName.parse(path) for path in house.files()]
+    assert {name.slice.segment_id for name in names if name} <= live
+
+
+def test_a_round_that_is_undone_is_undone_in_the_table(tmp_path: Path) -> None:
+    house = House(tmp_path, undo_window_ms=3_600_000)
+    house.segment("a=1", "b=1")
+    house.bring()
+    house.cli.run()
+    house.update()
+    before = house.rows()
+    house.segment("a=2", "c=")
+    house.bring()
+    house.cli.run()
+    house.update()
+    assert house.rows() != before
+    slot = house.entry().slot
+    run = house.opened().open(ORDERS).refresh().published[-1]
+    house.cli.do("undo", run)
+    house.update()
+    assert house.rows() == before
+    assert house.entry().slot > slot
+    house.check()
+
+
+def test_rows_below_the_log_start_leave_the_table(house: House) -> None:
+    house.cli.run()
+    house.update()
+    house.cli.do("topics", "delete-records", "orders-0", "--before", 5)
+    house.update()
+    house.check()
+    assert min(row[2] for row in house.rows()) == 5
+    assert house.entry().log_start == 5
+
+
+def test_a_deleted_topic_leaves_an_empty_table_and_a_new_one_takes_its_place(house: House) -> None:
+    house.cli.run()
+    house.update()
+    house.cli.do("topics", "delete", "orders-0")
+    assert house.update().status == "removed"
+    assert house.rows() == []
+    house.cli.bring(house.folder / "log")
+    house.cli.run()
+    house.update()
+    house.check()
+
+
+def test_another_incarnation_replaces_all_files_of_the_partition(house: House) -> None:
+    house.cli.run()
+    house.update()
+    other = LogBuilder(topic_id="BBBBBBBBBBBBBBBBBBBBBQ")
+    other.put("z=1")
+    other.roll()
+    house.cli.do("import", other.write(house.folder / "again"), "--topic", "orders", "--partition", 0, "--new-incarnation")
+    house.update()
+    assert house.rows() == []
+    house.cli.do("run", "--force")
+    assert house.update().status == "written"
+    assert [row[:2] for row in house.rows()] == [(b"z", b"1")]
+    assert (house.entry().incarnation, house.entry().topic_id) == (2, "BBBBBBBBBBBBBBBBBBBBBQ")
+
+
+def test_a_commit_on_top_of_another_snapshot_is_planned_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compactor that was stopped before its commit, while another one ran a round and committed that, commits nothing."""
+    house.cli.run()
+    commit = TopicTable.commit
+    stopped: list[int] = []
+
+    def commit_late(table: TopicTable, *rest: Any) -> None:
+        if not stopped:
+            stopped.append(1)
+            house.segment("a=4", "c=")
+            house.bring()
+            house.cli.run()
+            assert house.update().status == "written"
+        commit(table, *rest)
+
+    monkeypatch.setattr(TopicTable, "commit", commit_late)
+    assert house.update().status == "up_to_date"
+    assert len(stopped) == 1
+    assert len(house.table().snapshots()) == 1
+    house.check()
+
+
+def test_a_view_that_changes_while_files_are_written_is_not_committed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.cli.run()
+    write, views = iceberg._TableUpdate._write_files, list[int]()
+
+    def write_slowly(update: Any, *rest: Any) -> float:
+        checked = write(update, *rest)
+        if not views:
+            views.append(1)
+            house.segment("a=4")
+            house.bring()
+            house.cli.run()
+            house.cli.do("retire")
+        return checked
+
+    monkeypatch.setattr(iceberg._TableUpdate, "_write_files", write_slowly)
+    assert house.update().status == "written"
+    assert len(house.table().snapshots()) == 1
+    house.check()
+
+
+def test_a_commit_whose_answer_was_lost_is_not_repeated(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.cli.run()
+    commit = TopicTable.commit
+
+    def lose_answer(table: TopicTable, *rest: Any) -> None:
+        commit(table, *rest)
+        raise Unavailable("no answer")
+
+    monkeypatch.setattr(TopicTable, "commit", lose_answer)
+    with pytest.raises(Unavailable):
+        house.update()
+    monkeypatch.undo()
+    assert house.update().status == "up_to_date"
+    assert len(house.table().snapshots()) == 1
+    house.check()
+
+
+def test_a_key_that_occurs_twice_is_refused(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an earlier vector than the one of its segments, a view would hold superseded values."""
+    house.cli.run()
+    house.update()
+    before = house.rows()
+    house.segment("a=4")
+    house.bring()
+    end = house.log.next_offset
+    real = iceberg_plan.view_slices
+    monkeypatch.setattr(
+        iceberg,
+        "view_slices",
+        lambda state, start: real(
+            state.model_copy(update={"vector": tuple(v.__class__(v.leader_epoch, end) for v in state.vector)}), start
+        ),
+    )
+    with pytest.raises(BadData, match="occurs twice"):
+        house.update()
+    assert house.rows() == before
+
+
+def test_a_check_that_exceeds_its_memory_states_its_share(house: House) -> None:
+    house.segment(*(f"key {number}={number}" for number in range(3000)))
+    house.bring()
+    house.cli.run()
+    house.cli.set(cleaner={"map_budget_bytes": 4096})
+    house.update()
+    house.check()
+    assert 0 < house.entry().checked < 1
+
+
+def test_two_partitions_share_a_table(house: House) -> None:
+    other = LogBuilder()
+    other.put("a=of the other partition")
+    other.roll()
+    other.put("b=1")
+    other.roll()
+    house.cli.do("import", other.write(house.folder / "other"), "--topic", "orders", "--partition", 1)
+    house.cli.do("run", "--force")
+    house.update()
+    opened = house.opened()
+    opened.identity.read()
+    IcebergOutput().update_output(opened, TopicPartition("orders", 1), Budget(1 << 30))
+    assert house.entry(0).cleaner_offset > house.entry(1).cleaner_offset > 0
+    rows = [row for row in house.scan().to_pylist() if row["key"] == b"a"]
+    assert sorted((row["partition"], row["value"]) for row in rows) == [(0, b"3"), (1, b"of the other partition")]
+
+
+def test_a_table_of_another_topic_is_refused(house: House) -> None:
+    house.cli.run()
+    house.update()
+    house.cli.set(**{'outputs.iceberg.topics."orders"': {}, "outputs.iceberg": {"table": "kafka.orders"}})
+    opened = house.opened()
+    opened.identity.read()
+    moved = opened.settings.outputs.iceberg.topics["orders"]
+    settings = opened.settings.outputs.iceberg.model_copy(update={"topics": {".*": moved}})
+    outputs = opened.settings.outputs.model_copy(update={"iceberg": settings})
+    opened.settings.__dict__["outputs"] = outputs
+    with pytest.raises(UsageError, match="belongs to topic orders"):
+        IcebergOutput().update_output(opened, TopicPartition("payments", 0), Budget(1 << 30))
+
+
+def test_older_snapshots_show_older_views_until_they_expire(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    views: dict[int, list[Row]] = {}
+    for number in range(3):
+        house.segment(f"a=round {number}", f"x{number}=1")
+        house.bring()
+        house.cli.run()
+        house.update()
+        views[house.table().current_snapshot().snapshot_id] = house.expected()  # type: ignore[union-attr]
+    assert {snapshot: house.rows(snapshot) for snapshot in views} == views
+    data = {path.name for path in (house.folder / "warehouse").rglob("*.parquet")}
+    now = house.opened().ports.clock_ms() + 100_000_000
+    with house.topic_table() as read:
+        table = read()
+        assert table is not None
+        deleted, _ = table.expire(86_400_000, now)
+    assert deleted > 0
+    left = {path.name for path in (house.folder / "warehouse").rglob("*.parquet")}
+    assert left == {path.rpartition("/")[2] for path in house.files()} < data
+    house.check()
+    house.segment("a=after")
+    house.bring()
+    house.cli.run()
+    house.update()
+    house.check()
+
+
+def test_a_sweep_deletes_only_own_files_that_no_snapshot_names(house: House) -> None:
+    house.cli.run()
+    house.update()
+    (mine,) = house.files()
+    folder = Path(mine.removeprefix("file://")).parent
+    orphan = folder / Path(mine).name.replace(".parquet", "").rpartition(".")[0]
+    orphan = folder / f"{orphan.name}.{'0' * 32}.parquet"
+    orphan.write_bytes(b"of a crash")
+    (folder / "somebody.parquet").write_bytes(b"not ours")
+    for older_than_ms, left in ((0, 3), (2**50, 2)):
+        with house.topic_table() as read:
+            table = read()
+            assert table is not None
+            table.sweep(older_than_ms)
+        assert len(list(folder.glob("*.parquet"))) == left
+    house.check()
+
+
+class Crashed(BaseException):
+    """The process was killed."""
+
+
+class TestLives:
+    """Random lives with rounds, undo, retention and crashes. After each update the table is compared with every record ever written."""
+
+    @pytest.mark.parametrize("seed", range(int(os.environ.get("ICEBERG_SEEDS", "4"))))
+    def test_a_table_shows_the_last_values_throughout(self, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        dice = random.Random(seed)
+        house = House(tmp_path, undo_window_ms=3_600_000)
+        house.cli.set(cleaner={"segment_bytes": 400, "min_cleanable_dirty_ratio": 0.0})
+        commit, crash = TopicTable.commit, [0]
+
+        def commit_or_crash(table: TopicTable, *rest: Any) -> None:
+            if crash[0] == 1:
+                raise Crashed
+            commit(table, *rest)
+            if crash[0] == 2:
+                raise Crashed
+
+        monkeypatch.setattr(TopicTable, "commit", commit_or_crash)
+        views: dict[int, list[Row]] = {}
+        steps: Sequence[Callable[[], object]] = (
+            lambda: self._write(house, dice),
+            lambda: self._write(house, dice),
+            lambda: house.cli.ask("run", "--force"),
+            lambda: house.cli.ask("run", "--force"),
+            lambda: self._undo(house),
+            lambda: self._delete_records(house, dice),
+            lambda: house.cli.ask("retire"),
+        )
+        self._write(house, dice)
+        for step in (steps[2], *dice.choices(steps, k=14)):
+            step()
+            crash[0] = dice.choice((0, 0, 1, 2))
+            try:
+                house.update()
+            except Crashed:
+                crash[0] = 0
+                house.update()
+            if (snapshot := house.table().current_snapshot()) is not None:
+                house.check()
+                views[snapshot.snapshot_id] = house.expected()
+        assert {snapshot: house.rows(snapshot) for snapshot in views} == views
+        entries = [
+            PartitionEntry.model_validate_json(snapshot.summary.additional_properties[entry_key(0)])
+            for snapshot in house.table().snapshots()
+            if snapshot.summary
+        ]
+        orders = [entry.order for entry in entries]
+        assert orders == sorted(set(orders))
+
+    @staticmethod
+    def _write(house: House, dice: random.Random) -> None:
+        for _ in range(dice.randint(1, 3)):
+            pid = dice.choice((-1, -1, 7))
+            values = ("", f"={house.log.next_offset}", f"={'x' * 60}")
+            records = [f"k{dice.randrange(12)}{dice.choice(values)}" for _ in range(dice.randint(1, 6))]
+            house.log.put(*records, pid=pid, txn=pid >= 0)
+            if pid >= 0:
+                house.log.end(pid, commit=dice.random() < 0.6)
+            house.log.roll()
+        house.bring()
+
+    @staticmethod
+    def _undo(house: House) -> None:
+        published = house.opened().open(ORDERS).refresh().published
+        if published:
+            house.cli.ask("undo", published[-1])
+
+    @staticmethod
+    def _delete_records(house: House, dice: random.Random) -> None:
+        state = house.opened().open(ORDERS).refresh()
+        house.cli.ask("topics", "delete-records", "orders-0", "--before", dice.randint(state.log_start, state.log_start + 6))

@@ -1,0 +1,81 @@
+"""Sections of the settings that describe outputs: compacted views for readers that do not know the tier."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from compactor.config.store_sections import MAX_MS, Section
+
+
+def validate_expressions(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the patterns if all of them are regular expressions. Raises ValueError."""
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{json.dumps(pattern)} is not a regular expression: {error}") from error
+    return patterns
+
+
+CatalogProperties = dict[str, str | bool | int | float]
+"""Properties of an Iceberg catalog by pyiceberg's names, such as type, uri and credential."""
+
+
+class IcebergTableSettings(Section):
+    """[outputs.iceberg.topics."orders-.*"]: the Iceberg table of topics whose whole name matches. Empty values are those of
+    [outputs.iceberg].
+    """
+
+    table: str = ""
+    warehouse: str = ""
+    catalog: CatalogProperties = {}
+
+
+def _validate_iceberg_topics(topics: dict[str, Any]) -> dict[str, IcebergTableSettings]:
+    """Return the settings of each table. Raises ValueError if a pattern is not a regular expression or a setting is unknown."""
+    validate_expressions(tuple(topics))
+    return {pattern: IcebergTableSettings(**table) if isinstance(table, dict) else table for pattern, table in topics.items()}
+
+
+def _validate_table_name(name: str) -> str:
+    if not re.fullmatch(r"[^.\s]+(\.[^.\s]+)+", name):
+        raise ValueError("a namespace and a name, for example kafka.{topic}")
+    return name
+
+
+class IcebergSettings(Section):
+    """[outputs.iceberg]: Iceberg tables with the compacted view of topics. topics: regular expression -> table; none by default."""
+
+    table: Annotated[str, AfterValidator(_validate_table_name)] = "kafka.{topic}"
+    warehouse: str = ""
+    catalog: CatalogProperties = {}
+    keep_ms: int = Field(86_400_000, ge=60_000, le=MAX_MS)
+    topics: Annotated[dict[str, IcebergTableSettings], BeforeValidator(_validate_iceberg_topics)] = {}
+
+    @model_validator(mode="after")
+    def _check_catalogs(self) -> Self:
+        for pattern, own in self.topics.items():
+            if not (own.catalog or self.catalog):
+                raise ValueError(f'no catalog is set for the table of {json.dumps(pattern)}, for example {{type = "sql", uri = ...}}')
+        return self
+
+    def table_for(self, topic: str) -> IcebergTableSettings | None:
+        """Return the table of a topic with all values filled in, or None if it has none. The first pattern that matches applies.
+
+        ``{topic}`` in the table's name stands for the topic, with ``_`` in place of characters that names in SQL cannot have.
+        """
+        own = next((table for pattern, table in self.topics.items() if re.fullmatch(pattern, topic)), None)
+        if own is None:
+            return None
+        name = (own.table or self.table).replace("{topic}", re.sub(r"[.-]", "_", topic))
+        return IcebergTableSettings(table=name, warehouse=own.warehouse or self.warehouse, catalog=own.catalog or self.catalog)
+
+
+class OutputSettings(Section):
+    """[outputs]: compacted views for readers that do not know the tier."""
+
+    iceberg: IcebergSettings = IcebergSettings()
