@@ -24,7 +24,7 @@ from compactor.consumer.columns import arrow_batch
 from compactor.consumer.gather import Selection
 from compactor.consumer.history import log_identity
 from compactor.consumer.last_values import PREFETCHED_PIECES
-from compactor.consumer.reading import LastRecordsOnly, LogChanged, Reader, ReadOptions, ReadRange, hash_keys_of_rows
+from compactor.consumer.reading import LastRecordsOnly, LogChanged, RangeReader, ReadOptions, ReadRange, hash_keys_of_rows
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Unavailable
 from compactor.local.budget import Budget
@@ -164,8 +164,8 @@ class _TableUpdate:
         check = _UniqueKeys(self.opened, self.name, cleaner.map_budget_bytes, records, state.slot)
         for each in todo:
             extent = ReadRange(self.name, each.first, each.last, (live[each.segment_id],), log)
-            wanted = ReadOptions(True, cleaner.max_decompressed_batch_bytes, ahead=PREFETCHED_PIECES)
-            selections = Reader(self.opened, extent, wanted).selections()
+            wanted = ReadOptions(True, cleaner.max_decompressed_batch_bytes, requests_in_advance=PREFETCHED_PIECES)
+            selections = RangeReader(self.opened, extent, wanted).selections()
             name = DataFileName(self.name.partition, state.incarnation, each)
             self.written[each] = self.table.write_file(name, self._batches(check, each, selections))
         others = [*plan.keep, *(file.file_path for each in plan.write if each not in todo and (file := self.written[each]))]

@@ -86,6 +86,16 @@ def test_who_asks_for_spark_is_told_what_to_install(tmp_path: Path, log_dir: Pat
     assert (codes, said.strip()) == ([2], line)
 
 
+def test_who_asks_for_an_iceberg_table_is_told_what_to_install(tmp_path: Path, log_dir: Path) -> None:
+    cli = TierCli(tmp_path / "one")
+    ask(cli, ("import", log_dir, "--topic", "orders", "--partition", "0"))
+    cli.set(**{"outputs.iceberg.catalog": {"type": "sql"}, "outputs.iceberg.topics.orders": {}})
+    codes, said = ask(cli, ("daemon",))
+    line = "[outputs.iceberg] needs pyarrow, which is not installed. It comes with an extra: pip install 'tiered-compactor[iceberg]'"
+    assert (codes, said.count("\n")) == ([2], 1)
+    assert said.strip().endswith(line)
+
+
 def test_a_daemon_needs_none_of_them(tmp_path: Path) -> None:
     """Whatever it may come to import is there: every module outside of the rooms that the extras are for."""
     modules = [
@@ -94,7 +104,7 @@ def test_a_daemon_needs_none_of_them(tmp_path: Path) -> None:
         for path in sorted((ROOT / package).rglob("*.py"))
         if path.name not in ("__main__.py", "__init__.py")
         and "spark" not in path.parts
-        and path != ROOT / "compactor" / "consumer" / "columns.py"  # Arrow, for consumers that want it
+        and path.name not in ("columns.py", "iceberg.py", "iceberg_table.py")  # Arrow, for those that want it
     ]
     code = BLOCKED.partition("from compactor.cli.main")[0] + "import importlib\nfor name in sys.argv[1:]: importlib.import_module(name)\n"
     ran = subprocess.run([sys.executable, "-c", code, *modules], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
