@@ -24,7 +24,7 @@ from compactor.service.stopping import InterruptibleStore, Stopped, StopRequest
 from compactor.transfer.cleaned import CLEANED
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions, ImportReport, ImportResources
-from compactor.transfer.incarnations import AskTopicIds, OpeningRule, confirm_topics
+from compactor.transfer.incarnations import AskTopicIds, IncarnationOpeningRule, record_confirmed_topics
 from compactor.transfer.log_identity import PARTITION_METADATA
 from compactor.transfer.staged_files import HeldFiles
 
@@ -67,7 +67,7 @@ class Uploader:
     def confirm_topics(self, topic_ids: Mapping[str, TopicId]) -> None:
         """Record, for uploaded topics, the cluster to which they belong. Raises StoreError."""
         with self._one_at_a_time:
-            confirm_topics(self._opened.catalog, topic_ids, self._ask)
+            record_confirmed_topics(self._opened.catalog, topic_ids, self._ask)
 
     def _import_new_segments(self, watch: UploadWatch, held: HeldFiles | None) -> UploadOutcome:
         """Import the partition's new segments below the high watermark, if this replica knows the leader's epoch. Raises CompactorError."""
@@ -94,7 +94,7 @@ class Uploader:
             may_be_empty=True,
             held=held,
             staged_problem=leadership_problem(watch.leadership),
-            opening=OpeningRule(ask=self._ask),
+            opening=IncarnationOpeningRule(ask=self._ask),
         )
         report = self._run_import(watch, options)
         position = report.end_offset + 1
@@ -114,7 +114,7 @@ class Uploader:
 
         policy = opened.settings.cleaner_for(name.topic).cleaner_policy()
         company = ImportResources(1, note_change, self._large)
-        return import_directory(opened, Path(watch.seen.path), name, policy, options=options, company=company)
+        return import_directory(opened, Path(watch.seen.path), name, policy, options=options, shared=company)
 
     def _read_tier_state_or_none(self, name: TopicPartition) -> PartitionState | None:
         """Return the partition's state in the tier, or None if it cannot be read."""

@@ -27,13 +27,13 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.outputs.pinterest_names import (
     Generation,
     GenerationLog,
-    Generations,
     GenerationStep,
+    PartitionGenerations,
     PublishedSegment,
     format_pointer,
     generation_name,
-    shifted_index,
-    shifted_timeindex,
+    shift_offset_index,
+    shift_time_index,
 )
 from compactor.records.batches import scan_batches
 from compactor.records.indexes import encode_offset_and_time_index
@@ -134,9 +134,9 @@ def configured_target(tier: Tier) -> GenerationTarget:
     return GenerationTarget(store, pinterest_keys(settings), pinterest.target, pinterest.keep_ms, tier.ports.clock_ms)
 
 
-def _is_url_below(url: str, other: str) -> bool:
+def _is_url_below(url: str, parent_url: str) -> bool:
     """Return whether a URL is equal to another one or lies below it."""
-    return f"{url.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")
+    return f"{url.rstrip('/')}/".startswith(f"{parent_url.rstrip('/')}/")
 
 
 @dataclass(frozen=True)
@@ -156,22 +156,23 @@ class WriteOptions:
 
 
 def write_generation(tier: Tier, target: GenerationTarget, name: TopicPartition, options: WriteOptions | None = None) -> GenerationReport:
-    """Bring a partition's current generation up to its published view.
+    """Copy the partition's published segments to its current generation, or to a new one if needed, and return what was written.
 
-    :raises BadData: if an object is missing or damaged. :raises OutOfBudget: if a segment does not fit the disk budget.
-    :raises Leased: if another process writes it (see ``Writing.yields``). :raises Unavailable: if other processes were faster TRIES times.
-    :raises StoreError:
+    :raises BadData: if an object is missing or damaged.
+    :raises OutOfBudget: if a segment does not fit the disk budget.
+    :raises Leased: if another process writes the generation (see ``WriteOptions.yields``).
+    :raises Unavailable: if other processes were faster TRIES times.
+    :raises StoreError: if a store fails.
     """
     return update_generation(tier, target, name, options or WriteOptions())[0]
 
 
 def update_generation(
     tier: Tier, target: GenerationTarget, name: TopicPartition, options: WriteOptions
-) -> tuple[GenerationReport, Generations]:
+) -> tuple[GenerationReport, PartitionGenerations]:
     """Copy the partition's published segments to its current generation, and return the report and all generations of the partition.
-
-    A superseded incarnation (the topic was deleted and created again) has none: a generation is of the latest incarnation. Raises as
-    ``write_generation``.
+    Nothing is copied for a superseded topic incarnation (the topic was deleted and created again), because a generation is of the latest
+    one. Raises as ``write_generation``.
     """
     log = target.generation_log(name)
     if name != tier.current(name):  # the name means another topic by now, whose generation this one would replace
@@ -188,7 +189,7 @@ def update_generation(
                 raise BadData(f"an object of the view is missing: {error.message}", segment=str(name), hint="See `verify`") from error
             continue  # replaced and retired meanwhile
         if report is not None:
-            return report, direct_readers(target, log)
+            return report, switch_readers_to_current_generation(target, log)
     raise Unavailable(f"{name}: other processes were faster {PUBLISH_ATTEMPTS} times", hint="Let one process write generations")
 
 
@@ -203,13 +204,13 @@ def _open_segments(tier: Tier, state: PartitionState, options: WriteOptions) -> 
 
 @dataclass(frozen=True)
 class _GenerationWriter:
-    """Writer that tries once to bring a partition's generation up to one published state."""
+    """Writer that makes one attempt to bring a partition's generation up to one published state."""
 
     tier: Tier
     target: GenerationTarget
     log: GenerationLog
     state: PartitionState
-    known: Generations
+    known: PartitionGenerations
     options: WriteOptions
     reading: StagedSegmentReader
 
@@ -236,14 +237,14 @@ class _GenerationWriter:
             if parts is None:
                 continue  # what lies there under this name is of a view that was taken back
             if all(part.base < 0 for part in parts):
-                is_read = current is not None and current.objects
+                is_read = current is not None and current.parts_with_objects
                 return self._record_removal() if is_read else GenerationReport(*self.state.name, "empty", slot=self.state.slot)
             return self._record_generation_step("written", self.known.first_step(generation, self.state.slot, parts), parts, parts)
         raise BadData(f"{MAX_NAMED_PARTITIONS} generations of step {self.known.next_number} differ", segment=str(self.state.name))
 
     def _record_removal(self) -> GenerationReport | None:
-        """Record an empty generation for a partition that was deleted or of which readers may read no record. Its step, the object that
-        records it, remains after all others are deleted, so that names and numbers are never used twice.
+        """Record an empty generation for a partition that was deleted or of which readers may read no record. The record remains after all
+        other objects are deleted, so that names and numbers are never used twice.
         """
         taken = {one.generation for one in self.known.begun}
         names = (generation_name(self.known.next_number, attempt) for attempt in range(len(taken) + 1))
@@ -251,27 +252,27 @@ class _GenerationWriter:
         return self._record_generation_step("removed", self.known.first_step(generation, self.state.slot, ()), (), ())
 
     def _announce_generation(self, generation: str) -> None:
-        """Announce that this process writes a generation. The announcement also lets abandoned objects be found later.
+        """Announce that this process writes a generation. Objects of a generation that is never completed are found by its announcement.
 
-        :raises Leased: if another process has announced this step recently, and ``Writing.yields`` is set.
+        :raises Leased: if another process has announced this step recently, and ``WriteOptions.yields`` is set.
         """
         here = [one for one in self.known.begun if one.number == self.known.next_number]
         begun = max(here, key=lambda one: one.modified_ms, default=None)
         if self.options.yields and begun and self.target.store.clock_ms() < begun.modified_ms + AT_WORK_MS:
-            key = self.log.begun_key(begun.generation)
+            key = self.log.announcement_key(begun.generation)
             holder = self.target.store.get(key).decode("utf-8", "replace")
             if holder != self.tier.ports.holder:
                 raise Leased(f"{self.state.name}: {holder} writes generation {begun.generation}", hint="The daemon tries again later")
-        self.target.store.put(self.log.begun_key(generation), self.tier.ports.holder.encode())
+        self.target.store.put(self.log.announcement_key(generation), self.tier.ports.holder.encode())
 
     def _record_generation_step(
-        self, status: str, step: GenerationStep, parts: Sequence[PublishedSegment], made: Sequence[PublishedSegment]
+        self, status: str, step: GenerationStep, parts: Sequence[PublishedSegment], created: Sequence[PublishedSegment]
     ) -> GenerationReport | None:
         """Record the step that makes the written parts a valid part of the generation. Return None if another writer has recorded a step
         with this number.
 
         :param parts: all parts of the generation.
-        :param made: the parts that were written now.
+        :param created: the parts that were written now.
         """
         number = self.known.next_number
         try:
@@ -280,26 +281,27 @@ class _GenerationWriter:
             return None
         began = step.whole.began if step.whole else self.known.current.began if self.known.current else number
         generation = Generation(name=step.generation, number=number, began=began, whole=began, slot=step.slot, parts=tuple(parts))
-        return self._generation_report(status, generation, [part for part in made if part.base >= 0])
+        return self._generation_report(status, generation, [part for part in created if part.base >= 0])
 
     def _generation_report(self, status: str, generation: Generation, created: Sequence[PublishedSegment] = ()) -> GenerationReport:
         """Return the report of this update of the generation."""
-        objects = generation.objects
+        objects = generation.parts_with_objects
         size = sum(part.log_bytes for part in created)
         offsets = (objects[0].base, objects[-1].last) if objects else (-1, -1)
         return GenerationReport(*self.state.name, status, generation.name, len(created), size, *offsets, self.state.slot)
 
     def _create_objects_of_parts(
-        self, segments: Sequence[RemoteLogSegmentMetadata], generation: str, before: Sequence[PublishedSegment]
+        self, segments: Sequence[RemoteLogSegmentMetadata], generation: str, earlier_parts: Sequence[PublishedSegment]
     ) -> list[PublishedSegment] | None:
-        """Create the objects of these segments and return their parts; None if an object of that name has other content.
+        """Create the objects of these segments and return their parts; None if an object of the same name has other content.
 
-        :param segments: the last segments of the view. :param before: parts of the generation so far.
+        :param segments: the last segments of the view.
+        :param earlier_parts: parts of the generation so far.
         """
         found: list[PublishedSegment] = []
-        ends = [part.last + 1 for part in before if part.base >= 0]
+        ends = [part.last + 1 for part in earlier_parts if part.base >= 0]
         base = ends[-1] if ends else self.state.log_start
-        latest = before[-1].timestamp_ms if before else 0
+        latest = earlier_parts[-1].timestamp_ms if earlier_parts else 0
         stated_ms = self.target.clock_ms()
         for ordinal in range(len(self.state.live) - len(segments), len(self.state.live)):
             segment = self.state.live[ordinal]
@@ -310,9 +312,9 @@ class _GenerationWriter:
             found.append(part)
             base = part.last + 1 if part.base >= 0 else base
             self.options.on_bytes(segment.size_bytes)
-            if not before and self.target.clock_ms() - stated_ms > SAY_MS:
+            if not earlier_parts and self.target.clock_ms() - stated_ms > SAY_MS:
                 stated_ms = self.target.clock_ms()
-                self.target.store.put(self.log.begun_key(generation), self.tier.ports.holder.encode())
+                self.target.store.put(self.log.announcement_key(generation), self.tier.ports.holder.encode())
         return found
 
     def _create_segment_objects(self, ordinal: int, generation: str, base_offset: int, latest_timestamp_ms: int) -> PublishedSegment | None:
@@ -336,8 +338,8 @@ class _GenerationWriter:
                 return PublishedSegment(segment=segment.id, timestamp_ms=latest_timestamp_ms)
             distance, size = segment.start_offset - base_offset, segment.size_bytes
             contents: dict[str, FileContent] = {
-                "index": shifted_index(self._read_index(segment, "index"), distance),
-                "timeindex": shifted_timeindex(self._read_index(segment, "timeindex"), distance),
+                "index": shift_offset_index(self._read_index(segment, "index"), distance),
+                "timeindex": shift_time_index(self._read_index(segment, "timeindex"), distance),
                 "log": path,
             }
             if segment.start_offset < log_start:
@@ -345,7 +347,7 @@ class _GenerationWriter:
                 table, size = scan_batches(np.frombuffer(log, np.uint8), source.name), len(log)
                 interval = self.tier.cleaner_for(name.topic).index_interval_bytes
                 index, timeindex = encode_offset_and_time_index(base_offset, table.size, table.last_offset, table.max_timestamp, interval)
-                contents = {"index": shifted_index(index, 0), "timeindex": timeindex, "log": log}
+                contents = {"index": shift_offset_index(index, 0), "timeindex": timeindex, "log": log}
             for kind, data in contents.items():
                 if not create_object(self.target.store, f"{generation}/{self.target.keys.file_key(name, base_offset, kind)}", data):
                     return None
@@ -360,12 +362,12 @@ class _GenerationWriter:
 # ---- telling readers ----------------------------------------------------------------------------------------------------------
 
 
-def direct_readers(target: GenerationTarget, log: GenerationLog) -> Generations:
-    """Direct readers to the current generation: write its metadata, its watermark and the object that names it, and delete steps (records
-    of appended parts) that no reader needs.
+def switch_readers_to_current_generation(target: GenerationTarget, log: GenerationLog) -> PartitionGenerations:
+    """Write the current generation's metadata, its watermark and the pointer object that names it, and delete steps (records of appended
+    parts) that no reader needs. Return all generations.
 
-    Every call repeats this, so that whatever a killed or slow writer left unfinished is completed. Afterwards the steps are read again: the
-    later of two simultaneous writers continues until it has seen the other one's step.
+    Every call repeats this, so that work of a killed or slow writer is completed. Afterwards the steps are read again, so that the later of
+    two simultaneous writers sees the other one's step.
     """
     while True:
         known = log.read_generations()
@@ -373,14 +375,14 @@ def direct_readers(target: GenerationTarget, log: GenerationLog) -> Generations:
         if current is None:
             return known
         folder = target.generation_folder(current.name, log.name)
-        if current.objects:
+        if current.parts_with_objects:
             changed = _write_object_if_changed(target.store, folder + METADATA_FILE, format_metadata(log.name, current.segment_times))
-            changed |= _write_object_if_changed(target.store, folder + WATERMARK, format_watermark(current.objects[-1].base))
+            changed |= _write_object_if_changed(target.store, folder + WATERMARK, format_watermark(current.parts_with_objects[-1].base))
             changed |= _write_object_if_changed(target.store, log.pointer_key, target.pointer_content(log.name, current))
         else:
             changed = _delete_if_exists(target.store, log.pointer_key)
         if current.began not in known.recorded_ms:
-            create_object(target.store, log.announcement_key(current.began), b"")
+            create_object(target.store, log.readers_directed_key(current.began), b"")
         target.store.delete([log.step_key(number) for number in known.deletable_steps()])
         if not changed:
             return known

@@ -79,10 +79,10 @@ class SupersededGeneration(Value):
 
 
 class StepHistory(Value):
-    """Everything that earlier steps (records of appended parts) have recorded.
+    """Content of all earlier steps (records of appended parts) of a partition.
 
     began: number of the generation's first step.
-    before: parts that its earlier steps appended.
+    before: parts that the generation's earlier steps appended.
     earlier: generations before it that are not deleted yet.
     """
 
@@ -110,7 +110,7 @@ class Generation(Value):
 
     number: number of its last step.
     began: number of its first step.
-    whole: number of its last step that repeats the earlier ones.
+    whole: number of its last step that repeats the content of all earlier ones.
     slot: position in the control log of the state that it copies.
     """
 
@@ -122,14 +122,14 @@ class Generation(Value):
     parts: tuple[PublishedSegment, ...]
 
     @property
-    def objects(self) -> tuple[PublishedSegment, ...]:
-        """Parts that have an object, ascending."""
+    def parts_with_objects(self) -> tuple[PublishedSegment, ...]:
+        """Return the parts that have an object because they have records, ascending."""
         return tuple(part for part in self.parts if part.base >= 0)
 
     @property
     def segment_times(self) -> tuple[SegmentTime, ...]:
-        """Largest timestamp and name of each object, as the layout's metadata list them."""
-        return tuple(SegmentTime(part.timestamp_ms, part.base) for part in self.objects)
+        """Return largest timestamp and name of each object, as the layout's metadata lists them."""
+        return tuple(SegmentTime(part.timestamp_ms, part.base) for part in self.parts_with_objects)
 
     def missing_segments(self, live: Sequence[RemoteLogSegmentMetadata], log_start: int) -> Sequence[RemoteLogSegmentMetadata] | None:
         """Return the live segments that are to be appended; None if the generation's parts are not the first of the live segments, or if
@@ -137,7 +137,7 @@ class Generation(Value):
         """
         known = [part.segment for part in self.parts]
         is_prefix = [segment.id for segment in live[: len(known)]] == known
-        return live[len(known) :] if is_prefix and all(one.base >= log_start for one in self.objects[:1]) else None
+        return live[len(known) :] if is_prefix and all(one.base >= log_start for one in self.parts_with_objects[:1]) else None
 
 
 @dataclass(frozen=True)
@@ -154,13 +154,13 @@ class AnnouncedGeneration:
 
 
 @dataclass(frozen=True)
-class Generations:
+class PartitionGenerations:
     """All generations of one partition.
 
-    earlier: those before the current one that are not deleted yet, oldest first.
+    earlier: generations before the current one that are not deleted yet, oldest first.
     begun: announced generations.
     numbers: numbers of the stored steps, ascending.
-    stated_ms: number of a generation's first step -> when readers were directed to it, in milliseconds of the store's clock.
+    stated_ms: by number of a generation's first step, when readers were directed to it, in milliseconds of the store's clock.
     """
 
     current: Generation | None = None
@@ -177,8 +177,8 @@ class Generations:
         return self.current.number + 1 if self.current else 1
 
     @property
-    def recorded_names(self) -> frozenset[str]:
-        """Names of all generations that are or were valid."""
+    def recorded_generation_names(self) -> frozenset[str]:
+        """Return the names of all generations that are or were valid."""
         return frozenset([one.name for one in self.earlier] + [one.name for one in [self.current] if one])
 
     def first_step(self, generation: str, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
@@ -196,10 +196,8 @@ class Generations:
         return GenerationStep(generation=current.name, slot=slot, parts=tuple(parts), whole=whole)
 
     def deletable_steps(self) -> list[int]:
-        """Return the numbers of the steps that may be deleted.
-
-        They lie so far before the last step that repeats all earlier ones that no reader needs them, even if it listed the steps earlier. A
-        generation's first step stays.
+        """Return the numbers of the steps that may be deleted: those so far before the last step that repeats all earlier ones that no
+        reader needs them, even if it listed the steps earlier. A generation's first step is never among them.
         """
         one = self.current
         return [number for number in self.numbers if one.began < number < one.whole - WHOLE_EVERY] if one else []
@@ -219,38 +217,41 @@ class GenerationLog:
 
     @property
     def pointer_key(self) -> str:
-        """Key of the object that directs readers to the current generation."""
+        """Return the key of the pointer object, which directs readers to the current generation."""
         return f"{self.folder}current.json"
 
     def step_key(self, number: int) -> str:
         """Return the object key of a step, by its number."""
         return f"{self.folder}{number:020d}.json"
 
-    def announcement_key(self, number: int) -> str:
-        """Return the key of the marker object stating that readers were directed to the generation whose first step has this number."""
+    def readers_directed_key(self, number: int) -> str:
+        """Return the key of the marker object which states that readers were directed to the generation whose first step has this
+        number.
+        """
         return f"{self.folder}{number:020d}.told"
 
-    def begun_key(self, generation: str) -> str:
+    def announcement_key(self, generation: str) -> str:
         """Return the key of the object that announces a generation before it is written."""
         return f"{self.folder}{generation}.begun"
 
-    def read_generations(self) -> Generations:
+    def read_generations(self) -> PartitionGenerations:
         """Read all generations of the partition.
 
         Takes one LIST, and a GET for each step since the last one that repeats the earlier ones. If a listed step is gone, a writer has
-        deleted it (``Generations.deletable_steps``), and the steps are listed again.
+        deleted it (``PartitionGenerations.deletable_steps``), and the steps are listed again.
 
         :raises BadData: if steps are missing or invalid.
         :raises StoreError:
         """
         for _ in range(CATALOG_READ_ATTEMPTS - 1):
             try:
-                return self._read_once()
+                return self._try_read_generations()
             except NotFound:
                 continue
-        return self._read_once()
+        return self._try_read_generations()
 
-    def _read_once(self) -> Generations:
+    def _try_read_generations(self) -> PartitionGenerations:
+        """Read all generations of the partition. Raises NotFound if a listed step was deleted meanwhile."""
         numbers: list[int] = []
         begun: list[AnnouncedGeneration] = []
         reported: dict[int, int] = {}
@@ -264,7 +265,7 @@ class GenerationLog:
             elif match := _BEGUN.fullmatch(file):
                 begun.append(AnnouncedGeneration(match[1], int(match[2]), info.modified_ms))
         if not numbers:
-            return Generations(begun=tuple(begun))
+            return PartitionGenerations(begun=tuple(begun))
         steps, whole = self._read_recent_steps(numbers)
         current = Generation(
             name=steps[-1].generation,
@@ -276,10 +277,12 @@ class GenerationLog:
         )
         left = set(numbers)  # those that were deleted have no steps any more
         earlier = tuple(one for one in whole.earlier if one.began in left)
-        return Generations(current, earlier, tuple(begun), tuple(numbers), reported)
+        return PartitionGenerations(current, earlier, tuple(begun), tuple(numbers), reported)
 
     def _read_recent_steps(self, numbers: Sequence[int]) -> tuple[list[GenerationStep], StepHistory]:
-        """Return the last steps, ascending, and what the first of them states about all earlier ones. Raises BadData if one is missing."""
+        """Return the steps since the last one that repeats all earlier ones, ascending, and the content of these earlier ones. Raises
+        BadData if a step is missing.
+        """
         steps: list[GenerationStep] = []
         expected = numbers[-1]
         for number in reversed(numbers):
@@ -337,10 +340,9 @@ def format_pointer(base_prefix: str, bucket: str, keys: PartitionKeys, name: Top
     return json.dumps(document, indent=1).encode()
 
 
-def shifted_index(data: bytes, distance: int) -> bytes:
-    """Return an offset index for a base offset that is lower by ``distance``.
-
-    Offsets that no longer fit an entry are left out; readers find them by scanning.
+def shift_offset_index(data: bytes, distance: int) -> bytes:
+    """Return the content of an offset index for a base offset that is lower by ``distance``. Offsets that no longer fit an entry are left
+    out; readers find them by scanning.
     """
     entries = np.frombuffer(data, OFFSET_ENTRY).copy()
     offsets = entries["offset"].astype(np.int64) + distance
@@ -349,11 +351,9 @@ def shifted_index(data: bytes, distance: int) -> bytes:
     return (entries[1:] if len(entries) == ENDLESS_SEARCH_ENTRIES else entries).tobytes()
 
 
-def shifted_timeindex(data: bytes, distance: int) -> bytes:
-    """Return a time index for a base offset that is lower by ``distance``. Offsets that no longer fit an entry are replaced by the largest
-    one.
-
-    No entry is left out, because consumers read the last one.
+def shift_time_index(data: bytes, distance: int) -> bytes:
+    """Return the content of a time index for a base offset that is lower by ``distance``. Offsets that no longer fit an entry are replaced
+    by the largest one. No entry is left out, because consumers read the last one.
     """
     entries = np.frombuffer(data, TIME_ENTRY).copy()
     entries["offset"] = np.minimum(entries["offset"].astype(np.int64) + distance, MAX32)

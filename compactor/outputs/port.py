@@ -43,10 +43,10 @@ class OutputWriter(Protocol):
         """
 
 
-def configured_output(opened: Tier, wrapped: Callable[[ObjectStore], ObjectStore]) -> OutputWriter | None:
+def configured_output(opened: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) -> OutputWriter | None:
     """Return the configured output, or None if there is none. Makes no request. Raises UsageError if its settings are invalid.
 
-    :param wrapped: wraps the output's store, for example so that requests can be interrupted.
+    :param wrap_store: wraps the output's store, for example so that requests can be interrupted.
     """
     if opened.settings.outputs.iceberg.topics:
         if opened.settings.tier.pinterest.target:
@@ -59,4 +59,4 @@ def configured_output(opened: Tier, wrapped: Callable[[ObjectStore], ObjectStore
         return None
     from compactor.outputs.upkeep import PinterestOutput
 
-    return PinterestOutput.from_settings(opened, wrapped)
+    return PinterestOutput.from_settings(opened, wrap_store)

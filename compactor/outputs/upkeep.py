@@ -21,11 +21,11 @@ from compactor.outputs.pinterest import (
     GenerationTarget,
     WriteOptions,
     configured_target,
-    direct_readers,
+    switch_readers_to_current_generation,
     update_generation,
     write_generation,
 )
-from compactor.outputs.pinterest_names import GENERATIONS_FOLDER, Generations, partitions_of_keys
+from compactor.outputs.pinterest_names import GENERATIONS_FOLDER, PartitionGenerations, partitions_of_keys
 from compactor.outputs.port import OutputReport
 from compactor.round.compaction import disk_budget_bytes
 from compactor.storage.port import ObjectStore
@@ -50,9 +50,8 @@ class RetiredGeneration:
 
 @dataclass(frozen=True)
 class GenerationUpkeep:
-    """Result of writing a partition's generation (a copy for Pinterest's consumers) and deleting old ones.
-
-    again_ms: when the next old generation may be deleted; NEVER_MS if none waits.
+    """Result of writing a partition's generation (a copy for Pinterest's consumers) and deleting old ones. again_ms: when the next old
+    generation may be deleted, in milliseconds of the store's clock; NEVER_MS if none waits.
     """
 
     report: GenerationReport
@@ -104,10 +103,10 @@ class PinterestOutput:
     target: GenerationTarget
 
     @staticmethod
-    def from_settings(opened: Tier, wrapped: Callable[[ObjectStore], ObjectStore]) -> PinterestOutput:
+    def from_settings(opened: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) -> PinterestOutput:
         """Return the output that [tier.pinterest] describes. Raises UsageError if its target is not usable."""
         target = configured_target(opened)
-        return PinterestOutput(replace(target, store=wrapped(target.store)))
+        return PinterestOutput(replace(target, store=wrap_store(target.store)))
 
     def update_output(self, opened: Tier, name: TopicPartition, disk: Budget) -> OutputReport:
         """Write the partition's generation and delete old generations. Raises as ``OutputWriter.update_output``."""
@@ -123,7 +122,7 @@ def partitions_with_generations(target: GenerationTarget) -> list[TopicPartition
     return partitions_of_keys([info.key for info in target.store.list(f"{GENERATIONS_FOLDER}/{target.keys.cluster}/")])
 
 
-def partition_generations(target: GenerationTarget, name: TopicPartition) -> Generations:
+def partition_generations(target: GenerationTarget, name: TopicPartition) -> PartitionGenerations:
     """Return the generations of a partition: the current compacted copy for Pinterest's consumers, and older ones. Raises BadData,
     StoreError.
     """
@@ -131,21 +130,25 @@ def partition_generations(target: GenerationTarget, name: TopicPartition) -> Gen
 
 
 def retire_generations(target: GenerationTarget, name: TopicPartition, *, dry_run: bool = False) -> list[RetiredGeneration]:
-    """Delete the generations of a partition whose time to be kept has passed. Return these and the ones that still wait. Raises BadData,
-    StoreError.
+    """Delete the generations of a partition whose time to be kept is over. Return the deleted ones and those that still wait. Raises
+    BadData, StoreError.
 
-    :param dry_run: delete nothing.
+    :param dry_run: delete nothing; return what would be deleted.
     """
     log = target.generation_log(name)
     return _delete_expired_generations(
-        target, name, log.read_generations() if dry_run else direct_readers(target, log), dry_run=dry_run, count_waiting_objects=True
+        target,
+        name,
+        log.read_generations() if dry_run else switch_readers_to_current_generation(target, log),
+        dry_run=dry_run,
+        count_waiting_objects=True,
     )
 
 
 def _delete_expired_generations(
-    target: GenerationTarget, name: TopicPartition, known: Generations, *, dry_run: bool, count_waiting_objects: bool
+    target: GenerationTarget, name: TopicPartition, known: PartitionGenerations, *, dry_run: bool, count_waiting_objects: bool
 ) -> list[RetiredGeneration]:
-    """Delete generations whose time is over, and return these and the ones that still wait.
+    """Delete the generations of a partition whose time to be kept is over. Return the deleted ones and those that still wait.
 
     :param count_waiting_objects: whether to count the objects of those that wait.
     """
@@ -168,9 +171,9 @@ def _delete_expired_generations(
         if found[-1].deleted and not dry_run:
             numbers = [number for number in reversed(known.numbers) if generation.began <= number < generation.ended]
             # From the newest to the oldest, so that what is left of them begins a generation.
-            store.delete([key for number in numbers for key in (log.step_key(number), log.announcement_key(number))])
+            store.delete([key for number in numbers for key in (log.step_key(number), log.readers_directed_key(number))])
     for begun in known.begun:
-        if begun.generation in known.recorded_names:
+        if begun.generation in known.recorded_generation_names:
             gone = True
         elif begun.number < known.next_number:
             found.append(
@@ -188,7 +191,7 @@ def _delete_expired_generations(
         else:
             gone = False  # somebody is at it, or will be
         if gone and not dry_run:
-            store.delete([log.begun_key(begun.generation)])
+            store.delete([log.announcement_key(begun.generation)])
     return found
 
 

@@ -18,28 +18,27 @@ LOG_STARTS = "log-start-offset-checkpoint"
 """Has the format of the cleaner's checkpoint (Kafka: OffsetCheckpointFile)."""
 
 
-def cleaner_offset(partition_dir: Path, name: TopicPartition) -> int:
-    """Return the broker's cleaner offset for a partition: the first offset that its own cleaner has not cleaned; 0 if none is recorded.
-
-    Parameters and errors are those of ``_read_checkpointed_offset``.
+def read_broker_cleaner_offset(partition_dir: Path, name: TopicPartition) -> int:
+    """Return the first offset of a partition that the broker's own log cleaner has not cleaned; 0 if none is recorded. Parameters and
+    errors are those of ``_read_checkpointed_offset``.
     """
     return _read_checkpointed_offset(partition_dir, name, CLEANED)
 
 
-def log_start_offset(partition_dir: Path, name: TopicPartition) -> int:
-    """Return the broker's log start offset for a partition, or 0 if none is recorded because the log starts with its first segment.
-
+def read_broker_log_start(partition_dir: Path, name: TopicPartition) -> int:
+    """Return the broker's log start offset of a partition, or 0 if none is recorded because the log starts with its first segment.
     Parameters and errors are those of ``_read_checkpointed_offset``.
     """
     return _read_checkpointed_offset(partition_dir, name, LOG_STARTS)
 
 
 def _read_checkpointed_offset(partition_dir: Path, name: TopicPartition, file: str) -> int:
-    """Return a partition's offset in a checkpoint file, which lies in the parent of the partition's directory.
+    """Return a partition's offset in a checkpoint file of its broker, or 0 if there is no such file or the file does not name the
+    partition.
 
-    0 if there is no such file or it does not name the partition.
-
+    :param partition_dir: the partition's directory; the file lies in its parent.
     :param name: the partition; used if the directory's name is not a partition's.
+    :param file: name of the checkpoint file.
     :raises UsageError: if the file cannot be read.
     :raises BadData: if it is not a checkpoint file.
     """
@@ -58,19 +57,20 @@ def _read_checkpointed_offset(partition_dir: Path, name: TopicPartition, file: s
     return parse_cleaner_offset_checkpoint(text, str(path)).get((name.topic, name.partition), 0)
 
 
-def check_not_cleaned(name: TopicPartition, position: int, cleaned: int, *, cleaner: str, where: str) -> None:
-    """Raise BadData if a log was compacted after the offset at which it is to continue the tier, because deleted keys could come back.
+def require_not_cleaned_beyond(name: TopicPartition, position: int, first_uncleaned_offset: int, *, cleaner: str, source_name: str) -> None:
+    """Raise BadData if a log was compacted beyond ``position``, because deleted keys could then come back.
 
-    :param position: that offset: the tier's end + 1, or where its end is cut; 0 for an empty tier, in which no value can come back.
-    :param cleaned: first offset of the log that was not compacted.
+    :param position: offset at which the log is to continue the tier: the tier's end + 1, or where its end is cut; 0 for an empty tier, in
+        which no value can come back.
+    :param first_uncleaned_offset: first offset of the log that was not compacted.
     :param cleaner: what compacted the log, for the message.
-    :param where: the file or tier that says so, for the message.
+    :param source_name: the file or tier that states ``first_uncleaned_offset``, for the message.
     """
-    if 0 < position < cleaned:
+    if 0 < position < first_uncleaned_offset:
         raise BadData(
-            f"{cleaner} has cleaned {name} up to offset {cleaned}, and the tier ends at {position - 1}: "
+            f"{cleaner} has cleaned {name} up to offset {first_uncleaned_offset}, and the tier ends at {position - 1}: "
             "tombstones may be missing that delete keys in the tier",
-            segment=where,
+            segment=source_name,
             hint=f"`topics delete {name}` and import the whole log again. To prevent this, import before the log is cleaned: "
             "cleanup.policy=delete, or a min.compaction.lag.ms beyond the longest time between two imports",
         )

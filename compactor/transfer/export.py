@@ -34,9 +34,8 @@ _SUFFIXED = ("log", "index", "timeindex", "txnindex")
 
 @dataclass(frozen=True)
 class ExportReport:
-    """Result of an export: the segments, bytes and offsets that were written. Both offsets are inclusive.
-
-    skipped: offsets that were left out because they cannot be read.
+    """Result of an export: number of segments, bytes, and first and last offset (inclusive) that were written. skipped: offsets that were
+    left out because they cannot be read.
     """
 
     segments: int
@@ -100,6 +99,9 @@ def _write_log_directory(
     *,
     skip_damaged: bool = False,
 ) -> ExportReport:
+    """Write all live segments of a state, with their other files and checkpoints, into ``folder``. Parameters, result and errors are those
+    of ``export_partition``.
+    """
     if not state.has_segments:
         raise UsageError(f"{name} holds no segments yet", hint="`topics` lists what the tier holds")
     on_begin(state.bytes)
@@ -135,22 +137,22 @@ def _write_log_directory(
 
 
 def _unreadable_segment_error(
-    name: TopicPartition, segment: RemoteLogSegmentMetadata, first: int, error: BadData | NotFound
+    name: TopicPartition, segment: RemoteLogSegmentMetadata, first_offset: int, error: BadData | NotFound
 ) -> BadData | NotFound:
-    """Return the error of a damaged segment with the offsets that it holds. A missing object stays NotFound, for which the log is read
-    again.
+    """Return the error about a damaged segment, extended by the offsets that the segment holds from ``first_offset`` on. A missing object
+    stays NotFound, for which the log is read again.
     """
     if isinstance(error, NotFound):
         return error
     hint = f"`repair {name}` makes it good; --skip-damaged writes what can be read. {error.hint}"
-    return BadData(f"offsets {first} to {segment.end_offset} cannot all be read: {error.cause}", segment=error.segment, hint=hint)
+    return BadData(f"offsets {first_offset} to {segment.end_offset} cannot all be read: {error.cause}", segment=error.segment, hint=hint)
 
 
 def _write_readable_batches(
-    opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first: int
+    opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first_offset: int
 ) -> list[SkippedOffsets]:
     """Write the readable batches of a damaged segment, without its other files, and return the offsets that are missing."""
-    begin = max(first, segment.start_offset)
+    begin = max(first_offset, segment.start_offset)
     for kind in _SUFFIXED:
         (folder / f"{begin:020d}.{kind}").unlink(missing_ok=True)
     (folder / f"{segment.end_offset + 1:020d}.snapshot").unlink(missing_ok=True)
@@ -163,7 +165,9 @@ def _write_readable_batches(
 
 @contextmanager
 def _atomic_directory(folder: Path, suffix: str) -> Iterator[Path]:
-    """Yield a new directory beside ``folder``. It is renamed to ``folder`` when the block succeeds, and deleted otherwise."""
+    """Provide a new directory beside ``folder`` for the duration of a ``with`` block. It is renamed to ``folder`` if the block succeeds,
+    and deleted otherwise.
+    """
     folder = folder.absolute()
     if os.path.lexists(folder):
         raise UsageError(f"{folder} exists already", hint="Name a directory that does not exist; nothing is overwritten")
@@ -181,16 +185,16 @@ def _atomic_directory(folder: Path, suffix: str) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def download_segment_files(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first: int) -> None:
+def download_segment_files(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first_offset: int) -> None:
     """Download a segment's files into a log directory, named as a broker names them. Raises NotFound, BadData, StoreError.
 
-    :param first: first offset that readers read from this segment; earlier batches are cut off.
+    :param first_offset: first offset that readers read from this segment; earlier batches are cut off.
     """
     layout = opened.ports.layout
     segment = segment.model_copy(update={"files": dict(layout.segment_files(name, segment))})
     # Segments of brokers may overlap, because two leaders may tier the same offsets; a log directory has each offset once.
-    whole = not segment.has_offsets_after_end and first <= segment.start_offset
-    begin = segment.start_offset if whole else max(first, segment.start_offset)
+    whole = not segment.has_offsets_after_end and first_offset <= segment.start_offset
+    begin = segment.start_offset if whole else max(first_offset, segment.start_offset)
     for kind, file in segment.files.items():
         if kind == "log" or (kind in _SUFFIXED and whole):
             path = folder / f"{begin:020d}.{kind}"
@@ -206,25 +210,24 @@ def download_segment_files(opened: Tier, name: TopicPartition, segment: RemoteLo
         _remove_batches_after_end(folder / f"{begin:020d}.log", layout.object_name(name, segment, "log"), segment)
 
 
-def _remove_batches_after_end(path: Path, where: str, segment: RemoteLogSegmentMetadata) -> None:
-    """Remove the batches after the segment's end from a downloaded log. Readers read these offsets from the next segment. A listed tier
-    shows them only after the
-    download.
+def _remove_batches_after_end(path: Path, source_name: str, segment: RemoteLogSegmentMetadata) -> None:
+    """Remove the batches after the segment's end from a downloaded log, because readers read these offsets from the next segment. Only the
+    download shows them in a listed tier.
     """
-    table = scan_batches(map_file(path), where, -1)
+    table = scan_batches(map_file(path), source_name, -1)
     if len(table) and table.last_offset[-1] > segment.end_offset:
-        _keep_batches_of_offset_range(path, where, segment.start_offset, segment.end_offset)
+        _keep_batches_of_offset_range(path, source_name, segment.start_offset, segment.end_offset)
         os.utime(path, ns=(segment.mtime_ms * 1_000_000,) * 2)
         for kind in ("index", "timeindex"):
             path.with_suffix(f".{kind}").unlink(missing_ok=True)
 
 
-def _keep_batches_of_offset_range(path: Path, where: str, first_offset: int, last_offset: int) -> None:
+def _keep_batches_of_offset_range(path: Path, source_name: str, first_offset: int, last_offset: int) -> None:
     """Keep only the batches of a file that contain an offset from ``first_offset`` to ``last_offset`` (inclusive). Indexes are not written;
     the broker rebuilds them.
     """
     buf = map_file(path)
-    table = scan_batches(buf, where, -1)
+    table = scan_batches(buf, source_name, -1)
     mine = np.flatnonzero((table.last_offset >= first_offset) & (table.base_offset <= last_offset))
     begin, end = (int(table.position[mine[0]]), int(table.position[mine[-1]] + table.size[mine[-1]])) if len(mine) else (0, 0)
     data = bytes(buf[begin:end])
@@ -251,11 +254,11 @@ def _write_epoch_checkpoint(opened: Tier, state: PartitionState, folder: Path) -
     (folder / "leader-epoch-checkpoint").write_text(text, encoding="utf-8")
 
 
-def _set_checkpoint(path: Path, name: TopicPartition, offset: int, without: str) -> None:
+def _set_checkpoint(path: Path, name: TopicPartition, offset: int, consequence: str) -> None:
     """Set a partition's offset in a checkpoint file beside the exported directory, where a broker looks for it. Lines of other partitions
     stay.
 
-    :param without: what a broker does without the line, for the message.
+    :param consequence: what a broker does without the line, for the message.
     :raises UsageError: if the file cannot be written.
     :raises BadData: if it is not a checkpoint file.
     """
@@ -265,5 +268,5 @@ def _set_checkpoint(path: Path, name: TopicPartition, offset: int, without: str)
         written.write_text(format_offsets_as_checkpoint(known | {(name.topic, name.partition): offset}), encoding="utf-8")
         written.replace(path)
     except OSError as error:
-        hint = f"A broker needs the line {name.topic} {name.partition} {offset} in it, or {without}"
+        hint = f"A broker needs the line {name.topic} {name.partition} {offset} in it, or {consequence}"
         raise UsageError(f"cannot write {path}: {error.strerror}", hint=hint) from error

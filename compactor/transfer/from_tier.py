@@ -20,11 +20,11 @@ from compactor.local.spool import process_spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.compaction import disk_budget_bytes
-from compactor.transfer.cleaned import check_not_cleaned
+from compactor.transfer.cleaned import require_not_cleaned_beyond
 from compactor.transfer.export import download_segment_files
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions, ImportProgress, ImportReport, ImportResources
-from compactor.transfer.import_root import PartitionImport, import_partitions, topic_filter
+from compactor.transfer.import_root import PartitionImport, import_partitions, topic_name_filter
 from compactor.transfer.incarnations import find_incarnation
 from compactor.transfer.log_directory import log_path
 from compactor.transfer.seam import find_divergence
@@ -40,7 +40,7 @@ def partitions_to_import(source: Tier, topics: str | None) -> list[TopicPartitio
 
     :param topics: a regular expression for whole topic names; None for all. Raises UsageError if it is invalid.
     """
-    wanted = topic_filter(topics)
+    wanted = topic_name_filter(topics)
     return [name for name in source.current_partitions() if wanted(name)]
 
 
@@ -61,14 +61,14 @@ def import_tier(
         raise UsageError(f"both configurations name the tier at {target.ports.layout.url}", hint="--config is where the segments go")
     threads = target.settings.daemon.threads
 
-    def import_one(name: TopicPartition, origin: Tier, company: ImportResources) -> ImportReport:
-        return _PartitionTransfer(origin, target, name, options, company, threads).transfer_partition()
+    def import_one(name: TopicPartition, origin: Tier, shared: ImportResources) -> ImportReport:
+        return _PartitionTransfer(origin, target, name, options, shared, threads).transfer_partition()
 
     return import_partitions(target, [(name, source) for name in names], import_one, parallel=threads, on_partition=on_partition)
 
 
 class _PartitionTransfer:
-    """Import of one partition from another tier, by downloading its segments. threads: number of imports that share the disk budget."""
+    """Import of one partition from another tier by downloading its segments. threads: number of imports that share the disk budget."""
 
     def __init__(
         self,
@@ -76,10 +76,10 @@ class _PartitionTransfer:
         target: Tier,
         name: TopicPartition,
         options: ImportOptions,
-        company: ImportResources,
+        shared: ImportResources,
         threads: int,
     ) -> None:
-        self._source, self._target, self._name, self._company = source, target, name, company
+        self._source, self._target, self._name, self._company = source, target, name, shared
         # In a compactor-managed tier, offsets are only missing because a round removed them: the fold refuses other gaps.
         self._options = replace(options, gaps=options.gaps or source.kind.describes_segments, older=False, may_be_empty=True)
         cleaner = target.settings.cleaner_for(name.topic)
@@ -89,6 +89,7 @@ class _PartitionTransfer:
         self._firsts: dict[str, int] = {}
 
     def transfer_partition(self) -> ImportReport:
+        """Import what the target does not have yet, a few segments at a time, and return the sum of what was added."""
         for attempt in range(MAX_TRANSFER_ATTEMPTS):
             try:
                 with tempfile.TemporaryDirectory(prefix="transfer-", dir=process_spool_folder(self._target.state_dir)) as scratch:
@@ -117,7 +118,9 @@ class _PartitionTransfer:
             # Up to this offset the target keeps its data; segments after it are new.
             kept = mine.end_offset if diverged is None else min(mine.end_offset, diverged.offset - 1)
             if not checked and not _is_interrupted_transfer(mine, theirs):
-                check_not_cleaned(self._name, kept + 1, clean, cleaner="the other tier's compactor", where=self._source.ports.layout.url)
+                require_not_cleaned_beyond(
+                    self._name, kept + 1, clean, cleaner="the other tier's compactor", source_name=self._source.ports.layout.url
+                )
             checked = True
             # An empty partition begins with the segment that contains the log start, or with the newest one if all records are
             # deleted.
@@ -139,15 +142,14 @@ class _PartitionTransfer:
                     hint="See `verify` of the other tier",
                 )
 
-    def _find_incarnation(self, theirs: PartitionState) -> TopicPartition:
-        """Return the partition in the target tier, with its topic id (incarnation), to which the other tier's log belongs.
-
-        Raises BadData.
+    def _find_incarnation(self, source_state: PartitionState) -> TopicPartition:
+        """Return the topic incarnation in the target tier to which the other tier's log belongs, by topic id. Raises BadData if there is
+        none and none may be opened.
         """
         mine = self._target.open(self._target.current(self._name)).refresh_and_check_gaps()
-        same = {batch.digest for batch in theirs.tail}.intersection(batch.digest for batch in mine.tail)
+        same = {batch.digest for batch in source_state.tail}.intersection(batch.digest for batch in mine.tail)
         where = self._source.ports.layout.url
-        return find_incarnation(self._target, mine, theirs.topic_id, where, self._options.opening, lambda: len(same))
+        return find_incarnation(self._target, mine, source_state.topic_id, where, self._options.opening, lambda: len(same))
 
     def _download_segments(self, segments: Sequence[RemoteLogSegmentMetadata], last_kept_offset: int, folder: Path) -> int:
         """Download segments into the folder, as far as there is space, and return their number. First come those at the offset where the
@@ -179,6 +181,7 @@ class _PartitionTransfer:
         return count
 
     def _log_key(self, segment: RemoteLogSegmentMetadata) -> str:
+        """Return the object key of a segment's log in the source tier."""
         return self._source.ports.layout.object_name(self._name, segment, "log")
 
     def _sum_of_reports(self) -> ImportReport:
@@ -199,9 +202,10 @@ class _PartitionTransfer:
 
 
 def _first_offset_needed(state: PartitionState, last_kept_offset: int) -> int:
-    """Return the offset from which the other tier's segments must be downloaded. It is that of the first batch in the tail (the tier's last
-    batches, by which the log is recognised), else the tier's end. If the end is to be cut, it is the start of the segment that
-    contains the last offset that stays, because its records are compared.
+    """Return the offset from which the other tier's segments must be downloaded.
+
+    This is the first batch of the tail (the target's last batches, by which the log is recognised), or else the target's end. If the
+    target's end is to be cut, it is the start of the segment that contains the last offset that stays, because its records are compared.
 
     :param last_kept_offset: last offset of the target that stays as it is.
     """
@@ -210,20 +214,20 @@ def _first_offset_needed(state: PartitionState, last_kept_offset: int) -> int:
     return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
 
 
-def _is_interrupted_transfer(state: PartitionState, theirs: PartitionState) -> bool:
-    """Return whether an interrupted transfer has left the target's state: its segments have the digests of the first segments of the other
-    tier. Segments that either tier has deleted from the front are not compared.
+def _is_interrupted_transfer(state: PartitionState, source_state: PartitionState) -> bool:
+    """Return whether the target's state is that of an interrupted transfer from the same tier: its segments have the digests of the
+    source's first segments. Segments that either tier has deleted from the front are not compared.
     """
-    first = max(state.start_offset, theirs.start_offset)
-    live = ([segment for segment in one.live if segment.end_offset >= first] for one in (state, theirs))
+    first = max(state.start_offset, source_state.start_offset)
+    live = ([segment for segment in one.live if segment.end_offset >= first] for one in (state, source_state))
     mine, other = ([(s.start_offset, s.end_offset, s.files["log"].sha256) for s in segments] for segments in live)
     return mine == other[: len(mine)] and all(digest for _, _, digest in mine) and bool(mine or not state.has_segments)
 
 
-def _delete_downloaded_segments_below(folder: Path, first: int) -> None:
-    """Delete the downloaded segments that begin before ``first``: the tier has them by now, and the offset at which the log continues
+def _delete_downloaded_segments_below(folder: Path, offset: int) -> None:
+    """Delete the downloaded segments that begin before ``offset``: the tier has them by now, and the offset at which the log continues
     the tier (the seam) is after them.
     """
     for path in list(folder.iterdir()):
-        if int(path.name[:20]) < first:
+        if int(path.name[:20]) < offset:
             path.unlink()

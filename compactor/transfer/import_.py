@@ -35,7 +35,7 @@ from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import ProducerStates
 from compactor.round.sources import read_producers_at_end
-from compactor.transfer.cleaned import CLEANED, check_not_cleaned, cleaner_offset, log_start_offset
+from compactor.transfer.cleaned import CLEANED, read_broker_cleaner_offset, read_broker_log_start, require_not_cleaned_beyond
 from compactor.transfer.import_options import ImportOptions, ImportProgress, ImportReport, ImportResources
 from compactor.transfer.incarnations import check_not_superseded, find_incarnation
 from compactor.transfer.intake import ArrivingSegments, add_segments
@@ -46,6 +46,7 @@ from compactor.transfer.log_directory import (
     CheckSettings,
     FutureSegment,
     LogPiece,
+    add_staged_epochs,
     check_lineage_matches_batches,
     check_no_gaps,
     check_orphaned_indexes,
@@ -56,7 +57,6 @@ from compactor.transfer.log_directory import (
     lineage_from_batches,
     read_epoch_checkpoint,
     tail_batches,
-    with_staged_epochs,
 )
 from compactor.transfer.log_identity import IdentityCheck, create_identity_check
 from compactor.transfer.seam import (
@@ -67,16 +67,16 @@ from compactor.transfer.seam import (
     check_gap,
     check_tail_batches,
     compare_records,
+    describe_refused_files,
+    fill_lineage_gap,
     find_divergence,
     find_divergence_outside_gaps,
     list_log_segments,
+    make_position_check,
     open_listed_segments,
-    pieces_after,
-    pieces_before,
-    pieces_below,
-    position_check,
-    refused_files,
-    skip_gap,
+    pieces_after_offset,
+    pieces_before_offset,
+    pieces_below_offset,
 )
 from compactor.transfer.segment_upload import SegmentUpload, UploadSettings, check_free_space
 from compactor.transfer.staged import TierEnd
@@ -100,24 +100,24 @@ def import_directory(
     policy: CleanerPolicy,
     progress: ImportProgress | None = None,
     options: ImportOptions | None = None,
-    company: ImportResources | None = None,
+    shared: ImportResources | None = None,
 ) -> ImportReport:
-    """Import the segments of a log directory that the tier does not have.
+    """Import the segments of a log directory that the tier does not have, and return what was added.
 
     :param policy: the topic's cleaner settings.
-    :param company: shared resources if several imports run in this process.
+    :param shared: resources shared with other imports of this process; None if there are no others.
     :raises UsageError: if it is not a readable log directory, or the partition was deleted and ``options.refill`` is False.
-    :raises BadData: if a segment is corrupt, there is a gap, or it is another log or has a discarded tail. The tier is unchanged.
+    :raises BadData: if a segment is corrupt, there is a gap, or the directory has another log or a discarded tail. The tier is unchanged.
     :raises Fenced: if the import was voided because it paused too long.
     :raises StoreError: if the store fails. The next attempt finds uploaded objects again, or a sweep deletes them.
     """
     options = options or ImportOptions()
     name = tier.current(name)
     log = tier.open(name)
-    company = company or ImportResources(tier.settings.daemon.threads, lambda log: tier.changes.publish([log]))
+    shared = shared or ImportResources(tier.settings.daemon.threads, lambda log: tier.changes.publish([log]))
     with directory_errors_as_usage_errors(log_dir), ExitStack() as stack:
         held = options.held or stack.enter_context(closing(HeldFiles(log_dir)))
-        work = _DirectoryImport(tier, log_dir, name, policy, progress or ImportProgress(), options, log, company, held)
+        work = _DirectoryImport(tier, log_dir, name, policy, progress or ImportProgress(), options, log, shared, held)
         for _ in range(MAX_IMPORT_ATTEMPTS if options.live else 0):
             try:
                 return work.import_once()
@@ -153,6 +153,7 @@ class _DirectoryImport:
     telling: threading.Lock = field(default_factory=threading.Lock)
 
     def import_once(self) -> ImportReport:
+        """Import what is new in the directory, and return what was added. Raises as ``import_directory``."""
         # Read before the directory is listed, and again before anything becomes readable: a topic recreated in between has another id.
         self.identity = create_identity_check(self.tier, self.log, self.log_dir, self.options.topic_id)
         found = list_log_segments(self.log_dir, live=self.options.live)
@@ -167,9 +168,9 @@ class _DirectoryImport:
             return self.import_once()
         self._require_refill_allowed(state)
         self.identity.settled |= not state.has_segments and not state.topic_id
-        self.rewritten = max(self.options.rewritten, cleaner_offset(self.log_dir, self.name))
+        self.rewritten = max(self.options.rewritten, read_broker_cleaner_offset(self.log_dir, self.name))
         first = not state.has_segments and state.log_start_offset is None
-        self.log_start = max(self.options.log_start, log_start_offset(self.log_dir, self.name)) if first else 0
+        self.log_start = max(self.options.log_start, read_broker_log_start(self.log_dir, self.name)) if first else 0
         diverged = self._find_acceptable_divergence(found, state)
         found = self.whole = self._add_staged_files(found, state, diverged)
         if diverged is not None and diverged.offset <= state.end_offset:
@@ -208,18 +209,21 @@ class _DirectoryImport:
             return self.log_start
         return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
 
-    def _add_staged_files(self, found: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
-        """Add the files that the broker has staged for deletion, between the end that the tier has or will have and the live log."""
+    def _add_staged_files(self, listing: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
+        """Return the listing together with the files that the broker has staged for deletion, as far as they lie between the tier's end
+        (after a cut at ``diverged``) and the live log.
+        """
         if not self.options.live:
-            return found
+            return listing
         position = state.end_offset + 1 if diverged is None else min(diverged.offset, state.end_offset + 1)
         lineage = state.lineage if diverged is None else truncate_lineage_at(state.lineage, diverged.offset)
         tier_end = TierEnd(position if state.has_segments else None, lineage)
         return add_staged_files(
-            found, self.held, self.options.staged_problem, self.policy, tier_end, cleaner_offset(self.log_dir, self.name)
+            listing, self.held, self.options.staged_problem, self.policy, tier_end, read_broker_cleaner_offset(self.log_dir, self.name)
         )
 
     def _require_refill_allowed(self, state: PartitionState) -> None:
+        """Raise UsageError if the partition was deleted from the tier and ``options.refill`` does not allow to start it again."""
         if state.deleted_slot and not self.options.refill:
             raise UsageError(
                 f"{self.name} was deleted from the tier and is not filled again by itself", hint="`import` its log directory again"
@@ -228,23 +232,28 @@ class _DirectoryImport:
     # --- at the end ---
 
     def _add_batches_after_end(
-        self, found: SegmentListing, part: SegmentListing, state: PartitionState, diverged: Divergence | None
+        self, listing: SegmentListing, part: SegmentListing, state: PartitionState, diverged: Divergence | None
     ) -> bool:
-        """Add the batches of a part of the listing that lie after the tier's end. Return whether the bound (``options.below``) was reached.
+        """Import the batches in a part of the listing that lie after the tier's end. Return whether the bound (``options.below``) was
+        reached.
 
-        :param found: the whole listing.
-        :param part: the part to add.
-        :param state: the state for which the part was chosen; the import is refused if the log changed since.
+        :param listing: all segments of the directory.
+        :param part: the segments to add.
+        :param state: the tier's state for which the part was chosen; the import is refused if the control log has changed since.
         :param diverged: an epoch that the tier expects after its end, and that a later leader has disowned; None if there is none.
         """
         sources = self._open_sources(part)
         given = self._checkpoint_lineage(sources)
-        same = state.has_segments and check_tail_batches(state, sources, rewritten=self.rewritten)
+        same = state.has_segments and check_tail_batches(state, sources, compacted_below=self.rewritten)
         self.compared += same
         if state.has_segments and not same:
-            self._compare_last_records(found, state)
-        pieces = pieces_after(self.log_dir, sources, state.end_offset) if state.has_segments else pieces_after(self.log_dir, sources, -1)
-        bounded = pieces_below(pieces, self.options.below)
+            self._compare_last_records(listing, state)
+        pieces = (
+            pieces_after_offset(self.log_dir, sources, state.end_offset)
+            if state.has_segments
+            else pieces_after_offset(self.log_dir, sources, -1)
+        )
+        bounded = pieces_below_offset(pieces, self.options.below)
         reached, pieces = len(bounded) < len(pieces), bounded
         if not any(piece.source.size for piece in pieces):
             empty = len(sources) == len(self.whole.bases) and not any(source.size for source in sources)
@@ -258,17 +267,21 @@ class _DirectoryImport:
         found_members = form_segments(self.log_dir, checked, read_producers_at_end(self.tier.ports.layout, state))
         known = state.lineage if diverged is None else truncate_lineage_at(state.lineage, diverged.offset)
         self._upload_and_record(
-            found_members, self._data_recorded_with_segments(found_members, known, given, fits=position_check(state, self.log_dir)), known
+            found_members,
+            self._data_recorded_with_segments(found_members, known, given, fits=make_position_check(state, self.log_dir)),
+            known,
         )
         return reached
 
-    def _data_recorded_with_segments(self, found: Sequence[FutureSegment], known: Lineage, given: Lineage, **more: Any) -> ArrivingSegments:
+    def _data_recorded_with_segments(
+        self, found: Sequence[FutureSegment], tier_lineage: Lineage, log_lineage: Lineage, **more: Any
+    ) -> ArrivingSegments:
         """Return the data that is recorded together with new segments. The lineage (leader epochs with their first offsets) is the given
         one, else the known one with the epochs of the new
         batches.
         """
         sources = [member.source for member in found]
-        lineage = given or extend_lineage(known, lineage_from_batches(sources) if sources else ())
+        lineage = log_lineage or extend_lineage(tier_lineage, lineage_from_batches(sources) if sources else ())
         more |= {
             "listed": self._add_partition_to_catalog,
             "noted": self._publish_catalog_change,
@@ -277,120 +290,142 @@ class _DirectoryImport:
         return ArrivingSegments(lineage, tail_batches(sources, TAIL), topic_id=self.identity.given_id, **more)
 
     def _checkpoint_lineage(self, sources: Sequence[SourceSegment]) -> Lineage:
-        """Return the leader epochs in the directory's checkpoint file, if any. Raises BadData if batches of ``sources`` contradict them."""
+        """Return the leader epochs in the directory's checkpoint file, or an empty lineage if there is none. Raises BadData if batches of
+        ``sources`` contradict it.
+        """
         given = self.options.lineage or read_epoch_checkpoint(self.log_dir)
         if given:
             check_lineage_matches_batches(self.log_dir / CHECKPOINT, given, sources)
         for gap in self.gaps_met:
-            given = skip_gap(given, self.log.state.lineage, *gap)
-        return with_staged_epochs(given, sources)
+            given = fill_lineage_gap(given, self.log.state.lineage, *gap)
+        return add_staged_epochs(given, sources)
 
-    def _open_sources(self, found: SegmentListing) -> list[SourceSegment]:
-        return open_listed_segments(found, self.policy, live=self.options.live)
+    def _open_sources(self, listing: SegmentListing) -> list[SourceSegment]:
+        """Return the listed segments with their batch tables. Raises BadData."""
+        return open_listed_segments(listing, self.policy, live=self.options.live)
 
-    def _split_listing(self, found: SegmentListing) -> Iterator[SegmentListing]:
+    def _split_listing(self, listing: SegmentListing) -> Iterator[SegmentListing]:
         """Yield the listing in parts that may be open at the same time. Parts of a live log are held in memory and therefore small."""
-        return found.split_by_size(LIVE_BYTES) if self.options.live else iter([found] if found.bases else [])
+        return listing.split_by_size(LIVE_BYTES) if self.options.live else iter([listing] if listing.bases else [])
 
     def _lock_of_large_imports(self, part: SegmentListing) -> AbstractContextManager[object]:
+        """Return the lock to hold while these segments are imported, so that only one large import runs at a time; for a small part, a lock
+        that nobody else uses.
+        """
         return self.company.large if part.size_bytes > LARGE_BYTES else nullcontext()
 
     # --- whether it is the same log ---
 
-    def _find_acceptable_divergence(self, found: SegmentListing, state: PartitionState) -> Divergence | None:
-        """Return where a later leader has discarded data of the tier, or None. Raises BadData if the tier may not discard it, too."""
+    def _find_acceptable_divergence(self, listing: SegmentListing, state: PartitionState) -> Divergence | None:
+        """Return the offset from which a later leader has discarded data of the tier, as a Divergence, or None. Raises BadData if the
+        options do not allow the tier to discard the data, too.
+        """
         if not state.has_segments:
             return None
         lineage = partial(self._checkpoint_lineage, [])
         if given := lineage():
             # A leader writes an epoch's entry before its first batch, so the log reaches at least the last entry.
-            end = max(self._end_offset_of_sealed_segments(found), given[-1].start_offset)
+            end = max(self._end_offset_of_sealed_segments(listing), given[-1].start_offset)
             diverged = find_divergence_outside_gaps(state, lineage, end, self._open_tier_segment, self.gaps_met)
         else:
-            diverged = find_divergence(state, *self._read_batch_lineage(found.from_offset(self._first_offset_needed(state))))
+            diverged = find_divergence(state, *self._read_batch_lineage(listing.from_offset(self._first_offset_needed(state))))
             if diverged is not None and diverged.newer:
-                diverged = find_divergence(state, *self._read_batch_lineage(found))  # it may lie before the segments that were opened
+                diverged = find_divergence(state, *self._read_batch_lineage(listing))  # it may lie before the segments that were opened
             elif diverged is not None and check_tail_batches(
-                state, self._open_sources(found.from_offset(self._first_offset_needed(state)))
+                state, self._open_sources(listing.from_offset(self._first_offset_needed(state)))
             ):
                 return None  # epochs that only batches show may be out of order (v0 and v1 have none); equal batches are better evidence
         if diverged is None or (diverged.newer and diverged.offset > state.end_offset):
             return diverged
         if not (diverged.newer and self.options.accept_truncation) or diverged.offset <= state.log_start:
-            self._check_tail_below(found, state, diverged.offset)  # if it is another log, the error says so
-            for part in self._split_listing(found.from_offset(self._first_offset_needed(state))):
+            self._check_tail_below(listing, state, diverged.offset)  # if it is another log, the error says so
+            for part in self._split_listing(listing.from_offset(self._first_offset_needed(state))):
                 self._checkpoint_lineage(self._open_sources(part))  # nor is a checkpoint believed that its own batches contradict
             raise diverged.refusal_error(state, self.log_dir)
         return diverged
 
-    def _end_offset_of_sealed_segments(self, found: SegmentListing) -> int:
-        """Return the exclusive end of the directory's log, as far as it consists of sealed segments."""
-        if found.end is not None:
-            return found.end
-        for base in reversed(found.bases):
-            (source,) = self._open_sources(found.from_offset(base).before_offset(base + 1))
+    def _end_offset_of_sealed_segments(self, listing: SegmentListing) -> int:
+        """Return the end offset (exclusive) of the directory's log without the active segment."""
+        if listing.end is not None:
+            return listing.end
+        for base in reversed(listing.bases):
+            (source,) = self._open_sources(listing.from_offset(base).before_offset(base + 1))
             if source.size:
                 return int(source.table.last_offset[-1]) + 1
         return 0
 
-    def _read_batch_lineage(self, found: SegmentListing) -> tuple[Lineage, int]:
-        """Return the leader epochs that the batches of these segments bear (their lineage), and the exclusive end of the segments."""
+    def _read_batch_lineage(self, listing: SegmentListing) -> tuple[Lineage, int]:
+        """Return the leader epochs with their first offsets (lineage) that the batches of these segments bear, and the end offset
+        (exclusive) of the segments.
+        """
         lineage, end = Lineage(), 0
-        for part in self._split_listing(found):
+        for part in self._split_listing(listing):
             filled = [source for source in self._open_sources(part) if source.size]
             lineage = extend_lineage(lineage, lineage_from_batches(filled))
             end = int(filled[-1].table.last_offset[-1]) + 1 if filled else end
         return lineage, end
 
     def _check_broker_cleaner(self, position: int) -> None:
-        """Raise BadData if the broker's cleaner has passed the offset at which the directory would continue the tier.
-
-        :param position: that offset. Data that this import has added itself is disregarded, unless the cleaner ran in between.
+        """Raise BadData if the broker's cleaner has cleaned beyond ``position``, the offset at which the directory would continue the tier.
+        Data that this import has added itself is disregarded, unless the cleaner ran in between.
         """
-        cleaned = cleaner_offset(self.log_dir, self.name)
+        cleaned = read_broker_cleaner_offset(self.log_dir, self.name)
         if self.cleaned is None or cleaned > self.cleaned:
             where = str(self.log_dir.parent / CLEANED)
-            check_not_cleaned(self.name, position, cleaned, cleaner="the broker's own cleaner", where=where)
+            require_not_cleaned_beyond(self.name, position, cleaned, cleaner="the broker's own cleaner", source_name=where)
         self.cleaned = cleaned if self.cleaned is None else self.cleaned
 
-    def _compare_last_records(self, found: SegmentListing, state: PartitionState) -> None:
-        """Raise BadData if the directory, which has none of the batches that identify the log, has other last records than the tier."""
-        if self.options.older and self._end_offset_of_sealed_segments(found) <= state.end_offset + 1:
-            self._compare_records(found, state, self._end_offset_of_sealed_segments(found))
+    def _compare_last_records(self, listing: SegmentListing, state: PartitionState) -> None:
+        """Compare the last records that the tier and the directory have. Raises BadData if one differs. Called where the directory has none
+        of the batches that identify the log.
+        """
+        if self.options.older and self._end_offset_of_sealed_segments(listing) <= state.end_offset + 1:
+            self._compare_records(listing, state, self._end_offset_of_sealed_segments(listing))
 
-    def _check_tail_below(self, found: SegmentListing, state: PartitionState, offset: int) -> bool:
-        """Return whether the directory has, below an offset, any of the tier's last batches (the tail). Raises BadData if one differs."""
+    def _check_tail_below(self, listing: SegmentListing, state: PartitionState, offset: int) -> bool:
+        """Return whether the directory has, below ``offset``, any of the tier's last imported batches (the tail). Raises BadData if one of
+        them differs.
+        """
         known = [batch for batch in state.tail if self.rewritten <= batch.last_offset < offset]
-        sources = self._open_sources(found.before_offset(offset).from_offset(known[0].base_offset)) if known else []
+        sources = self._open_sources(listing.before_offset(offset).from_offset(known[0].base_offset)) if known else []
         return check_tail_batches(state, sources, offset, self.rewritten)
 
-    def _compare_records(self, found: SegmentListing, state: PartitionState, below: int) -> int:
+    def _compare_records(self, listing: SegmentListing, state: PartitionState, end_offset: int) -> int:
+        """Compare the last records below ``end_offset`` that the tier and the directory have, and return how many are equal. Raises BadData
+        if one differs.
+        """
         limit = self.policy.max_decompressed_batch_bytes
-        return compare_records(state, found, self._open_tier_segment, self._open_sources, limit, below=below, rewritten=self.rewritten)
+        return compare_records(
+            state, listing, self._open_tier_segment, self._open_sources, limit, end_offset=end_offset, compacted_below=self.rewritten
+        )
 
-    def _compare_records_below(self, bound: int) -> int:
-        return self._compare_records(self.whole, self.log.state, min(bound, self._end_offset_of_sealed_segments(self.whole)))
+    def _compare_records_below(self, end_offset: int) -> int:
+        return self._compare_records(self.whole, self.log.state, min(end_offset, self._end_offset_of_sealed_segments(self.whole)))
 
     def _try_to_settle_identity(self) -> None:
-        """Find out whether a directory without new data has the tier's log; if not, note that its next segment will be refused."""
+        """Determine whether a directory without new data has the tier's log. If that is not possible, note in the report that its next
+        segment will be refused.
+        """
         if self.log.state.has_segments and not self.identity.try_to_settle_identity(self.compared, self._compare_records_below):
             self.notes.append(self.identity.adoption_note())
 
     # --- a truncated log ---
 
-    def _replace_discarded_end(self, found: SegmentListing, state: PartitionState, diverged: Divergence) -> None:
+    def _replace_discarded_end(self, listing: SegmentListing, state: PartitionState, diverged: Divergence) -> None:
         """Replace data that the broker has discarded by the first segments of its new branch, after all of the branch was read and
         checked.
         """
         offset, end = diverged.offset, state.end_offset
-        same: int = self._check_tail_below(found, state, offset)
-        self.identity.settle_identity(same, self._compare_records_below, bound=offset)
+        same: int = self._check_tail_below(listing, state, offset)
+        self.identity.settle_identity(same, self._compare_records_below, cut_offset=offset)
         loss = self.options.accept_loss
-        self.notes += diverged.check_start(state, self.log_dir, lambda: same or self._compare_records_below(offset), accept_loss=loss)
-        branch = found.from_offset(offset)
+        self.notes += diverged.require_equal_before(
+            state, self.log_dir, lambda: same or self._compare_records_below(offset), accept_loss=loss
+        )
+        branch = listing.from_offset(offset)
         with self._lock_of_large_imports(branch):
             checked = self._check_branch(branch, state, offset)
-            check_position = position_check(state, self.log_dir)
+            check_position = make_position_check(state, self.log_dir)
             check_position(self.log.refresh())
             self.notes += undo_rounds_beyond(self.tier, self.log, offset, str(self.log_dir / CHECKPOINT), accept_loss=loss)
             check_position(self.log.state)  # another import may have cut the log
@@ -407,13 +442,13 @@ class _DirectoryImport:
         for part in self._split_listing(branch):
             sources = self._open_sources(part)
             self._checkpoint_lineage(sources)
-            pieces = pieces_after(self.log_dir, sources, offset - 1)
+            pieces = pieces_after_offset(self.log_dir, sources, offset - 1)
             if not any(piece.source.size for piece in pieces):
                 continue
             count = 0
             if first is None:
                 pieces = self._require_no_gap(state, offset - 1, pieces)
-                count = len(pieces_below(pieces, self.options.below))
+                count = len(pieces_below_offset(pieces, self.options.below))
                 first = self._check_pieces(pieces[:count]) if any(piece.source.size for piece in pieces[:count]) else []
             check_pieces(pieces[count:], CheckSettings(self.policy.max_decompressed_batch_bytes, self.company.threads))
             if not self.options.gaps:
@@ -421,10 +456,10 @@ class _DirectoryImport:
             last = [pieces[-1].source]
         return first or []
 
-    def _cut_end_and_add_branch(self, checked: Sequence[CheckedPiece], given: Lineage, offset: int, scratch: Path) -> None:
+    def _cut_end_and_add_branch(self, checked: Sequence[CheckedPiece], log_lineage: Lineage, offset: int, scratch: Path) -> None:
         """Cut the tier's end and add the first segments of the new branch, in one record.
 
-        :param given: lineage of the new branch.
+        :param log_lineage: lineage of the new branch.
         :param offset: first offset that is discarded.
         :param scratch: a temporary folder.
         """
@@ -440,8 +475,8 @@ class _DirectoryImport:
         known = truncate_lineage_at(state.lineage, start)
         voided = tuple(segment.id for segment in state.live[place:])
         body = TailTruncated(cut_id="", offset=Offset(start), voided=voided, accept_loss=self.options.accept_loss)
-        given = with_staged_epochs(given, [one.piece.source for one in checked])
-        self._upload_and_record(found, self._data_recorded_with_segments(found, known, given, cut=body), known, head)
+        log_lineage = add_staged_epochs(log_lineage, [one.piece.source for one in checked])
+        self._upload_and_record(found, self._data_recorded_with_segments(found, known, log_lineage, cut=body), known, head)
 
     @contextmanager
     def _open_tier_segment(self, segment: RemoteLogSegmentMetadata) -> Iterator[SourceSegment]:
@@ -461,23 +496,23 @@ class _DirectoryImport:
         first = pieces[0].source
         if not state.has_segments or first.base == end + 1:
             return pieces
-        check_gap(state, end, first, self.options.fetched_from, self.held.refusals, gaps=self.options.gaps)
+        check_gap(state, end, first, self.options.fetched_from, self.held.refusals, allow_gaps=self.options.gaps)
         self.notes.append(f"offsets {end + 1} to {first.base - 1} are missing in {self.name}, and stay so")
         return [replace(pieces[0], source=replace(first, base=end + 1)), *pieces[1:]]
 
     # --- before the beginning ---
 
-    def _add_segments_before_start(self, found: SegmentListing, state: PartitionState) -> None:
-        if not state.has_segments or not found.bases or found.bases[0] >= state.start_offset or not self.options.older:
+    def _add_segments_before_start(self, listing: SegmentListing, state: PartitionState) -> None:
+        if not state.has_segments or not listing.bases or listing.bases[0] >= state.start_offset or not self.options.older:
             return
-        if state.log_start_offset is not None or (found.end is not None and found.end < state.start_offset):
+        if state.log_start_offset is not None or (listing.end is not None and listing.end < state.start_offset):
             return  # what lies there was deleted, or the active segment has offsets that would be passed over
         problem = ordering.compacted_problem(state)
         if problem:
-            self.too_late = f"offsets {found.bases[0]} to {state.start_offset - 1} cannot be added before what the tier has: {problem}"
+            self.too_late = f"offsets {listing.bases[0]} to {state.start_offset - 1} cannot be added before what the tier has: {problem}"
             return
-        part = found.before_offset(state.start_offset)
-        pieces = pieces_before(self.log_dir, self._open_sources(part), state.start_offset)
+        part = listing.before_offset(state.start_offset)
+        pieces = pieces_before_offset(self.log_dir, self._open_sources(part), state.start_offset)
         if not any(piece.source.size for piece in pieces):
             return
         given = self._checkpoint_lineage([piece.source for piece in pieces])
@@ -511,6 +546,7 @@ class _DirectoryImport:
     # --- both ---
 
     def _check_pieces(self, pieces: Sequence[LogPiece]) -> list[CheckedPiece]:
+        """Read and check every byte of these parts of segment files, and return them with their digests. Raises BadData."""
         sources = [piece.source for piece in pieces]
         size = sum(source.size for source in sources)
         self.progress.at("checking", size)
@@ -545,11 +581,11 @@ class _DirectoryImport:
         return self.key_to_be
 
     def _upload_and_record(
-        self, found: list[FutureSegment], arrival: ArrivingSegments, known: Lineage, head: FutureSegment | None = None
+        self, found: list[FutureSegment], arrival: ArrivingSegments, tier_lineage: Lineage, head: FutureSegment | None = None
     ) -> None:
         """Upload segments and record them in the control log.
 
-        :param known: the tier's lineage, as far as the segments continue it.
+        :param tier_lineage: the tier's lineage, as far as the segments continue it.
         :param head: what a truncation leaves of a segment of the tier; it is not reported as added.
         """
         # The broker's cleaner may have run while the segments were read.
@@ -561,7 +597,7 @@ class _DirectoryImport:
             tier.catalog.refresh()
         self.progress.at("uploading", sum(member.source.size for member in found))
         sidecars = tier.sidecars(self.name) if tier.cleaner_for(self.name.topic).bloom else None
-        lineage = restore_removed_epochs(known, arrival.lineage)
+        lineage = restore_removed_epochs(tier_lineage, arrival.lineage)
         how = UploadSettings(tier, self.name, self.policy, self.company.threads, sidecars, self._report_progress)
         incoming = [
             SegmentUpload(how, member, lineage, self.identity.check_directory_unchanged) for member in ([head, *found] if head else found)
@@ -569,21 +605,25 @@ class _DirectoryImport:
         if add_segments(tier.ports, self.log, incoming, replace(arrival, at_once=self.company.threads)):
             self.done += found
 
-    def _report_progress(self, size: int) -> None:
+    def _report_progress(self, byte_count: int) -> None:
+        """Report that so many bytes are done to the progress callback."""
         with self.telling:
-            self.progress.advance(size)
+            self.progress.advance(byte_count)
 
     def _add_partition_to_catalog(self) -> None:
+        """Record the partition in the catalog, if it is not there yet."""
         if str(self.name) not in self.tier.catalog.state.partitions:
             self.company.note_change(self.log)
             check_not_superseded(self.tier, self.log.state, self.identity.given_id, self.identity.metadata_path)
 
     def _publish_catalog_change(self) -> None:
+        """Record in the catalog that the partition's control log has grown."""
         self.company.note_change(self.log)
 
     def _build_import_report(self) -> ImportReport:
+        """Return the report about all segments that this import has added."""
         state = self.log.state
-        self.notes += refused_files(self.held.refusals)
+        self.notes += describe_refused_files(self.held.refusals)
         if not self.done:
             return ImportReport(0, 0, state.end_offset + 1, state.end_offset, tuple(self.notes))
         taken = [member for member in self.done if member.source.name.endswith(DELETED)]

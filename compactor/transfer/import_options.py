@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from checkpoint.lineage import Lineage
 from compactor.constants import TopicId
 from compactor.control.logs import PartitionLog
-from compactor.transfer.incarnations import UNKNOWN_TOPIC_ID, OpeningRule
+from compactor.transfer.incarnations import UNKNOWN_TOPIC_ID, IncarnationOpeningRule
 from compactor.transfer.staged import StagedFile
 from compactor.transfer.staged_files import HeldFiles
 
@@ -51,7 +51,7 @@ class ImportOptions:
     log_start: int = 0
     held: HeldFiles | None = None
     staged_problem: Callable[[StagedFile], str] = lambda file: ""
-    opening: OpeningRule = UNKNOWN_TOPIC_ID
+    opening: IncarnationOpeningRule = UNKNOWN_TOPIC_ID
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class ImportReport:
 
 @dataclass(frozen=True)
 class ImportProgress:
-    """Functions that an import calls to report its progress. at: called at the start of a step with its name and its number of bytes.
-    advance: called with a number of bytes when they are done.
+    """Functions that an import calls to report its progress. at: called at the start of a step with the name of the step and its number of
+    bytes. advance: called with the number of bytes that were done since the last call.
     """
 
     at: Callable[[str, int], None] = lambda step, size: None

@@ -29,11 +29,7 @@ _SEGMENT = re.compile(r"\d{20}\.log")
 
 @dataclass(frozen=True)
 class PartitionImport:
-    """Result of importing one partition.
-
-    report: None if the import failed.
-    error: why it failed; None if it did not.
-    """
+    """Result of importing one partition. report: what was added; None if the import failed. error: why it failed; None if it did not."""
 
     name: TopicPartition
     report: ImportReport | None
@@ -72,8 +68,8 @@ def partition_of_directory(log_dir: Path) -> TopicPartition | None:
         return None
 
 
-def topic_filter(topics: str | None) -> Callable[[TopicPartition], bool]:
-    """Return a filter for partitions by topic. Raises UsageError for an invalid expression.
+def topic_name_filter(topics: str | None) -> Callable[[TopicPartition], bool]:
+    """Return a function that tells whether a partition's topic matches. Raises UsageError for an invalid expression.
 
     :param topics: a regular expression for whole topic names; None for all.
     """
@@ -91,7 +87,7 @@ def list_partition_directories(root: Path, topics: str | None = None) -> list[tu
 
     :param topics: a regular expression for whole topic names; None for all. Raises UsageError if it is invalid.
     """
-    wanted = topic_filter(topics)
+    wanted = topic_name_filter(topics)
     found = [(name, path) for path in root.iterdir() if (name := partition_of_directory(path)) is not None and path.is_dir()]
     return sorted((name, path) for name, path in found if wanted(name) and name.topic != METADATA_LOG)
 
@@ -100,7 +96,7 @@ Source = TypeVar("Source")
 
 
 class CatalogChangeBatcher:
-    """Batches catalog records of several threads: changes that arrive while one record is written are written together in the next one."""
+    """Writer of catalog records for several threads: changes that arrive while one record is written are combined in the next one."""
 
     def __init__(self, publish: Callable[[Mapping[TopicPartition, int]], None]) -> None:
         self._say = publish
@@ -122,6 +118,7 @@ class CatalogChangeBatcher:
         reported.result()
 
     def _write_pending_changes(self) -> None:
+        """Write all changes that have arrived as one catalog record."""
         with self._changed:
             waiting, self._waiting = self._waiting, []
         try:
@@ -182,9 +179,9 @@ def import_root(
     """
     options = replace(options, may_be_empty=True)
 
-    def import_one(name: TopicPartition, path: Path, company: ImportResources) -> ImportReport:
+    def import_one(name: TopicPartition, path: Path, shared: ImportResources) -> ImportReport:
         policy = tier.cleaner_for(name.topic).cleaner_policy()
-        return import_directory(tier, path, name, policy, ImportProgress(), options, company)
+        return import_directory(tier, path, name, policy, ImportProgress(), options, shared)
 
     return import_partitions(
         tier, directories, import_one, parallel=IMPORTS_PER_THREAD * tier.settings.daemon.threads, on_partition=on_partition

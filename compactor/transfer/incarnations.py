@@ -30,30 +30,31 @@ AskTopicIds = Callable[[Sequence[str]], ClusterTopics]
 
 
 @dataclass(frozen=True)
-class OpeningRule:
-    """Sources that may confirm that a topic was deleted and created again, so that a new incarnation (log under a new topic id) is opened.
+class IncarnationOpeningRule:
+    """Sources that may confirm that a topic was deleted and created again, so that a new incarnation (log under a new topic id) may be
+    opened.
 
-    ask: asks the configured cluster; None if none is configured.
-    by_hand: a person has said so for everything that is imported.
+    ask: requests topic ids from the configured cluster; None if none is configured.
+    by_hand: whether a person has confirmed it for everything that is imported.
     """
 
     ask: AskTopicIds | None = None
     by_hand: bool = False
 
 
-UNKNOWN_TOPIC_ID = OpeningRule()
+UNKNOWN_TOPIC_ID = IncarnationOpeningRule()
 """Neither a cluster nor a person says that a topic was created again: another topic id is refused."""
 
 
 def find_incarnation(
-    tier: Tier, state: PartitionState, topic_id: TopicId, where: str, rule: OpeningRule, compare: Callable[[], int]
+    tier: Tier, state: PartitionState, topic_id: TopicId, id_source: str, rule: IncarnationOpeningRule, compare: Callable[[], int]
 ) -> TopicPartition:
     """Return the partition's incarnation (its log under one topic id) to which a log of this topic id belongs. That is the one of
     ``state``, or another one, which is opened if it is new.
 
     :param state: state of the partition's latest incarnation, just read from the control log.
     :param topic_id: topic id of the log; empty if unknown.
-    :param where: the file that contains the id.
+    :param id_source: the file that contains the id.
     :param compare: compares the last records that both logs have and returns how many are equal; raises BadData if one differs.
     :raises BadData: if the topic was superseded, or is another one and neither the cluster nor a person says that it is the new one.
     """
@@ -71,11 +72,11 @@ def find_incarnation(
     if verdict is TopicVerdict.CURRENT:
         return state.name
     if verdict is TopicVerdict.SUPERSEDED:
-        raise _superseded_error(state, topic_id or state.topic_id, former, where)
+        raise _superseded_error(state, topic_id or state.topic_id, former, id_source)
     if state.has_segments and _has_equal_records(compare):
-        raise other_topic_error(state, topic_id, where, "its records are the same as the tier's")
+        raise other_topic_error(state, topic_id, id_source, "its records are the same as the tier's")
     if verdict is TopicVerdict.OTHER:
-        _record_recreation(catalog, state, topic_id, where, rule, tier.ports.holder)
+        _record_recreation(catalog, state, topic_id, id_source, rule, tier.ports.holder)
     following = tier.open(partition_of_incarnation(state.topic, state.partition, state.incarnation + 1))
     if following.refresh().topic_id not in catalog.state.superseded.get(state.topic, {}):
         open_incarnation(following, topic_id, tier.ports.holder)
@@ -84,17 +85,18 @@ def find_incarnation(
     return following.state.name
 
 
-def check_not_superseded(tier: Tier, state: PartitionState, topic_id: TopicId, where: str) -> None:
-    """Raise BadData if the catalog, as last read, has this topic id as one that a later topic of the same name has replaced."""
+def check_not_superseded(tier: Tier, state: PartitionState, topic_id: TopicId, id_source: str) -> None:
+    """Raise BadData if the catalog, as last read, records that a later topic of the same name has replaced the one with this topic id."""
     former = tier.catalog.state.superseded.get(state.topic, {})
     if topic_id in former:
-        raise _superseded_error(state, topic_id, former, where)
+        raise _superseded_error(state, topic_id, former, id_source)
 
 
-def confirm_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicId], ask: AskTopicIds) -> None:
-    """Record which cluster has these topics, for those of which that is not recorded. Raises StoreError.
+def record_confirmed_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicId], ask: AskTopicIds) -> None:
+    """Record in the catalog which cluster has these topics, as far as that is not recorded yet. Raises StoreError.
 
-    :param topic_ids: ids of imported topics, by name. Those that the cluster does not have now under this name are left out.
+    :param topic_ids: ids of imported topics, by name. Topics that the cluster does not have now under this name and id are left out.
+    :param ask: requests topic ids from the cluster.
     """
     unknown = {topic: given for topic, given in topic_ids.items() if given and given not in catalog.state.topic_clusters}
     if not unknown:
@@ -103,6 +105,7 @@ def confirm_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicId], ask: A
     found = {topic: given for topic, given in unknown.items() if answer.topic_ids.get(topic) == given}
 
     def decide_record(state: CatalogState) -> TopicsConfirmed | None:
+        """Return the record to append to this state of the catalog, or None if everything is recorded."""
         new = {topic: given for topic, given in found.items() if given not in state.topic_clusters}
         return TopicsConfirmed(cluster_id=answer.cluster_id, topic_ids=new) if new and answer.cluster_id else None
 
@@ -111,7 +114,9 @@ def confirm_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicId], ask: A
 
 
 def _has_equal_records(compare: Callable[[], int]) -> bool:
-    """Return whether the last records that both logs have are equal. Raises BadData if they cannot be read: damage is no difference."""
+    """Return whether both logs have last records in common and these are equal. Raises BadData if they cannot be read, because damage is no
+    difference.
+    """
     try:
         return compare() > 0
     except BadData as error:
@@ -120,7 +125,9 @@ def _has_equal_records(compare: Callable[[], int]) -> bool:
         return False
 
 
-def _record_recreation(catalog: CatalogLog, state: PartitionState, topic_id: TopicId, where: str, rule: OpeningRule, holder: str) -> None:
+def _record_recreation(
+    catalog: CatalogLog, state: PartitionState, topic_id: TopicId, id_source: str, rule: IncarnationOpeningRule, holder: str
+) -> None:
     """Record in the catalog that this topic id replaces the tier's current one.
 
     Raises BadData if neither the cluster nor a person confirms that.
@@ -130,39 +137,39 @@ def _record_recreation(catalog: CatalogLog, state: PartitionState, topic_id: Top
         answer = rule.ask([state.topic]) if rule.ask else ClusterTopics("", {})
         reported_id, cluster_id = answer.topic_ids.get(state.topic, ""), answer.cluster_id
         if reported_id != topic_id or not cluster_id:
-            raise other_topic_error(state, topic_id, where, f"the cluster has the topic id {reported_id} now" if reported_id else "")
+            raise other_topic_error(state, topic_id, id_source, f"the cluster has the topic id {reported_id} now" if reported_id else "")
     former_id = latest_topic_id(state.topic_id, catalog.state.superseded.get(state.topic, {}))
     body = TopicRecreated(topic=state.topic, superseded_id=former_id, topic_id=topic_id, cluster_id=cluster_id, by=holder)
 
     def decide_record(known: CatalogState) -> TopicRecreated | None:
+        """Return the record to append to this state of the catalog, or None if the same recreation is recorded already."""
         if known.superseded.get(state.topic, {}).get(former_id) == topic_id:
             return None
         problem = recreation_problem(known, body)
         if problem:
-            raise other_topic_error(state, topic_id, where, problem)
+            raise other_topic_error(state, topic_id, id_source, problem)
         return body
 
     catalog.transact(decide_record)
     cut_if_due(catalog)
 
 
-def other_topic_error(state: PartitionState, topic_id: TopicId, where: str, reason: str) -> BadData:
-    """Return the error for a log of another topic.
-
-    ``reason``: why no new incarnation is opened; empty if nobody confirms that the topic was created again.
+def other_topic_error(state: PartitionState, topic_id: TopicId, id_source: str, reason: str) -> BadData:
+    """Return the error for a log that belongs to another topic than the tier's. ``reason``: why no new incarnation is opened; empty if
+    neither cluster nor person confirms that the topic was created again.
     """
     return BadData(
         f"this is the log of topic id {topic_id}, and the tier has {state.name} of topic id {state.topic_id}: the topic was deleted and "
         f"created again, or this is another cluster's{f' ({reason})' if reason else ''}",
-        segment=where,
+        segment=id_source,
         hint=f"If the topic was created again, `import --new-incarnation` keeps both. If it was restored with the same records, use "
         f"`topics adopt {state.topic} --topic-id {topic_id}`. Else import it under another name",
     )
 
 
-def _superseded_error(state: PartitionState, topic_id: TopicId, former: Mapping[TopicId, TopicId], where: str) -> BadData:
+def _superseded_error(state: PartitionState, topic_id: TopicId, former: Mapping[TopicId, TopicId], id_source: str) -> BadData:
     return BadData(
         f"this is the log of topic id {topic_id}, which topic id {latest_topic_id(topic_id, former)} has superseded as {state.topic}",
-        segment=where,
+        segment=id_source,
         hint="A deleted topic does not come back: this is a stale replica, a stray directory or a backup. Import it under another name",
     )

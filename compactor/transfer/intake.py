@@ -30,10 +30,12 @@ class IncomingSegment(Protocol):
 
     @property
     def content_identity(self) -> str:
-        """Return a text that is the same for two segments exactly if their offsets and bytes are the same."""
+        """Return a text that identifies the segment's content: equal for two segments if and only if their offsets and bytes are equal."""
 
-    def upload_under_id(self, registered: str) -> RemoteLogSegmentMetadata | None:
-        """Create the segment's objects under this id and return its metadata; None if other objects have the id already."""
+    def upload_under_id(self, segment_id: str) -> RemoteLogSegmentMetadata | None:
+        """Create the segment's objects under this id and return the segment's metadata; None if objects with other content have the id
+        already.
+        """
 
     def check_source_unchanged(self) -> None:
         """Raise BadData if the source has changed since ``upload_under_id`` read it."""
@@ -41,17 +43,18 @@ class IncomingSegment(Protocol):
 
 @dataclass(frozen=True)
 class ArrivingSegments:
-    """Data that is recorded together with new segments, and the way in which they are added.
+    """Data that is recorded together with new segments, and callbacks for adding them.
 
     tail: the last batches of the segments, by which the next import recognises the log.
-    before: the segments are added before the log's start, not at its end.
+    before: whether the segments are added before the log's start rather than at its end.
     at_once: number of segments uploaded at the same time.
     topic_id: id of the broker's topic; empty if unknown.
-    fits: raises an error if the segments no longer continue a state that has changed.
+    fits: raises an error if the segments no longer continue a state of the tier that has changed meanwhile.
     listed: called before anything is created, so that the catalog lists the partition and a sweep finds what a killed import leaves behind.
-    noted: called when the log has a new record.
-    log_start: log start offset of an incoming log, for the first segments of a partition; 0 if it begins with them.
-    cut: the segments replace the tier's end; one that begins before the cut is its head. None to append them.
+    noted: called when the control log has a new record.
+    log_start: log start offset of an incoming log, for the first segments of a partition; 0 if the log begins with them.
+    cut: set if the segments replace the tier's end; a segment that begins before the cut is the remaining head of a cut one. None to append
+        the segments.
     """
 
     lineage: Lineage
@@ -115,6 +118,7 @@ def _try_import_under_id(
 def _truncation_record(
     cut: TailTruncated, cut_id: str, segments: Sequence[RemoteLogSegmentMetadata], arrival: ArrivingSegments
 ) -> TailTruncated:
+    """Return the record that cuts the tier's end and adds these segments."""
     head = segments[0] if segments and segments[0].start_offset < cut.offset else None
     new = tuple(segments if head is None else segments[1:])
     known = {"lineage": arrival.lineage, "tail": arrival.tail, "topic_id": arrival.topic_id}
@@ -122,14 +126,14 @@ def _truncation_record(
 
 
 def _upload_segments(incoming: Sequence[IncomingSegment], ids: Sequence[str], max_parallel: int) -> list[RemoteLogSegmentMetadata] | None:
-    """Return the metadata of the created segments, in order; None if other objects have one of the ids. After an error no other upload is
-    begun.
+    """Upload segments under these ids and return their metadata, in order; None if objects with other content have one of the ids. After an
+    error no other upload is begun.
     """
 
-    def upload_one(one: IncomingSegment, registered: str) -> RemoteLogSegmentMetadata | None:
-        metadata = one.upload_under_id(registered)
+    def upload_one(segment: IncomingSegment, segment_id: str) -> RemoteLogSegmentMetadata | None:
+        metadata = segment.upload_under_id(segment_id)
         if metadata is not None:
-            recheck_source(one)
+            recheck_source(segment)
         return metadata
 
     found = []
@@ -146,7 +150,9 @@ def _upload_and_yield_in_order(
     ids: Sequence[str],
     max_parallel: int,
 ) -> Iterator[RemoteLogSegmentMetadata | None]:
-    """Yield what ``upload`` returns for each segment, in order. A single segment is uploaded in the caller's thread."""
+    """Upload segments, ``max_parallel`` at a time, and yield the result of ``upload`` for each one, in order. A single segment is uploaded
+    in the caller's thread.
+    """
     if min(max_parallel, len(incoming)) < 2:
         yield from map(upload, incoming, ids)
         return
@@ -157,9 +163,11 @@ def _upload_and_yield_in_order(
         pool.shutdown(cancel_futures=True)
 
 
-def recheck_source(one: IncomingSegment) -> None:
-    """Raise BadData if the source changed while it was read, because then the created objects must not become readable."""
-    one.check_source_unchanged()
+def recheck_source(segment: IncomingSegment) -> None:
+    """Check after the upload that a segment's source is unchanged. Raises BadData otherwise, because then the created objects must not
+    become readable.
+    """
+    segment.check_source_unchanged()
 
 
 def _import_ids_by_attempt(incoming: Sequence[IncomingSegment], cut: TailTruncated | None) -> Iterator[str]:

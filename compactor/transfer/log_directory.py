@@ -81,10 +81,8 @@ def directory_errors_as_usage_errors(log_dir: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LogPiece:
-    """The part of a segment file that is imported: consecutive batches, often all of them.
-
-    skipped: bytes of the file before the first imported batch.
-    file_size: size of the whole file.
+    """Part of a segment file that is imported: consecutive batches, often all of them. skipped: bytes of the file before the first imported
+    batch. file_size: size of the whole file in bytes.
     """
 
     source: SourceSegment
@@ -100,11 +98,8 @@ class LogPiece:
 
 @dataclass(frozen=True)
 class CheckedPiece:
-    """Consecutive batches of a segment file (a LogPiece) whose bytes were all read and checked.
-
-    negative_timestamps: number of records with a timestamp below -1.
-    sha256: digest of its bytes.
-    builder: has seen every record; None if no sidecar is wanted.
+    """Part of a segment file (LogPiece) whose bytes were all read and checked. negative_timestamps: number of records with a timestamp
+    below -1. sha256: digest of the part's bytes. builder: sidecar builder that has got every record; None if no sidecar is wanted.
     """
 
     piece: LogPiece
@@ -115,9 +110,8 @@ class CheckedPiece:
 
 @dataclass(frozen=True)
 class FutureSegment:
-    """A segment that an import will create in the tier. start, end: first and last offset (inclusive) that it covers, those of zero-byte
-    neighbours included.
-    states: producer states at its end.
+    """Segment that an import will create in the tier. start, end: first and last offset (inclusive) that it covers, with those of adjacent
+    zero-byte segments. states: producer states at its end.
     """
 
     checked: CheckedPiece
@@ -128,10 +122,12 @@ class FutureSegment:
 
     @property
     def piece(self) -> LogPiece:
+        """Return the part of a segment file from which this segment is created."""
         return self.checked.piece
 
     @property
     def source(self) -> SourceSegment:
+        """Return the opened segment file."""
         return self.piece.source
 
 
@@ -140,11 +136,8 @@ class FutureSegment:
 
 @dataclass(frozen=True)
 class CheckSettings:
-    """Settings for the check of segments.
-
-    limit: bytes that one batch may inflate to.
-    builder_for: returns the sidecar builder of a segment, or None.
-    on_bytes: called with a number of bytes when they are checked.
+    """Settings for the check of segment files. limit: bytes that one batch may inflate to. builder_for: returns the sidecar builder of a
+    segment, or None. on_bytes: called with the number of bytes that were checked since the last call.
     """
 
     limit: int
@@ -171,12 +164,14 @@ def check_pieces(pieces: Sequence[LogPiece], checks: CheckSettings) -> list[Chec
 
 
 def _check_segment_file_part(piece: LogPiece, checks: CheckSettings, workers: WorkerThreads) -> CheckedPiece:
+    """Check one part of a segment file in several threads, and return it with its digest. Raises BadData."""
     source, table = piece.source, piece.source.table
     builder = checks.builder_for(source)
     sha256 = hashlib.sha256()
     negative = done = 0
 
     def summarize_range(buffers: ThreadBuffers, job: tuple[int, int]) -> tuple[int, int, list[ChunkSummary]]:
+        """Check a range of batches, and return the range with the summaries of its chunks."""
         first, last = job
         found, seen = 0, []
         for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), checks.limit, buffers.bodies):
@@ -196,23 +191,20 @@ def _check_segment_file_part(piece: LogPiece, checks: CheckSettings, workers: Wo
             checks.on_bytes(until - done)
             done = until
     except BadData as error:
-        raise _with_file_position(error, piece) from None
+        raise _error_with_file_position(error, piece) from None
     sha256.update(source.buf.data[done:])
     return CheckedPiece(piece, negative, sha256.hexdigest(), builder)
 
 
-def _with_file_position(error: BadData, piece: LogPiece) -> BadData:
-    """Return the error with a position in the file in place of the position in the piece."""
+def _error_with_file_position(error: BadData, piece: LogPiece) -> BadData:
+    """Return the error with the byte position in the whole file in place of the position in the imported part."""
     if error.position < 0 or not piece.skipped:
         return error
     return BadData(error.cause, segment=error.segment, position=error.position + piece.skipped, offset=error.offset, hint=error.hint)
 
 
 def check_orphaned_indexes(log_dir: Path, bases: Sequence[int]) -> None:
-    """Raise BadData if there is an index without its segment.
-
-    :param bases: base offsets of the segments.
-    """
+    """Raise BadData if the directory has an index file without a segment file. :param bases: base offsets of the segment files."""
     known = set(bases)
     for path in sorted(log_dir.iterdir()):
         match = _INDEX_NAME.fullmatch(path.name)
@@ -225,7 +217,7 @@ def check_orphaned_indexes(log_dir: Path, bases: Sequence[int]) -> None:
 
 
 def check_no_gaps(sources: Sequence[SourceSegment]) -> None:
-    """Raise BadData for a gap between segments, if nothing shows that the log was ever compacted."""
+    """Raise BadData for a gap between neighbouring segments, unless the log shows signs of compaction, which may leave gaps."""
     hole = _find_first_gap(sources)
     if hole is not None:
         before, after, last = hole
@@ -237,7 +229,9 @@ def check_no_gaps(sources: Sequence[SourceSegment]) -> None:
 
 
 def _find_first_gap(sources: Sequence[SourceSegment]) -> tuple[SourceSegment, SourceSegment, int] | None:
-    """Return the segments on both sides of the first gap and the last offset before it; None if the log may have been compacted."""
+    """Return the segments on both sides of the first gap and the last offset before it; None if there is no gap or the log may have been
+    compacted.
+    """
     holes = []
     for source, after in zip(sources, [*sources[1:], None], strict=True):
         table = source.table
@@ -289,22 +283,19 @@ def form_segments(log_dir: Path, pieces: Sequence[CheckedPiece], initial_states:
 
 
 def tail_batches(sources: Sequence[SourceSegment], count: int) -> tuple[TailBatch, ...]:
-    """Return offset and digest of the last batches of these segments (the tail), by which the next import recognises the log. A digest
-    covers the header with its CRC.
-
-    :param count: how many.
+    """Return offsets and digest of the last ``count`` batches of these segments (the tail), by which the next import recognises the log. A
+    digest covers the header with its CRC.
     """
     found: list[TailBatch] = []
     for source in reversed(sources):
         first = max(0, len(source.table) - count + len(found))
-        found += [tail_batch(source, batch) for batch in reversed(range(first, len(source.table)))]
+        found += [describe_tail_batch(source, batch) for batch in reversed(range(first, len(source.table)))]
     return tuple(reversed(found))
 
 
-def tail_batch(source: SourceSegment, batch: int) -> TailBatch:
-    """Return the offsets and the digest by which a batch is recognised in the next import.
-
-    Of a wrapper of v0 or v1 only the last offset is known.
+def describe_tail_batch(source: SourceSegment, batch: int) -> TailBatch:
+    """Return offsets and digest of one batch, by which the next import recognises it. Only the last offset is known of a compressed wrapper
+    of v0 or v1.
     """
     table = source.table
     last, base = int(table.last_offset[batch]), int(table.base_offset[batch])
@@ -316,10 +307,8 @@ def tail_batch(source: SourceSegment, batch: int) -> TailBatch:
 
 
 def _producer_states_at(log_dir: Path, offset: int, replayed: ProducerStates) -> ProducerStates:
-    """Return the producer states at an offset: the broker's snapshot, which may know producers that the log no longer has, else
-    ``replayed``.
-
-    A snapshot that cannot be parsed, or does not belong to this log, is not used.
+    """Return the producer states at an offset: those of the broker's snapshot for it, which may know producers that the log no longer has,
+    or else ``replayed``. A snapshot that cannot be parsed, or does not belong to this log, is not used.
     """
     path = log_dir / f"{offset:020d}.snapshot"
     if not path.exists():
@@ -337,9 +326,8 @@ def _open_txn_offset_by_producer(states: ProducerStates) -> dict[int, int]:
 
 
 def _merge_txn_entries(from_markers: TxnEntries, from_index: TxnEntries) -> TxnEntries:
-    """Merge two lists of aborted transactions: those that control records show, and those of the transaction index.
-
-    Brokers lose some of the first kind; of some of the second kind the data is gone already.
+    """Return the aborted transactions of two lists: those that control records show, and those of the transaction index. Each list may lack
+    some of the other: brokers lose index entries, and compaction removes data.
     """
     known = set(zip(from_markers["producer_id"].tolist(), from_markers["last_offset"].tolist(), strict=True))
     other = [pair not in known for pair in zip(from_index["producer_id"].tolist(), from_index["last_offset"].tolist(), strict=True)]
@@ -368,22 +356,22 @@ def lineage_from_batches(sources: Sequence[SourceSegment]) -> Lineage:
     return (EpochEntry(reported[0].epoch, Offset(sources[0].base)), *reported[1:]) if reported else ()
 
 
-def with_staged_epochs(given: Lineage, sources: Sequence[SourceSegment]) -> Lineage:
-    """Return the directory's lineage with the epochs of its staged segments, which Kafka drops from the checkpoint as it stages them.
+def add_staged_epochs(log_lineage: Lineage, sources: Sequence[SourceSegment]) -> Lineage:
+    """Return the directory's lineage with the epochs of its staged segments added, which Kafka drops from the checkpoint as it stages them.
 
-    :param given: empty where the directory has no lineage; the epochs are then taken from all batches.
+    :param log_lineage: empty where the directory has no lineage; the epochs are then taken from all batches.
     """
     staged = [source for source in sources if source.name.endswith(DELETED) and (source.table.leader_epoch >= 0).all()]
-    return restore_removed_epochs(lineage_from_batches(staged), given) if given else given
+    return restore_removed_epochs(lineage_from_batches(staged), log_lineage) if log_lineage else log_lineage
 
 
-def check_lineage_matches_batches(path: Path, given: Lineage, sources: Sequence[SourceSegment]) -> None:
+def check_lineage_matches_batches(path: Path, log_lineage: Lineage, sources: Sequence[SourceSegment]) -> None:
     """Raise BadData if batches contradict a leader-epoch-checkpoint: another partition's file would hide segments from readers.
 
     Batches without an epoch match any, as do those before the first entry (Kafka forgets the epochs before a batch of v0 or v1).
     """
-    epochs = np.array([entry.epoch for entry in given], np.int64)
-    starts = np.array([entry.start_offset for entry in given], np.int64)
+    epochs = np.array([entry.epoch for entry in log_lineage], np.int64)
+    starts = np.array([entry.start_offset for entry in log_lineage], np.int64)
     for source in sources:
         table = source.table
         place = np.searchsorted(starts, table.base_offset, side="right") - 1
@@ -402,34 +390,34 @@ def check_lineage_matches_batches(path: Path, given: Lineage, sources: Sequence[
 
 
 def prepare_upload(
-    member: FutureSegment, new_id: str, lineage: Lineage, policy: CleanerPolicy, key: BalanceKey, folder: Path
+    segment: FutureSegment, new_id: str, lineage: Lineage, policy: CleanerPolicy, key: BalanceKey, folder: Path
 ) -> tuple[RemoteLogSegmentMetadata, dict[str, Path]]:
     """Return the metadata and the files with which one segment is uploaded. Indexes are copied if they match the log, else built in
     ``folder``.
 
     Raises BadData if the segment changed since it was checked.
     """
-    check_file_unchanged(member)
-    source = member.source
-    log = segment_file_path(member.piece) if member.piece.is_whole_file else _write_file(folder / "log", source.buf.data)
-    beside = _prepare_indexes(member, policy, folder)
-    if len(member.txn_entries):
-        beside["txnindex"] = _write_file(folder / "txnindex", member.txn_entries.tobytes())
-    beside["snapshot"] = _write_file(folder / "snapshot", format_producer_snapshot(member.states))
-    epochs = format_leader_epoch_checkpoint(tuple(entry for entry in lineage if entry.start_offset <= member.end))
+    check_file_unchanged(segment)
+    source = segment.source
+    log = segment_file_path(segment.piece) if segment.piece.is_whole_file else _write_file(folder / "log", source.buf.data)
+    beside = _prepare_indexes(segment, policy, folder)
+    if len(segment.txn_entries):
+        beside["txnindex"] = _write_file(folder / "txnindex", segment.txn_entries.tobytes())
+    beside["snapshot"] = _write_file(folder / "snapshot", format_producer_snapshot(segment.states))
+    epochs = format_leader_epoch_checkpoint(tuple(entry for entry in lineage if entry.start_offset <= segment.end))
     beside["leader-epoch-checkpoint"] = _write_file(folder / "epochs", epochs.encode())
     files = {kind: SegmentFile(size=path.stat().st_size, sha256=file_sha256(path)) for kind, path in beside.items()}
-    content, builder = summarize_content(source.table), member.checked.builder
-    undecided = member.states.first_offset_of_open_transaction()
+    content, builder = summarize_content(source.table), segment.checked.builder
+    undecided = segment.states.first_offset_of_open_transaction()
     metadata = RemoteLogSegmentMetadata(
         id=new_id,
-        start_offset=Offset(member.start),
-        end_offset=Offset(member.end),
+        start_offset=Offset(segment.start),
+        end_offset=Offset(segment.end),
         size_bytes=source.size,
         max_timestamp_ms=TimestampMs(content.max_timestamp_ms),
         mtime_ms=source.mtime_ms,
-        leader_epochs=lineage_of_offset_range(lineage, member.start, member.end),
-        files={"log": SegmentFile(size=source.size, sha256=member.checked.sha256), **files},
+        leader_epochs=lineage_of_offset_range(lineage, segment.start, segment.end),
+        files={"log": SegmentFile(size=source.size, sha256=segment.checked.sha256), **files},
         first_timestamp_ms=content.first_timestamp_ms,
         due_ms=earliest_due_ms_by_counts(source.table, builder.due)
         if builder
@@ -437,22 +425,24 @@ def prepare_upload(
         open_txn_offset=-1 if undecided is None else undecided,
         records=content.records,
         content=digest_sum_of_segment(source.buf, key),
-        negative_timestamps=member.checked.negative_timestamps,
+        negative_timestamps=segment.checked.negative_timestamps,
     )
     return metadata, {"log": log, **beside}
 
 
 def segment_file_path(piece: LogPiece) -> Path:
-    """Return the path of a piece's segment file. A broker that deletes a segment renames it first."""
+    """Return the path of the file from which a part of a segment is imported: ``NNN.log``, or ``NNN.log.deleted`` after the broker has
+    staged it for deletion.
+    """
     return piece.path if piece.path.exists() else piece.path.with_name(piece.path.name + DELETED)
 
 
-def check_file_unchanged(member: FutureSegment) -> None:
+def check_file_unchanged(segment: FutureSegment) -> None:
     """Raise BadData if the segment's file is no longer the one that was checked.
 
     A file staged for deletion is not checked, because no program changes it.
     """
-    piece = member.piece
+    piece = segment.piece
     if piece.path.name.endswith(DELETED):
         return
     try:
@@ -467,32 +457,38 @@ def check_file_unchanged(member: FutureSegment) -> None:
         )
 
 
-def disk_bytes_needed(member: FutureSegment, index_interval_bytes: int) -> int:
-    """Return an upper bound of the bytes that a segment takes in a directory: its log, its indexes and one block for each small file."""
-    batches = min(len(member.source.table), member.source.size // max(1, index_interval_bytes) + 1)
+def disk_bytes_needed(segment: FutureSegment, index_interval_bytes: int) -> int:
+    """Return an upper bound of the bytes that a segment takes on disk: its log, its indexes and one block for each small file."""
+    batches = min(len(segment.source.table), segment.source.size // max(1, index_interval_bytes) + 1)
     per_batch = OFFSET_ENTRY.itemsize + TIME_ENTRY.itemsize
     return (
-        round_up_to_blocks(member.source.size) + batches * per_batch + member.states.entries.nbytes + member.txn_entries.nbytes + 6 * BLOCK
+        round_up_to_blocks(segment.source.size)
+        + batches * per_batch
+        + segment.states.entries.nbytes
+        + segment.txn_entries.nbytes
+        + 6 * BLOCK
     )
 
 
-def _prepare_indexes(member: FutureSegment, policy: CleanerPolicy, folder: Path) -> dict[str, Path]:
-    table = member.source.table
-    made = encode_offset_and_time_index(member.start, table.size, table.last_offset, table.max_timestamp, policy.index_interval_bytes)
+def _prepare_indexes(segment: FutureSegment, policy: CleanerPolicy, folder: Path) -> dict[str, Path]:
+    table = segment.source.table
+    made = encode_offset_and_time_index(segment.start, table.size, table.last_offset, table.max_timestamp, policy.index_interval_bytes)
     paths = {}
     for kind, data, mismatch_of in (("index", made[0], offset_index_mismatch), ("timeindex", made[1], time_index_mismatch)):
-        given = member.piece.path.with_suffix(f".{kind}")
+        given = segment.piece.path.with_suffix(f".{kind}")
         usable = (
-            member.piece.is_whole_file and member.start == member.source.base and _is_index_of_log(given, mismatch_of, member.start, table)
+            segment.piece.is_whole_file
+            and segment.start == segment.source.base
+            and _is_index_of_log(given, mismatch_of, segment.start, table)
         )
         # The index is copied, because a broker that deletes the segment deletes it, too.
         paths[kind] = _write_file(folder / kind, given.read_bytes() if usable else data)
     return paths
 
 
-def _is_index_of_log(given: Path, mismatch_of: Callable[[bytes, int, BatchTable], str], start: int, table: BatchTable) -> bool:
+def _is_index_of_log(index_path: Path, mismatch_of: Callable[[bytes, int, BatchTable], str], start: int, table: BatchTable) -> bool:
     try:
-        return not mismatch_of(given.read_bytes(), start, table)
+        return not mismatch_of(index_path.read_bytes(), start, table)
     except FileNotFoundError:
         return False
 

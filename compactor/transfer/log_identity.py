@@ -89,28 +89,28 @@ def identify_log(evidence: IdentityEvidence) -> IdentityVerdict:
 
 
 def should_record_topic_id(evidence: IdentityEvidence) -> bool:
-    """Return whether the directory's topic id should be recorded in the tier, because the tier holds segments of this log and no
-    topic id.
+    """Return whether the directory's topic id should be recorded in the tier: the tier holds segments of this log, and no topic id is
+    recorded.
     """
     return bool(evidence.holds and evidence.given_id and not evidence.recorded_id and identify_log(evidence) is IdentityVerdict.SAME)
 
 
-def _unidentified_error(state: PartitionState, topic_id: TopicId, where: str, bound: int, *, truncates: bool) -> BadData:
-    """Return the error for a log that nothing identifies.
+def _unidentified_error(state: PartitionState, topic_id: TopicId, source_name: str, cut_offset: int, *, truncates: bool) -> BadData:
+    """Return the error for a log that nothing identifies as the tier's.
 
     :param truncates: whether the tier's end is to be cut. A person's confirmation that the log continues the tier is no evidence then.
     """
     ids = f"it is of topic id {topic_id or 'unknown'}, the tier's of {state.topic_id or 'unknown'}"
     if truncates and not (topic_id and not state.topic_id):
-        way_out = f"If it is the same log, give a directory that has records below offset {bound}" + (
+        way_out = f"If it is the same log, give a directory that has records below offset {cut_offset}" + (
             f", or its {PARTITION_METADATA}" if state.topic_id else ""
         )
     else:
         way_out = f"If it is the same log, use `{adopt_command_text(state, topic_id)}`"
     return BadData(
-        f"nothing shows that this is the log that the tier has as {state.name}: {ids}, and no record below offset {bound} could be "
+        f"nothing shows that this is the log that the tier has as {state.name}: {ids}, and no record below offset {cut_offset} could be "
         "compared",
-        segment=where,
+        segment=source_name,
         hint=f"{way_out}; else import it under another name, or `topics delete {state.name}` first",
     )
 
@@ -185,9 +185,8 @@ def birth_time_ns(path: Path) -> int | None:
 
 
 class ComparedDirectory(Value):
-    """The directory whose log was last found to be the tier's.
-
-    opened_slot: record number of the import that began the tier's log, which distinguishes it from a log begun after `topics delete`.
+    """Directory whose log was last found to be the tier's. opened_slot: number of the control record that began the tier's log, which
+    distinguishes the log from one begun after `topics delete`.
     """
 
     directory: DirectoryId
@@ -262,30 +261,31 @@ class IdentityCheck:
                 hint="Nothing of it was taken. Import again: the new topic's id is compared with the tier's",
             )
 
-    def settle_identity(self, compared: int, compare: Compare, *, bound: int | None = None) -> None:
-        """Raise BadData unless the directory's log is known to be the tier's. The tier learns the topic id if it had none.
+    def settle_identity(self, compared: int, compare: Compare, *, cut_offset: int | None = None) -> None:
+        """Raise BadData unless the directory's log is known to be the tier's. Record the directory's topic id in the tier if the tier has
+        none.
 
         :param compared: number of batches that were found equal already.
-        :param compare: called if neither ids nor batches nor the directory decide.
-        :param bound: offset at which the tier is about to be truncated; None if it is not. Below it records or topic ids must be equal:
-            neither a person's confirmation nor the directory is evidence for what a truncation leaves.
+        :param compare: compares records and returns how many are equal; called if neither ids nor batches nor the directory decide.
+        :param cut_offset: offset at which the tier's end is about to be cut; None if it is not. Records below it, or topic ids, must then
+            be equal; neither a person's confirmation nor the directory is evidence for what stays.
         """
         if self.settled:
             return
-        evidence = self._gather_evidence(compared, truncates=bound is not None)
+        evidence = self._gather_evidence(compared, truncates=cut_offset is not None)
         if identify_log(evidence) is IdentityVerdict.UNKNOWN:
-            below = self.log.state.end_offset + 1 if bound is None else bound
+            below = self.log.state.end_offset + 1 if cut_offset is None else cut_offset
             evidence = replace(evidence, compared=compare(below))
             if identify_log(evidence) is IdentityVerdict.UNKNOWN:
-                raise _unidentified_error(self.log.state, self.given_id, self.metadata_path, below, truncates=bound is not None)
+                raise _unidentified_error(self.log.state, self.given_id, self.metadata_path, below, truncates=cut_offset is not None)
         self._accept_identity(evidence)
 
     def try_to_settle_identity(self, compared: int, compare: Compare) -> bool:
-        """Find out whether the directory has the tier's log, although nothing is imported now. Return False if that cannot be found out, so
-        that the next segment would be refused.
+        """Return whether the directory is known to have the tier's log, where nothing is imported now. False means that nothing decides it,
+        so that the next segment would be refused.
 
         :param compared: number of batches that were found equal already.
-        :param compare: compares records, if nothing else decides.
+        :param compare: compares records and returns how many are equal; called if nothing else decides.
         """
         if self.settled:
             return True
@@ -297,7 +297,9 @@ class IdentityCheck:
         return self.settled
 
     def adoption_note(self) -> str:
-        """Return a message which says that the next segment will be refused until a person confirms (adopts) the log."""
+        """Return a note for people: the next segment will be refused until a person confirms, by `topics adopt`, that the directory has the
+        tier's log.
+        """
         state = self.log.state
         way = adopt_command_text(state, self.given_id)
         return f"{state.name}: no record could be compared with the tier's, so that what comes next is refused until `{way}` is said"

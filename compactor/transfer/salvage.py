@@ -19,18 +19,20 @@ from compactor.records.indexes import OFFSET_ENTRY
 
 @dataclass(frozen=True)
 class SkippedOffsets:
-    """Offsets that an export left out because they cannot be read, both inclusive. reason: why."""
+    """Range of offsets, first and last inclusive, that an export left out because they cannot be read. reason: why they cannot be read."""
 
     first_offset: int
     last_offset: int
     reason: str
 
 
-def salvage_segment(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, path: Path, first: int) -> list[SkippedOffsets]:
-    """Write the readable batches of a damaged segment to ``path``, and return the offsets that are missing in it. Nothing is written if no
-    batch can be read.
+def salvage_segment(
+    opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, path: Path, first_offset: int
+) -> list[SkippedOffsets]:
+    """Write the readable batches of a damaged segment to ``path``, and return the offsets that are missing in the file. Nothing is written
+    if no batch can be read.
 
-    :param first: offset from which the segment is read.
+    :param first_offset: offset from which the segment is read.
     :raises StoreError: if the store fails.
     """
     layout = opened.ports.layout
@@ -38,9 +40,11 @@ def salvage_segment(opened: Tier, name: TopicPartition, segment: RemoteLogSegmen
         layout.download_file(name, segment, "log", path)
     except (NotFound, BadData):
         path.unlink(missing_ok=True)
-        return [SkippedOffsets(first, segment.end_offset, "the object is missing, or cannot be unpacked")]
+        return [SkippedOffsets(first_offset, segment.end_offset, "the object is missing, or cannot be unpacked")]
     buf = map_file(path)
-    spans, skipped = _readable_spans(buf, layout.object_name(name, segment, "log"), _index_positions(opened, name, segment), segment, first)
+    spans, skipped = _readable_spans(
+        buf, layout.object_name(name, segment, "log"), _index_positions(opened, name, segment), segment, first_offset
+    )
     data = b"".join(buf[begin:end].tobytes() for begin, end in spans)
     del buf
     path.unlink()
@@ -50,7 +54,7 @@ def salvage_segment(opened: Tier, name: TopicPartition, segment: RemoteLogSegmen
 
 
 def _index_positions(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> list[int]:
-    """Return the positions that the offset index names, ascending; none if it is missing."""
+    """Return the byte positions that the segment's offset index contains, ascending; an empty list if the index is missing."""
     try:
         data = opened.ports.layout.read_file(name, segment, "index")
     except (NotFound, BadData):
@@ -60,23 +64,23 @@ def _index_positions(opened: Tier, name: TopicPartition, segment: RemoteLogSegme
 
 
 def _readable_spans(
-    buf: Bytes, where: str, restarts: Sequence[int], segment: RemoteLogSegmentMetadata, first: int
+    buf: Bytes, source_name: str, restart_positions: Sequence[int], segment: RemoteLogSegmentMetadata, first_offset: int
 ) -> tuple[list[tuple[int, int]], list[SkippedOffsets]]:
     """Return the byte ranges of readable batches, and the offsets between them that cannot be read.
 
-    :param restarts: positions where a batch should begin, ascending, at which parsing goes on after damage.
-    :param first: first offset that is wanted.
+    :param restart_positions: byte positions where batches should begin, ascending, at which parsing goes on after damage.
+    :param first_offset: offset from which the batches are wanted.
     """
     spans: list[tuple[int, int]] = []
     skipped: list[SkippedOffsets] = []
-    at, expected, reason = 0, first, ""
+    at, expected, reason = 0, first_offset, ""
     while at < len(buf):
         stop = len(buf)
         try:
-            table = scan_batches(buf[at:], where, expected - 1 if spans else -1)
+            table = scan_batches(buf[at:], source_name, expected - 1 if spans else -1)
         except BadData as error:
             stop = at + max(error.position, 0)
-            table = scan_batches(buf[at:stop], where) if stop > at else scan_batches(buf[:0], where)
+            table = scan_batches(buf[at:stop], source_name) if stop > at else scan_batches(buf[:0], source_name)
             structure = error.cause
         else:
             structure = ""
@@ -86,7 +90,7 @@ def _readable_spans(
                 continue
             begin = at + int(table.position[batch])
             try:
-                verify_crcs_of_batches(buf[at:stop], table, batch, batch + 1, where)
+                verify_crcs_of_batches(buf[at:stop], table, batch, batch + 1, source_name)
             except BadData:
                 reason = reason or "the CRC does not match"
                 continue
@@ -95,8 +99,8 @@ def _readable_spans(
             reason, expected = "", last + 1
             spans.append((begin, begin + int(table.size[batch])))
         reason = structure or reason
-        after = bisect_right(restarts, stop)
-        at = len(buf) if stop == len(buf) else restarts[after] if after < len(restarts) else len(buf)
+        after = bisect_right(restart_positions, stop)
+        at = len(buf) if stop == len(buf) else restart_positions[after] if after < len(restart_positions) else len(buf)
     if len(buf) < segment.size_bytes:
         reason = reason or f"the object ends {segment.size_bytes - len(buf)} bytes early"
     if reason and expected <= segment.end_offset:

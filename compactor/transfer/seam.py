@@ -26,7 +26,15 @@ from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.records.batches import NOT_CONTROL, Bytes, map_file, read_only_view
 from compactor.records.rows import RowBuffers, parse_records
-from compactor.transfer.log_directory import CHECKPOINT, FutureSegment, LogPiece, lineage_from_batches, log_path, staged_path, tail_batch
+from compactor.transfer.log_directory import (
+    CHECKPOINT,
+    FutureSegment,
+    LogPiece,
+    describe_tail_batch,
+    lineage_from_batches,
+    log_path,
+    staged_path,
+)
 from compactor.transfer.staged import LiveLog, StagedFile, TierEnd, choose_staged
 from compactor.transfer.staged_files import HeldFile, HeldFiles, first_live_epoch, list_staged_before
 
@@ -36,8 +44,8 @@ class SegmentListing:
     """List of the segments in a log directory, made from file names alone.
 
     bases: base offsets, ascending.
-    end: base offset of the segment after the last one; None if the last one is the log's newest.
-    staged: those of the files that the broker has staged for deletion, by base offset.
+    end: base offset of the segment after the last listed one; None if the last one is the log's newest.
+    staged: the listed files that the broker has staged for deletion, by base offset.
     """
 
     log_dir: Path
@@ -55,7 +63,7 @@ class SegmentListing:
         return self.staged[base_offset].file.size if base_offset in self.staged else log_path(self.log_dir, base_offset).stat().st_size
 
     def from_offset(self, offset: int) -> SegmentListing:
-        """Return the listing without the segments that end below an offset, as far as the next segment's name shows it."""
+        """Return the listing without the segments that end below an offset, judged by the base offset of the segment after each."""
         behind = [*self.bases[1:], self.end] if self.bases else []
         kept = [base for base, following in zip(self.bases, behind, strict=True) if following is None or following > offset]
         return replace(self, bases=tuple(kept))
@@ -112,64 +120,71 @@ def read_file_into_memory(path: Path) -> Bytes:
     return read_only_view(data)
 
 
-def open_listed_segments(found: SegmentListing, policy: CleanerPolicy, *, live: bool) -> list[SourceSegment]:
+def open_listed_segments(listing: SegmentListing, policy: CleanerPolicy, *, live: bool) -> list[SourceSegment]:
     """Return the batch tables of the listed segments, with their bytes mapped, or in memory if the log is live. Raises BadData, OSError.
 
     Staged files are mapped in any case.
     """
-    following = zip(found.bases, (*found.bases, found.end)[1:], strict=True)
-    staged = [found.staged[base].open_segment(found.log_dir, end, policy) for base, end in following if base in found.staged]
-    bases = found.bases[len(staged) :]  # what is staged lies below the live log
+    following = zip(listing.bases, (*listing.bases, listing.end)[1:], strict=True)
+    staged = [listing.staged[base].open_segment(listing.log_dir, end, policy) for base, end in following if base in listing.staged]
+    bases = listing.bases[len(staged) :]  # what is staged lies below the live log
     if not bases:
         return staged
     read: Callable[[Path], Bytes] = read_file_into_memory if live else map_file
     opened_live = open_segments_of_directory(
-        found.log_dir, bases, found.end, policy.index_interval_bytes, policy.max_decompressed_batch_bytes, read
+        listing.log_dir, bases, listing.end, policy.index_interval_bytes, policy.max_decompressed_batch_bytes, read
     )
     return [*staged, *opened_live]
 
 
 def add_staged_files(
-    found: SegmentListing, held: HeldFiles, problem: Callable[[StagedFile], str], policy: CleanerPolicy, tier: TierEnd, cleaned: int
+    listing: SegmentListing,
+    held_files: HeldFiles,
+    refusal_of: Callable[[StagedFile], str],
+    policy: CleanerPolicy,
+    tier: TierEnd,
+    first_uncleaned_offset: int,
 ) -> SegmentListing:
     """Return the listing of a live log together with the staged files that connect the tier's end with it (``choose_staged``).
 
-    :param held: opens the files, and records which are refused.
-    :param problem: returns why the caller refuses a file with missing offsets, or an empty string.
-    :param cleaned: first offset that the broker's own log cleaner has not cleaned.
+    :param held_files: opens the files, and records which are refused.
+    :param refusal_of: returns why the caller refuses a file with missing offsets, or an empty string.
+    :param first_uncleaned_offset: first offset that the broker's own log cleaner has not cleaned.
     :raises OSError: if a file of the log vanished meanwhile.
     """
-    held.refusals.clear()
-    live = found.bases if found.end is None else (*found.bases, found.end)
+    held_files.refusals.clear()
+    live = listing.bases if listing.end is None else (*listing.bases, listing.end)
     if not live or (tier.position is not None and live[0] <= tier.position):
-        return found
-    listed = list_staged_before(found.log_dir, live)
-    held.close_outdated(listed)
-    held.open_files(listed)
-    files, segments = held.held_files, []
+        return listing
+    listed = list_staged_before(listing.log_dir, live)
+    held_files.close_outdated(listed)
+    held_files.open_files(listed)
+    files, segments = held_files.held_files, []
     for each in files:
         try:
-            segment = each.describe_segment(found.log_dir, policy)
+            segment = each.describe_segment(listing.log_dir, policy)
         except BadData as error:
-            held.refusals[each.file.base] = str(error)
+            held_files.refusals[each.file.base] = str(error)
             continue
         if segment.last_offset < max(segment.base, tier.position or 0):
             continue
-        reason = problem(each.file)
+        reason = refusal_of(each.file)
         if reason:
-            held.refusals[segment.base] = reason
+            held_files.refusals[segment.base] = reason
         else:
             segments.append(segment)
-    if list_log_segments(found.log_dir, live=True) != found:
-        raise FileNotFoundError(f"{found.log_dir}: a segment was rolled or staged while files were listed")
-    choice = choose_staged(segments, LiveLog(live, first_live_epoch(found.log_dir, live), cleaned), tier)
-    held.refusals.update(choice.refusals)
+    if list_log_segments(listing.log_dir, live=True) != listing:
+        raise FileNotFoundError(f"{listing.log_dir}: a segment was rolled or staged while files were listed")
+    choice = choose_staged(segments, LiveLog(live, first_live_epoch(listing.log_dir, live), first_uncleaned_offset), tier)
+    held_files.refusals.update(choice.refusals)
     staged = {each.file.base: each for each in files if each.file.base in choice.taken}
-    return replace(found, bases=(*choice.taken, *found.bases), staged=staged)
+    return replace(listing, bases=(*choice.taken, *listing.bases), staged=staged)
 
 
-def refused_files(refusals: Mapping[int, str]) -> list[str]:
-    """Return a sentence for people about each staged file that is not imported. ``refusals``: the reasons, by base offset."""
+def describe_refused_files(refusals: Mapping[int, str]) -> list[str]:
+    """Return a sentence for people about each staged file that is not imported, with the reason. ``refusals``: the reasons, by base
+    offset.
+    """
     named = {staged_path(Path(), base): reason for base, reason in sorted(refusals.items())}
     return [f"{path} is staged for deletion and is not taken: {reason}" for path, reason in named.items()]
 
@@ -177,15 +192,15 @@ def refused_files(refusals: Mapping[int, str]) -> list[str]:
 # ---- what is new ------------------------------------------------------------------------------------------------------------
 
 
-def pieces_after(log_dir: Path, sources: Sequence[SourceSegment], end: int) -> list[LogPiece]:
-    """Return the batches after the tier's last offset ``end``, by segment. A segment that contains it is cut between batches.
+def pieces_after_offset(log_dir: Path, sources: Sequence[SourceSegment], last_offset: int) -> list[LogPiece]:
+    """Return the batches after ``last_offset``, the tier's last offset, by segment. A segment that contains it is cut between batches.
     Raises BadData.
     """
-    return [piece for source in sources if (piece := _batches_between(log_dir, source, end + 1, source.end)) is not None]
+    return [piece for source in sources if (piece := _batches_between(log_dir, source, last_offset + 1, source.end)) is not None]
 
 
-def pieces_before(log_dir: Path, sources: Sequence[SourceSegment], start: int) -> list[LogPiece]:
-    """Return the batches before the tier's first offset ``start``, by segment. A segment that contains it is cut. Raises
+def pieces_before_offset(log_dir: Path, sources: Sequence[SourceSegment], start: int) -> list[LogPiece]:
+    """Return the batches before ``start``, the tier's first offset, by segment. A segment that contains it is cut between batches. Raises
     BadData.
     """
     return [piece for source in sources if (piece := _batches_between(log_dir, source, source.base, start)) is not None]
@@ -212,27 +227,33 @@ def _batches_between(log_dir: Path, source: SourceSegment, start: int, end: int)
 
 
 def check_gap(
-    state: PartitionState, end_offset: int, first: SourceSegment, fetched_from: int, refusals: Mapping[int, str], *, gaps: bool
+    state: PartitionState,
+    end_offset: int,
+    first_segment: SourceSegment,
+    fetched_from: int,
+    refusals: Mapping[int, str],
+    *,
+    allow_gaps: bool,
 ) -> None:
     """Raise BadData if a directory begins after the tier's end, unless gaps are allowed.
 
     :param end_offset: last offset of the tier, or of what a truncation leaves of it.
-    :param first: first segment of the directory after it.
+    :param first_segment: first segment of the directory after it.
     :param fetched_from: the directory holds only what its log has from this offset on.
     :param refusals: why staged files were not taken, by base offset.
-    :param gaps: whether gaps are allowed.
+    :param allow_gaps: whether gaps are allowed.
     """
     if end_offset + 1 < fetched_from:
         raise BadData(
             f"{state.name} ends at {end_offset} by now, and segments were fetched from offset {fetched_from} on",
-            segment=first.name,
+            segment=first_segment.name,
             hint="Another process was faster. Run the import again",
         )
-    if not gaps:
-        gap = f"the directory begins at offset {first.base}, and {state.name} ends at {end_offset} in the tier: it leaves a gap"
+    if not allow_gaps:
+        gap = f"the directory begins at offset {first_segment.base}, and {state.name} ends at {end_offset} in the tier: it leaves a gap"
         raise BadData(
-            ". ".join([gap, *refused_files(refusals)]),
-            segment=first.name,
+            ". ".join([gap, *describe_refused_files(refusals)]),
+            segment=first_segment.name,
             hint=f"Give a directory that begins at {end_offset + 1} or before; if the missing offsets are lost, use --allow-gaps",
         )
 
@@ -254,6 +275,7 @@ def _straddling_batch_error(source: SourceSegment, batch: int, offset: int) -> B
 @dataclass(frozen=True)
 class Divergence:
     """Offset from which a log's leader epochs contradict the tier's, because a later leader has discarded the tier's data from there on.
+
     offset: first discarded offset. It may lie after the tier's end if the tier expects an epoch there that the log does not have.
     known, given: lineage of the tier, lineage of the log.
     newer: whether the log has seen a later leader than the tier, so that the tier is out of date.
@@ -264,15 +286,18 @@ class Divergence:
     given: Lineage
     newer: bool
 
-    def check_start(self, state: PartitionState, log_dir: Path, compared: Callable[[], int], *, accept_loss: bool) -> list[str]:
-        """Raise BadData if the two logs may differ before ``offset``, and return notes for people. They may differ if the given lineage
-        begins at ``offset``: retention moves the first entry up to the log start
-        (LeaderEpochFileCache.truncateFromStart). Then a record below it must be equal.
+    def require_equal_before(
+        self, state: PartitionState, log_dir: Path, count_equal_records: Callable[[], int], *, accept_loss: bool
+    ) -> list[str]:
+        """Raise BadData if the two logs may differ before ``offset``, and return notes for people. They may differ if the log's lineage
+        begins at ``offset``, because retention moves the first entry up to the log start (LeaderEpochFileCache.truncateFromStart). Then at
+        least one record below it must be equal.
 
-        :param compared: returns how many records below ``offset`` are equal; called if the lineages do not tell.
-        :param accept_loss: continue without such a record.
+        :param count_equal_records: compares the records below ``offset`` and returns how many are equal; called if the lineages do not
+            decide.
+        :param accept_loss: continue without an equal record.
         """
-        if self.offset > self.given[0].start_offset or compared():
+        if self.offset > self.given[0].start_offset or count_equal_records():
             return []
         if accept_loss:
             return [
@@ -306,13 +331,14 @@ class Divergence:
         return BadData(what, segment=str(log_dir / CHECKPOINT), hint=hint)
 
 
-def find_divergence(state: PartitionState, lineage: Lineage, end: int) -> Divergence | None:
-    """Compare the leader epochs of a broker's log with those of the tier. Return the first offset at which the log has discarded data of
+def find_divergence(state: PartitionState, lineage: Lineage, end_offset: int) -> Divergence | None:
+    """Compare the leader epochs of a broker's log with those of the tier. Return the first offset from which the log has discarded data of
     the tier, as after an unclean leader election, or None if one of the two continues the other.
+
     :param lineage: lineage of the log.
     :param end_offset: end of the log, exclusive.
     """
-    offset = first_disowned_offset(state.lineage, state.end_offset + 1, lineage, end) if state.has_segments else None
+    offset = first_disowned_offset(state.lineage, state.end_offset + 1, lineage, end_offset) if state.has_segments else None
     if offset is None:
         return None
     return Divergence(offset, state.lineage, lineage, lineage[-1].epoch > state.lineage[-1].epoch)
@@ -322,109 +348,112 @@ StoredSegments = Callable[[RemoteLogSegmentMetadata], AbstractContextManager[Sou
 """Opens a segment of the tier."""
 
 
-def first_held_offset(state: PartitionState, offset: int, stored: StoredSegments) -> int:
-    """Return the first offset from ``offset`` on of which the tier has a batch; the tier's end offset + 1 if it has none there.
+def first_stored_offset(state: PartitionState, offset: int, stored_segments: StoredSegments) -> int:
+    """Return the first offset, from ``offset`` on, of a batch that the tier has; the tier's end offset + 1 if it has none. This is
+    ``offset`` itself if it is greater than the tier's end, or if rounds have cleaned beyond it, because they may have removed the batch.
 
-    That is ``offset`` itself if it is greater than the tier's end, or if rounds have cleaned beyond it, because they may have removed the
-    batch.
-
-    :raises StoreError: if the store fails. Raises BadData for a corrupt segment.
+    :raises StoreError: if the store fails.
+    :raises BadData: if a segment is corrupt.
     """
     if offset < clean_end_offset(state.vector):
         return offset
     for segment in state.live:
         if segment.end_offset < offset:
             continue
-        with stored(segment) as source:
+        with stored_segments(segment) as source:
             place = int(np.searchsorted(source.table.last_offset, offset))
             if place < len(source.table):
                 return max(int(source.table.base_offset[place]), offset)
     return max(offset, state.end_offset + 1)
 
 
-def skip_gap(lineage: Lineage, known: Lineage, first: int, held: int) -> Lineage:
-    """Return the lineage of a log with the tier's own epochs (``known``) from ``first`` up to ``held`` (exclusive), where it has no batch.
-
-    Kafka moves the first epoch of a directory up to its log start, so that an accepted gap leaves the tier a later start than it was.
+def fill_lineage_gap(lineage: Lineage, tier_lineage: Lineage, gap_start: int, gap_end: int) -> Lineage:
+    """Return the lineage of a log with the tier's own epochs from ``gap_start`` up to ``gap_end`` (exclusive), where the tier has no batch.
+    Kafka moves the first epoch of a directory up to its log start, so that the log's lineage lacks the epochs of an accepted gap.
     """
-    before = (*truncate_lineage_at(lineage, first), *(entry for entry in known if first <= entry.start_offset < held))
-    epoch = leader_epoch_at(lineage, held)
-    here = (EpochEntry(epoch, Offset(held)),) if epoch >= 0 and epoch != leader_epoch_at(before, held) else ()
-    return (*before, *here, *(entry for entry in lineage if entry.start_offset > held))
+    before = (*truncate_lineage_at(lineage, gap_start), *(entry for entry in tier_lineage if gap_start <= entry.start_offset < gap_end))
+    epoch = leader_epoch_at(lineage, gap_end)
+    here = (EpochEntry(epoch, Offset(gap_end)),) if epoch >= 0 and epoch != leader_epoch_at(before, gap_end) else ()
+    return (*before, *here, *(entry for entry in lineage if entry.start_offset > gap_end))
 
 
 def find_divergence_outside_gaps(
-    state: PartitionState, lineage: Callable[[], Lineage], end: int, stored: StoredSegments, gaps: list[tuple[int, int]]
+    state: PartitionState, lineage: Callable[[], Lineage], end_offset: int, stored_segments: StoredSegments, gaps: list[tuple[int, int]]
 ) -> Divergence | None:
-    """Compare leader epochs, and return the first offset at which the log has discarded batches that the tier still has, or None.
+    """Compare leader epochs, and return the first offset from which the log has discarded batches that the tier still has, or None.
 
-    :param lineage: returns the log's lineage, with ``skip_gap`` for each of ``gaps``.
-    :param end: exclusive end of the log.
-    :param gaps: gets the ranges of which the tier has no batch, and the log other epochs.
+    :param lineage: returns the log's lineage, with ``fill_lineage_gap`` applied for each of ``gaps``.
+    :param end_offset: end of the log, exclusive.
+    :param stored_segments: opens segments of the tier.
+    :param gaps: extended by the ranges in which the tier has no batch and the log has other epochs.
     """
-    while found := find_divergence(state, lineage(), end):
-        held = first_held_offset(state, found.offset, stored)
+    while found := find_divergence(state, lineage(), end_offset):
+        held = first_stored_offset(state, found.offset, stored_segments)
         if held == found.offset:
             break
         gaps.append((found.offset, held))
     return found
 
 
-def check_before_start(state: PartitionState, found: Sequence[FutureSegment], given: Lineage, log_dir: Path) -> None:
-    """Raise BadData if segments before the tier's start belong to another log, or leave a transaction open there."""
-    last = (given or lineage_from_batches([found[-1].source]))[-1].epoch
-    if not given and state.lineage and last > state.lineage[0].epoch:
+def check_before_start(state: PartitionState, segments: Sequence[FutureSegment], log_lineage: Lineage, log_dir: Path) -> None:
+    """Raise BadData if ``segments``, which are to be added before the tier's start, belong to another log, or leave a transaction open
+    there.
+    """
+    last = (log_lineage or lineage_from_batches([segments[-1].source]))[-1].epoch
+    if not log_lineage and state.lineage and last > state.lineage[0].epoch:
         raise BadData(
             f"it was written in leader epoch {last}, and {state.name} begins with epoch {state.lineage[0].epoch} in the tier",
-            segment=found[-1].source.name,
+            segment=segments[-1].source.name,
             hint="This is another log",
         )
-    undecided = found[-1].states.first_offset_of_open_transaction()
+    undecided = segments[-1].states.first_offset_of_open_transaction()
     if undecided is not None:
         raise BadData(
             f"a transaction that begins at offset {undecided} is open where the tier begins, whose indexes do not tell how it ended",
-            segment=found[-1].source.name,
+            segment=segments[-1].source.name,
             hint="`topics delete` the partition and import the whole directory again",
         )
-    if given:
-        diverged = find_divergence(state, given, found[-1].end + 1)
+    if log_lineage:
+        diverged = find_divergence(state, log_lineage, segments[-1].end + 1)
         if diverged is not None and diverged.offset < state.start_offset:
             raise diverged.refusal_error(state, log_dir)
 
 
-def check_tail_batches(state: PartitionState, sources: Sequence[SourceSegment], limit: int | None = None, rewritten: int = 0) -> bool:
+def check_tail_batches(
+    state: PartitionState, sources: Sequence[SourceSegment], end_offset: int | None = None, compacted_below: int = 0
+) -> bool:
     """Return whether the directory has any of the tier's last batches (the tail), by which the log is recognised. Raises BadData if such a
     batch differs.
 
-    :param limit: compare only batches below this offset; None for all.
-    :param rewritten: batches below this offset may have been compacted in the directory, and are not compared.
+    :param end_offset: compare only batches below this offset; None for all.
+    :param compacted_below: batches below this offset may have been compacted in the directory, and are not compared.
     """
     filled = [source for source in sources if source.size]
     end = int(filled[-1].table.last_offset[-1]) if filled else -1
     seen = False
     for known in state.tail:
         holder = next((source for source in reversed(filled) if source.base <= known.base_offset), None)
-        if holder is None or known.last_offset > end or known.last_offset < rewritten:
+        if holder is None or known.last_offset > end or known.last_offset < compacted_below:
             continue  # the directory lacks it: expired, an older copy, or compacted
-        if limit is not None and known.last_offset >= limit:
+        if end_offset is not None and known.last_offset >= end_offset:
             continue  # the batch is to be discarded
         place = int(np.searchsorted(holder.table.last_offset, known.last_offset))
-        if place >= len(holder.table) or tail_batch(holder, place) != known:
+        if place >= len(holder.table) or describe_tail_batch(holder, place) != known:
             raise _other_content_error(state, known.base_offset, holder.name)
         seen = True
     return seen
 
 
-def pieces_below(pieces: list[LogPiece], limit: int | None) -> list[LogPiece]:
-    """Return the pieces before the first one that reaches an exclusive bound; all of them if there is none."""
-    if limit is None:
+def pieces_below_offset(pieces: list[LogPiece], end_offset: int | None) -> list[LogPiece]:
+    """Return the pieces before the first one that reaches ``end_offset`` (exclusive); all of them if it is None."""
+    if end_offset is None:
         return pieces
-    reaching = (place for place, piece in enumerate(pieces) if piece.source.size and int(piece.source.table.last_offset[-1]) >= limit)
+    reaching = (place for place, piece in enumerate(pieces) if piece.source.size and int(piece.source.table.last_offset[-1]) >= end_offset)
     return pieces[: next(reaching, len(pieces))]
 
 
-def position_check(checked: PartitionState, log_dir: Path) -> Callable[[PartitionState], None]:
-    """Return a function that raises BadData if a state of the tier no longer has the end and the leader epochs with which the import was
+def make_position_check(checked: PartitionState, log_dir: Path) -> Callable[[PartitionState], None]:
+    """Return a function that raises BadData if a state of the tier no longer has the end and the leader epochs with which the directory was
     compared.
     """
 
@@ -441,41 +470,41 @@ def position_check(checked: PartitionState, log_dir: Path) -> Callable[[Partitio
 
 def compare_records(
     state: PartitionState,
-    found: SegmentListing,
-    stored: StoredSegments,
+    listing: SegmentListing,
+    stored_segments: StoredSegments,
     open_listed: Callable[[SegmentListing], Sequence[SourceSegment]],
-    limit: int,
+    inflate_limit: int,
     *,
-    below: int,
-    rewritten: int = 0,
+    end_offset: int,
+    compacted_below: int = 0,
 ) -> int:
     """Compare the last records that the tier has below an offset with the directory's, and return how many were compared.
 
     At least one is if there is any that both have. Both may be compacted: records that the tier has lost are not compared, nor are those
     that
-    the directory has lost below ``rewritten``.
+    the directory has lost below ``compacted_below``.
 
-    :param found: the directory's segments.
-    :param stored: opens a segment of the tier.
+    :param listing: the directory's segments.
+    :param stored_segments: opens a segment of the tier.
     :param open_listed: opens segments of the directory.
-    :param limit: bytes that one batch may inflate to.
-    :param below: exclusive bound on the compared offsets.
-    :param rewritten: records below this offset may have been compacted in the directory.
+    :param inflate_limit: bytes that one batch may inflate to.
+    :param end_offset: exclusive bound on the compared offsets.
+    :param compacted_below: records below this offset may have been compacted in the directory.
     :raises BadData: if a record differs, or the directory should have it and does not.
     """
-    first = found.bases[0] if found.bases else below
-    for segment in reversed([one for one in state.live if one.end_offset >= first and one.start_offset < below]):
-        with stored(segment) as source:
-            known = _read_records_by_offset(source, first, below - 1, limit, TAIL)
+    first = listing.bases[0] if listing.bases else end_offset
+    for segment in reversed([one for one in state.live if one.end_offset >= first and one.start_offset < end_offset]):
+        with stored_segments(segment) as source:
+            known = _read_records_by_offset(source, first, end_offset - 1, inflate_limit, TAIL)
         if not known:
             continue
-        sources = open_listed(found.from_offset(min(known)).before_offset(max(known) + 1))
+        sources = open_listed(listing.from_offset(min(known)).before_offset(max(known) + 1))
         given: dict[int, _Record] = {}
         for source in sources:
-            given |= _read_records_by_offset(source, min(known), max(known), limit)
+            given |= _read_records_by_offset(source, min(known), max(known), inflate_limit)
         for offset, record in known.items():
-            if given.get(offset, None if offset >= rewritten else record) != record:
-                raise _other_content_error(state, offset, sources[-1].name if sources else str(found.log_dir))
+            if given.get(offset, None if offset >= compacted_below else record) != record:
+                raise _other_content_error(state, offset, sources[-1].name if sources else str(listing.log_dir))
         if compared := len(given.keys() & known.keys()):
             return compared
     return 0

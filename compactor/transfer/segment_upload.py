@@ -57,11 +57,11 @@ class SegmentUpload:
     def content_identity(self) -> str:
         return f"{self.member.start} {self.member.end} {self.member.checked.sha256}"
 
-    def upload_under_id(self, registered: str) -> RemoteLogSegmentMetadata | None:
+    def upload_under_id(self, segment_id: str) -> RemoteLogSegmentMetadata | None:
         how = self.how
         with tempfile.TemporaryDirectory(prefix="import-", dir=process_spool_folder(how.tier.state_dir)) as scratch:
             key = BalanceKey(how.tier.identity.hash_key())
-            metadata, paths = prepare_upload(self.member, registered, self.lineage, how.policy, key, Path(scratch))
+            metadata, paths = prepare_upload(self.member, segment_id, self.lineage, how.policy, key, Path(scratch))
             if how.tier.ports.layout.upload_segment(how.name, metadata, paths):
                 return None
         if how.sidecars is not None:
@@ -69,14 +69,14 @@ class SegmentUpload:
         how.advance(metadata.size_bytes)
         return metadata
 
-    def _build_sidecar(self, registered: str, hash_key: bytes) -> Sidecar:
+    def _build_sidecar(self, segment_id: str, hash_key: bytes) -> Sidecar:
         builder = self.member.checked.builder
         if builder is not None and builder.hash_key == hash_key:
-            return builder.build_sidecar(registered)
+            return builder.build_sidecar(segment_id)
         # Another process has created the tier meanwhile, so the builder hashed the keys with another hash key.
         with WorkerThreads(self.how.threads) as workers:
             return build_sidecar(
-                registered,
+                segment_id,
                 self.member.source,
                 None,
                 hash_key,
@@ -91,7 +91,9 @@ class SegmentUpload:
 
 
 def check_free_space(url: str, needed: int) -> None:
-    """Raise OutOfBudget if the tier is a directory on a disk that has no space for ``needed`` bytes, before half of them are written."""
+    """Raise OutOfBudget if the tier is a directory on a disk that has no space for ``needed`` bytes, so that the import fails before it
+    writes anything.
+    """
     disk = local_store_folder(url)
     if disk is None:
         return

@@ -16,10 +16,10 @@ from checkpoint.lineage import Lineage, first_disowned_offset, leader_epoch_at, 
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A segment file that its broker has renamed for deletion, as the directory listing describes it.
+    """Segment file that its broker has renamed for deletion, as the directory listing describes it.
 
-    base: offset in its name.
-    size: bytes.
+    base: offset in the file's name.
+    size: size in bytes.
     mtime_ms: when the broker wrote it last.
     changed_ms: change time of the inode, which is when the broker renamed the file.
     inode: device and inode number, because a later file may take the same name.
@@ -36,8 +36,8 @@ class StagedFile:
 class StagedSegment:
     """Offsets and leader epochs of a staged file.
 
-    last_offset: of its last batch; below ``base`` if it has none.
-    epochs: leader epochs that its batches name, in the order of the batches, each with the offset of the first batch that names it.
+    last_offset: last offset of its last batch; less than ``base`` if it has no batch.
+    epochs: leader epochs of its batches, in the order of the batches, each with the offset of its first batch.
     """
 
     base: int
@@ -61,8 +61,9 @@ class LiveLog:
 
 @dataclass(frozen=True)
 class TierEnd:
-    """The end of a partition in the tier, from which a broker's log must continue. position: last offset + 1, or the offset at which the
-    tier's end is to be cut; None for an empty tier.
+    """End of a partition in the tier, from which a broker's log must continue.
+
+    position: last offset + 1, or the offset at which the tier's end is to be cut; None for an empty tier.
     lineage: the tier's leader epochs, without those that are to be cut.
     """
 
@@ -72,9 +73,8 @@ class TierEnd:
 
 @dataclass(frozen=True)
 class StagedChoice:
-    """Decision about files that a broker has staged for deletion: base offsets of the files to import, ascending, and for others with
-    missing offsets the
-    reason why not, by base offset.
+    """Decision about files that a broker has staged for deletion: base offsets of the files to import, ascending, and the reasons for which
+    others with missing offsets are not imported, by base offset.
     """
 
     taken: tuple[int, ...] = ()

@@ -28,7 +28,7 @@ _MAGIC, _EPOCH = 16, slice(12, 16)
 
 @dataclass(frozen=True)
 class HeldFile:
-    """An open staged file and the bytes of its transaction index."""
+    """Staged file that this process holds open, with the bytes of its transaction index."""
 
     file: StagedFile
     descriptor: int
@@ -40,7 +40,7 @@ class HeldFile:
         return os.fstat(self.descriptor).st_nlink == 0
 
     def map_bytes(self) -> Bytes:
-        """Return the file's bytes. A broker never changes a staged file, so that a mapping of it stays valid."""
+        """Return the file's bytes, mapped into memory. The mapping stays valid because a broker never changes a staged file."""
         if not self.file.size:
             return read_only_view(np.empty(0, np.uint8))
         return np.frombuffer(mmap.mmap(self.descriptor, self.file.size, access=mmap.ACCESS_READ), np.uint8)
@@ -70,8 +70,8 @@ def inode_change_ms(stat: os.stat_result) -> int:
     return stat.st_ctime_ns // 1_000_000
 
 
-def staged_file(base: int, stat: os.stat_result) -> StagedFile:
-    """Return the description of a staged file from its base offset and its ``stat`` result."""
+def describe_staged_file(base: int, stat: os.stat_result) -> StagedFile:
+    """Return the description of a staged file, from its base offset and its ``stat`` result."""
     return StagedFile(base, stat.st_size, stat.st_mtime_ns // 1_000_000, inode_change_ms(stat), (stat.st_dev, stat.st_ino))
 
 
@@ -86,7 +86,7 @@ def list_staged_before(log_dir: Path, live_bases: Sequence[int]) -> list[StagedF
             match = STAGED_NAME.fullmatch(entry.name)
             if match and int(match[1]) < min(live_bases, default=0):
                 with suppress(FileNotFoundError):
-                    found.append(staged_file(int(match[1]), entry.stat()))
+                    found.append(describe_staged_file(int(match[1]), entry.stat()))
     return sorted(found, key=lambda file: file.base)
 
 
@@ -133,17 +133,19 @@ class HeldFiles:
             return tuple(sorted(self._held.values(), key=lambda held: held.file.base))
 
     def open_files(self, files: Sequence[StagedFile]) -> None:
-        """Open those of the files that are not open yet, and close none. A file that was deleted or replaced meanwhile is left out."""
+        """Open those of these files that are not open yet; other open files stay open. A file that was deleted or replaced meanwhile is
+        left out.
+        """
         for file in files:
             with self._changing, suppress(OSError):
                 if file.inode not in self._held:
                     self._open_file(file)
 
     def close_outdated(self, listed: Sequence[StagedFile]) -> None:
-        """Close the files whose names other files have taken by now. If another directory has taken the place of theirs, because the topic
-        was created again, close all. The directory is held open, too, so that nothing else gets its inode number.
+        """Close the open files whose names other files have taken. Close all if another directory has taken the place of the log directory,
+        because the topic was created again.
 
-        :param listed: the files in the directory.
+        :param listed: the files in the directory now.
         :raises OSError: if the directory is gone.
         """
         moved = self._directory >= 0 and not os.path.samestat(os.fstat(self._directory), self.log_dir.stat())
@@ -170,7 +172,7 @@ class HeldFiles:
         descriptor = os.open(staged_path(self.log_dir, file.base), os.O_RDONLY)
         try:
             stat = os.fstat(descriptor)
-            if stat.st_nlink == 0 or staged_file(file.base, stat) != file:
+            if stat.st_nlink == 0 or describe_staged_file(file.base, stat) != file:
                 raise FileNotFoundError(file.base)
             index = log_path(self.log_dir, file.base).with_suffix(f".txnindex{DELETED}")
             txn_index = index.read_bytes() if index.exists() else b""

@@ -32,12 +32,12 @@ from compactor.tier.contents import download_recorded, read_recorded
 from compactor.transfer.log_directory import CheckedPiece, FutureSegment, LogPiece, log_path
 
 
-def undo_rounds_beyond(tier: Tier, log: PartitionLog, offset: int, where: str, *, accept_loss: bool) -> list[str]:
+def undo_rounds_beyond(tier: Tier, log: PartitionLog, offset: int, source_name: str, *, accept_loss: bool) -> list[str]:
     """Undo the rounds that cleaned beyond an offset, latest first, and return notes for people.
 
-    :param where: the file that shows where the log is cut, for messages.
+    :param source_name: the file that shows where the log is cut, for messages.
     :param accept_loss: continue if a round can no longer be undone.
-    :raises BadData: if not all of them can be undone and ``accept_loss`` is False. None was undone then.
+    :raises BadData: if not all of them can be undone and ``accept_loss`` is False. No round was undone then.
     :raises Leased: if a compactor is at work.
     """
     state = log.refresh()
@@ -46,7 +46,7 @@ def undo_rounds_beyond(tier: Tier, log: PartitionLog, offset: int, where: str, *
         raise BadData(
             f"{state.name} was compacted up to offset {clean_end_offset(state.vector)}, and is to be cut at {offset}: {problem}. A key "
             f"whose last value before offset {offset} was superseded by a discarded record would have no value",
-            segment=where,
+            segment=source_name,
             hint="`topics delete` the partition and import the whole log, if the broker still has it; else `import --accept-truncation "
             "--accept-loss`. A round that is open is finished or undone by `run` first",
         )
@@ -69,8 +69,8 @@ def undo_rounds_beyond(tier: Tier, log: PartitionLog, offset: int, where: str, *
 
 
 def _undo_beyond_offset_problem(log: PartitionLog, offset: int) -> str:
-    """Return the reason why rounds beyond an offset cannot be undone, so that the cleaner offset cannot go back to it, or an empty
-    string. Writes nothing.
+    """Return the reason why the rounds that cleaned beyond an offset cannot be undone, so that the cleaner offset cannot go back to it, or
+    an empty string. Writes nothing.
     """
     state = log.state
     while clean_end_offset(state.vector) > offset:

@@ -148,7 +148,7 @@ def test_a_generation_that_another_daemon_writes_is_left_to_it(house: House, mon
     """It says that it is at work; once it was silent for long, somebody else takes it up."""
     tier, target = house.opened()
     log = target.generation_log(ORDERS)
-    target.store.put(log.begun_key(f"g{1:020d}"), b"another:1")
+    target.store.put(log.announcement_key(f"g{1:020d}"), b"another:1")
     daemon = Daemon(tier, seed=1)
     idle(daemon)
     assert daemon.status().totals.jobs[("output", "leased")] == 1

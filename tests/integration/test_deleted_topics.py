@@ -17,7 +17,7 @@ from compactor.brokers.metadata_topic.leaders import ClusterTopics
 from compactor.brokers.topic_ids import TopicIdAnswers, kafka_python_options
 from compactor.config.settings import load_settings
 from compactor.errors import Unavailable, UsageError
-from compactor.transfer.incarnations import confirm_topics
+from compactor.transfer.incarnations import record_confirmed_topics
 from compactor.upkeep import deleted_topics
 from tests.builders import TOPIC_ID as ID, LogBuilder
 from tests.simulation.life_mutations import DELETION_MUTATIONS
@@ -78,7 +78,7 @@ def cli(tmp_path: Path) -> TierCli:
     )
     tier = open_tier(load_settings(str(cli.config)))
     tier.catalog.refresh()
-    confirm_topics(tier.catalog, {"orders": ID}, lambda names: ClusterTopics(CLUSTER, {"orders": ID}))
+    record_confirmed_topics(tier.catalog, {"orders": ID}, lambda names: ClusterTopics(CLUSTER, {"orders": ID}))
     return cli
 
 

@@ -17,7 +17,13 @@ from compactor.config.settings import load_settings
 from compactor.errors import AlreadyExists, Unavailable
 from compactor.model.ids import TopicPartition
 from compactor.outputs import pinterest_names as layout
-from compactor.outputs.pinterest import GenerationTarget, WriteOptions, configured_target, direct_readers, write_generation
+from compactor.outputs.pinterest import (
+    GenerationTarget,
+    WriteOptions,
+    configured_target,
+    switch_readers_to_current_generation,
+    write_generation,
+)
 from compactor.outputs.upkeep import partition_generations, retire_generations
 from compactor.storage.forwarding import ReadOnlyStore
 from compactor.storage.port import ObjectInfo, ObjectStore
@@ -460,7 +466,7 @@ def test_a_slow_writer_does_not_leave_what_it_knew(house: House) -> None:
             return target.store.put(key, data)
 
     slow: Any = Slow()
-    direct_readers(replace(target, store=slow), target.generation_log(ORDERS))
+    switch_readers_to_current_generation(replace(target, store=slow), target.generation_log(ORDERS))
     assert steps
     house.check()
 

@@ -33,7 +33,7 @@ from compactor.model.ids import encode_segment_id, partition_of_incarnation
 from compactor.transfer import staged_files
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions
-from compactor.transfer.incarnations import OpeningRule, confirm_topics
+from compactor.transfer.incarnations import IncarnationOpeningRule, record_confirmed_topics
 from compactor.upkeep import deleted_topics
 from compactor.upkeep.deleted_topics import delete_removed_topics
 from compactor.upkeep.operator_changes import delete_records
@@ -264,10 +264,10 @@ class Life(WayIn):
 
     # --- processes ---
 
-    def opening(self, disk: DiskReplica) -> OpeningRule:
+    def opening(self, disk: DiskReplica) -> IncarnationOpeningRule:
         """Return who may say that the topic was created again: a person only who sees the leader's directory."""
         by_hand = disk is self.brokers.led and self.dice.random() < 0.2
-        return OpeningRule(self.ask if self.dice.random() < 0.8 else None, by_hand=by_hand)
+        return IncarnationOpeningRule(self.ask if self.dice.random() < 0.8 else None, by_hand=by_hand)
 
     def take(self, side: Side, tier: Tier, disk: DiskReplica, options: ImportOptions) -> None:
         super().take(side, tier, disk, replace(options, opening=self.opening(disk)))
@@ -293,7 +293,7 @@ class Life(WayIn):
     def take_stale(self, tier: Tier, disk: DiskReplica) -> None:
         """``import`` of a directory that was left behind, with a cluster that has another topic by now, or with another cluster."""
         other = self.dice.random() < 0.3 and disk.topic_id == self.directories.stale[-1].topic_id
-        options = ImportOptions(opening=OpeningRule(self.ask_other if other else self.ask))
+        options = ImportOptions(opening=IncarnationOpeningRule(self.ask_other if other else self.ask))
         source = Source(disk.present(), disk.start, disk.version)
         if self.hides_truncation(self.mine, disk):
             return
@@ -304,7 +304,7 @@ class Life(WayIn):
     def confirm(self, tier: Tier) -> None:
         """Record which cluster has the topic, as agents do after an upload."""
         topic_id = tier.open(tier.current(NAME)).refresh().topic_id
-        confirm_topics(tier.catalog, {NAME.topic: topic_id}, self.ask)
+        record_confirmed_topics(tier.catalog, {NAME.topic: topic_id}, self.ask)
 
     def daemon(self, tier: Tier) -> Callable[[], None]:
         """Rounds and retention over all incarnations, retire, undo, records deleted by hand, and topics that are deleted for good."""

@@ -97,9 +97,9 @@ def cut_before_checks() -> Iterator[None]:
 def cleaned_logs_accepted() -> AbstractContextManager[Any]:
     """A log may continue the tier, however far it was compacted."""
     return together(
-        lambda: patch.object(import_, "check_not_cleaned", lambda *_, **__: None),
-        lambda: patch.object(from_tier, "check_not_cleaned", lambda *_, **__: None),
-        lambda: patch.object(cleaned, "check_not_cleaned", lambda *_, **__: None),
+        lambda: patch.object(import_, "require_not_cleaned_beyond", lambda *_, **__: None),
+        lambda: patch.object(from_tier, "require_not_cleaned_beyond", lambda *_, **__: None),
+        lambda: patch.object(cleaned, "require_not_cleaned_beyond", lambda *_, **__: None),
     )()
 
 
@@ -137,8 +137,10 @@ WAY_IN_MUTATIONS: Mapping[str, Mutation] = {
     "the seam is not found again after a truncation": listed_once,
     "closed imports count": closed_imports_count,
     "the tier is cut before checks": cut_before_checks,
-    "a cut is made where the directory begins in an unknown epoch": lambda: patch.object(Divergence, "check_start", lambda *_, **__: []),
-    "epochs that begin in a gap are compared": lambda: patch.object(seam, "first_held_offset", lambda state, offset, stored: offset),
+    "a cut is made where the directory begins in an unknown epoch": lambda: patch.object(
+        Divergence, "require_equal_before", lambda *_, **__: []
+    ),
+    "epochs that begin in a gap are compared": lambda: patch.object(seam, "first_stored_offset", lambda state, offset, stored: offset),
     "cleaned logs are accepted": cleaned_logs_accepted,
     "divergence is not noticed": divergence_not_noticed,
     "staged files are not taken": lambda: patch.object(import_, "add_staged_files", lambda found, *_: found),

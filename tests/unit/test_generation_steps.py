@@ -8,7 +8,7 @@ import pytest
 
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
-from compactor.outputs.pinterest_names import GenerationLog, Generations, GenerationStep, PublishedSegment, generation_name
+from compactor.outputs.pinterest_names import GenerationLog, GenerationStep, PartitionGenerations, PublishedSegment, generation_name
 from compactor.storage.counting import RequestCounters
 from compactor.storage.port import ObjectInfo
 from compactor.tier.layouts.pinterest.keys import PartitionKeys
@@ -32,7 +32,7 @@ class Stale(MemoryStore):
 
 def written(store: MemoryStore) -> GenerationLog:
     log = GenerationLog(store, PartitionKeys("cluster", 0), NAME)
-    known = Generations()
+    known = PartitionGenerations()
     for number in range(2):
         step: GenerationStep = known.first_step(
             generation_name(number), 5 + number, [PublishedSegment(segment="s", base=0, last=9, timestamp_ms=1)]

@@ -12,7 +12,7 @@ from compactor.config.settings import PinterestSettings
 from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.outputs.pinterest_names import Generation, PublishedSegment, shifted_index, shifted_timeindex
+from compactor.outputs.pinterest_names import Generation, PublishedSegment, shift_offset_index, shift_time_index
 from compactor.tier.layouts.pinterest.keys import PartitionKeys, entropy_prefix, id_from_base_offset, parse_file_name
 from compactor.tier.layouts.pinterest.metadata import SegmentTime, format_metadata, format_watermark, parse_metadata, parse_watermark
 from tests.support.plain_pinterest import Endless, byte_position
@@ -114,15 +114,15 @@ def entries(data: bytes, form: str) -> list[tuple[int, int]]:
 
 def test_indexes_for_a_lower_base() -> None:
     index = b"".join(struct.pack(">ii", offset, 100 * offset) for offset in (5, 7, 9))
-    assert entries(shifted_index(index, 10), ">ii") == [(15, 500), (17, 700), (19, 900)]
-    assert shifted_index(b"", 10) == b""
+    assert entries(shift_offset_index(index, 10), ">ii") == [(15, 500), (17, 700), (19, 900)]
+    assert shift_offset_index(b"", 10) == b""
     times = b"".join(struct.pack(">qi", 1000 + offset, offset) for offset in (5, 9))
-    assert entries(shifted_timeindex(times, 10), ">qi") == [(1005, 15), (1009, 19)]
+    assert entries(shift_time_index(times, 10), ">qi") == [(1005, 15), (1009, 19)]
 
 
 def test_an_index_never_has_the_two_entries_that_the_consumer_cannot_search() -> None:
     two = struct.pack(">iiii", 5, 500, 7, 700)
-    assert entries(shifted_index(two, 1), ">ii") == [(8, 700)]
+    assert entries(shift_offset_index(two, 1), ">ii") == [(8, 700)]
     with pytest.raises(Endless):
         byte_position(two, 3)
     for count in (0, 1, 3, 4, 5, 6, 7, 20):
@@ -135,9 +135,9 @@ def test_an_index_never_has_the_two_entries_that_the_consumer_cannot_search() ->
 def test_what_lies_too_far_from_the_base_is_found_by_scanning() -> None:
     index = b"".join(struct.pack(">ii", offset, 100 * offset) for offset in (1, 2, 3, 4, 5))
     far = 2**31 - 1 - 3
-    assert entries(shifted_index(index, far), ">ii") == [(2**31 - 3, 100), (2**31 - 2, 200), (2**31 - 1, 300)]
+    assert entries(shift_offset_index(index, far), ">ii") == [(2**31 - 3, 100), (2**31 - 2, 200), (2**31 - 1, 300)]
     times = struct.pack(">qi", 1009, 9)
-    assert entries(shifted_timeindex(times, far), ">qi") == [(1009, 2**31 - 1)]
+    assert entries(shift_time_index(times, far), ">qi") == [(1009, 2**31 - 1)]
 
 
 def live(*ids: str) -> list[RemoteLogSegmentMetadata]:

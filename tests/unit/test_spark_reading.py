@@ -358,7 +358,7 @@ def test_more_keys_than_a_task_may_hold(tmp_path: Path) -> None:
         log.put(*[f"key-{number}=1" for number in range(base, base + 500)])
     twins.bring(log.write(tmp_path / "log"))
     splits = plan_splits(twins.local, request_of(twins.local, topic="orders", view="latest"))
-    assert [part.options.latest.spill.records for split in splits for part in split.parts] == [6000]  # type: ignore[attr-defined]
+    assert [part.options.last_records_only.spill.records for split in splits for part in split.parts] == [6000]  # type: ignore[attr-defined]
     assert len(read(twins.local, view="latest")) == 6000
     with pytest.raises(OutOfBudget, match="keyRanges"):
         read(twins.local, view="latest", keyRanges=1)

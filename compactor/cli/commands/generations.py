@@ -17,13 +17,13 @@ from compactor.outputs.upkeep import (
     retire_generations,
     write_generations,
 )
-from compactor.transfer.import_root import topic_filter
+from compactor.transfer.import_root import topic_name_filter
 
 
 def write_generations_command(args: argparse.Namespace, out: Output) -> int:
     if args.partitions and args.topics is not None:
         raise UsageError("partitions and --topics exclude each other", hint="Name one or the other")
-    wanted = topic_filter(args.topics)
+    wanted = topic_name_filter(args.topics)
     opened = tiers.open_configured_tier(args)
     target = configured_target(opened)
     outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
@@ -50,7 +50,7 @@ def write_generations_command(args: argparse.Namespace, out: Output) -> int:
 
 
 def list_generations_command(args: argparse.Namespace, out: Output) -> int:
-    wanted = topic_filter(args.topics)
+    wanted = topic_name_filter(args.topics)
     opened = tiers.open_read_only(args)
     target = configured_target(opened)
     outcomes = tiers.PartitionOutcomes(out, named=False)
@@ -65,7 +65,7 @@ def list_generations_command(args: argparse.Namespace, out: Output) -> int:
         current, earlier = known.current, known.earlier
         if current is None:
             continue
-        objects = current.objects
+        objects = current.parts_with_objects
         about = {"topic": name.topic, "partition": name.partition}
         found += [{**about, "generation": one.name, "current": False, "objects": None, "bytes": None} for one in earlier]
         total = sum(part.log_bytes for part in objects)
@@ -81,7 +81,7 @@ def list_generations_command(args: argparse.Namespace, out: Output) -> int:
 
 
 def retire_generations_command(args: argparse.Namespace, out: Output) -> int:
-    wanted = topic_filter(args.topics)
+    wanted = topic_name_filter(args.topics)
     opened = tiers.open_read_only(args) if args.dry_run else tiers.open_configured_tier(args)
     target = configured_target(opened)
     outcomes = tiers.PartitionOutcomes(out, named=False)

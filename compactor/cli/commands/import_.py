@@ -24,7 +24,7 @@ from compactor.transfer.from_tier import import_tier, partitions_to_import
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions, ImportProgress
 from compactor.transfer.import_root import PartitionImport, import_root, is_log_root, list_partition_directories, partition_of_directory
-from compactor.transfer.incarnations import AskTopicIds, OpeningRule, confirm_topics
+from compactor.transfer.incarnations import AskTopicIds, IncarnationOpeningRule, record_confirmed_topics
 from compactor.transfer.log_identity import read_topic_id
 from compactor.views.checkpoints import read_only_tier
 
@@ -37,7 +37,7 @@ def run_import(args: argparse.Namespace, out: Output) -> int:
         gaps=args.allow_gaps,
         accept_truncation=args.accept_truncation,
         accept_loss=args.accept_loss,
-        opening=OpeningRule(_topic_id_query_of_brokers(frame.load_command_settings(args)), by_hand=args.new_incarnation),
+        opening=IncarnationOpeningRule(_topic_id_query_of_brokers(frame.load_command_settings(args)), by_hand=args.new_incarnation),
     )
     if args.from_tier is not None:
         return _import_tier(args, out, options)
@@ -86,7 +86,7 @@ def _record_topics_of_cluster(
     if options.opening.ask is not None:
         opened.catalog.refresh()
         try:
-            confirm_topics(opened.catalog, {name.topic: read_topic_id(path) for name, path in directories}, options.opening.ask)
+            record_confirmed_topics(opened.catalog, {name.topic: read_topic_id(path) for name, path in directories}, options.opening.ask)
         except StoreError as error:
             out.note(f"note: which cluster has these topics is not recorded: {error.message}")
 

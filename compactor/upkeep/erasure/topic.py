@@ -137,7 +137,7 @@ def _holders_in_generations(opened: Tier, name: TopicPartition, question: KeyQue
     settings, target = opened.settings, opened.settings.tier.pinterest.target
     store = open_store(target, settings=settings, limits=settings.limits, counters=opened.counters)
     known = GenerationLog(store, pinterest_keys(settings), name).read_generations()
-    for generation in sorted(known.recorded_names | {one.generation for one in known.begun}):
+    for generation in sorted(known.recorded_generation_names | {one.generation for one in known.begun}):
         url = f"{target.rstrip('/')}/{generation}"
         tier = settings.tier.model_copy(update={"url": url, "layout": "pinterest", "control_url": ""})
         copy = open_tier(settings.model_copy(update={"tier": tier}))
