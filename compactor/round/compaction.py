@@ -148,7 +148,7 @@ class GatheredRound:
     """Values from which a round is planned.
 
     indexed: result of pass 1 if this process ran it; None if a remote engine does.
-    disk_bytes: disk budget that each group of segments must fit; None if a remote engine does the work.
+    disk_bytes: disk budget in bytes that each group of segments must fit; None if a remote engine does the work.
     """
 
     facts: RoundFacts
@@ -157,7 +157,7 @@ class GatheredRound:
 
 
 class Round:
-    """One round over one partition by this process (implements ``RoundWork``), together with its costs. An instance is used once."""
+    """A round over one partition by this process (implements ``RoundWork``), together with its costs. An instance is used once."""
 
     def __init__(
         self,
@@ -169,7 +169,9 @@ class Round:
         disk: Budget | None = None,
         engine: Engine | None = None,
     ) -> None:
-        """:param now_ms: the cleaner's clock for a new plan, in milliseconds; a resumed plan keeps its own.
+        """Create a round; nothing is done yet.
+
+        :param now_ms: the cleaner's clock for a new plan, in milliseconds; a resumed plan keeps its own.
         :param assess_with: decides whether a round is due and up to which offset.
         :param on_stage: called when the round reaches a stage.
         :param disk: disk budget shared by all rounds of this process; None gives this round ``disk_budget_bytes`` of its own.
@@ -221,8 +223,8 @@ class Round:
         return self._overdue_problem(intent)
 
     def _overdue_problem(self, intent: Intent) -> str:
-        """Return why a round has been open for too long, or an empty string. Its new segments were introduced after its plan was
-        announced, so that none of them is older.
+        """Return why an open round is too old to be resumed, or an empty string. Its new segments are at most as old as its plan, because
+        they are introduced after the plan was announced.
         """
         ports = self._context.ports
         if ports.brokers is None or self._cleaner.retention_ms < 0 or ports.clock_ms() - intent.at_ms <= OPEN_ROUND_MAX_MS:
@@ -281,6 +283,9 @@ class Round:
         self._reserve_metadata_records_or_postpone(plan.name, expected_metadata_records(plan.tasks))
 
     def _reserve_metadata_records_or_postpone(self, name: TopicPartition, records: int) -> None:
+        """Reserve so many records of [publish] metadata_records_per_hour for the round. Raises PostponedError if the limit does not admit
+        them now.
+        """
         per_hour = self._context.records_per_hour
         wait = self._context.ports.publisher.reserve_metadata_records(name, records, per_hour)
         if wait is not None:
@@ -374,10 +379,13 @@ class Round:
         session: WorkSession,
         workers: WorkerThreads,
         reading: StagedSegmentReader,
-        found: PassOneResult | None,
+        pass_one: PassOneResult | None,
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        """Run tasks in worker threads and yield their outcomes. ``pass_one``: result of pass 1 for this plan; None if it is still to be
+        done.
+        """
         context, cleaner, state = self._context, self._cleaner, session.state
-        keys = found.survivors.key_count if found else 0
+        keys = pass_one.survivors.key_count if pass_one else 0
         yield from LocalWorker(
             layout=context.ports.layout,
             publisher=context.ports.publisher,
@@ -389,16 +397,17 @@ class Round:
             verify_before_publish=cleaner.verify_before_publish,
             sidecars=context.sidecars,
             filter_for=partial(design_filter, cleaner, sum_filter_records(state.runs), expected_round_keys(cleaner, state.runs, keys)),
-            found=found,
+            found=pass_one,
             workers=workers,
             splices=cleaner.splice,
             stats=self._stats,
         )(plan, tasks, session)
-        if found is not None:
-            superseded = {state.live[n].id for n in found.survivors.segments_superseded}
-            self._stats.filters = filter_history_stats(found.clean, plan, state, superseded) | {"passes": found.passes}
+        if pass_one is not None:
+            superseded = {state.live[n].id for n in pass_one.survivors.segments_superseded}
+            self._stats.filters = filter_history_stats(pass_one.clean, plan, state, superseded) | {"passes": pass_one.passes}
 
     def _open_disk_budget(self) -> Budget:
+        """Return the disk budget of this process, or a new one for this round."""
         if self._disk is None:
             self._disk = Budget(disk_budget_bytes(self._cleaner, self._context.state_dir))
         return self._disk
@@ -420,7 +429,9 @@ def check_plan_fits_disk(plan: CompactionPlan, state: PartitionState, disk_bytes
 
 
 def live_producers(at_end: ProducerStates, now_ms: int, expiration_ms: int) -> tuple[ActiveProducer, ...]:
-    """Return the producers that a broker would still remember: those in a transaction, or last seen less than ``expiration_ms`` ago."""
+    """Return the producers that a broker would still remember at the time ``now_ms``: those in a transaction, or last seen less than
+    ``expiration_ms`` ago.
+    """
     entries = at_end.entries
     alive = entries[(entries["txn_first_offset"] >= 0) | (now_ms - entries["timestamp"] < expiration_ms)]
     return tuple(ActiveProducer(producer_id=int(e["producer_id"]), epoch=int(e["epoch"]), last_offset=int(e["last_offset"])) for e in alive)
@@ -495,26 +506,24 @@ def _segment_outcomes(plan: CompactionPlan) -> tuple[SegmentOutcome, ...]:
 def report_if_nothing_to_do(cleaner: Cleaner, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> RoundReport | None:
     """Return the report of a partition that needs no round, or None if a round may be due.
 
-    :param summary: a summary that was just confirmed to be current.
+    :param summary: a summary that is known to be current.
+    :param force: treat a partition with any dirty segment as due.
     """
     if summary.open_run or assess_round(summary, cleaner, now_ms, force=force).due or find_expired_segments(summary, cleaner, now_ms):
         return None
     return _idle_report(summary, RoundStatus.NOTHING_TO_DO)
 
 
-def paused_report(known: PartitionFacts[Any], why: str) -> RoundReport:
-    """Return the report of a partition whose rounds are paused.
-
-    :param why: the reason that was given for the pause.
-    """
-    return replace(_idle_report(known, RoundStatus.PAUSED), reason=why)
+def paused_report(facts: PartitionFacts[Any], reason: str) -> RoundReport:
+    """Return the report of a partition whose rounds are paused. ``reason``: why they are paused."""
+    return replace(_idle_report(facts, RoundStatus.PAUSED), reason=reason)
 
 
-def _idle_report(known: PartitionFacts[Any], status: RoundStatus) -> RoundReport:
-    """Return the report of a partition on which nothing was done."""
-    name, first_dirty = known.name, known.first_dirty_offset
+def _idle_report(facts: PartitionFacts[Any], status: RoundStatus) -> RoundReport:
+    """Return the report of a partition that was left as it is, with this status."""
+    name, first_dirty = facts.name, facts.first_dirty_offset
     return RoundReport(
-        name.topic, name.partition, status, first_dirty, first_dirty, log_start_offset=known.log_start, incarnation=name.incarnation
+        name.topic, name.partition, status, first_dirty, first_dirty, log_start_offset=facts.log_start, incarnation=name.incarnation
     )
 
 

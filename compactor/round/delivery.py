@@ -24,11 +24,11 @@ from compactor.tier.ports import SegmentLayout, SegmentPublisher
 
 @dataclass(frozen=True)
 class FinishedSegment:
-    """A new segment that is ready for upload.
+    """New segment that is ready for upload.
 
     table: its batches.
     log: size and digests of its log.
-    contents: file or bytes of each kind of object. The log is missing here if the store composes it.
+    contents: file or bytes of each kind of object, without the log if the store composes that.
     due_ms: earliest delete horizon in it, in milliseconds.
     pieces: ranges of existing objects, and new bytes, from which the store composes the log; empty if the log is uploaded.
     """
@@ -52,59 +52,60 @@ class FinishedSegment:
         return FinishedSegment(output.table, log, contents, read_earliest_due_ms(output, limit))
 
     @staticmethod
-    def from_pieces(made: ComposedSegment, pieces: Sequence[ComposeSource], contents: Mapping[str, Path | bytes]) -> FinishedSegment:
+    def from_pieces(composed: ComposedSegment, pieces: Sequence[ComposeSource], contents: Mapping[str, Path | bytes]) -> FinishedSegment:
         """Return a new segment whose log the store composes from ranges of existing objects and new bytes.
 
         :param contents: file or bytes of each kind except the log.
         """
-        size, due = int(made.table.size.sum()), earliest_due_ms_by_counts(made.table, made.due)
-        log = SegmentFile(size=size, batches=digest_of_headers(made.directory.headers))
-        return FinishedSegment(made.table, log, contents, due, pieces)
+        size, due = int(composed.table.size.sum()), earliest_due_ms_by_counts(composed.table, composed.due)
+        log = SegmentFile(size=size, batches=digest_of_headers(composed.directory.headers))
+        return FinishedSegment(composed.table, log, contents, due, pieces)
 
 
 def upload_segment(
-    where: tuple[SegmentLayout, SegmentPublisher],
+    destination: tuple[SegmentLayout, SegmentPublisher],
     name: TopicPartition,
     task: CompactionTask,
-    made: FinishedSegment,
+    segment: FinishedSegment,
     *,
     open_txn_offset: int,
     content: DigestSum,
     negative_timestamps: int,
 ) -> tuple[RemoteLogSegmentMetadata, str]:
-    """Upload a new segment under its announced id, after telling the publisher about it.
+    """Upload a new segment under its announced id, after informing the publisher. Return the segment's metadata, and the reason why the
+    layout refused the upload, or an empty string.
 
-    :param content: checksum of its records for the partition's balance.
+    :param destination: layout that stores the segment, and publisher to inform.
+    :param content: sum of its batches for the partition's balance.
     :param open_txn_offset: first offset of the earliest transaction open at its end; -1 if there is none.
     :param negative_timestamps: number of records with a negative timestamp that is not -1.
-    :return: the segment's metadata, and the reason why the layout refused the upload, or an empty string.
     :raises StoreError: if the store fails.
     :raises CannotCopy: if the store cannot compose the log from pieces.
     """
-    layout, publisher = where
-    about = summarize_content(made.table)
+    layout, publisher = destination
+    about = summarize_content(segment.table)
     metadata = RemoteLogSegmentMetadata(
         id=task.new_segment_id,
         start_offset=task.start_offset,
         end_offset=task.end_offset,
-        size_bytes=made.log.size,
+        size_bytes=segment.log.size,
         max_timestamp_ms=TimestampMs(about.max_timestamp_ms),
         mtime_ms=task.mtime_ms,
         leader_epochs=task.leader_epochs,
-        files={"log": made.log} | {kind: describe_file(data) for kind, data in made.contents.items() if kind != "log"},
+        files={"log": segment.log} | {kind: describe_file(data) for kind, data in segment.contents.items() if kind != "log"},
         first_timestamp_ms=about.first_timestamp_ms,
-        due_ms=made.due_ms,
+        due_ms=segment.due_ms,
         open_txn_offset=open_txn_offset,
         records=about.records,
         content=content,
         negative_timestamps=negative_timestamps,
     )
-    reported = layout.custom_metadata(name, metadata, made.contents)
+    reported = layout.custom_metadata(name, metadata, segment.contents)
     metadata = metadata.model_copy(update={"custom_metadata": reported}) if reported else metadata
     publisher.announce_segment(name, metadata)
-    if made.pieces:
-        return metadata, layout.compose_segment(name, metadata, made.pieces, made.contents)
-    return metadata, layout.upload_segment(name, metadata, made.contents)
+    if segment.pieces:
+        return metadata, layout.compose_segment(name, metadata, segment.pieces, segment.contents)
+    return metadata, layout.upload_segment(name, metadata, segment.contents)
 
 
 def describe_file(content: Path | bytes) -> SegmentFile:

@@ -58,7 +58,7 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class _DriverSession:
-    """Services of the driver for the worker of one plan (implements ``WorkSession``)."""
+    """Driver's side of the session with the worker of one plan (implements ``WorkSession``)."""
 
     leadership: Leadership
     run_id: str
@@ -103,7 +103,7 @@ def run_round(ports: Ports, log: PartitionLog, lease: Lease, work: RoundWork[Fac
 
 
 def _is_round_needed(ports: Ports, state: PartitionState, work: RoundWork[FactsT]) -> bool:
-    """Return whether a partition has an open intent or a round is due. Does not require leadership."""
+    """Return whether a partition has an open intent to be finished or a round is due. Does not require leadership."""
     try:
         return state.intent is not None or work.is_due(mirroring.state_with_broker_segments(ports, state))
     except BadData:
@@ -130,8 +130,10 @@ def run_round_as_leader(leadership: Leadership, work: RoundWork[FactsT]) -> Roun
     return replace(result, status=RoundStatus.EXPIRED if result.status == RoundStatus.NOTHING_TO_DO else result.status, expired=expired)
 
 
-def _plan_and_run_round(leadership: Leadership, work: RoundWork[FactsT], undone: str) -> RoundResult:
-    """Plan and execute a round if one is due, when no intent is open."""
+def _plan_and_run_round(leadership: Leadership, work: RoundWork[FactsT], undone_reason: str) -> RoundResult:
+    """Plan and execute a round if one is due, and return its result. Called when no intent is open. ``undone_reason``: why an earlier
+    intent was undone first; empty if none was.
+    """
     for _ in range(PLANS):
         with ExitStack() as gathering:
             mirrored = False
@@ -145,7 +147,7 @@ def _plan_and_run_round(leadership: Leadership, work: RoundWork[FactsT], undone:
                     work.admit_plan(plan)
             except (BadData, NotFound) as error:
                 if mirrored and find_expired_segments(leadership, [segment.id for segment in leadership.state.live]):
-                    undone = "brokers have expired segments since the facts were gathered"
+                    undone_reason = "brokers have expired segments since the facts were gathered"
                     continue
                 message = error.message if isinstance(error, BadData) else f"missing object: {error.message}"
                 segment = error.segment if isinstance(error, BadData) else ""
@@ -153,24 +155,24 @@ def _plan_and_run_round(leadership: Leadership, work: RoundWork[FactsT], undone:
             except GateFailed as error:
                 return _record_quarantine(leadership, leadership.ports.new_id(), None, f"gate: {error.message}", "")
             except PostponedError as wait:
-                return RoundResult(RoundStatus.WAITING, leadership.state, reason=wait.reason, undone=undone, until_ms=wait.until_ms)
+                return RoundResult(RoundStatus.WAITING, leadership.state, reason=wait.reason, undone=undone_reason, until_ms=wait.until_ms)
             if plan is None:
                 break
             try:
                 publication.announce_plan(leadership, plan)
             except RequirementFailed as refused:
-                undone = str(refused)  # the broker's lineage changed since the facts were gathered, so gather them again
+                undone_reason = str(refused)  # the broker's lineage changed since the facts were gathered, so gather them again
                 continue
             steps = StageTracker()
             steps.advance_to(Stage.ANNOUNCED)
             if leadership.state.live[: len(gathered)] != gathered:
                 # Pass 1 identifies segments by their index in the log, which segments added before its beginning have changed.
-                undone = "segments were added before the log's beginning since the facts were gathered"
-                _undo_intent(leadership, steps, _require_intent(leadership), undone)
+                undone_reason = "segments were added before the log's beginning since the facts were gathered"
+                _undo_intent(leadership, steps, _require_intent(leadership), undone_reason)
                 continue
             work.on_stage(Stage.ANNOUNCED, plan)
-            return _finish_open_intent(leadership, work, facts, steps, undone)
-    return RoundResult(RoundStatus.NOTHING_TO_DO, leadership.state, undone=undone)
+            return _finish_open_intent(leadership, work, facts, steps, undone_reason)
+    return RoundResult(RoundStatus.NOTHING_TO_DO, leadership.state, undone=undone_reason)
 
 
 def settle_open_intent(leadership: Leadership, work: RoundWork[FactsT] | None) -> RoundResult | None:
@@ -205,7 +207,7 @@ def settle_open_intent(leadership: Leadership, work: RoundWork[FactsT] | None) -
 
 
 def _finish_open_intent(
-    leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, steps: StageTracker, undone: str
+    leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, steps: StageTracker, undone_reason: str
 ) -> RoundResult:
     """Run the remaining tasks of the open intent, verify the new segments and publish them.
 
@@ -246,11 +248,11 @@ def _finish_open_intent(
         return _undo_and_quarantine(leadership, steps, failure, "")
     steps.advance_to(Stage.VERIFIED)
     work.on_stage(Stage.VERIFIED, plan)
-    return _publish_intent(leadership, work, facts, steps, intent, undone)
+    return _publish_intent(leadership, work, facts, steps, intent, undone_reason)
 
 
 def _publish_intent(
-    leadership: Leadership, work: RoundWork[FactsT] | None, facts: FactsT | None, steps: StageTracker, intent: Intent, undone: str
+    leadership: Leadership, work: RoundWork[FactsT] | None, facts: FactsT | None, steps: StageTracker, intent: Intent, undone_reason: str
 ) -> RoundResult:
     """Publish the intent, so that readers get the new segments, and return the result.
 
@@ -283,21 +285,21 @@ def _publish_intent(
     if work is not None:
         work.on_stage(Stage.PUBLISHED, plan)
     publication.delete_scratch(leadership, intent)
-    return RoundResult(status, leadership.state, plan, intent.receipts, undone=undone)
+    return RoundResult(status, leadership.state, plan, intent.receipts, undone=undone_reason)
 
 
 def _recorded_status(plan: CompactionPlan, status: RoundStatus) -> RunStatus:
-    """Return how the run history names the outcome of a published round."""
+    """Return the status under which the run history records a published round."""
     return RunStatus.RESTORED if plan.restores else RunStatus.REPAIRED if plan.map_engine == REPAIR else RunStatus(status)
 
 
 def _run_pending_tasks(
     leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, expired: ExpiredSources
 ) -> tuple[CompactionFailure, str] | None:
-    """Give the worker the pending tasks; return the first failure with the segment concerned, or None.
+    """Run the pending tasks by the worker. Return the first failure with the segment concerned, or None if there was none.
 
-    Tasks all of whose sources brokers have expired are left out, also if that happens meanwhile. None is returned as well if only a part of
-    a task's sources has expired.
+    Tasks of whose sources brokers have expired all are left out, also if that happens meanwhile. None is also returned if only a part of a
+    task's sources has expired, because the intent is then undone.
     """
     while True:
         intent = _require_intent(leadership)
@@ -342,8 +344,8 @@ def _try_pending_tasks(
 
 
 def _damaged_output_problem(leadership: Leadership, intent: Intent, expired: ExpiredSources) -> str:
-    """Return why an object of the round's new segments is not as recorded, or an empty string. Groups that brokers have expired are
-    ignored.
+    """Return why an object of the round's new segments differs from what was recorded, or an empty string. Groups that brokers have expired
+    are ignored.
     """
 
     def first_problem() -> str:
@@ -356,7 +358,7 @@ def _damaged_output_problem(leadership: Leadership, intent: Intent, expired: Exp
 
 
 def _undo_intent(leadership: Leadership, steps: StageTracker, intent: Intent, reason: str) -> PartitionState:
-    """Undo the open intent and delete its objects. This is possible only before anything was published."""
+    """Undo the open intent, delete its objects, and return the new state. Possible only before anything was published."""
     steps.advance_to(Stage.UNDONE)
     state = publication.undo_intent(leadership, intent, reason)
     steps.advance_to(Stage.DELETED)
@@ -384,7 +386,7 @@ SCOUTED: Final = "scouted-"
 
 
 def scratch_prefix(log: PartitionLog) -> str:
-    """Return the key prefix in the control store for scratch objects, which a partition's runs keep between their passes."""
+    """Return the key prefix, in the control store, of a partition's scratch objects, in which runs keep results between their passes."""
     return f"{log.prefix}/scratch/"
 
 

@@ -24,7 +24,9 @@ class RemoteWorker(Worker, Protocol):
         return now_ms
 
     def check_clean_segments(self, facts: RoundFacts, check: LeadershipCheck) -> CleanVerdicts:
-        """Return which clean segments the plan can skip. ``check`` raises Fenced. Raises BadData, StoreError, OutOfBudget."""
+        """Return which clean segments the plan can skip. ``check`` raises Fenced if leadership is lost. Raises BadData, StoreError,
+        OutOfBudget.
+        """
 
     def delete_unused_results(self) -> None:
         """Delete results of ``check_clean_segments`` that no plan used, if there are any. Raises nothing."""

@@ -21,10 +21,10 @@ S = TypeVar("S", bound=SegmentFacts)
 
 @dataclass(frozen=True)
 class ExpiredSegments:
-    """Segments that expire by retention now, and the log start afterwards.
+    """Segments that retention removes now, and the log start afterwards.
 
-    log_start_offset: first offset that readers may read afterwards. It stays if the only segments removed are such whose records were
-        deleted earlier.
+    log_start_offset: first offset that readers may read afterwards. It stays if only segments are removed whose records were deleted
+        earlier.
     segments, bytes: number and size of the removed segments. The newest segment is never among them, even if its records expire.
     reason: which limits have passed.
     """
@@ -65,7 +65,9 @@ def find_expired_segments(state: PartitionFacts[S], cleaner: Cleaner, now_ms: in
 
 
 def next_expiry_ms(state: PartitionFacts[S], cleaner: Cleaner) -> int:
-    """Return the first time at which a segment is too old, by the timestamps alone; NEVER_MS if that never happens."""
+    """Return the first time, in milliseconds, at which a segment exceeds ``retention_ms`` by its timestamps; NEVER_MS if that never
+    happens.
+    """
     if state.mirrored or not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
         return NEVER_MS
     first = next((segment for segment in state.live if segment.end_offset >= state.log_start), None)

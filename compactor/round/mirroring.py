@@ -33,15 +33,13 @@ _MAX_TIMESTAMP_AT: Final = 35
 
 
 def state_with_broker_segments(ports: Ports, state: PartitionState) -> PartitionState:
-    """Return the state with the segments that brokers serve now; unchanged if no broker writes the tier."""
+    """Return the state with the segments that brokers serve now; the unchanged state if no broker writes the tier."""
     return state if ports.brokers is None else apply_broker_view(state, ports.brokers(state.name))
 
 
 def open_round_problem(leadership: Leadership, expired: ExpiredSources) -> str:
-    """Return which segment of the open round brokers no longer serve as it was when the plan was made, or an empty string if the round can
-    go on.
-
-    Segments that brokers have expired do not prevent that, unless a group that is not rewritten yet has lost a part of its sources.
+    """Return why the open round cannot go on, or an empty string: which of its segments brokers no longer serve as it was when the plan was
+    made. Segments that brokers have expired are no reason, unless a group that is not rewritten yet has lost a part of its sources.
     """
     ports, state = leadership.ports, leadership.state
     if ports.brokers is None or state.intent is None:
@@ -124,8 +122,7 @@ def check_newest_lineage(
 
 
 def complete_metadata(layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-    """Return a segment's metadata with what brokers do not record: files, open transaction and timestamp of the first batch.
-
+    """Return a segment's metadata extended by what brokers do not record: files, first open transaction and timestamp of the first batch.
     Raises StoreError, and BadData if an object is missing.
     """
     try:

@@ -12,31 +12,31 @@ FEW_PASSES = 3
 """Number of passes over the keys up to which this process does the work, although it reads the dirty range as often."""
 
 
-def reason_for_spark(cleaner: Cleaner, spark: SparkSettings, found: RoundAssessment[S]) -> str:
+def reason_for_spark(cleaner: Cleaner, spark: SparkSettings, assessment: RoundAssessment[S]) -> str:
     """Return the reason why a due round goes to the Spark cluster of [spark] master, or an empty string if this process does it.
 
-    :param found: the assessment of the round.
+    :param assessment: decision that the round is due, with the segments it covers.
     """
-    if cleaner.map_engine != "auto" or not spark.names_cluster or not found.due:
+    if cleaner.map_engine != "auto" or not spark.names_cluster or not assessment.due:
         return ""
-    size = sum(segment.size_bytes for segment in found.covered_segments)
+    size = sum(segment.size_bytes for segment in assessment.covered_segments)
     if 0 < spark.above_bytes < size:
         return f"its {size} bytes are more than [spark] above_bytes"
     budget = cleaner.disk_budget_bytes
     if not isinstance(budget, int):
         return ""
-    largest = max((segment.size_bytes for segment in found.covered_segments), default=0)
+    largest = max((segment.size_bytes for segment in assessment.covered_segments), default=0)
     if 2 * largest > budget:
         return f"its largest segment of {largest} bytes and the output do not fit disk_budget_bytes"
-    if sum(estimate_records(segment) for segment in found.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
+    if sum(estimate_records(segment) for segment in assessment.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
         return ""
-    passes = passes_over_keys(cleaner, found)
+    passes = passes_over_keys(cleaner, assessment)
     return f"the keys would need {passes} passes" if passes > FEW_PASSES else ""
 
 
-def passes_over_keys(cleaner: Cleaner, found: RoundAssessment[S]) -> int:
-    """Return how many times the partitioned engine would read the dirty range to collect its keys."""
+def passes_over_keys(cleaner: Cleaner, assessment: RoundAssessment[S]) -> int:
+    """Return how many times the partitioned engine would have to read the dirty range to collect its keys."""
     if not isinstance(cleaner.disk_budget_bytes, int):
         return 1
-    rows, largest = sum(estimate_records(s) for s in found.dirty), max((s.size_bytes for s in found.covered_segments), default=0)
+    rows, largest = sum(estimate_records(s) for s in assessment.dirty), max((s.size_bytes for s in assessment.covered_segments), default=0)
     return scans_needed(rows, max(1, cleaner.disk_budget_bytes - largest))

@@ -90,10 +90,10 @@ class PassOneSettings:
 
 @dataclass(frozen=True)
 class CleanSegmentQuery:
-    """Inputs from which pass 1 decides which clean segments must be read.
+    """Inputs by which pass 1 decides which clean segments must be read.
 
     sidecars: None if sidecars are switched off (``bloom = false``).
-    record: how many reads filters have saved on this partition so far.
+    record: reads that filters have saved on this partition so far.
     only: ids of the clean segments to read, as a resumed plan states them; None to decide here.
     in_part: ids of clean segments of which reading a part may be enough; None for all.
     """
@@ -123,10 +123,12 @@ class PassOneResult:
 
     @property
     def sources(self) -> Sequence[SourceSegment]:
+        """Return the source segments by position."""
         return self.opened.sources
 
     @property
-    def witness(self) -> Gate | None:
+    def second_reader(self) -> Gate | None:
+        """Return the gate, if it reads the records that pass 2 decompresses; else None."""
         return self.gate
 
     @contextmanager
@@ -192,24 +194,22 @@ class _ScanAttempt:
 
 @dataclass(frozen=True)
 class FilterAnswers:
-    """Answers of Bloom filters about clean segments, by position of the segment.
-
-    asked: segments that only their filter could decide.
-    met: why a segment must be read although its filter was asked.
+    """Results of asking Bloom filters of clean segments about the dirty keys, by position of the segment. asked: segments that only their
+    filter could decide. met: segments that must be read although their filter was asked, with the reason.
     """
 
     asked: frozenset[int] = frozenset()
     met: Mapping[int, str] = field(default_factory=dict)
 
 
-def run_pass_one(reading: StagedSegmentReader, extent: RoundExtent, settings: PassOneSettings, inquiry: CleanSegmentQuery) -> PassOneResult:
+def run_pass_one(reader: StagedSegmentReader, extent: RoundExtent, settings: PassOneSettings, query: CleanSegmentQuery) -> PassOneResult:
     """Run pass 1. Holds no disk space when it is done; fetched segments stay staged while the space is not needed.
 
     Raises BadData, StoreError, OutOfBudget, GateFailed, and what ``settings.check`` raises.
     """
-    roles = SegmentRoles.assign_roles(reading.live, extent, inquiry.sidecars)
+    roles = SegmentRoles.assign_roles(reader.live, extent, query.sidecars)
     cost = _SidecarCost(sum(head.bytes for head in roles.heads.values()))
-    job = _PassOneJob(reading, extent, settings, inquiry, roles, SourceTable(reading, roles), cost)
+    job = _PassOneJob(reader, extent, settings, query, roles, SourceTable(reader, roles), cost)
     expected, rows = roles.expected_dirty_keys, roles.expected_dirty_records
     if choose_engine(settings.engine, expected, settings.map_budget_bytes) == "memory":
         try:
@@ -312,9 +312,8 @@ def _scan_with_keys_on_disk(job: _PassOneJob, expected_row_count: int, part_coun
 
 
 def _max_dirty_key_count_on_disk(job: _PassOneJob, rows: int) -> int:
-    """Return a bound on the number of dirty keys while rows on disk are not yet deduplicated.
-
-    Without a key every clean segment may be skipped, so the result is 0 only if nothing was scanned; ``rows`` is an estimate.
+    """Return an upper bound on the number of dirty keys, where rows on disk are not deduplicated yet. It is 0 only if nothing was scanned,
+    because without a dirty key every clean segment may be skipped. ``rows``: estimated number of rows.
     """
     return max(1, rows) if job.roles.dirty else 0
 
@@ -342,6 +341,7 @@ def _gate_budget_bytes(settings: PassOneSettings) -> int:
 
 
 def _create_gate(job: _PassOneJob, budget_bytes: int, expected_row_count: int) -> Gate | None:
+    """Return a gate with this much memory for keys, or None if the gate is switched off."""
     if not job.settings.gate:
         return None
     extent = job.extent
@@ -368,7 +368,7 @@ def _scan_dirty_segments(scan: _ScanAttempt) -> None:
         if job.roles.sidecar_head(ordinal).sidecar is None:
             opened.read_headers(ordinal, scan.space.reservation)
         txn_outcomes_by_batch(opened.sources[ordinal].table, outcomes)
-        if survivors.key_scan.witness is not None and scan.gate is not None:
+        if survivors.key_scan.second_reader is not None and scan.gate is not None:
             scan.gate.read_markers_after_dirty_range(opened.sources[ordinal])
     coming = list(job.roles.dirty)
     while coming:
@@ -418,15 +418,16 @@ def _decide_by_sidecars(job: _PassOneJob, dirty_key_count: int) -> dict[int, Sid
 
 
 def _reason_due_by_fold(job: _PassOneJob, ordinal: int) -> str:
-    """Return why the outcomes of transactions require that a segment is read, or an empty string.
-
-    The answer is the same for an opened segment and for the headers in its sidecar.
+    """Return why the outcomes of transactions require that a clean segment is read, or an empty string. The answer is the same for an
+    opened segment and for the headers in its sidecar.
     """
     verdicts = job.opened.verdicts[ordinal]
     return reason_markers_are_due(job.opened.sources[ordinal].table, verdicts.aborted, verdicts.discardable, job.extent.rules.now_ms)
 
 
-def _ask_filters_about_dirty_keys(scan: _ScanAttempt, decisions: Mapping[int, SidecarDecision], before: FilterAnswers) -> FilterAnswers:
+def _ask_filters_about_dirty_keys(
+    scan: _ScanAttempt, decisions: Mapping[int, SidecarDecision], earlier_answers: FilterAnswers
+) -> FilterAnswers:
     """Ask filters about the dirty keys of this part of the key space, and return all answers so far. With keys on disk, also read the
     segments that may have one of them.
     """
@@ -441,9 +442,9 @@ def _ask_filters_about_dirty_keys(scan: _ScanAttempt, decisions: Mapping[int, Si
                 job.settings.check()
                 survivors.scan_clean_segment(source, survivors.key_scan.flag_batches_below_range(source), job.settings.workers)
     return replace(
-        before,
-        asked=before.asked | {n for n in asked if not decisions[n].must},
-        met={**before.met, **{n: why for n, why in met.items() if not decisions[n].must}},
+        earlier_answers,
+        asked=earlier_answers.asked | {n for n in asked if not decisions[n].must},
+        met={**earlier_answers.met, **{n: why for n, why in met.items() if not decisions[n].must}},
     )
 
 
@@ -460,6 +461,7 @@ def _choose_segments_to_read_in_part(scan: _ScanAttempt, decisions: dict[int, Si
     copies, opened = job.reading.staging.layout.range_copies, job.opened
 
     def may_be_read_in_part(ordinal: int, decision: SidecarDecision) -> bool:
+        """Return whether the segment at this position has a key directory that may allow to read only a part."""
         segment = job.roles.live[ordinal]
         is_read = (decision.must or ordinal in answers.met) and (inquiry.in_part is None or segment.id in inquiry.in_part)
         if not is_read or opened.is_segment_open(ordinal):

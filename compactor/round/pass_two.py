@@ -44,7 +44,7 @@ from compactor.records.balance import BalanceKey
 from compactor.records.indexes import encode_offset_and_time_index
 from compactor.records.producers import ENTRY, ProducerStates, format_producer_snapshot, parse_producer_snapshot
 from compactor.round.delivery import FinishedSegment, describe_file, upload_segment
-from compactor.round.partial.plan import inherited_sidecar, is_key_directory_worthwhile, new_log_pieces
+from compactor.round.partial.plan import derive_sidecar_of_composed_segment, is_key_directory_worthwhile, new_log_pieces
 from compactor.round.partial.rewrite import (
     ComposedSegment,
     NeedsWholeSegmentError,
@@ -153,25 +153,25 @@ class LocalWorker:
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
         session: WorkSession,
-        reading: StagedSegmentReader,
+        reader: StagedSegmentReader,
         workers: WorkerThreads,
         *,
         in_part: bool,
     ) -> PassOneResult:
         """Run pass 1 for a plan that was announced before, and return its result. The plan states which clean segments to read."""
         wanted = {name for task in tasks for name in task.sources}
-        clean = frozenset(s.id for s in reading.live if s.id in wanted and s.end_offset < plan.first_dirty_offset)
+        clean = frozenset(s.id for s in reader.live if s.id in wanted and s.end_offset < plan.first_dirty_offset)
         settings = PassOneSettings(
             self.engine, self.map_budget_bytes, self.hash_key, workers, self.verify_before_publish, session.check_leadership
         )
         extent = RoundExtent(plan.first_dirty_offset, plan.end_offset, cleaner_rules(plan, BalanceKey(self.hash_key)))
         parts = frozenset(task.sources[0] for task in tasks if task.in_part) if in_part else frozenset()
         # If every segment is a source, all are read and no sidecar is needed as a stand-in.
-        sidecars = self.sidecars if parts or any(s.id not in wanted for s in reading.live) else None
-        return run_pass_one(reading, extent, settings, CleanSegmentQuery(sidecars, FilterRecord(), clean, parts))
+        sidecars = self.sidecars if parts or any(s.id not in wanted for s in reader.live) else None
+        return run_pass_one(reader, extent, settings, CleanSegmentQuery(sidecars, FilterRecord(), clean, parts))
 
     def _rewrite_and_upload_groups(
-        self, round_: PlanExecution, tasks: Sequence[CompactionTask], session: WorkSession
+        self, execution: PlanExecution, tasks: Sequence[CompactionTask], session: WorkSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         """Yield the receipt or failure of each group. Its sources are prefetched, all threads rewrite it, and it is uploaded while the next
         one is rewritten.
@@ -181,8 +181,8 @@ class LocalWorker:
             try:
                 for number, task in enumerate(tasks):
                     session.check_leadership()
-                    written = round_.rewrite_group(task, tasks[number + 1 : number + 2])
-                    uploads.append((written, uploader.submit(round_.upload_group, written)))
+                    written = execution.rewrite_group(task, tasks[number + 1 : number + 2])
+                    uploads.append((written, uploader.submit(execution.upload_group, written)))
                     while uploads and (uploads[0][1].done() or len(uploads) > 1):
                         yield uploads.popleft()[1].result()
                 while uploads:
@@ -190,7 +190,7 @@ class LocalWorker:
             finally:
                 for written, upload in uploads:
                     if upload.cancel():
-                        round_.release_group(written)
+                        execution.release_group(written)
 
 
 @dataclass(frozen=True)
@@ -218,10 +218,8 @@ class RewrittenGroup:
 
 
 class PassOneAnswers(Protocol):
-    """Protocol of the pass 1 results that pass 2 needs.
-
-    gate: checks each rewritten group; None if it is switched off.
-    witness: observer that receives the records which pass 2 decompresses; None if no check needs them.
+    """Results of pass 1 that pass 2 needs. gate: checks each rewritten group; None if it is switched off. second_reader: receives the
+    records that pass 2 decompresses; None if no check needs them.
     """
 
     @property
@@ -234,11 +232,11 @@ class PassOneAnswers(Protocol):
     def gate(self) -> Gate | None: ...
 
     @property
-    def witness(self) -> SecondReader | None: ...
+    def second_reader(self) -> SecondReader | None: ...
 
     @property
     def sources(self) -> Sequence[SourceSegment]:
-        """Source segments by position. Those that were opened by ``open_segment`` have their batch headers."""
+        """Return the source segments by position. Those that were opened by ``open_segment`` have their batch headers."""
 
     def open_segment(self, ordinal: int, reservation: SpaceReservation | None) -> AbstractContextManager[tuple[SourceSegment, Verdicts]]:
         """Open a segment: yield its bytes and the verdicts on its batches.
@@ -260,16 +258,16 @@ class PlanExecution:
     """Execution of one plan, which rewrites, uploads and reports each of its groups of segments."""
 
     def __init__(
-        self, worker: LocalWorker, plan: CompactionPlan, reading: StagedSegmentReader, workers: WorkerThreads, answers: PassOneAnswers
+        self, worker: LocalWorker, plan: CompactionPlan, reader: StagedSegmentReader, workers: WorkerThreads, answers: PassOneAnswers
     ) -> None:
         self._worker = worker
         self._plan = plan
-        self._live = reading.live
+        self._live = reader.live
         self._threads = workers
         self._answers = answers
-        self._partition = reading.partition
-        self._limit = reading.inflate_limit
-        self._forward_read = reading
+        self._partition = reader.partition
+        self._limit = reader.inflate_limit
+        self._forward_read = reader
         self._key = BalanceKey(worker.hash_key)
         self._rules = cleaner_rules(plan, self._key)
 
@@ -278,11 +276,12 @@ class PlanExecution:
         return self.upload_group(self.rewrite_group(task))
 
     def rewrite_group(self, task: CompactionTask, following: Sequence[CompactionTask] = ()) -> RewrittenGroup:
-        """Run pass 2 for one group, within one disk reservation for everything that it has on disk at once.
+        """Run pass 2 for one group, within one disk reservation for everything that the group has on disk at the same time, and return the
+        new segment.
 
         :param following: the next tasks, whose sources are fetched meanwhile if there is space.
         :raises OutOfBudget: if the group does not fit even alone.
-        :raises NeedsWholeSegmentError: if a segment must be read whole after all.
+        :raises NeedsWholeSegmentError: if a segment must be read completely after all.
         """
         members = tuple(ordinal for ordinal, metadata in enumerate(self._live) if metadata.id in task.sources)
         inputs = [self._forward_read.log_request(ordinal) for ordinal in members]
@@ -323,7 +322,7 @@ class PlanExecution:
         folder.mkdir()
         interval = self._plan.policy.index_interval_bytes
         answers = self._answers
-        rewriting = RewritePass(answers.survivors, self._rules, interval, self._limit, answers.finished, answers.witness)
+        rewriting = RewritePass(answers.survivors, self._rules, interval, self._limit, answers.finished, answers.second_reader)
         reservation.reserve_bytes(len(FILE_KINDS) * BLOCK)  # the last block of each file is partly unused
         part = self._part_to_read_of_group(members)
         cleaned = rewriting.rewrite_group(
@@ -349,37 +348,40 @@ class PlanExecution:
         return RewrittenGroup(task, members, cleaned, folder, reservation.hand_over_used_bytes(), balance, part)
 
     def _part_to_read_of_group(self, members: Sequence[int]) -> SegmentPart | None:
+        """Return the part to read if the group is one segment of which a part is enough; else None. ``members``: positions of its
+        sources.
+        """
         return self._answers.part_of_segment(members[0]) if len(members) == 1 else None
 
-    def upload_group(self, written: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
+    def upload_group(self, group: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
         """Upload a rewritten group, then release its disk space. May run while another group is rewritten.
 
         Raises StoreError, NeedsWholeSegmentError.
         """
         try:
-            return self._worker.staging.retry_until_space(lambda: self._upload_with_sidecar(written))
+            return self._worker.staging.retry_until_space(lambda: self._upload_with_sidecar(group))
         finally:
-            self.release_group(written)
+            self.release_group(group)
 
-    def release_group(self, written: RewrittenGroup) -> None:
-        """Delete the files of a group that was uploaded or never will be, and release its disk space."""
-        shutil.rmtree(written.folder, ignore_errors=True)
-        written.reservation.release()
+    def release_group(self, group: RewrittenGroup) -> None:
+        """Delete the files of a group that was uploaded or never will be, and give its disk space back."""
+        shutil.rmtree(group.folder, ignore_errors=True)
+        group.reservation.release()
         self._update_round_stats()
 
-    @measure_stage(WorkStage.UPLOAD, lambda self, written: written.cleaned.size)
-    def _upload_with_sidecar(self, written: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
-        task, cleaned = written.task, written.cleaned
-        last, layout = self._live[written.members[-1]], self._worker.layout
+    @measure_stage(WorkStage.UPLOAD, lambda self, group: group.cleaned.size)
+    def _upload_with_sidecar(self, group: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
+        task, cleaned = group.task, group.cleaned
+        last, layout = self._live[group.members[-1]], self._worker.layout
         output = open_source_segment(0, cleaned.paths["log"], task.start_offset, task.end_offset + 1, task.mtime_ms, -1, self._limit)
-        negative = any(self._live[ordinal].negative_timestamps for ordinal in written.members)
+        negative = any(self._live[ordinal].negative_timestamps for ordinal in group.members)
         joined = None
-        if written.part is None:
-            contents: dict[str, Path | bytes] = {**cleaned.paths, **self._snapshot_and_checkpoint(written)}
+        if group.part is None:
+            contents: dict[str, Path | bytes] = {**cleaned.paths, **self._snapshot_and_checkpoint(group)}
             made = FinishedSegment.from_local_files(output, contents, self._limit, digests=layout.keeps_digests)
         else:
-            joined = describe_composed_segment(written.part, task.new_segment_id, output, self._worker.hash_key, self._limit)
-            made = self._compose_segment(written, written.part, output, joined)
+            joined = describe_composed_segment(group.part, task.new_segment_id, output, self._worker.hash_key, self._limit)
+            made = self._compose_segment(group, group.part, output, joined)
         try:
             metadata, problem = upload_segment(
                 (layout, self._worker.publisher),
@@ -387,7 +389,7 @@ class PlanExecution:
                 task,
                 made,
                 open_txn_offset=last.open_txn_offset if not last.has_offsets_after_end else -1,
-                content=written.balance.result,
+                content=group.balance.result,
                 negative_timestamps=count_negative_timestamps(output, self._limit) if negative else 0,
             )
         except (CannotCopy, CopyDiffers) as refused:
@@ -398,39 +400,39 @@ class PlanExecution:
             self._store_sidecar(metadata, output)
         else:
             self._store_composed_sidecar(metadata, last, joined)
-        if written.part:
-            self._worker.stats.bytes_copied += written.part.splice.bytes_copied
+        if group.part:
+            self._worker.stats.bytes_copied += group.part.splice.bytes_copied
         return CompactionReceipt(
             run_id=self._plan.run_id,
             group=task.group,
             segment=metadata,
-            records_read=cleaned.records_read + written.unread_records,
-            records_kept=cleaned.records_kept + written.unread_records,
-            bytes_read=sum(self._live[ordinal].size_bytes for ordinal in written.members),
+            records_read=cleaned.records_read + group.unread_records,
+            records_kept=cleaned.records_kept + group.unread_records,
+            bytes_read=sum(self._live[ordinal].size_bytes for ordinal in group.members),
             bytes_written=made.log.size,
-            balance=written.balance,
+            balance=group.balance,
         )
 
     def _compose_segment(
-        self, written: RewrittenGroup, part: SegmentPart, output: SourceSegment, joined: ComposedSegment
+        self, group: RewrittenGroup, part: SegmentPart, output: SourceSegment, composed: ComposedSegment
     ) -> FinishedSegment:
-        task, table, source = written.task, joined.table, self._live[written.members[0]]
+        task, table, source = group.task, composed.table, self._live[group.members[0]]
         index, timeindex = encode_offset_and_time_index(
             task.start_offset, table.size, table.last_offset, table.max_timestamp, self._plan.policy.index_interval_bytes
         )
         log_key = self._worker.layout.object_name(self._partition, source, "log")
         return FinishedSegment.from_pieces(
-            joined,
-            new_log_pieces(part.splice, log_key, written.cleaned.paths["log"], output.table),
-            {"index": index, "timeindex": timeindex, **self._snapshot_and_checkpoint(written)},
+            composed,
+            new_log_pieces(part.splice, log_key, group.cleaned.paths["log"], output.table),
+            {"index": index, "timeindex": timeindex, **self._snapshot_and_checkpoint(group)},
         )
 
-    def _snapshot_and_checkpoint(self, written: RewrittenGroup) -> dict[str, bytes]:
+    def _snapshot_and_checkpoint(self, group: RewrittenGroup) -> dict[str, bytes]:
         """Return the producer snapshot and leader-epoch checkpoint at the group's end: those of its last source, cut where that source ends
         for readers.
         """
-        ordinal = written.members[-1]
-        last, end = self._live[ordinal], written.task.end_offset
+        ordinal = group.members[-1]
+        last, end = self._live[ordinal], group.task.end_offset
         found: dict[str, bytes] = {}
         if "snapshot" in last.files:
             found["snapshot"] = self._forward_read.read_small_file(last, "snapshot")
@@ -482,15 +484,15 @@ class PlanExecution:
             worker.stats.sidecar_bytes_written += worker.sidecars.add_directory(builder.build_key_directory(metadata.id))
 
     def _store_composed_sidecar(
-        self, metadata: RemoteLogSegmentMetadata, source: RemoteLogSegmentMetadata, joined: ComposedSegment
+        self, metadata: RemoteLogSegmentMetadata, source: RemoteLogSegmentMetadata, composed: ComposedSegment
     ) -> None:
-        """Store the sidecar of a composed segment, derived from its source's sidecar. Without that none is stored."""
+        """Store the sidecar of a composed segment, derived from its source's sidecar. If the source has none, none is stored."""
         worker = self._worker
         old = worker.sidecars.load_sidecar(source.id) if worker.sidecars else None
         if worker.sidecars is None or old is None:
             return
-        sidecar = inherited_sidecar(old, metadata.id, joined.due, joined.table)
-        worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(sidecar) + worker.sidecars.add_directory(joined.directory)
+        sidecar = derive_sidecar_of_composed_segment(old, metadata.id, composed.due, composed.table)
+        worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(sidecar) + worker.sidecars.add_directory(composed.directory)
 
     def _prefetch_sources_of_task(self, task: CompactionTask) -> None:
         for ordinal, metadata in enumerate(self._live):

@@ -42,10 +42,10 @@ IDLE = "it is clean, and nothing is due in it"
 
 @dataclass(frozen=True)
 class RoundAssessment(Generic[S]):
-    """Answer to the question whether a round over one partition is due, with the segments that it would cover.
+    """Decision whether a round over one partition is due, with the segments that it would cover.
 
     first_dirty: first offset that is not clean.
-    end: exclusive end of the round's range.
+    end: end of the round's range, exclusive.
     horizon_due: ids of segments in which a delete horizon has passed.
     """
 
@@ -92,9 +92,8 @@ def assess_round(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, *, for
 
 
 def _end_of_round_range(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, first_dirty_offset: int) -> tuple[int, str]:
-    """Return the exclusive end of a round's range, and the reason if it is not the log's end.
-
-    The end is a segment boundary and never below ``first_dirty_offset``.
+    """Return the end of a round's range (exclusive), and the reason if it is not the log's end; else an empty string. The end is a segment
+    boundary and never below ``first_dirty_offset``.
     """
     end, why = state.end_offset + 1, ""
     if state.mirrored and state.has_segments:
@@ -262,12 +261,12 @@ def _segments_beginning_leader_epoch(segments: Sequence[RemoteLogSegmentMetadata
 
 
 def _segments_after_expiring_ones(facts: RoundFacts) -> frozenset[int]:
-    """Return the positions of the segments that must not be grouped with the one before, because brokers expire that one soon."""
+    """Return the positions of the segments that must begin a group, because brokers expire the segment before soon."""
     return frozenset(range(1, count_expiring_soon(facts.state, facts.assessment.covered_segments, facts.cleaner, facts.now_ms) + 1))
 
 
 def expiry_margin_ms(state: PartitionFacts[S]) -> int:
-    """Return within which time, in milliseconds, segments must expire so that they are rewritten one to one."""
+    """Return the margin in milliseconds: segments that expire within it are rewritten one to one."""
     return max(EXPIRY_MARGIN_MS, 2 * state.last_round_ms)
 
 
@@ -298,37 +297,37 @@ class GroupingRules:
     apart: frozenset[int] = frozenset()
     large: bool = False
 
-    def form_groups(self, segments: Sequence[RemoteLogSegmentMetadata], end: int) -> list[list[GroupCandidate]]:
-        """Return groups of neighbouring segments, the last one ending before the offset ``end``."""
+    def form_groups(self, segments: Sequence[RemoteLogSegmentMetadata], end_offset: int) -> list[list[GroupCandidate]]:
+        """Return groups of neighbouring segments, up to the offset ``end_offset`` (exclusive)."""
         cleaner = self.cleaner
         members = [GroupCandidate(segment, self.left.get(segment.id)) for segment in segments]
-        return group_segments(members, cleaner.segment_bytes, cleaner.segment_index_bytes, end, self._may_join_group)
+        return group_segments(members, cleaner.segment_bytes, cleaner.segment_index_bytes, end_offset, self._may_join_group)
 
-    def _may_join_group(self, members: list[GroupCandidate], other: GroupCandidate) -> bool:
+    def _may_join_group(self, members: list[GroupCandidate], segment: GroupCandidate) -> bool:
         """Return whether a segment may join a group of neighbours.
 
         Undoing a round needs one segment for all sources of a group (round.restoring), which limits their size. Segments of which no record
         remains always join, because a group without any record would be worse.
         """
-        if other.is_emptied or all(member.is_emptied for member in members):
+        if segment.is_emptied or all(member.is_emptied for member in members):
             return True
         most = min(MOST_SOURCES * self.cleaner.segment_bytes, MAX32)
-        return sum(member.metadata.size_bytes for member in members) + other.metadata.size_bytes <= most
+        return sum(member.metadata.size_bytes for member in members) + segment.metadata.size_bytes <= most
 
 
 def _choose_groups_to_rewrite(
-    found: _Assessed, clean: CleanVerdicts, rules: GroupingRules
+    assessed: _Assessed, clean: CleanVerdicts, rules: GroupingRules
 ) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
     """Return the groups of neighbouring segments that become one segment each, ascending, and the ids of the segments that are only
     included because they are small.
     """
     groups: list[list[RemoteLogSegmentMetadata]] = []
     merged: set[str] = set()
-    segments = found.covered_segments
+    segments = assessed.covered_segments
     parts = list(accumulate(int(n in rules.apart) for n in range(len(segments))))
-    if not found.dirty:
+    if not assessed.dirty:
         # Nothing is dirty, so only the segments in which something is due are rewritten.
-        due = [n for n, segment in enumerate(segments) if segment.id in found.horizon_due or segment.id in clean.due]
+        due = [n for n, segment in enumerate(segments) if segment.id in assessed.horizon_due or segment.id in clean.due]
         if not rules.large:
             return [[segments[n]] for n in due], set()
         for _, together in groupby(enumerate(due), lambda each: (each[1] - each[0], parts[each[1]])):
@@ -340,7 +339,7 @@ def _choose_groups_to_rewrite(
         range(len(segments)), lambda n: (segments[n].id in clean.skip, parts[n], segments[n].id if segments[n].id in clean.in_part else "")
     ):
         numbers = list(run)
-        end = segments[numbers[-1] + 1].start_offset if numbers[-1] + 1 < len(segments) else found.end
+        end = segments[numbers[-1] + 1].start_offset if numbers[-1] + 1 < len(segments) else assessed.end
         for grouped in rules.form_groups([segments[n] for n in numbers], end):
             if skippable and not _is_worth_merging(grouped):
                 continue
@@ -350,17 +349,15 @@ def _choose_groups_to_rewrite(
 
 
 def _is_worth_merging(members: Sequence[GroupCandidate]) -> bool:
-    """Return whether clean neighbours that need not be read otherwise are merged: there must be many, and none may have most of the bytes.
-
-    So a byte is rewritten for this reason at most once for each doubling of the segment that contains it.
+    """Return whether clean neighbours that need not be read otherwise should be merged: there must be many, and none may have most of the
+    bytes. Therefore a byte is rewritten for this reason at most once for each doubling of its segment's size.
     """
     return len(members) >= MERGE_AT_LEAST and 2 * max(member.size for member in members) <= sum(member.size for member in members)
 
 
 def expected_metadata_records(tasks: Sequence[CompactionTask]) -> int:
-    """Return about how many records in the metadata topic a round over these tasks causes, up to the deletion of the replaced segments.
-
-    There are two for each new and replaced segment, and four for each marker where a leader epoch ends (docs/broker-protocol.md).
+    """Return the approximate number of records in the metadata topic that a round over these tasks causes, up to the deletion of the
+    replaced segments: two for each new and replaced segment, and four for each marker where a leader epoch ends (docs/broker-protocol.md).
     """
     segments = sum(1 + len(task.sources) for task in tasks)
     ends = sum(len(task.leader_epochs) - 1 for task in tasks)

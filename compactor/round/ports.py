@@ -43,7 +43,7 @@ class PostponedError(Exception):
 
 
 class WorkSession(Protocol):
-    """Services of the driver for a worker while it works on a plan."""
+    """Interface to the driver for a worker while it works on a plan."""
 
     @property
     def state(self) -> PartitionState:
@@ -123,13 +123,11 @@ class RoundWork(Protocol[FactsT]):
         """Return the offset to which retention raises the log start before the round is planned, or None. Raises StoreError."""
 
     def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> AbstractContextManager[FactsT | None]:
-        """Return a context manager with the facts from which the plan is made, including the result of pass 1; with None if no round is
-        due.
-
-        Resources of the facts are released at its end. It runs under leadership, on a fresh state, and may take long.
+        """Return a context manager that provides the facts from which the plan is made, including the result of pass 1; None if no round is
+        due. It runs under leadership, on a fresh state, and may take long. At its end resources of the facts are released.
 
         :param check: to be called between segments; it raises Fenced.
-        :raises BadData: or NotFound, GateFailed, StoreError, OutOfBudget, Postponed. No plan was announced yet.
+        :raises BadData: or NotFound, GateFailed, StoreError, OutOfBudget, PostponedError. No plan was announced yet.
         """
 
     def make_plan(self, facts: FactsT, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan | None:
@@ -139,7 +137,7 @@ class RoundWork(Protocol[FactsT]):
         """
 
     def admit_plan(self, plan: CompactionPlan) -> None:
-        """Raise Postponed if the rate limit on metadata records does not admit the plan. Called before the plan is announced."""
+        """Raise PostponedError if the rate limit on metadata records does not admit the plan now. Called before the plan is announced."""
 
     def run_tasks(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: FactsT | None
@@ -153,4 +151,4 @@ class RoundWork(Protocol[FactsT]):
         """Return the figures of a round for the run history."""
 
     def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:
-        """Handle a stage that the round has reached. It may raise to leave the round in that stage."""
+        """Called when the round has reached a stage. An exception leaves the round in that stage."""

@@ -116,7 +116,9 @@ class RestoreRound:
             now_ms=TimestampMs(self.now_ms),
             first_dirty_offset=Offset(state.first_dirty_offset),
             end_offset=Offset(groups[-1].made.end_offset + 1),
-            next_dirty_offset=Offset(min(clean_end_offset(self._replaced_group(state).vector_before), clean_end_offset(state.vector))),
+            next_dirty_offset=Offset(
+                min(clean_end_offset(self._waiting_segments_of_run(state).vector_before), clean_end_offset(state.vector))
+            ),
             high_watermark=state.end_offset + 1,
             legacy_horizon_ms=0,
             vector=state.vector,
@@ -154,34 +156,36 @@ class RestoreRound:
     def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:
         """Ignore stages."""
 
-    def _replaced_group(self, state: PartitionState) -> Waiting:
+    def _waiting_segments_of_run(self, state: PartitionState) -> Waiting:
+        """Return the replaced segments of the run, which wait for deletion."""
         return next(group for group in state.waiting if group.run_id == self.run_id and not group.undone)
 
     def _disk_budget(self) -> Budget:
+        """Return a disk budget for this round."""
         return Budget(disk_budget_bytes(self.cleaner, self.state_dir))
 
     def _copy_group(
-        self, plan: CompactionPlan, task: CompactionTask, group: RestoredGroup, reading: StagedSegmentReader
+        self, plan: CompactionPlan, task: CompactionTask, group: RestoredGroup, reader: StagedSegmentReader
     ) -> CompactionReceipt | CompactionFailure:
         """Write the sources of one group into one segment and upload it under its announced id. Raises BadData, StoreError, OutOfBudget."""
-        staging = reading.staging
-        ordinals = [ordinal for ordinal, segment in enumerate(reading.live) if segment in group.sources]
-        inputs = [reading.log_request(ordinal) for ordinal in ordinals]
+        staging = reader.staging
+        ordinals = [ordinal for ordinal, segment in enumerate(reader.live) if segment in group.sources]
+        inputs = [reader.log_request(ordinal) for ordinal in ordinals]
         need = group_disk_bytes(group.sources, plan.policy.index_interval_bytes)
         log = staging.folder / f"group-{task.group}.log"
-        with staging.reserve_space(need, f"group {task.group} of {reading.partition}", inputs) as reservation:
+        with staging.reserve_space(need, f"group {task.group} of {reader.partition}", inputs) as reservation:
             try:
-                entries = _concatenate_segments(reading, ordinals, task, log, reservation)
+                entries = _concatenate_segments(reader, ordinals, task, log, reservation)
                 reservation.reserve_bytes(self.ports.layout.upload_space_bytes(log.stat().st_size))
-                return self._upload_copy(plan, task, group, log, entries, reading)
+                return self._upload_copy(plan, task, group, log, entries, reader)
             finally:
                 log.unlink(missing_ok=True)
                 staging.delete_cached_copies(inputs)
 
     def _upload_copy(
-        self, plan: CompactionPlan, task: CompactionTask, group: RestoredGroup, log: Path, entries: bytes, reading: StagedSegmentReader
+        self, plan: CompactionPlan, task: CompactionTask, group: RestoredGroup, log: Path, entries: bytes, reader: StagedSegmentReader
     ) -> CompactionReceipt | CompactionFailure:
-        name, made, limit = reading.partition, group.made, reading.inflate_limit
+        name, made, limit = reader.partition, group.made, reader.inflate_limit
         output = open_source_segment(0, log, task.start_offset, task.end_offset + 1, task.mtime_ms, -1, limit)
         table = output.table
         index, timeindex = encode_offset_and_time_index(
@@ -192,7 +196,7 @@ class RestoreRound:
             contents["txnindex"] = entries
         for kind in ("snapshot", "leader-epoch-checkpoint"):  # both describe the segment's end, which does not change
             if kind in made.files:
-                contents[kind] = reading.read_small_file(made, kind)
+                contents[kind] = reader.read_small_file(made, kind)
         metadata, problem = upload_segment(
             (self.ports.layout, self.ports.publisher),
             name,
@@ -216,14 +220,14 @@ class RestoreRound:
 
 
 def _concatenate_segments(
-    reading: StagedSegmentReader, ordinals: Sequence[int], task: CompactionTask, log: Path, reservation: SpaceReservation
+    reader: StagedSegmentReader, ordinals: Sequence[int], task: CompactionTask, log: Path, reservation: SpaceReservation
 ) -> bytes:
     """Concatenate the segments' batches into ``log``, up to the group's end; return their transaction index entries."""
     aborted = [np.empty(0, TXN_ENTRY)]
     last = -1
     with log.open("xb") as file:
         for ordinal in ordinals:
-            with reading.open_segment(ordinal, reservation) as source:
+            with reader.open_segment(ordinal, reservation) as source:
                 verify_crcs_of_batches(source.buf, source.table, 0, len(source.table), source.name)
                 reservation.reserve_bytes(len(source.buf))
                 file.write(source.buf.data)
@@ -235,6 +239,7 @@ def _concatenate_segments(
 
 
 def _restore_task_of_group(number: int, group: RestoredGroup, new_segment_id: str) -> CompactionTask:
+    """Return the task that copies the sources of a group into a new segment."""
     made = group.made
     return CompactionTask(
         group=number,

@@ -71,17 +71,17 @@ class SegmentRoles:
 
     @property
     def expected_dirty_records(self) -> int:
-        """Estimated number of records in the dirty segments."""
+        """Return the estimated number of records in the dirty segments."""
         return sum(estimate_records(self.live[n]) for n in self.dirty)
 
     @property
     def expected_dirty_keys(self) -> int:
-        """Estimated number of distinct keys in the dirty segments."""
+        """Return the estimated number of distinct keys in the dirty segments."""
         return estimate_distinct_keys([self.sidecar_head(n) for n in self.dirty], [estimate_records(self.live[n]) for n in self.dirty])
 
     @property
     def largest_segment_bytes(self) -> int:
-        """Disk bytes of the largest live segment, which must fit beside the rows of the offset map."""
+        """Return the disk bytes of the largest live segment, which must fit beside the rows of the offset map."""
         return max((round_up_to_blocks(segment.size_bytes) for segment in self.live), default=0)
 
 
@@ -91,9 +91,9 @@ class SourceTable:
     A segment that was not opened is represented by the headers in its sidecar, or is empty. Headers stay in memory; record bytes do not.
     """
 
-    def __init__(self, reading: StagedSegmentReader, roles: SegmentRoles) -> None:
-        self.reading = reading
-        self.sources = [_stand_in_source(reading, roles, ordinal) for ordinal in range(len(roles.live))]
+    def __init__(self, reader: StagedSegmentReader, roles: SegmentRoles) -> None:
+        self.reading = reader
+        self.sources = [_source_from_sidecar_head(reader, roles, ordinal) for ordinal in range(len(roles.live))]
         self.verdicts = [_empty_verdicts() for _ in roles.live]
         self.folded = False
         self.parts: dict[int, SegmentPart] = {}
@@ -101,9 +101,8 @@ class SourceTable:
 
     @contextmanager
     def map_segment(self, ordinal: int, reservation: SpaceReservation | None) -> Iterator[SourceSegment]:
-        """Open a segment: yield its headers, with its bytes while the block runs, and with verdicts if they were computed.
-
-        Of a segment that is read in part, only that part is opened. Raises BadData, StoreError, OutOfBudget, NeedsWholeSegmentError.
+        """Provide a segment for the duration of a ``with`` block: its bytes, batch headers, and verdicts if they were computed. Only the
+        chosen part is opened of a segment that is read in part. Raises BadData, StoreError, OutOfBudget, NeedsWholeSegmentError.
 
         :param ordinal: position of the segment in the partition.
         """
@@ -144,22 +143,23 @@ class SourceTable:
         return ordinal in self._opened
 
     def read_headers(self, ordinal: int, reservation: SpaceReservation | None) -> None:
-        """Read the segment's batch headers, unless they are known."""
+        """Read the segment's batch headers, unless they are in memory already."""
         if ordinal not in self._opened:
             with self.map_segment(ordinal, reservation):
                 pass
 
     def fold_transactions(self) -> None:
-        """Compute the verdict on every batch from the outcomes of transactions. The lists are changed in place, because other objects refer
-        to them.
+        """Compute the verdict on every batch of all segments from the outcomes of transactions. The lists are changed in place, because
+        other objects refer to them.
         """
         self.verdicts[:] = transaction_verdicts_by_source(self.sources)
         self.folded = True
 
 
-def _stand_in_source(reading: StagedSegmentReader, roles: SegmentRoles, ordinal: int) -> SourceSegment:
+def _source_from_sidecar_head(reader: StagedSegmentReader, roles: SegmentRoles, ordinal: int) -> SourceSegment:
+    """Return a segment that consists of the batch headers in its sidecar; an empty one if it has no usable sidecar."""
     segment, sidecar = roles.live[ordinal], roles.sidecar_head(ordinal).sidecar
-    place = (ordinal, reading.log_key(ordinal), segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
+    place = (ordinal, reader.log_key(ordinal), segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
     return stand_in_segment(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate(0))
 
 

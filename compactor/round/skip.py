@@ -48,7 +48,7 @@ class FilterRecord:
 
     @property
     def are_filters_paying(self) -> bool:
-        """Return whether filters save more bytes on this partition than they cost."""
+        """Return whether filters have saved more bytes on this partition than they cost."""
         return should_keep_filters(self.asked, self.bytes_read, self.bytes_saved)
 
     @property
@@ -72,7 +72,9 @@ class FilterRecord:
 
 
 def sum_filter_records(runs: Iterable[Run]) -> FilterRecord:
-    """Return the reads that filters saved in the remembered runs. Older runs are ignored, so that filters get another chance."""
+    """Return the reads that filters saved in the runs of the run history. Runs that the history no longer has are ignored, so that filters
+    are tried again.
+    """
     records = [filter_record_of_run(run.stats) for run in runs]
     return FilterRecord(**{name: sum(getattr(each, name) for each in records) for name in FilterRecord.__dataclass_fields__})
 
@@ -84,18 +86,16 @@ def filter_record_of_run(stats: Mapping[str, int | float | str]) -> FilterRecord
     return FilterRecord(**counts, bytes_read=read, bytes_saved=int(stats.get("bytes_skipped", 0)))
 
 
-def expected_round_keys(cleaner: Cleaner, runs: Sequence[Run], now: int) -> int:
+def expected_round_keys(cleaner: Cleaner, runs: Sequence[Run], present_keys: int) -> int:
     """Return the expected number of dirty keys in the next rounds of a partition: the setting, or the largest number of this and the latest
-    rounds.
+    rounds. Too high an estimate costs little, because a filter grows with the logarithm of the number of keys.
 
-    Too high an estimate costs little, because a filter grows with the logarithm of the number of keys.
-
-    :param now: number of keys of the present round; 0 if unknown.
+    :param present_keys: number of keys of the present round; 0 if unknown.
     """
     if cleaner.bloom_design_keys:
         return cleaner.bloom_design_keys
     brought = [int(run.stats["map_entries"]) for run in runs if run.stats.get("map_entries")][-RECENT:]
-    return max([now, *brought]) or DEFAULT_KEYS
+    return max([present_keys, *brought]) or DEFAULT_KEYS
 
 
 def design_filter(cleaner: Cleaner, record: FilterRecord, probes: int, records: int, segment_bytes: int) -> FilterDesign | None:
@@ -143,9 +143,9 @@ def estimate_distinct_keys(heads: Sequence[SidecarHead], records: Sequence[int])
 class SidecarDecision:
     """Decision about a clean segment by its sidecar, before its filter is asked.
 
-    must: why the segment must be read; empty if it need not.
+    must: why the segment must be read; empty if it need not be.
     may: why the segment can be skipped; empty if that is not known. Never set together with ``must``.
-    askable: whether the segment's filter can rule out that it has a dirty key.
+    askable: whether the segment's filter can show that it has no dirty key.
     for_keys: whether ``must`` is set only because there is no usable filter, so that a key directory may overrule it.
     """
 
@@ -161,17 +161,17 @@ def horizon_passed_reason(segment: SegmentFacts, now_ms: int) -> str:
     return "a delete horizon has passed" if 0 <= segment.due_ms <= now_ms else ""
 
 
-def decide_by_sidecar(head: SidecarHead, due: str, *, keys: int, record: FilterRecord, now_ms: int) -> SidecarDecision:
+def decide_by_sidecar(head: SidecarHead, due_reason: str, *, keys: int, record: FilterRecord, now_ms: int) -> SidecarDecision:
     """Return the decision about a clean segment that the header of its sidecar allows.
 
-    :param due: why the segment must be read whatever its sidecar says; empty if there is no such reason.
+    :param due_reason: why the segment must be read whatever its sidecar says; empty if there is no such reason.
     :param keys: number of keys of the dirty range, or a bound on it.
     :param record: reads that filters have saved on this partition.
     """
     sidecar = head.sidecar
     if sidecar is None:
-        return SidecarDecision(None, must=due or head.problem)
-    must = due or sidecar.due.reason_to_read(now_ms)
+        return SidecarDecision(None, must=due_reason or head.problem)
+    must = due_reason or sidecar.due.reason_to_read(now_ms)
     askable = sidecar.made_for is not None and sidecar.useless_read_probability(keys) <= WORTH_ASKING
     if must or keys == 0 or sidecar.distinct_keys == 0:
         return SidecarDecision(sidecar, must, "" if must else "it has no key" if keys else "nothing is due in it", askable and keys > 0)
@@ -215,11 +215,14 @@ def clean_verdicts(
     sidecar_bytes: int,
     in_part: Iterable[str] = (),
 ) -> CleanVerdicts:
-    """Combine the answers of sidecars and filters into verdicts, by segment id.
+    """Combine the decisions by sidecars and filters about clean segments, by segment id.
 
-    :param decisions: what the sidecars say.
+    :param decisions: decisions by sidecars.
     :param met: why segments whose filter was asked must be read.
+    :param due: why segments must be read because of outcomes of transactions.
+    :param asked: segments that only their filter could decide.
     :param keys: number of keys that the filters were asked about.
+    :param in_part: segments of which reading a part is enough.
     """
     read = {name: decision.must or met[name] for name, decision in decisions.items() if decision.must or name in met}
     skip = {name: decision.may or f"its filter matches none of {keys} keys" for name, decision in decisions.items() if name not in read}
@@ -227,19 +230,19 @@ def clean_verdicts(
 
 
 def filter_history_stats(
-    found: CleanVerdicts, plan: CompactionPlan, state: PartitionState, superseded: AbstractSet[str]
+    verdicts: CleanVerdicts, plan: CompactionPlan, state: PartitionState, superseded: AbstractSet[str]
 ) -> dict[str, int | float | str]:
-    """Return how many reads filters saved in a round whose groups are all written, as figures for the run history (see
+    """Return figures for the run history that state how many reads filters saved in a round whose groups are all written (see
     ``sum_filter_records``).
 
     :param superseded: ids of segments in which the dirty range superseded a record.
     """
-    skipped = {segment.id for segment in plan.skipped} & found.asked
+    skipped = {segment.id for segment in plan.skipped} & verdicts.asked
     return {
-        "filter_asked": len(found.asked),
+        "filter_asked": len(verdicts.asked),
         "filter_skipped": len(skipped),
         # No record of it was superseded, so a false positive of its filter made the round read it.
-        "filter_useless": len((found.asked & found.read.keys()) - superseded),
-        "filter_bytes_read": found.sidecar_bytes,
+        "filter_useless": len((verdicts.asked & verdicts.read.keys()) - superseded),
+        "filter_bytes_read": verdicts.sidecar_bytes,
         "bytes_skipped": sum(segment.size_bytes for segment in state.live if segment.id in skipped),
     }

@@ -39,12 +39,12 @@ def live_segment_reader(
 
 
 @contextmanager
-def closing_reader(reading: StagedSegmentReader) -> Iterator[StagedSegmentReader]:
-    """Close the staging of a reader when the block ends."""
+def closing_reader(reader: StagedSegmentReader) -> Iterator[StagedSegmentReader]:
+    """Provide a reader for the duration of a ``with`` block, and close its staging folder afterwards."""
     try:
-        yield reading
+        yield reader
     finally:
-        reading.staging.close()
+        reader.staging.close()
 
 
 def segment_reader(
@@ -56,7 +56,9 @@ def segment_reader(
     budget: Budget,
     purpose: str,
 ) -> StagedSegmentReader:
-    """Return a reader of any existing segments of a partition, replaced ones included. The caller must close its ``staging``."""
+    """Return a reader of these segments of a partition, which may be live or replaced, staged in a new folder. The caller must close its
+    ``staging``. ``purpose``: prefix of the folder's name.
+    """
     staging = Staging(
         Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=process_spool_folder(state_dir))),
         ports.layout,
@@ -106,8 +108,8 @@ class StagedSegmentReader:
 
     live: the partition's segments; a source's ordinal is its index here.
     inflate_limit: bytes that one batch may inflate to.
-    known: contents of small files that were already read, by segment id and kind.
-    ranges: for segments that are read in part, the ranges (position, length) of the log, by ordinal.
+    cached_files: contents of small files that were already read, by segment id and kind.
+    ranges: by ordinal, the ranges (position, length) of the log that are read, for segments of which only a part is read.
     """
 
     def __init__(
@@ -116,10 +118,10 @@ class StagedSegmentReader:
         partition: TopicPartition,
         live: Sequence[RemoteLogSegmentMetadata],
         inflate_limit: int,
-        known: Mapping[tuple[str, str], bytes] | None = None,
+        cached_files: Mapping[tuple[str, str], bytes] | None = None,
     ) -> None:
         self.staging = staging
-        self.known = known or {}
+        self.known = cached_files or {}
         self.live = live
         self.inflate_limit = inflate_limit
         self.partition = partition
@@ -147,7 +149,7 @@ class StagedSegmentReader:
 
     @contextmanager
     def map_segment(self, source: SourceSegment, reservation: SpaceReservation | None = None) -> Iterator[None]:
-        """Map the bytes of a source that was opened before, while the block runs."""
+        """Map the bytes of a source that was opened before into memory, for the duration of a ``with`` block."""
         with self.staging.open_file(self.log_request(source.ordinal), reservation) as path:
             table, buf = source.table, map_file(path)
             # No balance accounts for bytes after the end up to which the segment is read.
@@ -167,11 +169,11 @@ class StagedSegmentReader:
         return self.staging.layout.object_name(self.partition, metadata, kind)
 
     def log_request(self, ordinal: int) -> FileToStage:
-        """Return the request to stage a segment's log, or the ranges of it that are read."""
+        """Return the file to stage for a segment's log, or for those ranges of it that are read."""
         return replace(self.object_request(self.live[ordinal], "log"), ranges=self.ranges.get(ordinal))
 
     def object_request(self, metadata: RemoteLogSegmentMetadata, kind: str) -> FileToStage:
-        """Return the request to stage one of a segment's objects. A log may also be found in the broker's directory."""
+        """Return the file to stage for one of a segment's objects. A log may also be copied from the broker's directory."""
         local = f"{self.partition}/{metadata.start_offset:020d}.log" if kind == "log" else ""
         return FileToStage(self.partition, metadata, kind, local)
 

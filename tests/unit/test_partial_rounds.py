@@ -22,7 +22,13 @@ from compactor.records.balance import BalanceKey, digest_sum_of_headers
 from compactor.records.batches import HORIZON, BatchTable, select_batch_rows
 from compactor.records.encode import COPY
 from compactor.records.headers import copy_headers, digest_of_headers
-from compactor.round.partial.plan import BatchRange, PartialRewritePlan, batches_that_may_change, combined_due, reason_to_read_whole
+from compactor.round.partial.plan import (
+    BatchRange,
+    PartialRewritePlan,
+    batches_that_may_change,
+    combine_removable_counts,
+    reason_to_read_whole,
+)
 from compactor.round.partial.rewrite import KeyDirectoryCache, NeedsWholeSegmentError, SegmentPart, balance_with_copied_batches
 from compactor.storage.port import CopyLimits
 from compactor.tier.sidecars import Sidecars
@@ -141,11 +147,11 @@ class TestDueTogether:
         table = replace(source.table, base_timestamp=np.array([70, 10, 50, 20]))
         marked = replace(directory, flags=np.full(BATCHES, HAS_TOMBSTONE, np.uint8))
         fresh = RemovableRecordCounts(3, 1, 90, 2)
-        assert combined_due(splice_of(table, marked), fresh) == RemovableRecordCounts(5, 1, 50, 2)
-        assert combined_due(splice_of(table, marked), replace(fresh, earliest_tombstone_horizon_ms=40)) == RemovableRecordCounts(
-            5, 1, 40, 2
-        )
-        assert combined_due(splice_of(table, directory), RemovableRecordCounts()) == RemovableRecordCounts(0, 0, NEVER_MS, 0)
+        assert combine_removable_counts(splice_of(table, marked), fresh) == RemovableRecordCounts(5, 1, 50, 2)
+        assert combine_removable_counts(
+            splice_of(table, marked), replace(fresh, earliest_tombstone_horizon_ms=40)
+        ) == RemovableRecordCounts(5, 1, 40, 2)
+        assert combine_removable_counts(splice_of(table, directory), RemovableRecordCounts()) == RemovableRecordCounts(0, 0, NEVER_MS, 0)
 
 
 def segment(batches: str = "b" * 64, **changes: Any) -> RemoteLogSegmentMetadata:

@@ -68,7 +68,7 @@ class SpillingSurvivors(BackwardKeyScan):
 
     @property
     def key_scan(self) -> KeyScanParameters:
-        """Return the parameters of the scan. After the first part of the keys they have no witness (second reader), because it has read all
+        """Return the parameters of the scan. After the first part of the keys they have no second reader, because it has read all
         keys by then.
         """
         return self._scan
@@ -150,7 +150,7 @@ class SpillingSurvivors(BackwardKeyScan):
 
     def finish_part_of_keys(self) -> None:
         """Finish one part of the keys: find its survivors on disk. Raises OutOfBudget, StoreError."""
-        self._scan = replace(self._scan, witness=None)  # it has seen all keys
+        self._scan = replace(self._scan, second_reader=None)  # it has seen all keys
         if self._map is None:
             return
         with self._current_disk_map as disk_map:

@@ -74,7 +74,7 @@ class KeyScanParameters:
 
     rules: if given, the scan backwards cleans compressed chunks at once when everything about them is known, and stores them in
         ``finished``.
-    witness: second reader, which receives the chunks that were decompressed.
+    second_reader: second reader, which receives the chunks that were decompressed.
     """
 
     sources: Sequence[SourceSegment]
@@ -85,7 +85,7 @@ class KeyScanParameters:
     inflate_limit: int
     finished: CleanedChunkCache
     rules: RoundRules | None = None
-    witness: SecondReader | None = None
+    second_reader: SecondReader | None = None
 
     def dirty_segments_with_batches(self) -> list[tuple[SourceSegment, Flags]]:
         """Return the segments that pass 1 reads, with the batches whose records may enter the map."""
@@ -123,8 +123,8 @@ class KeyScanParameters:
         for chunk in source.read_chunks(first_batch, end_batch, wanted, self.inflate_limit, buffers.bodies, backwards=backwards):
             rows, first_row = parse_records(source.table, chunk, buffers.rows, source.name)
             hashes, picked = _hash_keyed_rows_of_chunk(buffers, chunk, rows, low, high, self.hash_key, backwards)
-            shown = self.witness is not None and backwards and not below_dirty_range
-            witnessed = self.witness.read_chunk(buffers, source, chunk) if self.witness is not None and shown else None
+            shown = self.second_reader is not None and backwards and not below_dirty_range
+            witnessed = self.second_reader.read_chunk(buffers, source, chunk) if self.second_reader is not None and shown else None
             piece = HashedChunkKeys(chunk, first_row, hashes, picked, rows.offset, rows.value_length, rows, witnessed)
             found.append(piece if chunk.last - chunk.first == end_batch - first_batch else piece.copy_from_buffers())
         return found
@@ -269,8 +269,8 @@ class BackwardKeyScan:
             scanned, pieces = prepared
             marked = [(piece, *self._flag_first_rows_of_keys(piece)) for piece in pieces]
             for piece in pieces:
-                if key_scan.witness is not None and piece.witnessed is not None:
-                    key_scan.witness.add_chunk_rows(scanned.source, piece.witnessed)
+                if key_scan.second_reader is not None and piece.witnessed is not None:
+                    key_scan.second_reader.add_chunk_rows(scanned.source, piece.witnessed)
             for piece, survives, final in marked:
                 scanned.bits.add_chunk(piece, survives, key_scan.first_dirty, scanned.source, is_final=final)
             return (scanned, *marked[0][:2]) if len(marked) == 1 and marked[0][2] else None
@@ -283,8 +283,8 @@ class BackwardKeyScan:
     def _prepare_segment_scan(self, source: SourceSegment, clean_at_once: bool) -> _SegmentScan:
         """Prepare the scan of a segment: an empty bitmap, and the decisions on its batches if chunks may be cleaned at once."""
         key_scan = self._scan
-        if key_scan.witness is not None:
-            key_scan.witness.begin_segment(source)
+        if key_scan.second_reader is not None:
+            key_scan.second_reader.begin_segment(source)
         bits = self._bits.setdefault(source.ordinal, SurvivorBitmap(len(source.table)))
         decisions = (
             decide_batches_by_headers(source.table, key_scan.verdicts[source.ordinal], key_scan.rules, source.name)

@@ -113,7 +113,7 @@ class RewritePass:
     index_interval_bytes: int
     inflate_limit: int
     finished: CleanedChunkCache
-    witness: SecondReader | None = None
+    second_reader: SecondReader | None = None
 
     def rewrite_group(
         self,
@@ -177,8 +177,8 @@ class RewritePass:
         """Yield every range of every source in order. A source is left when all its ranges were written."""
         for member in group:
             with member() as (source, verdicts):
-                if self.witness is not None:
-                    self.witness.begin_segment(source)
+                if self.second_reader is not None:
+                    self.second_reader.begin_segment(source)
                 decisions = decide_batches_by_headers(source.table, verdicts, self.rules, source.name)
                 counts = self.survivors.survivor_counts_by_batch(source)
                 if counts is not None:
@@ -220,8 +220,8 @@ class RewritePass:
         for chunk in source.read_chunks(first, last, wanted, self.inflate_limit, buffers.bodies):
             some = slice(chunk.first - first, chunk.last - first)
             rows, first_row = parse_records(source.table, chunk, buffers.rows, source.name)
-            if self.witness is not None:
-                self.witness.read_expected_chunk(buffers, source, chunk)
+            if self.second_reader is not None:
+                self.second_reader.read_expected_chunk(buffers, source, chunk)
             superseded = self.survivors.flag_superseded_rows(source, chunk, rows, first_row)
             clean = clean_batches_of_chunk(
                 buffers, source, chunk, rows, first_row, superseded, decisions.decisions_of_rows(some), self.rules

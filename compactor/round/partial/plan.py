@@ -56,7 +56,7 @@ class BatchRange:
 class PartialRewritePlan:
     """Plan of a partial rewrite, in which only some batches of a segment are read and the store copies the others.
 
-    directory: loads the segment's key directory, which is too large to be held in memory during a round.
+    directory: function that loads the segment's key directory, which is too large to be held in memory during a round.
     table: all batches of the segment.
     version: version of the segment's object, which must not change meanwhile.
     """
@@ -67,20 +67,20 @@ class PartialRewritePlan:
     version: str
 
     @property
-    def rows_read(self) -> Int64s:
-        """Return the indexes of the batches that are read, ascending."""
+    def batch_numbers_read(self) -> Int64s:
+        """Return the numbers of the batches that are read, ascending."""
         return np.concatenate([np.arange(stretch.first, stretch.last) for stretch in self.stretches if not stretch.is_copied])
 
     @property
     def ranges_read(self) -> tuple[tuple[int, int], ...]:
-        """Return (position, length) of each range of the log that is read."""
+        """Return (position, length) in bytes of each range of the log that is read."""
         return tuple(log_range(self.table, stretch) for stretch in self.stretches if not stretch.is_copied)
 
     @property
     def is_copied(self) -> Flags:
         """Return for each batch whether the store copies it."""
         stays = np.ones(len(self.table), np.bool_)
-        stays[self.rows_read] = False
+        stays[self.batch_numbers_read] = False
         return stays
 
     @property
@@ -114,7 +114,7 @@ def shortest_copy_bytes(copies: CopyLimits) -> int:
 
 
 def reason_to_read_whole(segment: RemoteLogSegmentMetadata, sidecar: Sidecar | None, keys: int, copies: CopyLimits | None) -> str:
-    """Return why a clean segment must be read completely, as far as is known without its key directory, or an empty string.
+    """Return why a clean segment must be read completely, judged without its key directory, or an empty string if a part may be enough.
 
     :param keys: number of keys of the dirty range.
     """
@@ -136,11 +136,10 @@ def reason_to_read_whole(segment: RemoteLogSegmentMetadata, sidecar: Sidecar | N
 def batches_that_may_change(
     table: BatchTable, decisions: BatchDecisions, directory: KeyDirectory, may_hold_dirty_key: Flags, now_ms: int
 ) -> Flags:
-    """Return, for each batch, whether it may change, so that it cannot be copied.
+    """Return a flag for each batch: whether cleaning may change it, so that it cannot be copied. The last batch always counts, because a
+    filler may be needed after it (coverage, I1).
 
-    :param may_hold_dirty_key: batches that may hold a dirty key.
-
-    The last batch always counts, because a filler may be needed after it (coverage, I1).
+    :param may_hold_dirty_key: flag for each batch: whether it may hold a dirty key.
     """
     waiting = ((table.attributes & np.int16(HORIZON)) != 0) & (table.base_timestamp > now_ms)
     due = ((directory.flags & HAS_KEYLESS_RECORD) != 0) | (((directory.flags & HAS_TOMBSTONE) != 0) & ~waiting)
@@ -197,8 +196,8 @@ def new_log_pieces(plan: PartialRewritePlan, key: str, log: Path, cleaned: Batch
     """Return the pieces from which the store composes the new log: ranges of the source's object and of a local file.
 
     :param key: key of the source's object.
-    :param log: file with what the cleaner made of the batches that were read.
-    :param cleaned: the batches in that file.
+    :param log: file with the batches that the cleaner wrote in place of those that were read.
+    :param cleaned: table of the batches in that file.
     """
     made: list[ComposeSource] = []
     headers = plan.directory().headers
@@ -213,8 +212,9 @@ def new_log_pieces(plan: PartialRewritePlan, key: str, log: Path, cleaned: Batch
 
 
 def merge_key_directory(plan: PartialRewritePlan, segment_id: str, cleaned: BatchTable, written: KeyDirectory) -> KeyDirectory:
-    """Return the key directory of the composed segment, from that of its source and that of the cleaner's output.
+    """Return the key directory of the composed segment, merged from those of its source and of the cleaner's output.
 
+    :param cleaned: table of the batches that the cleaner wrote.
     :param written: key directory of the cleaner's output.
     """
     source = plan.directory()
@@ -243,12 +243,11 @@ def _rewritten_batch_ranges(plan: PartialRewritePlan, cleaned: BatchTable) -> It
         done = upto
 
 
-def combined_due(plan: PartialRewritePlan, written: RemovableRecordCounts) -> RemovableRecordCounts:
-    """Return the delete horizons and tombstones of the composed segment, which later rounds will remove.
+def combine_removable_counts(plan: PartialRewritePlan, written: RemovableRecordCounts) -> RemovableRecordCounts:
+    """Return the numbers of records of the composed segment that later rounds will remove. A copied batch with tombstones counts as one
+    tombstone with the batch's horizon.
 
-    A copied batch with tombstones is counted as one tombstone with the batch's horizon.
-
-    :param written: the same facts about the batches that the cleaner wrote.
+    :param written: the same numbers for the batches that the cleaner wrote.
     """
     buried = plan.is_copied & ((plan.directory().flags & HAS_TOMBSTONE) != 0)
     return RemovableRecordCounts(
@@ -259,12 +258,12 @@ def combined_due(plan: PartialRewritePlan, written: RemovableRecordCounts) -> Re
     )
 
 
-def inherited_sidecar(old: Sidecar, segment_id: str, due: RemovableRecordCounts, table: BatchTable) -> Sidecar:
-    """Return the sidecar of the composed segment, with the filter and the key sketch of its source.
-
-    They may still contain keys that are gone, which can cost a read but never a record.
+def derive_sidecar_of_composed_segment(old: Sidecar, segment_id: str, due: RemovableRecordCounts, table: BatchTable) -> Sidecar:
+    """Return the sidecar of the composed segment, with the filter and the key sketch of its source. They may still contain keys that are
+    gone, which can cost a read but never a record.
 
     :param old: sidecar of the source.
+    :param due: records of the composed segment that later rounds will remove.
     :param table: all batches of the composed segment.
     """
     runs, markers = extract_runs_and_markers(table)

@@ -29,7 +29,13 @@ from compactor.records.balance import BalanceKey, digest_sum_of_headers
 from compactor.records.batches import BatchTable, Int64s, batch_table_from_headers, select_batch_rows
 from compactor.records.encode import MAX_SEGMENT
 from compactor.records.headers import copy_headers, digest_of_headers
-from compactor.round.partial.plan import PartialRewritePlan, batches_that_may_change, combined_due, divide_into_ranges, merge_key_directory
+from compactor.round.partial.plan import (
+    PartialRewritePlan,
+    batches_that_may_change,
+    combine_removable_counts,
+    divide_into_ranges,
+    merge_key_directory,
+)
 from compactor.round.sources import StagedSegmentReader
 from compactor.tier.sidecars import Sidecars
 
@@ -38,7 +44,7 @@ KEPT = 3
 
 
 class NeedsWholeSegmentError(Exception):
-    """Raised if a segment that was to be read in part must be read whole. It does not mean that the segment is corrupt."""
+    """Raised if a segment of which only a part was to be read must be read completely. It does not mean that the segment is corrupt."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +88,7 @@ class KeyDirectoryCache:
         self._lock = threading.Lock()
 
     def load_directories(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[tuple[KeyDirectory | None, int]]:
-        """Yield for each segment its key directory, or None if it has none that can be used, and the number of bytes fetched. Raises
-        StoreError.
-        """
+        """Yield for each segment its key directory, or None if it has no usable one, and the number of bytes fetched. Raises StoreError."""
         found = self._sidecars.load_directories([segment.id for segment in segments])
         for segment, (directory, fetched) in zip(segments, found, strict=True):
             is_its = directory is not None and digest_of_headers(directory.headers) == segment.file("log").batches
@@ -98,7 +102,7 @@ class KeyDirectoryCache:
                 del self._kept[next(iter(self._kept))]
 
     def load_directory(self, segment: RemoteLogSegmentMetadata) -> KeyDirectory:
-        """Return the key directory of a segment that had one before. Raises StoreError, and NeedsWholeSegmentError if it is gone."""
+        """Return the key directory of a segment that was found to have one. Raises StoreError, and NeedsWholeSegmentError if it is gone."""
         with self._lock:
             kept = self._kept.get(segment.id)
         if kept is not None:
@@ -112,10 +116,8 @@ class KeyDirectoryCache:
 
 @dataclass(frozen=True)
 class PartSearchResult:
-    """Answer of a key directory about one segment.
-
-    part: the part to read; None if the segment must be read completely.
-    meets_none: whether the segment has none of the dirty keys, so that no batch must be read because of a key.
+    """Result of looking up the dirty keys in one segment's key directory. part: the part of the segment to read; None if it must be read
+    completely. meets_none: whether the segment has none of the dirty keys, so that no batch must be read because of a key.
     """
 
     part: SegmentPart | None = None
@@ -134,23 +136,26 @@ class PartSearch:
     pieces: HashPrefixes
     directories: KeyDirectoryCache
 
-    def find_part(self, directory: KeyDirectory, stood_in: SourceSegment, verdicts: Verdicts) -> PartSearchResult:
+    def find_part(self, directory: KeyDirectory, header_source: SourceSegment, verdicts: Verdicts) -> PartSearchResult:
         """Return which part of a segment must be read, by its key directory. Raises StoreError.
 
-        :param stood_in: the segment's batch headers, taken from its sidecar.
+        :param header_source: the segment's batch headers, taken from its sidecar.
         :param verdicts: verdicts on these batches.
         """
         holding = directory.flag_batches_with_keys(self.pieces)
-        return PartSearchResult(self._build_part(directory, holding, stood_in, verdicts), meets_none=not holding.any())
+        return PartSearchResult(self._build_part(directory, holding, header_source, verdicts), meets_none=not holding.any())
 
-    def _build_part(self, directory: KeyDirectory, holding: Flags, stood_in: SourceSegment, verdicts: Verdicts) -> SegmentPart | None:
+    def _build_part(self, directory: KeyDirectory, holding: Flags, header_source: SourceSegment, verdicts: Verdicts) -> SegmentPart | None:
+        """Return the part of a segment to read, or None if it must be read completely. ``holding``: flag for each batch: whether it may
+        hold a dirty key.
+        """
         layout = self.reading.staging.layout
         copies = layout.range_copies
         if copies is None:
             return None
         table = batch_table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
-        whole = replace(stood_in, table=table, buf=NO_BYTES)
-        of_all = segment_verdicts_from_stand_in(whole, stood_in, verdicts)
+        whole = replace(header_source, table=table, buf=NO_BYTES)
+        of_all = segment_verdicts_from_stand_in(whole, header_source, verdicts)
         if of_all.indexed.any() or len(of_all.txn_entries):
             return None
         decisions = decide_batches_by_headers(table, of_all, self.rules, whole.name)
@@ -159,13 +164,13 @@ class PartSearch:
         if not any(stretch.is_copied for stretch in stretches):
             return None
         try:
-            segment = self.reading.live[stood_in.ordinal]
+            segment = self.reading.live[header_source.ordinal]
             version = layout.log_version(self.reading.partition, segment)
         except (NotFound, BadData):
             return None  # reading the whole segment reports the error
         self.directories.add_directory(directory)
         splice = PartialRewritePlan(partial(self.directories.load_directory, segment), table, stretches, version)
-        rows = splice.rows_read
+        rows = splice.batch_numbers_read
         flags = (of_all.aborted[rows], of_all.discardable[rows], of_all.indexed[rows])
         source = replace(whole, table=select_batch_rows(table, rows))
         return SegmentPart(splice, whole, of_all, rows, source, Verdicts(*flags, of_all.txn_entries))
@@ -176,7 +181,9 @@ class PartSearch:
 
 @dataclass(frozen=True, eq=False)
 class ComposedSegment:
-    """A new segment most of whose bytes the store copies: its key directory, its batches, and its delete horizons and tombstones."""
+    """New segment most of whose bytes the store copies: its key directory, its batches, and the numbers of its records that later rounds
+    will remove.
+    """
 
     directory: KeyDirectory
     table: BatchTable
@@ -199,7 +206,7 @@ def describe_composed_segment(
     table = batch_table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
     if int(table.size.sum()) > MAX_SEGMENT or np.any(table.base_offset[1:] <= table.last_offset[:-1]):
         raise NeedsWholeSegmentError(f"{output.name}: the parts of the composed object do not match")
-    return ComposedSegment(directory, table, combined_due(splice, builder.due))
+    return ComposedSegment(directory, table, combine_removable_counts(splice, builder.due))
 
 
 def balance_with_copied_batches(part: SegmentPart, read: Balance, recorded: DigestSum | None, key: BalanceKey) -> Balance:

@@ -47,7 +47,7 @@ class StoredPassOne:
     survivors: StoredSurvivors
     gate: Gate | None
     finished: CleanedChunkCache = field(default_factory=lambda: CleanedChunkCache(0))
-    witness: None = None
+    second_reader: None = None
 
     @contextmanager
     def open_segment(self, ordinal: int, reservation: SpaceReservation | None) -> Iterator[tuple[SourceSegment, Verdicts]]:
