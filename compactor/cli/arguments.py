@@ -572,7 +572,7 @@ COMMANDS = (
                 "config.show_settings",
                 (argument("--topic", metavar="T", help="how this topic is cleaned; its own settings count where brokers have it"),),
             ),
-            Command("check", "whether the settings work: tries the tier and the directory for local state", "config.check_settings"),
+            Command("check", "whether the settings work: tries the tier and the directory for local state", "config_check.check_settings"),
         ),
     ),
     Command(

@@ -223,6 +223,15 @@ class Progress:
             self.done += amount
             self._update_display()
 
+    def begin_part(self, title: str, done: int | None = None) -> None:
+        """Begin the next part of the work, with another title and the same total.
+
+        :param done: amount of work before this part; None for the amount that was recorded.
+        """
+        with self._lock:
+            self.title, self.done = title, self.done if done is None else done
+            self._update_display()
+
     def begin_step(self, title: str, total: int | None = None) -> None:
         """Begin the next step of the same work, with another title and the amount 0."""
         with self._lock:
@@ -271,24 +280,28 @@ class Progress:
             self._bar.start()
         task = self._bar.task_ids[0]
         self._bar.tasks[0].total = self.total  # ``update`` takes None for no change
-        share = f"{100 * self.done // self.total}% " if self.total else ""
-        self._bar.update(task, description=self.title, completed=self.done, amount=share + self._format_amount())
+        share = f"{100 * self._shown_done() // self.total}% " if self.total else ""
+        self._bar.update(task, description=self.title, completed=self._shown_done(), amount=share + self._format_amount())
 
     def _write_progress_line(self) -> None:
         """Write the present progress as one line of text or JSON."""
         if self._mode == "json":
-            text = json.dumps({"progress": {"title": self.title, "done": self.done, "total": self.total, "unit": self.unit}})
+            text = json.dumps({"progress": {"title": self.title, "done": self._shown_done(), "total": self.total, "unit": self.unit}})
         else:
-            share = f"{100 * self.done // self.total} %, " if self.total else ""
+            share = f"{100 * self._shown_done() // self.total} %, " if self.total else ""
             amount = self._format_amount()
             text = f"{self.title}: {share}{amount}" if amount else self.title
         _write_line(self._stderr, text)
+
+    def _shown_done(self) -> int:
+        """Return the amount done, at most the total, which may be an estimate."""
+        return self.done if self.total is None else min(self.done, self.total)
 
     def _format_amount(self) -> str:
         """Return the amount done as text; empty for work without a number."""
         if self.total is None and not self.done and not self.unit:
             return ""
-        numbers = [self.done] if self.total is None else [self.done, self.total]
+        numbers = [self.done] if self.total is None else [self._shown_done(), self.total]
         texts = [format_size(number) if self.unit == "bytes" else f"{number:,}" for number in numbers]
         return " of ".join(texts) + (f" {self.unit}" if self.unit not in ("", "bytes") else "")
 
@@ -328,7 +341,7 @@ def table_lines(table: Table, width: int | None = None, *, coloured: bool = Fals
     rest = (width or 0) - sum(widths[place] + 3 for place in shown[:-1]) - 2
     texts = cells[shown[-1]] if width is not None and 20 <= rest < widths[shown[-1]] else []
     widths[shown[-1]] = rest if texts else widths[shown[-1]]
-    wrapped = [textwrap.wrap(text, rest, **_WHOLE_WORDS) or [""] for text in texts] or [[""]] * (len(table.rows) + 1)
+    wrapped = [_wrap_last_cell(text, rest) for text in texts] or [[""]] * (len(table.rows) + 1)
     for place in shown:
         right = all(_is_amount_cell(row[place]) for row in table.rows)
         column = [first for first, *_ in wrapped] if texts and place == shown[-1] else cells[place]
@@ -341,10 +354,16 @@ def table_lines(table: Table, width: int | None = None, *, coloured: bool = Fals
         yield from (lines[0], " " + "─" * (sum(widths[place] + 3 for place in shown) - 3) + " ")
     for line, row, (_, *more) in zip(lines[1:], table.rows, wrapped[1:], strict=True):
         yield line
-        yield from (" " * ((width or 0) - rest - 1) + text for text in more)
+        yield from (text if len(text) > rest else " " * ((width or 0) - rest - 1) + text for text in more)
         for text in filter(None, map(_format_cell, row[len(row) - table.below :] if width is not None else ())):
             yield from textwrap.wrap(text, max(20, (width or 0) - 5), initial_indent="     ", subsequent_indent="     ", **_WHOLE_WORDS)
     yield ""
+
+
+def _wrap_last_cell(text: str, width: int) -> list[str]:
+    """Return the lines of a cell in a row's last column. A path or URL wider than the column stands on a line of its own below the row."""
+    lines = textwrap.wrap(text, width, **_WHOLE_WORDS) or [""]
+    return ["", *(f"     {line}" if len(line) > width else line for line in lines)] if max(map(len, lines)) > width else lines
 
 
 _WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}

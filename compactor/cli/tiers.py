@@ -162,6 +162,19 @@ def read_partition_summaries(
     return found
 
 
+def sum_stored_bytes(tier: Tier, names: Sequence[TopicPartition], out: Output, *, with_replaced: bool = False) -> int:
+    """Return the total size in bytes of these partitions' live segments, for a progress display. Partitions that cannot be read count
+    nothing.
+
+    :param with_replaced: add replaced segments that are still stored.
+    """
+    with out.progress("looking", len(names), "partitions") as progress:
+        looks = read_summaries(tier, names, on_partition=progress.advance)
+    found = [one.summary for one in looks if one.summary is not None]
+    replaced = sum(waiting.size_bytes for summary in found for waiting in summary.waiting) if with_replaced else 0
+    return sum(summary.bytes for summary in found) + replaced
+
+
 def print_findings(found: Sequence[Any], out: Output, well: str = "all is well") -> int:
     """Print what a check found and return the exit code. Errors are named on stderr as well; equal notes are counted together.
 

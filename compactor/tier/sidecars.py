@@ -17,7 +17,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from compactor.errors import AlreadyExists, NotFound, StoreError
-from compactor.kernels.common import Hashes
 from compactor.storage.port import ObjectStore
 
 if TYPE_CHECKING:

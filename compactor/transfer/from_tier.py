@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from checkpoint.offsets import clean_end_offset
@@ -51,10 +52,12 @@ def import_tier(
     options: ImportOptions,
     *,
     on_partition: Callable[[PartitionImport], None] = lambda done: None,
+    on_bytes: Callable[[TopicPartition, int], None] = lambda name, size: None,
 ) -> list[PartitionImport]:
     """Import partitions of another tier, several at a time (``daemon.threads``). One that fails does not stop the others (isolation, I9).
 
     :param on_partition: called with the result of each partition.
+    :param on_bytes: called with the size of each new segment twice: when it was checked and when it was uploaded.
     :raises UsageError: if both tiers are the same.
     """
     if source.ports.layout.url == target.ports.layout.url:
@@ -62,7 +65,8 @@ def import_tier(
     threads = target.settings.daemon.threads
 
     def import_one(name: TopicPartition, origin: Tier, shared: ImportResources) -> ImportReport:
-        return _PartitionTransfer(origin, target, name, options, shared, threads).transfer_partition()
+        progress = ImportProgress(advance=partial(on_bytes, name))
+        return _PartitionTransfer(origin, target, name, options, shared, threads, progress).transfer_partition()
 
     return import_partitions(target, [(name, source) for name in names], import_one, parallel=threads, on_partition=on_partition)
 
@@ -78,8 +82,10 @@ class _PartitionTransfer:
         options: ImportOptions,
         shared: ImportResources,
         threads: int,
+        progress: ImportProgress,
     ) -> None:
         self._source, self._target, self._name, self._company = source, target, name, shared
+        self._progress = progress
         # In a compactor-managed tier, offsets are only missing because a round removed them: the fold refuses other gaps.
         self._options = replace(options, gaps=options.gaps or source.kind.describes_segments, older=False, may_be_empty=True)
         cleaner = target.settings.cleaner_for(name.topic)
@@ -131,7 +137,7 @@ class _PartitionTransfer:
             if not fetched:
                 return
             options = replace(options, fetched_from=seam)
-            report = import_directory(self._target, folder, place, self._policy, ImportProgress(), options, self._company)
+            report = import_directory(self._target, folder, place, self._policy, self._progress, options, self._company)
             self._reports.append(report)
             if fetched == len(segments):
                 return

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -172,16 +173,20 @@ def import_root(
     options: ImportOptions,
     *,
     on_partition: Callable[[PartitionImport], None] = lambda done: None,
+    on_bytes: Callable[[TopicPartition, int], None] = lambda name, size: None,
 ) -> list[PartitionImport]:
     """Import several partition directories at a time. One that fails does not stop the others.
 
     Each import has one thread, because a small one mostly waits for the store. Large imports run one at a time beside them.
+
+    :param on_bytes: called with the size of each new segment twice: when it was checked and when it was uploaded.
     """
     options = replace(options, may_be_empty=True)
 
     def import_one(name: TopicPartition, path: Path, shared: ImportResources) -> ImportReport:
         policy = tier.cleaner_for(name.topic).cleaner_policy()
-        return import_directory(tier, path, name, policy, ImportProgress(), options, shared)
+        progress = ImportProgress(advance=partial(on_bytes, name))
+        return import_directory(tier, path, name, policy, progress, options, shared)
 
     return import_partitions(
         tier, directories, import_one, parallel=IMPORTS_PER_THREAD * tier.settings.daemon.threads, on_partition=on_partition

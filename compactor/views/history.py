@@ -9,7 +9,6 @@ from compactor.control.state import PartitionState, Run
 from compactor.errors import CompactorError, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.status import RunStatus
-from compactor.round.restoring import groups_to_restore, restore_problem
 
 
 def run_document(state: PartitionState, run: Run) -> dict[str, object]:
@@ -94,4 +93,8 @@ def undo_problem(state: PartitionState, run_id: str) -> str:
         return "the segments that it replaced are deleted, or being deleted"
     if any(run.run_id == run_id and run.status == RunStatus.REPAIRED for run in state.runs):
         return "it replaced damaged segments"
-    return restore_problem(groups_to_restore(state, run_id)) if state.mirrored else ""
+    if not state.mirrored:
+        return ""
+    from compactor.round.restoring import groups_to_restore, restore_problem  # loads numba
+
+    return restore_problem(groups_to_restore(state, run_id))

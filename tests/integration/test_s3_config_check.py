@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from compactor.cli.commands import config as config_command
+from compactor.cli.commands import config_check as config_command
 from compactor.config.settings import LimitSettings
 from compactor.storage import factory
 from compactor.storage.factory import RateLimits

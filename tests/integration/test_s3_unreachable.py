@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from compactor.cli.commands.config import CHECK_FIRST_ANSWER_MS
+from compactor.cli.commands.config_check import CHECK_FIRST_ANSWER_MS
 from compactor.storage import cloud
 from compactor.storage.schemes import store_kind
 from tests.support.cloud_servers import KEY

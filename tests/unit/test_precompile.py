@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from compactor.cleaner import precompile
 from compactor.kernels.jit import COMPLETE
 from compactor.records.build import RecordToEncode, encode_batch
+from tests.support.deployment import Deployment, GrowingLog
 
 ROOT = Path(__file__).parents[2]
 MISSES = """
@@ -56,6 +58,22 @@ def run_by_itself(*arguments: str) -> subprocess.CompletedProcess[str]:
         f"import sys; from compactor.cli.main import entry; assert entry({list(arguments)!r}) == 0; print(*sys.modules, file=sys.stderr)"
     )
     return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "unneeded"),
+    [
+        ("config show", {"numpy", "boto3", "confluent_kafka", "compactor.access.tier"}),
+        ("topics", {"numpy", "numba", "boto3", "confluent_kafka"}),
+        ("audit list", {"numpy", "numba", "boto3", "confluent_kafka"}),
+        ("runs list", {"numba", "boto3", "confluent_kafka"}),
+    ],
+)
+def test_a_command_that_only_reads_loads_what_it_needs(tmp_path: Path, words: str, unneeded: set[str]) -> None:
+    made = Deployment(tmp_path)
+    made.bring(GrowingLog("orders", 0, tmp_path, random.Random(4)).write_part(1))
+    ran = run_by_itself(*words.split(), "--config", str(made.config))
+    assert unneeded & set(ran.stderr.split()) == set()
 
 
 def test_a_small_run_loads_what_it_needs(tmp_path: Path) -> None:

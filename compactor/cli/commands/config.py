@@ -1,39 +1,17 @@
-"""Command ``config show`` / ``config check``: the settings with their sources, and whether they work."""
+"""Command ``config show``: the settings and where each comes from. It loads only what reading settings needs."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import re
-import time
-from pathlib import Path
 
-from compactor.bootstrap import kafka_connection, open_tier
-from compactor.brokers.metadata_topic.admin import KafkaAdmin
-from compactor.brokers.topic_ids import kafka_python_options
-from compactor.cli import frame, tiers
+from compactor.cli import frame
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.settings import SECTION_TYPES, Settings, setting_keys, topic_override_key
-from compactor.config.store_sections import MINIMUM_DAYS
 from compactor.constants import NEVER_MS
-from compactor.errors import BadData, CompactorError, StoreError, UsageError
-from compactor.storage.factory import open_store
-from compactor.storage.probe import probe_store
-from compactor.tier.kinds import MetadataSource, control_url, tier_kind
-from compactor.upkeep.brokers.check import (
-    check_cluster,
-    check_known_harm,
-    check_metadata_record_budget,
-    check_metadata_topic_reading,
-    check_object_access,
-    check_topics,
-)
-from compactor.views.checkpoints import read_only_tier
+from compactor.errors import UsageError
 from compactor.views.words import format_duration
 
-CHECK_FIRST_ANSWER_MS = 4_000
-"""Longest wait of `config check` for the first answer of a store, in milliseconds. Several parts of the check wait for it in turn."""
 _SECRET = re.compile(r"passw|secret|token|jaas|oauth|key\.pem|private", re.IGNORECASE)
 """Names of librdkafka properties whose values are not shown."""
 
@@ -46,213 +24,8 @@ def show_settings(args: argparse.Namespace, out: Output) -> None:
         "problems": [],
         "settings": [{"key": key, "value": value, "source": source} for key, value, source in rows],
     }
-    table = Table("", ("setting", "value", "from"), [(key, _format_setting(key, value), source) for key, value, source in rows])
-    out.print_result(document, table)
-
-
-def check_settings(args: argparse.Namespace, out: Output) -> int:
-    """Check stores, brokers, topics and folders that the settings name, and go on after a failed check.
-
-    Return the exit code. Settings that are invalid by themselves were refused before.
-    """
-    checks = {
-        MetadataSource.CONTROL_LOG: _check_compactor_managed,
-        MetadataSource.METADATA_TOPIC: _check_broker_managed,
-        MetadataSource.LISTING: _check_listed,
-    }
-    settings = _with_short_first_answer(frame.load_command_settings(args))
-    with out.progress("trying the tier"):
-        problems = [*_check_state_dir(settings), *checks[tier_kind(settings).metadata](settings)]
-    ok = all(problem["severity"] != "error" for problem in problems)
-    columns = ("severity", "kind", "object", "detail", "hint")
-    rows = [[problem[column] for column in columns] for problem in problems]
-    tables = [Table("", columns, rows, below=3)] if problems else []
-    verdict = f"{settings.tier_url} and {settings.tier.state_dir} {'can be used' if ok else 'cannot be used like this'}"
-    out.print_result({"ok": ok, "problems": problems}, *tables, summary=verdict)
-    if any(problem["kind"] == "identity" for problem in problems):
-        return UsageError.exit_code
-    return 0 if ok else StoreError.exit_code
-
-
-def _with_short_first_answer(settings: Settings) -> Settings:
-    """Return the settings with a short wait for a store's first answer, because a check is asked by somebody who waits for it."""
-    sections = {name: getattr(settings, name) for name in type(settings).model_fields}
-    waiting = {name: section for name, section in sections.items() if getattr(section, "first_answer_ms", 0) > CHECK_FIRST_ANSWER_MS}
-    short = {name: section.model_copy(update={"first_answer_ms": CHECK_FIRST_ANSWER_MS}) for name, section in waiting.items()}
-    return settings.model_copy(update=short)
-
-
-def _check_compactor_managed(settings: Settings) -> list[dict[str, str]]:
-    """Check the store and the contents of a compactor-managed tier, and return the problems.
-
-    Nothing is written if the data belongs to another tier.
-    """
-    problems = _check_tier_identity(settings)
-    if not problems:
-        problems = _check_stores(settings)
-        problems += [] if any(problem["severity"] == "error" for problem in problems) else _check_topic_patterns(settings)
-    return [*problems, *_check_storage_class(settings), *_check_topic_deletion(settings), *_find_ineffective_settings(settings)]
-
-
-def _check_broker_managed(settings: Settings) -> list[dict[str, str]]:
-    """Check brokers, store and contents of a broker-managed tier, and return the problems."""
-    return [*_check_brokers(settings), *_check_stores(settings)]
-
-
-def _check_listed(settings: Settings) -> list[dict[str, str]]:
-    """Check that a listed tier (known only by listing its objects) can be read, and return the problems."""
-    return [*_check_listed_tier(settings), *_check_topic_patterns(settings), *_find_ineffective_settings(settings)]
-
-
-def _check_topic_deletion(settings: Settings) -> list[dict[str, str]]:
-    """Check that brokers are configured if ``on_topic_deletion`` needs them to find deleted topics. Return the problem if not."""
-    if settings.tier.on_topic_deletion == "keep":
-        return []
-    detail, hint = "it asks the cluster, and [kafka] bootstrap_servers names none", 'Name brokers, or set it to "keep"'
-    if settings.kafka.names_brokers:
-        try:
-            kafka_python_options(kafka_connection(settings))
-        except CompactorError as error:
-            detail, hint = error.message, error.hint
-        else:
-            return []
-    return [{"severity": "error", "kind": "settings", "object": "tier.on_topic_deletion", "detail": detail, "hint": hint}]
-
-
-def _find_ineffective_settings(settings: Settings) -> list[dict[str, str]]:
-    """Return notes about settings that have no effect on this kind of tier."""
-    if not settings.publish.metadata_records_per_hour:
-        return []
-    detail, key = "a tier of kind object-log has no metadata records to limit", "publish.metadata_records_per_hour"
-    return [{"severity": "note", "kind": "settings", "object": key, "detail": detail, "hint": "Take it out of the configuration"}]
-
-
-def _check_storage_class(settings: Settings) -> list[dict[str, str]]:
-    """Return a note about the least time for which the configured storage class is billed."""
-    name = settings.s3.storage_class
-    if name not in MINIMUM_DAYS:
-        return []
-    detail = f"S3 bills an object in {name} for at least {MINIMUM_DAYS[name]} days, also when a round replaces it earlier"
-    hint = "It pays for topics whose rounds are rarer: raise min_cleanable_dirty_ratio, or leave it out"
-    return [{"severity": "note", "kind": "storage-class", "object": "s3.storage_class", "detail": detail, "hint": hint}]
-
-
-def _check_state_dir(settings: Settings) -> list[dict[str, str]]:
-    """Check that state_dir exists or can be created, and is writable."""
-    directory = Path(settings.tier.state_dir).absolute()
-    existing = next(folder for folder in (directory, *directory.parents) if folder.exists())
-    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
-        return []
-    hint = "Set state_dir under [tier] to a directory in which this user may write"
-    detail = f"nothing can be written in {existing}"
-    return [{"severity": "error", "kind": "state-dir", "object": settings.tier.state_dir, "detail": detail, "hint": hint}]
-
-
-def _check_stores(settings: Settings) -> list[dict[str, str]]:
-    """Check each store to which this program writes, with a small object that is deleted again."""
-
-    # The control store lies inside the tier unless it has a place of its own; what holds for the tier then holds for it.
-    # Where brokers keep their segments, reading is all that is tried.
-    tier = settings.tier
-    stores = [(settings.tier_url, ".tiered-compactor/probe/")] if tier_kind(settings).owns_root else []
-    if tier.control_url:
-        stores.append((tier.control_url, "probe/"))
-    if tier.pinterest.target:
-        stores.append((tier.pinterest.target, ".tiered-compactor/probe/"))
-    problems: list[dict[str, str]] = []
-    for url, prefix in stores:
-        store = open_store(url, settings=settings, limits=settings.limits)
-        problems += [{"object": url, **finding.model_dump()} for finding in probe_store(store, _system_clock_ms, prefix)]
-    return problems
-
-
-def _check_topic_patterns(settings: Settings) -> list[dict[str, str]]:
-    """Return warnings about [topics] tables that match no topic. Regular expressions are easily mistaken for shell patterns."""
-    try:
-        topics = {name.topic for name in read_only_tier(open_tier(settings)).partitions()}
-    except CompactorError:
-        return []  # trying the store says it better
-    unmatched = [pattern for pattern in settings.topics if topics and not any(re.fullmatch(pattern, topic) for topic in topics)]
-    detail = "no topic of the tier matches"
-    return [
-        {
-            "severity": "warning",
-            "kind": "topics",
-            "object": f"[topics.{json.dumps(pattern)}]",
-            "detail": detail,
-            "hint": _pattern_hint(pattern),
-        }
-        for pattern in unmatched
-    ]
-
-
-def _pattern_hint(pattern: str) -> str:
-    """Return a hint for a [topics] pattern that matches no topic, such as a shell pattern in place of a regular expression."""
-    wildcard = re.sub(r"(?<=[\w-])\*", ".*", pattern)
-    if wildcard != pattern:
-        return f"It is a regular expression over whole names: for names that begin so write {json.dumps(wildcard)}"
-    return "It is a regular expression over whole names; `topics` lists them"
-
-
-def _check_listed_tier(settings: Settings) -> list[dict[str, str]]:
-    """Check that a listed tier (known only by listing its objects) can be read, and return the problems."""
-    try:
-        opened = open_tier(settings)
-        names = opened.partitions()
-        if names:
-            opened.open(names[0]).refresh()
-    except CompactorError as error:
-        kind = "settings" if isinstance(error, UsageError) else "reading"
-        return [{"severity": "error", "kind": kind, "object": settings.tier_url, "detail": error.message, "hint": error.hint}]
-    if names:
-        return []
-    detail = f"no segment found of cluster {settings.tier.pinterest.cluster} below it"
-    hint = "Compare url, cluster and entropy_bits with the uploader's settings"
-    return [{"severity": "warning", "kind": "empty", "object": settings.tier_url, "detail": detail, "hint": hint}]
-
-
-def _check_brokers(settings: Settings) -> list[dict[str, str]]:
-    """Check the brokers, the metadata topic, the topics' settings and access to the brokers' objects."""
-    found = []
-    servers = settings.kafka.bootstrap_servers.strip()
-    admin = KafkaAdmin(kafka_connection(settings)) if servers else None
-    if admin is not None:
-        found += check_cluster(admin, servers, write=bool(control_url(settings)))
-    if any(finding.severity == "error" for finding in found):
-        return [finding._asdict() for finding in found]
-    try:
-        opened = read_only_tier(open_tier(settings))
-    except CompactorError as error:
-        kind = "metadata" if isinstance(error, BadData | StoreError) else "settings"
-        return [{"severity": "error", "kind": kind, "object": "[kafka]", "detail": error.message, "hint": error.hint}]
-    names, problems = check_metadata_topic_reading(opened)
-    found += problems
-    if admin is not None:
-        topics = sorted({name.topic for name in names})
-        found += check_topics(admin, topics, lambda topic: opened.settings.cleaner_for(topic).cleanup_policy)
-        found += check_known_harm(admin, topics)
-    found += check_object_access(opened, names) if names else []
-    found += check_metadata_record_budget(opened, names)
-    return [finding._asdict() for finding in found]
-
-
-def _check_tier_identity(settings: Settings) -> list[dict[str, str]]:
-    """Check that tier and control store belong together. An empty tier with an empty control store passes."""
-    opened = open_tier(settings)
-    try:
-        state = opened.catalog.refresh()
-        opened.ownership.check(opened.ports, state)
-        opened.ownership.require_free_root(opened.ports, state)
-    except StoreError:
-        return []  # trying the store says it better
-    except CompactorError as error:
-        kind = "identity" if isinstance(error, UsageError) else "control-log"
-        return [{"severity": "error", "kind": kind, "object": control_url(settings), "detail": error.message, "hint": error.hint}]
-    return []
-
-
-def _system_clock_ms() -> int:
-    return int(time.time() * 1000)
+    cells = [(key, _format_setting(key, value), "" if source == "default" else f"from {source}") for key, value, source in rows]
+    out.print_result(document, Table("", ("setting", "value", "unless it is the default"), cells, below=1))
 
 
 def _setting_rows(settings: Settings) -> list[tuple[str, object, str]]:
@@ -273,6 +46,8 @@ def _topic_setting_rows(args: argparse.Namespace, topic: str) -> list[tuple[str,
     """Return key, value and source of the cleaner settings of one topic. On a broker-managed tier they include the topic's own settings in
     Kafka.
     """
+    from compactor.cli import tiers
+
     opened = tiers.open_configured_tier(args)
     chosen = opened.metadata.topic_settings(topic)
     if chosen is None:

@@ -61,12 +61,12 @@ def _erasure_report(opened: Tier, args: argparse.Namespace, keys: list[bytes], o
     outcomes = tiers.PartitionOutcomes(out, named=True)
     removals: list[tuple[int, KeyRemoval]] = []
     done: list[str] = []
-    with out.progress("searching", unit="bytes") as progress:
+    with out.progress("searching", tiers.sum_stored_bytes(opened, names, out, with_replaced=True), "bytes") as progress:
         question = KeyQuestion(tuple(keys), opened.ports.clock_ms(), args.by_filters, progress.advance)
         place = {name: number for number, name in enumerate(names, 1)}
 
         def show_partition(name: TopicPartition) -> None:
-            progress.begin_step(f"searching {name} ({place[name]} of {len(names)})")
+            progress.begin_part(f"searching {name} ({place[name]} of {len(names)})")
 
         found = find_key_holders_in_topic(opened, names, question, show_partition)
         if args.expedite and found.holders:

@@ -18,7 +18,9 @@ MAX_EVENT_ROWS = 60
 def run_explain(args: argparse.Namespace, out: Output) -> None:
     opened, name = tiers.open_partition(args)
     now = frame.cleaner_clock_ms(args)
-    with out.progress(f"reading {name}", unit="bytes") as progress:
+    searches = args.key is not None or args.offset is not None
+    total = tiers.sum_stored_bytes(opened, [name], out, with_replaced=True) if searches else None
+    with out.progress(f"reading {name}", total, "bytes") as progress:
         if args.key is not None:
             decoder = FieldDecoder(opened.settings)
             key = parse_key_of_topic(args.key, name.topic, decoder)

@@ -37,7 +37,7 @@ def write_generations_command(args: argparse.Namespace, out: Output) -> int:
     names = [name for name in tiers.select_partitions(opened, args.partitions) if wanted(name)]
     if not names:
         out.note(f"warning: no topic of the tier matches {args.topics!r} as a whole" if args.topics else "warning: there is no partition")
-    with out.progress("writing", unit="bytes") as progress:
+    with out.progress("writing", tiers.sum_stored_bytes(opened, names, out), "bytes") as progress:
         found = write_generations(opened, target, names, on_bytes=progress.advance, on_partition=record_outcome)
     done = [report for report in found if isinstance(report, GenerationReport)]
     rows = [

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ from compactor.transfer.import_root import PartitionImport, import_root, is_log_
 from compactor.transfer.incarnations import AskTopicIds, IncarnationOpeningRule, record_confirmed_topics
 from compactor.transfer.log_identity import read_topic_id
 from compactor.views.checkpoints import read_only_tier
+from compactor.views.overview import read_summaries
+
+PartitionCallback = Callable[[PartitionImport], None]
+BytesCallback = Callable[[TopicPartition, int], None]
 
 
 def run_import(args: argparse.Namespace, out: Output) -> int:
@@ -137,15 +142,15 @@ def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) 
         out.note(f"warning: no topic in {args.log_dir} matches {args.topics!r} as a whole")
     opened = tiers.open_configured_tier(args)
 
-    def take(tell: Callable[[PartitionImport], None]) -> list[PartitionImport]:
-        done = import_root(opened, directories, options, on_partition=tell)
+    def take(tell: PartitionCallback, on_bytes: BytesCallback) -> list[PartitionImport]:
+        done = import_root(opened, directories, options, on_partition=tell, on_bytes=on_bytes)
         _record_topics_of_cluster(
             opened, [pair for pair, entry in zip(directories, done, strict=True) if entry.error is None], options, out
         )
         return done
 
     with _record_import_if_permitting(args, opened, out, [str(name) for name, _ in directories]):
-        return _import_with_progress(out, len(directories), take)
+        return _import_with_progress(out, {name: sum(log.stat().st_size for log in at.glob("*.log")) for name, at in directories}, take)
 
 
 def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) -> int:
@@ -157,25 +162,37 @@ def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) 
     target = tiers.open_configured_tier(args)
     names = partitions_to_import(source, args.topics)
     with _record_import_if_permitting(args, target, out, [*map(str, names)]):
-        return _import_with_progress(out, len(names), lambda tell: import_tier(source, target, names, options, on_partition=tell))
+        sizes = {one.name: one.summary.bytes if one.summary else 0 for one in read_summaries(source, names)}
+        return _import_with_progress(
+            out, sizes, lambda tell, on_bytes: import_tier(source, target, names, options, on_partition=tell, on_bytes=on_bytes)
+        )
 
 
 def _import_with_progress(
-    out: Output, partition_count: int, import_all: Callable[[Callable[[PartitionImport], None]], list[PartitionImport]]
+    out: Output, sizes: Mapping[TopicPartition, int], import_all: Callable[[PartitionCallback, BytesCallback], list[PartitionImport]]
 ) -> int:
-    """Import many partitions with a progress display, print the result of each, and return the exit code."""
+    """Import many partitions with a progress display, print the result of each, and return the exit code.
+
+    :param sizes: bytes of each partition in the source. A partition that is done counts with all of them.
+    """
     outcomes = tiers.PartitionOutcomes(out, named=True)
     compile_kernels(out)
 
+    halves: Counter[TopicPartition] = Counter()
+
+    def count_bytes(name: TopicPartition, size: int) -> None:
+        halves[name] += size // 2  # each segment is reported twice: checked and uploaded
+        bar.advance(size // 2)
+
     def report_partition(done: PartitionImport) -> None:
-        bar.advance()
+        bar.advance(sizes[done.name] - halves[done.name])
         if done.error is not None:
             outcomes.record_failure(str(done.name), done.error)
         elif done.failure_or_notes:
             out.note(f"note: {done.failure_or_notes}")
 
-    with out.progress("importing", partition_count, "partitions") as bar:
-        done = import_all(report_partition)
+    with out.progress("importing", sum(sizes.values()), "bytes") as bar:
+        done = import_all(report_partition, count_bytes)
     rows = [_import_row(entry) for entry in done]
     columns = ("topic", "partition", "status", "segments", "bytes", "start_offset", "end_offset", "reason")
     shown = [tuple(format_size(row[c]) if c == "bytes" else row[c] for c in columns) for row in rows]

@@ -39,11 +39,14 @@ def run_recompact(args: argparse.Namespace, out: Output) -> int:
             started = stack.enter_context(start_cluster(opened.settings, "tiered-compactor recompact"))
         if started.ui:
             out.note(f"Spark runs on {started.master}; its pages are at {started.ui}")
-        with out.progress("re-compacting", len(names), "partitions") as progress:
+        with out.progress("re-compacting", tiers.sum_stored_bytes(opened, names, out), "bytes") as progress:
+            count = 0
 
             def on_partition_done(finished: RecompactionResult) -> None:
-                progress.advance()
-                _report_partition(finished, out, outcomes, f"{progress.done} of {len(names)}")
+                nonlocal count
+                count += 1
+                progress.advance(finished.bytes_before)
+                _report_partition(finished, out, outcomes, f"{count} of {len(names)}")
 
             finished = recompact_partitions(
                 opened,

@@ -91,7 +91,7 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
     moments = [inspection.next_ms for inspection in opened.catalog.state.looks.values()]
     with out.progress("retiring", len(names), "partitions") as progress:
         for name in names:
-            progress.advance()
+            progress.begin_part(f"retiring {name}")
             try:
                 # An open intent is resumed first, as `run` would.
                 work = new_round(opened, name, opened.ports.clock_ms())
@@ -100,6 +100,8 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
                 outcomes.record_failure(str(name), error)
                 continue
+            finally:
+                progress.advance()
             outcomes.record_success()
             if not args.dry_run:
                 noted.add(name, log, report)

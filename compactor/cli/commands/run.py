@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
@@ -25,6 +25,7 @@ from compactor.model.plan import CompactionPlan
 from compactor.model.status import RoundStatus
 from compactor.round.compaction import failed_report, paused_report, report_if_nothing_to_do
 from compactor.service.journal import ServiceLogger
+from compactor.views.forecast import forecast_summary
 from compactor.views.overview import read_summaries
 
 
@@ -34,7 +35,7 @@ def run_rounds(args: argparse.Namespace, out: Output) -> int:
         outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
         now = frame.cleaner_clock_ms(args)
         rows = {}
-        held = []
+        held, expected = [], {}
         for summary in _read_present_summaries(opened, names, out):
             if summary.leader is not None and not summary.leader.released:
                 held.append(summary.name)
@@ -47,10 +48,13 @@ def run_rounds(args: argparse.Namespace, out: Output) -> int:
             if idle is not None:
                 rows[summary.name] = tiers.report_document(idle) | {"requests": 0, "seconds": 0.0}
                 outcomes.record_success()
+            else:
+                forecast = forecast_summary(opened, summary, None, now, force=args.force)
+                expected[summary.name] = forecast.bytes_to_read + forecast.bytes_to_write
         work = [name for name in names if name not in rows]
         profile = CommandProfile(args)
         if work:
-            rows |= _run_due_rounds(opened, work, held, args, now, profile, out, outcomes)
+            rows |= _run_due_rounds(opened, work, expected, held, args, now, profile, out, outcomes)
     found = [rows[name] for name in names]
     usage = opened.counters.usage()
     store = {"requests": dict(usage.requests), "bytes_read": usage.bytes_read, "bytes_written": usage.bytes_written}
@@ -86,6 +90,7 @@ def _tell_who_holds_lease(opened: Tier, name: TopicPartition, out: Output) -> No
 def _run_due_rounds(
     opened: Tier,
     names: Sequence[TopicPartition],
+    expected_bytes: Mapping[TopicPartition, int],
     led_elsewhere: Sequence[TopicPartition],
     args: argparse.Namespace,
     now_ms: int,
@@ -95,6 +100,7 @@ def _run_due_rounds(
 ) -> dict[TopicPartition, dict[str, object]]:
     """Run a round on each of these partitions, and return a row of the result for each.
 
+    :param expected_bytes: largest number of bytes that each round will read and write, for the progress display.
     :param led_elsewhere: partitions that another process leads, or led when it was killed.
     """
     process_spool_folder(opened.state_dir)  # before anything is announced that could not be worked on
@@ -103,11 +109,18 @@ def _run_due_rounds(
             opened.engines(opened, name)  # a machine without Java lacks it for every partition
     rows = {}
     compile_kernels(out, load=args.profile)
-    with out.progress("cleaning", unit="bytes") as progress, opened.counters.report_transfers(progress.advance), profile.record_costs():
+    total, done = sum(expected_bytes.values()), 0
+    with (
+        out.progress("cleaning", total or None, "bytes") as progress,
+        opened.counters.report_transfers(progress.advance),
+        profile.record_costs(),
+    ):
         for number, name in enumerate(names, start=1):
             begin, before = time.monotonic(), opened.counters.usage()
             reported = JobProgress(Job(name, DaemonAction.ROUND), None, now_ms, ServiceLogger(logging.getLogger(__name__)))
-            stages = _StageDisplay(progress, f"{name} ({number} of {len(names)})", reported)
+            progress.begin_part(f"{name} ({number} of {len(names)})", done)
+            done += expected_bytes.get(name, 0)
+            stages = _StageDisplay(progress, reported)
             try:
                 if name in led_elsewhere:
                     _tell_who_holds_lease(opened, name, out)
@@ -133,12 +146,11 @@ def _pause_reasons(found: list[dict[str, object]]) -> str:
 class _StageDisplay:
     """Shows a round's progress: its stage, the bytes moved in it, and with ``-v`` a line for each step."""
 
-    def __init__(self, progress: Progress, label: str, reported: JobProgress) -> None:
+    def __init__(self, progress: Progress, reported: JobProgress) -> None:
         self._progress = progress
-        self._label = label
+        self._label = progress.title
         self._reported = reported
-        progress.begin_step(label)
 
     def __call__(self, stage: Stage, plan: CompactionPlan) -> None:
-        self._progress.begin_step(f"{self._label}: {stage.value}")
+        self._progress.begin_part(f"{self._label}: {stage.value}")
         self._reported.record_stage(stage, plan)

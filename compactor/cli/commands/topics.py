@@ -7,8 +7,6 @@ from __future__ import annotations
 import argparse
 
 from compactor.bootstrap import kafka_connection, open_tier
-from compactor.brokers.metadata_snapshot import save_metadata_snapshot, take_metadata_snapshot
-from compactor.brokers.metadata_topic.admin import KafkaAdmin
 from compactor.cli import audit, frame, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.constants import TopicId
@@ -77,6 +75,7 @@ def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
 
 
 def run_delete_records(args: argparse.Namespace, out: Output) -> None:
+    from compactor.brokers.metadata_topic.admin import KafkaAdmin
     from compactor.consumer.reading import offset_before_time
     from compactor.upkeep.operator_changes import delete_records
 
@@ -145,6 +144,8 @@ def adopt_topic_command(args: argparse.Namespace, out: Output) -> int:
 
 
 def snapshot_metadata(args: argparse.Namespace, out: Output) -> None:
+    from compactor.brokers.metadata_snapshot import save_metadata_snapshot, take_metadata_snapshot
+
     settings = frame.load_command_settings(args)
     if not tier_kind(settings).is_broker_managed:
         raise UsageError("a tier of this program's own has its metadata beside it", hint="A copy of the tier is complete")

@@ -52,9 +52,10 @@ def _verify_listing(opened: Tier, args: argparse.Namespace, out: Output) -> int:
 def _verify_each(opened: Tier, args: argparse.Namespace, out: Output, verify: Callable[..., list[Finding]]) -> list[Finding]:
     """Verify one partition after the other. verify: (tier, partition, receives the number of bytes read) -> its problems."""
     found: list[Finding] = []
-    with out.progress("verifying", unit="bytes") as progress:
-        for name in tiers.select_partitions(opened, args.partitions):
-            progress.begin_step(f"verifying {name}")
+    names = tiers.select_partitions(opened, args.partitions)
+    with out.progress("verifying", tiers.sum_stored_bytes(opened, names, out), "bytes") as progress:
+        for name in names:
+            progress.begin_part(f"verifying {name}")
             found += verify(opened, name, progress.advance)
     return found
 
