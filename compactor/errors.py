@@ -25,7 +25,7 @@ class CompactorError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.message}. {self.hint}" if self.hint else self.message
+        return f"{self.message}{'' if self.message.endswith('?') else '.'} {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions with keyword arguments do not survive pickling by themselves; Spark and process pools pickle them.

@@ -201,5 +201,5 @@ def test_what_changes_a_tier_says_what_is_missing(scratch: Path, tmp_path: Path)
         answer = cli.ask(*command)
         assert (answer.code, answer.document) == (2, None)
         assert said in answer.stderr
-        assert len(answer.stderr.strip().splitlines()) == 1
+        assert len(answer.remarks) == 1
     assert cli.digest() == before

@@ -45,7 +45,7 @@ def bring(cli: TierCli, folder: Path) -> Answer:
 
 def refused(answer: Answer, code: int, *words: str) -> None:
     """One line on stderr, no document, nothing that looks like a bug."""
-    lines = answer.stderr.strip().splitlines()
+    lines = answer.remarks
     assert (answer.code, answer.document, len(lines)) == (code, None, 1), answer
     assert lines[0].startswith("error: ")
     assert "a bug" not in lines[0]

@@ -122,7 +122,7 @@ def test_a_bucket_that_does_not_exist(tmp_path: Path, proxied_bucket: tuple[Faul
     for command in (["topics"], ["plan"], ["run"], ["verify"], ["retire"], ["import", folder, "--topic", "t", "--partition", "0"]):
         answer = cli.ask(*command)
         assert (answer.code, answer.document) == (5, None), answer
-        (line,) = answer.stderr.strip().splitlines()
+        (line,) = answer.remarks
         assert re.search("(the bucket|it) does not exist", line)
         assert "[tier] url" in line
     checked = cli.ask("config", "check")

@@ -100,7 +100,7 @@ def test_an_unknown_host_ends_at_once(cli: TierCli, monkeypatch: pytest.MonkeyPa
     settings_of(cli, "http://nobody.invalid:9000")
     answer = cli.ask("topics")
     assert answer.code == 5
-    (line,) = answer.stderr.splitlines()
+    (line,) = answer.remarks
     assert "the host name is unknown" in line
     section, key = setting_of(cli)
     assert f"[{section}] {key}" in line

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,12 @@ class Answer(NamedTuple):
     document: Any
     stderr: str
     error: Any = None
+
+    @property
+    def remarks(self) -> list[str]:
+        """Lines on stderr without those that only a busy machine shows: progress, and waits for kernels and other processes."""
+        busy = re.compile(r'{"progress"|compiling kernels|.* try \d+ in |.*waiting for')
+        return [line for line in self.stderr.splitlines() if not busy.match(line)]
 
 
 SECTIONS = [kind.section for kind in STORE_KINDS if kind.section]
