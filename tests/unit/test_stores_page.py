@@ -109,7 +109,7 @@ These rules held on a mini cluster of Hadoop 3.5.0, and the adapter rests on the
 - **What a crash leaves is swept.** `retire` deletes staged files that are older than `orphan_age_ms`, one hour at least.
 
 `config check` warns of snapshots of the directory or of one above it, because they keep deleted files. Deletion frees space as soon as
-the namenode has told the datanodes. Empty directories stay. Not tried on HDFS: processes that are killed at random moments, high
+the namenode has told the datanodes. Empty directories stay. Processes killed at random moments were tried there, too. Not tried: high
 availability of the namenode (a standby answers that it is one, and is asked again until it is active), and more than one machine.
 
 ## Another store
