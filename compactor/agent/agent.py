@@ -55,7 +55,7 @@ from compactor.service.stopping import Stopped
 from compactor.transfer.log_directory import staged_path
 from compactor.transfer.staged import StagedFile
 from compactor.transfer.staged_files import HeldFiles
-from compactor.views.words import format_size, iso_time
+from compactor.views.words import format_iso_time, format_size
 
 UPLOADS_PER_THREAD = 4
 """Simultaneous uploads per thread of ``daemon.threads``. Uploads of small segments mostly wait for the store."""
@@ -225,7 +225,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         if not new:
             return watch
         watch = replace(watch, delete_delay_ms=self._file_delete_delay_ms(watch.name.topic))
-        until = iso_time(upload_lag(replace(watch, position=watch.position or 0)).deadline_ms)
+        until = format_iso_time(upload_lag(replace(watch, position=watch.position or 0)).deadline_ms)
         what = (
             f"{len(new)} files from offset {new[0].base} on are staged for deletion and not in the tier: the broker deletes them at {until}"
         )
@@ -380,7 +380,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         deadline = None if retention_ms is None else retention_deadline_ms(waiting, largest, retention_ms)
         if deadline is None:
             return outcome
-        when = f"Retention deletes offset {pending[0].base} and what follows it from {iso_time(deadline)} on"
+        when = f"Retention deletes offset {pending[0].base} and what follows it from {format_iso_time(deadline)} on"
         return replace(outcome, reason=f"{outcome.reason}. {when}", deadline_ms=deadline)
 
     def _record_failure(self, name: TopicPartition, trouble: UploadFailure, reason: str, now_ms: int) -> None:

@@ -16,7 +16,7 @@ from compactor.constants import LeaderEpoch
 from compactor.errors import BadData
 from compactor.transfer.log_directory import staged_path
 from compactor.transfer.staged import StagedFile
-from compactor.views.words import iso_time
+from compactor.views.words import format_iso_time
 
 TICK_MS = 2_000
 """Resolution of file system clocks: a file or directory may have changed this long after the time that it shows."""
@@ -96,6 +96,7 @@ def unknown_leadership(file: StagedFile) -> str:
     renamed.
     """
     return (
-        f"it is not known that this broker led the partition in one leader epoch before and after {iso_time(file.changed_ms)}, when the "
-        "file was renamed: a truncation may have removed it. `import --live` takes it if the other conditions hold"
+        f"it is not known that this broker led the partition in one leader epoch before and after "
+        f"{format_iso_time(file.changed_ms)}, when the file was renamed: "
+        "a truncation may have removed it. `import --live` takes it if the other conditions hold"
     )

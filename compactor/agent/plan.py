@@ -20,7 +20,7 @@ from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.model.ids import TopicPartition
 from compactor.service.retry_delay import backoff_ms
 from compactor.transfer.staged import StagedFile
-from compactor.views.words import iso_time
+from compactor.views.words import format_iso_time
 
 FRESH_MS = 2_000
 """Largest age of a leader's answer about the end of its log when an upload begins. The answer carries the leader epoch, and what was
@@ -378,7 +378,7 @@ def adoption_list(watches: Iterable[UploadWatch]) -> str | None:
         return None
     waiting = [watch for watch in led_here if watch.trouble is UploadFailure.IDENTITY]
     waiting.sort(key=lambda watch: (watch.deadline_ms is None, watch.deadline_ms, watch.name))
-    named = (f"{watch.name}" + (f" (until {iso_time(watch.deadline_ms)})" if watch.deadline_ms else "") for watch in waiting)
+    named = (f"{watch.name}" + (f" (until {format_iso_time(watch.deadline_ms)})" if watch.deadline_ms else "") for watch in waiting)
     return f"waiting for `topics adopt`, before retention deletes what is not uploaded: {', '.join(named)}" if waiting else ""
 
 

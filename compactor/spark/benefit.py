@@ -23,8 +23,9 @@ from compactor.tier.sidecars import SidecarHead
 NOTHING_DUE = "nothing is dirty, and no delete horizon has passed"
 
 
-def reason_not_worth_it(tier: Tier, state: PartitionState, now_ms: int, min_benefit: int) -> str:
-    """Return the reason why a full round over the partition is not worth running, or an empty string if it is or if the benefit is unknown.
+def reason_to_skip_round(tier: Tier, state: PartitionState, now_ms: int, min_benefit: int) -> str:
+    """Return the reason why a full round over the partition is not worth running, or an empty string if it is worth running or the benefit
+    is unknown.
 
     :param min_benefit: least number of bytes that a round must be expected to save; 0 accepts every round.
     :raises StoreError: if sidecars cannot be read.

@@ -166,7 +166,7 @@ class KafkaTieredStream(DataSourceStreamReader):
         def read_end(tier: Tier, name: TopicPartition) -> ReadHistory:
             """Return the end offset of one partition with its leader epoch and topic id."""
             state = tier.open(tier.current(name)).refresh()
-            return log_identity(tier, state).history_below(_end_offset(tier, self._request, state))
+            return log_identity(tier, state).history_below(_end_offset_of_read(tier, self._request, state))
 
         ends = {str(name): log for name, log in map_requested_partitions(self._request, read_end)}
         return {name: log.end for name, log in ends.items()} | {
@@ -349,7 +349,7 @@ def _plan_partition_ranges(tier: Tier, request: ReadRequest, name: TopicPartitio
     )
 
 
-def _end_offset(tier: Tier, request: ReadRequest, state: PartitionState) -> int:
+def _end_offset_of_read(tier: Tier, request: ReadRequest, state: PartitionState) -> int:
     """Return the first offset that the request may not read: the last stable offset with read_committed, else the end of the log."""
     return last_stable_offset(tier, state) if request.committed else state.end_offset + 1
 
@@ -359,7 +359,7 @@ def _partition_ranges_within_bounds(tier: Tier, request: ReadRequest, name: Topi
     limit = request.settings.cleaner_for(name.topic).max_decompressed_batch_bytes
     log_start = tier.first_readable_offset(state)
     first = max(request.starting.get(name, request.starting_offset), log_start)
-    end = min(request.ending.get(name, request.ending_offset), _end_offset(tier, request, state))
+    end = min(request.ending.get(name, request.ending_offset), _end_offset_of_read(tier, request, state))
     if request.starting_ms is not None:
         found = find_offset_by_time(tier, state.name, state.live, request.starting_ms, limit, log_start)
         first = end if found is None else max(first, found)

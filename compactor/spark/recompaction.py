@@ -31,7 +31,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import CHANGING, RoundStatus
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.ports import WorkStats
-from compactor.spark.benefit import reason_not_worth_it
+from compactor.spark.benefit import reason_to_skip_round
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,7 +66,7 @@ RESULT_COLUMNS: Final = {
 
 @dataclass(frozen=True)
 class RecompactionResult:
-    """Result of re-compacting one partition: a report (also for a quarantined partition), or an error, or the reason why it was skipped.
+    """Result of re-compacting one partition: a report (also for a quarantined partition), an error, or the reason why it was skipped.
 
     seconds: duration of the round.
     skip_reason: why no round ran; empty if one ran or failed.
@@ -82,12 +82,12 @@ class RecompactionResult:
     bytes_before: int = 0
 
 
-def result_row(finished: RecompactionResult) -> dict[str, Any]:
+def result_row(result: RecompactionResult) -> dict[str, Any]:
     """Return the result of a partition as a JSON object or data frame row: our own fields plus the count fields of Iceberg's
     ``rewrite_data_files``.
     """
-    report, error = finished.report, finished.error
-    name = finished.name
+    report, error = result.report, result.error
+    name = result.name
     row: dict[str, Any] = {"topic": name.topic, "partition": name.partition, "incarnation": name.incarnation}
     if report is not None:
         row = asdict(report)
@@ -101,15 +101,15 @@ def result_row(finished: RecompactionResult) -> dict[str, Any]:
             "reason": error.message,
         }
     else:
-        row |= {"status": "left_alone", "reason": finished.skip_reason}
+        row |= {"status": "left_alone", "reason": result.skip_reason}
     done = report is not None and report.segments_out > 0
     failed = error is not None or (report is not None and report.status == RoundStatus.QUARANTINED)
     return row | {
-        "seconds": round(finished.seconds, 3),
+        "seconds": round(result.seconds, 3),
         "rewritten_data_files_count": report.segments_in - report.segments_skipped if report is not None and done else 0,
         "added_data_files_count": report.segments_out if report is not None else 0,
-        "rewritten_bytes_count": finished.bytes_before if done else 0,
-        "failed_data_files_count": finished.segments if failed else 0,
+        "rewritten_bytes_count": result.bytes_before if done else 0,
+        "failed_data_files_count": result.segments if failed else 0,
     }
 
 
@@ -127,7 +127,7 @@ class RecompactionListener:
 
 @dataclass(frozen=True)
 class RecompactionCandidate:
-    """Size of a partition before the work begins, and whether it needs a round.
+    """Partition that may be re-compacted, as found before the work begins.
 
     skip_reason: why no round is worth running, or an empty string.
     log: the folded control log, if it is cached for the round.
@@ -165,7 +165,7 @@ def survey_partitions(tier: Tier, partitions: Sequence[TopicPartition], now_ms: 
         try:
             log = tier.open(name)
             state = log.refresh()
-            left = reason_not_worth_it(tier, state, now_ms, min_benefit)
+            left = reason_to_skip_round(tier, state, now_ms, min_benefit)
         except CompactorError as error:
             return RecompactionCandidate(name, error=error)
         records = sum(segment.records for segment in state.live)
@@ -269,7 +269,7 @@ class _Recompaction:
             max(LED_LIMITS[0], self._cluster.task_slots * LED_PARTITIONS_PER_SLOT), LED_LIMITS[1]
         )
 
-    def is_large(self, survey: RecompactionCandidate, total: int) -> bool:
+    def is_large(self, survey: RecompactionCandidate, total_bytes: int) -> bool:
         """Return whether the partition should be spread over the cluster: it does not fit one executor, or it would take longer than an
         equal share of the work. A ``map_engine`` other than "auto" decides instead.
         """
@@ -278,14 +278,14 @@ class _Recompaction:
             return cleaner.map_engine == "spark"
         if survey.records * KEY_BYTES > cleaner.map_budget_bytes // self._cluster.task_slots_per_executor:
             return True
-        return self._cluster.task_slots > 1 and survey.bytes > max(SMALL_PARTITION_BYTES, total // self._cluster.task_slots)
+        return self._cluster.task_slots > 1 and survey.bytes > max(SMALL_PARTITION_BYTES, total_bytes // self._cluster.task_slots)
 
-    def run_partition(self, survey: RecompactionCandidate, rounds: Callable[[RecompactionCandidate], RoundReport]) -> None:
-        """Run the rounds of one partition with ``rounds`` and record the result. Every exception becomes the error of that partition."""
+    def run_partition(self, survey: RecompactionCandidate, run_rounds: Callable[[RecompactionCandidate], RoundReport]) -> None:
+        """Run the rounds of one partition with ``run_rounds`` and record the result; an exception becomes its error."""
         begin = time.monotonic()
         report, problem = None, None
         try:
-            report = rounds(survey)
+            report = run_rounds(survey)
         except CompactorError as error:
             problem = error
         except Exception as error:  # noqa: BLE001 - a bug of ours in one partition is no reason to lose the others (I9)
@@ -339,8 +339,8 @@ class _Recompaction:
                 return report
             log = None
 
-    def _record_result(self, finished: RecompactionResult) -> None:
+    def _record_result(self, result: RecompactionResult) -> None:
         """Store the final result of a partition and report it to the listener."""
         with self._lock:
-            self.finished[finished.name] = finished
-            self._listener.on_done(finished)
+            self.finished[result.name] = result
+            self._listener.on_done(result)

@@ -210,9 +210,7 @@ class _DirectoryImport:
         return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
 
     def _add_staged_files(self, listing: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
-        """Return the listing together with the files that the broker has staged for deletion, as far as they lie between the tier's end
-        (after a cut at ``diverged``) and the live log.
-        """
+        """Return the listing with those files staged for deletion that lie between the tier's (future) end and the live log."""
         if not self.options.live:
             return listing
         position = state.end_offset + 1 if diverged is None else min(diverged.offset, state.end_offset + 1)
@@ -223,7 +221,6 @@ class _DirectoryImport:
         )
 
     def _require_refill_allowed(self, state: PartitionState) -> None:
-        """Raise UsageError if the partition was deleted from the tier and ``options.refill`` does not allow to start it again."""
         if state.deleted_slot and not self.options.refill:
             raise UsageError(
                 f"{self.name} was deleted from the tier and is not filled again by itself", hint="`import` its log directory again"
@@ -234,8 +231,7 @@ class _DirectoryImport:
     def _add_batches_after_end(
         self, listing: SegmentListing, part: SegmentListing, state: PartitionState, diverged: Divergence | None
     ) -> bool:
-        """Import the batches in a part of the listing that lie after the tier's end. Return whether the bound (``options.below``) was
-        reached.
+        """Import the batches of ``part`` after the tier's end. Return whether the bound (``options.below``) was reached.
 
         :param listing: all segments of the directory.
         :param part: the segments to add.
@@ -248,11 +244,7 @@ class _DirectoryImport:
         self.compared += same
         if state.has_segments and not same:
             self._compare_last_records(listing, state)
-        pieces = (
-            pieces_after_offset(self.log_dir, sources, state.end_offset)
-            if state.has_segments
-            else pieces_after_offset(self.log_dir, sources, -1)
-        )
+        pieces = pieces_after_offset(self.log_dir, sources, state.end_offset if state.has_segments else -1)
         bounded = pieces_below_offset(pieces, self.options.below)
         reached, pieces = len(bounded) < len(pieces), bounded
         if not any(piece.source.size for piece in pieces):
@@ -266,11 +258,8 @@ class _DirectoryImport:
         checked = self._check_pieces(pieces)
         found_members = form_segments(self.log_dir, checked, read_producers_at_end(self.tier.ports.layout, state))
         known = state.lineage if diverged is None else truncate_lineage_at(state.lineage, diverged.offset)
-        self._upload_and_record(
-            found_members,
-            self._data_recorded_with_segments(found_members, known, given, fits=make_position_check(state, self.log_dir)),
-            known,
-        )
+        fits = make_position_check(state, self.log_dir)
+        self._upload_and_record(found_members, self._data_recorded_with_segments(found_members, known, given, fits=fits), known)
         return reached
 
     def _data_recorded_with_segments(
@@ -290,9 +279,7 @@ class _DirectoryImport:
         return ArrivingSegments(lineage, tail_batches(sources, TAIL), topic_id=self.identity.given_id, **more)
 
     def _checkpoint_lineage(self, sources: Sequence[SourceSegment]) -> Lineage:
-        """Return the leader epochs in the directory's checkpoint file, or an empty lineage if there is none. Raises BadData if batches of
-        ``sources`` contradict it.
-        """
+        """Return the lineage in the directory's checkpoint file; empty if none. Raises BadData if batches contradict it."""
         given = self.options.lineage or read_epoch_checkpoint(self.log_dir)
         if given:
             check_lineage_matches_batches(self.log_dir / CHECKPOINT, given, sources)
@@ -301,7 +288,6 @@ class _DirectoryImport:
         return add_staged_epochs(given, sources)
 
     def _open_sources(self, listing: SegmentListing) -> list[SourceSegment]:
-        """Return the listed segments with their batch tables. Raises BadData."""
         return open_listed_segments(listing, self.policy, live=self.options.live)
 
     def _split_listing(self, listing: SegmentListing) -> Iterator[SegmentListing]:
@@ -309,17 +295,13 @@ class _DirectoryImport:
         return listing.split_by_size(LIVE_BYTES) if self.options.live else iter([listing] if listing.bases else [])
 
     def _lock_of_large_imports(self, part: SegmentListing) -> AbstractContextManager[object]:
-        """Return the lock to hold while these segments are imported, so that only one large import runs at a time; for a small part, a lock
-        that nobody else uses.
-        """
+        """Return the lock under which large imports run one at a time; a lock that nobody else uses if this part is small."""
         return self.company.large if part.size_bytes > LARGE_BYTES else nullcontext()
 
     # --- whether it is the same log ---
 
     def _find_acceptable_divergence(self, listing: SegmentListing, state: PartitionState) -> Divergence | None:
-        """Return the offset from which a later leader has discarded data of the tier, as a Divergence, or None. Raises BadData if the
-        options do not allow the tier to discard the data, too.
-        """
+        """Return from where a later leader discarded data of the tier, or None. Raises BadData if the tier may not discard it."""
         if not state.has_segments:
             return None
         lineage = partial(self._checkpoint_lineage, [])
@@ -355,9 +337,7 @@ class _DirectoryImport:
         return 0
 
     def _read_batch_lineage(self, listing: SegmentListing) -> tuple[Lineage, int]:
-        """Return the leader epochs with their first offsets (lineage) that the batches of these segments bear, and the end offset
-        (exclusive) of the segments.
-        """
+        """Return the lineage that the batches of these segments bear, and the end offset (exclusive) of the segments."""
         lineage, end = Lineage(), 0
         for part in self._split_listing(listing):
             filled = [source for source in self._open_sources(part) if source.size]
@@ -366,9 +346,7 @@ class _DirectoryImport:
         return lineage, end
 
     def _check_broker_cleaner(self, position: int) -> None:
-        """Raise BadData if the broker's cleaner has cleaned beyond ``position``, the offset at which the directory would continue the tier.
-        Data that this import has added itself is disregarded, unless the cleaner ran in between.
-        """
+        """Raise BadData if the broker's cleaner has passed ``position``, from which the directory would continue the tier."""
         cleaned = read_broker_cleaner_offset(self.log_dir, self.name)
         if self.cleaned is None or cleaned > self.cleaned:
             where = str(self.log_dir.parent / CLEANED)
@@ -376,24 +354,18 @@ class _DirectoryImport:
         self.cleaned = cleaned if self.cleaned is None else self.cleaned
 
     def _compare_last_records(self, listing: SegmentListing, state: PartitionState) -> None:
-        """Compare the last records that the tier and the directory have. Raises BadData if one differs. Called where the directory has none
-        of the batches that identify the log.
-        """
+        """Raise BadData if one of the last records that both the tier and the directory have differs."""
         if self.options.older and self._end_offset_of_sealed_segments(listing) <= state.end_offset + 1:
             self._compare_records(listing, state, self._end_offset_of_sealed_segments(listing))
 
     def _check_tail_below(self, listing: SegmentListing, state: PartitionState, offset: int) -> bool:
-        """Return whether the directory has, below ``offset``, any of the tier's last imported batches (the tail). Raises BadData if one of
-        them differs.
-        """
+        """Return whether the directory has any of the tier's last batches (the tail) below ``offset``. Raises BadData if one differs."""
         known = [batch for batch in state.tail if self.rewritten <= batch.last_offset < offset]
         sources = self._open_sources(listing.before_offset(offset).from_offset(known[0].base_offset)) if known else []
         return check_tail_batches(state, sources, offset, self.rewritten)
 
     def _compare_records(self, listing: SegmentListing, state: PartitionState, end_offset: int) -> int:
-        """Compare the last records below ``end_offset`` that the tier and the directory have, and return how many are equal. Raises BadData
-        if one differs.
-        """
+        """Return how many of the last records below ``end_offset`` are equal in both. Raises BadData if one differs."""
         limit = self.policy.max_decompressed_batch_bytes
         return compare_records(
             state, listing, self._open_tier_segment, self._open_sources, limit, end_offset=end_offset, compacted_below=self.rewritten
@@ -403,9 +375,7 @@ class _DirectoryImport:
         return self._compare_records(self.whole, self.log.state, min(end_offset, self._end_offset_of_sealed_segments(self.whole)))
 
     def _try_to_settle_identity(self) -> None:
-        """Determine whether a directory without new data has the tier's log. If that is not possible, note in the report that its next
-        segment will be refused.
-        """
+        """Note for people, if a directory without new data cannot be recognised, that its next segment will be refused."""
         if self.log.state.has_segments and not self.identity.try_to_settle_identity(self.compared, self._compare_records_below):
             self.notes.append(self.identity.adoption_note())
 
@@ -546,7 +516,6 @@ class _DirectoryImport:
     # --- both ---
 
     def _check_pieces(self, pieces: Sequence[LogPiece]) -> list[CheckedPiece]:
-        """Read and check every byte of these parts of segment files, and return them with their digests. Raises BadData."""
         sources = [piece.source for piece in pieces]
         size = sum(source.size for source in sources)
         self.progress.at("checking", size)
@@ -606,22 +575,18 @@ class _DirectoryImport:
             self.done += found
 
     def _report_progress(self, byte_count: int) -> None:
-        """Report that so many bytes are done to the progress callback."""
         with self.telling:
             self.progress.advance(byte_count)
 
     def _add_partition_to_catalog(self) -> None:
-        """Record the partition in the catalog, if it is not there yet."""
         if str(self.name) not in self.tier.catalog.state.partitions:
             self.company.note_change(self.log)
             check_not_superseded(self.tier, self.log.state, self.identity.given_id, self.identity.metadata_path)
 
     def _publish_catalog_change(self) -> None:
-        """Record in the catalog that the partition's control log has grown."""
         self.company.note_change(self.log)
 
     def _build_import_report(self) -> ImportReport:
-        """Return the report about all segments that this import has added."""
         state = self.log.state
         self.notes += describe_refused_files(self.held.refusals)
         if not self.done:

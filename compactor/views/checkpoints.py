@@ -24,7 +24,7 @@ from compactor.tier.publishers import ReadOnlyPublisher
 
 
 def read_only_tier(opened: Tier) -> Tier:
-    """Return the tier with stores that refuse every write."""
+    """Return the tier with all its stores replaced by stores that refuse every write."""
     viewed = opened.with_stores(control=ReadOnlyStore(opened.ports.control), data=ReadOnlyStore(opened.ports.data))
     if not opened.kind.is_broker_managed:
         return viewed  # what readers see is in the control store, which refuses
@@ -36,10 +36,9 @@ Document = dict[str, Any]
 
 
 def checkpoint_document(ports: Ports, log: PartitionLog) -> Document:
-    """Return the checkpoint of a partition whose log was just refreshed.
-
-    Of its fields, ``end_offset`` is inclusive and -1 for an empty partition; ``first_dirty_offset`` is the first offset that is not clean;
-    ``open_run`` is the id of a round that was begun and not finished, or None.
+    """Return the checkpoint of a partition, whose log was just refreshed, as the fields of its JSON document. ``end_offset`` is inclusive,
+    and -1 for an empty partition; ``first_dirty_offset`` is the first offset that is not clean; ``open_run`` is the id of a round that was
+    begun and not finished, or None.
     """
     state = log.state
     return _log_document(ports, log) | {
@@ -80,8 +79,10 @@ def _log_document(ports: Ports, log: PartitionLog) -> Document:
 
 
 def _void_document(entry: FencedAppend) -> Document:
-    """Return a record without effect. ``offset``: the cleaner offset that it stated, or None. ``by``: its writer."""
-    return entry.model_dump() | {"offset": _known(entry.offset)}
+    """Return a control record without effect as the fields of a JSON document. ``offset``: the cleaner offset that it stated, or None.
+    ``by``: its writer.
+    """
+    return entry.model_dump() | {"offset": _none_if_negative(entry.offset)}
 
 
 def _epoch_document(state: PartitionState, entry: EpochHistory, after: EpochHistory | None) -> Document:
@@ -121,8 +122,8 @@ def _run_document(run: Run) -> Document:
         "announced_by": run.holder,
         "slot": run.slot,
         "published_slot": run.published_slot or None,
-        "first_dirty_offset": _known(run.first_dirty_offset),
-        "next_dirty_offset": _known(run.next_dirty_offset),
+        "first_dirty_offset": _none_if_negative(run.first_dirty_offset),
+        "next_dirty_offset": _none_if_negative(run.next_dirty_offset),
         "cleaner_offsets": run.vector,
         "sources": run.sources,
         "outputs": run.outputs,
@@ -130,8 +131,8 @@ def _run_document(run: Run) -> Document:
     }
 
 
-def _known(offset: int) -> int | None:
-    """Return an offset, or None for -1, which stands for none in stored values."""
+def _none_if_negative(offset: int) -> int | None:
+    """Return an offset, or None in place of -1, which means "no offset" in stored values."""
     return offset if offset >= 0 else None
 
 
@@ -152,7 +153,9 @@ class KafkaCleanerOffset:
 
 @dataclass(frozen=True)
 class KafkaFile:
-    """A parsed checkpoint file. kind: the name that Kafka gives such files. The list of the other kind is empty."""
+    """Parsed checkpoint file of Kafka. kind: the name that Kafka gives such files. One of the two lists of entries is empty, because a file
+    has entries of its kind only.
+    """
 
     path: str
     kind: str
@@ -162,7 +165,9 @@ class KafkaFile:
 
 @dataclass(frozen=True)
 class FileChange:
-    """Difference in one entry. what: a partition or a leader epoch. before or after is None if that file has no such entry."""
+    """Difference between two checkpoint files in one entry. what: the partition or the leader epoch. before or after is None if that file
+    has no such entry.
+    """
 
     what: str
     before: int | None
@@ -192,7 +197,7 @@ def read_kafka_file(path: Path) -> KafkaFile:
 
 
 def compare_kafka_files(before: KafkaFile, after: KafkaFile) -> tuple[FileChange, ...]:
-    """Return the entries that differ. Raises UsageError if the files are of different kinds."""
+    """Return the entries in which two checkpoint files differ. Raises UsageError if the files are of different kinds."""
     if before.kind != after.kind:
         raise UsageError(f"{after.path} is a {after.kind}, {before.path} a {before.kind}", hint="Compare two of one kind")
     old, new = _entries_by_name(before), _entries_by_name(after)

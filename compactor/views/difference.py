@@ -17,7 +17,7 @@ from compactor.control.records import Record
 from compactor.control.state import PartitionState, Run
 from compactor.errors import UsageError
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.views.words import iso_time
+from compactor.views.words import format_iso_time
 
 MILLISECONDS_FROM = 10**11
 """Whole numbers from here on are times in milliseconds (March 1973 and later); smaller ones are slots."""
@@ -25,11 +25,8 @@ MILLISECONDS_FROM = 10**11
 
 @dataclass(frozen=True)
 class HistoryPoint:
-    """A moment in a partition's history: the state after one record of its control log.
-
-    slot: position of that record.
-    at_ms: time by the writer's clock; None if the record was deleted.
-    state: None if only the cleaner offsets are still known.
+    """Moment in a partition's history: the state after one record of its control log. slot: position of that record. at_ms: time by the
+    writer's clock; None if the record was deleted. state: None if only the cleaner offsets are still known.
     """
 
     slot: int
@@ -75,19 +72,19 @@ class Difference:
 
 
 class RecordedHistory:
-    """History of a partition that its control log still contains. Reads the log once."""
+    """History of a partition as far as its control log still contains it. Reads the log once."""
 
     def __init__(self, log: PartitionLog) -> None:
         self._base, self._steps = log.records_with_states()
 
     @property
     def latest_point(self) -> HistoryPoint:
-        """The latest moment of the recorded history, with its state."""
+        """Return the latest moment of the recorded history, with its state."""
         return self._point_at_step(len(self._steps) - 1)
 
     @property
     def records(self) -> Sequence[Record[Any]]:
-        """The log's records, oldest first."""
+        """Return the log's records, oldest first."""
         return [record for record, _ in self._steps]
 
     def parse_point(self, text: str) -> HistoryPoint:
@@ -139,8 +136,8 @@ class RecordedHistory:
         found = [number for number, (record, _) in enumerate(self._steps) if record.at_ms <= at_ms]
         if not found and self._base.slot > 0:
             first = self._steps[0][0].at_ms if self._steps else None
-            since = f"its records begin at {iso_time(first)}" if first is not None else "it holds no records, only a snapshot"
-            raise UsageError(f"the control log of {self._base.name} does not reach back to {iso_time(at_ms)}", hint=f"In it {since}")
+            since = f"its records begin at {format_iso_time(first)}" if first is not None else "it holds no records, only a snapshot"
+            raise UsageError(f"the control log of {self._base.name} does not reach back to {format_iso_time(at_ms)}", hint=f"In it {since}")
         return self._point_at_step(found[-1] if found else -1)
 
     def _point_at_step(self, step: int) -> HistoryPoint:

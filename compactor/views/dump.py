@@ -26,12 +26,12 @@ SHOWN_BYTES = 60
 """Bytes of a key or value after which it is cut."""
 
 
-def list_segments(state: PartitionState, sidecars: Mapping[str, int], others: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+def list_segments(state: PartitionState, sidecars: Mapping[str, int], other_rows: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
     """Return a row for each live segment, and for each other segment that still has objects: replaced, half-deleted, or of an open round or
     import.
 
     :param sidecars: size of each sidecar in bytes, by segment id.
-    :param others: further rows, of segments that only the brokers' metadata name.
+    :param other_rows: further rows, of segments that only the brokers' metadata name.
     """
     found = [_segment_row(segment, SegmentState.COPY_SEGMENT_FINISHED) for segment in state.live]
     for waiting in state.waiting:
@@ -39,7 +39,7 @@ def list_segments(state: PartitionState, sidecars: Mapping[str, int], others: Se
     found += [_segment_row(segment, SegmentState.DELETE_SEGMENT_STARTED) for segment in state.retiring]
     for receipt in state.intent.receipts if state.intent else ():
         found.append(_segment_row(receipt.segment, SegmentState.COPY_SEGMENT_STARTED))
-    found += others
+    found += other_rows
     for row in found:
         row["sidecar"] = {"bytes": sidecars[row["id"]]} if row["id"] in sidecars else None
     return found
@@ -58,7 +58,7 @@ def unread_broker_segments(opened: Tier, state: PartitionState) -> list[dict[str
 
 
 def _segment_row(segment: RemoteLogSegmentMetadata, state: SegmentState, replaced_by: str | None = None) -> dict[str, Any]:
-    """Return a segment's row."""
+    """Return a segment's row in the list of segments. ``replaced_by``: id of the segment that replaced it, or None."""
     return {
         "id": segment.id,
         "state": state.value,
@@ -73,17 +73,18 @@ def _segment_row(segment: RemoteLogSegmentMetadata, state: SegmentState, replace
     }
 
 
-def dump_segment(opened: Tier, name: TopicPartition, segment_id: str, inflate_limit: int, *, whole: bool = False) -> dict[str, Any]:
-    """Return the batches and records of one segment as a document.
-
-    Keys and values are text if they are UTF-8, else ``base64:...``. Long ones are cut after SHOWN_BYTES.
+def dump_segment(
+    opened: Tier, name: TopicPartition, segment_id: str, inflate_limit: int, *, show_everything: bool = False
+) -> dict[str, Any]:
+    """Return the batches and records of one segment as a document. Keys and values are text if they are UTF-8, else ``base64:...``. Long
+    ones are cut after SHOWN_BYTES.
 
     :param segment_id: the id, or its first characters.
     :param inflate_limit: largest size of a decompressed batch, in bytes.
-    :param whole: cut nothing, and include headers.
+    :param show_everything: cut nothing, and include headers.
     :raises UsageError: if no segment, or more than one, has an id that begins so.
     :raises BadData: if the segment is damaged.
-    :raises StoreError:
+    :raises StoreError: if the store fails.
     """
     state = opened.open(name).refresh()
     known = [*state.live, *(segment for waiting in state.waiting for segment in waiting.segments)]
@@ -95,13 +96,13 @@ def dump_segment(opened: Tier, name: TopicPartition, segment_id: str, inflate_li
         batches = [
             batch
             for first, last in source.uniform_batch_ranges()
-            for batch in _batch_documents(source, first, last, inflate_limit, shorten_nothing=whole)
+            for batch in _batch_documents(source, first, last, inflate_limit, show_everything=show_everything)
         ]
     return {"id": segment.id, "start_offset": segment.start_offset, "end_offset": segment.end_offset, "batches": batches}
 
 
 def _batch_documents(
-    source: SourceSegment, first_batch: int, end_batch: int, max_inflated_bytes: int, *, shorten_nothing: bool
+    source: SourceSegment, first_batch: int, end_batch: int, max_inflated_bytes: int, *, show_everything: bool
 ) -> list[dict[str, Any]]:
     """Return the batches from ``first_batch`` up to ``end_batch``, exclusive, with their records."""
     found = []
@@ -109,14 +110,19 @@ def _batch_documents(
     for chunk in source.read_chunks(first_batch, end_batch, np.ones(end_batch - first_batch, np.bool_), max_inflated_bytes, None):
         rows, first_row = parse_records(source.table, chunk, buffers, source.name)
         mine = [range(int(begin), int(end)) for begin, end in pairwise(first_row)]
-        found += [_batch_document(source, chunk, batch, rows, some, whole=shorten_nothing) for batch, some in enumerate(mine, chunk.first)]
+        found += [
+            _batch_document(source, chunk, batch, rows, some, show_everything=show_everything)
+            for batch, some in enumerate(mine, chunk.first)
+        ]
     return found
 
 
-def _batch_document(source: SourceSegment, chunk: Chunk, batch: int, rows: Rows, mine: range, *, whole: bool) -> dict[str, Any]:
+def _batch_document(
+    source: SourceSegment, chunk: Chunk, batch: int, rows: Rows, record_rows: range, *, show_everything: bool
+) -> dict[str, Any]:
     """Return one batch with its records.
 
-    :param mine: rows of the batch's records.
+    :param record_rows: rows of the batch's records.
     """
     table = source.table
     attributes = int(table.attributes[batch])
@@ -141,12 +147,12 @@ def _batch_document(source: SourceSegment, chunk: Chunk, batch: int, rows: Rows,
             {
                 "offset": int(rows.offset[row]),
                 "timestamp": int(rows.timestamp[row]),
-                "key": _bytes_as_text(chunk, int(rows.key_start[row]), int(rows.key_length[row]), whole=whole),
-                "value": _bytes_as_text(chunk, int(rows.value_start[row]), int(rows.value_length[row]), whole=whole),
+                "key": _bytes_as_text(chunk, int(rows.key_start[row]), int(rows.key_length[row]), show_everything=show_everything),
+                "value": _bytes_as_text(chunk, int(rows.value_start[row]), int(rows.value_length[row]), show_everything=show_everything),
                 "value_bytes": int(rows.value_length[row]),
-                **({"headers": list(_header_documents(chunk, rows, row))} if whole else {}),
+                **({"headers": list(_header_documents(chunk, rows, row))} if show_everything else {}),
             }
-            for row in mine
+            for row in record_rows
         ],
     }
 
@@ -161,16 +167,16 @@ def _header_documents(chunk: Chunk, rows: Rows, row: int) -> Iterator[dict[str, 
         parts = []
         for _ in ("name", "value"):
             length, at = read_varint(chunk.buf, at, end)
-            parts.append(_bytes_as_text(chunk, at, length, whole=True))
+            parts.append(_bytes_as_text(chunk, at, length, show_everything=True))
             at += max(length, 0)
         yield {"key": parts[0], "value": parts[1]}
 
 
-def _bytes_as_text(chunk: Chunk, start: int, length: int, *, whole: bool) -> str | None:
+def _bytes_as_text(chunk: Chunk, start: int, length: int, *, show_everything: bool) -> str | None:
     """Return bytes of a chunk as text or ``base64:...``; None if the length is negative, as for a null key."""
     if length < 0:
         return None
-    shown = length if whole else min(length, SHOWN_BYTES)
+    shown = length if show_everything else min(length, SHOWN_BYTES)
     data = chunk.buf[start : start + shown].tobytes()
     cut = "..." if length > shown else ""
     try:

@@ -28,15 +28,15 @@ from compactor.round.dirty_ratio import KAFKA_RATIO
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.views.difference import RecordedHistory
 from compactor.views.retention import RetentionOutlook, retention_outlook
-from compactor.views.search import FoundRecord, Searcher
-from compactor.views.words import count_noun, format_duration, format_size, iso_time
+from compactor.views.search import FoundRecord, RecordSearch
+from compactor.views.words import count_noun, format_duration, format_iso_time, format_size
 
 OnRead = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One finding. kind: one word for scripts. text: a line for people. values: the numbers in that line."""
+    """Finding that supports an explanation. kind: one word for scripts. text: a line for people. values: the numbers in that line."""
 
     kind: str
     text: str
@@ -98,7 +98,7 @@ def _explain_listed_partition(opened: Tier, name: TopicPartition) -> Explanation
 def _answer_why_not_cleaned(
     state: PartitionState,
     lease: LeaseInfo | None,
-    found: RoundAssessment[RemoteLogSegmentMetadata],
+    assessment: RoundAssessment[RemoteLogSegmentMetadata],
     outlook: RetentionOutlook,
     now_ms: int,
 ) -> str:
@@ -114,12 +114,12 @@ def _answer_why_not_cleaned(
     if state.quarantine is not None:
         return f"It is quarantined: {state.quarantine.reason}. {_quarantine_advice(state)}"
     if led and lease is not None:
-        return f"{lease.holder} holds its lease (epoch {lease.epoch}) until {iso_time(lease.expires_ms)}."
-    if found.due:
-        return f"It is due: {found.reason}. The next `run` cleans it."
+        return f"{lease.holder} holds its lease (epoch {lease.epoch}) until {format_iso_time(lease.expires_ms)}."
+    if assessment.due:
+        return f"It is due: {assessment.reason}. The next `run` cleans it."
     if outlook.reason:
         return f"It is due: {outlook.reason}. The next `run` removes what has expired."
-    return f"It is not due: {found.reason}."
+    return f"It is not due: {assessment.reason}."
 
 
 def _quarantine_advice(state: PartitionState) -> str:
@@ -142,34 +142,40 @@ def _status_facts(state: PartitionState, lease: LeaseInfo | None, now_ms: int) -
     if lease is not None:
         over = "" if lease.expires_ms >= now_ms else "; it is over, any compactor may take over"
         values = {"holder": lease.holder, "epoch": lease.epoch, "expires_ms": lease.expires_ms}
-        yield Fact("lease", f"{lease.holder} leads as epoch {lease.epoch}, its lease runs until {iso_time(lease.expires_ms)}{over}", values)
+        yield Fact(
+            "lease", f"{lease.holder} leads as epoch {lease.epoch}, its lease runs until {format_iso_time(lease.expires_ms)}{over}", values
+        )
     if state.intent is not None:
         plan = state.intent.plan
         done = len(state.intent.receipts)
-        text = f"run {plan.run_id} is open since {iso_time(state.intent.at_ms)}: {done} of {len(plan.tasks)} groups are done"
+        text = f"run {plan.run_id} is open since {format_iso_time(state.intent.at_ms)}: {done} of {len(plan.tasks)} groups are done"
         yield Fact("open_round", text, {"run_id": plan.run_id, "groups": len(plan.tasks), "groups_done": done})
     if state.quarantine is not None:
         why = state.quarantine
         where = f" ({why.segment})" if why.segment else ""
-        text = f"failed {why.failures} times in a row, last at {iso_time(why.at_ms)}: {why.reason}{where}"
+        text = f"failed {why.failures} times in a row, last at {format_iso_time(why.at_ms)}: {why.reason}{where}"
         yield Fact("quarantine", text, {"failures": why.failures, "at_ms": why.at_ms, "reason": why.reason, "segment": why.segment})
 
 
 def _facts_about_due_round(
-    state: PartitionState, found: RoundAssessment[RemoteLogSegmentMetadata], cleaner: Cleaner, now_ms: int
+    state: PartitionState, assessment: RoundAssessment[RemoteLogSegmentMetadata], cleaner: Cleaner, now_ms: int
 ) -> Iterator[Fact]:
     """Yield facts about dirty segments and about what delays their cleaning."""
     if not state.has_segments:
         return
     yield Fact(
         "dirty",
-        f"{len(found.dirty)} dirty segments up to offset {found.end - 1}, dirty ratio {found.dirty_ratio:.2f}; "
-        f"above {found.threshold} a round is due",
-        {"dirty_ratio": found.dirty_ratio, "min_cleanable_dirty_ratio": found.threshold.ratio, "uncleanable_from": found.end},
+        f"{len(assessment.dirty)} dirty segments up to offset {assessment.end - 1}, dirty ratio {assessment.dirty_ratio:.2f}; "
+        f"above {assessment.threshold} a round is due",
+        {
+            "dirty_ratio": assessment.dirty_ratio,
+            "min_cleanable_dirty_ratio": assessment.threshold.ratio,
+            "uncleanable_from": assessment.end,
+        },
     )
-    if found.threshold.why:
-        saved = found.threshold.saved_usd_month
-        text = f"min_cleanable_dirty_ratio is chosen automatically: {found.threshold.ratio:g}, {found.threshold.why}"
+    if assessment.threshold.why:
+        saved = assessment.threshold.saved_usd_month
+        text = f"min_cleanable_dirty_ratio is chosen automatically: {assessment.threshold.ratio:g}, {assessment.threshold.why}"
         text += f"; it saves {saved:.2f} USD a month in comparison with {KAFKA_RATIO:g}" if saved is not None else ""
         yield Fact("automatic_ratio", text, {"saves_usd_month": saved})
     undecided = state.live[-1].open_txn_offset
@@ -184,7 +190,7 @@ def _facts_about_due_round(
     if horizons:
         text = f"{passed} segments hold tombstones or markers whose delete horizon has passed"
         ahead = next((horizon for horizon in horizons if horizon > now_ms), None)
-        text += f"; the next horizon is {iso_time(ahead)}" if ahead is not None else ""
+        text += f"; the next horizon is {format_iso_time(ahead)}" if ahead is not None else ""
         yield Fact("horizons", text, {"passed": passed, "next_ms": ahead})
 
 
@@ -206,12 +212,12 @@ def _retention_facts(state: PartitionState, outlook: RetentionOutlook, log_start
     if outlook.text and state.mirrored and state.intent is not None and state.intent.receipts:
         until_ms = state.intent.at_ms + OPEN_ROUND_MAX_MS
         text = f"brokers expire nothing behind the {len(state.intent.receipts)} new segments of the open round; if its publication has not "
-        text += f"begun by {iso_time(until_ms)}, it is given up"
+        text += f"begun by {format_iso_time(until_ms)}, it is given up"
         yield Fact("expiry_held_up", text, {"until_ms": until_ms})
 
 
 def _facts_about_leftovers(state: PartitionState, opened: Tier, now_ms: int) -> Iterator[Fact]:
-    """Yield facts about replaced segments that wait for deletion and about unfinished imports."""
+    """Yield facts about replaced segments that wait for deletion and about imports that were not finished."""
     for group in state.waiting:
         size = sum(segment.size_bytes for segment in group.segments)
         keep = retention_time_ms(group, opened.retention)
@@ -262,26 +268,26 @@ def _segment_facts(plan: CompactionPlan) -> Iterator[Fact]:
 
 
 def explain_key(
-    opened: Tier, name: TopicPartition, key: bytes, now_ms: int, on_bytes: OnRead = lambda size: None, shown: str = ""
+    opened: Tier, name: TopicPartition, key: bytes, now_ms: int, on_bytes: OnRead = lambda size: None, shown_key: str = ""
 ) -> Explanation:
-    """Explain which offsets hold a key, which record sets its value, and which records of it were removed as far as that can still be seen.
-
-    Reads every live segment.
+    """Explain which offsets hold a key, which record sets its value, and which records with the key were removed, as far as replaced
+    segments still show it. Reads every live segment.
 
     :param on_bytes: receives the size of each segment that was read.
-    :param shown: the decoded key, for the answer; empty for the key's bytes.
+    :param shown_key: the decoded key, for the answer; empty to show the key's bytes.
     """
 
     def explain(state: PartitionState) -> Explanation:
-        all_found = list(Searcher(opened, name, on_bytes).find_records(state.live, key=key))
+        """Explain the key in this state of the partition."""
+        all_found = list(RecordSearch(opened, name, on_bytes).find_records(state.live, key=key))
         log_start = opened.first_readable_offset(state)
         found = [record for record in all_found if record.offset >= log_start]
         below = [record for record in all_found if record.offset < log_start]
-        facts = _RecordFates(state, now_ms, opened.kind.compacts).record_facts(found)
+        facts = _RecordExplainer(state, now_ms, opened.kind.compacts).record_facts(found)
         facts += _removed_facts(_removed_records(opened, state, found, on_bytes, key=key), found)
         hidden = f"; no reader sees it, as the log starts at {log_start}"
         facts += [Fact("below_log_start", _describe_record(record) + hidden, _record_values(record)) for record in below]
-        return Explanation(name.topic, name.partition, _key_answer(shown or _format_key(key), found, facts), tuple(facts))
+        return Explanation(name.topic, name.partition, _answer_about_key(shown_key or _format_key(key), found, facts), tuple(facts))
 
     return _explain_present_state(opened, name, explain)
 
@@ -293,6 +299,7 @@ def explain_offset(opened: Tier, name: TopicPartition, offset: int, now_ms: int,
     """
 
     def explain(state: PartitionState) -> Explanation:
+        """Explain the offset in this state of the partition."""
         log_start = opened.first_readable_offset(state)
         if state.has_segments and offset < log_start:
             held = "Its segment stays as long as it holds later records, or is the newest one"
@@ -303,20 +310,24 @@ def explain_offset(opened: Tier, name: TopicPartition, offset: int, now_ms: int,
             where = f"offsets {state.start_offset} to {state.end_offset}" if state.has_segments else "nothing"
             return Explanation(name.topic, name.partition, f"Offset {offset} is not in the tier, which holds {where}.", ())
         later_segments = [segment for segment in state.live if segment.end_offset >= offset]
-        here = next(Searcher(opened, name, on_bytes).find_records(later_segments, offset=offset), None)
+        here = next(RecordSearch(opened, name, on_bytes).find_records(later_segments, offset=offset), None)
         if here is None:
             return _explain_removed_offset(opened, state, later_segments, offset, on_bytes)
         later: list[FoundRecord] = []
         if here.key is not None and not here.control:
-            later = [s for s in Searcher(opened, name, on_bytes).find_records(later_segments, key=here.key) if s.offset >= offset]
-        outlook = _RecordFates(state, now_ms, opened.kind.compacts)
-        return Explanation(name.topic, name.partition, outlook.offset_answer(here, later), tuple(outlook.record_facts(later or [here])))
+            later = [s for s in RecordSearch(opened, name, on_bytes).find_records(later_segments, key=here.key) if s.offset >= offset]
+        outlook = _RecordExplainer(state, now_ms, opened.kind.compacts)
+        return Explanation(
+            name.topic, name.partition, outlook.answer_about_offset(here, later), tuple(outlook.record_facts(later or [here]))
+        )
 
     return _explain_present_state(opened, name, explain)
 
 
 def _explain_present_state(opened: Tier, name: TopicPartition, explain_with: Callable[[PartitionState], Explanation]) -> Explanation:
-    """Return the explanation of the partition's present state; compute it again if an object was deleted meanwhile."""
+    """Return the explanation that ``explain_with`` gives for the partition's present state. It is computed again if an object was deleted
+    meanwhile.
+    """
     log = opened.open(name)
     return read_again_if_missing(name, lambda: explain_with(log.refresh()))
 
@@ -343,7 +354,7 @@ def _explain_removed_offset(
         return Explanation(*state.name, answer, (Fact("removed", _describe_record(old), _record_values(old)),))
     later = [
         s
-        for s in Searcher(opened, state.name, on_bytes).find_records(later_segments, key=old.key)
+        for s in RecordSearch(opened, state.name, on_bytes).find_records(later_segments, key=old.key)
         if s.sets_value_of_key and s.offset > offset
     ]
     answer = f"Offset {offset} held {_format_key(old.key)} and was cleaned away by run {group.run_id}: "
@@ -365,7 +376,9 @@ def _explain_removed_offset(
 def _removed_records(
     opened: Tier, state: PartitionState, live: Iterable[FoundRecord], on_bytes: OnRead, *, key: bytes | None = None, offset: int = -1
 ) -> list[tuple[Waiting, FoundRecord]]:
-    """Return the records of a key or offset that replaced segments still hold and live segments do not, each with its group."""
+    """Return the records of a key or offset that replaced segments still hold and live segments do not, each with the replaced group that
+    holds it.
+    """
     still = {record.offset for record in live}
     found = []
     for group in state.waiting:
@@ -374,7 +387,7 @@ def _removed_records(
         segments = [s for s in group.segments if offset < 0 or s.start_offset <= offset <= s.end_offset]
         try:
             # Markers further on are not passed here, so that outcomes of transactions may be unknown.
-            seen = list(Searcher(opened, state.name, on_bytes).find_records(segments, key=key, offset=offset))
+            seen = list(RecordSearch(opened, state.name, on_bytes).find_records(segments, key=key, offset=offset))
         except NotFound:
             continue  # retired meanwhile
         found += [(group, record) for record in seen if record.offset not in still]
@@ -391,21 +404,18 @@ def _removed_facts(removed: Iterable[tuple[Waiting, FoundRecord]], live: Sequenc
 
 
 @dataclass(frozen=True)
-class _RecordFates:
-    """Reasons why records are still in the log, or when they will be removed.
-
-    rounds: whether rounds clean this tier.
-    """
+class _RecordExplainer:
+    """Source of the reasons why records are still in the log, or when they will be removed. rounds: whether rounds clean this tier."""
 
     state: PartitionState
     now_ms: int
     rounds: bool
 
-    def record_facts(self, found: Sequence[FoundRecord]) -> list[Fact]:
-        """Return a fact for each record, newest first: which one sets the key's value, and why the others are still there."""
+    def record_facts(self, records: Sequence[FoundRecord]) -> list[Fact]:
+        """Return a fact for each record, newest first: whether it sets the key's value, or why it is still there."""
         facts = []
         latest: FoundRecord | None = None
-        for record in found:
+        for record in records:
             if not record.sets_value_of_key:
                 facts.append(
                     Fact(
@@ -416,7 +426,7 @@ class _RecordFates:
                 )
             elif latest is None:
                 latest = record
-                why = f", {self.tombstone_fate(record)}" if record.is_tombstone else ""
+                why = f", {self.tombstone_removal_text(record)}" if record.is_tombstone else ""
                 facts.append(Fact("latest", f"{_describe_record(record)}: the latest record of the key{why}", _record_values(record)))
             else:
                 text = f"{_describe_record(record)}: superseded by offset {latest.offset}, {self.reason_not_removed(record, latest)}"
@@ -435,38 +445,40 @@ class _RecordFates:
             what, then = "it has no key", "; the next round that reads it drops it"
         return what + then * self.rounds
 
-    def tombstone_fate(self, record: FoundRecord) -> str:
-        """Return when a tombstone will be removed. As in Kafka, the round that first sees it sets a delete horizon, and a round after
-        that drops it.
+    def tombstone_removal_text(self, record: FoundRecord) -> str:
+        """Return when a tombstone will be removed, as text. As in Kafka, the first round that reads it sets a delete horizon, and a round
+        after that time drops it.
         """
         if not self.rounds:
             return "a tombstone, which no round removes here"
         if record.horizon_ms is not None:
             if record.horizon_ms > self.now_ms:
-                return f"a tombstone that stays until its delete horizon {iso_time(record.horizon_ms)}, so that slow readers see it"
-            return f"a tombstone whose delete horizon {iso_time(record.horizon_ms)} has passed: the next round that reads it drops it"
+                return f"a tombstone that stays until its delete horizon {format_iso_time(record.horizon_ms)}, so that slow readers see it"
+            return (
+                f"a tombstone whose delete horizon {format_iso_time(record.horizon_ms)} has passed: the next round that reads it drops it"
+            )
         if record.offset >= self.state.first_dirty_offset:
             return "a tombstone that no round has seen yet: the first one gives it a delete horizon, delete_retention_ms ahead"
         why = "an old record format, or no round has rewritten it"
         return f"a tombstone without a delete horizon: {why}; the next round that reads it sets one"
 
     def reason_not_removed(self, record: FoundRecord, latest: FoundRecord) -> str:
-        """Return the reason why a superseded record is still there."""
+        """Return the reason why a superseded record is still there. ``latest``: the record that supersedes it."""
         if not self.rounds:
             return "and no round removes it here"
         if latest.offset >= self.state.first_dirty_offset:
             return "which no round has cleaned yet"
         return f"and not removed yet because its segment {record.segment.id} was not rewritten since"
 
-    def offset_answer(self, here: FoundRecord, later: Sequence[FoundRecord]) -> str:
-        """Return which record is at an offset, and what became of its key since."""
-        what = "O" + _describe_record(here).removeprefix("o")
-        if not here.sets_value_of_key:
-            return f"{what}: {self.reason_ignored(here)}."
-        latest = next((record for record in later if record.sets_value_of_key), here)
-        if latest.offset > here.offset:
-            return f"{what}: superseded by offset {latest.offset}, {self.reason_not_removed(here, latest)}."
-        why = self.tombstone_fate(here) if here.is_tombstone else "the latest value of its key: it stays"
+    def answer_about_offset(self, record: FoundRecord, later_records: Sequence[FoundRecord]) -> str:
+        """Return a sentence that states which record is at an offset, and whether a later record has its key."""
+        what = "O" + _describe_record(record).removeprefix("o")
+        if not record.sets_value_of_key:
+            return f"{what}: {self.reason_ignored(record)}."
+        latest = next((later for later in later_records if later.sets_value_of_key), record)
+        if latest.offset > record.offset:
+            return f"{what}: superseded by offset {latest.offset}, {self.reason_not_removed(record, latest)}."
+        why = self.tombstone_removal_text(record) if record.is_tombstone else "the latest value of its key: it stays"
         return f"{what}: {why}."
 
 
@@ -477,16 +489,16 @@ def _reason_code_of_ignored_record(record: FoundRecord) -> str:
     return {"abort": "aborted", "open": "undecided"}.get(record.outcome, "keyless")
 
 
-def _key_answer(key: str, found: Sequence[FoundRecord], facts: Sequence[Fact]) -> str:
+def _answer_about_key(key: str, records: Sequence[FoundRecord], facts: Sequence[Fact]) -> str:
     """Return the answer to a question about a key in one sentence."""
-    latest = next((record for record in found if record.sets_value_of_key), None)
+    latest = next((record for record in records if record.sets_value_of_key), None)
     if latest is not None:
         what = "deleted, by the tombstone" if latest.is_tombstone else f"a value of {latest.value_bytes} bytes,"
-        more = len(found) - 1
+        more = len(records) - 1
         later_segments = f"; {more} other records of it are still there" if more else ""
         return f"The key {key} is {what} at offset {latest.offset}{later_segments}."
-    if found:
-        return f"The key {key} has no committed record; {len(found)} aborted or undecided ones are at hand."
+    if records:
+        return f"The key {key} has no committed record; {len(records)} aborted or undecided ones are at hand."
     if facts:
         return f"The key {key} is no longer in the partition; replaced segments that are not deleted yet show what it was."
     return f"The key {key} is not in the partition."
@@ -498,7 +510,7 @@ def _describe_record(record: FoundRecord) -> str:
         return f"offset {record.offset}, {record.control} marker of producer {record.producer_id}"
     value = "tombstone" if record.value_bytes < 0 else f"{record.value_bytes} bytes"
     key = _format_key(record.key) if record.key is not None else "no key"
-    return f"offset {record.offset}, {key}, {value}, of {iso_time(record.timestamp) if record.timestamp >= 0 else 'no time'}"
+    return f"offset {record.offset}, {key}, {value}, of {format_iso_time(record.timestamp) if record.timestamp >= 0 else 'no time'}"
 
 
 def _record_values(record: FoundRecord) -> dict[str, Any]:

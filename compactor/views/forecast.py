@@ -25,7 +25,7 @@ from compactor.round.skip import (
 from compactor.storage.probe import deletes_free_space
 from compactor.storage.schemes import CONTROL_WRITES
 from compactor.tier.sidecars import NO_SIDECAR, SidecarHead
-from compactor.views.prices import PriceTable, prices_for
+from compactor.views.prices import PriceTable, price_table_of_tier
 from compactor.views.retention import RetentionOutlook, retention_outlook
 
 TOMBSTONE_BYTES = 128
@@ -101,7 +101,9 @@ class Forecast:
 
     @property
     def segments(self) -> Sequence[SegmentForecast]:
-        """Expected action on each live segment. Computed when asked for if no round is due, because there may be very many."""
+        """Return the expected action on each live segment. Computed on the first call if no round is due, because there may be very many
+        segments.
+        """
         return self.listed()
 
     def document(self) -> dict[str, Any]:
@@ -112,10 +114,8 @@ class Forecast:
 
 @dataclass(frozen=True)
 class SidecarEvidence:
-    """Content of sidecars that a forecast uses.
-
-    heads: header of each sidecar, by segment id.
-    record: results of filters in the partition's earlier rounds.
+    """Facts from sidecars by which a forecast expects segments to be skipped. heads: header of each sidecar, by segment id. record: reads
+    that filters saved in the partition's earlier rounds.
     """
 
     heads: Mapping[str, SidecarHead]
@@ -123,10 +123,11 @@ class SidecarEvidence:
 
 
 def read_sidecar_evidence(opened: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> SidecarEvidence | None:
-    """Read the heads of the sidecars that a due round would use to skip segments; None if no round is due or it would use none.
+    """Read the heads of the sidecars that a due round would use to skip segments. Return None if no round is due or it would use no
+    sidecars.
 
     :param force: as for `run --force`: a round is due if anything is dirty.
-    :raises StoreError:
+    :raises StoreError: if the sidecars cannot be read.
     """
     cleaner = opened.cleaner_for(summary.topic)
     found = assess_round(summary, cleaner, now_ms, force=force)
@@ -144,7 +145,7 @@ def forecast_partition(opened: Tier, name: TopicPartition, now_ms: int, *, force
     """Return the forecast for a partition. Reads its control log and sidecars, and asks the store whether deleting frees space there."""
     summary = summarize_state(opened.open(name).refresh())
     known = read_sidecar_evidence(opened, summary, now_ms, force=force)
-    return forecast_summary(opened, summary, deletes_free_space(opened.ports.data), now_ms, force=force, known=known)
+    return forecast_summary(opened, summary, deletes_free_space(opened.ports.data), now_ms, force=force, sidecar_evidence=known)
 
 
 def forecast_summary(
@@ -154,17 +155,17 @@ def forecast_summary(
     now_ms: int,
     *,
     force: bool = False,
-    known: SidecarEvidence | None = None,
+    sidecar_evidence: SidecarEvidence | None = None,
     prices: PriceTable | None = None,
 ) -> Forecast:
     """Return the forecast for a partition. Makes no request.
 
     :param frees_space: whether deleting frees space in the store; None if unknown.
     :param force: as for `run --force`: a round is due if anything is dirty.
-    :param known: what sidecars say; None to use no sidecar.
+    :param sidecar_evidence: facts from sidecars; None to use no sidecar.
     :param prices: None for the prices of the tier's kind of store.
     """
-    prices = prices or prices_for(opened.settings.tier_url)
+    prices = prices or price_table_of_tier(opened.settings.tier_url)
     cleaner, open_run = opened.cleaner_for(summary.topic), summary.open_run
     outlook = retention_outlook(summary, assess_round(summary, cleaner, now_ms, force=force), cleaner, now_ms)
     if outlook.reason and not open_run:  # `run` raises the log start first, unless it has to finish a round
@@ -173,16 +174,16 @@ def forecast_summary(
         summary = summary.model_copy(update=raised)
     found = assess_round(summary, cleaner, now_ms, force=force)
     expires = f"retention: {outlook.reason}" if outlook.reason and not found.due else ""
-    heads = known.heads if known else {}
+    heads = sidecar_evidence.heads if sidecar_evidence else {}
     keys = (
         estimate_distinct_keys([heads.get(s.id, _NO_HEAD) for s in found.dirty], [estimate_records(s) for s in found.dirty])
         if found.due
         else 0
     )
-    segments = _segment_forecasts(summary, found, known, outlook, keys, now_ms) if found.due else []
+    segments = _segment_forecasts(summary, found, sidecar_evidence, outlook, keys, now_ms) if found.due else []
     sizes = {action: sum(s.bytes for s in segments if s.action == action) for action in ("rewrite", "filter", "skip")}
     count = {action: sum(s.action == action for s in segments) for action in ("rewrite", "filter", "skip")}
-    spared = known.record.skip_rate if known else 0.0
+    spared = sidecar_evidence.record.skip_rate if sidecar_evidence else 0.0
     # Behind the round's end, too, headers are read for the outcomes of transactions where no sidecar tells them.
     behind = sum(s.size_bytes for s in summary.live if s.start_offset >= found.end and s.id not in heads) if found.due else 0
     once = sizes["rewrite"] + round(sizes["filter"] * (1 - spared)) + behind
@@ -234,7 +235,7 @@ def forecast_summary(
         stored_usd_month=prices.stored_usd_month(summary.bytes + sum(group.size_bytes for group in summary.waiting)),
         negative_timestamps=summary.negative_timestamps,
         live=summary.segments,
-        listed=lambda: segments if found.due else _segment_forecasts(summary, found, known, outlook, keys, now_ms),
+        listed=lambda: segments if found.due else _segment_forecasts(summary, found, sidecar_evidence, outlook, keys, now_ms),
     )
 
 
@@ -243,8 +244,8 @@ _NO_HEAD = SidecarHead(None, NO_SIDECAR, 0)
 
 def _segment_forecasts(
     summary: PartitionSummary,
-    found: RoundAssessment[SegmentSummary],
-    known: SidecarEvidence | None,
+    assessment: RoundAssessment[SegmentSummary],
+    sidecar_evidence: SidecarEvidence | None,
     outlook: RetentionOutlook,
     keys: int,
     now_ms: int,
@@ -253,31 +254,35 @@ def _segment_forecasts(
 
     :param keys: expected number of keys in the dirty segments.
     """
-    dirty, clean = {segment.id for segment in found.dirty}, {segment.id for segment in found.clean}
+    dirty, clean = {segment.id for segment in assessment.dirty}, {segment.id for segment in assessment.clean}
     gone = {segment.id for segment in summary.live[: outlook.segments]}
-    alone = {segment.id for segment in found.covered_segments[: outlook.one_to_one]}
+    alone = {segment.id for segment in assessment.covered_segments[: outlook.one_to_one]}
 
     def expected_action(segment: SegmentSummary) -> tuple[str, str]:
+        """Return the expected action on a segment and its reason, retention included."""
         action, why = action_of_round(segment)
         return action, f"{why}; alone, because brokers expire it soon" if action != "skip" and segment.id in alone else why
 
     def action_of_round(segment: SegmentSummary) -> tuple[str, str]:
+        """Return the expected action of a round on a segment and its reason."""
         if segment.id in gone:
             return "expire", outlook.reason
         if segment.end_offset < summary.log_start:
             return "skip", "its records have expired; it stays as the newest segment"
-        if segment.start_offset >= found.end:
+        if segment.start_offset >= assessment.end:
             return "skip", "after the round's end"
-        if not found.due:
+        if not assessment.due:
             return "skip", "nothing is due"
         if segment.id in dirty:
             return "rewrite", "dirty"
         late = horizon_passed_reason(segment, now_ms)
         if not dirty or segment.id not in clean:
             return ("rewrite", late) if late else ("skip", "nothing is due")
-        if known is None:
+        if sidecar_evidence is None:
             return "rewrite", late or "clean, but its keys may be superseded"
-        decision = decide_by_sidecar(known.heads.get(segment.id, _NO_HEAD), late, keys=keys, record=known.record, now_ms=now_ms)
+        decision = decide_by_sidecar(
+            sidecar_evidence.heads.get(segment.id, _NO_HEAD), late, keys=keys, record=sidecar_evidence.record, now_ms=now_ms
+        )
         if decision.must:
             return "rewrite", decision.must
         return ("skip", decision.may) if decision.may else ("filter", "clean, and its filter is asked for the keys of the dirty range")
@@ -286,32 +291,32 @@ def _segment_forecasts(
 
 
 def _expected_peak_disk_bytes(cleaner: Cleaner, wanted_bytes: int) -> int:
-    """Return the expected peak of local disk, in bytes."""
+    """Return the expected peak use of local disk in bytes by a round that wants to use ``wanted_bytes``."""
     return min(wanted_bytes, cleaner.disk_budget_bytes) if isinstance(cleaner.disk_budget_bytes, int) else wanted_bytes
 
 
 def _count_tombstones(segments: Sequence[SegmentForecast], heads: Mapping[str, SidecarHead]) -> int | None:
-    """Return the number of tombstones in these segments, or None if a sidecar that would say so is missing."""
+    """Return the number of tombstones in these segments by their sidecars, or None if a needed sidecar is missing."""
     known = [head.sidecar.due.tombstones for s in segments if (head := heads.get(s.id)) is not None and head.sidecar is not None]
     return sum(known) if len(known) == len(segments) else None
 
 
 def _expected_saving_and_reason(
-    summary: PartitionSummary, writing: int, dirty: int, frees_space: bool | None, tombstones: int | None
+    summary: PartitionSummary, bytes_to_write: int, dirty_bytes: int, frees_space: bool | None, tombstones: int | None
 ) -> tuple[int | None, str]:
-    """Return by how many bytes the store will shrink, or None if that is unknown, and the reason for either."""
-    if not writing:
+    """Return by how many bytes the store will shrink and what the number is based on, or None and the reason why it is unknown."""
+    if not bytes_to_write:
         return 0, "nothing is rewritten"
     if frees_space is None:
         return None, "the store does not show whether it keeps deleted objects; `config check` names the missing right"
     if not frees_space:
         return None, "the bucket keeps deleted objects (versioning or Object Lock), so that deleting saves nothing until they expire"
-    if dirty:
+    if dirty_bytes:
         rate = summary.saved_per_dirty_byte
         if rate is None:
             return None, "no earlier round of this partition is known to estimate from"
-        return min(round(dirty * rate), writing), f"its last round saved {rate:.2f} bytes per dirty byte"
+        return min(round(dirty_bytes * rate), bytes_to_write), f"its last round saved {rate:.2f} bytes per dirty byte"
     if tombstones is None:
         return None, "only delete horizons are due, and not all sidecars have a count of tombstones"
     why = f"only delete horizons are due: {tombstones} tombstones, {TOMBSTONE_BYTES} bytes each at most"
-    return min(tombstones * TOMBSTONE_BYTES, writing), why
+    return min(tombstones * TOMBSTONE_BYTES, bytes_to_write), why

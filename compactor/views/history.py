@@ -59,11 +59,11 @@ def run_document(state: PartitionState, run: Run) -> dict[str, object]:
 def find_run(
     opened: Tier, run_id: str, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
 ) -> tuple[PartitionState, str]:
-    """Return the state of the partition that remembers a run, and the run's complete id.
+    """Search the partitions for a run. Return the state of the partition whose run history has it, and the run's complete id.
 
     :param run_id: the id, or its first characters.
     :param on_partition: called after each partition.
-    :raises UsageError: if no partition remembers such a run, or several runs have ids that begin so.
+    :raises UsageError: if no partition has such a run, or several runs have ids that begin so.
     :raises CompactorError: if no run was found and a partition could not be read.
     """
     logs = opened.read_logs(names, on_partition)
@@ -82,8 +82,8 @@ def find_run(
 
 
 def undo_problem(state: PartitionState, run_id: str) -> str:
-    """Return the reason why `undo` would be refused now, or an empty string. Only informs people: the rules in ``control.ordering``
-    decide.
+    """Return the reason why `undo` would refuse this run now, or an empty string. For information only: the rules in ``control.ordering``
+    decide when it is undone.
     """
     if state.intent:
         return f"run {state.intent.plan.run_id} is open"

@@ -89,37 +89,44 @@ def read_summaries(
     return [found[name] for name in names]
 
 
-def is_summary_fresh(seen: LogReadProgress, summary: PartitionSummary, hint: int, now_ms: int, max_age_ms: int) -> bool:
-    """Return whether a summary from local state is still valid.
+def is_summary_fresh(progress: LogReadProgress, summary: PartitionSummary, hint: int, now_ms: int, max_age_ms: int) -> bool:
+    """Return whether a summary from local state is still valid. It is not while an import or a round is open, because the next control
+    record may then come without a change hint (a note in the catalog that the partition's log has grown).
 
-    It is not while an import or a round is open, because the next record may then come without a change hint (a note in the tier-wide log
-    that a partition changed).
+    :param progress: how far the control log was read, and when.
+    :param hint: number of the latest catalog record about the partition.
     """
     led = summary.leader is not None and not summary.leader.released
     at_work = led or summary.open_run or summary.imports
-    return seen.hint == hint and 0 <= now_ms - seen.checked_ms < max_age_ms and not at_work
+    return progress.hint == hint and 0 <= now_ms - progress.checked_ms < max_age_ms and not at_work
 
 
-def _log_still_has_last_record(opened: Tier, name: TopicPartition, seen: LogReadProgress) -> bool:
+def _log_still_has_last_record(opened: Tier, name: TopicPartition, progress: LogReadProgress) -> bool:
     """Return whether the control log still has the last record that local state includes. Return False also if the store fails, so that the
     log is read.
     """
     try:
-        return bool(open_partition(opened.ports, name).has_mark(seen.slot, seen.mark))
+        return bool(open_partition(opened.ports, name).has_mark(progress.slot, progress.mark))
     except CompactorError:
         return False
 
 
 def _read_summary(
-    opened: Tier, name: TopicPartition, hint: int, kept: CachedSummary | None, confirmed: dict[TopicPartition, LogReadProgress], now_ms: int
+    opened: Tier,
+    name: TopicPartition,
+    hint: int,
+    cached: CachedSummary | None,
+    confirmed: dict[TopicPartition, LogReadProgress],
+    now_ms: int,
 ) -> PartitionResult:
     """Return a partition's summary from the tier, or the error that prevented it.
 
-    :param kept: the summary in local state; it is still valid if the log has no newer record, and is then added to ``confirmed``.
+    :param cached: the summary in local state. If the control log has no newer record it is returned, and its progress is added to
+        ``confirmed``.
     """
     try:
-        if kept:
-            seen, summary = kept
+        if cached:
+            seen, summary = cached
             if not open_partition(opened.ports, name, opened.known_slot(name)).has_changed_since(seen.slot, seen.mark):
                 confirmed[name] = seen.model_copy(update={"hint": hint, "checked_ms": now_ms})
                 return PartitionResult(name, summary)

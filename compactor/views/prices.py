@@ -27,8 +27,8 @@ NO_PRICES = PriceTable(**asdict(DIRECTORY.prices))
 """Prices of a store that costs nothing."""
 
 
-def prices_for(url: str, file: Path | None = None) -> PriceTable:
-    """Return the prices for a tier: from ``file`` (TOML with the fields of PriceTable), or those of its kind of store.
+def price_table_of_tier(url: str, file: Path | None = None) -> PriceTable:
+    """Return the price table of a tier: from ``file`` (TOML with the fields of PriceTable), or that of its kind of store.
 
     :raises UsageError: if the file cannot be read or a field is missing, unknown or invalid.
     """

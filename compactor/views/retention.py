@@ -9,17 +9,17 @@ from compactor.constants import NEVER_MS
 from compactor.control.summary import PartitionFacts
 from compactor.round.expiry import S, find_expired_segments, is_retention_enabled, next_expiry_ms
 from compactor.round.plan import RoundAssessment, count_expiring_soon, expiry_margin_ms
-from compactor.views.words import count_noun, format_duration, format_size, iso_time
+from compactor.views.words import count_noun, format_duration, format_iso_time, format_size
 
 
 @dataclass(frozen=True)
 class RetentionOutlook:
-    """Expiry of a partition's segments, as the next round meets it.
+    """Expiry of a partition's segments, as the next round finds it.
 
-    segments, bytes: number and size of the segments that the next `run` removes first. Brokers remove theirs themselves.
+    segments, bytes: number and size of the segments that the next `run` removes first; 0 where brokers remove segments themselves.
     log_start_offset: the log start afterwards.
     reason: which limits have passed; empty if nothing expires now.
-    next_ms: when the next segment is too old, in milliseconds; None if that never happens or is not known.
+    next_ms: when the next segment exceeds a limit, in milliseconds; None if that never happens or is not known.
     one_to_one: number of segments that a round would rewrite one to one, because brokers expire them soon.
     text: all of this in words; empty if retention does not apply.
     """
@@ -33,17 +33,17 @@ class RetentionOutlook:
     text: str = ""
 
 
-def retention_outlook(state: PartitionFacts[S], found: RoundAssessment[S], cleaner: Cleaner, now_ms: int) -> RetentionOutlook:
-    """Return what retention does to a partition.
+def retention_outlook(state: PartitionFacts[S], assessment: RoundAssessment[S], cleaner: Cleaner, now_ms: int) -> RetentionOutlook:
+    """Return which segments of a partition expire now and next.
 
-    :param found: what a round would cover now.
+    :param assessment: the segments that a round would cover now.
     :param cleaner: the settings for its topic. On a broker-managed tier ``retention_ms`` is the topic's own.
-    :param now_ms: this machine's clock. The store's clock, if it is behind, lets segments expire later.
+    :param now_ms: this machine's clock. If the store's clock is behind, segments expire later.
     """
     if not state.has_segments:
         return RetentionOutlook(0, 0, state.log_start)
     if state.mirrored:
-        return _outlook_under_brokers(state, found, cleaner, now_ms)
+        return _outlook_under_brokers(state, assessment, cleaner, now_ms)
     expired, next_ms = find_expired_segments(state, cleaner, now_ms), next_expiry_ms(state, cleaner)
     if expired is not None:
         kept = "" if expired.log_start_offset <= state.end_offset else "; the newest segment stays, unread, until another one has arrived"
@@ -52,21 +52,23 @@ def retention_outlook(state: PartitionFacts[S], found: RoundAssessment[S], clean
         return RetentionOutlook(expired.segments, expired.bytes, expired.log_start_offset, expired.reason, None, 0, text)
     sentences = []
     if next_ms < NEVER_MS:
-        sentences.append(f"the first segment expires at {iso_time(next_ms)}, by retention_ms ({format_duration(cleaner.retention_ms)})")
+        sentences.append(
+            f"the first segment expires at {format_iso_time(next_ms)}, by retention_ms ({format_duration(cleaner.retention_ms)})"
+        )
     if is_retention_enabled(cleaner) and cleaner.retention_bytes >= 0:
         limit, size = format_size(cleaner.retention_bytes), format_size(state.bytes)
         sentences.append(f"segments expire as soon as {limit} remain without them, by retention_bytes; there are {size}")
     return RetentionOutlook(0, 0, state.log_start, next_ms=next_ms if next_ms < NEVER_MS else None, text="; ".join(sentences))
 
 
-def _outlook_under_brokers(state: PartitionFacts[S], found: RoundAssessment[S], cleaner: Cleaner, now_ms: int) -> RetentionOutlook:
+def _outlook_under_brokers(state: PartitionFacts[S], assessment: RoundAssessment[S], cleaner: Cleaner, now_ms: int) -> RetentionOutlook:
     """Return what brokers expire of a partition, and which segments are therefore rewritten one to one."""
     if not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
         return RetentionOutlook(0, 0, state.log_start)
     next_ms = min(NEVER_MS, state.live[0].max_timestamp_ms + cleaner.retention_ms)
-    soon = count_expiring_soon(state, found.covered_segments, cleaner, now_ms)
+    soon = count_expiring_soon(state, assessment.covered_segments, cleaner, now_ms)
     after = format_duration(cleaner.retention_ms)
-    text = f"brokers expire segments by retention.ms of the topic ({after}), the first at {iso_time(next_ms)}"
+    text = f"brokers expire segments by retention.ms of the topic ({after}), the first at {format_iso_time(next_ms)}"
     if soon:
         text += f"; {count_noun(soon, 'segment')} expire within {format_duration(expiry_margin_ms(state))} and are rewritten one to one, "
         text += "so that each expires when it would have, and no group loses a part of its sources"

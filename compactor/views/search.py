@@ -52,9 +52,9 @@ class FoundRecord:
         return not self.control and self.key is not None and self.outcome in ("", "commit")
 
 
-class Searcher:
-    """Search for records in segments, from the log's end to its beginning. The outcomes of transactions come from the control records read
-    on the way.
+class RecordSearch:
+    """Search for records in a partition's segments, from the log's end to its beginning. The outcomes of transactions come from the control
+    records read on the way.
     """
 
     def __init__(self, opened: Tier, name: TopicPartition, on_bytes: Callable[[int], None], purpose: str = "explain") -> None:
@@ -68,10 +68,12 @@ class Searcher:
     def find_records(
         self, segments: Sequence[RemoteLogSegmentMetadata], *, key: bytes | None = None, keys: Collection[bytes] = (), offset: int = -1
     ) -> Iterator[FoundRecord]:
-        """Yield the records with one of the given keys and the record at ``offset``, latest first.
+        """Yield the records with one of the keys (``key`` and ``keys``) and the record at ``offset``, latest first.
 
         :param segments: in ascending order.
-        :raises NotFound: if an object is gone. :raises BadData: if it is not what was recorded. :raises OutOfBudget: if it is too large.
+        :raises NotFound: if an object is gone.
+        :raises BadData: if an object differs from what was recorded.
+        :raises OutOfBudget: if an object is too large.
         """
         wanted = frozenset(keys) if key is None else frozenset((*keys, key))
         with read_segments(self._opened, self._name, segments, self._purpose) as reading:
@@ -130,7 +132,7 @@ def _rows_with_keys(chunk: Chunk, rows: Rows, keys: frozenset[bytes]) -> np.ndar
 def _found_record_of_row(
     source: SourceSegment, segment: RemoteLogSegmentMetadata, chunk: Chunk, rows: Rows, row: int, batch: int, outcome: str
 ) -> FoundRecord:
-    """Return a row of a chunk as a found record."""
+    """Return the FoundRecord for one row of a chunk. ``outcome``: outcome of its transaction; empty outside a transaction."""
     table = source.table
     control = int(table.control[batch])
     start, length = int(rows.key_start[row]), int(rows.key_length[row])

@@ -39,12 +39,12 @@ def format_duration(milliseconds: float) -> str:
 
 
 def format_ago(at_ms: int, now_ms: int) -> str:
-    """Return how long ago a time was, such as ``12 min ago``. Both times are in milliseconds."""
+    """Return the time between ``at_ms`` and the later ``now_ms`` as text, such as ``12 min ago``. Both are in milliseconds."""
     return "just now" if now_ms - at_ms < 1000 else f"{format_duration(now_ms - at_ms)} ago"
 
 
 def format_until(at_ms: int, now_ms: int) -> str:
-    """Return how far in the future a time is, such as ``in 12 min``. Both times are in milliseconds."""
+    """Return the time between ``now_ms`` and the later ``at_ms`` as text, such as ``in 12 min``. Both are in milliseconds."""
     return "now" if at_ms - now_ms < 1000 else f"in {format_duration(at_ms - now_ms)}"
 
 
@@ -56,7 +56,7 @@ def format_moment(at_ms: int) -> str:
         return f"{at_ms} ms"
 
 
-def iso_time(at_ms: int, timespec: str = "seconds") -> str:
+def format_iso_time(at_ms: int, timespec: str = "seconds") -> str:
     """Return a time in milliseconds as ISO 8601 in UTC, or as a number of milliseconds if it is beyond the calendar.
 
     :param timespec: ``seconds`` or ``milliseconds``.
@@ -67,6 +67,6 @@ def iso_time(at_ms: int, timespec: str = "seconds") -> str:
         return f"{at_ms} ms"
 
 
-def count_noun(count: int, one: str, many: str = "") -> str:
-    """Return a count with its noun, such as ``1 partition`` or ``2 partitions``."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+def count_noun(count: int, singular: str, plural: str = "") -> str:
+    """Return a count with its noun in singular or plural, such as ``1 partition`` or ``2 partitions``."""
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"

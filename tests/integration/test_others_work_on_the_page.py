@@ -9,7 +9,7 @@ import pytest
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.daemon.daemon import Daemon
-from compactor.views.prices import prices_for
+from compactor.views.prices import price_table_of_tier
 from compactor.web.daemon_pages import DaemonPages
 from compactor.web.listing import ListQuery
 from tests.builders import LogBuilder
@@ -37,7 +37,7 @@ def cli(tmp_path: Path) -> TierCli:
 def test_skipped_segments_costs_and_what_was_reclaimed(cli: TierCli) -> None:
     daemon = Daemon(open_tier(load_settings(str(cli.config))), seed=1)
     daemon.scan()
-    pages = DaemonPages(daemon.status, daemon.partition_details, prices=prices_for("s3://bucket"))
+    pages = DaemonPages(daemon.status, daemon.partition_details, prices=price_table_of_tier("s3://bucket"))
     (name,) = [schedule.name for schedule in daemon.status().schedules]
     shown = pages.partition_document(name)
     assert shown is not None

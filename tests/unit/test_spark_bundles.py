@@ -24,7 +24,7 @@ from compactor.spark.round.bundles import (
     ordinal_ranges,
     plan_bundles,
 )
-from compactor.spark.round.exchange import KeyBundle, pack_tail, read_tail
+from compactor.spark.round.exchange import KeyBundle, pack_tail_arrays, read_tail_arrays
 from compactor.spark.round.gate_rows import GateBundle
 from tests.support.spark_tier import HereCluster, Twins
 from tests.unit.test_spark_worker import SMALL, growing
@@ -69,9 +69,9 @@ def test_a_bundle_says_what_was_found(tmp_path: Path) -> None:
     keys = KeyBundle("scratch/keys-x", 0, 7, 11, 9, 2)
     gate = GateBundle("scratch/gate-x", 500, 7, 9, 2)
     facts = {"b": BatchRowFacts(np.array([True, False, True]), np.array([3, 3, 5]))}
-    data = b"rows" + pack_tail(encode_bundle_result(IndexedBundle(segments, keys, gate), facts))
+    data = b"rows" + pack_tail_arrays(encode_bundle_result(IndexedBundle(segments, keys, gate), facts))
     store.create(keys.key, data)
-    tail = read_tail(store, keys.key, len(data))
+    tail = read_tail_arrays(store, keys.key, len(data))
     again = decode_bundle(tail, keys.key, len(data))
     shown = [(s.id, s.batches, s.undecided, s.first, s.ordinals, len(s.places), len(s.txn_entries)) for s in again.segments]
     assert shown == [("b", 3, False, 0, 11, 1, 0), ("headers", 2, True, -1, 0, 2, 2)]
@@ -79,7 +79,7 @@ def test_a_bundle_says_what_was_found(tmp_path: Path) -> None:
     assert decode_row_facts(tail)["b"].tombstones.tolist() == [True, False, True]
     store.create("scratch/cut", data[:-3])
     with pytest.raises(BadData, match="the end of a scratch object is damaged"):
-        read_tail(store, "scratch/cut", len(data) - 3)
+        read_tail_arrays(store, "scratch/cut", len(data) - 3)
 
 
 @pytest.mark.parametrize("together", [0, 300])

@@ -9,7 +9,7 @@ import pytest
 from compactor.errors import BadData, UsageError
 from compactor.views.checkpoints import CLEANER_OFFSETS, LEADER_EPOCHS, FileChange, KafkaCleanerOffset, compare_kafka_files, read_kafka_file
 from compactor.views.difference import OffsetChange, RecordedHistory, compare_points
-from compactor.views.words import iso_time
+from compactor.views.words import format_iso_time
 from tests.support.crafted import Crafted, kip_table, vector
 
 
@@ -46,7 +46,7 @@ class TestPoints:
         start = crafted.clock.now_ms - 120_000
         between = start + 30_000
         assert past.parse_point(str(between)).cleaner_offsets == vector((0, 100))
-        assert past.parse_point(iso_time(between)).slot == past.parse_point(str(between)).slot
+        assert past.parse_point(format_iso_time(between)).slot == past.parse_point(str(between)).slot
         assert past.parse_point(str(start - 1)).slot == 0
 
     def test_after_a_run(self, crafted: Crafted) -> None:

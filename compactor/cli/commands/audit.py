@@ -9,7 +9,7 @@ from compactor.cli import tiers
 from compactor.cli.output import Output, Table
 from compactor.control.audit import RecordedAction, list_actions
 from compactor.errors import UsageError
-from compactor.views.words import count_noun, iso_time
+from compactor.views.words import count_noun, format_iso_time
 
 
 def list_audit(args: argparse.Namespace, out: Output) -> None:
@@ -40,7 +40,7 @@ def list_audit(args: argparse.Namespace, out: Output) -> None:
         details = " ".join(f"{name}={value}" for name, value in action.details.items())
         targets = " ".join(action.targets[:3]) + (f" and {len(action.targets) - 3} more" if len(action.targets) > 3 else "")
         who, why = f"{action.user}@{action.host}", f"because: {action.reason}" if action.reason else ""
-        rows.append((iso_time(action.at_ms), who, action.command, targets, state, details, why, outcome.error if outcome else ""))
+        rows.append((format_iso_time(action.at_ms), who, action.command, targets, state, details, why, outcome.error if outcome else ""))
     columns = ("time", "who", "action", "on", "state", "details", "reason", "error")
     document = {"actions": [recorded.model_dump(mode="json") for recorded in found]}
     tables = [Table("", columns, rows, minor=("state",), below=3)] if rows else []

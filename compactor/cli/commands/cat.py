@@ -17,7 +17,7 @@ from compactor.consumer.messages import RecordBlock, iterate_byte_strings
 from compactor.consumer.ranges import read_blocks
 from compactor.decoding.fields import FieldDecoder, FieldFormat, parse_key_of_topic
 from compactor.errors import BadData, UsageError
-from compactor.views.words import iso_time
+from compactor.views.words import format_iso_time
 
 WIDEST_KEY = 40
 """Largest number of columns that the key takes in a table."""
@@ -77,7 +77,7 @@ def _json_lines(blocks: Iterable[RecordBlock], decoder: FieldDecoder, formats: t
             kind, time = message.timestamp()
             known = bool(kind) and time != -1
             line: dict[str, Any] = {"offset": message.offset(), "timestamp": time if known else None}
-            line["time"] = iso_time(time, "milliseconds") if known else None
+            line["time"] = format_iso_time(time, "milliseconds") if known else None
             for field, data, wanted in zip(("key", "value"), (message.key(), message.value()), formats, strict=True):
                 line |= _json_field(field, data, decoder, wanted)
             line["headers"] = [{"key": key, **_json_field("value", value, decoder, "text")} for key, value in message.headers() or ()]
@@ -116,7 +116,7 @@ def _table_lines(
         rows = []
         for message in block.messages():
             kind, time = message.timestamp()
-            shown = iso_time(time, "milliseconds") if kind and time != -1 else ""
+            shown = format_iso_time(time, "milliseconds") if kind and time != -1 else ""
             fields = (message.key(), message.value())
             rows.append(
                 (str(message.offset()), shown, *(_format_cell(data, decoder, wanted) for data, wanted in zip(fields, formats, strict=True)))

@@ -18,7 +18,7 @@ from compactor.views.checkpoints import (
     read_kafka_file,
 )
 from compactor.views.difference import Difference, HistoryPoint, RecordedHistory, compare_points
-from compactor.views.words import count_noun, format_duration, iso_time
+from compactor.views.words import count_noun, format_duration, format_iso_time
 
 
 def list_checkpoints(args: argparse.Namespace, out: Output) -> int:
@@ -215,7 +215,7 @@ def _fenced_table(fenced: Sequence[Document]) -> list[Table]:
     rows = [
         (
             f["slot"],
-            iso_time(f["at_ms"]),
+            format_iso_time(f["at_ms"]),
             f["leader_epoch"] if f["leader_epoch"] >= 0 else None,
             f["type"],
             f["offset"],
@@ -239,7 +239,7 @@ def _epochs_tree(found: Document, now_ms: int) -> Tree:
 
 def _epoch_tree(epoch: Document, found: Document, now_ms: int) -> Tree:
     """Return the tree of one compactor epoch (term of one leader): its rounds, and its void records, which have no effect."""
-    label = f"epoch {epoch['leader_epoch']}  {epoch['holder']}  from slot {epoch['slot']} ({iso_time(epoch['at_ms'])})"
+    label = f"epoch {epoch['leader_epoch']}  {epoch['holder']}  from slot {epoch['slot']} ({format_iso_time(epoch['at_ms'])})"
     if epoch["granted"] is not None:
         label += f", granted up to {epoch['granted']}"
     branches = [Tree(_describe_run(run, epoch), ()) for run in epoch["runs"]]
@@ -248,14 +248,14 @@ def _epoch_tree(epoch: Document, found: Document, now_ms: int) -> Tree:
         cut = epoch["cut_off"]
         branches.append(
             Tree(
-                f"CUT OFF in slot {cut['slot']} ({iso_time(cut['at_ms'])}): {cut['holder']} took over as epoch {cut['leader_epoch']}; "
-                "nothing that this epoch writes counts after it",
+                f"CUT OFF in slot {cut['slot']} ({format_iso_time(cut['at_ms'])}): {cut['holder']} took over as epoch "
+                f"{cut['leader_epoch']}; nothing that this epoch writes counts after it",
                 (),
             )
         )
     branches += [Tree(_describe_void_record(entry), ()) for entry in epoch["fenced"]]
     if epoch["ended"] == "released":
-        branches.append(Tree(f"released ({iso_time(epoch['ended_ms'] or 0)})", ()))
+        branches.append(Tree(f"released ({format_iso_time(epoch['ended_ms'] or 0)})", ()))
     if epoch["ended"] == "leading":
         branches.append(Tree(f"leads: {_describe_lease(found, now_ms)}", ()))
     return Tree(label, branches)
@@ -286,7 +286,7 @@ def _diff_tables(before: HistoryPoint, after: HistoryPoint, found: Difference) -
     """Return tables of what changed in a partition between two points of its history."""
 
     def point_title(point: HistoryPoint) -> str:
-        return f"slot {point.slot}" + (f" ({iso_time(point.at_ms)})" if point.at_ms else "")
+        return f"slot {point.slot}" + (f" ({format_iso_time(point.at_ms)})" if point.at_ms else "")
 
     rows: list[tuple[object, ...]] = [(f"cleaner offset of epoch {c.leader_epoch}", c.before, c.after) for c in found.cleaner_offsets]
     if found.leader and found.leader[0] != found.leader[1]:

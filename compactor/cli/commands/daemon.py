@@ -9,7 +9,7 @@ from compactor.cli import frame, serving, tiers
 from compactor.cli.output import Output
 from compactor.daemon.daemon import Daemon
 from compactor.errors import StoreError, UsageError
-from compactor.views.prices import prices_for
+from compactor.views.prices import price_table_of_tier
 from compactor.web.console import RequestRouter
 from compactor.web.daemon_pages import DaemonPages
 from compactor.web.server import serve_pages
@@ -27,7 +27,11 @@ def run_daemon(args: argparse.Namespace, out: Output) -> int:
     daemon = Daemon(opened, log=tell)
     settings = opened.settings.daemon
     pages = DaemonPages(
-        daemon.status, daemon.partition_details, getattr(args, "config", ""), prices_for(opened.settings.tier_url), daemon.cleaner_for
+        daemon.status,
+        daemon.partition_details,
+        getattr(args, "config", ""),
+        price_table_of_tier(opened.settings.tier_url),
+        daemon.cleaner_for,
     )
     with serve_pages(settings.listen, RequestRouter(pages, daemon.loop_age_ms, settings.interval_ms)) as address:
         tell(f"{opened.ports.holder} schedules {opened.ports.layout.url}; status at http://{address}/")

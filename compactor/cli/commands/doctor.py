@@ -10,7 +10,7 @@ from compactor.cli import tiers
 from compactor.cli.output import Output
 from compactor.errors import BadData, UsageError
 from compactor.upkeep.brokers.checkup import examine_tier
-from compactor.views.prices import prices_for
+from compactor.views.prices import price_table_of_tier
 from compactor.views.words import count_noun
 
 
@@ -24,7 +24,7 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
     admin = KafkaAdmin(kafka_connection(opened.settings))
     try:
         with out.progress("examining", len(names), "partitions") as progress:
-            found = examine_tier(opened, admin, names, prices_for(opened.settings.tier_url, args.prices), progress.advance)
+            found = examine_tier(opened, admin, names, price_table_of_tier(opened.settings.tier_url, args.prices), progress.advance)
     finally:
         admin.close()
     severe = sum(finding.severity in ("error", args.fail_on) for finding in found)

@@ -10,7 +10,7 @@ import re
 from compactor.cli import audit, tiers
 from compactor.cli.output import Output, Table
 from compactor.control.pauses import pattern_matches, pause_reason, pause_rounds, request_round, resume_rounds
-from compactor.views.words import format_duration, iso_time
+from compactor.views.words import format_duration, format_iso_time
 
 
 def run_pause(args: argparse.Namespace, out: Output) -> None:
@@ -26,7 +26,7 @@ def run_pause(args: argparse.Namespace, out: Output) -> None:
             out.note(f"note: {args.pattern} matches no partition of the tier yet" + ("" if plain else "; it is a whole regular expression"))
     paused = opened.catalog.state.paused if args.pattern is not None else opened.identity.read().paused
     rows = [
-        (pattern, sum(pattern_matches(pattern, name) for name in names), one.by, iso_time(one.at_ms), one.reason)
+        (pattern, sum(pattern_matches(pattern, name) for name in names), one.by, format_iso_time(one.at_ms), one.reason)
         for pattern, one in sorted(paused.items())
     ]
     fields = ("pattern", "partitions", "by", "since", "reason")

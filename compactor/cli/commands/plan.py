@@ -16,7 +16,7 @@ from compactor.control.pauses import pause_reason
 from compactor.errors import CompactorError
 from compactor.storage.probe import deletes_free_space
 from compactor.views.forecast import Forecast, forecast_summary, read_sidecar_evidence
-from compactor.views.prices import PriceTable, prices_for
+from compactor.views.prices import PriceTable, price_table_of_tier
 from compactor.views.words import count_noun
 
 DEFAULT_SAMPLE_BYTES = 8 << 20
@@ -25,13 +25,13 @@ DEFAULT_SAMPLE_BYTES = 8 << 20
 def run_plan(args: argparse.Namespace, out: Output) -> int:
     with tiers.open_configured_tier(args, local_state=True) as opened:
         outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
-        prices = prices_for(opened.settings.tier_url, args.prices)
+        prices = price_table_of_tier(opened.settings.tier_url, args.prices)
         summaries = tiers.read_partition_summaries(opened, tiers.select_partitions(opened, args.partitions), out, outcomes)
         frees = deletes_free_space(opened.ports.data)
         now, found = frame.cleaner_clock_ms(args), []
         for summary in summaries:
             known = read_sidecar_evidence(opened, summary, now, force=args.force)
-            one = forecast_summary(opened, summary, frees, now, force=args.force, known=known, prices=prices)
+            one = forecast_summary(opened, summary, frees, now, force=args.force, sidecar_evidence=known, prices=prices)
             found.append(one)
         if frees:
             found = _sample_savings(opened, found, args.sample, out, prices)

@@ -22,7 +22,7 @@ from compactor.model.ids import TopicPartition
 from compactor.upkeep.deleted_topics import delete_removed_topics
 from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, GraceClock, RetireReport, partitions_to_inspect, retire_partition
 from compactor.upkeep.uploads import sweep_uploads
-from compactor.views.words import count_noun, iso_time
+from compactor.views.words import count_noun, format_iso_time
 
 NOTED_TOGETHER = 100
 """Largest number of partitions whose inspections are recorded in one record of the catalog."""
@@ -62,7 +62,7 @@ class _InspectionRecorder:
 
 def run_retire(args: argparse.Namespace, out: Output) -> int:
     is_manual = args.force_now and not args.dry_run
-    details = {} if args.now is None else {"now": iso_time(args.now)}
+    details = {} if args.now is None else {"now": format_iso_time(args.now)}
     with audit.recorded_if(is_manual, args, frame.load_command_settings(args), out, "retire --force-now", [], **details):
         return _retire_partitions(args, out)
 
@@ -120,7 +120,7 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
     summary = f"{count_noun(len(deleted), 'object')} {would}deleted, {len(swept)} {would}swept, {len(waiting)} wait for grace"
     summary += f"; {format_size(freed)}"
     summary += f". {count_noun(len(removed), 'partition')} of deleted topics left the tier: {', '.join(removed)}" if removed else ""
-    summary += f". The next are due at {iso_time(later)}" if later is not None else ""
+    summary += f". The next are due at {format_iso_time(later)}" if later is not None else ""
     summary += f". Looked at {len(names)} of {len(every)} partitions" if len(names) < len(every) else ""
     document = {"deleted": deleted, "swept": swept, "waiting": waiting, "bytes": freed, "next_ms": later, "looked_at": len(names)}
     document["topics_deleted"] = removed

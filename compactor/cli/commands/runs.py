@@ -8,7 +8,7 @@ from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.control.state import Run
 from compactor.views.history import find_run, run_document, undo_problem
-from compactor.views.words import format_duration, iso_time
+from compactor.views.words import format_duration, format_iso_time
 
 SHORT = 8
 """Characters of a run's id in tables. They suffice to name it."""
@@ -25,7 +25,7 @@ def list_runs(args: argparse.Namespace, out: Output) -> int:
             f"{state.topic}-{state.partition}",
             run.run_id[:SHORT],
             run.status,
-            iso_time(run.started_ms),
+            format_iso_time(run.started_ms),
             format_duration(run.ended_ms - run.started_ms) if run.ended_ms >= 0 else "",
             f"{run.sources} -> {run.outputs}" if run.outputs else "",
             _format_byte_stat(run, "bytes_read"),
@@ -55,8 +55,8 @@ def show_run(args: argparse.Namespace, out: Output) -> None:
         ("partition", f"{state.topic}-{state.partition}"),
         ("status", run.status),
         ("reason", f"{run.reason} {run.segment}".strip()),
-        ("began", f"{iso_time(run.started_ms)} by {run.holder}, in slot {run.slot}"),
-        ("ended", iso_time(run.ended_ms) if run.ended_ms >= 0 else ""),
+        ("began", f"{format_iso_time(run.started_ms)} by {run.holder}, in slot {run.slot}"),
+        ("ended", format_iso_time(run.ended_ms) if run.ended_ms >= 0 else ""),
         ("published", f"in slot {run.published_slot} by epoch {run.leader_epoch}" if run.published_slot else ""),
         ("offsets", _format_offset_range(run)),
         ("cleaner offsets", f"{offsets[0]} -> {offsets[1]}" if run.published_slot else ""),

@@ -12,7 +12,7 @@ from compactor.errors import UsageError
 from compactor.model.status import RunStatus
 from compactor.upkeep.operator_changes import undo_round_by_copies
 from compactor.views.history import find_run, undo_problem
-from compactor.views.words import iso_time
+from compactor.views.words import format_iso_time
 
 
 def _latest_round_error(opened: Tier, text: str) -> UsageError:
@@ -26,7 +26,7 @@ def _latest_round_error(opened: Tier, text: str) -> UsageError:
         return UsageError(f"no round of {text} can be undone", hint=f"`runs list {text}` shows its rounds")
     state, run = max(runs, key=lambda found: found[1].started_ms)
     return UsageError(
-        f"{text} is not a run; the latest round that can be undone is that of {state.name} at {iso_time(run.started_ms)}",
+        f"{text} is not a run; the latest round that can be undone is that of {state.name} at {format_iso_time(run.started_ms)}",
         hint=f"tiered-compactor undo {run.run_id}",
     )
 

@@ -209,7 +209,7 @@ class Cluster:
         with named_stages(self._context, description):
             target_rdd = self._context.parallelize(list(enumerate(targets)), parts)
             answers = self._context.parallelize(list(items), max(1, len(items))).flatMap(make_answers)
-            return answers.union(target_rdd).groupByKey(parts, target_partition)
+            return answers.union(target_rdd).groupByKey(parts, shuffle_partition_of_target)
 
     def run_job(
         self,
@@ -242,8 +242,8 @@ class Cluster:
                     yield outcome
 
 
-def target_partition(target: int) -> int:
-    """Return the shuffle partition of a target: its own index."""
+def shuffle_partition_of_target(target: int) -> int:
+    """Return the shuffle partition that a target's answers go to: its own index."""
     return target
 
 

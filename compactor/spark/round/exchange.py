@@ -91,7 +91,7 @@ class KeyBundle:
 
     def read_stored_result(self, store: ObjectStore) -> Arrays:
         """Read the pass 1 results of the bundle's segments, which are stored after its rows (compactor.spark.round.bundles)."""
-        return read_tail(store, self.key, self.size)
+        return read_tail_arrays(store, self.key, self.size)
 
     def _read_exactly(self, store: ObjectStore, position: int, size: int) -> bytes:
         """Read ``size`` bytes. Raises BadData if the object is shorter."""
@@ -133,7 +133,7 @@ def write_spooled_rows(spool: RowSpool, file: BinaryIO) -> tuple[Int64s, npt.NDA
 
 
 def pack_key_rows(
-    chunk: Chunk, rows: Rows, first_row: Int64s, begin: Int64s, halves: tuple[np.uint64, np.uint64], low: int, end: int
+    chunk: Chunk, rows: Rows, first_row: Int64s, begin: Int64s, halves: tuple[np.uint64, np.uint64], first_offset: int, end_offset: int
 ) -> ExchangeRows:
     """Return the key rows of a chunk's records whose offsets are in [low, end), from the last record to the first.
 
@@ -141,11 +141,13 @@ def pack_key_rows(
     :param halves: the two halves of the hash key.
     """
     out = np.empty((len(rows), 4), np.uint32)
-    return out[: _pack_key_rows(chunk.buf, rows.offset, rows.key_start, rows.key_length, first_row, begin, *halves, low, end, out)]
+    return out[
+        : _pack_key_rows(chunk.buf, rows.offset, rows.key_start, rows.key_length, first_row, begin, *halves, first_offset, end_offset, out)
+    ]
 
 
-def mappable_batches(source: SourceSegment, aborted: Flags) -> Flags:
-    """Return which batches have records that may enter the offset map or be looked up in it."""
+def flag_mappable_batches(source: SourceSegment, aborted: Flags) -> Flags:
+    """Return a flag for each batch: whether it has records that may enter the offset map or be looked up in it."""
     wanted: Flags = (source.table.control == NOT_CONTROL) & ~aborted
     return wanted
 
@@ -174,7 +176,7 @@ class StoredSurvivors:
         if "bitmap" not in arrays:
             return
         table = source.table
-        wanted = mappable_batches(source, verdicts.aborted)
+        wanted = flag_mappable_batches(source, verdicts.aborted)
         counts = table.count.astype(np.int64) if not len(arrays["counts"]) else arrays["counts"].astype(np.int64)
         counts[~wanted] = 0
         begin = last_row_ordinals(counts)
@@ -301,13 +303,13 @@ def read_scratch_arrays(store: ObjectStore, scratch: ScratchObject | ScratchPart
     return unpack_arrays(data, scratch.key)
 
 
-def pack_tail(arrays: Arrays) -> bytes:
-    """Serialize arrays in the form in which ``read_tail`` reads them from the end of an object."""
+def pack_tail_arrays(arrays: Arrays) -> bytes:
+    """Serialize arrays in the form in which ``read_tail_arrays`` reads them from the end of an object."""
     data = pack_arrays(arrays)
     return data + _TAIL_FOOTER.pack(len(data), zlib.crc32(data))
 
 
-def read_tail(store: ObjectStore, key: str, size: int) -> Arrays:
+def read_tail_arrays(store: ObjectStore, key: str, size: int) -> Arrays:
     """Read the arrays at the end of an object of ``size`` bytes. Raises BadData if they are damaged, StoreError if the object no longer
     exists.
     """
@@ -325,13 +327,13 @@ def read_tail(store: ObjectStore, key: str, size: int) -> Arrays:
 @kernel
 def _pack_key_rows(
     buf: Bytes, offset: Int64s, key_start: Int64s, key_length: Int32s, first_row: Int64s, begin: Int64s, k0: np.uint64, k1: np.uint64,
-    low: int, end: int, out: ExchangeRows,
+    first_offset: int, end_offset: int, out: ExchangeRows,
 ) -> int:  # fmt: skip
     """Write the key rows of a chunk to ``out``, from the last record to the first, and return the number of rows."""
     count = 0
     for batch in range(begin.size - 1, -1, -1):
         for row in range(first_row[batch + 1] - 1, first_row[batch] - 1, -1):
-            if key_length[row] >= 0 and low <= offset[row] < end:
+            if key_length[row] >= 0 and first_offset <= offset[row] < end_offset:
                 h0, h1 = siphash128(buf, key_start[row], key_length[row], k0, k1)
                 out[count, 0] = key_tag(h0)
                 out[count, 1] = np.uint32(h1 & np.uint64(0xFFFFFFFF))
@@ -390,14 +392,14 @@ def mark_tombstone_batches(first_row: Int64s, value_length: Int32s, out: Flags) 
 
 
 @kernel
-def _count_survivors_of_batches(bitmap: Bytes, begin: Int64s, counts: Int64s, counted: Flags, kept: Int32s) -> None:
-    """Set, in ``kept``, the number of surviving rows of each batch that is marked in ``counted``."""
+def _count_survivors_of_batches(bitmap: Bytes, begin: Int64s, counts: Int64s, counted: Flags, out_kept: Int32s) -> None:
+    """Set, in ``out_kept``, the number of surviving rows of each batch that is marked in ``counted``."""
     for batch in range(begin.size):
         if counted[batch]:
             count = 0
             for bit in range(begin[batch], begin[batch] + counts[batch]):
                 count += (bitmap[bit >> 3] >> (7 - (bit & 7))) & 1
-            kept[batch] = count
+            out_kept[batch] = count
 
 
 @kernel

@@ -40,7 +40,7 @@ def sum_gate_ranges(shared: SharedSettings, ranges: range, gate_input: GateInput
     number of keys.
     """
     store = open_task_tier(shared).ports.control
-    sums, keys = sum_ranges(store, gate_input.bundles, ranges, shared.ranges, shared.map_budget_bytes, gate_input.bounds)
+    sums, keys = compute_gate_sums(store, gate_input.bundles, ranges, shared.ranges, shared.map_budget_bytes, gate_input.bounds)
     cost.gate_keys += keys
     cost.gate_coverage = 1.0
     record_peak_memory(cost)
@@ -89,7 +89,7 @@ class StoredGateRange:
             yield np.ascontiguousarray(rows)
 
 
-def sum_ranges(
+def compute_gate_sums(
     store: ObjectStore, bundles: Sequence[GateBundle], ranges: range, all_ranges: int, budget_bytes: int, bounds: HashBounds
 ) -> tuple[GateSums, int]:
     """Return the sums over the records that must remain in neighbouring hash ranges, and the number of their keys. Raises StoreError,
@@ -100,15 +100,16 @@ def sum_ranges(
     """
     by_place, sums, keys, table = dict(enumerate(bundles)), zero_gate_sums(len(bounds) - 1), 0, KeyTable(budget_bytes, 0)
     for number, found in read_ranges(store, by_place, ranges):
-        keys += sum_range(StoredGateRange(by_place, found), table, all_ranges, number, bounds, sums)
+        keys += add_sums_of_gate_range(StoredGateRange(by_place, found), table, all_ranges, number, bounds, sums)
     return sums, keys
 
 
-def sum_range(gate_range: StoredGateRange, table: KeyTable, ranges: int, number: int, bounds: HashBounds, sums: GateSums) -> int:
-    """Add to ``sums`` the records that must remain in hash range ``number`` of ``ranges``, and return the range's number of keys.
-
-    If the table cannot hold the keys of the range, the range is split and its rows are read again for each part. Raises OutOfBudget,
-    StoreError, BadData.
+def add_sums_of_gate_range(
+    gate_range: StoredGateRange, table: KeyTable, ranges: int, number: int, bounds: HashBounds, sums: GateSums
+) -> int:
+    """Add to ``sums`` the records that must remain in hash range ``number`` of ``ranges``, and return the range's number of keys. If the
+    table cannot hold the keys of the range, the range is split and its rows are read again for each part. Raises OutOfBudget, StoreError,
+    BadData.
     """
     if ranges > MAX_GATE_RANGES:
         raise OutOfBudget("more keys than the gate's memory holds share one hash", hint="Raise map_budget_bytes")
@@ -119,7 +120,9 @@ def sum_range(gate_range: StoredGateRange, table: KeyTable, ranges: int, number:
         done += taken
         if taken < len(rows):
             parts = max(2, -(-gate_range.count_rows(DIRTY_ROWS) // max(1, done)))
-            return sum(sum_range(gate_range, table, ranges * parts, number * parts + part, bounds, sums) for part in range(parts))
+            return sum(
+                add_sums_of_gate_range(gate_range, table, ranges * parts, number * parts + part, bounds, sums) for part in range(parts)
+            )
     table.add_expected_sums(bounds, sums)
     for rows in gate_range.read_section(OUTSIDE):
         table.add_expected_sums_outside_dirty_range(rows, bounds, sums)

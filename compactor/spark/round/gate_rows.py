@@ -191,14 +191,14 @@ def create_group_gate(
     hash_key: bytes,
     sources: Sequence[SourceSegment],
     outcomes: Sequence[BatchTransactions],
-    judged: ExpectedSums | None,
+    expected_sums: ExpectedSums | None,
 ) -> Gate:
     """Return a gate that compares rewritten groups of segments with their sources in pass 2.
 
-    :param judged: the sums that the output must have; None if nothing is dirty, so that no record is superseded.
+    :param expected_sums: the sums that the output must have; None if nothing is dirty, so that no record is superseded.
     """
     known = {source.ordinal: fate for source, fate in zip(sources, outcomes, strict=True)}
-    left = {} if judged is None else {source.ordinal: judged.sum_of_segment(source) for source in sources}
+    left = {} if expected_sums is None else {source.ordinal: expected_sums.sum_of_segment(source) for source in sources}
     return Gate(_gate_parameters_of_plan(plan, hash_key), KeyTable(0, 0), known, left)
 
 

@@ -23,7 +23,7 @@ from compactor.round.drive import SCOUTED, scratch_prefix
 from compactor.round.engines import DraftAt
 from compactor.spark.cluster.round_jobs import RoundJobs
 from compactor.spark.round.bundles import decode_bundle
-from compactor.spark.round.exchange import is_scratch_kind, read_tail
+from compactor.spark.round.exchange import is_scratch_kind, read_tail_arrays
 from compactor.spark.round.pass_one_tasks import GATE_PREFIX, KEYS_PREFIX
 from compactor.spark.round.segment_index import SegmentIndex
 from compactor.storage.port import ObjectInfo, ObjectStore
@@ -66,7 +66,7 @@ def list_bundles(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
     return [info for info in store.list(prefix) if is_scratch_kind(KEYS_PREFIX, info.key) or is_scratch_kind(GATE_PREFIX, info.key)]
 
 
-def claim_leftovers(jobs: RoundJobs, log: PartitionLog, round_prefix: str) -> list[ObjectInfo]:
+def claim_leftover_bundles(jobs: RoundJobs, log: PartitionLog, round_prefix: str) -> list[ObjectInfo]:
     """Return the stored pass 1 results of earlier attempts at the same round, and delete those of other rounds. Only the leader may call
     it.
 
@@ -78,8 +78,8 @@ def claim_leftovers(jobs: RoundJobs, log: PartitionLog, round_prefix: str) -> li
 
 
 def adopt_bundles(jobs: RoundJobs, index: SegmentIndex, leftovers: Sequence[ObjectInfo]) -> RoundJobs:
-    """Add the matching stored results of earlier attempts to the index. Return the job runner with as many hash ranges as these results
-    have.
+    """Add those stored pass 1 results of earlier attempts to the index that match this round. Return the job runner with as many hash
+    ranges as these results have.
 
     :param leftovers: stored results (bundles) of earlier attempts.
     """
@@ -87,7 +87,7 @@ def adopt_bundles(jobs: RoundJobs, index: SegmentIndex, leftovers: Sequence[Obje
         if not is_scratch_kind(KEYS_PREFIX, info.key):
             continue
         try:
-            bundle = decode_bundle(read_tail(jobs.control, info.key, info.size), info.key, info.size)
+            bundle = decode_bundle(read_tail_arrays(jobs.control, info.key, info.size), info.key, info.size)
         except (BadData, StoreError):
             continue  # damaged, or its writer lives and has deleted it
         shared = jobs.shared

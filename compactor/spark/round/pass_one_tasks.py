@@ -49,12 +49,12 @@ from compactor.spark.round.exchange import (
     decode_gaps,
     encode_survivors,
     encode_verdicts,
+    flag_mappable_batches,
     last_row_ordinals,
-    mappable_batches,
     mark_tombstone_batches,
     pack_arrays,
     pack_key_rows,
-    pack_tail,
+    pack_tail_arrays,
     write_spooled_rows,
 )
 from compactor.spark.round.gate_rows import (
@@ -78,11 +78,8 @@ SURVIVORS_PREFIX: Final = "survivors-"
 
 @dataclass(frozen=True)
 class SegmentToIndex:
-    """A segment for pass 1.
-
-    rows: whether its keys are wanted.
-    verdicts, outcomes: its transaction results for the cleaner and for the gate, once the driver has determined which transactions were
-        aborted.
+    """Segment to be read in pass 1. rows: whether its key rows are wanted, not just its headers. verdicts, outcomes: its transaction
+    results for the cleaner and for the gate, once the driver has determined which transactions were aborted.
     """
 
     metadata: RemoteLogSegmentMetadata
@@ -112,18 +109,20 @@ class SparseVerdicts:
         return Verdicts(**flags, txn_entries=self.verdicts.txn_entries)
 
 
-def index_bundle(shared: SharedSettings, items: tuple[SegmentToIndex, ...], cost: TaskCost) -> IndexedBundle:
+def index_bundle(shared: SharedSettings, segments: tuple[SegmentToIndex, ...], cost: TaskCost) -> IndexedBundle:
     """Read the headers of some neighbouring segments (a bundle) and, where wanted, write their keys as rows of one scratch object.
 
-    :param items: the segments of the bundle, newest first.
+    :param segments: the segments of the bundle, newest first.
     :raises BadData, StoreError, OutOfBudget: if a segment is corrupt, the store fails or disk is short.
     """
-    name = hashlib.sha256("".join(f"{item.metadata.id} {item.rows} {item.verdicts is None}\n" for item in items).encode()).hexdigest()[:16]
+    name = hashlib.sha256("".join(f"{item.metadata.id} {item.rows} {item.verdicts is None}\n" for item in segments).encode()).hexdigest()[
+        :16
+    ]
     with task_staging(shared, cost) as staging, ExitStack() as reserved:
 
         def reserve_disk(size: int) -> None:
             """Reserve disk until the task ends. Raises OutOfBudget."""
-            reserved.enter_context(staging.reserve_without_waiting(size, f"the keys of {len(items)} segments of {shared.partition}"))
+            reserved.enter_context(staging.reserve_without_waiting(size, f"the keys of {len(segments)} segments of {shared.partition}"))
 
         def open_spool(name: str, words: int, dtype: type[np.generic]) -> RowSpool:
             """Open an empty spool for rows that consist of ``words`` numbers."""
@@ -139,13 +138,13 @@ def index_bundle(shared: SharedSettings, items: tuple[SegmentToIndex, ...], cost
 
         bundle = _BundleWriter(
             shared,
-            shared.open_segments(staging, [item.metadata for item in items]),
+            shared.open_segments(staging, [item.metadata for item in segments]),
             open_spool("keys", 4, np.uint32),
             open_spool("gate", WORDS, np.uint64) if shared.gate else None,
         )
-        indexed = [bundle.index_segment(ordinal, item) for ordinal, item in enumerate(items)]
+        indexed = [bundle.index_segment(ordinal, item) for ordinal, item in enumerate(segments)]
         done = IndexedBundle(tuple(indexed), None)
-        if any(item.rows for item in items):
+        if any(item.rows for item in segments):
             done = bundle.write_bundle(done, name, staging.folder / "keys", reserve_disk)
             cost.rows += bundle.key_rows.row_count
             cost.exchanged_bytes += sum(part.size for part in (done.keys, done.gate) if part)
@@ -203,13 +202,13 @@ class _BundleWriter:
         outcomes = item.outcomes.expand_to_all_batches() if item.outcomes else empty_outcomes(len(source.table))
         with self.reading.map_segment(source):
             gate = create_scan_gate(self.shared.plan, self.shared.hash_key, source, outcomes) if self.gate_rows else None
-            wanted = mappable_batches(source, aborted)
+            wanted = flag_mappable_batches(source, aborted)
             self.facts[item.metadata.id], count = _collect_key_rows(
                 self.shared, source, wanted, self.key_rows, gate, self.gate_rows, self.next_ordinal
             )
         return count
 
-    def write_bundle(self, done: IndexedBundle, name: str, path: Path, reserve: Callable[[int], None]) -> IndexedBundle:
+    def write_bundle(self, bundle: IndexedBundle, name: str, path: Path, reserve: Callable[[int], None]) -> IndexedBundle:
         """Create the scratch objects of the bundle, and return its result with their locations.
 
         The object with the gate's rows comes first, so that it exists whenever the other one does.
@@ -226,12 +225,12 @@ class _BundleWriter:
             file.write(begins.tobytes())
             dirty, total = begins[-1].tolist()
             keys = KeyBundle(f"{shared.scratch}{KEYS_PREFIX}{name}", 0, shared.ranges, self.next_ordinal, dirty, total - dirty)
-            tail = pack_tail(encode_bundle_result(replace(done, keys=keys, gate=gate), self.facts))
+            tail = pack_tail_arrays(encode_bundle_result(replace(bundle, keys=keys, gate=gate), self.facts))
             reserve(len(tail))
             file.write(tail)
         size = create_scratch_once(store, keys.key, path).size
         path.unlink()
-        return replace(done, keys=replace(keys, size=size), gate=gate)
+        return replace(bundle, keys=replace(keys, size=size), gate=gate)
 
 
 def _collect_key_rows(
@@ -280,10 +279,7 @@ def _collect_key_rows(
 
 @dataclass(frozen=True)
 class FilterQuery:
-    """Segments, by id, whose Bloom filters one task compares with all dirty keys.
-
-    bundles: where the dirty keys are stored.
-    """
+    """Segments, by id, whose Bloom filters one task compares with all dirty keys. bundles: locations of the stored dirty keys."""
 
     segments: tuple[str, ...]
     bundles: tuple[KeyBundle, ...]
@@ -321,7 +317,7 @@ class RangeInput:
 
 @dataclass(frozen=True)
 class SegmentToGather:
-    """A segment whose surviving records are to be written. If it has no key rows, none of its records is superseded."""
+    """Segment whose surviving records are to be written to scratch objects. If it has no key rows, none of its records is superseded."""
 
     indexed: IndexedSegment
     verdicts: SparseVerdicts
@@ -367,7 +363,7 @@ def _find_survivors_of_range(
         keys = KeySet(shared.map_budget_bytes, expected_keys=guess)
         full = False
         for place, rows in rows_of.read_dirty(exchange.dirty):
-            by_row, kept = _with_row_numbers(rows)
+            by_row, kept = _replace_ordinals_by_row_numbers(rows)
             taken = mark_newest_of_each_key(keys.table, keys.state, by_row, 0, ranges, wanted, kept)
             while taken < len(rows) and keys.grow_within_budget():
                 taken = mark_newest_of_each_key(keys.table, keys.state, by_row, taken, ranges, wanted, kept)
@@ -382,7 +378,7 @@ def _find_survivors_of_range(
             part, parts = part * 2, parts * 2
             continue
         for place, rows in rows_of.read_section(clean, 1):
-            by_row, kept = _with_row_numbers(rows)
+            by_row, kept = _replace_ordinals_by_row_numbers(rows)
             mark_absent_keys(keys.table, keys.state, by_row, ranges, wanted, kept)
             if kept.any():
                 yield place, encode_survivors(rows, kept)
@@ -391,7 +387,7 @@ def _find_survivors_of_range(
         part += 1
 
 
-def _with_row_numbers(rows: ExchangeRows) -> tuple[ExchangeRows, npt.NDArray[np.uint8]]:
+def _replace_ordinals_by_row_numbers(rows: ExchangeRows) -> tuple[ExchangeRows, npt.NDArray[np.uint8]]:
     """Return a copy of the rows in which each row's number replaces its ordinal, and a zeroed bitmap with one bit per row."""
     by_row = rows.copy()
     by_row[:, 3] = np.arange(len(rows), dtype=np.uint32)
@@ -438,7 +434,7 @@ def write_survivors(shared: SharedSettings, item: BundleToGather, answers: Itera
         parts[known.id] = (len(out), len(data), hashlib.sha256(data).hexdigest())
         out += data
     found = SurvivorParts(parts)
-    written = create_scratch_once(store, f"{shared.scratch}{SURVIVORS_PREFIX}{item.name}", bytes(out) + pack_tail(found.to_arrays()))
+    written = create_scratch_once(store, f"{shared.scratch}{SURVIVORS_PREFIX}{item.name}", bytes(out) + pack_tail_arrays(found.to_arrays()))
     cost.exchanged_bytes += written.size
     record_peak_memory(cost)
     return GatheredObject(written, found, tuple(superseded))

@@ -39,7 +39,9 @@ class GroupWork:
 
 @dataclass(frozen=True)
 class StoredPassOne:
-    """Stored results of pass 1 for the sources of one group, as pass 2 reads them. Implements the port round.pass_two.Answers."""
+    """Results of pass 1 for the sources of one group, read from scratch objects for pass 2. Implements the port
+    round.pass_two.PassOneAnswers.
+    """
 
     reading: StagedSegmentReader
     sources: Sequence[SourceSegment]
@@ -79,13 +81,13 @@ def rewrite_group(shared: SharedSettings, item: GroupWork, cost: TaskCost) -> Co
         return receipt
 
 
-def _read_pass_one_answers(shared: SharedSettings, item: GroupWork, reading: StagedSegmentReader) -> StoredPassOne:
+def _read_pass_one_answers(shared: SharedSettings, item: GroupWork, reader: StagedSegmentReader) -> StoredPassOne:
     """Read the headers of the sources and their stored survivors and verdicts."""
     survivors = StoredSurvivors(shared.plan.next_dirty_offset - 1)
     store = open_task_tier(shared).ports.control
     sources, verdicts, outcomes = [], [], []
     for ordinal, stored in enumerate(item.survivors):
-        with reading.open_segment(ordinal) as source:
+        with reader.open_segment(ordinal) as source:
             sources.append(source)
         arrays = read_scratch_arrays(store, stored)
         verdicts.append(decode_verdicts(arrays, len(source.table)))
@@ -96,14 +98,13 @@ def _read_pass_one_answers(shared: SharedSettings, item: GroupWork, reading: Sta
     if shared.gate:
         judged = ExpectedSums.from_arrays(read_scratch_arrays(store, item.judged)) if item.judged else None
         gate = create_group_gate(shared.plan, shared.hash_key, sources, outcomes, judged)
-    return StoredPassOne(reading, sources, verdicts, survivors, gate)
+    return StoredPassOne(reader, sources, verdicts, survivors, gate)
 
 
 @dataclass(frozen=True)
 class PartitionWork:
-    """The remaining tasks of a small partition's plan, for one executor.
-
-    snapshot: producer snapshot of the last segment, if the driver has read it.
+    """Tasks of a small partition's plan that are still to be run, for one executor. snapshot: producer snapshot of the last segment, if the
+    driver has read it.
     """
 
     shared: SharedSettings

@@ -53,10 +53,9 @@ class SegmentIndex:
     bundle_places: dict[str, int] = field(default_factory=dict)
 
     def read_segments(self, jobs: RoundJobs, rows: AbstractSet[str], sources: AbstractSet[str] = frozenset()) -> None:
-        """Read what is not known yet: the keys of the segments in ``rows``, and the headers of ``sources`` and of all segments without a
-        sidecar.
-
-        If only the headers of a segment were read and its keys are now wanted, it is read again. Raises BadData, StoreError, OutOfBudget.
+        """Read what the index does not have yet: the keys of the segments in ``rows``, and the headers of ``sources`` and of all segments
+        without a sidecar. A segment of which only the headers were read is read again if its keys are wanted now. Raises BadData,
+        StoreError, OutOfBudget.
 
         :param rows: ids of segments whose keys are wanted.
         :param sources: ids of segments that will be rewritten.
@@ -113,8 +112,8 @@ class SegmentIndex:
         return GateInput(tuple(self.gate_bundles), np.array(bounds, np.int64))
 
     def gather_items(self, sources: AbstractSet[str]) -> list[BundleToGather]:
-        """Return the units of work for gathering the survivors of the segments in ``sources``: first each bundle that has keys, then
-        segments without keys.
+        """Return the work items for gathering the survivors of the segments in ``sources``: first each bundle that has keys, then segments
+        without keys.
         """
         of_bundle: dict[int, list[SegmentToGather]] = {}
         without: list[SegmentToGather] = []

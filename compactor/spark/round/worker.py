@@ -51,9 +51,15 @@ from compactor.spark.cluster.executor import FilterSettings, SharedSettings, Tas
 from compactor.spark.cluster.jobs import Cluster, JobListener, TaskOutcome, VersionMismatch, run_task
 from compactor.spark.cluster.round_jobs import RoundJobs
 from compactor.spark.round.bundles import SurvivorParts
-from compactor.spark.round.exchange import ScratchPart, is_scratch_kind, read_tail
+from compactor.spark.round.exchange import ScratchPart, is_scratch_kind, read_tail_arrays
 from compactor.spark.round.gate_ranges import GATE_SUMS_NAME, GateInput, sum_gate_ranges, write_expected_sums
-from compactor.spark.round.leftover_bundles import adopt_bundles, claim_leftovers, list_bundles, resumed_time_ms, unannounced_scratch_prefix
+from compactor.spark.round.leftover_bundles import (
+    adopt_bundles,
+    claim_leftover_bundles,
+    list_bundles,
+    resumed_time_ms,
+    unannounced_scratch_prefix,
+)
 from compactor.spark.round.pass_one_tasks import (
     SURVIVORS_PREFIX,
     BundleToGather,
@@ -113,7 +119,7 @@ class SparkWorker:
         state, plan = facts.state, draft_plan(facts)
         place = self.unannounced_scratch(plan, state)
         jobs = self.create_jobs(plan, state, f"{place}{self.tier.ports.new_id()}/", check)
-        left = claim_leftovers(jobs, self.tier.open(state.name), place)
+        left = claim_leftover_bundles(jobs, self.tier.open(state.name), place)
         sidecars = self.sidecars(state)
         if sidecars is None or not facts.assessment.clean:
             jobs.delete_scratch([info.key for info in left])
@@ -266,14 +272,14 @@ class _AnnouncedPlan:
             self._worker.stats.filters = filter_history_stats(self._prepared.verdicts, self._plan, self._session.state, self._superseded)
 
     def _read_stored_survivors(self) -> dict[str, ScratchPart | ScratchObject]:
-        """Return what an earlier attempt recorded: the survivors of each segment by id, and under GATE_SUMS_NAME the sums that the gate
-        expects.
+        """Return where an earlier attempt stored the survivors of each segment, by segment id, and under GATE_SUMS_NAME the sums that the
+        gate expects.
         """
         store = self._worker.tier.ports.control
         found: dict[str, ScratchPart | ScratchObject] = {}
         for item in self._session.stored_survivors:
             if is_scratch_kind(SURVIVORS_PREFIX, item.key):
-                found |= survivor_parts(item.key, SurvivorParts.from_arrays(read_tail(store, item.key, item.size)))
+                found |= survivor_parts(item.key, SurvivorParts.from_arrays(read_tail_arrays(store, item.key, item.size)))
             elif is_scratch_kind(GATE_SUMS_NAME, item.key):  # else another version's, which says nothing here
                 found[GATE_SUMS_NAME] = item
         return found

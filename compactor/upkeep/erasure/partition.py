@@ -42,7 +42,7 @@ from compactor.upkeep.erasure.holders import (
     records_by_segment,
 )
 from compactor.upkeep.retire import read_slot_times
-from compactor.views.search import Searcher
+from compactor.views.search import RecordSearch
 
 MAX_POSITION = 2**62
 NEXT_RETIRE = "the next `retire`"
@@ -338,8 +338,8 @@ class _KeySearch:
     def _add_hash_holder(self, key: str, size: int, state: HolderState, waits_for: str, until_ms: int | None = None) -> None:
         self.holders.append(KeyHolder(str(self.name), f"control: {key}", state, ANY_KEY, "keyed hash", waits_for, until_ms, bytes=size))
 
-    def _create_searcher(self, opened: Tier) -> Searcher:
-        return Searcher(opened, self.name, self._report_bytes_read, "erasure")
+    def _create_searcher(self, opened: Tier) -> RecordSearch:
+        return RecordSearch(opened, self.name, self._report_bytes_read, "erasure")
 
     def _report_bytes_read(self, size: int) -> None:
         self.segments += 1

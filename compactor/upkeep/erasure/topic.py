@@ -29,7 +29,7 @@ from compactor.upkeep.erasure.holders import ANY_KEY, HolderState, KeyHolder, Ke
 from compactor.upkeep.erasure.partition import RECORD, KeyQuestion, find_key_holders
 from compactor.upkeep.retire import STORES_OWN, GraceClock, retire_partition
 from compactor.upkeep.uploads import LEAST_AGE_MS, find_unfinished_uploads
-from compactor.views.words import count_noun, format_size, iso_time
+from compactor.views.words import count_noun, format_iso_time, format_size
 
 ERASURE_SCHEMA = "tiered-compactor/erasure/1"
 NEVER_COVERED = (
@@ -262,7 +262,7 @@ def erasure_report_json(
         "erased": not found.holders and not found.failed,
         "topic": header.topic,
         "tier": dict(header.tier),
-        "at": iso_time(header.at_ms),
+        "at": format_iso_time(header.at_ms),
         "at_ms": header.at_ms,
         "version": __version__,
         "keys": [
@@ -301,7 +301,7 @@ def _key_answer_json(number: int, found: TopicKeySurvey) -> dict[str, Any]:
 
 
 def _removal_json(one: KeyRemoval | None) -> dict[str, Any] | None:
-    return None if one is None else asdict(one) | {"at": iso_time(one.at_ms)}
+    return None if one is None else asdict(one) | {"at": format_iso_time(one.at_ms)}
 
 
 def _holder_json(one: KeyHolder, digests: Sequence[str]) -> dict[str, Any]:
@@ -310,5 +310,5 @@ def _holder_json(one: KeyHolder, digests: Sequence[str]) -> dict[str, Any]:
         "state": one.state.value,
         "key": None if one.key == ANY_KEY else digests[one.key],
         "certain": one.has_found_record,
-        "until": None if one.until_ms is None else iso_time(one.until_ms),
+        "until": None if one.until_ms is None else format_iso_time(one.until_ms),
     }  # fmt: skip
