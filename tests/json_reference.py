@@ -93,6 +93,11 @@ def examples(folder: Path) -> Iterator[Example]:
     yield does("generations", "write", "orders-0")
     yield does("generations", "list")
     yield does("generations", "retire")
+    catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db"}
+    tables = {"outputs.iceberg": {"warehouse": (folder / "warehouse").as_uri()}, "outputs.iceberg.catalog": catalog}
+    cli.set(**tables, **{"outputs.iceberg.topics.orders": {}, "tier.pinterest": {"target": ""}})
+    yield does("outputs", "write", "orders-0")
+    yield does("outputs", "list")
     yield does("verify")
     yield does("export", "orders-0", folder / "exported")
     live = next(each["id"] for each in cli.do("segments", "list", "orders-0")["segments"] if not each["replaced_by"])

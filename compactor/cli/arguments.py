@@ -301,11 +301,18 @@ COMMANDS = (
                 "generations.list_generations_command",
                 (TOPICS_OPTION,),
             ),
+            Command("retire", "delete superseded generations", "generations.retire_generations_command", (TOPICS_OPTION, DRY_RUN_OPTION)),
+        ),
+    ),
+    Command(
+        "outputs",
+        "write compacted views for other readers, and show how far they are",
+        "",
+        (),
+        (
+            Command("write", "bring outputs up to the published view", "outputs.write_outputs_command", (PARTITIONS_ARGUMENT,)),
             Command(
-                "retire",
-                "delete generations that were superseded long enough ago",
-                "generations.retire_generations_command",
-                (TOPICS_OPTION, DRY_RUN_OPTION),
+                "list", "list Iceberg tables with their lag, files and snapshots", "outputs.list_outputs_command", (PARTITIONS_ARGUMENT,)
             ),
         ),
     ),

@@ -347,7 +347,8 @@ class Daemon(ServiceLoop[Job, JobResult]):
             self._hold_ms = min(until, now + ROUND_HOLD_MS)
         outcome = JobOutcome(done.status, done.reason, seen, until)
         if isinstance(done.report, OutputReport):
-            outcome = replace(outcome, written_slot=done.report.written_slot, next_deletion_ms=done.report.next_deletion_ms)
+            report = done.report
+            outcome = replace(outcome, written_slot=report.written_slot, next_deletion_ms=report.next_deletion_ms, content=report.content)
         self._check_stores = self._check_stores or done.status in (RoundStatus.FAILED, RoundStatus.OUT_OF_BUDGET)
         if job.name in self._schedules:
             self._schedules[job.name] = after_job(schedule, job, outcome, now, self._opened.lease.ttl_ms)

@@ -22,6 +22,7 @@ from compactor.control.ports import Retention
 from compactor.control.summary import LastRound, PartitionSummary, SegmentFacts
 from compactor.model.ids import TopicPartition
 from compactor.model.status import PUBLISHING, RoundStatus
+from compactor.outputs.port import OutputContent
 from compactor.round.expiry import find_expired_segments, next_expiry_ms
 from compactor.round.plan import assess_round
 from compactor.service.retry_delay import RETRY_MS, backoff_ms
@@ -164,10 +165,12 @@ class OutputSchedule:
     written_slot: number of the control log's record (slot) up to which the output shows the partition; -1 if unknown.
     next_deletion_ms: when an old version of the output may be deleted; NEVER_MS if none waits.
     rounds: rounds published since the output was written. failures: failed attempts in a row; problem: the latest one's reason.
+    content: what the output shows; None if unknown.
     """
 
     written_slot: int = -1
     next_deletion_ms: int = NEVER_MS
+    content: OutputContent | None = None
     rounds: int = 0
     failures: int = 0
     problem: str = ""
@@ -240,7 +243,8 @@ class JobOutcome:
     """Result of a job, as far as scheduling needs it.
 
     status: a status of `run`, or retired, failed, out_of_budget, stopped. partition: its status after the job; None if unknown.
-    until_ms: when a round that waits may be tried again. written_slot and next_deletion_ms: of an output job, as in OutputSchedule.
+    until_ms: when a round that waits may be tried again.
+    written_slot, next_deletion_ms and content: of an output job, as in OutputSchedule.
     """
 
     status: str
@@ -249,6 +253,7 @@ class JobOutcome:
     until_ms: int = 0
     written_slot: int = -1
     next_deletion_ms: int = NEVER_MS
+    content: OutputContent | None = None
 
 
 @dataclass(frozen=True)
@@ -449,7 +454,7 @@ def _output_after_job(before: OutputSchedule, outcome: JobOutcome, now_ms: int, 
     if outcome.status in (RoundStatus.FAILED, RoundStatus.OUT_OF_BUDGET):
         failures = before.failures + 1
         return replace(before, rounds=0, failures=failures, problem=outcome.reason, retry_at_ms=now_ms + backoff_ms(failures))
-    return OutputSchedule(outcome.written_slot, min(outcome.next_deletion_ms + CLOCK_RESOLUTION_MS, NEVER_MS))
+    return OutputSchedule(outcome.written_slot, min(outcome.next_deletion_ms + CLOCK_RESOLUTION_MS, NEVER_MS), outcome.content)
 
 
 def choose_jobs(

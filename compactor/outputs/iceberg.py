@@ -9,7 +9,7 @@ starts again from both. A crash leaves files that no snapshot names, which are s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -40,7 +40,7 @@ from compactor.outputs.iceberg_plan import (
     view_slices,
 )
 from compactor.outputs.iceberg_table import TableChanged, TopicTable, open_table
-from compactor.outputs.port import OutputReport
+from compactor.outputs.port import OutputContent, OutputReport
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -97,7 +97,90 @@ class IcebergOutput:
             deleted += table.sweep(now - opened.retention.orphan_age_ms)
             self.swept.add(table.name)
         summary = "; ".join(part for part in (report.summary, f"deleted {deleted} files" if deleted else "") if part)
-        return replace(report, next_deletion_ms=NEVER_MS if next_ms is None else next_ms, summary=summary)
+        content = replace(report.content, snapshots=len(table.ages())) if report.content else None
+        return replace(report, next_deletion_ms=NEVER_MS if next_ms is None else next_ms, summary=summary, content=content)
+
+
+@dataclass(frozen=True)
+class TableStatus:
+    """State of one partition in its topic's table, at one moment.
+
+    status: current, behind (the next update shows more), waiting (a round must complete first), or missing (nothing was committed yet).
+    snapshot_id, snapshot_ms: the current snapshot and its time; None if there is none.
+    cleaner_offset: end of the offsets that the table shows (exclusive). tier_cleaner_offset: of those that it could show.
+    lag_offsets: the difference; negative after an undo. lag_ms: time since the first publication that the table does not show; 0 if none.
+    rows, files, bytes: of the partition. snapshots: number of snapshots of the table that can be read.
+    """
+
+    topic: str
+    partition: int
+    table: str
+    status: str
+    snapshot_id: int | None
+    snapshot_ms: int | None
+    cleaner_offset: int
+    tier_cleaner_offset: int
+    lag_offsets: int
+    lag_ms: int
+    rows: int
+    files: int
+    bytes: int
+    snapshots: int
+
+
+def read_table_status(opened: Tier, name: TopicPartition) -> TableStatus | None:
+    """Return the state of a partition in its topic's table; None if its topic has no table. Raises StoreError, BadData, UsageError."""
+    settings = opened.settings.outputs.iceberg.table_for(name.topic)
+    if settings is None:
+        return None
+    with open_table(settings, opened.identity.read().tier_id, name.topic, create=False) as read_table:
+        table = read_table()
+        known = table.entry(name.partition) if table else None
+        files = table.data_files(name.partition).values() if table else ()
+    state = opened.open(name).refresh()
+    view = view_entry(state, opened.first_readable_offset(state))
+    shown = known is not None and known.is_same_view(view.model_copy(update={"empty": known.empty}))
+    since = [run.ended_ms for run in state.runs if run.published_slot > (known.slot if known else 0)]
+    current = table.snapshot if table else None
+    cleaner_offset = known.cleaner_offset if known else view.log_start
+    return TableStatus(
+        name.topic, name.partition, settings.table,
+        "current" if shown else "waiting" if unfinished_offset(state) >= 0 else "behind" if known else "missing",
+        current.snapshot_id if current else None, current.timestamp_ms if current else None,
+        cleaner_offset, view.cleaner_offset, view.cleaner_offset - cleaner_offset,
+        0 if shown or not since else max(0, opened.ports.clock_ms() - min(since)),
+        sum(file.record_count for file in files), len(files), sum(file.file_size_in_bytes for file in files),
+        len(table.ages()) if table else 0,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FileWithKey:
+    """A data file of a topic's table that has a row with a key.
+
+    snapshots: ids of the snapshots that name the file. is_current: whether the current snapshot is among them.
+    partition: -1 if another program wrote the file.
+    """
+
+    path: str
+    partition: int
+    key: bytes
+    snapshots: tuple[int, ...]
+    is_current: bool
+
+
+def find_files_with_keys(opened: Tier, topic: str, keys: Collection[bytes]) -> list[FileWithKey]:
+    """Return the data files of a topic's table with a row that has one of the keys, in all snapshots. Raises StoreError, UsageError."""
+    settings = opened.settings.outputs.iceberg.table_for(topic)
+    if settings is None:
+        return []
+    with open_table(settings, opened.identity.read().tier_id, topic, create=False) as read_table:
+        table = read_table()
+        current = table.snapshot.snapshot_id if table and table.snapshot else 0
+        return [
+            FileWithKey(path, name.partition if (name := DataFileName.parse(path)) else -1, key, snapshots, current in snapshots)
+            for path, key, snapshots in (table.files_with_keys(keys) if table else ())
+        ]
 
 
 @dataclass(frozen=True)
@@ -127,10 +210,11 @@ class _TableUpdate:
                 segment=f"table {self.table.name}, partition {partition}",
                 hint="Was the control store restored? Drop the table to have it written anew",
             )
-        unfinished = unfinished_offset(state)
+        files, unfinished = self.table.data_files(partition), unfinished_offset(state)
+        content = OutputContent(known.cleaner_offset if known else view.log_start, len(files), 0)
         if unfinished >= 0:
-            return OutputReport("behind", state.slot, summary=f"table {self.table.name} waits for a round that cleans up to {unfinished}")
-        files = self.table.data_files(partition)
+            content = replace(content, waits_for=f"a round that cleans up to {unfinished}")
+            return OutputReport("behind", state.slot, summary=f"table {self.table.name} waits for {content.waits_for}", content=content)
         plan = plan_table(partition, view, slices, files, known)
         checked = self._write_files(state, plan)
         added = [file for each in plan.write if (file := self.written[each]) is not None]
@@ -139,14 +223,15 @@ class _TableUpdate:
         if known is None and not state.vector:
             return OutputReport("empty", state.slot)
         if known is not None and (known.is_same_view(view) or known.order == view.order):
-            return OutputReport("up_to_date", state.slot)
+            return OutputReport("up_to_date", state.slot, content=content)
         _, again, slices_again = self._read_view()
         if slices_again != slices or not again.is_same_view(view.model_copy(update={"empty": ()})):
             return None
         self.table.commit({partition: view}, added, [files[path] for path in plan.remove])
         rows, size = sum(file.record_count for file in added), sum(file.file_size_in_bytes for file in added)
         summary = f"table {self.table.name}: {len(added)} files with {rows} rows and {size} bytes take the place of {len(plan.remove)}"
-        return OutputReport("written" if state.has_segments else "removed", state.slot, summary=summary)
+        content = OutputContent(view.cleaner_offset, len(plan.keep) + len(added), 0)
+        return OutputReport("written" if state.has_segments else "removed", state.slot, summary=summary, content=content)
 
     def _read_view(self) -> tuple[PartitionState, PartitionEntry, tuple[Slice, ...]]:
         """Return the partition's state, and the compacted view that it shows."""

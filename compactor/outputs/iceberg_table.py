@@ -207,18 +207,14 @@ class TopicTable:
                 store.delete_file(orphan)
         return len(orphans)
 
-    def files_with_key(self, keys: Collection[bytes]) -> Iterator[tuple[Snapshot, str, bytes]]:
-        """Yield each snapshot, data file and key if the snapshot can still be read and the file has a row with the key."""
-        wanted = pa.array(sorted(keys), pa.large_binary())
-        known: dict[str, list[bytes]] = {}
-        for snapshot in self.table.snapshots():
-            with _iceberg_errors(self.name):
-                paths = sorted(path for path in self._files_of([snapshot]) if path.endswith(".parquet"))
-            for path in paths:
-                if path not in known:
-                    arrays = (array.filter(pc.is_in(array, wanted)) for array in self.read_keys(path))
-                    known[path] = sorted({key for array in arrays for key in array.to_pylist()})
-                yield from ((snapshot, path, key) for key in known[path])
+    def files_with_keys(self, keys: Collection[bytes]) -> Iterator[tuple[str, bytes, tuple[int, ...]]]:
+        """Yield each data file that has a row with one of the keys: its path, the key, and the snapshots that name the file."""
+        with _iceberg_errors(self.name):
+            files = {one.snapshot_id: self._files_of([one]) for one in self.table.snapshots()}
+        for path in sorted(path for path in set().union(*files.values()) if path.endswith(".parquet")):
+            found = [array.filter(pc.is_in(array, pa.array(sorted(keys), pa.large_binary()))) for array in self.read_keys(path)]
+            for key in sorted({key for array in found for key in array.to_pylist()}):
+                yield path, key, tuple(sorted(number for number, paths in files.items() if path in paths))
 
     def _files_of(self, snapshots: Iterable[Snapshot]) -> set[str]:
         """Return the paths of all files that these snapshots use: manifest lists, manifests and data files."""

@@ -16,6 +16,16 @@ from compactor.storage.port import ObjectStore
 
 
 @dataclass(frozen=True)
+class OutputContent:
+    """Extent of a partition in its output. end_offset: end of the offsets that it shows, exclusive. waits_for: why it shows no more."""
+
+    end_offset: int
+    files: int
+    snapshots: int
+    waits_for: str = ""
+
+
+@dataclass(frozen=True)
 class OutputReport:
     """Result of one update of an output (a copy of the partition in another layout).
 
@@ -23,12 +33,14 @@ class OutputReport:
     written_slot: position in the control log of the state that the output copies.
     next_deletion_ms: when an old version may be deleted, by the store's clock; NEVER_MS if none waits.
     summary: one line for people; empty if nothing was written or deleted.
+    content: None if this output does not tell.
     """
 
     status: str
     written_slot: int
     next_deletion_ms: int = NEVER_MS
     summary: str = ""
+    content: OutputContent | None = None
 
 
 class OutputWriter(Protocol):

@@ -15,6 +15,7 @@ from compactor.control.summary import LastRound
 from compactor.daemon.metrics import daemon_metrics
 from compactor.daemon.progress import RunningJob
 from compactor.daemon.scheduling import (
+    OutputSchedule,
     PartitionCondition,
     PartitionSchedule,
     PartitionStatus,
@@ -32,6 +33,7 @@ from compactor.web.documents import (
     CompactorEpochSpan,
     DaemonTotals,
     NeedsAttention,
+    OutputState,
     PartitionDocument,
     PartitionRow,
     PlannedStep,
@@ -147,12 +149,13 @@ class DaemonPages:
         found = self.details(name)
         if found is None:
             return None
-        schedule, history, seen = found.schedule, found.history, found.schedule.status
+        schedule, history, seen, output = found.schedule, found.history, found.schedule.status, found.schedule.output
         row = _partition_row(schedule, partition_condition(schedule, working=found.running_job is not None), found.now_ms)
         return PartitionDocument(
             version=__version__,
             now_ms=found.now_ms,
             row=row,
+            output=_output_state(output, seen) if output and seen and (output.content or output.problem) else None,
             attention=_failing_partition_entry(schedule, found.now_ms, self.config) if failure_reason(schedule) else None,
             at_work=_running_job_entry(found.running_job, found.now_ms) if found.running_job else None,
             axis=offset_axis(seen, found.segments, history) if seen is not None and seen.segments else None,
@@ -165,6 +168,20 @@ class DaemonPages:
                 format_command(verb, name, self.config) for verb in ("explain", "plan", "runs list", "checkpoints lineage", "verify")
             ),
         )
+
+
+def _output_state(output: OutputSchedule, seen: PartitionStatus) -> OutputState:
+    """Return how far a partition's output is, and why it shows no more."""
+    content = output.content
+    lag = seen.first_dirty_offset - content.end_offset if content else None
+    return OutputState(
+        end_offset=content.end_offset if content else None,
+        lag_offsets=lag,
+        lag_since_ms=seen.last_round.ended_ms if lag and seen.last_round else None,
+        files=content.files if content else None,
+        snapshots=content.snapshots if content else None,
+        problem=output.problem or (content.waits_for if content else ""),
+    )
 
 
 def _daemon_totals(status: DaemonStatus, failing_partitions: int) -> DaemonTotals:

@@ -434,12 +434,31 @@ class PageDocument(Value):
     commands: tuple[str, ...]
 
 
+class OutputState(Value):
+    """State of a partition's output, such as its Iceberg table.
+
+    ``end_offset``: end of the offsets that it shows, exclusive; null if unknown.
+    ``lag_offsets``: how far the cleaner offset is beyond it; negative after an undo.
+    ``lag_since_ms``: when the latest round ended, if the output does not show it.
+    ``files``, ``snapshots``: number of the partition's files, and of versions that can be read.
+    ``problem``: why it shows no more; empty if nothing is in the way.
+    """
+
+    end_offset: int | None
+    lag_offsets: int | None
+    lag_since_ms: int | None
+    files: int | None
+    snapshots: int | None
+    problem: str
+
+
 class PartitionDocument(PageDocument):
     """Document of a partition's page and of ``/api/partitions/T-P``. Rounds and epochs come newest first. ``prices``: the price table that
-    was used; empty if the store costs nothing.
+    was used; empty if the store costs nothing. ``output``: null if none is configured, or nothing is known of it yet.
     """
 
     row: PartitionRow
+    output: OutputState | None
     axis: OffsetAxis | None
     leader_epoch: int | None
     fenced_appends: int | None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import html
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compactor.daemon.daemon import Daemon
-from compactor.errors import UsageError
+from compactor.errors import Unavailable, UsageError
 from compactor.outputs.iceberg_table import TopicTable
+from compactor.web.console import RequestRouter
+from compactor.web.daemon_pages import DaemonPages
 from tests.integration.test_daemon_generations import idle, work
 from tests.integration.test_iceberg import ORDERS, House
 from tests.support.told import Told
@@ -60,6 +64,34 @@ def test_the_next_daemon_commits_a_round_that_the_one_before_has_published_only(
     monkeypatch.undo()
     idle(Daemon(house.opened(), seed=1))
     house.check()
+
+
+def test_the_page_of_a_partition_shows_how_far_its_table_is(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = Daemon(house.opened(), seed=1)
+    pages = RequestRouter(DaemonPages(daemon.status, daemon.partition_details), lambda: 0, 1000)
+
+    def shown() -> Any:
+        document = json.loads(pages.respond("/api/partitions/orders-0").body)
+        return document["output"], html.unescape(pages.respond("/partitions/orders-0").body.decode())
+
+    idle(daemon)
+    output, page = shown()
+    assert output == {"end_offset": 4, "lag_offsets": 0, "lag_since_ms": None, "files": 1, "snapshots": 1, "problem": ""}
+    assert "up to date" in page
+    assert "1 file, 1 snapshot" in page
+    monkeypatch.setattr(TopicTable, "commit", refused)
+    house.segment("a=3", "d=1")
+    house.bring()
+    work(daemon, {("output", "failed"): 1})
+    output, page = shown()
+    assert (output["lag_offsets"], output["files"], output["problem"]) == (2, 1, "the catalog is away")
+    assert output["lag_since_ms"]
+    assert "2 offsets behind since" in page
+    assert "the catalog is away" in page
+
+
+def refused(table: TopicTable, *rest: Any) -> None:
+    raise Unavailable("the catalog is away")
 
 
 def test_topics_without_a_table_are_left_alone(house: House) -> None:

@@ -389,6 +389,53 @@ def test_a_sweep_deletes_only_own_files_that_no_snapshot_names(house: House) -> 
     house.check()
 
 
+def test_erasure_names_files_and_snapshots_that_hold_a_key_until_they_expire(house: House) -> None:
+    house.cli.run()
+    house.update()
+    house.segment("a", "z=1")
+    house.bring()
+
+    def holders() -> list[tuple[str, str]]:
+        document = house.cli.ask("erasure", "orders", "--key", "a").document
+        return [(one["object"], one["waits_for"]) for one in document["holders"] if one["state"] == "table"]
+
+    first = house.table().current_snapshot()
+    assert first is not None
+    ((path, waits_for),) = holders()
+    assert {path} == house.files()
+    bounds = [set(task.file.lower_bounds) | set(task.file.upper_bounds) for task in house.table().scan().plan_files()]
+    assert bounds == [{3, 4, 5, 6, 8}], "manifests hold no keys and values"
+    assert "`outputs write`" in waits_for
+    house.cli.run()
+    house.update()
+    assert holders() == [(path, f"the expiry of snapshots {first.snapshot_id} ([outputs.iceberg] keep_ms)")]
+    with house.topic_table() as read:
+        table = read()
+        assert table is not None
+        table.expire(60_000, house.opened().ports.clock_ms() + 100_000)
+    assert holders() == []
+
+
+def test_a_list_of_outputs_shows_how_far_a_table_is(house: House) -> None:
+    def listed() -> dict[str, Any]:
+        (row,) = house.cli.do("outputs", "list", "orders")["tables"]
+        return dict(row)
+
+    assert (listed()["status"], listed()["lag_offsets"], listed()["files"]) == ("missing", 0, 0)
+    house.cli.run()
+    assert (listed()["status"], listed()["lag_offsets"]) == ("missing", 12)
+    assert [row["status"] for row in house.cli.do("outputs", "write")["partitions"]] == ["written"]
+    row = listed()
+    assert (row["status"], row["lag_offsets"], row["lag_ms"], row["files"], row["snapshots"]) == ("current", 0, 0, 1, 1)
+    assert row["rows"] == len(house.rows())
+    house.segment("a=9")
+    house.bring()
+    house.cli.run()
+    row = listed()
+    assert (row["status"], row["lag_offsets"]) == ("behind", 1)
+    assert row["lag_ms"] > 0
+
+
 class Crashed(BaseException):
     """The process was killed."""
 

@@ -32,6 +32,7 @@ class HolderState(StrEnum):
     BROKERS = "brokers"
     OLD_VERSION = "old version"
     GENERATION = "generation"
+    TABLE = "table"
     SIDECAR = "sidecar"
     SCRATCH = "scratch"
     UPLOAD = "unfinished upload"

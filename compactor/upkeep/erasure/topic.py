@@ -17,6 +17,7 @@ from compactor.config.settings import Cleaner
 from compactor.control.grace import retention_time_ms
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Refused, UsageError
+from compactor.extras import require_extra
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import PUBLISHING, RoundStatus
@@ -41,6 +42,10 @@ NEVER_COVERED = (
 OLD_GENERATIONS = UncoveredPlace(
     "old versions of generations that were deleted, and unfinished uploads beside them ([tier.pinterest] target)",
     "no record of them is left; in a bucket, a lifecycle rule deletes them",
+)
+FILES_WITHOUT_SNAPSHOT = UncoveredPlace(
+    "data files of Iceberg tables that no snapshot names ([outputs.iceberg])",
+    "a killed writer left them; they are swept after orphan_age_ms",
 )
 NEXT_GENERATION = "`generations write`, and `generations retire` after [tier.pinterest] keep_ms"
 MAX_EXPEDITED_ROUNDS = 3
@@ -96,6 +101,9 @@ def find_key_holders_in_topic(
     if opened.settings.tier.pinterest.target and opened.kind.owns_root:
         beside += [holder for name in names for holder in _holders_in_generations(opened, name, question)]
         not_covered.append(OLD_GENERATIONS)
+    if opened.settings.outputs.iceberg.topics:
+        beside += [holder for topic in sorted({name.topic for name in names}) for holder in _holders_in_table(opened, topic, question)]
+        not_covered.append(FILES_WITHOUT_SNAPSHOT)
     return TopicKeySurvey(tuple(surveys), tuple(beside), (*not_covered, *NEVER_COVERED), tuple(failed))
 
 
@@ -130,6 +138,22 @@ def _former_topic_holders(opened: Tier, names: Sequence[TopicPartition]) -> Iter
             name, waits_for = str(one.name), "the brokers, which delete the tier of a deleted topic"
             place = f"{name} under topic id {uuid_text(one.topic_id)}"
             yield KeyHolder(name, place, HolderState.FORMER_TOPIC, ANY_KEY, "unknown", waits_for)
+
+
+def _holders_in_table(opened: Tier, topic: str, question: KeyQuestion) -> Iterator[KeyHolder]:
+    """Yield the data files with the keys in the topic's Iceberg table, each with the snapshots that have to expire."""
+    require_extra("iceberg", "[outputs.iceberg]")
+    from compactor.outputs.iceberg import find_files_with_keys
+
+    try:
+        found = find_files_with_keys(opened, topic, question.keys)
+    except CompactorError as error:
+        yield KeyHolder(topic, "the Iceberg table", HolderState.TABLE, ANY_KEY, "unknown", f"it cannot be read: {error.message}")
+        return
+    for one in found:
+        snapshots = f"the expiry of snapshots {', '.join(map(str, one.snapshots))} ([outputs.iceberg] keep_ms)"
+        waits_for = f"a round without the key and `outputs write`, then {snapshots}" if one.is_current else snapshots
+        yield KeyHolder(f"{topic}-{one.partition}", one.path, HolderState.TABLE, question.keys.index(one.key), RECORD, waits_for, records=1)
 
 
 def _holders_in_generations(opened: Tier, name: TopicPartition, question: KeyQuestion) -> Iterator[KeyHolder]:

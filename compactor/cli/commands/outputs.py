@@ -1,0 +1,77 @@
+"""Command ``outputs write / list``: compacted views for readers that do not know the tier."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from compactor.access.tier import Tier
+from compactor.cli import tiers
+from compactor.cli.output import Output, Table, format_size
+from compactor.errors import CompactorError, UsageError
+from compactor.extras import require_extra
+from compactor.local.budget import Budget
+from compactor.model.ids import TopicPartition
+from compactor.outputs.port import configured_output
+from compactor.round.compaction import disk_budget_bytes
+from compactor.views.words import format_duration
+
+T = TypeVar("T")
+
+
+def write_outputs_command(args: argparse.Namespace, out: Output) -> int:
+    opened = tiers.open_configured_tier(args)
+    writer = configured_output(opened, lambda store: store)
+    if writer is None:
+        raise UsageError("no output is configured", hint="Name topics under [outputs.iceberg], or a target under [tier.pinterest]")
+    disk = Budget(disk_budget_bytes(opened.settings.cleaner, opened.state_dir))
+    found, code = _ask_for_partitions(opened, args, out, lambda name: writer.update_output(opened, name, disk))
+    rows = [{"topic": name.topic, "partition": name.partition, "status": done.status, "summary": done.summary} for name, done in found]
+    table = Table("", ("partition", "status", ""), [(f"{row['topic']}-{row['partition']}", row["status"], row["summary"]) for row in rows])
+    out.print_result({"partitions": rows}, table)
+    return code
+
+
+def list_outputs_command(args: argparse.Namespace, out: Output) -> int:
+    opened = tiers.open_read_only(args)
+    if not opened.settings.outputs.iceberg.topics:
+        raise UsageError("no topic has an Iceberg table", hint="Name topics under [outputs.iceberg]; `generations list` has Pinterest's")
+    require_extra("iceberg", "[outputs.iceberg]")
+    from compactor.outputs.iceberg import read_table_status
+
+    found, code = _ask_for_partitions(opened, args, out, lambda name: read_table_status(opened, name))
+    statuses = [status for _, status in found if status is not None]
+    rows = [
+        (f"{one.topic}-{one.partition}", one.table, one.status, one.lag_offsets, format_duration(one.lag_ms) if one.lag_ms else "",
+         one.rows, one.files, format_size(one.bytes), one.snapshots)
+        for one in statuses
+    ]  # fmt: skip
+    columns = ("partition", "table", "status", "lag", "behind for", "rows", "files", "size", "snapshots")
+    out.print_result({"tables": [tiers.report_document(one) for one in statuses]}, Table("", columns, rows, minor=("snapshots", "files")))
+    return code
+
+
+def _ask_for_partitions(
+    opened: Tier, args: argparse.Namespace, out: Output, ask: Callable[[TopicPartition], T]
+) -> tuple[list[tuple[TopicPartition, T]], int]:
+    """Call a function for each selected partition, ``daemon.threads`` at a time; return the results and the exit code."""
+    outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
+    names = [name for name in tiers.select_partitions(opened, args.partitions) if name == opened.current(name)]
+
+    def answer(name: TopicPartition) -> T | CompactorError:
+        try:
+            return ask(name)
+        except CompactorError as error:
+            return error
+
+    found: list[tuple[TopicPartition, T]] = []
+    with ThreadPoolExecutor(opened.settings.daemon.threads, "outputs") as pool:
+        for name, done in zip(names, pool.map(answer, names), strict=True):
+            if isinstance(done, CompactorError):
+                outcomes.record_failure(str(name), done)
+            else:
+                outcomes.record_success()
+                found.append((name, done))
+    return found, outcomes.exit_code()
