@@ -87,7 +87,7 @@ class KeyDirectory:
         return found
 
     def directory_of_batches(self, first_batch: int, end_batch: int) -> KeyDirectory:
-        """Return the key directory of the batches [first, last) alone."""
+        """Return the key directory of the batches from ``first_batch`` up to ``end_batch`` (exclusive) alone."""
         some, own = slice(first_batch, end_batch), self.pieces[self._begin[first_batch] : self._begin[end_batch]]
         return KeyDirectory(
             self.segment_id, self.headers[some], self.control[some], self.coordinator_epoch[some], self.flags[some], self.keys[some], own

@@ -82,6 +82,7 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         self.make_hashes = self._positions
 
     def _bit_array(self) -> Bits:
+        """Return the filter's bits as an array that kernels can change."""
         return np.frombuffer(self.bitarray, dtype=np.uint8)
 
 
@@ -100,6 +101,7 @@ def _bit_position(h0: np.uint64, h1: np.uint64, slice_number: int, bits_per_slic
 
 @kernel
 def _add_to_filter(bits: Bits, slice_count: int, bits_per_slice: int, hashes: Hashes, out_is_new: npt.NDArray[np.bool_]) -> None:
+    """Set the bits of key hashes in a filter, and ``out_is_new`` for those of which a bit was not set before."""
     for number in range(slice_count):
         for row in range(len(hashes)):
             bit = _bit_position(hashes[row, 0], hashes[row, 1], number, bits_per_slice)

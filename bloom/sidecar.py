@@ -220,7 +220,7 @@ class Sidecar:
     inherited: bool = False
 
     def useless_read_probability(self, probed_keys: int) -> float:
-        """Return the probability that a segment without any of ``probed_keys`` keys must be read because of a false positive."""
+        """Return the probability that the segment must be read because of a false positive although it has none of ``probed_keys`` keys."""
         if self.distinct_keys == 0:
             return 0.0
         return useless_read_probability_of_filter(self.made_for.rate, probed_keys) if self.made_for else 1.0

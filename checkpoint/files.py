@@ -6,7 +6,7 @@
     5 1200                     epoch startOffset        (leader-epoch-checkpoint)
 
 Kafka writes single spaces and reads any white space. An empty file, or one without the line with the count, has no entries. A file for
-which Kafka takes the log directory offline raises BadData here. ``where`` names the file in error messages.
+which Kafka takes the log directory offline raises BadData here. ``source_name`` names the file in error messages.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def format_offsets_as_checkpoint(offsets: Mapping[TopicPartitionName, int]) -> s
 
 
 def _format_checkpoint(lines: Sequence[str]) -> str:
+    """Return the text of a checkpoint file with these lines as entries."""
     return "".join(f"{line}\n" for line in (CURRENT_VERSION, len(lines), *lines))
 
 
@@ -86,6 +87,7 @@ def _parse_entries(text: str, fields_per_entry: int, source_name: str) -> list[t
 
 
 def _parse_number(text: str, line_number: int, source_name: str, bits: int = INT64) -> int:
+    """Return a decimal number of at most so many bits. Raises BadData, which names the file and the line."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
         raise _checkpoint_error(source_name, f"line {line_number}: {text!r} is not a number")
@@ -95,4 +97,5 @@ def _parse_number(text: str, line_number: int, source_name: str, bits: int = INT
 
 
 def _checkpoint_error(source_name: str, cause: str) -> BadData:
+    """Return the error for a file that Kafka would not read."""
     return BadData(cause, segment=source_name, hint="Compare with the broker's file; Kafka would not read it either")

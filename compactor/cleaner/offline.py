@@ -109,8 +109,8 @@ def clean_log_directory(
 
 @dataclass(frozen=True, slots=True)
 class OfflineRound:
-    """An opened log directory: all segments, the range [first_dirty, upper) to clean, and the rules that apply if all of that range is
-    mapped.
+    """Opened log directory: all segments, the range of offsets to clean from ``first_dirty`` up to ``upper`` (exclusive), and the rules
+    that apply if the map covers all of that range.
     """
 
     sources: list[SourceSegment]
@@ -145,7 +145,9 @@ def open_offline_round(log_dir: Path, request: CleanRequest, workers: WorkerThre
 
 
 def _clean_log(log_dir: Path, folder: Path, request: CleanRequest, report_phase: Callable[[str], None]) -> CleanSummary:
-    """Clean a log into ``folder``: find the surviving records (pass 1), write the new segments (pass 2), and check them (gate)."""
+    """Clean a log into ``folder``: find the surviving records (pass 1), write the new segments (pass 2), and check them (gate). Return the
+    summary.
+    """
     report_phase("index")
     finished = CleanedChunkCache(_CACHE_BYTES)
     limit = request.max_decompressed_batch_bytes
@@ -239,8 +241,8 @@ def open_log_directory(
 
 
 def list_base_offsets(log_dir: Path, *, is_written_by_broker: bool = False) -> list[int]:
-    """Return the base offsets of the segments in a log directory, ascending. ``is_written_by_broker``: a broker is writing there. Raises
-    UsageError, BadData.
+    """Return the base offsets of the segments in a log directory, ascending. ``is_written_by_broker``: whether a broker may be writing
+    there, so that unfinished files are no error. Raises UsageError, BadData.
     """
     if not log_dir.is_dir():
         raise UsageError(f"{log_dir} is not a directory", hint="Name a Kafka log directory, such as /var/lib/kafka/orders-0")
@@ -267,10 +269,11 @@ def open_segments_of_directory(
     read: Callable[[Path], Bytes] = map_file,
     workers: WorkerThreads | None = None,
 ) -> list[SourceSegment]:
-    """Open neighbouring segments by their base offsets. Raises UsageError, BadData.
+    """Open neighbouring segments by their base offsets, and return them with their batch tables. Raises UsageError, BadData.
 
-    :param end_offset: base offset of the segment behind them, None for the newest.
-    :param workers: threads that read their headers; None: the caller's.
+    :param end_offset: base offset of the segment after them; None if the last one is the newest.
+    :param read: returns the bytes of a file, mapped or copied.
+    :param workers: threads that parse the headers; None for the caller's thread.
     """
     if not base_offsets:
         raise UsageError(f"{log_dir} holds no segments", hint="Segments are called <20 digits>.log")

@@ -58,7 +58,7 @@ NO_LIMIT: Final = _UnlimitedDisk()
 
 @dataclass(frozen=True, slots=True)
 class HashRanges:
-    """Hash ranges [first, first + count) out of ``total`` equal ranges of the hash."""
+    """Hash ranges from ``first`` to ``first + count`` (exclusive) out of ``total`` equal ranges of the hash."""
 
     count: int
     first: int = 0
@@ -187,7 +187,7 @@ class RowSpool:
         self.close()
 
     def _write_reserved_bytes(self, data: memoryview) -> None:
-        """Append bytes to the file, within the reservation."""
+        """Append bytes to the file, after reserving them. Raises OutOfBudget."""
         self._disk.reserve_bytes(len(data))
         self._reserved += len(data)
         written = 0
@@ -202,7 +202,9 @@ class RowSpool:
         self.size += len(data)
 
     def _read_rows_of_ranges(self, block: _SortedBlock, first_range: int, end_range: int) -> SpoolRows:
-        """Read the ranges [first, last) of a block into the buffer, in which no row may be waiting."""
+        """Read the ranges from ``first_range`` up to ``end_range`` (exclusive) of a block into the buffer, in which no row may be waiting
+        to be written.
+        """
         begin, end = int(block.begins[first_range]), int(block.begins[end_range])
         rows = self._buffer[: end - begin]
         data, done = view_as_bytes(rows), 0

@@ -211,7 +211,7 @@ def decompress_batch_bodies(
 def compress_bodies_into(
     plain: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: Bytes, out_start: Int64s, out_capacity: Int64s
 ) -> Int64s:
-    """Compress the bodies ``plain[start : start + size]``, each into its slot of ``out``, and return the compressed sizes.
+    """Compress each body ``plain[start:start + size]`` into its slot of ``out``, and return the compressed sizes in bytes.
 
     :param out_start, out_capacity: position and size of each body's slot; ``codecs.max_compressed_size`` gives the size.
     """

@@ -70,7 +70,7 @@ class EncodedBatches:
 
 
 class OutputBuffer:
-    """Memory for the encoded batches of one chunk, reused from chunk to chunk. Not thread-safe."""
+    """Memory for the encoded batches of one chunk, used again for the next chunk. Not thread-safe."""
 
     def __init__(self) -> None:
         self.plain = codecs.ByteBuffer()

@@ -45,7 +45,7 @@ class ProducerStates:
 
     @staticmethod
     def without_producers() -> ProducerStates:
-        """Return a state without producers."""
+        """Return the states of a log in which no producer is known."""
         return ProducerStates(np.empty(0, ENTRY))
 
     def first_offset_of_open_transaction(self) -> int | None:
@@ -55,11 +55,9 @@ class ProducerStates:
         return int(opened.min()) if len(opened) else None
 
     def can_be_state_at(self, offset: int, replayed_states: ProducerStates) -> bool:
-        """Return whether this can be the state at ``offset`` of a log whose remaining batches up to there give the state
-        ``replayed_states``.
-
-        Producers that are only in this state are accepted, because their batches may have been removed by cleaning. A batch in the log that
-        this state does not know is not accepted.
+        """Return whether these can be the states at ``offset`` of a log whose remaining batches up to there give ``replayed_states``.
+        Producers that are missing there are accepted, because cleaning may have removed their batches. A batch in the log that these states
+        do not know is not accepted.
         """
         if np.any(self.entries["last_offset"] >= offset) or np.any(self.entries["txn_first_offset"] >= offset):
             return False
@@ -69,8 +67,8 @@ class ProducerStates:
         return not np.any(behind & (known["epoch"] == reported["epoch"]))
 
     def rewound_to_offset(self, end_offset: int, known: ProducerStates | None = None) -> ProducerStates:
-        """Return the state at the earlier offset ``end_offset`` (inclusive), as far as it is known: ``known``, and producers that have
-        written nothing since.
+        """Return the states at the earlier offset ``end_offset`` (inclusive), as far as they are known: ``known``, and the states of
+        producers that have written nothing since.
         """
         mine = self.entries[(self.entries["last_offset"] <= end_offset) & (self.entries["txn_first_offset"] <= end_offset)]
         if known is None:
@@ -80,7 +78,7 @@ class ProducerStates:
         return ProducerStates(both[np.argsort(both["producer_id"], kind="stable")])
 
     def after_batches(self, table: BatchTable, from_offset: int = 0) -> ProducerStates:
-        """Return the state after these batches. Batches before ``from_offset`` are skipped, because they are in the state already."""
+        """Return the states after these batches. Batches before ``from_offset`` are skipped, because the states include them already."""
         mine = np.flatnonzero((table.producer_id >= 0) & (table.last_offset >= from_offset))
         if not len(mine):
             return self

@@ -93,9 +93,8 @@ def _allocate_columns(count: int) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Neighbouring batches [first, last) of one segment, with their bodies in ``buf`` at [body_start, body_end).
-
-    Batches that are not ``wanted`` have an empty body and give no rows.
+    """Neighbouring batches of one segment, from ``first`` up to ``last`` (exclusive), with their bodies in ``buf`` at [body_start,
+    body_end). Batches that are not ``wanted`` have an empty body and give no rows.
     """
 
     first: int

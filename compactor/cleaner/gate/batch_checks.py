@@ -81,9 +81,8 @@ def find_batch_table_mismatch(headers: HeaderFields, table: BatchTable, first_ba
 
 
 class SourceBatches:
-    """Batches of all source segments that are rewritten together (a group), one segment after the other. ``batches[field]`` is a column as
-    in Headers, copied on
-    access.
+    """Batches of all source segments of a group (segments that are rewritten together), one segment after the other. ``batches[field]``
+    returns a header column by the number of its field, copied on access.
     """
 
     def __init__(self, tables: Sequence[BatchTable]) -> None:
@@ -211,8 +210,8 @@ class ComparedGroup:
 
 @dataclass(frozen=True, slots=True)
 class BatchPairs:
-    """Batches of one source segment that are left in the output: their numbers in the source (``origin``) and their
-    headers in the output.
+    """Batches of one source segment that are still in the output: their numbers in the source (``origin``) and their headers in the
+    output.
     """
 
     source: SourceSegment
@@ -347,7 +346,7 @@ def find_header_problems(group: ComparedGroup, path_by_kind: Mapping[str, Path])
 
 
 def find_changed_copies(group: ComparedGroup) -> Iterator[BatchProblem]:
-    """Yield the batches of a group that must equal their source batch byte for byte and do not."""
+    """Yield as problems those batches of a group that had to be copied byte for byte and differ from their source batch."""
     of, out = group.source.header_columns_of(group.origin), group.output
     copied, idle = flag_unchanged_batches(of, out), group.outcomes.idle[group.origin]
     gone = flag_removable_markers(group.source, group.outcomes, group.rules.now_ms)[group.origin]

@@ -98,6 +98,6 @@ def raise_for_record_by_mark(segment: str, source: GateRecords, in_output_flags:
 
 
 def gate_failure_of_first_record(cause: str, segment: str, records: GateRecords, invalid_flags: Flags) -> GateFailed:
-    """Return the error that names the first of the invalid records."""
+    """Return the error that names the first record flagged as invalid."""
     row = int(np.flatnonzero(invalid_flags)[0])
     return GateFailed(cause, segment=segment, offset=int(records.offset[row]), key=records.key_of_row(row))

@@ -86,10 +86,8 @@ _STRIDE: Final = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """Summary of the gate's check of a group of segments. ``batches``, ``records``: number compared in the output.
-
-    keys: keys of the dirty range whose last record was looked up.
-    coverage: share of the keys that were looked up, 1.0 for all.
+    """Summary of the gate's check of a group. batches, records: number compared in the output. keys: number of keys of the dirty range
+    whose last record was looked up. coverage: share of the keys that were looked up, 1.0 for all.
     """
 
     batches: int
@@ -100,7 +98,9 @@ class GateReport:
 
 @dataclass(frozen=True, slots=True)
 class _OutsideSums:
-    """Number and marks of the records that must remain outside the dirty range, per batch. ``sums`` is valid where ``known`` is set."""
+    """Number and sum of marks, per batch, of the records that must remain outside the dirty range. ``sums`` is valid where ``known`` is
+    set.
+    """
 
     known: Flags
     sums: GateSums
@@ -110,11 +110,12 @@ class _OutsideSums:
 class GateParameters:
     """Parameters of a round against which its cleaned segments are checked.
 
-    rules: the cleaner's rules. first_dirty: first offset that the round cleans; the keys of the offsets from first_dirty to
-    rules.latest_offset, both inclusive, are compared (the mapped range).
+    rules: the cleaner's rules.
+    first_dirty: first offset that the round cleans; the keys of the offsets from it to rules.latest_offset, both inclusive, are compared
+        (the mapped range).
     hash_key: the cleaner's hash key, 16 bytes.
     inflate_limit: most bytes that one batch may inflate to.
-    opened: producer id -> first offset, for transactions that were open at the start of the first source.
+    opened: by producer id, the first offset of a transaction that was open at the start of the first source.
     """
 
     rules: RoundRules
@@ -130,7 +131,7 @@ class GateParameters:
 
     @property
     def checked_hash_point(self) -> int:
-        """Return the position in the gate's 64-bit hash range around which keys are checked if not all of them fit in memory."""
+        """Return the position in the gate's 64-bit hash range around which keys are checked if memory does not suffice for all keys."""
         return self.first_dirty * _STRIDE % 2**64
 
     def has_dirty_offsets(self, source: SourceSegment) -> bool:
@@ -152,9 +153,9 @@ class Gate:
     ) -> None:
         """Create a gate.
 
-        :param table: takes the last record of each key.
+        :param table: empty table for the last record of each key.
         :param txn_outcomes_by_ordinal: outcomes of transactions by the segment's number in the log (ordinal), if known from the start.
-        :param expected_sums_by_ordinal: number and marks of the records that must remain, by ordinal, if known already.
+        :param expected_sums_by_ordinal: number and sum of marks of the records that must remain, by ordinal, if known already.
         """
         self._terms = parameters
         self._rules = parameters.rules
@@ -191,10 +192,10 @@ class Gate:
             self._find_aborted_batches(source.table)
 
     def compute_transaction_outcomes(self, sources: Sequence[SourceSegment]) -> None:
-        """Compute the outcome of all transactions from the beginning of the log. Called again when more segments are known.
+        """Compute the outcome of all transactions from the beginning of the log. May be called again when more segments are known.
 
-        :param sources: all live segments, or substitutes without records that have their transactions (``stand_in_segment``).
-        :raises GateFailed: if the outcome differs from the one found when the dirty range was read from its end.
+        :param sources: all live segments, or substitutes made from their sidecars (``stand_in_segment``).
+        :raises GateFailed: if an outcome differs from the one found when the dirty range was read from its end.
         """
         before = {} if self._settled else {ordinal: self._outcomes_of[ordinal].aborted for ordinal in self._dirty}
         ordinals = (source.ordinal for source in sources)
@@ -388,13 +389,15 @@ class Gate:
         reported.known[batches] = True
 
     def _flag_compared_records(self, records: GateRecords) -> Flags:
-        """Return a flag per record: whether it is compared. It is if its key is looked up, or if it lies after the mapped range."""
+        """Return a flag per record: whether it is compared, because its key is looked up or because it lies after the mapped range."""
         if self._table.range_count == 1:
             return np.ones(len(records.offset), np.bool_)
         return self._table.flag_keys_in_range(records.hashes) | (records.offset > self._rules.latest_offset)
 
     def _flag_records_to_remove(self, records: GateRecords, headers: HeaderFields, source: SourceSegment, latest: Int64s) -> Flags:
-        """Return a flag per record: whether it must be removed. ``latest``: last offset of each key in the dirty range, or ABSENT_KEY."""
+        """Return a flag per record: whether it must be removed. ``latest``: last offset of each record's key in the dirty range, or
+        ABSENT_KEY.
+        """
         gone = (latest > records.offset) | (records.flags & KEYLESS_RECORD != 0) | self._flag_due_tombstones(records, headers, source)
         return gone & (records.offset <= self._rules.latest_offset)
 

@@ -80,9 +80,8 @@ class KeyTable:
         self._reset_table(cells, range_count, range_number)
 
     def put_rows_until_full(self, rows: GateRows) -> int:
-        """Add records in any order; of each key the one with the highest offset is kept. Rows of other ranges are ignored.
-
-        Return the number of rows, or the first row for which there is no space.
+        """Add records in any order; the one with the highest offset is kept of each key. Rows of other hash ranges are ignored. Return the
+        number of rows, or the number of the first row for which there is no space.
         """
         return int(_put_rows(self._cells, self._state, rows))
 
@@ -105,25 +104,25 @@ class KeyTable:
         return out
 
     def latest_offset_of_each_key(self, hashes: Words) -> Int64s:
-        """Return the last offset of each key, or ABSENT where the table does not hold the key."""
+        """Return the last offset of each key, or ABSENT_KEY where the table does not hold the key."""
         out = np.empty(len(hashes), np.int64)
         _find_latest_offsets(self._cells, self._state, hashes, out)
         return out
 
     def add_expected_sums(self, segment_bounds: Int64s, sums: GateSums) -> None:
-        """Add the records that must be left of the dirty range to ``sums``, by segment. Segment i has the offsets [bounds[i], bounds[i +
-        1]).
+        """Add the records that must remain of the dirty range to ``sums``, by segment. Segment i has the offsets from ``segment_bounds[i]``
+        up to ``segment_bounds[i + 1]`` (exclusive).
         """
         _add_expected_sums(self._cells, int(self._state[TABLE_CAPACITY]), segment_bounds, sums)
 
     def add_expected_sums_outside_dirty_range(self, rows: GateRows, segment_bounds: Int64s, sums: GateSums) -> None:
-        """Add those records outside the dirty range to ``sums``, by segment, which must remain because the dirty range does not have their
-        keys. Segment i has the
-        offsets [bounds[i], bounds[i + 1]).
+        """Add those records outside the dirty range to ``sums``, by segment, that must remain because the dirty range does not have their
+        keys. Segment i has the offsets from ``segment_bounds[i]`` up to ``segment_bounds[i + 1]`` (exclusive).
         """
         _add_expected_sums_outside(self._cells, self._state, rows, segment_bounds, sums)
 
     def _cell_count_for_rows(self, rows: int) -> int:
+        """Return the number of cells that a table needs for so many rows, within the budget."""
         return max(8, min(self._most, int(rows / _LOAD) + 64))
 
     def _reset_table(self, cell_count: int, range_count: int, range_number: int) -> None:
@@ -131,7 +130,9 @@ class KeyTable:
 
 
 def pack_table_rows(hashes: Words, offsets: Int64s, digests: Words) -> GateRows:
-    """Pack key hashes, offsets and digests of records into rows of the key table. ``hashes``: shape (n, 2); ``digests`` may include DUE."""
+    """Return rows of the key table, packed from key hashes, offsets and digests of records. ``hashes``: shape (n, 2); ``digests`` may
+    include the flag DUE.
+    """
     rows = np.empty((len(offsets), WORDS), np.uint64)
     _pack_rows(hashes, offsets, digests, rows)
     return rows
@@ -155,7 +156,7 @@ def record_mark_bits(offset: np.uint64, digest: np.uint64) -> np.uint64:
 
 @inline_kernel
 def find_segment_number(offset: np.uint64, segment_bounds: Int64s) -> int:
-    """Return the number of the segment with this offset: the last i with ``bounds[i] <= offset``."""
+    """Return the number of the segment that contains this offset: the last i with ``segment_bounds[i] <= offset``."""
     low, high = 0, len(segment_bounds) - 1
     while low + 1 < high:
         middle = (low + high) // 2

@@ -54,7 +54,7 @@ ODD_ATTRIBUTES: Final = 8  # unused bits, which only a copy keeps
 
 
 class UnreadableBatchesError(Exception):
-    """Raised for bytes that are not valid batches or records. The message contains the reason and the position."""
+    """Raised for bytes that are not valid batches or records. The message states the reason and the position."""
 
 
 class InflatedTooLargeError(Exception):
@@ -254,7 +254,9 @@ class RecordReader:
         return records
 
     def parse_inflated_bodies(self, buf: Bytes, headers: HeaderFields, body_bounds: Int64s) -> GateRecords:
-        """Parse the records of batches whose inflated bodies lie at ``buf[body[0, i] : body[1, i]]``. Raises UnreadableBatchesError."""
+        """Parse the records of batches whose inflated bodies lie at ``buf[body_bounds[0, i]:body_bounds[1, i]]``. Raises
+        UnreadableBatchesError.
+        """
         headers = np.ascontiguousarray(headers)
         counts = _count_records_by_batch(buf, headers, body_bounds)
         if np.any(counts * 7 > body_bounds[1] - body_bounds[0]):
@@ -306,7 +308,7 @@ def split_selected_batches_into_chunks(headers: HeaderFields, selected: npt.NDAr
 
 
 def _allocate_columns(rows: int) -> tuple[Any, ...]:
-    """Allocate the columns of a Records object for ``rows`` records."""
+    """Return uninitialized columns of a GateRecords object for ``rows`` records."""
     return (
         np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty((rows, 2), np.uint64), np.empty(rows, np.uint64),
         np.empty(rows, np.uint8), np.empty(rows, np.int64), np.empty(rows, np.int64),

@@ -40,8 +40,8 @@ from compactor.records.batches import Bytes, Int64s, map_file
 
 
 class NewSegmentBalance:
-    """Computes the balance of one new segment: checksums that account for all its batches and records. The gate adds the records that it
-    parses; ``balance`` parses the others.
+    """Builder of the balance of one new segment: sums that account for all its batches and records. The gate adds the records that it
+    parses; ``compute_balance`` parses the others.
     """
 
     def __init__(self, cleaned: CleanedSegment, balance_key: BalanceKey, max_inflated_bytes: int) -> None:

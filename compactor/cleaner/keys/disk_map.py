@@ -53,7 +53,7 @@ def scans_needed(row_count: int, disk_share_bytes: int) -> int:
 
 
 def stored_key_hashes_of_rows(rows: KeyRows) -> Hashes:
-    """Return the key hashes of rows, as far as rows contain them; key sets and Bloom filters use no other bits."""
+    """Return those bits of the rows' key hashes that rows contain; key sets and Bloom filters use no others. Shape (n, 2)."""
     words = rows.astype(np.uint64)
     return np.column_stack([words[:, 0], words[:, 1] | (words[:, 2] << np.uint64(32))])
 
@@ -73,12 +73,12 @@ class DiskOffsetMap:
         part_number: int = 0,
         part_count: int = 1,
     ) -> None:
-        """Create the file.
+        """Create the map's file.
 
-        :param path: exists until ``close``.
-        :param map_budget_bytes: memory for the keys of one range.
-        :param part_number, part_count: take only this part of the keys; the bitmaps of all parts together are the answer.
-        :raises OutOfBudget: the map budget is too small for any set.
+        :param path: path of the file, which exists until ``close``.
+        :param map_budget_bytes: memory for the keys of one hash range.
+        :param part_number, part_count: the map takes only this part of the keys; the bitmaps of all parts together are the answer.
+        :raises OutOfBudget: if the map budget is too small for any set.
         """
         KeySet(map_budget_bytes)  # a budget that no set can use is refused before the scan, not after it
         self._map_budget_bytes = map_budget_bytes
@@ -95,9 +95,10 @@ class DiskOffsetMap:
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
     def add_dirty_rows(self, hashes: Hashes, ordinals: Ordinals) -> None:
-        """Add rows of the dirty range, newest first over all calls; hashes of shape (n, 2), row numbers (ordinals) below SEEN.
+        """Add rows of the dirty range, newest first over all calls. Raises OutOfBudget if the disk share, or the disk, is used up.
 
-        Raises OutOfBudget if the disk share, or the disk, is used up.
+        :param hashes: key hashes, shape (n, 2).
+        :param ordinals: the rows' numbers, below SEEN.
         """
         self._add_rows(DIRTY, hashes, self._check_ordinals(ordinals))
 

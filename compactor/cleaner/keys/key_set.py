@@ -107,7 +107,7 @@ def put_absent_keys(table: HashTable, state: State, hashes: Hashes, first_row: i
 
 @kernel
 def flag_held_keys(table: HashTable, state: State, hashes: Hashes, out_flags: npt.NDArray[np.bool_]) -> None:
-    """Set ``out[row]`` to whether the set holds the row's key."""
+    """Set ``out_flags[row]`` to whether the set holds the row's key."""
     rows = len(hashes)
     for row in range(rows):
         if row + AHEAD < rows:
@@ -158,8 +158,8 @@ class KeySet:
     def __init__(self, budget_bytes: int, *, expected_keys: int = 0) -> None:
         """Create an empty set.
 
-        :param expected_keys: initial size, so that the set need not grow up to there.
-        :raises OutOfBudget: the budget is below LEAST_BYTES, or more than the system gives.
+        :param expected_keys: number of keys for which memory is allocated at once.
+        :raises OutOfBudget: if the budget is less than LEAST_BYTES, or more memory than the system gives.
         """
         self._most_homes = budget_bytes // ENTRY_BYTES - SPACE
         if self._most_homes < SMALLEST:
@@ -183,9 +183,8 @@ class KeySet:
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def insert_if_absent(self, hashes: Hashes, out_first_seen: npt.NDArray[np.bool_], first_row: int = 0) -> int:
-        """Insert key hashes of shape (n, 2) in order, and set ``first_seen[row]`` where the key was absent.
-
-        Return n, or the first row for which the budget has no space; the rows before it are inserted.
+        """Insert key hashes of shape (n, 2) in order, and set ``out_first_seen[row]`` where the key was absent. Return n, or the number of
+        the first row for which the budget has no space; the rows before it are inserted.
         """
         while True:
             first_row = put_absent_keys(self.table, self.state, hashes, first_row, out_first_seen)
@@ -194,11 +193,11 @@ class KeySet:
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def flag_contained_keys(self, hashes: Hashes, out_flags: npt.NDArray[np.bool_]) -> None:
-        """Set ``out[row]`` to True where the key is in the set."""
+        """Set ``out_flags[row]`` to True where the row's key is in the set."""
         flag_held_keys(self.table, self.state, hashes, out_flags)
 
     def grow_within_budget(self) -> bool:
-        """Make space for more keys. Return False if the budget is used up. ``table`` stays the same array."""
+        """Enlarge the set, so that more keys fit. Return False if the budget is used up. ``table`` stays the same array."""
         capacity = min(int(self.state[CAPACITY] * GROWTH), self._most_homes)
         if capacity <= self.state[CAPACITY]:
             return False
@@ -249,8 +248,7 @@ def replace_zero_hash(h0: np.uint64) -> np.uint64:
 
 @kernel
 def put_rows_until_full(table: Hashes, state: State, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> int:
-    """Add keys in ascending order of their offsets, as Kafka's pass 1 does: keep the latest offset of each key until LIMIT keys are held.
-
+    """Add keys in ascending order of their offsets, as Kafka's pass 1 does, keeping the latest offset of each key, until the map is full.
     Return the number of rows taken. As in Kafka, the first row after the table is full ends the pass, even if its key is in the table.
     """
     cells = state[CELLS]
@@ -270,7 +268,7 @@ def put_rows_until_full(table: Hashes, state: State, hashes: Hashes, offsets: np
 
 @kernel
 def find_latest_offsets(table: Hashes, state: State, hashes: Hashes, out_offsets: npt.NDArray[np.int64]) -> None:
-    """Set ``out[row]`` to the last offset put for the row's key, or ABSENT."""
+    """Set ``out_offsets[row]`` to the last offset that was put for the row's key, or to ABSENT."""
     cells = state[CELLS]
     rows = len(hashes)
     for row in range(rows):
@@ -313,5 +311,5 @@ class BoundedOffsetMap:
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def find_latest_offsets(self, hashes: Hashes, out_offsets: npt.NDArray[np.int64]) -> None:
-        """Set ``out[row]`` to the last offset put for the key, or ABSENT."""
+        """Set ``out_offsets[row]`` to the last offset that was put for the row's key, or to ABSENT."""
         find_latest_offsets(self.table, self.state, hashes, out_offsets)

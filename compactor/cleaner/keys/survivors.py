@@ -46,7 +46,7 @@ class SurvivorCounts:
 
 
 class SurvivorLookup(Protocol):
-    """Result of pass 1, as pass 2 uses it: tells which records have a later record of the same key."""
+    """Result of pass 1 in the form that pass 2 uses: shows which records have a later record of the same key."""
 
     @property
     def last_mapped_offset(self) -> int:
@@ -227,6 +227,7 @@ class BackwardKeyScan:
 
     @property
     def last_mapped_offset(self) -> int:
+        """Return the last offset that the offset map covers."""
         return self._scan.end - 1
 
     @property
@@ -426,7 +427,9 @@ def find_survivors_with_bounded_map(key_scan: KeyScanParameters, table: BoundedO
 def _hash_keyed_rows_of_chunk(
     buffers: ThreadBuffers, chunk: Chunk, rows: Rows, first_offset: int, end_offset: int, hash_key: bytes, backwards: bool
 ) -> tuple[Hashes, Int64s]:
-    """Return the hashes of keyed rows with offsets [low, high), and the numbers of these rows."""
+    """Return the key hashes of the rows with offsets from ``first_offset`` up to ``end_offset`` (exclusive) that have a key, and the
+    numbers of these rows.
+    """
     hashes, picked = buffers.hashes.buffers_for_rows(_count_keyed_rows(rows.offset, rows.key_length, first_offset, end_offset))
     _hash_keyed_rows(
         chunk.buf, rows.offset, rows.key_start, rows.key_length, first_offset, end_offset, *key_halves(hash_key), backwards, hashes, picked
@@ -445,7 +448,7 @@ def _hash_picked_rows(chunk: Chunk, rows: Rows, picked: Int64s, key: bytes) -> H
 
 @kernel
 def _count_keyed_rows(offset: Int64s, key_length: Int32s, first_offset: int, end_offset: int) -> int:
-    """Return the number of keyed rows with offsets [low, high)."""
+    """Return the number of rows with a key and an offset from ``first_offset`` up to ``end_offset`` (exclusive)."""
     count = 0
     for row in range(offset.size):
         if key_length[row] >= 0 and first_offset <= offset[row] < end_offset:
@@ -501,7 +504,9 @@ def _keyed_rows_below(offset: Int64s, key_length: Int32s, first_dirty: int) -> I
 def _count_survivors_by_batch(
     first_row: Int64s, survives_flags: Flags, value_length: Int32s, complete_flags: Flags, kept: Int32s, tombstones: Flags
 ) -> None:
-    """Count the survivors of each ``complete_flags`` batch (-1 for the others), and note whether tombstones are among them."""
+    """Set in ``kept`` the number of survivors of each batch flagged in ``complete_flags`` (-1 for the others), and in ``tombstones``
+    whether there are tombstones among them.
+    """
     for batch in range(kept.size):
         count = 0
         null = False

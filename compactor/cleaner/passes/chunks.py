@@ -111,7 +111,7 @@ def _reject_markers_without_value(source: SourceSegment, chunk: Chunk, rows: Row
 
 
 def _reject_unordered_wrappers(source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> None:
-    """Raise BadData if the records of a v0/v1 wrapper are out of order: its header does not state its base offset."""
+    """Raise BadData if the records of a v0/v1 wrapper are out of order, because the wrapper's header does not state its base offset."""
     table = source.table
     for i in np.flatnonzero(np.diff(first_row) > 0).tolist():
         batch = chunk.first + i

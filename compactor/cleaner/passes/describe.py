@@ -19,8 +19,8 @@ from compactor.records.rows import RowBuffers, parse_records
 class ContentSummary:
     """Timestamps and number of records of a segment.
 
-    max_timestamp_ms: without control records, whose timestamps come from the broker's clock; -1 for none.
-    first_timestamp_ms: of the first batch; -1 for none.
+    max_timestamp_ms: largest timestamp, without control records, whose timestamps come from the broker's clock; -1 for none.
+    first_timestamp_ms: maximum timestamp of the first batch; -1 for none.
     """
 
     max_timestamp_ms: int
@@ -68,6 +68,7 @@ def earliest_due_ms_by_counts(table: BatchTable, counted: RemovableRecordCounts)
 
 
 def _flag_batches_with_horizon(table: BatchTable) -> npt.NDArray[np.bool_]:
+    """Return a flag per batch: whether it has a delete horizon."""
     dated: npt.NDArray[np.bool_] = ((table.attributes & np.int16(HORIZON)) != 0) & (table.magic == 2) & (table.count > 0)
     return dated
 

@@ -36,11 +36,10 @@ def group_segments(
     first_uncleanable: int,
     may_join: Callable[[list[S], S], bool] = _always_join,
 ) -> list[list[S]]:
-    """Return groups of neighbouring segments, greedily and in order.
+    """Return groups of neighbouring segments, each filled in order until the next segment does not fit. A segment larger than
+    ``segment_bytes`` is a group of its own; an empty one joins whatever its offsets are.
 
-    A segment larger than ``segment_bytes`` is a group of its own; an empty one joins whatever its offsets.
-
-    :param may_join: asked in addition whether a segment may join a group.
+    :param may_join: returns whether a segment may join a group, in addition to the size limits.
     """
     groups: list[list[S]] = []
     for i, segment in enumerate(segments):

@@ -23,9 +23,10 @@ UNDECIDED: Final = -1
 
 
 def txn_outcomes_by_batch(table: BatchTable, next_outcome_by_producer: dict[int, int]) -> Kinds:
-    """Return ABORT, COMMIT or UNDECIDED for each batch of a segment. Segments of a log are passed from the last to the first.
+    """Return the outcome of each batch's transaction: ABORT, COMMIT or UNDECIDED. Segments of a log are passed from the last to the first.
 
-    :param next_outcome_by_producer: outcome of the next marker after the segment by producer id; updated to the segment's start.
+    :param next_outcome_by_producer: by producer id, the outcome of the next marker after the segment; updated to that after the segment's
+        start.
     """
     kinds = np.full(len(table), UNDECIDED, np.int8)
     transactional = table.is_transactional

@@ -48,12 +48,12 @@ class RoundRules:
 
 @dataclass(frozen=True, slots=True)
 class BatchDecisions:
-    """Decisions of the batch headers, per batch.
+    """Decisions by header, per batch.
 
     action: DROP, COPY or EMPTY if the header is enough, FILTER if the records decide.
-    retain_empty: the header stays, because the batch is the last of a live producer or ends at the high watermark (KAFKA-8335,
+    retain_empty: whether the header stays, because the batch is the last of a live producer or ends at the high watermark (KAFKA-8335,
         KAFKA-20452).
-    discarded: the batch must be removed, because its transaction was aborted or has no data left.
+    discarded: whether the batch must be removed, because its transaction was aborted or has no data left.
     """
 
     action: Actions
@@ -67,7 +67,7 @@ class BatchDecisions:
 
 @measure_stage(WorkStage.DECIDE)
 def decide_batches_by_headers(table: BatchTable, verdicts: Verdicts, rules: RoundRules, segment: str) -> BatchDecisions:
-    """Decide about each batch of a segment as far as its header allows. Raises BadData for a marker that cannot be read."""
+    """Return the decision on each batch of a segment, as far as its header allows one. Raises BadData for a marker that cannot be read."""
     malformed = np.flatnonzero(table.control == MALFORMED)
     if len(malformed):
         at = int(malformed[0])
@@ -129,10 +129,11 @@ def decide_batches_by_records(
     rules: RoundRules,
     mtime_ms: int,
 ) -> tuple[Flags, Int64s]:
-    """Decide the FILTER batches of a chunk by their records; ``action`` is changed in place. Returns (keep per row, horizon per batch).
+    """Decide the FILTER batches of a chunk by their records. Return a flag per row (whether the record stays) and the delete horizon of
+    each batch. ``action`` is changed in place.
 
-    :param superseded: a flag per row: a later record of the key exists in the mapped range.
-    :param mtime_ms: modification time of the segment: a v0/v1 tombstone stays only if it is above the legacy horizon.
+    :param superseded: a flag per row: whether a later record of the key exists in the mapped range.
+    :param mtime_ms: modification time of the segment; a v0/v1 tombstone stays only if it is above the legacy horizon.
     """
     some = slice(chunk.first, chunk.last)
     keep = np.zeros(len(rows), np.bool_)

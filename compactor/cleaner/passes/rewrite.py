@@ -34,8 +34,8 @@ from compactor.records.rows import Chunk, parse_records
 class CleanedSegment:
     """A new segment: files ``<20 digits>.log``, ``.index``, ``.timeindex`` and, unless empty, ``.txnindex``.
 
-    anew: which of its batches are not copies of a source batch.
-    sources: sum of the sources' batches.
+    anew: a flag per batch: whether it is not a copy of a source batch.
+    sources: sum of the sources' batches for the balance.
     sums: sums of the batches that are not copied unchanged, by account.
     """
 
@@ -96,7 +96,7 @@ class OpenGroupMember:
 
 @dataclass(frozen=True, slots=True)
 class _BatchRange:
-    """Batches [first, last) of a source segment, with the decisions on them."""
+    """Range of batches of a source segment, from ``first`` up to ``last`` (exclusive), with the decisions on them."""
 
     source: SourceSegment
     first: int
@@ -126,15 +126,15 @@ class RewritePass:
         filler_epoch: int = -1,
         disk_reservation: DiskReservation = NO_LIMIT,
     ) -> CleanedSegment:
-        """Write a group's new segment into ``folder``.
+        """Write the new segment of a group into ``folder``, and return it.
 
         :param base_offset: base offset of the first source.
-        :param group: sources and verdicts; each is entered when its turn comes, and has its bytes until it is left.
+        :param group: functions that open the sources with their verdicts, in order.
         :param end_offset: last offset of a published segment, inclusive (coverage, I1): a filler batch is added if the last batch would end
-            before it. None: the segment may end earlier, or be empty, as with Kafka's cleaner.
-        :param filler_epoch: leader epoch of the filler if no batch of the last source tells it.
-        :param disk_reservation: gives the bytes of each write before it is done.
-        :raises BadData: a source cannot be cleaned; what was written so far is left to the caller.
+            before it. None if the segment may end earlier, or be empty, as with Kafka's cleaner.
+        :param filler_epoch: leader epoch of the filler if no batch of the last source shows it.
+        :param disk_reservation: reserves the bytes of each write before it is done.
+        :raises BadData: if a source cannot be cleaned. Files written so far are left to the caller.
         """
         done = _RewriteProgress(end_epoch=filler_epoch)
         log = folder / f"{base_offset:020d}.log"
@@ -174,7 +174,7 @@ class RewritePass:
     def _iterate_batch_ranges(
         self, group: Sequence[GroupMember], progress: _RewriteProgress
     ) -> Generator[_BatchRange | Barrier, None, None]:
-        """Yield every range of every source in order. A source is left when all its ranges were written."""
+        """Yield every range of every source in order. A source is closed when all its ranges were written."""
         for member in group:
             with member() as (source, verdicts):
                 if self.second_reader is not None:
@@ -261,9 +261,7 @@ def _append_filler(file: BinaryIO, done: _RewriteProgress, base: int, end_offset
 
 
 def _decide_batches_by_counts(table: BatchTable, decisions: BatchDecisions, counts: SurvivorCounts, now_ms: int) -> None:
-    """Decide the batches for which pass 1 knows enough, so that they are not read again: nothing survives, or everything does and no
-    tombstone is due.
-    """
+    """Decide those batches by the counts of pass 1 that need not be read again: no record survives, or all do and no tombstone is due."""
     action, retain_empty = decisions.action, decisions.retain_empty
     open_ = (action == FILTER) & (counts.kept >= 0)
     nothing = open_ & (counts.kept == 0)

@@ -32,8 +32,8 @@ class ChunkSummary:
     """Facts about the batches of a chunk that a sidecar needs.
 
     first: number of the first of these batches.
-    keys, flags: per batch, as in a KeyDirectory; empty if no directory is wanted.
-    undated: tombstones without a delete horizon.
+    keys, flags: number of keys and flags per batch, as in a KeyDirectory; empty if no directory is wanted.
+    undated: number of tombstones without a delete horizon.
     earliest_ms: earliest delete horizon of a tombstone.
     """
 

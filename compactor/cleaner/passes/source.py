@@ -43,12 +43,12 @@ INFLATED_CHUNK: Final = 1 << 26
 
 @dataclass(slots=True)
 class SourceSegment:
-    """A segment to be cleaned: its bytes and batch table.
+    """Segment to be cleaned: its bytes and batch table.
 
     base: base offset of the segment.
-    end: base offset of the next segment: exclusive bound of the offsets.
-    index_bytes, timeindex_bytes: sizes of the indexes, which grouping adds up; 8 and 12 bytes per entry.
-    is_last: whether no other segment determines where this one ends.
+    end: base offset of the next segment, that is, the exclusive end of its offsets.
+    index_bytes, timeindex_bytes: sizes of its indexes, which grouping adds up; 8 and 12 bytes per entry.
+    is_last: whether it is the last one, so that no other segment determines where it ends.
     """
 
     ordinal: int
@@ -114,7 +114,9 @@ class SourceSegment:
         return int(np.where(table.count > 0, np.minimum(table.count, 2 * table.size), table.size).sum())
 
     def verify_crcs_once(self, first_batch: int, end_batch: int) -> None:
-        """Verify the CRCs of batches [first, last) unless that was done before. Raises BadData."""
+        """Verify the CRCs of the batches from ``first_batch`` up to ``end_batch`` (exclusive), unless that was done before. Raises
+        BadData.
+        """
         if not self.verified[first_batch:end_batch].all():
             verify_crcs_of_batches(self.buf, self.table, first_batch, end_batch, self.name)
             self.verified[first_batch:end_batch] = True
@@ -129,12 +131,12 @@ class SourceSegment:
         *,
         backwards: bool = False,
     ) -> Iterator[Chunk]:
-        """Yield the batches [first, last) of one range as chunks, with the bodies of the wanted batches.
+        """Yield the batches from ``first_batch`` up to ``end_batch`` (exclusive) as chunks, with the bodies of the wanted batches.
 
         :param wanted: a flag per batch of the range.
         :param max_body_bytes: most bytes that one body may inflate to.
-        :param bodies: buffer for inflated bodies; a chunk is valid until the next one is asked for.
-        :raises BadData: a CRC does not match, or a body cannot be inflated or exceeds ``max_body_bytes``.
+        :param bodies: buffer for inflated bodies; a chunk is valid until the next one is requested.
+        :raises BadData: if a CRC does not match, or a body cannot be inflated or exceeds ``max_body_bytes``.
         """
         self.verify_crcs_once(first_batch, end_batch)
         if not self.table.codec_ids[first_batch:end_batch].any():
@@ -230,7 +232,9 @@ def open_source_segment(
 
 
 def segment_of_batch_range(source: SourceSegment, first_batch: int, end_batch: int, base_offset: int, end_offset: int) -> SourceSegment:
-    """Return the batches [first, last) of a segment as a segment of their own that covers the offsets [base, end)."""
+    """Return the batches from ``first_batch`` up to ``end_batch`` (exclusive) as a segment of their own that covers the offsets from
+    ``base_offset`` up to ``end_offset`` (exclusive).
+    """
     table = source.table
     columns = {column.name: getattr(table, column.name)[first_batch:end_batch] for column in fields(BatchTable)}
     begin = int(table.position[first_batch]) if first_batch < len(table) else source.size
@@ -244,9 +248,8 @@ def segment_of_batch_range(source: SourceSegment, first_batch: int, end_batch: i
 
 
 def segment_without_batches_after(source: SourceSegment, end_offset: int) -> SourceSegment:
-    """Return a segment without the batches after ``end_offset``, which must be before its last offset.
-
-    A header without records that ends after it is left out. Raises BadData if a batch with records crosses it.
+    """Return a segment without the batches after ``end_offset``, which must be before its last offset. A batch without records that
+    contains ``end_offset`` is left out; one with records raises BadData.
     """
     table = source.table
     last = int(np.searchsorted(table.last_offset, end_offset, side="right"))
@@ -280,7 +283,9 @@ def bytes_from_offset(source: SourceSegment, offset: int, inflate_limit: int) ->
 
 
 def read_compressed_markers(source: SourceSegment, max_body_bytes: int) -> None:
-    """Fill in the kind of compressed control batches. Nobody writes them, but Kafka reads them."""
+    """Set the control type of compressed control batches in the segment's table. No known client writes such batches, but Kafka reads
+    them.
+    """
     table = source.table
     for batch in np.flatnonzero(table.control == PACKED).tolist():
         wanted = np.ones(1, np.bool_)

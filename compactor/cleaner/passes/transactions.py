@@ -24,10 +24,12 @@ from compactor.records.indexes import TXN_ENTRY, TxnEntries
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """Outcomes of transactions for the batches of one segment, a flag per batch. aborted: data of a transaction whose marker is ABORT.
+    """Outcomes of transactions for the batches of one segment, as flags per batch.
+
+    aborted: data of a transaction whose marker is ABORT.
     discardable: aborted data, or a marker whose transaction has no data left in the log.
     indexed: an ABORT marker that stays in the transaction index because data of its transaction is left.
-    txn_entries: the new transaction index.
+    txn_entries: entries of the new transaction index.
     """
 
     aborted: Flags
@@ -106,10 +108,9 @@ def _txn_index_entries_that_stay(source: SourceSegment, markers: Int64s, first_o
 
 
 def replace_with_given_entries(entries: TxnEntries, given: TxnEntries) -> TxnEntries:
-    """Replace entries of a transaction index, in place, by the segment's own entries where it has them.
-
-    An own entry that begins after data of its transaction that is left is not used: a broker without the producer's state wrote it, and
-    readers would take that data for committed.
+    """Replace entries of a transaction index, in place, by the segment's given entries where there is one for the same transaction. A given
+    entry that begins after remaining data of its transaction is not used: a broker without the producer's state wrote it, and readers would
+    take that data for committed.
     """
     given = given[np.argsort(given["last_offset"], kind="stable")]
     if len(given):
@@ -122,10 +123,8 @@ def replace_with_given_entries(entries: TxnEntries, given: TxnEntries) -> TxnEnt
 
 
 def txn_index_mismatch(given: TxnEntries, source: SourceSegment) -> str:
-    """Return why ``given`` cannot be the transaction index of a segment, or an empty string.
-
-    With an invalid index, readers would hide committed records or return aborted ones. An entry must cover the data of its transaction that
-    is left, and none of the transaction before.
+    """Return why ``given`` cannot be the transaction index of a segment, or an empty string. An entry must cover the remaining data of its
+    transaction, and no data of the transaction before. With an invalid index, readers would hide committed records or return aborted ones.
     """
     if not len(given):
         return ""

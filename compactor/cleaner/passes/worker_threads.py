@@ -41,7 +41,7 @@ class HashBuffers:
 
 
 class ThreadBuffers:
-    """Memory that one job at a time may use. It is free again when the job's result was consumed."""
+    """Memory that one job at a time may use. It can be used again after the consumer has taken the job's result."""
 
     def __init__(self) -> None:
         self.bodies = ByteBuffer()
@@ -52,7 +52,7 @@ class ThreadBuffers:
 
 
 class Barrier:
-    """A separator between jobs: jobs after it start only when all results before it were consumed."""
+    """Separator between jobs: jobs after it start only when the results of all jobs before it were taken."""
 
 
 BARRIER: Final = Barrier()
@@ -66,7 +66,7 @@ class _JobQueue(Generic[J]):
         self._draining = False
 
     def next_job_unless_blocked(self, *, is_idle: bool) -> J | None:
-        """Return the next job, or None if there is none, or none yet. ``is_idle``: whether all results so far were consumed."""
+        """Return the next job, or None if there is none or a barrier blocks it. ``is_idle``: whether all results so far were taken."""
         if self._draining and not is_idle:
             return None
         for job in self._jobs:
@@ -88,9 +88,8 @@ class _PreparedJob(Generic[A, R]):
 
 
 class _OrderedDecisions(Generic[A, D, R]):
-    """Runs the second step of jobs in their order.
-
-    The step runs in the thread that completes the earliest undecided job, so that no thread waits for another one.
+    """Runner of the second step of jobs in their order. The step runs in the thread that completes the earliest undecided job, so that no
+    thread waits for another one.
     """
 
     def __init__(self, decide: Callable[[A], D]) -> None:
@@ -149,7 +148,7 @@ class WorkerThreads:
             self._free.put(ThreadBuffers())
 
     def run_jobs_in_order(self, work: Callable[[ThreadBuffers, J], R], jobs: Iterable[J | Barrier]) -> Generator[R, None, None]:
-        """Yield the results of ``work`` in the order of the jobs. A result is valid until the next one is asked for."""
+        """Yield the results of ``work`` in the order of the jobs. A result is valid until the next one is requested."""
         if self._pool is None:
             yield from self._run_in_caller_thread(work, jobs)
             return
