@@ -20,7 +20,7 @@ from pathlib import Path
 from checkpoint.lineage import EpochEntry
 from compactor.control.importing import register_import, tier_segments
 from compactor.control.leadership import acquire_leadership
-from compactor.control.logs import PartitionLog, open_partition
+from compactor.control.logs import PartitionLog, open_partition_log
 from compactor.control.ports import Lease, Ports
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
@@ -73,7 +73,7 @@ def segments(first: int, count: int) -> list[RemoteLogSegmentMetadata]:
 
 def filled(ports: Ports, name: TopicPartition, count: int) -> PartitionLog:
     """A partition with this many live segments, by one import."""
-    log = open_partition(ports, name)
+    log = open_partition_log(ports, name)
     made = segments(0, count)
     register_import(ports, log, "import", [segment.id for segment in made])
     tier_segments(ports, log, "import", made)
@@ -88,7 +88,7 @@ def appends(root: Path, records: int) -> dict[str, float]:
     began, requests = time.perf_counter(), counters.usage().total_requests
     while log.state.slot < records:
         acquire_leadership(ports, log, LEASE).release()
-        log.write_snapshot_and_cut()
+        log.write_snapshot_and_delete_records()
     seconds = time.perf_counter() - began
     count = log.state.slot
     per_record = (counters.usage().total_requests - requests) / count
@@ -97,7 +97,7 @@ def appends(root: Path, records: int) -> dict[str, float]:
 
 def start_up(root: Path) -> dict[str, float]:
     counters = RequestCounters()
-    log = open_partition(ports_at(root, counters), NAME)
+    log = open_partition_log(ports_at(root, counters), NAME)
     began = time.perf_counter()
     state = log.refresh()
     return {"slot": state.slot, "seconds": time.perf_counter() - began, "requests": counters.usage().total_requests}
@@ -115,7 +115,7 @@ def whole_tier(partitions: int, per_partition: int) -> dict[str, float]:
         snapshots = time.process_time() - began
         began = time.process_time()
         for _ in range(partitions // 20):
-            open_partition(ports, NAME).refresh()
+            open_partition_log(ports, NAME).refresh()
         folds = (time.process_time() - began) * 20
     return {"segments": partitions * per_partition, "from_snapshots_cpu_s": snapshots, "from_records_cpu_s": folds}
 

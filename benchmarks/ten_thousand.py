@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from compactor.access.tier import Tier
-from compactor.control.logs import collect_inbox, open_catalog, publish_hints, record_inspections
+from compactor.control.logs import collect_queued_hints, open_catalog, publish_hints, record_inspections
 from compactor.control.records import RetireInspection
 from compactor.daemon.daemon import Daemon
 from compactor.model.ids import TopicPartition
@@ -30,7 +30,7 @@ WRITERS = 1_000
 
 def retire_once(tier: Tier) -> int:
     """As the command does it; how many partitions it looked at."""
-    collect_inbox(tier.catalog)
+    collect_queued_hints(tier.catalog)
     every = tier.partitions()
     names = partitions_to_inspect(tier.catalog.state, every, tier.ports.clock_ms())
     looks: dict[str, RetireInspection] = {}
@@ -67,7 +67,7 @@ def crowd(idle: Idle) -> None:
         thread.join()
     used = idle.counters.usage().since(before)
     inbox, catalog = 0, open_catalog(ports)
-    while taken := collect_inbox(catalog):
+    while taken := collect_queued_hints(catalog):
         inbox += taken
     heard = sum(catalog.refresh().reached.get(f"orders-{number}") == 99 for number in range(WRITERS))
     each = used.total_requests / WRITERS

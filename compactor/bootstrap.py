@@ -16,7 +16,7 @@ from compactor.access.metadata import BrokerManagedMetadata, ListedMetadata, Tie
 from compactor.access.tier import Tier, configured_retention
 from compactor.config.settings import LimitSettings, Settings
 from compactor.constants import TopicId
-from compactor.control.identity import Ownership
+from compactor.control.identity import DataRootOwnership
 from compactor.control.leadership import send_heartbeats_in_background
 from compactor.control.logs import open_catalog
 from compactor.control.ports import Ports
@@ -31,7 +31,7 @@ from compactor.storage.port import ObjectStore
 from compactor.storage.retrying import FirstContact
 from compactor.storage.settings import Retries, Transfers
 from compactor.tier.kinds import TierKind, control_url, read_only_error, tier_kind
-from compactor.tier.names import TopicIds
+from compactor.tier.names import TopicIdLookup
 from compactor.tier.ports import SegmentPublisher
 from compactor.tier.publishers import ObjectLogPublisher, ReadOnlyPublisher
 
@@ -64,7 +64,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
         )
 
     control_at, kind = control_url(settings), tier_kind(settings)
-    ownership = Ownership(ours=kind.owns_root)
+    ownership = DataRootOwnership(is_exclusive=kind.owns_root)
     data = open_store(
         settings.tier_url,
         settings=settings,
@@ -85,7 +85,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
     ports = Ports(
         control=control,
         data=data,
-        layout=kind.layout(settings, data, TopicIds(topics) if topics else metadata.topic_id),
+        layout=kind.layout(settings, data, TopicIdLookup(topics) if topics else metadata.topic_id),
         publisher=_create_publisher(settings, metadata),
         brokers=metadata.broker_view if isinstance(metadata, BrokerManagedMetadata) else None,
         broker_log_start=_broker_log_start_reader(settings, metadata),

@@ -14,7 +14,7 @@ from compactor.control.mirror import apply_broker_view
 from compactor.control.state import CatalogState, PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.tier.names import TopicIds
+from compactor.tier.names import TopicIdLookup
 
 if TYPE_CHECKING:
     from compactor.brokers.metadata_topic.chain import BrokerView
@@ -90,7 +90,7 @@ class BrokerManagedMetadata(TierMetadata):
         return self.brokers.cluster_id()
 
     def topic_id(self, name: TopicPartition) -> TopicId:
-        return TopicIds(self.brokers.topic_ids())(name)
+        return TopicIdLookup(self.brokers.topic_ids())(name)
 
     def log_start(self, name: TopicPartition) -> int:
         return max(0, self.brokers.topic_status(name.topic).log_starts.get(name.partition, 0))

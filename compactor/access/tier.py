@@ -16,7 +16,7 @@ from compactor.access.metadata import BrokerManagedMetadata, ListedMetadata, Tie
 from compactor.config.settings import Cleaner, Settings
 from compactor.config.store_sections import StoreCosts
 from compactor.constants import TopicId
-from compactor.control.identity import Ownership, foreign_problem
+from compactor.control.identity import DataRootOwnership, other_tier_problem
 from compactor.control.incarnations import current_incarnation, current_incarnations
 from compactor.control.logs import (
     HASH_KEY_BYTES,
@@ -25,10 +25,10 @@ from compactor.control.logs import (
     check_tier_settings,
     create_tier,
     open_catalog,
-    open_partition,
+    open_partition_log,
     publish_hints,
     record_inspections,
-    record_lower_bounds,
+    record_min_slots,
 )
 from compactor.control.ports import Lease, Ports, Retention
 from compactor.control.records import RetireInspection
@@ -56,7 +56,7 @@ class TierIdentity:
     settings: Settings
     ports: Ports
     catalog: CatalogLog
-    ownership: Ownership
+    ownership: DataRootOwnership
     metadata: TierMetadata
     local: LocalState | None
 
@@ -73,8 +73,8 @@ class TierIdentity:
             return state  # an identity is needed only by a process that writes into the control store
         if not state.tier_id:
             self.catalog.refresh_and_check_gaps()
-            self.ownership.check(self.ports, state)
-            self.ownership.require_no_foreign_objects(self.ports)
+            self.ownership.require_no_other_owner(self.ports, state)
+            self.ownership.require_no_broker_objects(self.ports)
             raise UsageError(
                 f"there is no tier at {self.ports.layout.url} yet", hint="`import` makes one; check tier.url in the configuration"
             )
@@ -83,7 +83,7 @@ class TierIdentity:
         if local:
             if not local.is_bound_to_tier:
                 local.bind_to_tier(state.tier_id, diverged=self.catalog.diverged or (kept is not None and state.slot < kept.state.slot))
-            local.cache_catalog(state, self.catalog.state_mark())
+            local.cache_catalog(state, self.catalog.state_identity())
         return state
 
     def create_catalog(self, hash_key: bytes = b"") -> CatalogState:
@@ -109,12 +109,12 @@ class TierIdentity:
         )
         self.ownership.tier_id = state.tier_id
         self._check_catalog_is_own(state)
-        self.ports.require_ownership(anew=True)
+        self.ports.require_ownership(is_recheck=True)
         return state
 
     def _check_location_is_free(self) -> None:
         if not self.catalog.refresh().tier_id:
-            self.ownership.require_free_root(self.ports, self.catalog.refresh_and_check_gaps())
+            self.ownership.require_unowned_root(self.ports, self.catalog.refresh_and_check_gaps())
 
     def check_location(self) -> None:
         """Raise UsageError if this tier does not exist at the configured URL and none may be created there, for instance because its
@@ -126,13 +126,13 @@ class TierIdentity:
 
     def check_owner(self) -> None:
         """Raise UsageError if the data root is another tier's. Changes nothing."""
-        self.ownership.check(self.ports, self.read())
+        self.ownership.require_no_other_owner(self.ports, self.read())
 
     def _check_catalog_is_own(self, state: CatalogState) -> None:
         """Raise UsageError if the catalog is that of another tier."""
         tier = self.settings.tier
         check_tier_settings(state, self.ports.layout.url, tier.kind, tier.layout, tier.key_entropy_bits)
-        problem = foreign_problem(state, self.settings.tier_url, self.metadata.cluster_id() if state.cluster_id else "")
+        problem = other_tier_problem(state, self.settings.tier_url, self.metadata.cluster_id() if state.cluster_id else "")
         if problem:
             raise UsageError(
                 f"the control store {self.ports.control.url} belongs to another tier: {problem}",
@@ -184,7 +184,7 @@ class ChangeNotes:
 
         :param hint: the hint about the log from before it was read.
         """
-        mark = log.state_mark() if self.local and self.local.is_bound_to_tier else None
+        mark = log.state_identity() if self.local and self.local.is_bound_to_tier else None
         if mark and self.local:
             self.local.cache_state(log.state, mark, hint, self.ports.clock_ms())
 
@@ -200,7 +200,7 @@ class ChangeNotes:
         ignored: the next command records them.
         """
         with suppress(StoreError):
-            record_lower_bounds(self.catalog, logs)
+            record_min_slots(self.catalog, logs)
 
     def publish_inspections(self, inspections: Mapping[str, RetireInspection]) -> None:
         """Record for which partitions there is nothing to delete, and until when. The note is lost if the store fails."""
@@ -250,7 +250,7 @@ class Tier:
     local: LocalState | None = None
     engines: Engines | None = None
     remote_rounds: RemoteRounds | None = None
-    ownership: Ownership = field(default_factory=Ownership)
+    ownership: DataRootOwnership = field(default_factory=DataRootOwnership)
     metadata: TierMetadata = field(default_factory=TierMetadata)
 
     @cached_property
@@ -373,7 +373,7 @@ class Tier:
             changed (*segments mirrored*). All other callers see these changes through the metadata source.
         """
         view = None if leads else self.metadata.state_view(name)
-        log = open_partition(self.ports, name, self.known_slot(name), key=self.log_key(name), view=view)
+        log = open_partition_log(self.ports, name, self.known_slot(name), log_name=self.log_key(name), state_for_readers=view)
         kept = self.local.cached_state(name) if self.local and self.local.is_bound_to_tier else None
         if kept:
             log.adopt_state(*kept)

@@ -33,7 +33,7 @@ from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from compactor.tier.names import TopicIdOf
-from compactor.tier.ports import Announced, SegmentRef, Wait
+from compactor.tier.ports import AnnouncedSegment, RateLimitWait, SegmentRef
 
 _S = SegmentState
 READ_BACK_TIMEOUT_S = 30.0
@@ -83,7 +83,7 @@ class KafkaPublisher:
         """Raise Refused if cluster or topic settings rule out switching readers of this partition."""
         self._require_allowed(name)
 
-    def reserve_metadata_records(self, name: TopicPartition, records: int, max_records_per_hour: int) -> Wait | None:
+    def reserve_metadata_records(self, name: TopicPartition, records: int, max_records_per_hour: int) -> RateLimitWait | None:
         """Reserve metadata records with the token bucket; return until when the round has to wait, or None if it is admitted."""
         if not max_records_per_hour:
             return None
@@ -167,7 +167,7 @@ class KafkaPublisher:
             hint="`undo` copies them under new ids, until `retire` deletes them",
         )
 
-    def withdraw_segments(self, name: TopicPartition, segments: Sequence[Announced], *, include_unannounced: bool = False) -> None:
+    def withdraw_segments(self, name: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False) -> None:
         """Append DELETE_SEGMENT_STARTED for these segments.
 
         :param include_unannounced: append it also for segments that were never introduced, so that brokers ignore introductions which
@@ -197,7 +197,7 @@ class KafkaPublisher:
         _, cache = self._read_fold(name)
         return frozenset(one for one in segment_ids if _is_deleted_by_broker(cache, uuid_bytes(one)))
 
-    def find_unrecorded_segments(self, name: TopicPartition, recorded_ids: Collection[str]) -> Sequence[Announced] | None:
+    def find_unrecorded_segments(self, name: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
         """Return segments written by compactors that are not in ``recorded_ids`` (the control log's segments) and that readers do not
         use.
         """
@@ -402,7 +402,7 @@ class KafkaPublisher:
             txn_index_empty="txnindex" not in segment.files,
         )
 
-    def _placeholder_record(self, partition: TopicIdPartition, segment: Announced) -> RemoteLogSegmentMetadataRecord:
+    def _placeholder_record(self, partition: TopicIdPartition, segment: AnnouncedSegment) -> RemoteLogSegmentMetadataRecord:
         """Return the COPY_SEGMENT_STARTED record of a segment that will never have an object."""
         now = self._clock_ms()
         place = (segment.start_offset, segment.end_offset)
@@ -429,11 +429,11 @@ def _unrecorded_compactor_segments(
     return [one for one in found if one.segment_id not in read]
 
 
-def _announced_segment_from_record(segment: RemoteLogSegmentMetadataRecord) -> Announced:
-    """Convert a metadata record to an Announced segment."""
+def _announced_segment_from_record(segment: RemoteLogSegmentMetadataRecord) -> AnnouncedSegment:
+    """Convert a metadata record to an AnnouncedSegment segment."""
     epochs = tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_starts(segment))
     since = segment.event_timestamp_ms if segment.state is _S.DELETE_SEGMENT_STARTED else -1
-    return Announced(segment.id, segment.start_offset, segment.end_offset, epochs, since)
+    return AnnouncedSegment(segment.id, segment.start_offset, segment.end_offset, epochs, since)
 
 
 def _is_segment_readable(cache: RemoteLogMetadataCache, raw_id: bytes) -> bool:

@@ -83,7 +83,7 @@ class SegmentReader:
         after: list[int] = known[known > position].tolist()
         return after
 
-    def read_pieces(self, position: int = 0, piece_bytes: int = FETCH_BYTES) -> Iterator[Piece]:
+    def read_chunks(self, position: int = 0, piece_bytes: int = FETCH_BYTES) -> Iterator[Piece]:
         """Read a segment from ``position``, where a batch begins, to its end, and yield its batches in pieces of about ``piece_bytes``
         bytes.
         """

@@ -38,7 +38,7 @@ from compactor.consumer.history import LogIdentity, first_changed_offset, log_id
 from compactor.consumer.open_transactions import first_open_transaction_offset
 from compactor.consumer.outcomes import UNKNOWN, TransactionOutcomes
 from compactor.consumer.pieces import Piece, PiecePrefetcher, SegmentGone, SegmentReader
-from compactor.control.logs import read_again_if_missing
+from compactor.control.logs import retry_if_object_missing
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, OutOfBudget
 from compactor.kernels.common import Flags, Hashes
@@ -172,7 +172,7 @@ def find_offset_by_time(
         if metadata.max_timestamp_ms < timestamp_ms or metadata.end_offset < first:
             continue
         reader = SegmentReader(tier.ports.layout, name, metadata, inflate_limit)
-        for piece in reader.read_pieces(reader.position_of_offset(reader.offset_before_time(timestamp_ms)), piece_bytes=1 << 20):
+        for piece in reader.read_chunks(reader.position_of_offset(reader.offset_before_time(timestamp_ms)), piece_bytes=1 << 20):
             table = piece.source.table
             late = (table.control == NOT_CONTROL) & ((table.max_timestamp >= timestamp_ms) | (table.magic < 2))
             for selection in scratch.selections(piece, late, inflate_limit):
@@ -191,7 +191,7 @@ def offset_by_time(tier: Tier, name: TopicPartition, timestamp_ms: int) -> int |
         state = tier.open(name).refresh()
         return find_offset_by_time(tier, name, state.live, timestamp_ms, limit, tier.first_readable_offset(state))
 
-    return read_again_if_missing(name, find_in_live_segments, MAX_RETRIES)
+    return retry_if_object_missing(name, find_in_live_segments, MAX_RETRIES)
 
 
 def offset_before_time(tier: Tier, name: TopicPartition, timestamp_ms: int) -> int:

@@ -23,10 +23,10 @@ _OUTCOME = ".outcome.json"
 class ManualAction(Value):
     """An action of a person.
 
-    at_ms: by the clock of the host.
+    at_ms: time of the action by the host's clock, in milliseconds since 1970.
     command: such as ``topics delete``. targets: partitions, topics or patterns.
-    details: what else the command was given, without keys of records.
-    version: of the program.
+    details: the command's other arguments, without keys of records.
+    version: the program's version.
     """
 
     at_ms: int
@@ -51,7 +51,7 @@ class ActionOutcome(Value):
 
 
 class RecordedAction(Value):
-    """An action of the audit with its outcome. The outcome is None if the process ended before it could record one."""
+    """Entry of the audit: a person's action, and its outcome, which is None if the process ended before it could record one."""
 
     id: str
     action: ManualAction
@@ -94,7 +94,9 @@ def list_actions(ports: Ports, since_ms: int = 0, limit: int = 100) -> Iterator[
 
 
 def _create(control: ObjectStore, key: str, value: Value) -> None:
-    """Create an object. The key holds a random id, so an object that exists is that of an attempt whose answer was lost."""
+    """Create an object that holds ``value``. An existing object under the key is accepted: the key holds a random id, so that only an
+    earlier attempt of this process can have created it.
+    """
     try:
         control.create(key, value.model_dump_json().encode())
     except AlreadyExists:

@@ -17,23 +17,23 @@ from compactor.control.state import Intent, PartitionState
 from compactor.model.plan import CompactionTask
 
 
-def find_expired_segments(leadership: Leadership, wanted: Collection[str]) -> frozenset[str]:
-    """Return the ids of the segments that brokers have deleted and that lie wholly below the highest log start that brokers ever reported.
+def find_expired_segments(leadership: Leadership, segment_ids: Collection[str]) -> frozenset[str]:
+    """Return which segments brokers have expired: deleted, and lying wholly below the highest log start that brokers ever reported.
 
-    :param wanted: ids of live segments, or of the open round's new ones. Other ids are ignored.
+    :param segment_ids: ids of live segments, or of the open round's new ones. Other ids are ignored.
 
     Raises Unavailable if the partition's leader or the metadata topic cannot be reached, and Fenced.
     """
     ports, state = leadership.ports, leadership.state
     tasks = state.intent.plan.tasks if state.intent else ()
     ends = {segment.id: segment.end_offset for segment in state.live} | {task.new_segment_id: task.end_offset for task in tasks}
-    ends = {name: end for name, end in ends.items() if name in wanted}
+    ends = {name: end for name, end in ends.items() if name in segment_ids}
     deleted = ports.publisher.deleted_by_brokers(state.name, list(ends)) if ends else frozenset()
-    start = observe_log_start(leadership) if deleted else 0
+    start = fetch_and_record_log_start(leadership) if deleted else 0
     return frozenset(name for name in deleted if ends[name] < start)
 
 
-def observe_log_start(leadership: Leadership) -> int:
+def fetch_and_record_log_start(leadership: Leadership) -> int:
     """Ask the partition's leader for its log start, record it if it is the highest so far, and return the highest one recorded.
 
     Raises Unavailable if no leader answers, and Fenced.
@@ -49,8 +49,7 @@ def observe_log_start(leadership: Leadership) -> int:
 
 @dataclass
 class ExpiredSources:
-    """Segments of one open round that brokers have deleted by retention, as far as this process has found out. Expired segments never
-    return.
+    """Cache of the segments of one open round that brokers have expired (deleted by retention). Expired segments never return.
 
     ids: segment ids.
     """
@@ -58,22 +57,20 @@ class ExpiredSources:
     leadership: Leadership
     ids: set[str] = field(default_factory=set)
 
-    def find_expired(self, wanted: Iterable[str]) -> frozenset[str]:
-        """Return the ids of those segments that brokers have expired. Brokers are asked only about segments that are not known to have
-        expired.
-        """
-        names = frozenset(wanted)
+    def find_expired(self, segment_ids: Iterable[str]) -> frozenset[str]:
+        """Return which of these segments brokers have expired. Brokers are asked only about segments that are not cached as expired."""
+        names = frozenset(segment_ids)
         self.ids |= find_expired_segments(self.leadership, names - self.ids)
         return names & self.ids
 
     def refresh(self, intent: Intent) -> bool:
-        """Find out which sources of a round have expired by now, and return whether there are more than before."""
+        """Find out which sources of the round have expired by now, and return whether some expired since the last call."""
         before = len(self.ids)
         self.find_expired(intent.plan.sources)
         return len(self.ids) > before
 
     def has_expired(self, task: CompactionTask) -> bool:
-        """Return whether all sources of a task have expired, or the new segment that had replaced them."""
+        """Return whether all sources of a task have expired, or its new segment, which had replaced them before it expired."""
         return self.ids.issuperset(task.sources) or task.new_segment_id in self.ids
 
     def partly_expired(self, tasks: Iterable[CompactionTask]) -> CompactionTask | None:
@@ -81,5 +78,5 @@ class ExpiredSources:
         return next((task for task in tasks if self.ids.intersection(task.sources) and not self.has_expired(task)), None)
 
     def without_expired(self, state: PartitionState) -> PartitionState:
-        """Return the state without the expired segments, so that no code tries to read them."""
+        """Return the partition's state without the expired segments, whose objects can no longer be read."""
         return state.model_copy(update={"live": tuple(segment for segment in state.live if segment.id not in self.ids)})

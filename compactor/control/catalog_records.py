@@ -14,8 +14,9 @@ from compactor.model.ids import TopicPartition, partition_of_incarnation
 class TierCreated(Value):
     """Record: the tier's identity, created once. ``hash_key``: 32 hex digits, the SipHash key for everything that hashes record keys.
 
-    key_entropy_bits: [tier] key_entropy_bits. Programs that do not know it refuse the record if it is set.
-    url, cluster_id: location and cluster of a broker-managed tier, in which nothing can be stored that identifies it.
+    key_entropy_bits: setting [tier] key_entropy_bits. Older versions of the program, which lack it, refuse a record in which it is set.
+    url, cluster_id: location and cluster of a broker-managed tier, because no object that identifies the tier may be stored among brokers'
+        objects.
     """
 
     type: Literal["tier_created"] = "tier_created"
@@ -29,7 +30,7 @@ class TierCreated(Value):
     cluster_id: str = ""
 
 
-class _AboutPartition(Value):
+class _RecordAboutPartition(Value):
     """Base of the records of the tier-wide log that concern one partition."""
 
     topic: str
@@ -42,7 +43,7 @@ class _AboutPartition(Value):
         return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
 
-class PartitionChanged(_AboutPartition):
+class PartitionChanged(_RecordAboutPartition):
     """Record: this partition exists, and its control log has new records.
 
     slot: a position that its log has reached; 0 if not stated.
@@ -71,8 +72,8 @@ class PartitionsChanged(Value):
 
 
 class RetireInspection(NamedTuple):
-    """Result of a check what can be deleted of a partition. Its log ended at ``slot``, and no object of it can be deleted before
-    ``next_ms``.
+    """Result of checking which objects of a partition can be deleted: its control log ended at ``slot``, and no object can be deleted
+    before ``next_ms``.
 
     at_ms: time of the check, in milliseconds since the epoch.
     """
@@ -83,8 +84,8 @@ class RetireInspection(NamedTuple):
 
 
 class PartitionsInspected(Value):
-    """Record: for each partition, the time before which ``retire`` has nothing to delete, unless the log changes. It only saves ``retire``
-    from checking again.
+    """Record: for each partition, the time before which ``retire`` has nothing to delete, unless the log changes. It saves
+    ``retire`` from checking again; no decision depends on it.
     """
 
     type: Literal["partitions_looked"] = "partitions_looked"
@@ -108,7 +109,7 @@ class RoundsResumed(Value):
     by: str
 
 
-class RoundWanted(_AboutPartition):
+class RoundWanted(_RecordAboutPartition):
     """Record: a person or program requests a round over this partition whatever its dirty ratio; a daemon starts it at its next scan."""
 
     type: Literal["round_wanted"] = "round_wanted"
@@ -130,7 +131,7 @@ class TopicsConfirmed(Value):
 class TopicRecreated(Value):
     """Record: the topic of ``superseded_id`` was deleted and created again as ``topic_id``. The former id never becomes current again.
 
-    cluster_id: the cluster that has said so; empty if a person has (``import --new-incarnation``).
+    cluster_id: the cluster that reported this; empty if a person did (``import --new-incarnation``).
     by: the process that wrote the record.
     """
 
@@ -145,9 +146,9 @@ class TopicRecreated(Value):
 class TopicsInspected(Value):
     """Record: the answers of a cluster that was asked about topics by their ids.
 
-    missing: ids of which the cluster has said UNKNOWN_TOPIC_ID.
+    missing: ids for which the cluster answered UNKNOWN_TOPIC_ID.
     present: ids of topics that exist.
-    asked_ms: when it was asked, by the earlier of the process's clock and the store's.
+    asked_ms: when the cluster was asked, by the earlier of the process's clock and the store's.
     """
 
     type: Literal["topics_inspected"] = "topics_inspected"

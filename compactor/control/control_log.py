@@ -73,11 +73,11 @@ class SlotContention(Exception):
     """
 
 
-class StateMark(Value):
+class StateIdentity(Value):
     """Identity of a state within its control log, by which another process can check whether the log still contains that state.
 
-    It names the last record from which the state was computed, or the boundary of the snapshot that the state equals. With it a state
-    stored elsewhere, for instance on local disk, can be used without a search for the boundary.
+    It names the last record from which the state was computed, or the boundary whose snapshot equals the state. A state that is stored
+    elsewhere with its identity, for instance on local disk, can be used without searching for the log's boundary.
 
     boundary: the highest boundary that was known when the state was computed.
     incarnation: random id of the writer of the last record; empty if the state is exactly the boundary's snapshot.
@@ -94,21 +94,21 @@ class LogFormat(Generic[S]):
     """Properties that distinguish one kind of control log (partition or catalog) from another.
 
     record, snapshot: types of the stored objects.
-    apply: pure function (state, record) -> state that folds one record.
-    with_times: fills in the store's modification times of slots that the state still refers to. Called before those slots may be deleted,
-        with a function slot -> milliseconds.
+    apply: pure function (state, record) -> state that folds one record into the state.
+    with_modification_times: fills in the store's modification times of slots that the state still refers to. Called before those slots may
+        be deleted, with a function slot -> milliseconds.
     """
 
     record: type[Record[Any]]
     snapshot: type[Snapshot[S]]
     apply: Callable[[S, Record[Any]], S]
-    with_times: Callable[[S, Callable[[int], int]], S]
+    with_modification_times: Callable[[S, Callable[[int], int]], S]
 
 
 class ControlLog(Generic[S]):
     """Access of one process to one control log, with the state that results from replaying its records. Not thread-safe.
 
-    Each instance has its own incarnation, a random id that marks its records. Reading methods raise BadControlRecord if an object is
+    Each instance has its own writer incarnation, a random id stored in its records. Reading methods raise BadControlRecord if an object is
     corrupt or in the wrong place, and StoreError if the store fails.
     """
 
@@ -117,35 +117,35 @@ class ControlLog(Generic[S]):
         store: ObjectStore,
         prefix: str,
         name: str,
-        empty: S,
-        form: LogFormat[S],
+        empty_state: S,
+        log_format: LogFormat[S],
         *,
         incarnation: str,
         clock_ms: Callable[[], int],
-        floor: int = 0,
-        view: Callable[[S], S] | None = None,
+        min_slot: int = 0,
+        state_for_readers: Callable[[S], S] | None = None,
     ) -> None:
         """Set up access to the log. Makes no request.
 
         :param prefix: key prefix of the log's objects in ``store``.
         :param name: name of the log, stored in each object.
-        :param empty: the state of a log without records.
+        :param empty_state: the state of a log without records.
         :param incarnation: random id, used by no other instance.
-        :param floor: slot that the log is known to have had; a fold that ends below it is refused. 0 if none is known.
-        :param view: changes the state that readers get from ``state``. ``transact`` decides on the folded state itself.
+        :param min_slot: slot that the log is known to have had; a fold that ends below it is refused. 0 if none is known.
+        :param state_for_readers: function folded state -> state that ``state`` returns. ``transact`` decides on the folded state itself.
         """
         self.store = store
-        self.floor = floor
+        self.floor = min_slot
         self.prefix = prefix
         self.name = name
         self.incarnation = incarnation
-        self._form = form
-        self._empty = empty
+        self._form = log_format
+        self._empty = empty_state
         self._clock_ms = clock_ms
-        self._view = view
+        self._view = state_for_readers
         self._state: S | None = None
         self._last: tuple[str, int] | None = None
-        self._kept: tuple[S, StateMark] | None = None
+        self._kept: tuple[S, StateIdentity] | None = None
         self._attempt = 0
         self._boundary = self._nothing = Boundary(version=records.VERSION, log=name, number=0, slot=0)
         self.diverged = False
@@ -153,12 +153,13 @@ class ControlLog(Generic[S]):
 
     @property
     def state(self) -> S:
-        """Return the state as of the last read of the log, as ``view`` shows it. Call ``refresh`` first for the current one."""
+        """Return the state for readers as of the last read of the log. Call ``refresh`` first for the current state."""
         return self._visible_state(self._folded_state)
 
     @property
     def _folded_state(self) -> S:
-        """Return the state that results from the log's records, without ``view``. Reads the log now if it was not read yet."""
+        """Return the state that results from the log's records, without the change made for readers. Reads the log now if it
+        was not read yet."""
         if self._state is not None:
             return self._state
         if not self._adopt_loaded_state():
@@ -166,32 +167,32 @@ class ControlLog(Generic[S]):
         return self._fold_to_tail(None)
 
     def _visible_state(self, state: S) -> S:
-        """Return a state as readers see it, that is after applying ``view``."""
+        """Return a folded state as readers see it, after applying ``state_for_readers``."""
         return state if self._view is None else self._view(state)
 
-    def adopt_state(self, state: S, mark: StateMark | None = None) -> None:
+    def adopt_state(self, state: S, identity: StateIdentity | None = None) -> None:
         """Continue from a state that was computed earlier from the same log. If the log was cut beyond that state meanwhile, it is read
         again from its snapshot.
 
-        :param mark: identity of the state in its log. With it the state may come from another process: the next read first checks that the
-            log still has the record which the mark names.
+        :param identity: identity of the state in its log. With it the state may come from another process: the next read first checks that
+            the log still has the record which the identity names.
         """
-        self._state, self._kept = (state, None) if mark is None else (None, (state, mark))
+        self._state, self._kept = (state, None) if identity is None else (None, (state, identity))
         self._last = None
 
-    def state_mark(self) -> StateMark | None:
+    def state_identity(self) -> StateIdentity | None:
         """Return the identity that another process needs to adopt the present state, or None if the log does not determine it."""
         state = self.state
         if self._boundary.slot == state.slot:
-            return StateMark(boundary=self._boundary) if state.slot else None
-        return StateMark(boundary=self._boundary, incarnation=self._last[0], attempt=self._last[1]) if self._last else None
+            return StateIdentity(boundary=self._boundary) if state.slot else None
+        return StateIdentity(boundary=self._boundary, incarnation=self._last[0], attempt=self._last[1]) if self._last else None
 
     def record_key(self, slot: int) -> str:
         """Return the object key of the record at a position (slot) of the log."""
         return f"{self.prefix}/log/{slot:020d}.json"
 
     def candidate_record(self, body: Body) -> Record[Any]:
-        """Return the record that an append of ``body`` would create now. Used to ask the ordering rules before the append."""
+        """Return the record that appending ``body`` would create now, so that the ordering rules can be checked before the append."""
         return self._form.record(
             version=records.VERSION,
             log=self.name,
@@ -241,10 +242,10 @@ class ControlLog(Generic[S]):
                 found[kind] = max(key, found.get(kind, ""))
         return found
 
-    def _last_folded_key(self, kind: str) -> str:
+    def _last_folded_key(self, object_kind: str) -> str:
         """Return the key of the last object of this kind (record, snapshot or boundary) that the present state includes."""
-        number = self._boundary.number if kind == "boundary" else self.state.slot
-        return f"{self.prefix}/{kind}/{number:020d}.json"
+        number = self._boundary.number if object_kind == "boundary" else self.state.slot
+        return f"{self.prefix}/{object_kind}/{number:020d}.json"
 
     def reload(self) -> S:
         """Read the log again from its snapshot, and return the state. Unlike an older state in memory, a snapshot has the modification
@@ -264,7 +265,7 @@ class ControlLog(Generic[S]):
                 state = self._form.apply(state, record)
                 steps.append((record, state))
             if self._read_boundary().slot <= base.slot:
-                self._check_floor(state)
+                self._require_min_slot(state)
                 self._state = state
                 return base, steps
 
@@ -272,49 +273,49 @@ class ControlLog(Generic[S]):
         """Return whether the log has changed since it was last read. Makes two requests if it has not. If the log was replaced by an older
         copy meanwhile, the next read starts over.
         """
-        state, mark = self.state, self.state_mark()
+        state, mark = self.state, self.state_identity()
         if mark is None:
             return self._read_object(self.record_key(state.slot + 1)) is not None or self._read_boundary().slot > state.slot
         if not self.has_changed_since(state.slot, mark):
             return False
-        tied = self.has_mark(state.slot, mark)
+        tied = self.has_state(state.slot, mark)
         if not tied:
             self._state, self._last, self._boundary = None, None, self._nothing
             self.diverged = tied is False
         return True
 
-    def has_changed_since(self, slot: int, mark: StateMark) -> bool:
+    def has_changed_since(self, slot: int, identity: StateIdentity) -> bool:
         """Return whether the log has changed since another process read it up to and including position ``slot``.
 
-        :param mark: identity of that process's state. A log that no longer has the record which it names is reported as changed.
+        :param identity: identity of that process's state. A log that no longer has the record which it names is reported as changed.
         """
-        self._boundary = mark.boundary
-        if self.floor > slot or not self.has_mark(slot, mark):
+        self._boundary = identity.boundary
+        if self.floor > slot or not self.has_state(slot, identity):
             return True
         # Where the record still stands nobody has cut beyond it; a snapshot's own slot is gone, so that the boundary has to be asked.
-        return self._read_object(self.record_key(slot + 1)) is not None or (not mark.incarnation and self._read_boundary().slot > slot)
+        return self._read_object(self.record_key(slot + 1)) is not None or (not identity.incarnation and self._read_boundary().slot > slot)
 
-    def is_far_behind(self, slots: int) -> bool:
-        """Return whether at least ``slots`` records have been added since the present state. Folding them takes one request each."""
-        return self._read_object(self.record_key(self.state.slot + slots)) is not None
+    def is_behind_by(self, slot_count: int) -> bool:
+        """Return whether at least ``slot_count`` records were added to the log after the present state. Makes one request."""
+        return self._read_object(self.record_key(self.state.slot + slot_count)) is not None
 
     def confirmed_slot(self) -> int:
         """Return the position (slot) of the last record in the present state after reading that record back from the store, or 0 if it is
         not there.
         """
-        state, mark = self.state, self.state_mark()
-        return state.slot if mark is not None and self.has_mark(state.slot, mark) else 0
+        state, mark = self.state, self.state_identity()
+        return state.slot if mark is not None and self.has_state(state.slot, mark) else 0
 
-    def transact(self, decide: Callable[[S], Body | None], *, most_lost: int = 0) -> S:
+    def transact(self, decide: Callable[[S], Body | None], *, max_lost_slots: int = 0) -> S:
         """Append the record that ``decide`` returns, again and again until it returns None, and return the state in which it did.
 
-        ``decide`` is called again after every append and whenever the log has grown. It must see from the state whether its record has
-        taken effect, because nothing else proves that. It may raise to give up.
+        ``decide`` is called again after every append and whenever the log has grown. It must tell from the state whether its record has
+        taken effect, because nothing else proves that. It may raise an exception to give up.
 
         After a StoreError the last record may or may not be in the log, so the caller must not change anything that depends on it.
 
-        :param decide: the present state -> body of the record to append, or None when there is nothing left to append.
-        :param most_lost: number of positions lost to other writers after which SlotContention is raised; 0 for no limit.
+        :param decide: function present state -> body of the record to append, or None if there is nothing left to append.
+        :param max_lost_slots: number of positions lost to other writers after which SlotContention is raised; 0 for no limit.
         """
         lost = 0
         while True:
@@ -337,23 +338,23 @@ class ControlLog(Generic[S]):
             elif stored is not None:
                 self._fold_to_tail(None)
                 lost += 1
-                if lost == most_lost:
+                if lost == max_lost_slots:
                     raise SlotContention
 
-    def write_snapshot_and_cut(self, minimum: int = CUT_EVERY) -> bool:
-        """Write a snapshot and a boundary and delete the records before it, if at least ``minimum`` records were added since the last
-        boundary. Return whether records were deleted.
+    def write_snapshot_and_delete_records(self, min_new_records: int = CUT_EVERY) -> bool:
+        """Write a snapshot and a boundary and delete the records before it, if at least ``min_new_records`` records were added since the
+        last boundary. Return whether records were deleted.
 
-        Any process may do this at any time, also several at once. The present state decides whether it is time, without a request.
+        Any process may do this at any time, also several at once. Makes no request if too few records were added.
         """
-        if self._folded_state.slot - self._boundary.slot < max(minimum, 1):
+        if self._folded_state.slot - self._boundary.slot < max(min_new_records, 1):
             return False
         self.refresh()
         state, known = self._folded_state, self._boundary
-        if state.slot - known.slot < max(minimum, 1):
+        if state.slot - known.slot < max(min_new_records, 1):
             return False
         try:
-            timed = self._form.with_times(state, lambda slot: self.store.head(self.record_key(slot)).modified_ms)
+            timed = self._form.with_modification_times(state, lambda slot: self.store.head(self.record_key(slot)).modified_ms)
         except NotFound:
             return False  # somebody else has cut meanwhile
         if self._read_boundary() != known or not self._create_snapshot(timed):
@@ -363,25 +364,25 @@ class ControlLog(Generic[S]):
         self._state = timed
         return True
 
-    def restart_empty(self, empty: Callable[[int], S]) -> S:
-        """Abandon a log that is damaged for good: write a snapshot of ``empty(slot)`` above every position that was ever used, and return
-        the new state.
+    def restart_empty(self, create_empty_state: Callable[[int], S]) -> S:
+        """Abandon a log that is damaged for good: write a snapshot of ``empty(slot)`` above every position that was ever used. Return
+        that state.
 
         Records below it that reappear later, or that a process writes after a pause, have no effect. Raises Unavailable if the
         snapshot cannot be read back.
         """
         self._read_boundary()
         listed = [key for kind in ("log", "snapshot") for key in (self._highest_listed_number(kind),) if key]
-        state = empty(max([self.floor, self._boundary.slot, *listed]) + 1)
+        state = create_empty_state(max([self.floor, self._boundary.slot, *listed]) + 1)
         if not self._create_snapshot(state):
             raise Unavailable(f"{self.store.url}/{self._snapshot_key(state.slot)} cannot be read back", hint="Try again")
         self._create_boundary(state.slot)
         self._delete_records_below_boundary()
         return self.reload()
 
-    def _highest_listed_number(self, kind: str) -> int:
+    def _highest_listed_number(self, object_kind: str) -> int:
         """Return the highest number among the listed objects of this kind, or 0."""
-        prefix = f"{self.prefix}/{kind}/"
+        prefix = f"{self.prefix}/{object_kind}/"
         names = (info.key.removeprefix(prefix) for info in self.store.list(prefix))
         return max((int(name[:20]) for name in names if _NUMBERED.fullmatch(name)), default=0)
 
@@ -396,13 +397,13 @@ class ControlLog(Generic[S]):
             for record in [appended] if appended else self._iterate_records_after(base.slot):
                 state, last = self._form.apply(state, record), (record.incarnation, record.attempt)
             if self._read_boundary().slot <= base.slot:
-                self._check_floor(state)
+                self._require_min_slot(state)
                 self._state, self._last = state, last
                 return state
             self._reset_to_snapshot()
             appended = None
 
-    def _check_floor(self, state: S) -> None:
+    def _require_min_slot(self, state: S) -> None:
         """Raise BadControlRecord if the log ends below a position that it is known to have reached: it was damaged or replaced by an older
         copy.
         """
@@ -414,14 +415,14 @@ class ControlLog(Generic[S]):
             )
             raise BadControlRecord(cause, segment=f"{self.store.url}/{self.record_key(state.slot + 1)}", hint=hint)
 
-    def has_mark(self, slot: int, mark: StateMark) -> bool | None:
-        """Return whether the log still has the record or boundary that a mark names; None if the record was deleted after a snapshot, or
-        lost.
+    def has_state(self, slot: int, identity: StateIdentity) -> bool | None:
+        """Return whether the log still has the record or boundary that a state's identity names; None if the record was deleted after a
+        snapshot, or lost.
         """
-        if not mark.incarnation:
-            return self._decode(Boundary, self._boundary_key(mark.boundary.number)) == mark.boundary
+        if not identity.incarnation:
+            return self._read_value(Boundary, self._boundary_key(identity.boundary.number)) == identity.boundary
         record = self._read_slot(slot)
-        return None if record is None else (record.incarnation, record.attempt) == (mark.incarnation, mark.attempt)
+        return None if record is None else (record.incarnation, record.attempt) == (identity.incarnation, identity.attempt)
 
     def _iterate_records_after(self, slot: int) -> Iterator[Record[Any]]:
         """Yield the records after position ``slot`` up to the end of the log, one request each."""
@@ -430,11 +431,11 @@ class ControlLog(Generic[S]):
             slot = record.slot
 
     def _adopt_loaded_state(self) -> bool:
-        """Use the state given to ``adopt_state`` if the log still has its last record, and return whether it is used."""
+        """Use the state given to ``adopt_state`` if the log still has its last record. Return whether that is so."""
         if self._kept is None:
             return False
         (state, mark), self._kept = self._kept, None
-        found = self.has_mark(state.slot, mark)
+        found = self.has_state(state.slot, mark)
         self.diverged = found is False  # a slot that is gone was cut
         if found:
             self._state, self._boundary = state, mark.boundary
@@ -469,7 +470,7 @@ class ControlLog(Generic[S]):
         another position or log.
         """
         key = self.record_key(slot)
-        record = self._decode(self._form.record, key)
+        record = self._read_value(self._form.record, key)
         if record is not None and (record.slot != slot or record.log != self.name):
             cause = f"it is slot {record.slot} of {record.log}, in the place of slot {slot} of {self.name}"
             raise BadControlRecord(cause, segment=f"{self.store.url}/{key}", hint="Restore the object that belongs here")
@@ -484,7 +485,7 @@ class ControlLog(Generic[S]):
         another position or log.
         """
         key = self._snapshot_key(slot)
-        snapshot = self._decode(self._form.snapshot, key)
+        snapshot = self._read_value(self._form.snapshot, key)
         if snapshot is None:
             return None
         if snapshot.state.slot != slot or snapshot.log != self.name:
@@ -513,11 +514,11 @@ class ControlLog(Generic[S]):
         """
         known = self._boundary
         step = 1
-        while (found := self._decode(Boundary, self._boundary_key(known.number + step))) is not None:
+        while (found := self._read_value(Boundary, self._boundary_key(known.number + step))) is not None:
             known, step = found, step * 2
         while step > 1:
             step //= 2
-            found = self._decode(Boundary, self._boundary_key(known.number + step))
+            found = self._read_value(Boundary, self._boundary_key(known.number + step))
             if found is not None:
                 known = found
         self._boundary = known
@@ -548,7 +549,7 @@ class ControlLog(Generic[S]):
                 keys.append(info.key)
             self.store.delete(keys)
 
-    def _decode(self, kind: type[records.ValueT], key: str) -> records.ValueT | None:
+    def _read_value(self, value_type: type[records.ValueT], key: str) -> records.ValueT | None:
         """Return the object at ``key`` as a value of this type, or None if there is none. A corrupt object is fetched once more before it
         is refused.
         """
@@ -557,10 +558,10 @@ class ControlLog(Generic[S]):
             return None
         where = f"{self.store.url}/{key}"
         try:
-            return records.decode_sealed(kind, data, where)
+            return records.decode_sealed(value_type, data, where)
         except BadControlRecord:
             again = self._read_object(key)
-            return records.decode_sealed(kind, data if again is None else again, where)
+            return records.decode_sealed(value_type, data if again is None else again, where)
 
     def _read_object(self, key: str) -> bytes | None:
         """Return an object's bytes, or None if there is none."""

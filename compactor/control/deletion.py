@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
-from compactor.control.leadership import Leadership, RequirementFailed, hold_leadership, require_appendable
+from compactor.control.leadership import Leadership, RecordRefused, hold_leadership, require_appendable
 from compactor.control.log_start import log_start_record, removable_below
-from compactor.control.logs import PartitionLog, cut_if_due
+from compactor.control.logs import PartitionLog, snapshot_if_due
 from compactor.control.ports import Lease, Ports
 from compactor.control.records import LogStartRaised, PartitionDeleted
 from compactor.control.state import PartitionState
@@ -39,9 +39,9 @@ def delete_partition(
         try:
             body = PartitionDeleted(leader_epoch=leadership.epoch, grace_ms=ports.grace_ms, deleted_topic_id=deleted_topic_id)
             state = leadership.append_record(body, lambda state: state.deleted_slot > before.slot and not state.has_segments)
-        except RequirementFailed as refused:
+        except RecordRefused as refused:
             raise UsageError(f"{log.state.name} cannot be deleted: {refused}", hint="`topics` lists what the tier holds") from refused
-        cut_if_due(log)
+        snapshot_if_due(log)
         return before, state
 
 
@@ -51,7 +51,7 @@ def raise_log_start(leadership: Leadership, choose_offset: Callable[[PartitionSt
     :param choose_offset: called with the latest state, and again after each change. Returns the new log start, or None to leave it where it
         is.
 
-    Nothing is written if the log start is there already and no segment can be removed. Raises Fenced, RequirementFailed if an ordering rule
+    Nothing is written if the log start is there already and no segment can be removed. Raises Fenced, RecordRefused if an ordering rule
     refuses the record, and StoreError if it is unknown whether the record was written.
     """
 

@@ -21,12 +21,12 @@ from compactor.control.state import (
     FencedAppend,
     Intent,
     Leader,
+    OpenImport,
     PartitionState,
     Pause,
     Quarantine,
-    Registration,
     Run,
-    Waiting,
+    WaitingGroup,
     WantedRound,
 )
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
@@ -57,17 +57,17 @@ def fold_catalog(state: CatalogState, record: Record[Any]) -> CatalogState:
     """Return the state of the tier-wide log after one more record. Only the first tier identity is valid; a later one lost the race to
     create it.
     """
-    return state.model_copy(update={"slot": record.slot, **_changes_of_catalog(state, record, record.body)})
+    return state.model_copy(update={"slot": record.slot, **_catalog_changes(state, record, record.body)})
 
 
-def _changes_of_catalog(state: CatalogState, record: Record[Any], body: Any) -> Changes:
+def _catalog_changes(state: CatalogState, record: Record[Any], body: Any) -> Changes:
     """Return the fields of the catalog that a record changes."""
     if isinstance(body, r.PartitionChanged):
         return _changes_by_partition_hints(state, record, {str(body.name): body.slot})
     if isinstance(body, r.PartitionsChanged):
         return _changes_by_partition_hints(state, record, body.slots)
     if isinstance(body, r.SlotsReached):
-        return {"reached": _merge_lower_bounds(state.reached, body.slots)}
+        return {"reached": _merge_min_slots(state.reached, body.slots)}
     if isinstance(body, r.PartitionsInspected):
         # A look that was overtaken says nothing of what came after it.
         return {
@@ -83,7 +83,7 @@ def _changes_of_catalog(state: CatalogState, record: Record[Any], body: Any) -> 
         others = [(other, wanted) for other, wanted in state.wanted.items() if other != name]
         return {"wanted": dict([*others, (name, WantedRound(record.slot, record.at_ms))][-HISTORY:])}
     if isinstance(body, (r.TopicsConfirmed, r.TopicRecreated, r.TopicsInspected)):
-        return incarnations.topic_changes(state, body)
+        return incarnations.catalog_changes_by_topic_record(state, body)
     return {} if state.tier_id else body.model_dump(exclude={"type", "created_by"})
 
 
@@ -95,24 +95,24 @@ def _changes_by_partition_hints(state: CatalogState, record: Record[Any], slots:
     """
     changes: Changes = {
         "partitions": state.partitions | dict.fromkeys(slots, record.slot),
-        "reached": _merge_lower_bounds(state.reached, slots),
+        "reached": _merge_min_slots(state.reached, slots),
     }
     unsaid = {name for name, slot in slots.items() if not slot} & state.looks.keys()
     return changes | {"looks": {name: inspection for name, inspection in state.looks.items() if name not in unsaid}} if unsaid else changes
 
 
-def _merge_lower_bounds(known: dict[str, int], new: Mapping[str, int]) -> dict[str, int]:
-    """Return the larger lower bound of each control log, by its name. Bounds only grow, in whatever order they arrive."""
-    return known | {name: slot for name, slot in new.items() if slot > known.get(name, 0)}
+def _merge_min_slots(slots: dict[str, int], newer_slots: Mapping[str, int]) -> dict[str, int]:
+    """Return for each control log, by its name, the larger of two positions (slots) that it is known to have reached."""
+    return slots | {name: slot for name, slot in newer_slots.items() if slot > slots.get(name, 0)}
 
 
-def with_times(state: PartitionState, modified_ms: Callable[[int], int]) -> PartitionState:
+def with_modification_times(state: PartitionState, slot_time_ms: Callable[[int], int]) -> PartitionState:
     """Return the state with the store's modification times of the records from which grace periods, leases and the age of imports are
     measured, before those records are deleted.
     """
 
     def with_time(entry: Any) -> Any:
-        return entry if entry.since_ms is not None else entry.model_copy(update={"since_ms": modified_ms(entry.slot)})
+        return entry if entry.since_ms is not None else entry.model_copy(update={"since_ms": slot_time_ms(entry.slot)})
 
     return state.model_copy(
         update={
@@ -139,7 +139,7 @@ def _changes_by_record_without_effect(state: PartitionState, record: Record[Any]
 
 
 def _writer_name(state: PartitionState, record: Record[Any]) -> str:
-    """Return the process that wrote a record, by the compactor epochs that are remembered; its incarnation if it never led."""
+    """Return the name of the process that wrote a record, found among the remembered leaders; its writer incarnation if it never led."""
     known = (epoch.holder for epoch in reversed(state.epochs) if epoch.incarnation == record.incarnation)
     return next(known, record.incarnation)
 
@@ -170,14 +170,14 @@ def _apply_leadership_released(state: PartitionState, record: Record[Any], body:
 
 
 def _mark_last_epoch_ended(state: PartitionState, record: Record[Any], ending: str) -> tuple[EpochHistory, ...]:
-    """Return the epochs with the last one marked as ended. ``ending``: replaced or released."""
+    """Return the compactor epochs with the last one marked as ended. ``ending``: how it ended, ``replaced`` or ``released``."""
     if not state.epochs or state.epochs[-1].ended:
         return state.epochs
     return (*state.epochs[:-1], state.epochs[-1].model_copy(update={"ended": ending, "ended_ms": record.at_ms}))
 
 
 def _apply_ids_registered(state: PartitionState, record: Record[Any], body: r.IdsRegistered) -> Changes:
-    entry = Registration(import_id=body.import_id, ids=body.ids, holder=body.holder, slot=record.slot)
+    entry = OpenImport(import_id=body.import_id, ids=body.ids, holder=body.holder, slot=record.slot)
     return {"registrations": state.registrations | {body.import_id: entry}}
 
 
@@ -216,7 +216,7 @@ def _apply_tail_truncated(state: PartitionState, record: Record[Any], body: r.Ta
     gone = set(body.voided)
     kept = tuple(segment for segment in state.live if segment.id not in gone)
     changes = _lower_cleaner_offsets(state, body.offset)
-    group = Waiting(
+    group = WaitingGroup(
         slot=record.slot,
         run_id=body.cut_id,
         leader_epoch=state.last_epoch,
@@ -271,7 +271,7 @@ def _apply_partition_deleted(state: PartitionState, record: Record[Any], body: r
     registered ids become unusable for ever.
     """
     why = "the partition was deleted"
-    group = Waiting(
+    group = WaitingGroup(
         slot=record.slot,
         run_id="",
         leader_epoch=body.leader_epoch,
@@ -317,7 +317,7 @@ def _apply_log_start_raised(state: PartitionState, record: Record[Any], body: r.
     changes: Changes = {"log_start_offset": body.offset, "log_start_slot": record.slot}
     if not gone:
         return changes
-    group = Waiting(
+    group = WaitingGroup(
         slot=record.slot,
         run_id="",
         leader_epoch=body.leader_epoch,
@@ -331,20 +331,21 @@ def _apply_log_start_raised(state: PartitionState, record: Record[Any], body: r.
     return changes | {"live": tuple(segment for segment in state.live if segment.id not in gone), "waiting": (*state.waiting, group)}
 
 
-def _changes_by_updated_import(state: PartitionState, record: Record[Any], entry: Registration, voided: str = "") -> Changes:
-    """Return the changes by a changed import, which stays open until each of its ids is tiered or void. ``voided``: why it is void, or
-    empty.
+def _changes_by_updated_import(state: PartitionState, record: Record[Any], registration: OpenImport, void_reason: str = "") -> Changes:
+    """Return the changes by a changed import, which stays open until each of its ids is tiered or void.
+
+    :param void_reason: why the remaining ids are void; empty if they are not.
     """
-    if entry.ids and not voided:
-        return {"registrations": state.registrations | {entry.import_id: entry}}
-    closed = ClosedImport(import_id=entry.import_id, slot=record.slot, tiered_end=entry.tiered_end, voided=voided)
-    others = {name: other for name, other in state.registrations.items() if name != entry.import_id}
+    if registration.ids and not void_reason:
+        return {"registrations": state.registrations | {registration.import_id: registration}}
+    closed = ClosedImport(import_id=registration.import_id, slot=record.slot, tiered_end=registration.tiered_end, voided=void_reason)
+    others = {name: other for name, other in state.registrations.items() if name != registration.import_id}
     return {"registrations": others, "closed_imports": (*state.closed_imports, closed)[-HISTORY:]}
 
 
 def _apply_import_voided(state: PartitionState, record: Record[Any], body: r.ImportVoided) -> Changes:
     entry = state.registrations[body.import_id]
-    return _changes_by_updated_import(state, record, entry, voided=body.reason or "void") | _changes_by_voided_ids(state, entry.ids)
+    return _changes_by_updated_import(state, record, entry, void_reason=body.reason or "void") | _changes_by_voided_ids(state, entry.ids)
 
 
 def _changes_by_voided_ids(state: PartitionState, ids: Iterable[str]) -> Changes:
@@ -366,14 +367,19 @@ def _changes_by_broker_lineage(state: PartitionState, newer: tuple[EpochEntry, .
     return moved if parted is None or parted >= offsets.clean_end_offset(state.vector) else moved | _lower_cleaner_offsets(state, parted)
 
 
-def _lower_cleaner_offsets(state: PartitionState, parted: int) -> Changes:
-    """Return the changes that lower all cleaner offsets above ``parted`` to it, including those stored for undo and for deletions."""
+def _lower_cleaner_offsets(state: PartitionState, divergence_offset: int) -> Changes:
+    """Return the changes that lower all cleaner offsets above ``divergence_offset`` to it, including those stored for undo and for
+    deletions.
+    """
 
     def with_lower_offset(entry: Any) -> Any:
-        both = {name: offsets.clamp_vector(getattr(entry, name), parted) for name in ("vector_before", "vector")}
+        both = {name: offsets.clamp_vector(getattr(entry, name), divergence_offset) for name in ("vector_before", "vector")}
         return entry.model_copy(update=both)
 
-    return {"vector": offsets.clamp_vector(state.vector, parted), "waiting": tuple(with_lower_offset(group) for group in state.waiting)}
+    return {
+        "vector": offsets.clamp_vector(state.vector, divergence_offset),
+        "waiting": tuple(with_lower_offset(group) for group in state.waiting),
+    }
 
 
 def _apply_plan_announced(state: PartitionState, record: Record[Any], body: r.PlanAnnounced) -> Changes:
@@ -425,7 +431,7 @@ def _apply_round_published(state: PartitionState, record: Record[Any], body: r.R
     published_by = state.published_by | {new.segment.id: body.leader_epoch for new in body.replacements}
     named = {*published_by.values(), *(group.leader_epoch for group in state.waiting)}
     vector = offsets.drop_unreferenced_epochs(body.vector, named)
-    group = Waiting(
+    group = WaitingGroup(
         slot=record.slot,
         run_id=body.run_id,
         leader_epoch=body.leader_epoch,
@@ -468,7 +474,7 @@ def _apply_round_published(state: PartitionState, record: Record[Any], body: r.R
     )
 
 
-def _changes_by_restored_round(state: PartitionState, run_id: str, outputs: Waiting, *, unrestored_groups: int) -> Changes:
+def _changes_by_restored_round(state: PartitionState, run_id: str, outputs: WaitingGroup, *, unrestored_groups: int) -> Changes:
     """Return the changes by a round that restores the sources of ``run_id`` as copies.
 
     The run's outputs wait for their deletion like other removed segments. The objects that the run had replaced are deleted when their time
@@ -518,7 +524,7 @@ def _apply_round_undone(state: PartitionState, record: Record[Any], body: r.Roun
     outputs = set(group.replaced_by.values())
     left = tuple(segment for segment in state.live if segment.id in outputs)
     live = sorted((*(s for s in state.live if s.id not in outputs), *group.segments), key=lambda segment: segment.start_offset)
-    waits = Waiting(
+    waits = WaitingGroup(
         slot=record.slot,
         run_id=body.run_id,
         leader_epoch=body.leader_epoch,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compactor.control.ports import Retention
-from compactor.control.state import Registration, Waiting
+from compactor.control.state import OpenImport, WaitingGroup
 from compactor.control.summary import ImportSummary, WaitingSummary
 
-ReplacedGroup = Waiting | WaitingSummary
+ReplacedGroup = WaitingGroup | WaitingSummary
 """Segments that left the view and wait for deletion."""
 
 
@@ -26,17 +26,19 @@ def retention_time_ms(group: ReplacedGroup, retention: Retention) -> int:
     return grace if group.undone else max(grace, retention.undo_window_ms, group.undo_window_ms or 0)
 
 
-def earliest_retire_ms(group: ReplacedGroup, retention: Retention, since: Mapping[int, int], now_ms: int) -> int:
+def earliest_retire_ms(group: ReplacedGroup, retention: Retention, slot_times_ms: Mapping[int, int], now_ms: int) -> int:
     """Return the first time at which a group of replaced segments may be deleted, in milliseconds.
 
-    :param since: position of a record in the control log (slot) -> the store's modification time of that record.
+    :param slot_times_ms: position of a record in the control log (slot) -> the store's modification time of that record, in milliseconds.
     """
-    return since.get(group.slot, now_ms) + retention_time_ms(group, retention)
+    return slot_times_ms.get(group.slot, now_ms) + retention_time_ms(group, retention)
 
 
-def import_abandoned_ms(entry: Registration | ImportSummary, retention: Retention, since: Mapping[int, int], now_ms: int) -> int:
+def import_abandoned_ms(
+    registration: OpenImport | ImportSummary, retention: Retention, slot_times_ms: Mapping[int, int], now_ms: int
+) -> int:
     """Return the first time at which an open import is regarded as abandoned, in milliseconds.
 
-    :param since: position of a record in the control log (slot) -> the store's modification time of that record.
+    :param slot_times_ms: position of a record in the control log (slot) -> the store's modification time of that record, in milliseconds.
     """
-    return since.get(entry.slot, now_ms) + retention.orphan_age_ms
+    return slot_times_ms.get(registration.slot, now_ms) + retention.orphan_age_ms

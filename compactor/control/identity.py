@@ -1,4 +1,4 @@
-"""Ownership of the data root: a compactor-managed tier stores its id there, and only the catalog with that id may write or sweep.
+"""DataRootOwnership of the data root: a compactor-managed tier stores its id there, and only the catalog with that id may write or sweep.
 
   <tier.url>/tier-id.json    {"tier_id": "...", ...}, created if absent, never overwritten
 
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from compactor.control import ordering
-from compactor.control.logs import open_catalog, open_partition
+from compactor.control.logs import open_catalog, open_partition_log
 from compactor.control.ports import Ports
 from compactor.control.state import CatalogState
 from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable, UsageError
 from compactor.model.ids import TopicPartition
-from compactor.tier.names import foreign_owner
+from compactor.tier.names import recognize_layout
 
 KEY = "tier-id.json"
 IDENTITY_READ_ATTEMPTS = 4
@@ -30,8 +30,11 @@ FIRST_OBJECTS = 1_000
 
 
 @dataclass(frozen=True)
-class RootId:
-    """Content of ``tier-id.json``. ``made_by`` and ``control_url``: process and control store that created it, for people."""
+class DataRootId:
+    """Content of ``tier-id.json``, the object in the data root that names the tier to which the root belongs.
+
+    made_by, control_url: process and control store that created it, for people.
+    """
 
     tier_id: str
     made_by: str = ""
@@ -43,7 +46,7 @@ class RootId:
         return f"tier {self.tier_id}" + (f" ({' '.join(made)})" if made else "")
 
 
-def read_root_id(ports: Ports) -> RootId | None:
+def read_root_id(ports: Ports) -> DataRootId | None:
     """Return the tier id that is stored in the data root, or None if there is none. Raises BadData if the object is corrupt.
 
     The object has no checksum, so it is read until two answers in a row are equal.
@@ -59,32 +62,32 @@ def read_root_id(ports: Ports) -> RootId | None:
         before = data
     try:
         found = json.loads(data)
-        return RootId(str(found["tier_id"]), str(found.get("made_by", "")), str(found.get("control_url", "")))
+        return DataRootId(str(found["tier_id"]), str(found.get("made_by", "")), str(found.get("control_url", "")))
     except (ValueError, KeyError, TypeError, AttributeError):
         hint = 'Restore it, or write {"tier_id": "..."} with the id that `config check` names'
         raise BadData("it names no tier", segment=f"{ports.data.url}/{KEY}", hint=hint) from None
 
 
-class Ownership:
+class DataRootOwnership:
     """Check that the data root belongs to this tier, done once before a process leads anything, and again before each sweep.
 
-    tier_id: id in the catalog. Read from the catalog if no caller has set it yet.
+    tier_id: the tier's id in the catalog; read from there unless a caller has set it.
     """
 
-    def __init__(self, *, ours: bool = True) -> None:
-        """Set up the check. ``ours``: only this program writes into the data root; without it every check passes."""
+    def __init__(self, *, is_exclusive: bool = True) -> None:
+        """Set up the check. ``is_exclusive``: whether only this program writes into the data root; if not, every check passes."""
         self.tier_id = ""
-        self.ours = ours
+        self.ours = is_exclusive
         self._asked = False
 
-    def require(self, ports: Ports, *, anew: bool = False) -> None:
+    def require_owned_root(self, ports: Ports, *, is_recheck: bool = False) -> None:
         """Raise UsageError unless the data root certainly belongs to this tier. Called before writing and sweeping.
 
         A root without an id gets this tier's id if the catalog names every segment in it.
 
-        :param anew: check again even if the check has passed before.
+        :param is_recheck: check again even if the check has passed before.
         """
-        if not self.ours or (self._asked and not anew):
+        if not self.ours or (self._asked and not is_recheck):
             return
         if not self.tier_id:
             self.tier_id = open_catalog(ports).refresh().tier_id
@@ -96,7 +99,7 @@ class Ownership:
         self._require_same_id(ports, found)
         self._asked = True
 
-    def check(self, ports: Ports, catalog: CatalogState) -> None:
+    def require_no_other_owner(self, ports: Ports, catalog: CatalogState) -> None:
         """Raise UsageError if the data root belongs to another tier. For reading commands: a root without an id is accepted and left
         unchanged.
         """
@@ -105,7 +108,7 @@ class Ownership:
         if found is not None:
             self._require_same_id(ports, found)
 
-    def require_free_root(self, ports: Ports, catalog: CatalogState) -> None:
+    def require_unowned_root(self, ports: Ports, catalog: CatalogState) -> None:
         """Raise UsageError if no tier may be created over this data root, because it has an id or segments that the catalog does not
         name.
         """
@@ -114,7 +117,7 @@ class Ownership:
         found = read_root_id(ports)
         if found is not None:
             self._require_same_id(ports, found)
-        self.require_no_foreign_objects(ports)
+        self.require_no_broker_objects(ports)
         stranger = _find_unnamed_segment(ports, catalog)
         if stranger:
             raise UsageError(
@@ -122,23 +125,23 @@ class Ownership:
                 hint="Nothing was changed. Correct tier.url or tier.control_url, or restore the control store from a backup",
             )
 
-    def require_no_foreign_objects(self, ports: Ports) -> None:
+    def require_no_broker_objects(self, ports: Ports) -> None:
         """Raise UsageError if brokers write into this data root, although the configuration calls it a compactor-managed tier."""
-        found = foreign_owner(info.key for info in islice(ports.data.list(""), FIRST_OBJECTS)) if self.ours else None
+        found = recognize_layout(info.key for info in islice(ports.data.list(""), FIRST_OBJECTS)) if self.ours else None
         if found is not None:
             raise UsageError(f"there is no tier at {ports.data.url} that could be ours: it is {found.what}", hint=found.hint)
 
-    def _require_same_id(self, ports: Ports, found: RootId) -> None:
+    def _require_same_id(self, ports: Ports, root_id: DataRootId) -> None:
         """Raise UsageError if the id in the data root is not this tier's."""
-        if found.tier_id != self.tier_id:
+        if root_id.tier_id != self.tier_id:
             other = f"that of tier {self.tier_id}" if self.tier_id else "has no tier yet"
             is_other = "is " if self.tier_id else ""
             raise UsageError(
-                f"{ports.data.url} belongs to {found}, and the control store {ports.control.url} {is_other}{other}",
+                f"{ports.data.url} belongs to {root_id}, and the control store {ports.control.url} {is_other}{other}",
                 hint="Nothing was changed. Correct tier.url or tier.control_url: each tier needs its own location",
             )
 
-    def _write_tier_id(self, ports: Ports) -> RootId:
+    def _write_tier_id(self, ports: Ports) -> DataRootId:
         """Write this tier's id into a data root without one, and return what the root holds then.
 
         Raises UsageError if the root holds segments that the catalog does not name, or none of those that it names.
@@ -180,7 +183,7 @@ def _find_unnamed_segment(ports: Ports, catalog: CatalogState) -> str:
         listed = [item for item in ports.layout.list_objects(name) if item.segment_id]
         known: set[str] = set()
         if listed and text in catalog.partitions:
-            state = open_partition(ports, name, catalog.reached.get(text, 0)).refresh_and_check_gaps()
+            state = open_partition_log(ports, name, catalog.reached.get(text, 0)).refresh_and_check_gaps()
             known = ordering.protected_ids(state).union(segment.id for segment in state.retiring).union(state.voided)
         for item in listed:
             if item.segment_id not in known:
@@ -189,19 +192,19 @@ def _find_unnamed_segment(ports: Ports, catalog: CatalogState) -> str:
 
 
 def _find_live_segment_id_without_objects(ports: Ports, catalog: CatalogState) -> str:
-    """Return a live segment that the catalog names, if the data root has none of them, so that the URL must be another place; else an empty
-    string.
+    """Return the id of a live segment of the catalog's partitions if the data root has objects of none of them, because then the URL must
+    be wrong; else an empty string.
     """
     named = ""
     for name in catalog.names:
-        live = {segment.id for segment in open_partition(ports, name, catalog.reached.get(str(name), 0)).refresh_and_check_gaps().live}
+        live = {segment.id for segment in open_partition_log(ports, name, catalog.reached.get(str(name), 0)).refresh_and_check_gaps().live}
         if live.intersection(item.segment_id for item in ports.layout.list_objects(name)):
             return ""
         named = named or (f"segments of {name}" if live else "")
     return named
 
 
-def foreign_problem(state: CatalogState, url: str, cluster_id: str) -> str:
+def other_tier_problem(state: CatalogState, url: str, cluster_id: str) -> str:
     """Return why a control store belongs to another broker-managed tier, or an empty string. Compares cluster ids if both are known, else
     URLs.
     """

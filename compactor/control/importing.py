@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
-from compactor.control.leadership import check_before_append
-from compactor.control.logs import PartitionLog, cut_if_due
+from compactor.control.leadership import append_problem
+from compactor.control.logs import PartitionLog, snapshot_if_due
 from compactor.control.ports import Ports
 from compactor.control.records import (
     IdsRegistered,
@@ -30,13 +30,18 @@ BodyT = TypeVar("BodyT")
 
 
 def register_import(
-    ports: Ports, log: PartitionLog, import_id: str, ids: Sequence[str], check_fits: Callable[[PartitionState], None] = lambda state: None
+    ports: Ports,
+    log: PartitionLog,
+    import_id: str,
+    ids: Sequence[str],
+    require_match: Callable[[PartitionState], None] = lambda state: None,
 ) -> PartitionState:
-    """Register an import and its segment ids, which may be uploaded from then on. Both are fresh (``ports.new_id``).
+    """Register an import and its segment ids, which may be uploaded from then on. All ids must be new (``ports.new_id``).
 
-    :param check_fits: raises if the import does not match the state to which the registration is added. A truncation voids it.
+    :param require_match: called with the state to which the registration is added; raises if the import does not match it.
 
-    Raises BadData if a rule refuses the registration, and Unavailable if the log grew so much that the import may have been voided already.
+    Raises BadData if an ordering rule refuses the registration, and Unavailable if the log grew so much that the import may have been
+    voided already.
     """
     ports.require_ownership()
     began = log.refresh_and_check_gaps().slot
@@ -47,7 +52,7 @@ def register_import(
             return None
         if state.slot - began >= HISTORY:  # it may have been registered, voided and forgotten: such ids must not come back
             raise Unavailable(f"{state.name}: the log went on while this import was being registered", hint="Import again")
-        check_fits(state)
+        require_match(state)
         return _require_record_accepted(log, state, body, "Nothing was changed")
 
     return log.transact(decide_record)
@@ -68,7 +73,7 @@ def tier_segments(
     :param lineage: the broker's leader-epoch-checkpoint, if known.
     :param tail: the last batches of the segments.
     :param topic_id: id of the broker's topic, if known.
-    :param log_start_offset: where readers begin in the first segments of a partition; None if at their beginning.
+    :param log_start_offset: first offset that readers may see, with the first segments of a partition; None for their first offset.
 
     Raises Fenced if the import was voided meanwhile, and BadData if the segments no longer continue the log.
     """
@@ -115,7 +120,7 @@ def _append_import_record(log: PartitionLog, body: SegmentsTiered | SegmentsPrep
         return _require_record_accepted(log, state, body, "Another process was faster. Run the import again")
 
     state = log.transact(decide_record)
-    cut_if_due(log)
+    snapshot_if_due(log)
     return state
 
 
@@ -137,7 +142,7 @@ def truncate_tail(ports: Ports, log: PartitionLog, body: TailTruncated) -> Parti
         return _require_record_accepted(log, state, body, "Another process was faster. Import again")
 
     state = log.transact(decide_record)
-    cut_if_due(log)
+    snapshot_if_due(log)
     return state
 
 
@@ -175,14 +180,14 @@ def _require_record_accepted(log: PartitionLog, state: PartitionState, body: Bod
     """Return the body of a record after checking that it would take effect in this state. Raises BadData, with the hint, if a rule refuses
     it.
     """
-    problem = check_before_append(log, state, body)
+    problem = append_problem(log, state, body)
     if problem:
         raise BadData(problem, segment=str(state.name), hint=hint)
     return body
 
 
 def closed_import(state: PartitionState, import_id: str) -> ClosedImport | None:
-    """Return the import if it is remembered as complete or void, or None."""
+    """Return the import if the state remembers it as complete or void, else None."""
     return next((entry for entry in state.closed_imports if entry.import_id == import_id), None)
 
 

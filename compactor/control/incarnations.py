@@ -1,7 +1,7 @@
 """The rule about topics that are deleted and created again under the same name. Pure; everything that asks which topic a name is asks here.
 
 A topic name has one control log and one data prefix per incarnation and partition. Each log holds the records of one topic id
-(``ordering.check_same_topic``), so that two topics cannot mix. What remains to be decided is which incarnation a name means:
+(``check_same_topic``), so that two topics cannot mix. What remains to be decided is which incarnation a name means:
 
 * an id that was superseded never becomes current again, for no partition of the topic;
 * a new id supersedes the current one only if the cluster that is recorded for the current id has said that the name has the new id now, or
@@ -18,21 +18,21 @@ from typing import Any
 
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.catalog_records import TopicRecreated, TopicsConfirmed, TopicsInspected
-from compactor.control.records import Record
-from compactor.control.state import CatalogState, MissingTopic, PartitionState
+from compactor.control.records import Record, TopicAdopted
+from compactor.control.state import CatalogState, MissingTopic, PartitionState, RuleViolation
 from compactor.model.ids import TopicPartition
 
 CONFIRMATION_MS = 3_600_000
 """Least time between the first and the last answer that a topic does not exist."""
 
 
-class TopicVerdict(StrEnum):
+class TopicIdRelation(StrEnum):
     """Relation of a log of some topic id to the tier's log of the same name.
 
-    CURRENT: the log of the tier, or the first one of an empty partition.
-    SUPERSEDED: one that a later topic has replaced; it is refused.
-    NEXT: the recorded successor of the tier's log, which gets the next incarnation.
-    OTHER: another topic's, of which nothing is recorded.
+    CURRENT: it is the tier's log, or the first log of an empty partition.
+    SUPERSEDED: it is the log of a topic that a later topic has replaced; it is refused.
+    NEXT: its topic is recorded as the successor of the tier's topic; it gets the next incarnation.
+    OTHER: it is the log of another topic about which nothing is recorded.
     """
 
     CURRENT = "current"
@@ -41,16 +41,16 @@ class TopicVerdict(StrEnum):
     OTHER = "other"
 
 
-def judge_topic_id(recorded_id: TopicId, given_id: TopicId, superseded: Mapping[TopicId, TopicId]) -> TopicVerdict:
+def classify_topic_id(recorded_id: TopicId, given_id: TopicId, superseded: Mapping[TopicId, TopicId]) -> TopicIdRelation:
     """Return how a log with topic id ``given_id`` relates to the tier's log with topic id ``recorded_id``. An empty id is unknown.
 
     :param superseded: for this topic name: former topic id -> the topic id of the topic that was created in its place.
     """
     if (given_id or recorded_id) in superseded:
-        return TopicVerdict.SUPERSEDED
+        return TopicIdRelation.SUPERSEDED
     if not given_id or not recorded_id or given_id == recorded_id:
-        return TopicVerdict.CURRENT
-    return TopicVerdict.NEXT if latest_topic_id(recorded_id, superseded) == given_id else TopicVerdict.OTHER
+        return TopicIdRelation.CURRENT
+    return TopicIdRelation.NEXT if latest_topic_id(recorded_id, superseded) == given_id else TopicIdRelation.OTHER
 
 
 def latest_topic_id(topic_id: TopicId, superseded: Mapping[TopicId, TopicId]) -> TopicId:
@@ -66,15 +66,15 @@ def superseding_topic_id(state: CatalogState, topic: str, topic_id: TopicId) -> 
     return latest_topic_id(topic_id, former) if topic_id in former else EMPTY_TOPIC_ID
 
 
-def current_incarnation(name: TopicPartition, known: Iterable[TopicPartition]) -> TopicPartition:
-    """Return the latest of the known incarnations of a partition; the first one if none is known."""
-    same = (each for each in known if each.first_incarnation == name.first_incarnation)
+def current_incarnation(name: TopicPartition, incarnations: Iterable[TopicPartition]) -> TopicPartition:
+    """Return the latest incarnation of a partition among ``incarnations``; the first incarnation if none of them is of this partition."""
+    same = (each for each in incarnations if each.first_incarnation == name.first_incarnation)
     return max(same, key=lambda each: each.incarnation, default=name.first_incarnation)
 
 
-def current_incarnations(known: Iterable[TopicPartition]) -> list[TopicPartition]:
+def current_incarnations(incarnations: Iterable[TopicPartition]) -> list[TopicPartition]:
     """Return the latest incarnation of each partition, ascending."""
-    return sorted({name.first_incarnation: name for name in sorted(known, key=lambda name: name.incarnation)}.values())
+    return sorted({name.first_incarnation: name for name in sorted(incarnations, key=lambda name: name.incarnation)}.values())
 
 
 def recreation_problem(state: CatalogState, body: TopicRecreated) -> str:
@@ -104,7 +104,37 @@ def is_deletion_confirmed(state: CatalogState, topic_id: TopicId) -> bool:
     return found is not None and found.last_ms - found.first_ms >= CONFIRMATION_MS
 
 
-def check_incarnation_opened(state: PartitionState, record: Record[Any]) -> str:
+def check_same_topic(state: PartitionState, record: Record[Any]) -> RuleViolation:
+    """Return a conflict of topics, or an empty string. Requires the known topic id, if the record names one; a partition with segments but
+    without an id gets one by adoption only.
+    """
+    return topic_conflict(state, record.body.topic_id)
+
+
+def topic_conflict(state: PartitionState, topic_id: TopicId) -> str:
+    """Return why a log with this topic id is not the one that the tier holds, or an empty string. An empty id conflicts with none."""
+    if not topic_id or topic_id == state.topic_id:
+        return ""
+    if state.topic_id:
+        return f"it is of topic id {topic_id}, and the tier has the log of topic id {state.topic_id}"
+    return f"it is of topic id {topic_id}, and the tier holds segments of a topic whose id it does not know" if state.has_segments else ""
+
+
+def check_adopted_topic(state: PartitionState, record: Record[Any]) -> RuleViolation:
+    """Return why the tier's log cannot be declared to be that of a topic, or an empty string. Requires a topic id, or a seam (the offset at
+    which the next import continues) at the end of the tier; and the topic id that the tier had when this was decided.
+    """
+    body: TopicAdopted = record.body
+    if not state.has_segments and not state.topic_id:
+        return "the partition is empty: the first import brings its topic id"
+    if body.previous_id != state.topic_id:
+        return f"the tier has the log of topic id {state.topic_id or 'none'} by now"
+    if body.seam >= 0 and body.seam != state.end_offset + 1:
+        return f"the seam is {body.seam}, and the tier ends at {state.end_offset}"
+    return "" if body.topic_id or body.seam >= 0 else "it names neither a topic id nor a seam"
+
+
+def check_incarnation_opened(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why an import cannot register ids in the log of a later incarnation of its topic name, or an empty string. Requires, in the
     log of a later incarnation, that it was opened for a topic id, or that the partition was deleted since.
     """
@@ -112,7 +142,7 @@ def check_incarnation_opened(state: PartitionState, record: Record[Any]) -> str:
     return f"no topic id was recorded for {state.name}" if unopened else ""
 
 
-def check_unused_incarnation(state: PartitionState, record: Record[Any]) -> str:
+def check_unused_incarnation(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why the log of a later incarnation cannot be opened for a topic id, or an empty string. Requires the log of a later
     incarnation that holds nothing of another topic: no topic id, segments or open imports.
     """
@@ -122,7 +152,7 @@ def check_unused_incarnation(state: PartitionState, record: Record[Any]) -> str:
     return f"{state.name} is in use for topic id {state.topic_id or 'unknown'}" if used else ""
 
 
-def check_deleted_topic(state: PartitionState, record: Record[Any]) -> str:
+def check_deleted_topic(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why a deleted topic is not the one in the tier, or an empty string. Requires the known topic id, if the record names the topic
     that the cluster has deleted.
     """
@@ -130,7 +160,7 @@ def check_deleted_topic(state: PartitionState, record: Record[Any]) -> str:
     return "" if given in ("", state.topic_id) else f"topic id {given} was deleted, and the tier has the log of {state.topic_id or 'none'}"
 
 
-def topic_changes(state: CatalogState, body: TopicsConfirmed | TopicRecreated | TopicsInspected) -> dict[str, Any]:
+def catalog_changes_by_topic_record(state: CatalogState, body: TopicsConfirmed | TopicRecreated | TopicsInspected) -> dict[str, Any]:
     """Return the changed fields of the catalog after a record about topic ids; an empty dictionary if the record has no effect."""
     if isinstance(body, TopicsConfirmed):
         # The first cluster counts: topic ids are unique, so that a second one is a mistake or a copy.

@@ -27,13 +27,15 @@ HEARTBEATS_PER_TTL = 3
 POLLS_PER_TTL = 10
 
 
-class RequirementFailed(Exception):
-    """Raised if an ordering rule refuses a record although its writer leads. The caller then records the intent undone (I6)."""
+class RecordRefused(Exception):
+    """Raised if an ordering rule refuses a record although its writer leads the partition. The caller then records its plan as undone
+    (I6).
+    """
 
 
 @dataclass(frozen=True)
 class LeaseInfo:
-    """Holder and epoch of a lease, and until when it counts as alive, by the store's clock. For display."""
+    """Leader of a partition, its compactor epoch, and the time until which it counts as alive by the store's clock. For display."""
 
     holder: str
     epoch: CompactorEpoch
@@ -46,23 +48,23 @@ class LeaderProgress:
     progress.
 
     steps: steps of work so far.
-    beaten_steps: steps at the last heartbeat.
-    silent_beats: heartbeats in a row without a step between them.
+    steps_at_last_heartbeat: steps at the last heartbeat.
+    heartbeats_without_step: heartbeats in a row without a step of work between them.
     """
 
     steps: int = 0
-    beaten_steps: int = 0
-    silent_beats: int = 0
+    steps_at_last_heartbeat: int = 0
+    heartbeats_without_step: int = 0
     beaten: bool = False
     """Whether a heartbeat object may exist. A short round writes none."""
 
-    def should_beat(self, most: int) -> bool:
-        """Return whether to send the next heartbeat: False after more than ``most`` heartbeats without a step of work between them. Called
-        once per heartbeat.
+    def should_send_heartbeat(self, max_without_step: int) -> bool:
+        """Return whether to send the next heartbeat: False after more than ``max_without_step`` heartbeats without a step of work between
+        them. Called once per heartbeat.
         """
-        self.silent_beats = 0 if self.steps != self.beaten_steps else self.silent_beats + 1
-        self.beaten_steps = self.steps
-        return self.silent_beats <= most
+        self.heartbeats_without_step = 0 if self.steps != self.steps_at_last_heartbeat else self.heartbeats_without_step + 1
+        self.steps_at_last_heartbeat = self.steps
+        return self.heartbeats_without_step <= max_without_step
 
 
 @dataclass(frozen=True)
@@ -79,17 +81,17 @@ class Leadership:
         """Return the partition's state as of the last fold."""
         return self.log.state
 
-    def append_record(self, body: Any, counted: Callable[[PartitionState], bool]) -> PartitionState:
+    def append_record(self, body: Any, has_taken_effect: Callable[[PartitionState], bool]) -> PartitionState:
         """Append a record unless the state shows its effect already, and return the state in which it has taken effect.
 
-        :param counted: returns whether a state shows the record's effect.
+        :param has_taken_effect: returns whether a state shows the record's effect.
 
-        Raises Fenced if this process no longer leads, RequirementFailed if an ordering rule refuses the record, and StoreError if it is
+        Raises Fenced if this process no longer leads, RecordRefused if an ordering rule refuses the record, and StoreError if it is
         unknown whether the record is in the log.
         """
 
         def decide_record(state: PartitionState) -> Any:
-            if counted(state):
+            if has_taken_effect(state):
                 return None
             self.require_in_state(state)
             require_appendable(self.log, state, body)
@@ -98,8 +100,8 @@ class Leadership:
         self.pulse.steps += 1
         return self.log.transact(decide_record)
 
-    def check_append(self, body: Any) -> None:
-        """Raise what ``append`` would raise now. Called before others are informed of what the record is going to say."""
+    def require_record_appendable(self, body: Any) -> None:
+        """Raise Fenced or RecordRefused if ``append_record`` would raise it now. Called before readers are told of the change."""
         self.require_in_state(self.state)
         require_appendable(self.log, self.state, body)
 
@@ -110,7 +112,7 @@ class Leadership:
     def check_still_leading(self, *, waiting: bool = False) -> PartitionState:
         """Read new records and return the state. Raises Fenced if another process has taken over.
 
-        :param waiting: do not count this call as a step of work.
+        :param waiting: whether the caller only waits, so that the call does not count as a step of work.
         """
         self.pulse.steps += not waiting
         state = self.log.refresh()
@@ -135,16 +137,16 @@ class Leadership:
             self.ports.control.delete([_heartbeat_key(self.log, self.epoch)])
 
 
-def check_before_append(log: PartitionLog, state: PartitionState, body: Any) -> str:
+def append_problem(log: PartitionLog, state: PartitionState, body: Any) -> str:
     """Return why a record would have no effect if it were appended now, or an empty string. Saves the log a record without effect."""
     return ordering.refusal(state, log.candidate_record(body))
 
 
 def require_appendable(log: PartitionLog, state: PartitionState, body: Any) -> None:
-    """Raise RequirementFailed if a record would have no effect when appended now."""
-    problem = check_before_append(log, state, body)
+    """Raise RecordRefused if a record would have no effect when appended now."""
+    problem = append_problem(log, state, body)
     if problem:
-        raise RequirementFailed(problem)
+        raise RecordRefused(problem)
 
 
 @contextmanager
@@ -157,7 +159,7 @@ def hold_leadership(ports: Ports, log: PartitionLog, lease: Lease) -> Iterator[L
     most = lease.stall_ms * HEARTBEATS_PER_TTL // lease.ttl_ms
 
     def send_heartbeat() -> None:
-        if leadership.pulse.should_beat(most):
+        if leadership.pulse.should_send_heartbeat(most):
             leadership.send_heartbeat()
 
     try:
@@ -166,7 +168,7 @@ def hold_leadership(ports: Ports, log: PartitionLog, lease: Lease) -> Iterator[L
     finally:
         try:
             leadership.release()
-        except (Fenced, StoreError, RequirementFailed):
+        except (Fenced, StoreError, RecordRefused):
             pass  # lost already, or it ends with its ttl: neither is worth hiding how the block ended
 
 
@@ -174,7 +176,7 @@ def acquire_leadership(ports: Ports, log: PartitionLog, lease: Lease) -> Leaders
     """Acquire the next compactor epoch as soon as no other leader is alive.
 
     Raises Leased after waiting one ttl for another leader, UsageError if the data belongs to another tier, and BadControlRecord if the log
-    has a gap: a leader that took the gap for the tail would decide from an old state and fill it.
+    has a gap: a leader that took the gap for the end of the log would decide from an old state and write its records into the gap.
     """
     ports.require_ownership()
     state = log.refresh_and_check_gaps()
@@ -204,7 +206,7 @@ def acquire_leadership(ports: Ports, log: PartitionLog, lease: Lease) -> Leaders
 
 
 def current_lease(ports: Ports, log: PartitionLog) -> LeaseInfo | None:
-    """Return who leads the partition and until when the lease counts as alive, or None if no one does. Reads only."""
+    """Return the partition's leader and until when it counts as alive, or None if there is no leader. Writes nothing."""
     leader = log.state.leader
     if leader is None or leader.released:
         return None
@@ -212,14 +214,14 @@ def current_lease(ports: Ports, log: PartitionLog) -> LeaseInfo | None:
 
 
 @contextmanager
-def send_heartbeats_in_background(beat: Callable[[], None], interval_s: float) -> Iterator[None]:
-    """Send heartbeats from a background thread. Implements KeepAlive."""
+def send_heartbeats_in_background(send_heartbeat: Callable[[], None], interval_s: float) -> Iterator[None]:
+    """Call ``send_heartbeat`` every ``interval_s`` seconds in a background thread while the block runs. Implements KeepAlive."""
     over = threading.Event()
 
     def beat_until_stopped() -> None:
         while not over.wait(interval_s):
             try:
-                beat()
+                send_heartbeat()
             except (StoreError, OutOfBudget):
                 pass  # the next one may pass; a leader that nobody replaces needs no heartbeat
 
@@ -233,10 +235,10 @@ def send_heartbeats_in_background(beat: Callable[[], None], interval_s: float) -
 
 
 def _acquisition_unless_changed(
-    log: PartitionLog, before: Leader | None, body: LeadershipAcquired, state: PartitionState
+    log: PartitionLog, previous_leader: Leader | None, body: LeadershipAcquired, state: PartitionState
 ) -> LeadershipAcquired | None:
     """Return the acquisition, or None if the leadership has changed since its liveness was checked."""
-    if state.leader != before:
+    if state.leader != previous_leader:
         return None
     require_appendable(log, state, body)
     return body
@@ -269,11 +271,11 @@ def _last_heartbeat_ms(ports: Ports, log: PartitionLog, leader: Leader) -> int:
         return kept.since_ms or 0 if kept is not None and kept.epoch == leader.epoch else 0
 
 
-def _delete_heartbeat(ports: Ports, log: PartitionLog, before: Leader | None) -> None:
+def _delete_heartbeat(ports: Ports, log: PartitionLog, previous_leader: Leader | None) -> None:
     """Delete the heartbeat object of a replaced leader. Errors are ignored, because it is never read again."""
-    if before is not None and not before.released:
+    if previous_leader is not None and not previous_leader.released:
         try:
-            ports.control.delete([_heartbeat_key(log, before.epoch)])
+            ports.control.delete([_heartbeat_key(log, previous_leader.epoch)])
         except Unavailable:
             pass  # it is a few bytes that nobody reads again
 

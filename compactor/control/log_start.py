@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from compactor.constants import CompactorEpoch, Offset
 from compactor.control.records import LogStartRaised, Record, SegmentsTiered
-from compactor.control.state import PartitionState, Waiting, sum_batches_of
+from compactor.control.state import PartitionState, RuleViolation, WaitingGroup, sum_batches_of
 from compactor.control.summary import SegmentFacts
 
 S = TypeVar("S", bound=SegmentFacts)
@@ -28,7 +28,7 @@ def removable_below(live: Sequence[S], offset: int) -> tuple[S, ...]:
 
 
 def log_start_record(state: PartitionState, offset: int, leader_epoch: CompactorEpoch, grace_ms: int | None) -> LogStartRaised:
-    """Return the record that raises the log start to this offset. The ordering rules decide whether it counts."""
+    """Return the record that raises the log start to this offset. The ordering rules decide whether it takes effect."""
     gone = removable_below(state.live, offset)
     return LogStartRaised(
         leader_epoch=leader_epoch,
@@ -40,7 +40,7 @@ def log_start_record(state: PartitionState, offset: int, leader_epoch: Compactor
     )
 
 
-def check_log_start_rises(state: PartitionState, record: Record[Any]) -> str:
+def check_log_start_rises(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why the log start cannot be raised to the record's offset, or an empty string. Requires an offset from the log start to the
     end offset + 1; the log start itself only to remove segments.
     """
@@ -50,7 +50,7 @@ def check_log_start_rises(state: PartitionState, record: Record[Any]) -> str:
     return "" if body.ids or body.offset > state.log_start else f"the log starts at {body.offset} already"
 
 
-def check_removed_segments(state: PartitionState, record: Record[Any]) -> str:
+def check_removed_segments(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return that the record removes other segments than those below its offset, or an empty string. Requires exactly the live segments
     wholly below the offset, never the newest.
     """
@@ -59,7 +59,7 @@ def check_removed_segments(state: PartitionState, record: Record[Any]) -> str:
     return "" if gone == body.ids else f"the live segments below offset {body.offset} are others"
 
 
-def check_removed_balance(state: PartitionState, record: Record[Any]) -> str:
+def check_removed_balance(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return that the record's sums of batches are not those of its segments, or an empty string. Requires the recorded sums of the batches
     that are removed and of those that stay.
     """
@@ -70,7 +70,7 @@ def check_removed_balance(state: PartitionState, record: Record[Any]) -> str:
     return "" if (body.removed, body.content) == (removed, content) else "the batches that it removes are others than were recorded"
 
 
-def check_imported_log_start(state: PartitionState, record: Record[Any]) -> str:
+def check_imported_log_start(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why an import cannot set its log start, or an empty string. Requires a log start only with the first segments of a partition,
     within them or right after them.
     """
@@ -83,21 +83,21 @@ def check_imported_log_start(state: PartitionState, record: Record[Any]) -> str:
     return "" if within else f"the log start {body.log_start_offset} lies outside of its segments"
 
 
-def check_log_start_never_raised(state: PartitionState, record: Record[Any]) -> str:
+def check_log_start_never_raised(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return that older segments cannot be added below a raised log start, or an empty string. Requires a log start that was never raised,
     because what retention has removed does not come back.
     """
     return "" if state.log_start_offset is None else f"the log start was raised to {state.log_start_offset}"
 
 
-def check_cut_above_log_start(state: PartitionState, record: Record[Any]) -> str:
+def check_truncation_above_log_start(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why the log cannot be truncated at the record's offset, or an empty string. Requires an offset above the log start, if that
     was ever raised.
     """
     return truncation_problem(state, record.body.offset)
 
 
-def check_broker_log_start_rises(state: PartitionState, record: Record[Any]) -> str:
+def check_broker_log_start_rises(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return that a log start reported by brokers is not above the one recorded before, or an empty string. Requires an offset above the
     highest one recorded.
     """
@@ -105,7 +105,7 @@ def check_broker_log_start_rises(state: PartitionState, record: Record[Any]) -> 
     return "" if record.body.offset > known else f"brokers have reported the log start {known} already"
 
 
-def check_expired_groups(state: PartitionState, record: Record[Any]) -> str:
+def check_expired_groups(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which group is declared expired although brokers have not deleted all of its sources, or an empty string. Requires expired
     groups that lie wholly below the log start of brokers and that are not also left out for another reason.
     """
@@ -124,14 +124,16 @@ def truncation_problem(state: PartitionState, offset: int) -> str:
     return f"the log is cut at {offset}, and its records below {state.log_start_offset} were deleted"
 
 
-def restoring_problem(state: PartitionState, group: Waiting) -> str:
+def restored_below_log_start_problem(state: PartitionState, group: WaitingGroup) -> str:
     """Return which segment that a round replaced lies wholly below the log start, so that it must not come back, or an empty string."""
     below = next((segment for segment in group.segments if segment.end_offset < (state.log_start_offset or 0)), None)
     return f"segment {below.id}, which it replaced, ends below the log start {state.log_start_offset}" if below else ""
 
 
-def built_on_problem(state: PartitionState, group: Waiting) -> str:
-    """Return why the new segments of a round are not all live, or an empty string. New segments that brokers have expired are ignored."""
+def unlive_outputs_problem(state: PartitionState, group: WaitingGroup) -> str:
+    """Return which new segment of a round is no longer live, as a message, or an empty string. Segments that brokers expired are
+    ignored.
+    """
     lost = set(group.replaced_by.values()) - {segment.id for segment in state.live}
     if any(segment.end_offset >= state.broker_log_start for segment in group.segments if group.replaced_by[segment.id] in lost):
         return f"something was built on run {group.run_id}"

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from compactor.control import ordering
 from compactor.control.control_log import ControlLog, LogFormat, SlotContention, Snapshot
-from compactor.control.fold import fold_catalog, fold_partition, with_times
+from compactor.control.fold import fold_catalog, fold_partition, with_modification_times
 from compactor.control.ports import Ports
 from compactor.control.records import (
     BadControlRecord,
@@ -59,35 +59,45 @@ def fold_partition_record(state: PartitionState, record: Record[Any]) -> Partiti
     return fold_partition(state, record, ordering.refusal)
 
 
-PARTITION = LogFormat(record=PartitionRecord, snapshot=Snapshot[PartitionState], apply=fold_partition_record, with_times=with_times)
-CATALOG = LogFormat(record=CatalogRecord, snapshot=Snapshot[CatalogState], apply=fold_catalog, with_times=lambda state, _: state)
+PARTITION = LogFormat(
+    record=PartitionRecord, snapshot=Snapshot[PartitionState], apply=fold_partition_record, with_modification_times=with_modification_times
+)
+CATALOG = LogFormat(
+    record=CatalogRecord, snapshot=Snapshot[CatalogState], apply=fold_catalog, with_modification_times=lambda state, _: state
+)
 
 
-def open_partition(
-    ports: Ports, name: TopicPartition, floor: int = 0, *, key: str = "", view: Callable[[PartitionState], PartitionState] | None = None
+def open_partition_log(
+    ports: Ports,
+    name: TopicPartition,
+    min_slot: int = 0,
+    *,
+    log_name: str = "",
+    state_for_readers: Callable[[PartitionState], PartitionState] | None = None,
 ) -> PartitionLog:
     """Return a partition's control log under a new writer incarnation. Makes no request yet. A partition without records is empty.
 
-    :param floor: a slot that the log has had according to the tier-wide log (``CatalogState.reached``); a log that ends below it is
+    :param min_slot: a slot that the log has had according to the tier-wide log (``CatalogState.reached``); a log that ends below it is
         refused.
-    :param key: name of the log if the partition's name is not unique: on broker-managed tiers it contains the topic id.
-    :param view: changes the state that readers get, as in ControlLog.
+    :param log_name: name of the log if the partition's name is not unique: on broker-managed tiers it contains the topic id.
+    :param state_for_readers: changes the state that readers get, as in ControlLog.
     """
     empty = PartitionState(topic=name.topic, partition=name.partition, incarnation=name.incarnation)
-    called = key or str(name)
-    return _open_control_log(ports, f"partitions/{called}", called, empty, PARTITION, floor, view)
+    called = log_name or str(name)
+    return _open_control_log(ports, f"partitions/{called}", called, empty, PARTITION, min_slot, state_for_readers)
 
 
-def read_again_if_missing(name: TopicPartition, attempt: Callable[[], T], attempts: int = READ_ATTEMPTS) -> T:
-    """Return ``attempt()``, which folds the partition's log and reads objects; call it again if one of them was deleted meanwhile.
+def retry_if_object_missing(name: TopicPartition, read_once: Callable[[], T], attempts: int = READ_ATTEMPTS) -> T:
+    """Return the result of ``read_once()``, which folds the partition's log and reads objects. Call it again if an object was deleted
+    meanwhile.
 
     Raises BadData if an object is missing in the last attempt, too.
     """
     for _ in range(attempts - 1):
         with suppress(NotFound):
-            return attempt()
+            return read_once()
     try:
-        return attempt()
+        return read_once()
     except NotFound as error:
         raise BadData(f"an object of the view is missing: {error.message}", segment=str(name), hint="Run `verify`") from error
 
@@ -126,7 +136,7 @@ def create_tier(
 
 
 def check_tier_settings(state: CatalogState, url: str, kind: str, layout: str, key_entropy_bits: int) -> None:
-    """Raise UsageError if the configuration says another kind or layout than the tier's identity, or names objects otherwise."""
+    """Raise UsageError if the configured kind, layout, URL or number of key entropy bits differs from the tier's identity."""
     if (state.kind, state.layout) != (kind, layout):
         raise UsageError(
             f"the tier at {url} is of kind {state.kind} and layout {state.layout}, not {kind} and {layout}",
@@ -146,8 +156,8 @@ def publish_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> N
 
     Raises StoreError only if a partition is new; a lost hint about a known partition merely delays others.
     """
-    if all(str(name) in catalog.state.partitions for name in slots) and catalog.is_far_behind(FAR_BEHIND):
-        _store_hints_in_inbox(catalog, slots)
+    if all(str(name) in catalog.state.partitions for name in slots) and catalog.is_behind_by(FAR_BEHIND):
+        _queue_hints(catalog, slots)
         return
     known = catalog.refresh().partitions
     seen = {str(name): known.get(str(name), 0) for name in slots}
@@ -162,18 +172,18 @@ def publish_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> N
     listed = all(seen.values())
     try:
         # A thousand writers do not wait for each other: where slots are taken away, what is known already is left in the inbox.
-        catalog.transact(decide_record, most_lost=MOST_LOST if listed else 0)
+        catalog.transact(decide_record, max_lost_slots=MOST_LOST if listed else 0)
     except SlotContention:
-        _store_hints_in_inbox(catalog, slots)
+        _queue_hints(catalog, slots)
         return
     except StoreError:
         # A hint that is lost costs the others time; a partition that nobody has listed would be lost to them.
         if not listed:
             raise
-    cut_if_due(catalog)
+    snapshot_if_due(catalog)
 
 
-def record_lower_bounds(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
+def record_min_slots(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
     """Record the present length of many partitions' control logs, so that a log which loses records later is noticed. Writes one record, or
     none if all lengths are recorded already.
     """
@@ -186,10 +196,10 @@ def record_lower_bounds(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> No
         return SlotsReached(slots=new) if new else None
 
     try:
-        catalog.transact(decide_record, most_lost=MOST_LOST)
+        catalog.transact(decide_record, max_lost_slots=MOST_LOST)
     except SlotContention:
         return  # bounds are told again with the next change
-    cut_if_due(catalog)
+    snapshot_if_due(catalog)
 
 
 def record_inspections(catalog: CatalogLog, inspections: Mapping[str, RetireInspection]) -> None:
@@ -205,14 +215,16 @@ def record_inspections(catalog: CatalogLog, inspections: Mapping[str, RetireInsp
         return PartitionsInspected(looks=new) if new else None
 
     try:
-        catalog.transact(decide_record, most_lost=MOST_LOST)
+        catalog.transact(decide_record, max_lost_slots=MOST_LOST)
     except SlotContention:
         return
-    cut_if_due(catalog)
+    snapshot_if_due(catalog)
 
 
-def collect_inbox(catalog: CatalogLog) -> int:
-    """Move waiting hints from the inbox into the tier-wide log as one record, and return their number. Raises StoreError."""
+def collect_queued_hints(catalog: CatalogLog) -> int:
+    """Move change hints that were stored as separate objects into the tier-wide log, as one record. Return their number. Raises
+    StoreError.
+    """
     found: dict[str, int] = {}
     keys: list[str] = []
     for info in islice(catalog.store.list(f"{catalog.prefix}/inbox/"), INBOX):
@@ -236,7 +248,7 @@ def collect_inbox(catalog: CatalogLog) -> int:
 
     catalog.transact(decide_record)
     catalog.store.delete(keys)
-    cut_if_due(catalog)
+    snapshot_if_due(catalog)
     return len(keys)
 
 
@@ -247,7 +259,7 @@ def _is_slot_hinted_since(state: CatalogState, name: str, slot: int, after_slot:
     return state.partitions.get(name, 0) > after_slot and state.reached.get(name, 0) >= slot
 
 
-def _store_hints_in_inbox(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
+def _queue_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
     """Store change hints as separate objects, so that writers do not compete for the next position in the log. Store errors are ignored."""
     for name, slot in slots.items():
         key = f"{catalog.prefix}/inbox/{catalog.incarnation}-{slot}-{zlib.crc32(str(name).encode()):08x}.json"
@@ -256,12 +268,12 @@ def _store_hints_in_inbox(catalog: CatalogLog, slots: Mapping[TopicPartition, in
             catalog.store.put(key, seal_document(hint.model_dump_json().encode()))
 
 
-def cut_if_due(log: ControlLog[Any]) -> None:
+def snapshot_if_due(log: ControlLog[Any]) -> None:
     """Replace old records of a control log by a snapshot if that saves requests. Called after records were added. If the store is busy, the
     next call does it.
     """
     try:
-        log.write_snapshot_and_cut()
+        log.write_snapshot_and_delete_records()
     except (Unavailable, OutOfBudget):
         pass
 
@@ -278,6 +290,6 @@ def _open_control_log(
         log_format,
         incarnation=ports.new_id(),
         clock_ms=ports.clock_ms,
-        floor=min_slot,
-        view=state_for_readers,
+        min_slot=min_slot,
+        state_for_readers=state_for_readers,
     )

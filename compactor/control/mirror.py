@@ -21,8 +21,11 @@ from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
 
 
-def segment_from_broker(record: RemoteLogSegmentMetadataRecord, last: int | None = None) -> RemoteLogSegmentMetadata:
-    """Convert a broker's segment record to this program's metadata. ``last``: last offset that readers read of it; None for its end offset.
+def segment_from_broker(record: RemoteLogSegmentMetadataRecord, last_offset: int | None = None) -> RemoteLogSegmentMetadata:
+    """Convert a broker's segment record to this program's metadata.
+
+    :param last_offset: last offset that readers read from it, inclusive; None for its end offset.
+
 
     Brokers do not state modification times or content. The largest timestamp (or the event's, if there is none) replaces the modification
     time and the first batch's timestamp, so that max.compaction.lag.ms may act late by the time span of a segment. Other values are unknown
@@ -32,15 +35,15 @@ def segment_from_broker(record: RemoteLogSegmentMetadataRecord, last: int | None
     return RemoteLogSegmentMetadata(
         id=record.id,
         start_offset=Offset(record.start_offset),
-        end_offset=Offset(record.end_offset if last is None else last),
+        end_offset=Offset(record.end_offset if last_offset is None else last_offset),
         size_bytes=record.size_bytes,
         max_timestamp_ms=TimestampMs(record.max_timestamp_ms),
         mtime_ms=record.max_timestamp_ms if known else record.event_timestamp_ms,
-        leader_epochs=tuple(entry for entry in segment_lineage(record) if last is None or entry.start_offset <= last),
+        leader_epochs=tuple(entry for entry in segment_lineage(record) if last_offset is None or entry.start_offset <= last_offset),
         files={},
         first_timestamp_ms=record.max_timestamp_ms,
         custom_metadata=base64.b64encode(record.custom_metadata).decode() if record.custom_metadata else "",
-        copied_end_offset=record.end_offset if last is not None and last < record.end_offset else -1,
+        copied_end_offset=record.end_offset if last_offset is not None and last_offset < record.end_offset else -1,
     )
 
 

@@ -16,11 +16,11 @@ from itertools import pairwise
 from typing import Any
 
 from checkpoint import lineage, offsets
-from compactor.constants import CompactorEpoch, TopicId
+from compactor.constants import CompactorEpoch
 from compactor.control import incarnations, log_start, mirror, records as r
 from compactor.control.coverage import coverage_problem, gap_problem, invalid_segment_problem, segment_problem, task_problem
 from compactor.control.records import Record
-from compactor.control.state import Intent, PartitionState, Waiting
+from compactor.control.state import Intent, PartitionState, RuleViolation, WaitingGroup
 from compactor.errors import CompactorError, Fenced
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -28,15 +28,17 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 # --- who may write -----------------------------------------------------------------------------------------------------------
 
 
-def check_next_epoch(state: PartitionState, record: Record[Any]) -> str:
-    """Return why the epoch is refused, or an empty string. Requires a compactor epoch one higher than the last."""
+def check_next_epoch(state: PartitionState, record: Record[Any]) -> RuleViolation:
+    """Return why the record's epoch is refused, or an empty string. Requires a compactor epoch one higher than the last."""
     if record.body.leader_epoch != state.next_epoch:
         return f"epoch {record.body.leader_epoch} does not follow epoch {state.last_epoch}"
     return ""
 
 
-def check_writer_leads(state: PartitionState, record: Record[Any]) -> str:
-    """Return why it may not write, or an empty string. Requires the leader as writer: the last epoch, by this incarnation, not released."""
+def check_writer_leads(state: PartitionState, record: Record[Any]) -> RuleViolation:
+    """Return why the record's writer may not write, or an empty string. Requires the leader as writer: the last epoch, by this incarnation,
+    not released.
+    """
     return leadership_problem(state, record.incarnation, record.body.leader_epoch)
 
 
@@ -62,7 +64,7 @@ def require_leadership(state: PartitionState, incarnation: str, epoch: Compactor
 # --- imports -----------------------------------------------------------------------------------------------------------------
 
 
-def check_fresh_import(state: PartitionState, record: Record[Any]) -> str:
+def check_fresh_import(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which id was used before, or an empty string. Requires an import id and segment ids that were never used before."""
     body: r.IdsRegistered = record.body
     is_known = body.import_id in state.registrations or any(closed.import_id == body.import_id for closed in state.closed_imports)
@@ -71,7 +73,7 @@ def check_fresh_import(state: PartitionState, record: Record[Any]) -> str:
     return _used_id_problem(state, body.ids)
 
 
-def check_registered_ids(state: PartitionState, record: Record[Any]) -> str:
+def check_registered_ids(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which id is not registered, or an empty string. Requires segment ids that this import has registered and that are not void."""
     body: r.SegmentsTiered = record.body
     entry = state.registrations.get(body.import_id)
@@ -81,8 +83,10 @@ def check_registered_ids(state: PartitionState, record: Record[Any]) -> str:
     return f"import {body.import_id} has not registered {min(strange)}" if strange else ""
 
 
-def check_continues_log(state: PartitionState, record: Record[Any]) -> str:
-    """Return why they cannot follow, or an empty string. Requires segments that start at the end offset + 1, without gaps between them."""
+def check_continues_log(state: PartitionState, record: Record[Any]) -> RuleViolation:
+    """Return why the record's segments cannot follow the log, or an empty string. Requires segments that start at the end offset + 1,
+    without gaps between them.
+    """
     segments: tuple[RemoteLogSegmentMetadata, ...] = record.body.segments
     if not segments or len({segment.id for segment in segments}) != len(segments):
         return "no segments, or one of them twice"
@@ -91,7 +95,7 @@ def check_continues_log(state: PartitionState, record: Record[Any]) -> str:
     return invalid_segment_problem(segments) or gap_problem(segments)
 
 
-def check_lineage_kept(state: PartitionState, record: Record[Any]) -> str:
+def check_lineage_kept(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why the record's leader-epoch lineage contradicts the tier's, or an empty string. Requires a lineage that gives no live offset
     to another epoch (checked for records that state their last batches, which early versions did not).
     """
@@ -101,38 +105,10 @@ def check_lineage_kept(state: PartitionState, record: Record[Any]) -> str:
     return "" if parted is None else f"its lineage gives offset {parted} to another leader epoch than the tier's"
 
 
-def check_same_topic(state: PartitionState, record: Record[Any]) -> str:
-    """Return a conflict of topics, or an empty string. Requires the known topic id, if the record names one; a partition with segments but
-    without an id gets one by adoption only.
+def check_precedes_log(state: PartitionState, record: Record[Any]) -> RuleViolation:
+    """Return why the record's segments cannot precede the log, or an empty string. Requires segments that end at the start offset - 1,
+    without gaps between them.
     """
-    return topic_conflict(state, record.body.topic_id)
-
-
-def topic_conflict(state: PartitionState, topic_id: TopicId) -> str:
-    """Return why a log with this topic id is not the one that the tier holds, or an empty string. An empty id conflicts with none."""
-    if not topic_id or topic_id == state.topic_id:
-        return ""
-    if state.topic_id:
-        return f"it is of topic id {topic_id}, and the tier has the log of topic id {state.topic_id}"
-    return f"it is of topic id {topic_id}, and the tier holds segments of a topic whose id it does not know" if state.has_segments else ""
-
-
-def check_adopted_topic(state: PartitionState, record: Record[Any]) -> str:
-    """Return why the tier's log cannot be declared to be that of a topic, or an empty string. Requires a topic id, or a seam (the offset at
-    which the next import continues) at the end of the tier; and the topic id that the tier had when this was decided.
-    """
-    body: r.TopicAdopted = record.body
-    if not state.has_segments and not state.topic_id:
-        return "the partition is empty: the first import brings its topic id"
-    if body.previous_id != state.topic_id:
-        return f"the tier has the log of topic id {state.topic_id or 'none'} by now"
-    if body.seam >= 0 and body.seam != state.end_offset + 1:
-        return f"the seam is {body.seam}, and the tier ends at {state.end_offset}"
-    return "" if body.topic_id or body.seam >= 0 else "it names neither a topic id nor a seam"
-
-
-def check_precedes_log(state: PartitionState, record: Record[Any]) -> str:
-    """Return why they cannot precede, or an empty string. Requires segments that end at the start offset - 1, without gaps between them."""
     segments: tuple[RemoteLogSegmentMetadata, ...] = record.body.segments
     if not segments or len({segment.id for segment in segments}) != len(segments):
         return "no segments, or one of them twice"
@@ -141,13 +117,13 @@ def check_precedes_log(state: PartitionState, record: Record[Any]) -> str:
     return invalid_segment_problem(segments) or gap_problem(segments)
 
 
-def check_whole_import(state: PartitionState, record: Record[Any]) -> str:
+def check_whole_import(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return that some segments are missing, or an empty string. Requires all registered segments of the import at once."""
     entry = state.registrations.get(record.body.import_id)
     return "" if entry and set(entry.ids) == {segment.id for segment in record.body.segments} else "not all that the import has registered"
 
 
-def check_nothing_compacted(state: PartitionState, record: Record[Any]) -> str:
+def check_nothing_compacted(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return what was compacted, or an empty string. Requires a partition of which no part was compacted or is being compacted."""
     return compacted_problem(state)
 
@@ -165,7 +141,7 @@ def compacted_problem(state: PartitionState) -> str:
     return ""
 
 
-def check_truncated_segments(state: PartitionState, record: Record[Any]) -> str:
+def check_truncated_segments(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why the discarded part differs, or an empty string. Requires exactly the live segments that end at the offset or later, and,
     as a new segment, the part of the first one below the offset.
     """
@@ -181,7 +157,7 @@ def check_truncated_segments(state: PartitionState, record: Record[Any]) -> str:
     return ""
 
 
-def check_new_branch(state: PartitionState, record: Record[Any]) -> str:
+def check_new_branch(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why the segments that a truncation adds are not valid, or an empty string. Requires all segments that the truncation has
     registered: the part of the first discarded segment below the offset, and a new branch that begins at the offset and has no gap.
     """
@@ -195,7 +171,7 @@ def check_new_branch(state: PartitionState, record: Record[Any]) -> str:
     return invalid_segment_problem(new) or gap_problem(new)
 
 
-def check_loss_accepted(state: PartitionState, record: Record[Any]) -> str:
+def check_loss_accepted(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why a truncation would lose the last values of some keys, or an empty string. Requires cleaner offsets that do not exceed the
     offset, or a loss that a person has accepted (checked for records from version 5 on).
     """
@@ -206,31 +182,35 @@ def check_loss_accepted(state: PartitionState, record: Record[Any]) -> str:
     return f"the partition was compacted up to offset {clean}, and the log is cut at {body.offset}"
 
 
-def check_partition_not_empty(state: PartitionState, record: Record[Any]) -> str:
-    """Return that it holds nothing, or an empty string. Requires a partition with live segments, open imports or an open intent."""
+def check_partition_not_empty(state: PartitionState, record: Record[Any]) -> RuleViolation:
+    """Return that the partition holds nothing, or an empty string. Requires a partition with live segments, open imports or an open
+    intent.
+    """
     return "" if state.has_segments or state.registrations or state.intent else "the partition is empty"
 
 
-def check_lineage_ascends(state: PartitionState, record: Record[Any]) -> str:
+def check_lineage_ascends(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why the lineage is not valid, or an empty string. Requires a lineage that ascends in epoch and offset."""
     entries = record.body.lineage
     rising = all(a.epoch < b.epoch and a.start_offset <= b.start_offset for a, b in pairwise(entries))
     return "" if entries and rising else "the lineage is empty or does not ascend"
 
 
-def check_import_open(state: PartitionState, record: Record[Any]) -> str:
-    """Return an error message if the import that the record belongs to is complete or void, or an empty string if it is open."""
+def check_import_open(state: PartitionState, record: Record[Any]) -> RuleViolation:
+    """Return that the record's import is complete or void, or an empty string. Requires an import that is still open."""
     return "" if record.body.import_id in state.registrations else f"import {record.body.import_id} is not open"
 
 
-def check_open_round_untouched(state: PartitionState, record: Record[Any]) -> str:
+def check_open_round_untouched(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which needed segment is removed, or an empty string. Requires that no segment of the open round is removed."""
     lost = set(mirror.segments_of_open_round(state)).intersection(record.body.gone)
     return f"run {state.intent.plan.run_id} needs segment {min(lost)}" if lost and state.intent else ""
 
 
-def check_mirrored_chain(state: PartitionState, record: Record[Any]) -> str:
-    """Return what would be invalid, or an empty string. Requires removed ids that were live, and a result without gaps between segments."""
+def check_mirrored_chain(state: PartitionState, record: Record[Any]) -> RuleViolation:
+    """Return what would be invalid in the partition afterwards, or an empty string. Requires removed ids that were live, and a result
+    without gaps between segments.
+    """
     strange = set(record.body.gone) - {segment.id for segment in state.live}
     if strange:
         return f"segment {min(strange)} is not live"
@@ -242,12 +222,12 @@ def check_mirrored_chain(state: PartitionState, record: Record[Any]) -> str:
 # --- a round -----------------------------------------------------------------------------------------------------------------
 
 
-def check_no_open_intent(state: PartitionState, record: Record[Any]) -> str:
+def check_no_open_intent(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which round is still open, or an empty string. Requires that no intent is open."""
     return f"run {state.intent.plan.run_id} is still open" if state.intent else ""
 
 
-def check_plan(state: PartitionState, record: Record[Any]) -> str:
+def check_plan(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why the record's plan is not valid for this partition and leader, or an empty string. Requires a plan of this partition and
     leader with a new run id, tasks and new ids, whose cleaner offset does not decrease.
     """
@@ -262,7 +242,7 @@ def check_plan(state: PartitionState, record: Record[Any]) -> str:
     return _used_id_problem(state, [task.new_segment_id for task in plan.tasks])
 
 
-def check_restored_round(state: PartitionState, record: Record[Any]) -> str:
+def check_restored_round(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why a plan cannot restore an earlier round's sources, or an empty string. Requires, if the plan undoes a round, the latest one
     as a whole, with outputs that no later round has rewritten and sources that wait for deletion above the log start.
     """
@@ -278,19 +258,19 @@ def check_restored_round(state: PartitionState, record: Record[Any]) -> str:
     return "" if whole else f"the plan takes back a part of run {plan.restores}"
 
 
-def check_vector_unchanged(state: PartitionState, record: Record[Any]) -> str:
-    """Return that the offsets have changed, or an empty string. Requires the cleaner offsets from which the plan started."""
+def check_vector_unchanged(state: PartitionState, record: Record[Any]) -> RuleViolation:
+    """Return that the cleaner offsets have changed, or an empty string. Requires the cleaner offsets from which the plan started."""
     plan = _plan_of_record(state, record)
     return _vector_problem(state, plan) if plan else ""
 
 
-def check_sources_live(state: PartitionState, record: Record[Any]) -> str:
+def check_sources_live(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which segment is not live, or an empty string. Requires that all sources and all skipped segments of the plan are live."""
     plan = _plan_of_record(state, record)
     return _missing_source_problem(state, plan) if plan else ""
 
 
-def check_tasks_cover_sources(state: PartitionState, record: Record[Any]) -> str:
+def check_tasks_cover_sources(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which task is not valid, or an empty string. Requires tasks that cover exactly their sources (I1), in ascending order."""
     plan = _plan_of_record(state, record)
     if plan is None:
@@ -303,13 +283,13 @@ def check_tasks_cover_sources(state: PartitionState, record: Record[Any]) -> str
     return "" if all(a.end_offset < b.start_offset for a, b in pairwise(plan.tasks)) else "the tasks do not ascend"
 
 
-def check_intent_open(state: PartitionState, record: Record[Any]) -> str:
+def check_intent_open(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return that the run is no longer open, or an empty string. Requires that the run has the open intent."""
     run_id = _run_id_of_record(record)
     return "" if state.intent and state.intent.plan.run_id == run_id else f"run {run_id} is not open: it was undone or published"
 
 
-def check_receipts_match_tasks(state: PartitionState, record: Record[Any]) -> str:
+def check_receipts_match_tasks(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which receipt differs, or an empty string. Requires at most one receipt per task, for the announced id and sources (I1)."""
     intent = state.intent
     if intent is None:
@@ -325,24 +305,24 @@ def check_receipts_match_tasks(state: PartitionState, record: Record[Any]) -> st
     return ""
 
 
-def check_single_run(state: PartitionState, record: Record[Any]) -> str:
+def check_single_run(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return that runs are mixed or absent, or an empty string. Requires receipts of a single run."""
     return "" if len({receipt.run_id for receipt in record.body.receipts}) == 1 else "no receipts, or receipts of several runs"
 
 
-def check_all_receipts(state: PartitionState, record: Record[Any]) -> str:
+def check_all_receipts(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which group is not done, or an empty string. Requires a receipt for each group not wholly below the log start of brokers."""
     pending = [task for task in state.intent.pending if task.end_offset >= state.broker_log_start] if state.intent else []
     return f"group {pending[0].group} has no receipt" if pending else ""
 
 
-def check_publication_not_begun(state: PartitionState, record: Record[Any]) -> str:
-    """Return since when it has begun, or an empty string. Requires a round whose publication has not begun."""
+def check_publication_not_begun(state: PartitionState, record: Record[Any]) -> RuleViolation:
+    """Return since when the round's publication has begun, or an empty string. Requires a round whose publication has not begun."""
     begun = state.intent is not None and state.intent.begun_slot
     return f"readers are being switched since slot {begun}" if begun else ""
 
 
-def check_whole_round(state: PartitionState, record: Record[Any]) -> str:
+def check_whole_round(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return how the published replacements differ from the round's receipts, or an empty string. Requires all outputs of the round, as its
     receipts state them, in ascending order (I5), except groups whose sources brokers deleted after publication had begun.
     """
@@ -361,7 +341,7 @@ def check_whole_round(state: PartitionState, record: Record[Any]) -> str:
     return "" if given == expected else "the replacements are not what the receipts say"
 
 
-def check_coverage(state: PartitionState, record: Record[Any]) -> str:
+def check_coverage(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which replacement is not valid, or an empty string. Requires that each replacement covers exactly its sources (I1)."""
     by_id = state.live_by_id()
     for new in record.body.replacements:
@@ -371,7 +351,7 @@ def check_coverage(state: PartitionState, record: Record[Any]) -> str:
     return ""
 
 
-def check_new_vector(state: PartitionState, record: Record[Any]) -> str:
+def check_new_vector(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return that the cleaner offsets are not the round's, or an empty string. Requires the cleaner offsets before the round and after it:
     the plan's end under the leader's epoch (unchanged if brokers deleted sources of a group, lowered if the round restores segments).
     """
@@ -379,7 +359,7 @@ def check_new_vector(state: PartitionState, record: Record[Any]) -> str:
     intent = state.intent
     if intent is None:
         return ""
-    after = vector_after(state, intent.plan, body.leader_epoch, cut_off=bool(body.cut_off))
+    after = cleaner_vector_after_round(state, intent.plan, body.leader_epoch, has_withdrawn_groups=bool(body.cut_off))
     if body.vector_before != state.vector or body.vector != after:
         return "the new cleaner offsets are not the end of this round"
     return ""
@@ -388,7 +368,7 @@ def check_new_vector(state: PartitionState, record: Record[Any]) -> str:
 # --- retire and undo ---------------------------------------------------------------------------------------------------------
 
 
-def check_whole_groups(state: PartitionState, record: Record[Any]) -> str:
+def check_whole_groups(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which segment lacks its group, or an empty string. Requires whole groups of segments that wait for grace."""
     ids = set(record.body.ids)
     for group in _waiting_groups_within(state, ids):
@@ -398,21 +378,23 @@ def check_whole_groups(state: PartitionState, record: Record[Any]) -> str:
     return ""
 
 
-def check_groups_granted(state: PartitionState, record: Record[Any]) -> str:
-    """Return which sources must stay, or an empty string. Requires segments replaced by publications whose cleaner offset is valid."""
+def check_deletion_permitted(state: PartitionState, record: Record[Any]) -> RuleViolation:
+    """Return which segments must not be deleted, or an empty string. Requires segments replaced by publications whose cleaner offset is
+    valid.
+    """
     for group in _waiting_groups_within(state, set(record.body.ids)):
         if not group.undone and not offsets.is_claim_valid(state.vector, group.leader_epoch, offsets.clean_end_offset(group.vector)):
             return f"the current cleaner offsets do not grant what run {group.run_id} published"
     return ""
 
 
-def check_retire_begun(state: PartitionState, record: Record[Any]) -> str:
+def check_retire_begun(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which deletion was not announced, or an empty string. Requires segments whose deletion has begun."""
     strange = set(record.body.ids) - {segment.id for segment in state.retiring}
     return f"retiring {min(strange)} was not begun" if strange else ""
 
 
-def check_latest_round(state: PartitionState, record: Record[Any]) -> str:
+def check_latest_round(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why the record's round cannot be undone, or an empty string. Requires the latest round, whose outputs no later round has
     rewritten, a higher epoch, and that all its sources wait for deletion and do not lie below the log start.
     """
@@ -428,8 +410,8 @@ def restorable_problem(state: PartitionState, run_id: str, leader_epoch: Compact
         return f"retiring what run {run_id} replaced has begun"
     if leader_epoch <= group.leader_epoch:
         return f"epoch {leader_epoch} is not above the epoch that published run {run_id}"
-    problem = log_start.built_on_problem(state, group)
-    return problem or log_start.restoring_problem(state, group)
+    problem = log_start.unlive_outputs_problem(state, group)
+    return problem or log_start.restored_below_log_start_problem(state, group)
 
 
 # --- the table ---------------------------------------------------------------------------------------------------------------
@@ -440,23 +422,29 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
     r.LeadershipAcquired: (check_next_epoch,),
     r.LeadershipReleased: (check_writer_leads,),
     r.IdsRegistered: (incarnations.check_incarnation_opened, check_fresh_import),
-    r.SegmentsTiered: (check_registered_ids, check_same_topic, check_continues_log, check_lineage_kept, log_start.check_imported_log_start),
+    r.SegmentsTiered: (
+        check_registered_ids,
+        incarnations.check_same_topic,
+        check_continues_log,
+        check_lineage_kept,
+        log_start.check_imported_log_start,
+    ),
     r.SegmentsPrepended: (
         check_registered_ids,
-        check_same_topic,
+        incarnations.check_same_topic,
         check_whole_import,
         check_precedes_log,
         check_nothing_compacted,
         log_start.check_log_start_never_raised,
     ),
     r.TailTruncated: (
-        check_same_topic,
+        incarnations.check_same_topic,
         check_truncated_segments,
         check_new_branch,
         check_loss_accepted,
-        log_start.check_cut_above_log_start,
+        log_start.check_truncation_above_log_start,
     ),
-    r.TopicAdopted: (check_adopted_topic,),
+    r.TopicAdopted: (incarnations.check_adopted_topic,),
     r.IncarnationOpened: (incarnations.check_unused_incarnation,),
     r.PartitionDeleted: (check_writer_leads, check_partition_not_empty, incarnations.check_deleted_topic),
     r.LogStartRaised: (
@@ -501,7 +489,7 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
         check_coverage,
         check_new_vector,
     ),
-    r.RetireBegun: (check_writer_leads, check_whole_groups, check_groups_granted),
+    r.RetireBegun: (check_writer_leads, check_whole_groups, check_deletion_permitted),
     r.Retired: (check_writer_leads, check_retire_begun),
     r.RoundUndone: (check_writer_leads, check_no_open_intent, check_latest_round),
     r.RunEnded: (check_writer_leads,),
@@ -509,7 +497,7 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
 """Conditions under which a record counts, by its type. The docstring of each function states its condition."""
 
 
-def refusal(state: PartitionState, record: Record[Any]) -> str:
+def refusal(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why a record has no effect in this state, or an empty string. Used to replay the log and by writers before they append."""
     for requirement in REQUIREMENTS[type(record.body)]:
         problem = requirement(state, record)
@@ -518,11 +506,17 @@ def refusal(state: PartitionState, record: Record[Any]) -> str:
     return ""
 
 
-def vector_after(state: PartitionState, plan: CompactionPlan, leader_epoch: CompactorEpoch, *, cut_off: bool = False) -> offsets.Vector:
-    """Return the cleaner offsets after a plan's round under this epoch. With ``cut_off`` (brokers deleted sources) the offset stays."""
+def cleaner_vector_after_round(
+    state: PartitionState, plan: CompactionPlan, leader_epoch: CompactorEpoch, *, has_withdrawn_groups: bool = False
+) -> offsets.Vector:
+    """Return the cleaner offsets after a plan's round under this epoch. The offset stays if groups were withdrawn
+    because brokers deleted their sources.
+    """
     if plan.restores:
         return offsets.clamp_vector(state.vector, plan.next_dirty_offset)
-    return offsets.advance_vector(state.vector, leader_epoch, offsets.clean_end_offset(state.vector) if cut_off else plan.next_dirty_offset)
+    return offsets.advance_vector(
+        state.vector, leader_epoch, offsets.clean_end_offset(state.vector) if has_withdrawn_groups else plan.next_dirty_offset
+    )
 
 
 def resume_problem(state: PartitionState, intent: Intent) -> str:
@@ -546,8 +540,8 @@ def protected_ids(state: PartitionState) -> set[str]:
     return ids
 
 
-def known_ids(state: PartitionState) -> set[str]:
-    """Return the ids of segments whose objects may exist: the protected ones and those that are being deleted."""
+def ids_with_possible_objects(state: PartitionState) -> set[str]:
+    """Return the ids of segments whose objects may exist: ``protected_ids`` and the ids whose deletion has begun."""
     return protected_ids(state).union(segment.id for segment in state.retiring)
 
 
@@ -586,7 +580,7 @@ def _run_id_of_record(record: Record[Any]) -> str:
     return run_id
 
 
-def _waiting_groups_within(state: PartitionState, ids: set[str]) -> list[Waiting]:
+def _waiting_groups_within(state: PartitionState, ids: set[str]) -> list[WaitingGroup]:
     """Return the groups that wait for deletion and all of whose segments are among these ids."""
     return [group for group in state.waiting if ids.issuperset(segment.id for segment in group.segments)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from compactor.control.logs import CatalogLog, cut_if_due
+from compactor.control.logs import CatalogLog, snapshot_if_due
 from compactor.control.records import RoundsPaused, RoundsResumed, RoundWanted
 from compactor.control.state import CatalogState
 from compactor.errors import UsageError
@@ -39,23 +39,23 @@ def pause_rounds(catalog: CatalogLog, pattern: str, by: str, reason: str) -> boo
         ) from error
     before = pattern in catalog.refresh().paused
     catalog.transact(lambda state: None if pattern in state.paused else RoundsPaused(pattern=pattern, by=by, reason=reason))
-    cut_if_due(catalog)
+    snapshot_if_due(catalog)
     return not before
 
 
 def resume_rounds(catalog: CatalogLog, pattern: str, by: str) -> None:
-    """End a pause. Raises UsageError if nothing was paused by this pattern."""
+    """End the pause that has this pattern. ``by``: the person, for the log. Raises UsageError if there is no such pause."""
     known = catalog.refresh().paused
     if pattern not in known:
         hint = f"Paused are: {', '.join(known)}" if known else "Nothing is paused"
         raise UsageError(f"nothing was paused by {pattern!r}", hint=hint)
     catalog.transact(lambda state: RoundsResumed(pattern=pattern, by=by) if pattern in state.paused else None)
-    cut_if_due(catalog)
+    snapshot_if_due(catalog)
 
 
 def request_round(catalog: CatalogLog, name: TopicPartition, by: str) -> None:
-    """Request a round over a partition. A daemon starts it at its next scan."""
+    """Record a person's request for a round over a partition. A daemon starts it at its next scan."""
     since = catalog.refresh().slot
     body = RoundWanted(topic=name.topic, partition=name.partition, incarnation=name.incarnation, by=by)
     catalog.transact(lambda state: None if str(name) in state.wanted and state.wanted[str(name)].slot > since else body)
-    cut_if_due(catalog)
+    snapshot_if_due(catalog)

@@ -17,9 +17,11 @@ from compactor.tier.ports import SegmentLayout, SegmentPublisher
 
 
 class KeepAlive(Protocol):
-    """Context manager that calls ``beat`` every ``interval_s`` seconds in the background. Errors of ``beat`` do not end the block."""
+    """Function that returns a context manager, which calls ``send_heartbeat`` every ``interval_s`` seconds in the background. Its errors do
+    not end the block.
+    """
 
-    def __call__(self, beat: Callable[[], None], interval_s: float) -> AbstractContextManager[None]: ...
+    def __call__(self, send_heartbeat: Callable[[], None], interval_s: float) -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True)
@@ -31,15 +33,15 @@ class Retention:
     orphan_age_ms: int = 86_400_000
 
 
-class Owner(Protocol):
-    """Check that the data root belongs to this tier. Implemented by control.identity.Ownership."""
+class OwnershipCheck(Protocol):
+    """Check that the data root belongs to this tier. Implemented by control.identity.DataRootOwnership."""
 
-    def require(self, ports: Ports, *, anew: bool = False) -> None: ...
+    def require_owned_root(self, ports: Ports, *, is_recheck: bool = False) -> None: ...
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Everything that one process uses to reach its environment.
+    """Access of one process to its environment: stores, layout, publisher, clock and brokers.
 
     control: store of control logs, sidecars and scratch objects.
     data: store of the segments below ``layout``; used directly only to probe what the store can do.
@@ -49,12 +51,13 @@ class Ports:
     sleep: waits for a number of seconds.
     holder: name of this process for people.
     keep_alive: runs heartbeats in the background.
-    urgent: the control store without [limits], for heartbeats: behind gigabytes of queued requests a leader would seem dead. None:
-        ``control``.
+    urgent: the control store without the rate limits of [limits], for heartbeats, which would otherwise wait behind large transfers until
+        the leader seems dead. None for ``control``.
     ownership: checks that the data root belongs to this tier; None for no check.
-    retention: recorded with what this process publishes, so that no process deletes earlier; None to record nothing.
-    brokers: returns what brokers' readers find of a partition now; None if the control log alone decides.
-    broker_log_start: asks a partition's leader for its log start offset. Raises Unavailable. None if brokers cannot be asked.
+    retention: how long replaced objects are kept; recorded with every publication, so that no process deletes earlier. None to record
+        nothing.
+    brokers: function partition -> the segments that its brokers' readers find now; None if the control log alone decides.
+    broker_log_start: function partition -> its leader's log start offset; raises Unavailable. None if brokers cannot be asked.
     """
 
     control: ObjectStore
@@ -67,22 +70,22 @@ class Ports:
     holder: str
     keep_alive: KeepAlive
     urgent: ObjectStore | None = None
-    ownership: Owner | None = None
+    ownership: OwnershipCheck | None = None
     retention: Retention | None = None
     brokers: Callable[[TopicPartition], BrokerView] | None = None
     broker_log_start: Callable[[TopicPartition], int] | None = None
 
-    def require_ownership(self, *, anew: bool = False) -> None:
+    def require_ownership(self, *, is_recheck: bool = False) -> None:
         """Raise UsageError if the data root belongs to another tier (control.identity). Called before anything is written or swept.
 
-        :param anew: check again even if the check has passed before.
+        :param is_recheck: check again even if the check has passed before.
         """
         if self.ownership is not None:
-            self.ownership.require(self, anew=anew)
+            self.ownership.require_owned_root(self, is_recheck=is_recheck)
 
     @property
     def grace_ms(self) -> int | None:
-        """Grace that is recorded with everything that leaves the view; None if it is not recorded."""
+        """Grace in milliseconds, recorded with segments that readers no longer use; None if it is not recorded."""
         return self.retention.grace_ms if self.retention else None
 
     def new_id(self) -> str:

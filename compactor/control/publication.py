@@ -30,7 +30,7 @@ from compactor.model.balance import Balance, DigestSum
 from compactor.model.plan import CompactionPlan, CompactionReceipt, Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import RunStatus
-from compactor.tier.ports import Announced, SegmentRef
+from compactor.tier.ports import AnnouncedSegment, SegmentRef
 from compactor.tier.sidecars import sidecar_keys
 
 
@@ -73,13 +73,13 @@ POLL_INTERVAL_MS = 1000
 
 
 def announce_plan(leadership: Leadership, plan: CompactionPlan) -> PartitionState:
-    """Record the plan of a round as its intent. Its objects may be created from then on. Raises RequirementFailed, Fenced."""
+    """Record the plan of a round as its intent. Its objects may be created from then on. Raises RecordRefused, Fenced."""
     body = PlanAnnounced(leader_epoch=leadership.epoch, plan=plan)
     return leadership.append_record(body, lambda state: _is_open_run(state, plan.run_id))
 
 
 def add_receipts(leadership: Leadership, receipts: Sequence[CompactionReceipt]) -> PartitionState:
-    """Record receipts of finished groups, so that a process which resumes the round does not repeat them. Raises RequirementFailed,
+    """Record receipts of finished groups, so that a process which resumes the round does not repeat them. Raises RecordRefused,
     Fenced.
     """
     run_id = receipts[0].run_id
@@ -108,16 +108,16 @@ class RunOutcome:
 
 
 def publish_round(
-    leadership: Leadership, intent: Intent, reported: RunOutcome, on_begun: Callable[[], None] = lambda: None
+    leadership: Leadership, intent: Intent, outcome: RunOutcome, on_begun: Callable[[], None] = lambda: None
 ) -> PartitionState:
     """Direct readers to the round's new segments, and record the publication with its replacements, cleaner offsets and run history.
 
     On broker-managed tiers readers change over in several steps, before the record.
 
-    :param reported: status and figures for the run history.
+    :param outcome: status and figures for the run history.
     :param on_begun: called once *publish begun* is in the log (broker-managed tiers only).
 
-    Raises RequirementFailed if an ordering rule refuses the record, and Fenced.
+    Raises RecordRefused if an ordering rule refuses the record, and Fenced.
     """
     run_id = intent.plan.run_id
     receipts = {receipt.group: receipt for receipt in intent.receipts}
@@ -135,11 +135,11 @@ def publish_round(
 
     def append_round_published(unpublished: Collection[str]) -> None:
         """Append *round published* without the replacements whose sources brokers had deleted or have expired."""
-        body = _published_record(leadership, intent, replacements, unpublished, expired, reported)
+        body = _published_record(leadership, intent, replacements, unpublished, expired, outcome)
         leadership.append_record(body, lambda state: was_published(state, run_id))
 
     if len(done) == len(intent.plan.tasks):  # a round with expired groups can be recorded only once its publication has begun
-        leadership.check_append(_published_record(leadership, intent, replacements, (), expired, reported))
+        leadership.require_record_appendable(_published_record(leadership, intent, replacements, (), expired, outcome))
     leadership.ports.publisher.publish_replacements(
         leadership.state.name,
         replacements,
@@ -158,7 +158,7 @@ def _published_record(
     replacements: Sequence[Replacement],
     unpublished: Collection[str],
     expired: ExpiredSources,
-    reported: RunOutcome,
+    outcome: RunOutcome,
 ) -> RoundPublished:
     """Return the *round published* record of an intent.
 
@@ -176,15 +176,15 @@ def _published_record(
         run_id=intent.plan.run_id,
         replacements=kept,
         vector_before=state.vector,
-        vector=ordering.vector_after(state, intent.plan, leadership.epoch, cut_off=bool(cut_off)),
+        vector=ordering.cleaner_vector_after_round(state, intent.plan, leadership.epoch, has_withdrawn_groups=bool(cut_off)),
         cut_off=cut_off,
         expired=gone,
         grace_ms=ports.grace_ms,
         undo_window_ms=ports.retention.undo_window_ms if ports.retention else None,
         balance=round_balance(intent, kept),
         content=content_after_round(state, kept),
-        status=reported.status,
-        stats=reported.stats,
+        status=outcome.status,
+        stats=outcome.stats,
     )
 
 
@@ -216,7 +216,7 @@ def remove_stray_segments(leadership: Leadership) -> int:
         return 0  # readers go by the control log: there are no others to be told of anything
     state = leadership.check_still_leading()
     live = [segment for segment in state.live if segment.id in state.published_by]
-    return leadership.ports.publisher.withdraw_unrecorded_segments(state.name, live, ordering.known_ids(state))
+    return leadership.ports.publisher.withdraw_unrecorded_segments(state.name, live, ordering.ids_with_possible_objects(state))
 
 
 def undo_intent(leadership: Leadership, intent: Intent, reason: str) -> PartitionState:
@@ -228,7 +228,9 @@ def undo_intent(leadership: Leadership, intent: Intent, reason: str) -> Partitio
         IntentUndone(leader_epoch=leadership.epoch, run_id=run_id, reason=reason),
         lambda state: not _is_open_run(state, run_id) and not was_published(state, run_id),
     )
-    announced = [Announced(task.new_segment_id, task.start_offset, task.end_offset, task.leader_epochs) for task in intent.plan.tasks]
+    announced = [
+        AnnouncedSegment(task.new_segment_id, task.start_offset, task.end_offset, task.leader_epochs) for task in intent.plan.tasks
+    ]
     leadership.ports.publisher.withdraw_segments(state.name, announced, include_unannounced=intent.plan.leader_epoch != leadership.epoch)
     delete_objects(leadership, state, announced)
     delete_scratch(leadership, intent)

@@ -444,7 +444,10 @@ def seal_document(document: bytes) -> bytes:
 
 
 def unseal_document(data: bytes, where: str) -> bytes:
-    """Return the JSON text of a sealed object after checking its checksum. ``where``: the object's name. Raises BadControlRecord."""
+    """Return the JSON text of a sealed object after checking its checksum. Raises BadControlRecord.
+
+    :param where: the object's name, for the message.
+    """
     if not (data.startswith(b'{"crc":"') and data[16:27] == b'","record":' and data.endswith(b"}")):
         raise _corrupt_record_error(where, "it is not a control record, or it is cut short")
     document = data[27:-1]

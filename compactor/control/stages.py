@@ -48,8 +48,8 @@ UPLOADED means that all groups have receipts: each was rewritten, passed the gat
 """
 
 
-def stage_of(intent: Intent) -> Stage:
-    """Return the stage of an open intent as recorded in the log, from which a resumed round continues."""
+def recorded_stage(intent: Intent) -> Stage:
+    """Return the stage that an open intent has reached according to the control log. A resumed round continues from there."""
     if intent.begun_slot:
         return Stage.PUBLISH_BEGUN
     return Stage.ANNOUNCED if intent.pending else Stage.UPLOADED
@@ -62,7 +62,7 @@ class StageTracker:
         self.stage = stage
 
     def advance_to(self, stage: Stage) -> None:
-        """Go to the next stage. Raises CompactorError (a bug) if it may not follow the present one."""
+        """Change the present stage to ``stage``. Raises CompactorError (a bug) if it may not follow the present one."""
         if stage not in STAGES[self.stage]:
             raise CompactorError(f"a round cannot go from {self.stage or 'nothing'} to {stage}", hint="This is a bug; please report it")
         self.stage = stage

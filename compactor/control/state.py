@@ -21,6 +21,10 @@ HISTORY = 100
 """Number of past runs, fenced appends, epochs and closed imports that a state keeps. Older ones are lost when their slots are deleted."""
 
 
+RuleViolation = str
+"""Why a control record breaks an ordering rule, for people; empty if it does not."""
+
+
 class LogState(Value):
     """Base of the states that are computed from a control log.
 
@@ -47,7 +51,7 @@ class Leader(Value):
 
 
 class EpochHistory(Value):
-    """One compactor epoch and how it ended. ``ended``: released, replaced, or empty while it lasts.
+    """One compactor epoch and how it ended. ``ended``: released, replaced, or empty as long as it lasts.
 
     delivery_timeout_ms: how long its messages may outlive it, as in ``LeadershipAcquired``.
     """
@@ -79,12 +83,12 @@ class Intent(Value):
 
     @property
     def pending(self) -> tuple[CompactionTask, ...]:
-        """Tasks without a receipt, which a resumed run still has to do."""
+        """Return the tasks without a receipt, which a resumed run still has to do."""
         done = {receipt.group for receipt in self.receipts}
         return tuple(task for task in self.plan.tasks if task.group not in done)
 
 
-class Registration(Value):
+class OpenImport(Value):
     """An open import. ``ids``: registered segment ids that are not tiered yet.
 
     since_ms: the store's modification time of ``slot``; None while the slot exists.
@@ -110,7 +114,7 @@ class ClosedImport(Value):
     voided: str = ""
 
 
-class Waiting(Value):
+class WaitingGroup(Value):
     """Group of segments that readers no longer use and whose objects wait for grace, a period before deletion: a round's sources, or the
     outputs of an undone round.
 
@@ -172,7 +176,7 @@ class Run(Value):
 
 
 class Quarantine(Value):
-    """Why no more rounds of this partition are started for now, and how often in a row it has failed."""
+    """Reason why no rounds of a partition are started for now, and the number of its failed rounds in a row."""
 
     reason: str
     segment: str
@@ -184,7 +188,7 @@ class Quarantine(Value):
 class FencedAppend(Value):
     """A record that is in the control log but has no effect, with the reason.
 
-    offset: the cleaner offset that it stated; -1 for none.
+    offset: the cleaner offset in the record; -1 if it has none.
     """
 
     slot: int
@@ -209,9 +213,9 @@ class PartitionState(LogState):
     vector: tuple[CleanerOffset, ...] = ()
     leader: Leader | None = None
     intent: Intent | None = None
-    registrations: dict[str, Registration] = Field(default_factory=dict)
+    registrations: dict[str, OpenImport] = Field(default_factory=dict)
     closed_imports: tuple[ClosedImport, ...] = ()
-    waiting: tuple[Waiting, ...] = ()
+    waiting: tuple[WaitingGroup, ...] = ()
     retiring: tuple[RemoteLogSegmentMetadata, ...] = ()
     """Segments whose deletion has begun and is not yet recorded as complete. Their objects may be gone."""
     lineage: tuple[EpochEntry, ...] = ()
@@ -358,7 +362,7 @@ def _is_field_empty(value: object) -> bool:
 
 
 class MissingTopic(NamedTuple):
-    """Since when a cluster has said of a topic id that there is no such topic, and when it last said so, in milliseconds."""
+    """Times in milliseconds at which a cluster first and last reported that no topic has a topic id."""
 
     first_ms: int
     last_ms: int

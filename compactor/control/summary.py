@@ -16,7 +16,7 @@ from pydantic import Field
 
 from checkpoint.offsets import CleanerOffset
 from compactor.constants import EMPTY_TOPIC_ID, HOUR_MS, TopicId
-from compactor.control.state import Leader, PartitionState, Quarantine, Run, Waiting
+from compactor.control.state import Leader, PartitionState, Quarantine, Run, WaitingGroup
 from compactor.model.base import Value
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -113,7 +113,9 @@ Packed = bytes
 
 
 class WaitingSummary(Value):
-    """Summary of a group of segments that wait for grace (state.Waiting), with the number and size of the segments that replaced them."""
+    """Summary of a group of segments that wait for grace (state.WaitingGroup), with the number and size of the segments that replaced
+    them.
+    """
 
     slot: int
     since_ms: int | None
@@ -153,7 +155,7 @@ class PartitionSummary(Value):
     last_round_ms: how long the latest published round took, in milliseconds.
     freed: bytes of replaced segments that were deleted, by the hour (milliseconds) in which their round ended, for the last HOURS hours.
     negative_timestamps: number of records with a negative timestamp other than -1.
-    log_start_offset: as in PartitionState; None if nobody has raised it.
+    log_start_offset: as in PartitionState; None if the log start was never raised.
     columns: the figures of the live segments in packed form; ``live`` unpacks them.
     """
 
@@ -267,14 +269,14 @@ def pack_summary(summary: PartitionSummary) -> bytes:
 
 
 def unpack_summary(data: bytes) -> PartitionSummary:
-    """Decode what ``pack_summary`` returned. Raises ValueError (pydantic's included) or struct.error for other bytes."""
+    """Return the summary that ``pack_summary`` encoded. Raises ValueError (pydantic's included) or struct.error for other bytes."""
     (length,) = _HEAD.unpack_from(data)
     start = _HEAD.size
     summary = PartitionSummary.model_validate_json(data[start : start + length])
     return summary.model_copy(update={"columns": data[start + length :]})
 
 
-def _summarize_waiting(group: Waiting) -> WaitingSummary:
+def _summarize_waiting(group: WaitingGroup) -> WaitingSummary:
     """Return the summary of one group of waiting segments."""
     return WaitingSummary(
         slot=group.slot,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from compactor.control import publication
-from compactor.control.leadership import RequirementFailed, hold_leadership
+from compactor.control.leadership import RecordRefused, hold_leadership
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Lease, Ports
 from compactor.control.records import RoundUndone
@@ -40,9 +40,9 @@ def undo_round(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> Pa
             leadership.append_record(body, lambda state: was_reverted(state, run_id))
 
         try:
-            leadership.check_append(body)
+            leadership.require_record_appendable(body)
             ports.publisher.restore_segments(log.state.name, sources, _live_outputs(leadership.state, run_id), append_round_undone)
-        except RequirementFailed as refused:
+        except RecordRefused as refused:
             raise UsageError(f"run {run_id} of {log.state.name} cannot be undone: {refused}", hint="Nothing was changed") from refused
         StageTracker(Stage.PUBLISHED).advance_to(Stage.REVERTED)
         return leadership.state

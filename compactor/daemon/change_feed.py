@@ -13,7 +13,7 @@ from typing import Protocol
 from compactor.access.tier import Tier
 from compactor.brokers.conditions import topic_settings_problem
 from compactor.brokers.view import BrokerMetadata, PartitionVersion
-from compactor.control.logs import collect_inbox
+from compactor.control.logs import collect_queued_hints
 from compactor.control.pauses import pause_reason
 from compactor.control.state import CatalogState
 from compactor.errors import UsageError
@@ -63,7 +63,7 @@ class CatalogChangeFeed:
         taken = 0
         if self._reported and now - self._inbox_ms >= INBOX_POLL_MS:
             self._inbox_ms = now
-            taken = collect_inbox(opened.catalog)
+            taken = collect_queued_hints(opened.catalog)
         if self._reported and not taken and not opened.catalog.has_new_records():
             return None
         state = opened.identity.read()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compactor.access.tier import Tier
-from compactor.control.logs import PartitionLog, open_partition
+from compactor.control.logs import PartitionLog, open_partition_log
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
 from compactor.daemon.partition_history import PartitionHistory, deserialize_history, partition_history, serialize_history
 from compactor.daemon.scheduling import PartitionStatus, partition_status
@@ -98,7 +98,7 @@ class PartitionCache:
         self._opened.changes.cache_log_state(log, hint)
         # One request for each slot whose time the log does not hold.
         slot_times_ms = read_slot_times(self._opened.ports, log) if log.state.waiting or log.state.registrations else {}
-        mark = log.state_mark()
+        mark = log.state_identity()
         position = LogReadProgress(slot=log.state.slot, hint=hint, checked_ms=now_ms, mark=mark) if mark else None
         self._histories[log.state.name] = serialize_history(partition_history(log.state))
         self._known[log.state.name] = CachedPartition(summarize_state(self._opened.state_for_readers(log.state)), position, slot_times_ms)
@@ -138,7 +138,7 @@ class PartitionCache:
         opened, name = self._opened, known.summary.name
         if known.position is None or (not opened.kind.has_complete_log and known.position.hint != hint):
             return True
-        log = open_partition(opened.ports, name, opened.known_slot(name), key=opened.log_key(name))
+        log = open_partition_log(opened.ports, name, opened.known_slot(name), log_name=opened.log_key(name))
         return log.has_changed_since(known.position.slot, known.position.mark)
 
     def _note_unchanged(self, known: CachedPartition, hint: int, now_ms: int) -> None:

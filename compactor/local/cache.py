@@ -1,7 +1,7 @@
 """Cache of one tier on the local machine: folded control logs, partition summaries, and sidecar heads.
 
 The cache can be deleted at any time and belongs to one tier id. It never replaces the control log: folding continues from a cached state
-only if the log still contains the record with which that state ended (StateMark). Methods raise no errors: if the cache fails,
+only if the log still contains the record with which that state ended (StateIdentity). Methods raise no errors: if the cache fails,
 it is treated as empty.
 
     meta              format, program version, tier id
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from compactor import __version__
-from compactor.control.control_log import StateMark
+from compactor.control.control_log import StateIdentity
 from compactor.control.state import CatalogState, PartitionState
 from compactor.control.summary import PartitionSummary, pack_summary, summarize_state, unpack_summary
 from compactor.local.rocks import Rocks
@@ -54,14 +54,14 @@ class LogReadProgress(Value):
     slot: int
     hint: int
     checked_ms: int
-    mark: StateMark
+    mark: StateIdentity
 
 
 class CachedCatalog(Value):
     """Cached catalog of a tier, with a mark (number and tag) that identifies its last record."""
 
     state: CatalogState
-    mark: StateMark
+    mark: StateIdentity
 
 
 ValueT = TypeVar("ValueT", bound=Value)
@@ -112,7 +112,7 @@ class LocalState:
             made = CacheDescription(format=CACHE_FORMAT, program=__version__, tier_id=tier_id)
             self._rocks.write({_META: made.model_dump_json().encode()})
 
-    def cache_catalog(self, state: CatalogState, mark: StateMark | None) -> None:
+    def cache_catalog(self, state: CatalogState, mark: StateIdentity | None) -> None:
         """Write the catalog to the cache if it has changed. ``mark`` identifies its last record; without one nothing is stored."""
         if mark is not None and state.slot != self._catalog_slot:
             self._rocks.write({_CATALOG: CachedCatalog(state=state, mark=mark).model_dump_json().encode()})
@@ -132,7 +132,7 @@ class LocalState:
             return {}
         return found
 
-    def cached_state(self, name: TopicPartition) -> tuple[PartitionState, StateMark] | None:
+    def cached_state(self, name: TopicPartition) -> tuple[PartitionState, StateIdentity] | None:
         """Return the cached state of a partition and the mark of the last control-log record in it, or None. ``ControlLog.load`` reads only
         the records after that mark.
         """
@@ -142,7 +142,7 @@ class LocalState:
         )
         return (state, seen.mark) if state is not None and seen is not None and state.slot == seen.slot else None
 
-    def cache_state(self, state: PartitionState, mark: StateMark, hint: int, now_ms: int) -> None:
+    def cache_state(self, state: PartitionState, mark: StateIdentity, hint: int, now_ms: int) -> None:
         """Write a partition's state and summary to the cache.
 
         :param mark: identifies the last control-log record in the state.

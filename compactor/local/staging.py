@@ -51,7 +51,7 @@ class FileToStage:
     ranges: tuple[tuple[int, int], ...] | None = None
 
     @property
-    def recorded_file(self) -> SegmentFile:
+    def file_from_object_metadata(self) -> SegmentFile:
         """Return the size and digest that the tier has recorded for the file."""
         return self.segment.file(self.kind)
 
@@ -63,7 +63,7 @@ class FileToStage:
     @property
     def bytes_to_fetch(self) -> int:
         """Return the number of bytes that must be fetched for this file."""
-        return self.recorded_file.size if self.ranges is None else sum(length for _, length in self.ranges)
+        return self.file_from_object_metadata.size if self.ranges is None else sum(length for _, length in self.ranges)
 
     @property
     def disk_bytes(self) -> int:
@@ -217,7 +217,7 @@ class Staging:
 
     def fetch_into_memory(self, wanted: FileToStage) -> bytes:
         """Fetch a small file into memory and return its content. Raises BadData if it differs from what was recorded."""
-        return contents.read_recorded(self.layout, wanted.name, wanted.segment, wanted.kind)
+        return contents.read_verified_file(self.layout, wanted.name, wanted.segment, wanted.kind)
 
     def close(self) -> None:
         """Delete the folder and give all bytes that the round has reserved back to the budget."""
@@ -259,10 +259,10 @@ class Staging:
                 return
             if self._copy_from_log_directory(wanted, path):
                 return
-            arrived = contents.download_recorded(self.layout, wanted.name, wanted.segment, wanted.kind, path)
+            arrived = contents.download_segment_file(self.layout, wanted.name, wanted.segment, wanted.kind, path)
             with self._lock:
                 self.bytes_fetched += arrived.transferred
-            arrived.require_recorded(self.object_key_of(wanted), wanted.recorded_file)
+            arrived.require_recorded_content(self.object_key_of(wanted), wanted.file_from_object_metadata)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -300,16 +300,16 @@ class Staging:
         """Copy a file from a broker's log directory on this machine. Return whether a copy with the recorded digest was made; the broker
         may change the original meanwhile.
         """
-        for folder in self._local if wanted.local_name and wanted.recorded_file.has_digest else ():
+        for folder in self._local if wanted.local_name and wanted.file_from_object_metadata.has_digest else ():
             source = folder / wanted.local_name
             try:
-                if source.stat().st_size != wanted.recorded_file.size:
+                if source.stat().st_size != wanted.file_from_object_metadata.size:
                     continue
                 with source.open("rb") as file:
-                    found = _copy_and_digest(file.read, path, wanted.recorded_file)
+                    found = _copy_and_digest(file.read, path, wanted.file_from_object_metadata)
             except (FileNotFoundError, PermissionError):
                 continue
-            if found.is_same(wanted.recorded_file):
+            if found.is_same(wanted.file_from_object_metadata):
                 return True
             path.unlink()
         return False

@@ -42,7 +42,7 @@ from compactor.round.sources import StagedSegmentReader, closing_reader, segment
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.schemes import bucket_and_prefix
-from compactor.tier.contents import FileContent, create_object, read_recorded
+from compactor.tier.contents import FileContent, create_object, read_verified_file
 from compactor.tier.kinds import control_url, pinterest_keys
 from compactor.tier.layouts.pinterest.keys import METADATA_FILE, WATERMARK, PartitionKeys
 from compactor.tier.layouts.pinterest.metadata import format_metadata, format_watermark
@@ -356,7 +356,7 @@ class _GenerationWriter:
 
     def _read_index(self, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:
         """Return a segment's index of this kind; empty if it has none."""
-        return read_recorded(self.tier.ports.layout, self.state.name, segment, kind) if kind in segment.files else b""
+        return read_verified_file(self.tier.ports.layout, self.state.name, segment, kind) if kind in segment.files else b""
 
 
 # ---- telling readers ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.config.settings import Cleaner
 from compactor.constants import CompactorEpoch
-from compactor.control import left_alone
+from compactor.control import skipped_ranges
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Lease, Ports
 from compactor.control.stages import Stage
@@ -300,7 +300,7 @@ class Round:
         dirty = (one for one in session.state.live if one.id in sources and one.end_offset >= plan.first_dirty_offset)
         self._stats.bytes_dirty = sum(segment.size_bytes for segment in dirty)
         why = {segment.id: segment.reason for segment in plan.skipped}
-        self._stats.left_alone = left_alone.format_skipped_ranges(left_alone.skipped_ranges(session.state.live, why))
+        self._stats.left_alone = skipped_ranges.format_skipped_ranges(skipped_ranges.skipped_ranges(session.state.live, why))
         for outcome in self._execute_tasks(plan, tasks, session, facts):
             yield outcome
             intent = session.state.intent
@@ -344,7 +344,7 @@ class Round:
             "filter_bytes_written": self._stats.sidecar_bytes_written,
             **self._stats.filters,
             "bytes_dirty": self._stats.bytes_dirty,
-            **({left_alone.SKIPPED_RANGES_STAT: self._stats.left_alone} if self._stats.left_alone else {}),
+            **({skipped_ranges.SKIPPED_RANGES_STAT: self._stats.left_alone} if self._stats.left_alone else {}),
         }
 
     @contextmanager

@@ -15,11 +15,11 @@ from compactor.cleaner.gate.failures import GateFailed
 from compactor.control import ordering, publication
 from compactor.control.broker_expiry import ExpiredSources, find_expired_segments
 from compactor.control.deletion import raise_log_start
-from compactor.control.leadership import Leadership, RequirementFailed, hold_leadership
-from compactor.control.logs import PartitionLog, cut_if_due
+from compactor.control.leadership import Leadership, RecordRefused, hold_leadership
+from compactor.control.logs import PartitionLog, snapshot_if_due
 from compactor.control.ports import Lease, Ports
 from compactor.control.records import RunEnded, ScratchObject
-from compactor.control.stages import Stage, StageTracker, stage_of
+from compactor.control.stages import Stage, StageTracker, recorded_stage
 from compactor.control.state import Intent, PartitionState
 from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget, Refused
 from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt
@@ -98,7 +98,7 @@ def run_round(ports: Ports, log: PartitionLog, lease: Lease, work: RoundWork[Fac
         return RoundResult(RoundStatus.NOTHING_TO_DO, log.state)
     with hold_leadership(ports, log, lease) as leadership:
         result = run_round_as_leader(leadership, work)
-        cut_if_due(log)
+        snapshot_if_due(log)
         return result
 
 
@@ -160,7 +160,7 @@ def _plan_and_run_round(leadership: Leadership, work: RoundWork[FactsT], undone_
                 break
             try:
                 publication.announce_plan(leadership, plan)
-            except RequirementFailed as refused:
+            except RecordRefused as refused:
                 undone_reason = str(refused)  # the broker's lineage changed since the facts were gathered, so gather them again
                 continue
             steps = StageTracker()
@@ -185,7 +185,7 @@ def settle_open_intent(leadership: Leadership, work: RoundWork[FactsT] | None) -
     intent = leadership.state.intent
     if intent is None:
         return None
-    steps = StageTracker(stage_of(intent))
+    steps = StageTracker(recorded_stage(intent))
     if intent.begun_slot:
         return _publish_intent(leadership, work, None, steps, intent, "")
     reason = ordering.resume_problem(leadership.state, intent) or mirroring.open_round_problem(leadership, ExpiredSources(leadership))
@@ -202,7 +202,10 @@ def settle_open_intent(leadership: Leadership, work: RoundWork[FactsT] | None) -
             raise
         reason = f"it could not be resumed: {error.message}"
         return RoundResult(
-            RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, StageTracker(stage_of(still)), still, reason), intent.plan, undone=reason
+            RoundStatus.NOTHING_TO_DO,
+            _undo_intent(leadership, StageTracker(recorded_stage(still)), still, reason),
+            intent.plan,
+            undone=reason,
         )
 
 
@@ -221,7 +224,7 @@ def _finish_open_intent(
     expired.refresh(intent)
     try:
         failed = _run_pending_tasks(leadership, work, facts, expired)
-    except (CompactorError, RequirementFailed):
+    except (CompactorError, RecordRefused):
         raise
     except Exception as bug:
         # Each attempt to resume the plan would fail in the same way, and nothing can be retired while the intent is open.
@@ -275,7 +278,7 @@ def _publish_intent(
     stats = work.history_stats(plan, intent.receipts) if work is not None else {}
     try:
         publication.publish_round(leadership, intent, publication.RunOutcome(_recorded_status(plan, status), stats), on_publication_begun)
-    except RequirementFailed as refused:
+    except RecordRefused as refused:
         if steps.stage is Stage.PUBLISH_BEGUN:
             raise CompactorError(
                 f"a round whose publication has begun cannot be completed: {refused}", hint="This is a bug; please report it"
@@ -391,8 +394,8 @@ def scratch_prefix(log: PartitionLog) -> str:
 
 
 def _require_intent(leadership: Leadership) -> Intent:
-    """Return the open intent. Raises Fenced if another process has taken over, and RequirementFailed if there is none."""
+    """Return the open intent. Raises Fenced if another process has taken over, and RecordRefused if there is none."""
     leadership.require_in_state(leadership.state)
     if leadership.state.intent is None:
-        raise RequirementFailed("the intent is not open any more")
+        raise RecordRefused("the intent is not open any more")
     return leadership.state.intent

@@ -15,8 +15,8 @@ from typing import Final
 from checkpoint.files import parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry, first_divergent_offset, leader_epoch_at
 from compactor.brokers.metadata_topic.chain import BrokerView
-from compactor.control.broker_expiry import ExpiredSources, observe_log_start
-from compactor.control.leadership import Leadership, RequirementFailed
+from compactor.control.broker_expiry import ExpiredSources, fetch_and_record_log_start
+from compactor.control.leadership import Leadership, RecordRefused
 from compactor.control.mirror import apply_broker_view, mirroring_record, segments_of_open_round
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
@@ -24,7 +24,7 @@ from compactor.errors import BadData, NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import parse_producer_snapshot
-from compactor.tier.contents import read_recorded
+from compactor.tier.contents import read_verified_file
 from compactor.tier.ports import SegmentLayout
 
 _BATCH_HEADER: Final = 61
@@ -68,7 +68,7 @@ def mirror_broker_segments(leadership: Leadership) -> PartitionState:
     if body is None:
         return leadership.state
     if body.gone:
-        observe_log_start(leadership)  # it explains later what has become of a round's segments
+        fetch_and_record_log_start(leadership)  # it explains later what has become of a round's segments
     try:
         added = tuple(segment if segment.files else complete_metadata(ports.layout, name, segment) for segment in body.added)
     except BadData:
@@ -79,7 +79,7 @@ def mirror_broker_segments(leadership: Leadership) -> PartitionState:
         check_newest_lineage(ports.layout, name, added[-1], view.lineage)
     try:
         return leadership.append_record(body.model_copy(update={"added": added}), lambda state: mirroring_record(state, view) is None)
-    except RequirementFailed as refused:
+    except RecordRefused as refused:
         raise BadData(f"the segments that brokers read are not a complete log: {refused}", segment=str(name)) from refused
 
 
@@ -90,7 +90,7 @@ def _without_expired_front(leadership: Leadership, view: BrokerView) -> BrokerVi
     after_gap = [number for number, (one, two) in enumerate(pairwise(view.links), start=1) if two.first > one.last + 1]
     if not after_gap:
         return view
-    start = observe_log_start(leadership)
+    start = fetch_and_record_log_start(leadership)
     front = max((number for number in after_gap if view.links[number - 1].last < start), default=0)
     return replace(view, links=view.links[front:])
 
@@ -110,7 +110,7 @@ def check_newest_lineage(
     if kind not in newest.files:
         return
     where, end = layout.object_name(name, newest, kind), newest.end_offset + 1
-    known = parse_leader_epoch_checkpoint(read_recorded(layout, name, newest, kind).decode(errors="replace"), where)
+    known = parse_leader_epoch_checkpoint(read_verified_file(layout, name, newest, kind).decode(errors="replace"), where)
     parted = first_divergent_offset(reported, end, known, end)
     if parted is not None:
         epochs = f"{leader_epoch_at(known, parted)}, the segments' metadata to {leader_epoch_at(reported, parted)}"
@@ -129,7 +129,7 @@ def complete_metadata(layout: SegmentLayout, name: TopicPartition, segment: Remo
         segment = segment.model_copy(update={"files": dict(layout.segment_files(name, segment))})
         head = layout.read_file(name, segment, "log", 0, _BATCH_HEADER)
         entries = parse_producer_snapshot(
-            read_recorded(layout, name, segment, "snapshot"), layout.object_name(name, segment, "snapshot")
+            read_verified_file(layout, name, segment, "snapshot"), layout.object_name(name, segment, "snapshot")
         ).entries
     except (NotFound, KeyError) as error:
         detail = error.message if isinstance(error, NotFound) else "it has no producer snapshot"

@@ -100,7 +100,7 @@ class WorkStats:
     bytes_dirty: int = 0
     """Size of the dirty segments that the round rewrites."""
     left_alone: str = ""
-    """Segments that the round skipped, and why, as text (control.left_alone)."""
+    """Segments that the round skipped, and why, as text (control.skipped_ranges)."""
 
 
 Stats = dict[str, int | float | str]

@@ -22,7 +22,7 @@ from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.control.ordering import restorable_problem
 from compactor.control.ports import Ports
 from compactor.control.stages import Stage
-from compactor.control.state import Intent, PartitionState, Waiting
+from compactor.control.state import Intent, PartitionState, WaitingGroup
 from compactor.errors import UsageError
 from compactor.local.budget import Budget, SpaceReservation
 from compactor.local.staging import group_disk_bytes
@@ -50,7 +50,7 @@ class RestoredGroup:
 
 def groups_to_restore(state: PartitionState, run_id: str) -> list[RestoredGroup]:
     """Return the groups of a run that can be undone, ascending; empty if none of its replaced segments is waiting for deletion."""
-    group: Waiting | None = next((one for one in state.waiting if one.run_id == run_id and not one.undone), None)
+    group: WaitingGroup | None = next((one for one in state.waiting if one.run_id == run_id and not one.undone), None)
     if group is None:
         return []
     ascending = sorted(group.segments, key=lambda segment: segment.start_offset)
@@ -156,7 +156,7 @@ class RestoreRound:
     def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:
         """Ignore stages."""
 
-    def _waiting_segments_of_run(self, state: PartitionState) -> Waiting:
+    def _waiting_segments_of_run(self, state: PartitionState) -> WaitingGroup:
         """Return the replaced segments of the run, which wait for deletion."""
         return next(group for group in state.waiting if group.run_id == self.run_id and not group.undone)
 

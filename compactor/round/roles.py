@@ -62,7 +62,7 @@ class SegmentRoles:
             dirty=tuple(n for n, s in enumerate(live) if s.end_offset >= extent.first_dirty and s.start_offset < extent.end),
             clean=tuple(n for n, s in enumerate(live) if s.end_offset < extent.first_dirty and s.start_offset < extent.end),
             behind=tuple(n for n, s in enumerate(live) if s.start_offset >= extent.end),
-            heads=sidecars.heads(ids) if sidecars else dict.fromkeys(ids, SidecarHead(None, "bloom = false", 0)),
+            heads=sidecars.load_heads(ids) if sidecars else dict.fromkeys(ids, SidecarHead(None, "bloom = false", 0)),
         )
 
     def sidecar_head(self, ordinal: int) -> SidecarHead:

@@ -39,7 +39,7 @@ from compactor.consumer.reading import (
     find_offset_by_time,
     last_stable_offset,
 )
-from compactor.control.logs import read_again_if_missing
+from compactor.control.logs import retry_if_object_missing
 from compactor.control.state import PartitionState
 from compactor.decoding.fields import FieldDecoder
 from compactor.errors import BadData, UsageError
@@ -344,7 +344,7 @@ def _combine_into_splits(parts: Iterable[ReadPart], split_bytes: int) -> Iterato
 
 def _plan_partition_ranges(tier: Tier, request: ReadRequest, name: TopicPartition) -> list[ReadPart]:
     """Return the parts of one partition. If a segment is replaced during planning, the state is read again and planning restarts."""
-    return read_again_if_missing(
+    return retry_if_object_missing(
         name, lambda: _partition_ranges_within_bounds(tier, request, name, tier.open(tier.current(name)).refresh()), MAX_RETRIES
     )
 

@@ -22,7 +22,7 @@ READ_BYTES: Final = 8 << 20
 
 
 def open_content(content: FileContent) -> BinaryIO:
-    """Open the content for reading."""
+    """Open the content, a local file or bytes in memory, for reading."""
     return io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
 
 
@@ -31,17 +31,17 @@ def content_size(content: FileContent) -> int:
     return len(content) if isinstance(content, bytes) else content.stat().st_size
 
 
-def read_pieces(content: FileContent, size: int = READ_BYTES) -> Iterator[bytes]:
-    """Yield the content in chunks of ``chunk_bytes`` bytes; the last one may be shorter."""
+def read_chunks(content: FileContent, chunk_bytes: int = READ_BYTES) -> Iterator[bytes]:
+    """Yield the content in chunks of ``chunk_bytes`` bytes; the last chunk may be shorter."""
     with open_content(content) as file:
-        while piece := file.read(size):
+        while piece := file.read(chunk_bytes):
             yield piece
 
 
 def content_sha256(content: FileContent) -> str:
     """Return the SHA-256 of the content as hex digits."""
     digest = hashlib.sha256()
-    for piece in read_pieces(content):
+    for piece in read_chunks(content):
         digest.update(piece)
     return digest.hexdigest()
 
@@ -49,7 +49,7 @@ def content_sha256(content: FileContent) -> str:
 class StreamDigest:
     """Computes the digest of a file whose bytes arrive in pieces, to compare it with a recorded one.
 
-    It is a SHA-256 if one was recorded, else the digest over batch headers (``batches``).
+    The digest is a SHA-256 if the file has a recorded SHA-256, else the digest over the log's batch headers (``batches``).
     """
 
     def __init__(self, recorded: SegmentFile) -> None:
@@ -115,20 +115,22 @@ def stored_file(store: ObjectStore, key: str, size: int, recorded: SegmentFile) 
     return digests.digested_file()
 
 
-def recorded_file(info: ObjectInfo) -> SegmentFile:
+def file_from_object_metadata(info: ObjectInfo) -> SegmentFile:
     """Return the size and digests of a file as its object's metadata states them."""
     return SegmentFile(size=info.size, sha256=info.metadata.get("sha256", ""), batches=info.metadata.get("batches", ""))
 
 
-def known_file(store: ObjectStore, info: ObjectInfo, expected: SegmentFile) -> SegmentFile:
-    """Return size and digests of an object from its metadata, or by reading it if the metadata has no comparable digest."""
-    stated = recorded_file(info)
+def file_from_metadata_or_content(store: ObjectStore, info: ObjectInfo, expected: SegmentFile) -> SegmentFile:
+    """Return size and digests of an object from its metadata, or by reading the object if its metadata lacks the kind of digest that
+    ``expected`` has.
+    """
+    stated = file_from_object_metadata(info)
     if stated.size != expected.size or stated.is_comparable(expected):
         return stated
     return stored_file(store, info.key, info.size, expected)
 
 
-def stored_problem(store: ObjectStore, key: str, segment: RemoteLogSegmentMetadata, kind: str) -> str:
+def stored_file_problem(store: ObjectStore, key: str, segment: RemoteLogSegmentMetadata, kind: str) -> str:
     """Return why the object with one file of a segment is not as recorded, or an empty string.
 
     Without a recorded digest only the size is compared.
@@ -139,7 +141,7 @@ def stored_problem(store: ObjectStore, key: str, segment: RemoteLogSegmentMetada
         info = store.head(key)
         if size not in (-1, info.size):
             return f"{store.url}/{key} has {info.size} bytes, recorded are {size}"
-        if recorded and recorded.has_digest and not known_file(store, info, recorded).is_same(recorded):
+        if recorded and recorded.has_digest and not file_from_metadata_or_content(store, info, recorded).is_same(recorded):
             return f"{store.url}/{key} has another digest than was recorded"
     except NotFound:
         return f"{store.url}/{key} is missing"
@@ -151,7 +153,7 @@ def _object_has_content(store: ObjectStore, key: str, content: FileContent) -> b
         if store.head(key).size != content_size(content):
             return False
         at = 0
-        for piece in read_pieces(content):
+        for piece in read_chunks(content):
             if store.get(key, at, len(piece)) != piece:
                 return False
             at += len(piece)
@@ -162,7 +164,7 @@ def _object_has_content(store: ObjectStore, key: str, content: FileContent) -> b
 
 @dataclass(frozen=True)
 class Download:
-    """Result of a download: size and digest. transferred: bytes of all attempts."""
+    """Result of a download: the file's size and digest. transferred: bytes received in all attempts."""
 
     found: SegmentFile
     transferred: int
@@ -172,42 +174,46 @@ class Download:
         """Size of the file in bytes."""
         return self.found.size
 
-    def is_recorded(self, file: SegmentFile) -> bool:
+    def has_recorded_content(self, file: SegmentFile) -> bool:
         """Return whether the downloaded bytes match what was recorded."""
         return file.is_matched_by(self.found)
 
-    def require_recorded(self, key: str, file: SegmentFile) -> None:
+    def require_recorded_content(self, key: str, file: SegmentFile) -> None:
         """Raise BadData if the downloaded bytes differ from what was recorded."""
-        if not self.is_recorded(file):
+        if not self.has_recorded_content(file):
             raise damaged_object_error(key, self.found, file)
 
 
-def download_recorded(layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Download:
+def download_segment_file(
+    layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path
+) -> Download:
     """Download one file of a segment into a new local file. Raises NotFound, StoreError."""
     file = segment.file(kind)
-    arrived = _describe_download(layout.download_file(name, segment, kind, path), path, file)
-    if not arrived.is_recorded(file):
-        arrived = _describe_download(arrived.transferred + layout.download_file(name, segment, kind, path), path, file)
+    arrived = _digest_download(layout.download_file(name, segment, kind, path), path, file)
+    if not arrived.has_recorded_content(file):
+        arrived = _digest_download(arrived.transferred + layout.download_file(name, segment, kind, path), path, file)
     return arrived
 
 
-def is_recorded_file(path: Path, recorded: SegmentFile) -> bool:
+def has_recorded_content(path: Path, recorded: SegmentFile) -> bool:
     """Return whether a local file has the recorded size and digest. Without a recorded digest no file does."""
-    return path.stat().st_size == recorded.size and recorded.has_digest and _describe_download(0, path, recorded).is_recorded(recorded)
+    return (
+        path.stat().st_size == recorded.size and recorded.has_digest and _digest_download(0, path, recorded).has_recorded_content(recorded)
+    )
 
 
-def read_recorded(layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:
+def read_verified_file(layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:
     """Return a small file of a segment. Raises BadData if it differs from what was recorded; NotFound, StoreError."""
     file = segment.file(kind)
     most = file.size + 1  # for a range the store states what it sends, so that a truncated body is noticed
     data = layout.read_file(name, segment, kind, 0, most)
-    if not _describe_bytes(data, file).is_recorded(file):
+    if not _digest_bytes(data, file).has_recorded_content(file):
         data = layout.read_file(name, segment, kind, 0, most)
-    _describe_bytes(data, file).require_recorded(layout.object_name(name, segment, kind), file)
+    _digest_bytes(data, file).require_recorded_content(layout.object_name(name, segment, kind), file)
     return data
 
 
-def _describe_download(transferred: int, path: Path, file: SegmentFile) -> Download:
+def _digest_download(transferred: int, path: Path, file: SegmentFile) -> Download:
     found = SegmentFile(size=path.stat().st_size, sha256=file_sha256(path) if file.sha256 else "")
     if file.batches and not file.sha256:
         from compactor.records.headers import header_digest_of_verified_file  # loads the compiler, which few commands need
@@ -216,7 +222,7 @@ def _describe_download(transferred: int, path: Path, file: SegmentFile) -> Downl
     return Download(found, transferred)
 
 
-def _describe_bytes(data: bytes, file: SegmentFile) -> Download:
+def _digest_bytes(data: bytes, file: SegmentFile) -> Download:
     digests = StreamDigest(file)
     digests.update(data)
     return Download(digests.digested_file(), len(data))

@@ -39,7 +39,7 @@ class MetadataSource(Enum):
 
 @dataclass(frozen=True)
 class TierKind:
-    """Capabilities of one kind of tier, and factories of its parts. The factories make no request.
+    """Capabilities of one kind of tier, and factories of its layout and listing. The factories make no request.
 
     layout: makes the layout.
     owns_root: whether only this program writes below tier.url. Then the tier's identity and, by default, its control store lie there,
@@ -181,7 +181,7 @@ def _refuse_retention(settings: Settings) -> None:
 
 
 def owned_root_settings() -> str:
-    """Return, for a hint, the settings of a tier below whose URL only this program writes."""
+    """Return the settings that make a tier compactor-managed (only this program writes below its URL), as text for a hint."""
     kind, layout = next(names for names, row in KINDS.items() if row.owns_root)
     return f'kind = "{kind}" and layout = "{layout}"'
 
@@ -189,8 +189,8 @@ def owned_root_settings() -> str:
 def control_url(settings: Settings) -> str:
     """Return the URL of the control store, which holds control logs, sidecars and scratch objects.
 
-    Empty if the tier is only read, and if no place was named for a broker-managed tier, because nothing of this program's own may lie
-    among the brokers' objects. Raises UsageError if no tier is set, or if the named place lies among the brokers' objects.
+    Empty if the tier is only read, and if [tier] names no control store for a broker-managed tier. Raises UsageError if no tier is set, or
+    if the named control store lies among the brokers' objects.
     """
     root, kind = settings.tier_url.rstrip("/"), tier_kind(settings)
     if not kind.compacts:

@@ -29,8 +29,8 @@ def is_topic_id(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class TopicIds:
-    """Function from partition to topic id (a TopicIdOf) that can be sent to Spark executors. by_topic: topic name -> topic id."""
+class TopicIdLookup:
+    """Callable partition -> topic id (a TopicIdOf) that can be sent to Spark executors. by_topic: topic name -> topic id."""
 
     by_topic: Mapping[str, TopicId]
 
@@ -43,8 +43,8 @@ class TopicIds:
         return found
 
 
-class ForeignOwner(NamedTuple):
-    """Contents of a URL that is not a compactor-managed tier, and which settings were probably meant."""
+class RecognizedLayout(NamedTuple):
+    """The program whose layout the objects below a URL have, and the settings of this program for such a tier."""
 
     what: str
     hint: str
@@ -53,27 +53,27 @@ class ForeignOwner(NamedTuple):
 _FOREIGN: Final = (
     (
         re.compile(rf"(kafka-tiered-storage/)?[^/]+-[0-9]+-{_UUID}/{_STEM.pattern}\.[a-z_]+"),
-        ForeignOwner(
+        RecognizedLayout(
             "a broker-managed tier (LocalTieredStorage)",
             'Set kind = "kafka", layout = "kafka-local", url to the broker\'s rsm.config.dir and a control_url elsewhere, all under [tier]',
         ),
     ),
     (
         re.compile(rf".+-{_UUID}/[0-9]+/{_STEM.pattern}\.(log|indexes|rsm-manifest)"),
-        ForeignOwner(
+        RecognizedLayout(
             "a broker-managed tier (Aiven's plugin)",
             'Set kind = "kafka", layout = "aiven" and a control_url elsewhere, all under [tier]',
         ),
     ),
     (
         re.compile(r"([^/]+-[0-9]+/)?[0-9]{20}\.(log|index|timeindex)"),
-        ForeignOwner("a broker's log directory", "`import` copies segments from there; set url under [tier] to another location"),
+        RecognizedLayout("a broker's log directory", "`import` copies segments from there; set url under [tier] to another location"),
     ),
 )
 
 
-def foreign_owner(keys: Iterable[str]) -> ForeignOwner | None:
-    """Return which program's layout these object keys have, with the settings for it, or None if no broker has written any of them."""
+def recognize_layout(keys: Iterable[str]) -> RecognizedLayout | None:
+    """Return which brokers' plug-in has written these object keys, with the settings for its layout, or None if none has."""
     return next((who for key in keys for names, who in _FOREIGN if names.fullmatch(key)), None)
 
 

@@ -17,7 +17,15 @@ from compactor.errors import AlreadyExists, NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
 from compactor.storage.port import ComposeSource, CopyLimits, ObjectInfo, ObjectStore
-from compactor.tier.contents import FileContent, create_object, damaged_object_error, known_file, recorded_file, stored_file, stored_problem
+from compactor.tier.contents import (
+    FileContent,
+    create_object,
+    damaged_object_error,
+    file_from_metadata_or_content,
+    file_from_object_metadata,
+    stored_file,
+    stored_file_problem,
+)
 from compactor.tier.ports import ListedObject, NonComposableLayout, SegmentRef
 
 _CreateObject = Callable[[str, Mapping[str, str]], ObjectInfo]
@@ -25,7 +33,7 @@ _CreateObject = Callable[[str, Mapping[str, str]], ObjectInfo]
 
 
 class FileName(NamedTuple):
-    """The segment and the kind of file that an object's name stands for."""
+    """Parsed name of an object: the segment, and the kind of the segment's file that the object holds."""
 
     segment_id: str
     start_offset: int
@@ -112,7 +120,8 @@ class PlainLayout(NonComposableLayout):
         Compares size and digest of each object. An object whose metadata has no digest is read.
         """
         problems = (
-            stored_problem(self._store, self.object_name(name, segment, kind), segment, kind) for kind in self._expected_file_kinds(segment)
+            stored_file_problem(self._store, self.object_name(name, segment, kind), segment, kind)
+            for kind in self._expected_file_kinds(segment)
         )
         return next(filter(None, problems), "")
 
@@ -148,7 +157,7 @@ class ComposableLayout(PlainLayout):
     def log_version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         key, recorded = self.object_name(name, segment, "log"), segment.file("log")
         info = self._store.head(key)
-        stated = recorded_file(info)
+        stated = file_from_object_metadata(info)
         if not stated.is_same(recorded):  # one without our digests is somebody else's
             raise damaged_object_error(key, stated, recorded)
         return info.etag
@@ -188,8 +197,8 @@ class ComposableLayout(PlainLayout):
         """
         try:
             info = self._store.head(key)
-            if info.size == file.size and not recorded_file(info).sha256:
+            if info.size == file.size and not file_from_object_metadata(info).sha256:
                 return stored_file(self._store, key, info.size, file).is_same(file)
-            return known_file(self._store, info, file).is_same(file)
+            return file_from_metadata_or_content(self._store, info, file).is_same(file)
         except NotFound:
             return False

@@ -20,7 +20,7 @@ from compactor.storage.port import ComposeSource, CopyLimits
 
 
 class SegmentRef(Protocol):
-    """The part of a segment that names its objects. Implemented by RemoteLogSegmentMetadata, SegmentName and Announced."""
+    """The part of a segment that names its objects. Implemented by RemoteLogSegmentMetadata, SegmentName and AnnouncedSegment."""
 
     @property
     def id(self) -> str:
@@ -136,7 +136,7 @@ class SegmentLayout(Protocol):
 
 
 @dataclass(frozen=True)
-class Announced:
+class AnnouncedSegment:
     """A segment that was announced, by a plan or in the brokers' metadata topic, before readers can use it, with the fields needed to
     withdraw it.
 
@@ -150,7 +150,7 @@ class Announced:
     cut_off_ms: int = -1
 
 
-class Wait(NamedTuple):
+class RateLimitWait(NamedTuple):
     """Answer that a round must wait because of the rate limit of metadata records.
 
     until_ms: when to ask again, by this machine's clock. records: number of metadata records that the round would write.
@@ -176,7 +176,7 @@ class SegmentPublisher(Protocol):
     def check_publishing_allowed(self, name: TopicPartition) -> None:
         """Raise Refused if the segments that readers of this partition see must not be replaced. Called before a round is planned."""
 
-    def reserve_metadata_records(self, name: TopicPartition, records: int, max_records_per_hour: int) -> Wait | None:
+    def reserve_metadata_records(self, name: TopicPartition, records: int, max_records_per_hour: int) -> RateLimitWait | None:
         """Reserve the metadata records of a round and return None, or return until when the round has to wait.
 
         May be called again when the number of records is known more exactly.
@@ -230,7 +230,7 @@ class SegmentPublisher(Protocol):
         :raises UsageError: before anything is changed, if readers cannot be switched back.
         """
 
-    def withdraw_segments(self, name: TopicPartition, segments: Sequence[Announced], *, include_unannounced: bool = False) -> None:
+    def withdraw_segments(self, name: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False) -> None:
         """Make sure that these segments are never published.
 
         :param include_unannounced: withdraw also segments that were never announced, so that announcements which arrive late have no
@@ -243,7 +243,7 @@ class SegmentPublisher(Protocol):
     def deleted_by_brokers(self, name: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         """Return the ids of those segments which brokers have begun to delete or have deleted, as the newest metadata shows."""
 
-    def find_unrecorded_segments(self, name: TopicPartition, recorded_ids: Collection[str]) -> Sequence[Announced] | None:
+    def find_unrecorded_segments(self, name: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
         """Return segments that a dead compactor announced to brokers and that are not in ``recorded_ids``.
 
         Returns None on a tier whose readers use the control log alone, so that objects of other segments in the store are orphans.

@@ -12,7 +12,7 @@ from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.tier.ports import Announced, SegmentRef, Wait
+from compactor.tier.ports import AnnouncedSegment, RateLimitWait, SegmentRef
 
 
 class ObjectLogPublisher:
@@ -25,7 +25,7 @@ class ObjectLogPublisher:
     def check_publishing_allowed(self, name: TopicPartition) -> None:
         """Permit every round: only this program decides what readers of the tier see."""
 
-    def reserve_metadata_records(self, name: TopicPartition, records: int, max_records_per_hour: int) -> Wait | None:
+    def reserve_metadata_records(self, name: TopicPartition, records: int, max_records_per_hour: int) -> RateLimitWait | None:
         return None
 
     def release_reservation(self, name: TopicPartition) -> None:
@@ -57,7 +57,7 @@ class ObjectLogPublisher:
     ) -> None:
         record_undone()
 
-    def withdraw_segments(self, name: TopicPartition, segments: Sequence[Announced], *, include_unannounced: bool = False) -> None:
+    def withdraw_segments(self, name: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False) -> None:
         """Do nothing, because the control log's record that closed the plan has withdrawn the segments already."""
 
     def record_deletion(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
@@ -66,7 +66,7 @@ class ObjectLogPublisher:
     def deleted_by_brokers(self, name: TopicPartition, wanted: Collection[str]) -> frozenset[str]:
         return frozenset()
 
-    def find_unrecorded_segments(self, name: TopicPartition, recorded_ids: Collection[str]) -> Sequence[Announced] | None:
+    def find_unrecorded_segments(self, name: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
         return None
 
     def withdraw_unrecorded_segments(self, name: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
@@ -86,5 +86,5 @@ class ReadOnlyPublisher(ObjectLogPublisher):
     announce_segment = publish_replacements = restore_segments = withdraw_segments = check_publishing_allowed
     record_deletion = withdraw_unrecorded_segments = check_publishing_allowed
 
-    def find_unrecorded_segments(self, name: TopicPartition, known: Collection[str]) -> Sequence[Announced]:
+    def find_unrecorded_segments(self, name: TopicPartition, known: Collection[str]) -> Sequence[AnnouncedSegment]:
         return ()

@@ -75,10 +75,10 @@ class SidecarHeadCache(Protocol):
 class Sidecars:
     """Reads and writes the sidecars and key directories of one partition."""
 
-    def __init__(self, control: ObjectStore, log_prefix: str, hash_key: bytes, kept: SidecarHeadCache | None = None) -> None:
-        """Create the access to a partition's sidecars. kept: local cache of sidecar heads, which never change for a segment."""
+    def __init__(self, control: ObjectStore, log_prefix: str, hash_key: bytes, head_cache: SidecarHeadCache | None = None) -> None:
+        """Create the access to a partition's sidecars. head_cache: local cache of sidecar heads, which never change for a segment."""
         self._control = control
-        self._head_cache = kept
+        self._head_cache = head_cache
         self._log_prefix = log_prefix
         self.hash_key = hash_key
 
@@ -86,7 +86,7 @@ class Sidecars:
         """Return the key of a segment's sidecar."""
         return sidecar_keys(self._log_prefix, segment_id)[0]
 
-    def heads(self, segment_ids: Sequence[str]) -> dict[str, SidecarHead]:
+    def load_heads(self, segment_ids: Sequence[str]) -> dict[str, SidecarHead]:
         """Return the sidecars of these segments without their filters. Logs a warning for each unusable one. Raises StoreError."""
         found = self._cached_heads(segment_ids)
         missing = [segment_id for segment_id in segment_ids if segment_id not in found]
@@ -114,12 +114,12 @@ class Sidecars:
             _log.warning("%s is ignored: %s; the segment is read and gets a new one", self.sidecar_key(segment_id), unusable)
             return None
 
-    def match_segments(self, segment_ids: Sequence[str], keys: Callable[[], Iterable[Hashes]]) -> tuple[dict[str, str], int]:
+    def match_segments(self, segment_ids: Sequence[str], yield_key_hashes: Callable[[], Iterable[Hashes]]) -> tuple[dict[str, str], int]:
         """Return the segments whose filter may contain one of the keys, or cannot be read, with the reason, and the bytes fetched.
 
         Filters are processed in groups of MAX_FILTER_BYTES. Raises StoreError.
 
-        :param keys: called once per group; yields the hashes of all keys.
+        :param yield_key_hashes: called once per group; yields the hashes of all keys.
         """
         met: dict[str, str] = {}
         fetched = 0
@@ -137,7 +137,7 @@ class Sidecars:
                     filters[name] = whole.filter
                     size += len(whole.filter.bitarray) // 8
                 fetched += size
-                for some in keys() if filters else ():
+                for some in yield_key_hashes() if filters else ():
                     for name in [name for name, each in filters.items() if each.flag_contained_hashes(some).any()]:
                         met[name] = FILTER_MATCHES
                         del filters[name]
@@ -168,8 +168,8 @@ class Sidecars:
         return len(data) + len(keys)
 
     def add_sidecar(self, sidecar: Sidecar) -> int:
-        """Create a sidecar if there is none, and return its size. A store error is logged only, because it costs no more than a later
-        read.
+        """Create a sidecar if there is none, and return its size. A store error is only logged, because a sidecar can be
+        built again later.
         """
         from bloom import sidecar as sidecars
 

@@ -18,13 +18,13 @@ from checkpoint.offsets import clean_end_offset
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.describe import lineage_from_tables
 from compactor.constants import EMPTY_TOPIC_ID, Offset, TopicId
-from compactor.control.logs import read_again_if_missing
+from compactor.control.logs import retry_if_object_missing
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound, OutOfBudget, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import map_file, scan_batches
-from compactor.tier.contents import download_recorded
+from compactor.tier.contents import download_segment_file
 from compactor.transfer.cleaned import CLEANED, LOG_STARTS
 from compactor.transfer.fresh_cluster import prepare_for_fresh_cluster, write_topic_id
 from compactor.transfer.salvage import SkippedOffsets, salvage_segment
@@ -79,7 +79,7 @@ def export_partition(
     :raises OutOfBudget: if the disk is full.
     """
     try:
-        return read_again_if_missing(
+        return retry_if_object_missing(
             name, lambda: _write_log_directory(opened, name, opened.open(name).refresh(), folder, on_bytes, on_begin, fresh)
         )
     except BadData:
@@ -202,7 +202,7 @@ def download_segment_files(opened: Tier, name: TopicPartition, segment: RemoteLo
             path = folder / f"{segment.end_offset + 1:020d}.snapshot"
         else:
             continue
-        download_recorded(layout, name, segment, kind, path).require_recorded(layout.object_name(name, segment, kind), file)
+        download_segment_file(layout, name, segment, kind, path).require_recorded_content(layout.object_name(name, segment, kind), file)
         if not whole:
             _keep_batches_of_offset_range(path, layout.object_name(name, segment, kind), begin, segment.end_offset)
         os.utime(path, ns=(max(segment.mtime_ms, 0) * 1_000_000,) * 2)

@@ -18,8 +18,8 @@ from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.leaders import ClusterTopics
 from compactor.constants import TopicId
 from compactor.control.importing import open_incarnation
-from compactor.control.incarnations import TopicVerdict, current_incarnation, judge_topic_id, latest_topic_id, recreation_problem
-from compactor.control.logs import CatalogLog, cut_if_due, open_catalog, publish_hints
+from compactor.control.incarnations import TopicIdRelation, classify_topic_id, current_incarnation, latest_topic_id, recreation_problem
+from compactor.control.logs import CatalogLog, open_catalog, publish_hints, snapshot_if_due
 from compactor.control.records import TopicRecreated, TopicsConfirmed
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import BadData
@@ -68,14 +68,14 @@ def find_incarnation(
     if latest.incarnation > state.incarnation:
         return latest
     former = known.superseded.get(state.topic, {})
-    verdict = judge_topic_id(state.topic_id, topic_id, former)
-    if verdict is TopicVerdict.CURRENT:
+    verdict = classify_topic_id(state.topic_id, topic_id, former)
+    if verdict is TopicIdRelation.CURRENT:
         return state.name
-    if verdict is TopicVerdict.SUPERSEDED:
+    if verdict is TopicIdRelation.SUPERSEDED:
         raise _superseded_error(state, topic_id or state.topic_id, former, id_source)
     if state.has_segments and _has_equal_records(compare):
         raise other_topic_error(state, topic_id, id_source, "its records are the same as the tier's")
-    if verdict is TopicVerdict.OTHER:
+    if verdict is TopicIdRelation.OTHER:
         _record_recreation(catalog, state, topic_id, id_source, rule, tier.ports.holder)
     following = tier.open(partition_of_incarnation(state.topic, state.partition, state.incarnation + 1))
     if following.refresh().topic_id not in catalog.state.superseded.get(state.topic, {}):
@@ -110,7 +110,7 @@ def record_confirmed_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicId
         return TopicsConfirmed(cluster_id=answer.cluster_id, topic_ids=new) if new and answer.cluster_id else None
 
     catalog.transact(decide_record)
-    cut_if_due(catalog)
+    snapshot_if_due(catalog)
 
 
 def _has_equal_records(compare: Callable[[], int]) -> bool:
@@ -151,7 +151,7 @@ def _record_recreation(
         return body
 
     catalog.transact(decide_record)
-    cut_if_due(catalog)
+    snapshot_if_due(catalog)
 
 
 def other_topic_error(state: PartitionState, topic_id: TopicId, id_source: str, reason: str) -> BadData:

@@ -13,7 +13,7 @@ from compactor.brokers.topic_ids import TopicIdAnswers
 from compactor.constants import TopicId
 from compactor.control.deletion import delete_partition
 from compactor.control.incarnations import CONFIRMATION_MS, is_deletion_confirmed, topics_of_cluster
-from compactor.control.logs import CatalogLog, cut_if_due, open_catalog
+from compactor.control.logs import CatalogLog, open_catalog, snapshot_if_due
 from compactor.control.records import TopicsInspected
 from compactor.control.state import CatalogState
 from compactor.errors import UsageError
@@ -48,7 +48,7 @@ def delete_removed_topics(tier: Tier, ask: AskAboutTopics) -> list[TopicPartitio
     answers = ask(topic_ids)
     _record_answers(catalog, answers, later_ms, lambda state, topic_id: topic_id not in state.missing)
     state = _record_answers(catalog, answers, earlier_ms, partial(_confirms_absence, asked_ms=earlier_ms))
-    cut_if_due(catalog)
+    snapshot_if_due(catalog)
     asked = topics_of_cluster(state, answers.missing, answers.cluster_id)
     due = {topic_id for topic_id in asked if _is_due(tier, state, topic_id, earlier_ms)}
     return _delete_topics(tier, due) if due else []

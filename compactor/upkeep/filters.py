@@ -51,7 +51,7 @@ def sidecars_json(opened: Tier, name: TopicPartition, now_ms: int) -> dict[str, 
     record = sum_filter_records(state.runs)
     sidecars = opened.sidecars(name)
     sizes = sidecars.stored_sizes()
-    heads = sidecars.heads([segment.id for segment in state.live])
+    heads = sidecars.load_heads([segment.id for segment in state.live])
     probes = expected_round_keys(cleaner, state.runs, 0)
     return {
         "topic": name.topic,
@@ -119,7 +119,7 @@ def rebuild_sidecars(
     state = opened.open(name).refresh()
     cleaner = opened.cleaner_for(name.topic)
     sidecars = opened.sidecars(name)
-    heads = sidecars.heads([segment.id for segment in state.live])
+    heads = sidecars.load_heads([segment.id for segment in state.live])
     wanted = [n for n, segment in enumerate(state.live) if not unusable_only or heads[segment.id].sidecar is None]
     record, probes = sum_filter_records(state.runs), expected_round_keys(cleaner, state.runs, 0)
     written, size = [], 0

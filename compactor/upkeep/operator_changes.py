@@ -6,8 +6,8 @@ from compactor.access.rounds import new_round
 from compactor.access.tier import Tier
 from compactor.control import publication
 from compactor.control.deletion import raise_log_start
-from compactor.control.leadership import RequirementFailed, hold_leadership
-from compactor.control.logs import PartitionLog, cut_if_due
+from compactor.control.leadership import RecordRefused, hold_leadership
+from compactor.control.logs import PartitionLog, snapshot_if_due
 from compactor.control.ordering import restorable_problem
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Unavailable, UsageError
@@ -38,9 +38,9 @@ def delete_records(opened: Tier, name: TopicPartition, offset: int) -> tuple[Par
             raise UsageError(f"offset {offset} lies beyond {name}: {end}", hint="Nothing was changed. `topics` lists what the tier holds")
         try:
             after = raise_log_start(leadership, choose_log_start)
-        except RequirementFailed as refused:
+        except RecordRefused as refused:
             raise UsageError(f"the log start of {name} cannot be raised: {refused}", hint="Nothing was changed") from refused
-        cut_if_due(log)
+        snapshot_if_due(log)
     opened.changes.publish([log])
     return before, after
 
@@ -69,7 +69,7 @@ def undo_round_by_copies(opened: Tier, log: PartitionLog, run_id: str) -> Partit
             hint = "Nothing was changed, readers have what the run made. Restore the object from the store's versions, then undo"
             raise BadData(f"what run {run_id} replaced is damaged: {damage}", segment=str(name), hint=hint)
         result = run_round_as_leader(leadership, work)
-        cut_if_due(log)
+        snapshot_if_due(log)
     if result.status == RoundStatus.QUARANTINED:
         raise BadData(result.reason, segment=result.segment or str(name), hint="Readers have what the run made")
     if result.status not in PUBLISHING:

@@ -26,7 +26,7 @@ from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.control.leadership import Leadership, hold_leadership
-from compactor.control.logs import cut_if_due
+from compactor.control.logs import snapshot_if_due
 from compactor.control.ordering import restorable_problem
 from compactor.control.stages import Stage
 from compactor.control.state import Intent, PartitionState
@@ -45,7 +45,7 @@ from compactor.records.producers import ProducerStates, format_producer_snapshot
 from compactor.round.delivery import describe_file
 from compactor.round.drive import run_round_as_leader
 from compactor.round.ports import LeadershipCheck, Stats, WorkSession
-from compactor.tier.contents import is_recorded_file, read_recorded
+from compactor.tier.contents import has_recorded_content, read_verified_file
 from compactor.upkeep.segment_check import check_disk_budget, download_intact_files
 
 ReportBytes = Callable[[int], None]
@@ -239,7 +239,7 @@ def repair_partition(
             _create_missing(opened, leadership, [one.damage for one in decisions if one.action == "create"], finder)
             replaced = [one.damage for one in decisions if one.action == "replace"]
             new_ids = _replace_damaged(opened, leadership, replaced, finder) if replaced else {}
-            cut_if_due(log)
+            snapshot_if_due(log)
     opened.changes.publish([log])
     return _report(opened, state, decisions, new_ids)
 
@@ -335,7 +335,7 @@ class _FileFinder:
         recorded = segment.file(kind)
         for source in self.sources:
             for _ in source.fetch_file(segment, kind, path):
-                if is_recorded_file(path, recorded):
+                if has_recorded_content(path, recorded):
                     return True
                 path.unlink(missing_ok=True)
         if kind != "log":
@@ -343,7 +343,7 @@ class _FileFinder:
                 log = scratch / "log"
                 if self._fetch_log(segment, log):
                     path.write_bytes(self.build_file(segment, kind, log))
-                    if is_recorded_file(path, recorded):
+                    if has_recorded_content(path, recorded):
                         return True
         path.unlink(missing_ok=True)
         return False
@@ -400,7 +400,9 @@ class _FileFinder:
         before = next((one for one in self.state.live if one.end_offset == segment.start_offset - 1), None)
         if before is not None and "snapshot" in before.files:
             with suppress(NotFound, BadData):
-                return parse_producer_snapshot(read_recorded(self.opened.ports.layout, self.state.name, before, "snapshot"), "snapshot")
+                return parse_producer_snapshot(
+                    read_verified_file(self.opened.ports.layout, self.state.name, before, "snapshot"), "snapshot"
+                )
         return ProducerStates.without_producers()
 
 

@@ -21,19 +21,19 @@ from typing import Any
 from compactor.constants import HOUR_MS, NEVER_MS
 from compactor.control import grace, ordering
 from compactor.control.leadership import Leadership, hold_leadership
-from compactor.control.logs import PartitionLog, cut_if_due
+from compactor.control.logs import PartitionLog, snapshot_if_due
 from compactor.control.ports import Lease, Ports, Retention
 from compactor.control.publication import delete_objects
 from compactor.control.records import ImportVoided, RetireBegun, Retired
 from compactor.control.stages import Stage, StageTracker
-from compactor.control.state import CatalogState, PartitionState, Registration, Waiting
+from compactor.control.state import CatalogState, OpenImport, PartitionState, WaitingGroup
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import SCOUTED, scratch_prefix, settle_open_intent
 from compactor.round.ports import RoundWork
 from compactor.storage.port import ObjectStore
-from compactor.tier.ports import Announced, ListedObject, SegmentLayout, SegmentName, SegmentRef
+from compactor.tier.ports import AnnouncedSegment, ListedObject, SegmentLayout, SegmentName, SegmentRef
 from compactor.tier.sidecars import segment_id_of, sidecar_prefix
 
 _HEARTBEAT = re.compile(r".*/(\d{20})\.json")
@@ -84,7 +84,7 @@ class RetireSurvey:
     unfinished: tuple[RemoteLogSegmentMetadata, ...]
     stale_imports: tuple[str, ...]
     orphans: tuple[ListedObject, ...]
-    strays: tuple[Announced, ...]
+    strays: tuple[AnnouncedSegment, ...]
     young: tuple[ListedObject, ...]
     strangers: tuple[str, ...]
     scratch: tuple[str, ...]
@@ -137,7 +137,7 @@ def retire_partition(
         return _retire_report(ports.layout, log.state.name, found, done=dry_run)
     with hold_leadership(ports, log, lease) as leadership:
         report = retire_as_leader(leadership, retention, clock=clock, work=work)
-        cut_if_due(log)
+        snapshot_if_due(log)
         return report
 
 
@@ -146,7 +146,7 @@ def retire_as_leader(
 ) -> RetireReport:
     """Delete and sweep under a leadership that is already held. See ``retire_partition``."""
     ports, log = leadership.ports, leadership.log
-    ports.require_ownership(anew=True)
+    ports.require_ownership(is_recheck=True)
     gone = _complete_begun_deletions(leadership, StageTracker(Stage.RETIRE_BEGUN)) + _delete_segments_after_grace(
         leadership, retention, clock
     )
@@ -315,11 +315,11 @@ def read_slot_times(ports: Ports, log: PartitionLog) -> dict[int, int]:
 
 
 def _times_of_first_slots(ports: Ports, log: PartitionLog) -> dict[int, int]:
-    entries: list[Waiting | Registration] = [*log.state.waiting, *log.state.registrations.values()]
+    entries: list[WaitingGroup | OpenImport] = [*log.state.waiting, *log.state.registrations.values()]
     return {entry.slot: _slot_time_ms(ports, log, entry) for entry in entries}
 
 
-def _slot_time_ms(ports: Ports, log: PartitionLog, entry: Waiting | Registration) -> int:
+def _slot_time_ms(ports: Ports, log: PartitionLog, entry: WaitingGroup | OpenImport) -> int:
     return ports.control.head(log.record_key(entry.slot)).modified_ms if entry.since_ms is None else entry.since_ms
 
 

@@ -20,7 +20,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.indexes import offset_index_mismatch, parse_txn_index, time_index_mismatch
 from compactor.records.producers import parse_producer_snapshot
 from compactor.round.compaction import disk_budget_bytes
-from compactor.tier.contents import download_recorded
+from compactor.tier.contents import download_segment_file
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ def download_intact_files(
         path = folder / kind
         path.unlink(missing_ok=True)
         try:
-            arrived = download_recorded(opened.ports.layout, name, segment, kind, path)
+            arrived = download_segment_file(opened.ports.layout, name, segment, kind, path)
         except NotFound:
             problems.append(FileProblem(kind, "missing", "the object is not in the store"))
             continue
-        if arrived.is_recorded(file):
+        if arrived.has_recorded_content(file):
             paths[kind] = path
         elif arrived.size != file.size:
             problems.append(FileProblem(kind, "size", f"it has {arrived.size} bytes, recorded are {file.size}"))

@@ -62,7 +62,7 @@ class _ListedPartitionVerifier:
             yield from found
             if end is not None:
                 ends[segment.base] = end
-        for segment, following in pairwise(listing.consumed):
+        for segment, following in pairwise(listing.segments_for_consumers):
             end = ends.get(segment.base)
             if end is not None and following.base > end:
                 detail = f"a consumer that has read it stands at {end} and stays there: the next segment begins at {following.base}"
@@ -72,13 +72,13 @@ class _ListedPartitionVerifier:
         """Yield what LIST and the two files beside the segments show."""
         for problem in listing.problems:
             yield self._error_problem("metadata", problem.segment.rpartition("/")[2], problem.cause)
-        readable = {segment.base for segment in listing.readable}
+        readable = {segment.base for segment in listing.readable_segments}
         for segment in listing.segments:
             missing = [kind for kind in OBJECT_KINDS if kind not in segment.files]
             if missing:
                 detail = f"there is no .{' and no .'.join(missing)} beside it: consumers leave the segment out"
                 yield self._error_problem("missing", file_name(segment.base, min(segment.files)), detail)
-            elif listing.times is not None and segment not in listing.consumed:
+            elif listing.times is not None and segment not in listing.segments_for_consumers:
                 if segment.base in readable:
                     yield self._error_problem(
                         "unlisted", file_name(segment.base, "log"), f"{METADATA_FILE} does not name it: consumers leave it out"
@@ -106,7 +106,7 @@ class _ListedPartitionVerifier:
             yield self._note_problem(
                 "watermark", WATERMARK, f"it says {listing.watermark}, and there is a log of {newest}: an upload is under way"
             )
-        for key in listing.strangers:
+        for key in listing.other_keys:
             yield SegmentProblem("note", "stranger", *self.name, key, "it is not an object of this layout")
 
     def _check_content(self, segment: ListedSegment, max_inflated_bytes: int) -> tuple[list[SegmentProblem], int | None]:

@@ -14,10 +14,10 @@ from compactor.access.tier import Tier
 from compactor.config.settings import Cleaner
 from compactor.control.grace import retention_time_ms
 from compactor.control.leadership import LeaseInfo, current_lease
-from compactor.control.logs import read_again_if_missing
+from compactor.control.logs import retry_if_object_missing
 from compactor.control.pauses import pause_reason
 from compactor.control.records import PlanAnnounced
-from compactor.control.state import PartitionState, Waiting
+from compactor.control.state import PartitionState, WaitingGroup
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
@@ -329,7 +329,7 @@ def _explain_present_state(opened: Tier, name: TopicPartition, explain_with: Cal
     meanwhile.
     """
     log = opened.open(name)
-    return read_again_if_missing(name, lambda: explain_with(log.refresh()))
+    return retry_if_object_missing(name, lambda: explain_with(log.refresh()))
 
 
 def _explain_removed_offset(
@@ -394,7 +394,7 @@ def _removed_records(
     return found
 
 
-def _removed_facts(removed: Iterable[tuple[Waiting, FoundRecord]], live: Sequence[FoundRecord]) -> list[Fact]:
+def _removed_facts(removed: Iterable[tuple[WaitingGroup, FoundRecord]], live: Sequence[FoundRecord]) -> list[Fact]:
     """Return a fact for each removed record, latest first."""
     facts = {}
     for group, record in removed:

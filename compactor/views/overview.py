@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from compactor.access.tier import Tier
-from compactor.control.logs import open_partition
+from compactor.control.logs import open_partition_log
 from compactor.control.summary import PartitionSummary, summarize_state
 from compactor.errors import CompactorError
 from compactor.local.cache import LogReadProgress
@@ -106,7 +106,7 @@ def _log_still_has_last_record(opened: Tier, name: TopicPartition, progress: Log
     log is read.
     """
     try:
-        return bool(open_partition(opened.ports, name).has_mark(progress.slot, progress.mark))
+        return bool(open_partition_log(opened.ports, name).has_state(progress.slot, progress.mark))
     except CompactorError:
         return False
 
@@ -127,7 +127,7 @@ def _read_summary(
     try:
         if cached:
             seen, summary = cached
-            if not open_partition(opened.ports, name, opened.known_slot(name)).has_changed_since(seen.slot, seen.mark):
+            if not open_partition_log(opened.ports, name, opened.known_slot(name)).has_changed_since(seen.slot, seen.mark):
                 confirmed[name] = seen.model_copy(update={"hint": hint, "checked_ms": now_ms})
                 return PartitionResult(name, summary)
         log = opened.open(name)

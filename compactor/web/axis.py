@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from checkpoint.lineage import EpochEntry
-from compactor.control.left_alone import SKIPPED_RANGES_STAT, SkippedRange, parse_skipped_ranges
+from compactor.control.skipped_ranges import SKIPPED_RANGES_STAT, SkippedRange, parse_skipped_ranges
 from compactor.control.state import Run
 from compactor.control.summary import SegmentSummary
 from compactor.daemon.partition_history import PartitionHistory

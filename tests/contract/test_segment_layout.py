@@ -26,14 +26,14 @@ from compactor.records.headers import header_digest_of_verified_file
 from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ComposeSource, CopiedRange, FileRange, ObjectStore
-from compactor.tier.contents import download_recorded, read_recorded
+from compactor.tier.contents import download_segment_file, read_verified_file
 from compactor.tier.kinds import KINDS
 from compactor.tier.layouts.aiven.layout import AivenLayout
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
 from compactor.tier.layouts.native import NativeLayout
 from compactor.tier.layouts.pinterest.keys import PartitionKeys, id_from_base_offset
 from compactor.tier.layouts.pinterest.layout import PinterestLayout
-from compactor.tier.names import TopicIds, object_stem
+from compactor.tier.names import TopicIdLookup, object_stem
 from compactor.tier.plain import ComposableLayout, FileName
 from compactor.tier.ports import ListedObject, NonComposableLayout, SegmentLayout, SegmentName, SegmentRef
 from tests.support.memory_store import Clock, MemoryStore
@@ -112,7 +112,7 @@ def brokers(layout: str, **settings: object) -> Callable[[ObjectStore, Path], Ri
         (scratch / "key.pem").write_bytes(private_key())
         aiven = {**settings, "key_pairs": {"key1": str(scratch / "key.pem")}}
         made = Settings(tier=TierSettings(aiven=AivenSettings.model_validate(aiven)))
-        return Rig(KINDS["kafka", layout].layout(made, store, TopicIds({"orders": TopicId("R0AHqObxTZmsN-zsxr_0TQ")})), store)
+        return Rig(KINDS["kafka", layout].layout(made, store, TopicIdLookup({"orders": TopicId("R0AHqObxTZmsN-zsxr_0TQ")})), store)
 
     return rig
 
@@ -197,8 +197,10 @@ class TestReading:
             assert rig.layout.read_file(NAME, segment, kind) == data
             assert rig.layout.download_file(NAME, segment, kind, tmp_path / kind) > 0
             assert (tmp_path / kind).read_bytes() == data
-            assert read_recorded(rig.layout, NAME, segment, kind) == data
-            assert download_recorded(rig.layout, NAME, segment, kind, tmp_path / f"{kind} again").is_recorded(segment.files[kind])
+            assert read_verified_file(rig.layout, NAME, segment, kind) == data
+            assert download_segment_file(rig.layout, NAME, segment, kind, tmp_path / f"{kind} again").has_recorded_content(
+                segment.files[kind]
+            )
 
     def test_a_range_is_shorter_only_where_the_file_ends(self, rig: Rig) -> None:
         contents = rig.contents(2)
@@ -233,7 +235,7 @@ class TestReading:
         segment = rig.segment(0, contents, digests=False)
         rig.stored(rig.segment(0, contents), contents)
         assert rig.layout.stored_segment_problem(NAME, segment) == ""
-        assert read_recorded(rig.layout, NAME, segment, rig.kinds[-1]) == contents[rig.kinds[-1]]
+        assert read_verified_file(rig.layout, NAME, segment, rig.kinds[-1]) == contents[rig.kinds[-1]]
 
     def test_the_list_names_what_it_knows(self, rig: Rig) -> None:
         segments = [rig.segment(start, rig.contents(start)) for start in (0, 100)]
@@ -346,8 +348,8 @@ class TestPuttingTogether:
         assert layout.stored_segment_problem(NAME, made) == ""
         assert layout.read_file(NAME, made, "log", 0, len(spliced.log) + 1) == spliced.log
         assert {kind: layout.read_file(NAME, made, kind) for kind in spliced.beside} == spliced.beside
-        assert download_recorded(layout, NAME, made, "log", tmp_path / "down").is_recorded(made.files["log"])
-        assert read_recorded(layout, NAME, made, "log") == spliced.log
+        assert download_segment_file(layout, NAME, made, "log", tmp_path / "down").has_recorded_content(made.files["log"])
+        assert read_verified_file(layout, NAME, made, "log") == spliced.log
         about = spliced.rig.store.head(layout.object_name(NAME, made, "log")).metadata
         assert about == {"batches": made.files["log"].batches, "mtime_ms": "1700000000001"}
         of_source = spliced.source.files["log"]
@@ -409,7 +411,7 @@ class TestPuttingTogether:
         spliced.rig.store.create(key, flipped(spliced.log))
         assert layout.stored_segment_problem(NAME, made) == f"{spliced.rig.store.url}/{key} has another digest than was recorded"
         with pytest.raises(BadData, match="its digest is not the one that was recorded"):
-            read_recorded(layout, NAME, made, "log")
+            read_verified_file(layout, NAME, made, "log")
 
     @composing_rigs
     def test_a_version_is_of_what_was_recorded(self, spliced: Spliced) -> None:

@@ -12,7 +12,7 @@ from compactor.constants import LeaderEpoch
 from compactor.errors import Unavailable, UsageError
 from compactor.model.plan import Replacement
 from compactor.model.segment import SegmentState
-from compactor.tier.ports import Announced, SegmentName, SegmentPublisher
+from compactor.tier.ports import AnnouncedSegment, SegmentName, SegmentPublisher
 from compactor.tier.publishers import ObjectLogPublisher
 from tests.contract.test_segment_layout import NAME, contents_of, segment_of
 from tests.support.kafka_publishing import BrokerWorld, introduced, named
@@ -92,7 +92,7 @@ def test_what_is_withdrawn_or_gone_records_nothing_and_may_be_said_twice(publish
     publisher.announce_segment(NAME, NEW)
     for _ in range(2):
         publisher.withdraw_segments(
-            NAME, [Announced(NEW.id, NEW.start_offset, NEW.end_offset, NEW.leader_epochs)], include_unannounced=True
+            NAME, [AnnouncedSegment(NEW.id, NEW.start_offset, NEW.end_offset, NEW.leader_epochs)], include_unannounced=True
         )
         publisher.record_deletion(NAME, [SegmentName(NEW.id, NEW.start_offset)])
     assert log.records == []

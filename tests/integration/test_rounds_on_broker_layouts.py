@@ -13,7 +13,7 @@ from Crypto.PublicKey import RSA
 from compactor.constants import TopicId
 from compactor.tier import kinds
 from compactor.tier.kinds import COMPACTOR_MANAGED, KINDS
-from compactor.tier.names import TopicIds
+from compactor.tier.names import TopicIdLookup
 from tests.golden.test_import_tiers import as_log_directory
 from tests.golden_cases import unpack
 from tests.support.tier_cli import TierCli, latest, visible
@@ -26,7 +26,7 @@ def cli(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     layout: str = request.param[0]
     aiven: Mapping[str, Any] = request.param[1]
     made = KINDS["kafka", layout].layout
-    kind = replace(COMPACTOR_MANAGED, layout=lambda settings, store, _: made(settings, store, TopicIds({"orders": TopicId(TOPIC_ID)})))
+    kind = replace(COMPACTOR_MANAGED, layout=lambda settings, store, _: made(settings, store, TopicIdLookup({"orders": TopicId(TOPIC_ID)})))
     # As long as a tier of brokers needs brokers, one without them stands in for it.
     monkeypatch.setattr(kinds, "KINDS", {("object-log", "native"): kind})
     settings = {f"TIERED_COMPACTOR__TIER__AIVEN__{key.upper()}": str(value) for key, value in aiven.items()}

@@ -25,7 +25,7 @@ from compactor.errors import Refused, Unavailable
 from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
-from compactor.tier.ports import Announced
+from compactor.tier.ports import AnnouncedSegment
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic
 from tests.support.kafka_publishing import NAME, BrokerWorld, described, named
 
@@ -46,7 +46,7 @@ class Control:
     plan: list[Replacement] = field(default_factory=list)
     begun: bool = False
     replaced: list[str] = field(default_factory=list)
-    withdrawn: list[Announced] = field(default_factory=list)
+    withdrawn: list[AnnouncedSegment] = field(default_factory=list)
 
 
 def _epochs(segment: RemoteLogSegmentMetadata) -> set[int]:
@@ -147,7 +147,7 @@ class Story:
         publisher.withdraw_unrecorded_segments(NAME, [new.segment for new in control.plan if control.begun], self.known())
         if control.plan and not control.begun and (self.rng.random() < 0.4 or not self.whole()):
             away = [new.segment for new in control.plan]
-            control.withdrawn += [Announced(one.id, one.start_offset, one.end_offset, one.leader_epochs) for one in away]
+            control.withdrawn += [AnnouncedSegment(one.id, one.start_offset, one.end_offset, one.leader_epochs) for one in away]
             control.plan = []
         if control.withdrawn:
             publisher.withdraw_segments(NAME, control.withdrawn, include_unannounced=True)
@@ -183,14 +183,14 @@ class Story:
         control = self.control
         control.replaced += [source for new in control.plan if new.segment.id not in cut_off for source in new.sources]
         control.withdrawn += [
-            Announced(one.id, one.start_offset, one.end_offset, one.leader_epochs)
+            AnnouncedSegment(one.id, one.start_offset, one.end_offset, one.leader_epochs)
             for one in (new.segment for new in control.plan)
             if one.id in cut_off
         ]
         control.plan, control.begun = [], False
 
-    def refs(self, ids: Collection[str]) -> list[Announced]:
-        return [Announced(name, 0, 0, ()) for name in ids]
+    def refs(self, ids: Collection[str]) -> list[AnnouncedSegment]:
+        return [AnnouncedSegment(name, 0, 0, ()) for name in ids]
 
     def run(self) -> None:
         for _ in range(self.rng.randint(2, 8)):

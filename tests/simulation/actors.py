@@ -10,10 +10,10 @@ from checkpoint.offsets import clean_end_offset
 from compactor.config.settings import Cleaner
 from compactor.constants import Offset
 from compactor.control.deletion import raise_log_start
-from compactor.control.identity import Ownership
+from compactor.control.identity import DataRootOwnership
 from compactor.control.importing import register_import, truncate_tail
-from compactor.control.leadership import RequirementFailed, hold_leadership
-from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_partition
+from compactor.control.leadership import RecordRefused, hold_leadership
+from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_partition_log
 from compactor.control.ports import Lease, Ports, Retention
 from compactor.control.records import BadControlRecord, TailBatch, TailTruncated
 from compactor.control.state import PartitionState
@@ -83,7 +83,7 @@ class Actors:
             losses.joins(name)
 
         def opened(ports: Ports) -> PartitionLog:
-            return losses.opened(ports, name, holder) if losses else open_partition(ports, self.name)
+            return losses.opened(ports, name, holder) if losses else open_partition_log(ports, self.name)
 
         def run(ports: Ports) -> None:
             log = opened(ports)
@@ -121,7 +121,7 @@ class Actors:
             if log.refresh().published:
                 self.take_back(ports, log)
         else:
-            log.write_snapshot_and_cut(self.world.rng.choice((1, 4)))
+            log.write_snapshot_and_delete_records(self.world.rng.choice((1, 4)))
 
     def take_back(self, ports: Ports, log: PartitionLog) -> None:
         """Undo the latest round."""
@@ -144,13 +144,13 @@ class Actors:
                 settle_open_intent(leadership, self.work(ports))
             try:
                 raise_log_start(leadership, lambda state: None if (state.log_start_offset or -1) == offset else offset)
-            except RequirementFailed:
+            except RecordRefused:
                 pass
         if log.state.published and dice.random() < 0.4:
             self.take_back(ports, log)
 
     def collector(self, ports: Ports, log: PartitionLog) -> None:
-        log.write_snapshot_and_cut(self.world.rng.choice((1, 1, 6)))
+        log.write_snapshot_and_delete_records(self.world.rng.choice((1, 1, 6)))
 
     def sweeper(self, ports: Ports, log: PartitionLog) -> None:
         """With another configuration, where there is one: what was recorded with what waits counts, too."""
@@ -201,13 +201,13 @@ class Actors:
 
     def stranger(self, ports: Ports, log: PartitionLog) -> None:
         """Somebody whose control store was mistyped: an empty one over the same data. He imports nothing, and would sweep everything."""
-        mine = replace(ports, control=self.world.mistyped, ownership=Ownership())
+        mine = replace(ports, control=self.world.mistyped, ownership=DataRootOwnership())
         owner, catalog = mine.ownership, open_catalog(mine)
-        assert isinstance(owner, Ownership)
-        owner.require_free_root(mine, catalog.refresh())
+        assert isinstance(owner, DataRootOwnership)
+        owner.require_unowned_root(mine, catalog.refresh())
         owner.tier_id = create_tier(mine, kind="object-log", layout="native").tier_id
-        mine.require_ownership(anew=True)
-        retire_partition(mine, open_partition(mine, self.name), LEASE, RETENTION)
+        mine.require_ownership(is_recheck=True)
+        retire_partition(mine, open_partition_log(mine, self.name), LEASE, RETENTION)
 
     def lose(self) -> None:
         """An object that waits for grace is lost. Nobody reads it; but who goes back to it must notice."""

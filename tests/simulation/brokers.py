@@ -38,7 +38,7 @@ from compactor.brokers.metadata_topic.ports import PollResult
 from compactor.brokers.publisher import KafkaPublisher
 from compactor.config.settings import Cleaner
 from compactor.constants import CompactorEpoch, LeaderEpoch
-from compactor.control.logs import PartitionLog, open_partition
+from compactor.control.logs import PartitionLog, open_partition_log
 from compactor.control.ports import Ports, Retention
 from compactor.control.records import RoundPublished
 from compactor.control.state import PartitionState
@@ -424,7 +424,7 @@ class Simulated:
 
         def run(plain: Ports) -> None:
             ports = self.ports(world.owners[getcurrent()])
-            log = open_partition(ports, NAME)
+            log = open_partition_log(ports, NAME)
             try:
                 while True:
                     try:
@@ -435,7 +435,7 @@ class Simulated:
                                 ports, log, LEASE, KEPT, work=self.work(ports, world.rng) if world.rng.random() < 0.6 else None
                             )
                     except StoreError:
-                        log = open_partition(ports, NAME)
+                        log = open_partition_log(ports, NAME)
                     except (Fenced, UsageError, BadData, OutOfBudget):
                         pass
                     ports.sleep(world.rng.choice((0.02, 0.2, 0.7)))
@@ -466,7 +466,7 @@ class Simulated:
             replicas.produce(3)
             replicas.tier(slow=False)
         ports = self.ports(Process("last", "last"))
-        log = open_partition(ports, NAME)
+        log = open_partition_log(ports, NAME)
         for _ in range(12):
             for _ in range(20):
                 self.world.wait(ORPHAN_AGE_MS / 20)

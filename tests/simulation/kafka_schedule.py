@@ -13,7 +13,7 @@ from compactor.brokers.metadata_topic import rules
 from compactor.brokers.metadata_topic.codec import uuid_bytes
 from compactor.brokers.publisher import KafkaPublisher
 from compactor.control import broker_expiry, mirror, publication
-from compactor.control.leadership import Leadership, RequirementFailed
+from compactor.control.leadership import Leadership, RecordRefused
 from compactor.errors import CompactorError
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
@@ -146,7 +146,7 @@ def expired_by_log_start_alone() -> AbstractContextManager[Any]:
     """Whatever lies below the log start counts as expired, also if brokers have not deleted it and readers find it."""
 
     def found(leadership: Leadership, wanted: Collection[str]) -> frozenset[str]:
-        start, state = broker_expiry.observe_log_start(leadership), leadership.state
+        start, state = broker_expiry.fetch_and_record_log_start(leadership), leadership.state
         ends = {segment.id: segment.end_offset for segment in state.live}
         ends |= {task.new_segment_id: task.end_offset for task in (state.intent.plan.tasks if state.intent else ())}
         return frozenset(name for name in wanted if ends.get(name, start) < start)
@@ -161,7 +161,7 @@ def present_log_start_counts() -> AbstractContextManager[Any]:
         ask = leadership.ports.broker_log_start
         return ask(leadership.state.name) if ask is not None else 0
 
-    return patch.object(broker_expiry, "observe_log_start", observed)
+    return patch.object(broker_expiry, "fetch_and_record_log_start", observed)
 
 
 KAFKA_MUTATIONS: dict[str, Mutation] = {
@@ -202,7 +202,7 @@ def kafka_bites(mutation: Mutation, seeds: range, *, expires: bool = False) -> I
         try:
             with mutation():
                 violations = run_kafka_schedule(seed, expires=expires).violations
-        except (CompactorError, RequirementFailed, AssertionError, LookupError, ValueError, RuntimeError) as error:
+        except (CompactorError, RecordRefused, AssertionError, LookupError, ValueError, RuntimeError) as error:
             violations = (f"{type(error).__name__}: {error}",)
         if violations:
             yield seed, violations[0]

@@ -50,16 +50,16 @@ def any_cluster_is_believed() -> Iterator[None]:
 @contextmanager
 def superseded_topics_come_back() -> Iterator[None]:
     """An id that was superseded is one like any other."""
-    judge, problem = rule.judge_topic_id, rule.recreation_problem
+    judge, problem = rule.classify_topic_id, rule.recreation_problem
 
-    def forgetful(recorded_id: str, given_id: str, superseded: Any) -> rule.TopicVerdict:
+    def forgetful(recorded_id: str, given_id: str, superseded: Any) -> rule.TopicIdRelation:
         return judge(TopicId(recorded_id), TopicId(given_id), {})
 
     def careless(state: Any, body: Any) -> str:
         return problem(state.model_copy(update={"superseded": {}}), body)
 
     with (
-        patch.object(incarnations, "judge_topic_id", forgetful),
+        patch.object(incarnations, "classify_topic_id", forgetful),
         patch.object(incarnations, "latest_topic_id", lambda topic_id, superseded: topic_id),
         patch.object(import_, "check_not_superseded", lambda *_: None),
         patch.object(rule, "recreation_problem", careless),

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from compactor.control.control_log import StateMark
-from compactor.control.logs import CatalogLog, PartitionLog, open_catalog, open_partition, record_lower_bounds
+from compactor.control.control_log import StateIdentity
+from compactor.control.logs import CatalogLog, PartitionLog, open_catalog, open_partition_log, record_min_slots
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
 from compactor.errors import StoreError
@@ -32,7 +32,7 @@ class Losses:
         self._missing: dict[str, Any] = {}
         self._heard: dict[str, int] = {}
         self._catalogs: dict[str, CatalogLog] = {}
-        self._kept: dict[str, list[tuple[PartitionState, StateMark]]] = {}
+        self._kept: dict[str, list[tuple[PartitionState, StateIdentity]]] = {}
         self._object = re.compile(rf"partitions/{oracle.name}/(log|snapshot)/(\d{{20}})\.json")
 
     def joins(self, process: str) -> None:
@@ -41,7 +41,7 @@ class Losses:
     def opened(self, ports: Ports, process: str, holder: str) -> PartitionLog:
         """Its log, begun from what its host remembers, of whatever age."""
         self._catalogs[process] = open_catalog(ports)
-        log = open_partition(ports, self.oracle.name)
+        log = open_partition_log(ports, self.oracle.name)
         kept = self._kept.get(holder)
         if kept and self.world.hazards.random() < REMEMBERED:
             log.adopt_state(*self.world.hazards.choice(kept))
@@ -53,12 +53,12 @@ class Losses:
 
     def tell(self, process: str, holder: str, log: PartitionLog) -> None:
         """After what it has done; a process may die before it comes to this."""
-        mark = log.state_mark()
+        mark = log.state_identity()
         if mark is not None:
-            self._kept.setdefault(holder, []).append((log.state, StateMark.model_validate_json(mark.model_dump_json())))
+            self._kept.setdefault(holder, []).append((log.state, StateIdentity.model_validate_json(mark.model_dump_json())))
         if self.world.hazards.random() < TELLS:
             try:
-                record_lower_bounds(self._catalogs[process], [log])
+                record_min_slots(self._catalogs[process], [log])
             except StoreError:
                 pass
 

@@ -29,11 +29,11 @@ from compactor.control import (
     undo as undoing,
 )
 from compactor.control.control_log import ControlLog
-from compactor.control.identity import Ownership
-from compactor.control.leadership import Leadership, RequirementFailed
+from compactor.control.identity import DataRootOwnership
+from compactor.control.leadership import Leadership, RecordRefused
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Ports, Retention
-from compactor.control.state import PartitionState, Registration
+from compactor.control.state import OpenImport, PartitionState
 from compactor.control.summary import WaitingSummary
 from compactor.errors import CompactorError
 from compactor.tier.ports import SegmentName
@@ -175,7 +175,7 @@ def fold_before_list() -> Iterator[None]:
 def no_check_at_append() -> Iterator[None]:
     """Records are appended without asking the rules; the fold is left to drop them."""
     with (
-        patch.object(leadership, "check_before_append", lambda log, state, body: ""),
+        patch.object(leadership, "append_problem", lambda log, state, body: ""),
         patch.object(Leadership, "require_in_state", lambda *_: None),
     ):
         yield
@@ -213,12 +213,12 @@ def slots_deleted_before_the_boundary() -> Iterator[None]:
 @contextmanager
 def times_not_kept() -> Iterator[None]:
     """A snapshot forgets the times of the slots that it stands in for."""
-    kept = logs.PARTITION.with_times
-    object.__setattr__(logs.PARTITION, "with_times", lambda state, modified: state)
+    kept = logs.PARTITION.with_modification_times
+    object.__setattr__(logs.PARTITION, "with_modification_times", lambda state, modified: state)
     try:
         yield
     finally:
-        object.__setattr__(logs.PARTITION, "with_times", kept)
+        object.__setattr__(logs.PARTITION, "with_modification_times", kept)
 
 
 @contextmanager
@@ -282,7 +282,7 @@ def tiered_unregistered() -> Iterator[None]:
 
     def tiered(state: PartitionState, record: Any, body: Any) -> dict[str, Any]:
         if body.import_id not in state.registrations:
-            entry = Registration(import_id=body.import_id, ids=tuple(segment.id for segment in body.segments), holder="", slot=0)
+            entry = OpenImport(import_id=body.import_id, ids=tuple(segment.id for segment in body.segments), holder="", slot=0)
             state = state.model_copy(update={"registrations": state.registrations | {body.import_id: entry}})
         return effect(state, record, body)
 
@@ -344,7 +344,10 @@ def changed_sources_are_taken() -> Iterator[None]:
 @contextmanager
 def whoever_has_the_data() -> Iterator[None]:
     """Nobody asks whose the data root is."""
-    with patch.object(Ownership, "_require_same_id", lambda *_: None), patch.object(identity, "_find_unnamed_segment", lambda *_: ""):
+    with (
+        patch.object(DataRootOwnership, "_require_same_id", lambda *_: None),
+        patch.object(identity, "_find_unnamed_segment", lambda *_: ""),
+    ):
         yield
 
 
@@ -415,8 +418,8 @@ MUTATIONS: dict[str, Mutation] = {
     "log start may fall": without(log_start.check_log_start_rises),
     "newest segment may expire": newest_segment_expires,
     "log start raised beside an open round": without(ordering.check_no_open_intent, of=r.LogStartRaised),
-    "undo below the log start": always(log_start, "restoring_problem", ""),
-    "truncation below the log start": without(log_start.check_cut_above_log_start),
+    "undo below the log start": always(log_start, "restored_below_log_start_problem", ""),
+    "truncation below the log start": without(log_start.check_truncation_above_log_start),
     "removed ids are not checked": without(log_start.check_removed_segments),
     "removed balance is not checked": without(log_start.check_removed_balance),
     "imported log start is not checked": without(log_start.check_imported_log_start),
@@ -484,7 +487,7 @@ def bites(mutation: Mutation, seeds: range) -> Iterator[tuple[int, str]]:
         try:
             with mutation():
                 violations = run_schedule(seed).violations
-        except (CompactorError, RequirementFailed, AssertionError, LookupError, ValueError, StopIteration, RuntimeError) as error:
+        except (CompactorError, RecordRefused, AssertionError, LookupError, ValueError, StopIteration, RuntimeError) as error:
             violations = (f"{type(error).__name__}: {error}",)
         if violations:
             yield seed, violations[0]

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from compactor.control import records
 from compactor.control.deletion import delete_partition
-from compactor.control.leadership import RequirementFailed
+from compactor.control.leadership import RecordRefused
 from compactor.control.records import PartitionRecord
 from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, Leased, NotFound, UsageError
@@ -58,7 +58,7 @@ def perform(play: Play, operation: str, actor: Actor) -> str:
         return _act(play, operation, actor)
     except Leased:
         return WAITS
-    except (Fenced, UsageError, BadData, RequirementFailed):
+    except (Fenced, UsageError, BadData, RecordRefused):
         return REFUSES
 
 

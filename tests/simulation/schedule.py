@@ -14,9 +14,9 @@ from compactor.access.tier import Tier
 from compactor.config.settings import Settings
 from compactor.control import leadership as leading, records
 from compactor.control.control_log import ControlLog
-from compactor.control.identity import Ownership
+from compactor.control.identity import DataRootOwnership
 from compactor.control.leadership import Leadership
-from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_partition
+from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_partition_log
 from compactor.control.ports import Lease, Ports
 from compactor.control.state import PartitionState
 from compactor.errors import Leased
@@ -73,7 +73,7 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False) -> Outcome
         first = world.ports(Process("first", "first"))
         if hazardous:
             _add_hazards(world, oracle, actors, first, steps)
-        actors.importer(first, open_partition(first, NAME))
+        actors.importer(first, open_partition_log(first, NAME))
         actors.elections = rng.choice((0, 1, 3))
         cast: list[tuple[str, str, Callable[[Ports, PartitionLog], None]]] = [
             ("compactor-1", "host-a", actors.compactor),
@@ -110,9 +110,9 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False) -> Outcome
 
 def _add_hazards(world: World, oracle: Oracle, actors: Actors, ports: Ports, steps: int) -> None:
     """Objects that get lost, disks that are full, workers that hang, and somebody with a mistyped control store."""
-    owner = Ownership()
+    owner = DataRootOwnership()
     owner.tier_id = create_tier(ports, kind="object-log", layout="native").tier_id
-    owner.require(ports)
+    owner.require_owned_root(ports)
 
     def may_vanish(key: str) -> bool:
         intent = oracle.state.intent
@@ -141,7 +141,7 @@ def end_phase(world: World, all_actors: Sequence[Actors]) -> None:
 
 
 def _finish(world: World, actors: Actors, ports: Ports) -> None:
-    oracle, log = actors.oracle, open_partition(ports, actors.name)
+    oracle, log = actors.oracle, open_partition_log(ports, actors.name)
     for _ in range(END_ROUNDS):
         try:
             if run_round(ports, log, LEASE, actors.work(ports)).status == "nothing_to_do":

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from compactor.control.control_log import ControlLog, StateMark
-from compactor.control.logs import PartitionLog, open_partition
+from compactor.control.control_log import ControlLog, StateIdentity
+from compactor.control.logs import PartitionLog, open_partition_log
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
@@ -23,17 +23,17 @@ SCHEDULES = 300
 def remembering(seed: int) -> Iterator[list[int]]:
     """Yields the ages, in slots, of the states that were gone on from."""
     rng, settle = random.Random(seed), ControlLog._fold_to_tail
-    kept: list[tuple[PartitionState, StateMark]] = []
+    kept: list[tuple[PartitionState, StateIdentity]] = []
     ages: list[int] = []
 
     def keeping(log: ControlLog[Any], appended: Any) -> Any:
         state = settle(log, appended)
-        if isinstance(state, PartitionState) and rng.random() < 0.3 and (mark := log.state_mark()):
-            kept.append((state, StateMark.model_validate_json(mark.model_dump_json())))
+        if isinstance(state, PartitionState) and rng.random() < 0.3 and (mark := log.state_identity()):
+            kept.append((state, StateIdentity.model_validate_json(mark.model_dump_json())))
         return state
 
     def opened(ports: Ports, name: TopicPartition) -> PartitionLog:
-        log = open_partition(ports, name)
+        log = open_partition_log(ports, name)
         if kept and rng.random() < 0.8:
             chosen = rng.choice(kept)
             ages.append(kept[-1][0].slot - chosen[0].slot)
@@ -42,8 +42,8 @@ def remembering(seed: int) -> Iterator[list[int]]:
 
     with (
         patch.object(ControlLog, "_fold_to_tail", keeping),
-        patch.object(actors, "open_partition", opened),
-        patch.object(schedule, "open_partition", opened),
+        patch.object(actors, "open_partition_log", opened),
+        patch.object(schedule, "open_partition_log", opened),
     ):
         yield ages
 

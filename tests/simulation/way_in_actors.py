@@ -28,8 +28,8 @@ from compactor.consumer.feed import PartitionFailed, TierFeed
 from compactor.consumer.messages import OFFSET_BEGINNING, Place
 from compactor.consumer.reading import LogChanged
 from compactor.control.deletion import delete_partition
-from compactor.control.identity import Ownership
-from compactor.control.leadership import RequirementFailed
+from compactor.control.identity import DataRootOwnership
+from compactor.control.leadership import RecordRefused
 from compactor.control.logs import open_catalog
 from compactor.control.ports import Ports
 from compactor.control.undo import undo_round
@@ -50,7 +50,7 @@ from tests.simulation.way_in_oracle import Attempt, Source, WayInOracle, number
 from tests.simulation.world import RETENTION_MS, TTL_MS, Process, SimStore, World
 
 REFUSALS = (BadData, UsageError)
-PASSING = (*REFUSALS, StoreError, Fenced, Leased, OutOfBudget, RequirementFailed)
+PASSING = (*REFUSALS, StoreError, Fenced, Leased, OutOfBudget, RecordRefused)
 """What a command may end with: it says why, and may be given again."""
 CONTENT = (UploadFailure.CONTENT, UploadFailure.LINEAGE, UploadFailure.GAP, UploadFailure.COMPACTED, UploadFailure.UNREADABLE)
 
@@ -151,7 +151,7 @@ class Side:
         ports = self.world.ports(process, self.control, self.data)
         folder = str(self.root / process.holder / self.control.name)
         state = self.settings.tier.model_copy(update={"state_dir": folder, "url": self.data.url, "control_url": self.control.url})
-        ownership = Ownership()
+        ownership = DataRootOwnership()
         settings = self.settings.model_copy(update={"tier": state})
         ports = replace(ports, ownership=ownership, retention=RETENTION)
         return Tier(settings, ports, open_catalog(ports), RequestCounters(), ownership=ownership)

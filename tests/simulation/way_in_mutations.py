@@ -15,7 +15,7 @@ from unittest.mock import patch
 from compactor.agent import leadership, plan
 from compactor.agent.leadership import RenameEvidence
 from compactor.consumer import feed, sources
-from compactor.control import importing, ordering
+from compactor.control import importing, incarnations
 from compactor.errors import CompactorError
 from compactor.transfer import cleaned, from_tier, import_, intake, log_identity, seam, staged
 from compactor.transfer.import_ import _DirectoryImport
@@ -37,7 +37,7 @@ def topic_id_not_compared() -> AbstractContextManager[Any]:
     """Neither the directory's topic id nor that of a record is compared with the tier's."""
     return together(
         lambda: patch.object(log_identity, "read_topic_id", lambda log_dir: ""),
-        lambda: patch.object(ordering, "topic_conflict", lambda state, topic_id: ""),
+        lambda: patch.object(incarnations, "topic_conflict", lambda state, topic_id: ""),
     )()
 
 

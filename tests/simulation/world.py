@@ -156,8 +156,8 @@ class World:
         data = data or self.data
 
         @contextmanager
-        def keep_alive(beat: Callable[[], None], interval_s: float) -> Iterator[None]:
-            process.beat, process.beat_every_ms, process.last_beat_ms = beat, interval_s * 1000, self.now_ms
+        def keep_alive(send_heartbeat: Callable[[], None], interval_s: float) -> Iterator[None]:
+            process.beat, process.beat_every_ms, process.last_beat_ms = send_heartbeat, interval_s * 1000, self.now_ms
             try:
                 yield
             finally:

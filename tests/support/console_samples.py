@@ -11,7 +11,7 @@ from compactor.agent.plan import SealedFile, SeenDirectory, UploadFailure, Uploa
 from compactor.agent.status import AgentCounters, AgentStatus
 from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch, Offset
-from compactor.control.left_alone import SKIPPED_RANGES_STAT, SkippedRange, format_skipped_ranges
+from compactor.control.skipped_ranges import SKIPPED_RANGES_STAT, SkippedRange, format_skipped_ranges
 from compactor.control.state import EpochHistory, Leader, Run
 from compactor.control.summary import LastRound, SegmentSummary
 from compactor.daemon.partition_history import PartitionHistory, ReplacedRange

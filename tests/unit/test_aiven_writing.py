@@ -20,12 +20,12 @@ from compactor.storage.local import LocalStore
 from compactor.storage.port import ObjectInfo
 from compactor.tier.layouts.aiven.custom_metadata import CustomMetadata
 from compactor.tier.layouts.aiven.layout import AivenLayout
-from compactor.tier.names import TopicIds
+from compactor.tier.names import TopicIdLookup
 from tests.support.plain_aiven import data_key, read_segment
 from tests.support.segments import files_of, segment_of
 
 NAME = TopicPartition("orders", 1)
-IDS = TopicIds({"orders": TopicId("R0AHqObxTZmsN-zsxr_0TQ")})
+IDS = TopicIdLookup({"orders": TopicId("R0AHqObxTZmsN-zsxr_0TQ")})
 MAIN = "orders-R0AHqObxTZmsN-zsxr_0TQ/1/00000000000000000100-lZ6vvmajTWKDBUTV6SQAtQ"
 
 

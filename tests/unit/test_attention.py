@@ -10,7 +10,7 @@ import pytest
 
 from compactor.constants import HOUR_MS, NEVER_MS
 from compactor.control.fold import fold_catalog
-from compactor.control.logs import collect_inbox, open_catalog, publish_hints
+from compactor.control.logs import collect_queued_hints, open_catalog, publish_hints
 from compactor.control.pauses import pause_reason, pause_rounds, request_round, resume_rounds
 from compactor.control.records import (
     CatalogRecord,
@@ -127,9 +127,9 @@ def test_a_crowd_of_writers_does_not_wait_for_each_other_and_is_heard(tmp_path: 
         thread.join()
     assert idle.counters.usage().since(before).total_requests < 60 * 120  # each folds FAR_BEHIND slots at most
     catalog = open_catalog(ports)
-    collect_inbox(catalog)
+    collect_queued_hints(catalog)
     assert set(catalog.refresh().reached.values()) == {99}
-    assert collect_inbox(catalog) == 0
+    assert collect_queued_hints(catalog) == 0
 
 
 def test_who_is_far_behind_leaves_a_hint_in_the_inbox(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_who_is_far_behind_leaves_a_hint_in_the_inbox(tmp_path: Path) -> None:
     assert idle.counters.usage().since(before).total_requests == 2  # is it far behind? the hint
     assert busy.refresh().reached["orders-49"] != 77
     idle.store.put("catalog/inbox/garbage.json", b"{}")
-    assert collect_inbox(busy) == 2
+    assert collect_queued_hints(busy) == 2
     assert busy.refresh().reached["orders-49"] == 77
     assert not list(idle.store.list("catalog/inbox/"))
 
@@ -204,5 +204,5 @@ def test_a_hint_from_the_inbox_counts_where_another_one_comes_that_knows_less(tm
         return state
 
     monkeypatch.setattr(catalog, "refresh", overtaken)
-    assert collect_inbox(catalog) == 1
+    assert collect_queued_hints(catalog) == 1
     assert refresh().reached[str(name)] == 9

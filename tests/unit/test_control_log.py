@@ -77,7 +77,7 @@ class TestCut:
     def test_start_up_after_a_cut_is_the_same_state(self, play: Play) -> None:
         log = catalog(play)
         append(log, 9)
-        assert log.write_snapshot_and_cut(4)
+        assert log.write_snapshot_and_delete_records(4)
         append(log, 3)
         assert catalog(play).refresh() == log.state
         assert not [key for key in play.world.control.objects if "/log/" in key and key <= log.record_key(9)]
@@ -86,7 +86,7 @@ class TestCut:
         log = catalog(play)
         for _ in range(40):
             append(log, 8)
-            assert log.write_snapshot_and_cut(8)
+            assert log.write_snapshot_and_delete_records(8)
         append(log, 3)
         play.requests.clear()
         assert catalog(play).refresh() == log.state
@@ -96,7 +96,7 @@ class TestCut:
     def test_an_idle_look_costs_two_gets(self, play: Play) -> None:
         log, other = catalog(play), catalog(play)
         append(other, 70)
-        other.write_snapshot_and_cut()
+        other.write_snapshot_and_delete_records()
         log.refresh()
         play.requests.clear()
         assert not log.has_new_records()
@@ -114,23 +114,23 @@ class TestCut:
         append(log, 2)
         other.refresh()
         append(other, 70)
-        other.write_snapshot_and_cut()
+        other.write_snapshot_and_delete_records()
         assert log.has_new_records()
         assert log.refresh() == other.state
 
     def test_too_few_slots_are_not_worth_a_cut(self, play: Play) -> None:
         log = catalog(play)
         append(log, 63)
-        assert not log.write_snapshot_and_cut()
+        assert not log.write_snapshot_and_delete_records()
         append(log, 1)
-        assert log.write_snapshot_and_cut()
-        assert not log.write_snapshot_and_cut()
+        assert log.write_snapshot_and_delete_records()
+        assert not log.write_snapshot_and_delete_records()
 
     def test_boundaries_are_never_overwritten_or_deleted(self, play: Play) -> None:
         log = catalog(play)
         for _ in range(3):
             append(log, 2)
-            log.write_snapshot_and_cut(1)
+            log.write_snapshot_and_delete_records(1)
         boundaries = [key for key in play.world.control.objects if "/boundary/" in key]
         assert [int(key[-25:-5]) for key in boundaries] == [1, 2, 3]
         assert not [what for what in play.requests if what.startswith(("put", "delete catalog/boundary"))]
@@ -139,7 +139,7 @@ class TestCut:
     def test_a_snapshot_that_is_gone_is_named(self, play: Play) -> None:
         log = catalog(play)
         append(log, 2)
-        log.write_snapshot_and_cut(1)
+        log.write_snapshot_and_delete_records(1)
         play.world.control.objects.pop("catalog/snapshot/00000000000000000002.json")
         with pytest.raises(BadControlRecord, match="snapshot") as error:
             catalog(play).refresh()
@@ -163,7 +163,7 @@ class TestShortLogs:
     def test_it_was_cut_nevertheless(self, play: Play) -> None:
         log = catalog(play)
         append(log, 5)
-        log.write_snapshot_and_cut(1)
+        log.write_snapshot_and_delete_records(1)
         append(log, 2)
         assert self.opened(play, 5).refresh() == log.state
         assert self.opened(play, 5).refresh_and_check_gaps() == log.state
@@ -176,7 +176,7 @@ class TestShortLogs:
         with pytest.raises(Unavailable):
             append(sleeper, 1)
         append(log, 5)
-        log.write_snapshot_and_cut(1)
+        log.write_snapshot_and_delete_records(1)
         play.land()
         assert log.record_key(1) in play.world.control.objects
         assert self.opened(play, 5).refresh() == log.refresh()
@@ -186,7 +186,7 @@ def test_a_cut_that_is_not_due_asks_for_nothing(play: Play) -> None:
     log = catalog(play)
     append(log, 63)
     play.requests.clear()
-    assert not log.write_snapshot_and_cut()
+    assert not log.write_snapshot_and_delete_records()
     assert play.requests == []
 
 
@@ -207,7 +207,7 @@ class TestLostObjects:
         log = catalog(play)
         for _ in range(2):
             append(log, 2)
-            log.write_snapshot_and_cut(1)
+            log.write_snapshot_and_delete_records(1)
         play.world.control.objects.pop(f"catalog/boundary/{lost:020d}.json")
         with pytest.raises(BadControlRecord, match="missing"):
             catalog(play).refresh_and_check_gaps()
@@ -216,7 +216,7 @@ class TestLostObjects:
         """What is left is a snapshot that nothing names."""
         log = catalog(play)
         append(log, 2)
-        log.write_snapshot_and_cut(1)
+        log.write_snapshot_and_delete_records(1)
         play.world.control.objects.pop("catalog/boundary/00000000000000000001.json")
         assert catalog(play).refresh() == CatalogState()
         with pytest.raises(BadControlRecord, match="missing") as error:
@@ -237,7 +237,7 @@ class TestLostObjects:
 
         def grow() -> None:
             append(other, 70)
-            other.write_snapshot_and_cut(1)
+            other.write_snapshot_and_delete_records(1)
             append(other, 2)
 
         play.before("list catalog/", grow)
@@ -290,7 +290,7 @@ def test_racing_writers_on_a_directory_lose_nothing_and_write_nothing_twice(tmp_
         for turn in range(each):
             body = PartitionChanged(topic=f"t{number}", partition=turn)
             log.transact(lambda state, body=body: None if f"{body.topic}-{body.partition}" in state.partitions else body)  # type: ignore[misc]
-            log.write_snapshot_and_cut(10)
+            log.write_snapshot_and_delete_records(10)
 
     with ThreadPoolExecutor(writers) as pool:
         list(pool.map(write, range(writers)))

@@ -318,10 +318,15 @@ class TestTakingBack:
         assert self.refusal(compacted) == ""
         assert "goes back" in self.refusal(compacted, restores="")
         plan = self.plan(compacted)
-        assert {entry.offset for entry in ordering.vector_after(compacted.state, plan, CompactorEpoch(compacted.epoch), cut_off=True)} == {
-            0
-        }
-        stays = ordering.vector_after(compacted.state, plan.model_copy(update={"restores": ""}), CompactorEpoch(9), cut_off=True)
+        assert {
+            entry.offset
+            for entry in ordering.cleaner_vector_after_round(
+                compacted.state, plan, CompactorEpoch(compacted.epoch), has_withdrawn_groups=True
+            )
+        } == {0}
+        stays = ordering.cleaner_vector_after_round(
+            compacted.state, plan.model_copy(update={"restores": ""}), CompactorEpoch(9), has_withdrawn_groups=True
+        )
         assert stays == (
             *compacted.state.vector,
             CleanerOffset(leader_epoch=CompactorEpoch(9), offset=Offset(clean_end_offset(compacted.state.vector))),

@@ -12,7 +12,7 @@ from checkpoint.lineage import EpochEntry
 from compactor.config.settings import Cleaner
 from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control.ports import Retention
-from compactor.control.state import Intent, Leader, PartitionState, Quarantine, Registration, Waiting
+from compactor.control.state import Intent, Leader, OpenImport, PartitionState, Quarantine, WaitingGroup
 from compactor.control.summary import summarize_state
 from compactor.daemon.scheduling import (
     CLOCK_RESOLUTION_MS,
@@ -96,9 +96,9 @@ class TestSight:
         assert seen(state(leader=leader.model_copy(update={"released": True}))).leader == ""
 
     def test_when_something_may_be_deleted(self) -> None:
-        group = Waiting(slot=5, run_id="r", leader_epoch=CompactorEpoch(0), segments=(segment(0),), vector_before=(), vector=())
+        group = WaitingGroup(slot=5, run_id="r", leader_epoch=CompactorEpoch(0), segments=(segment(0),), vector_before=(), vector=())
         undone = group.model_copy(update={"slot": 6, "undone": True})
-        registered = Registration(import_id="i", ids=("x",), holder="h", slot=4)
+        registered = OpenImport(import_id="i", ids=("x",), holder="h", slot=4)
         since = {4: NOW, 5: NOW, 6: NOW}
         assert seen(state(), since=since).retire_at_ms == NEVER_MS
         assert seen(state(waiting=(group,)), since=since).retire_at_ms == NOW + RETENTION.undo_window_ms + CLOCK_RESOLUTION_MS

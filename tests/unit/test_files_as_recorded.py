@@ -15,7 +15,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.headers import HeaderDigestBuilder
 from compactor.storage.counting import RequestCounters
 from compactor.tier import contents
-from compactor.tier.contents import stored_problem
+from compactor.tier.contents import stored_file_problem
 from compactor.tier.layouts.native import NativeLayout
 from tests.builders import LogBuilder
 from tests.support.keys import object_key
@@ -103,29 +103,29 @@ class TestFetching:
     @pytest.mark.parametrize("damage", DAMAGE)
     def test_what_is_damaged_on_its_way_is_fetched_once_more(self, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
         layout = layout_with(damage, 1)
-        arrived = contents.download_recorded(layout, NAME, SEGMENT, "log", tmp_path / "log")
-        arrived.require_recorded("log", SEGMENT.files["log"])
+        arrived = contents.download_segment_file(layout, NAME, SEGMENT, "log", tmp_path / "log")
+        arrived.require_recorded_content("log", SEGMENT.files["log"])
         assert (tmp_path / "log").read_bytes() == LOG
         assert (arrived.size, arrived.transferred, layout.asked) == (len(LOG), len(LOG) + len(damage(LOG)), 2)
-        assert contents.read_recorded(layout_with(damage, 1), NAME, SEGMENT, "log") == LOG
+        assert contents.read_verified_file(layout_with(damage, 1), NAME, SEGMENT, "log") == LOG
 
     @pytest.mark.parametrize("damage", DAMAGE)
     def test_what_is_damaged_where_it_lies_is_refused(self, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
         cause = f"it has {len(LOG) - 1} bytes" if damage is cut else "its digest is not the one that was recorded"
-        arrived = contents.download_recorded(layout_with(damage, 2), NAME, SEGMENT, "log", tmp_path / "log")
-        assert not arrived.is_recorded(SEGMENT.files["log"])
+        arrived = contents.download_segment_file(layout_with(damage, 2), NAME, SEGMENT, "log", tmp_path / "log")
+        assert not arrived.has_recorded_content(SEGMENT.files["log"])
         with pytest.raises(BadData, match=f"bad data in the-object: the object was changed or damaged: {cause}"):
-            arrived.require_recorded("the-object", SEGMENT.files["log"])
+            arrived.require_recorded_content("the-object", SEGMENT.files["log"])
         with pytest.raises(BadData, match=cause):
-            contents.read_recorded(layout_with(damage, 2), NAME, SEGMENT, "log")
+            contents.read_verified_file(layout_with(damage, 2), NAME, SEGMENT, "log")
 
     @pytest.mark.parametrize("damage", DAMAGE)
     def test_sha256_comes_first_where_both_are_known(self, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
         """It says more."""
         both = SEGMENT.files["log"].model_copy(update={"sha256": hashlib.sha256(damage(LOG)).hexdigest(), "size": len(damage(LOG))})
         segment = SEGMENT.model_copy(update={"files": {"log": both}})
-        arrived = contents.download_recorded(layout_with(damage, 1), NAME, segment, "log", tmp_path / "log")
-        assert arrived.is_recorded(both)
+        arrived = contents.download_segment_file(layout_with(damage, 1), NAME, segment, "log", tmp_path / "log")
+        assert arrived.has_recorded_content(both)
         assert arrived.found.batches == ""
 
     @pytest.mark.parametrize("damage", DAMAGE)
@@ -133,9 +133,9 @@ class TestFetching:
         store = MemoryStore(Clock(), RequestCounters())
         store.create("k", LOG)
         store.create("damaged", damage(LOG))
-        assert stored_problem(store, "k", SEGMENT, "log") == ""
+        assert stored_file_problem(store, "k", SEGMENT, "log") == ""
         problem = f"has {len(LOG) - 1} bytes, recorded are {len(LOG)}" if damage is cut else "has another digest than was recorded"
-        assert stored_problem(store, "damaged", SEGMENT, "log") == f"memory://store/damaged {problem}"
+        assert stored_file_problem(store, "damaged", SEGMENT, "log") == f"memory://store/damaged {problem}"
 
 
 class TestStaging:

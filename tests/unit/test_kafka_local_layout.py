@@ -12,11 +12,11 @@ from compactor.errors import NotFound, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.storage.factory import open_store
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
-from compactor.tier.names import TopicIds
+from compactor.tier.names import TopicIdLookup
 from tests.support.segments import files_of, segment_of
 
 NAME = TopicPartition("orders", 1)
-IDS = TopicIds({"orders": TopicId("R0AHqObxTZmsN-zsxr_0TQ")})
+IDS = TopicIdLookup({"orders": TopicId("R0AHqObxTZmsN-zsxr_0TQ")})
 FOLDER = "kafka-tiered-storage/orders-1-R0AHqObxTZmsN-zsxr_0TQ"
 STEM = f"{FOLDER}/00000000000000000100-lZ6vvmajTWKDBUTV6SQAtQ"
 BROKERS_PATTERN = re.compile(r"(\d+-)([a-zA-Z0-9_-]{22})(\.[a-z_]+)")  # RemoteLogSegmentFileset.FILENAME_FORMAT
@@ -110,7 +110,7 @@ def test_topic_ids_must_be_ids(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=cause):
             list(
-                KafkaLocalLayout(open_store(str(tmp_path)), TopicIds({topic: TopicId(each) for topic, each in ids.items()})).list_objects(
-                    NAME
-                )
+                KafkaLocalLayout(
+                    open_store(str(tmp_path)), TopicIdLookup({topic: TopicId(each) for topic, each in ids.items()})
+                ).list_objects(NAME)
             )

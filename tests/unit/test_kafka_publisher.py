@@ -13,7 +13,7 @@ from compactor.errors import Refused, Unavailable
 from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
-from compactor.tier.ports import Announced, SegmentName
+from compactor.tier.ports import AnnouncedSegment, SegmentName
 from tests.simulation.memory_topic import Loss
 from tests.support.broker_lookups import highest_offset
 from tests.support.kafka_publishing import NAME, BrokerWorld, described, introduced, named
@@ -252,7 +252,7 @@ class TestStrays:
         new = replacing(50, live[:2]).segment
         publisher = world.publisher()
         publisher.withdraw_segments(
-            NAME, [Announced(new.id, new.start_offset, new.end_offset, new.leader_epochs)], include_unannounced=True
+            NAME, [AnnouncedSegment(new.id, new.start_offset, new.end_offset, new.leader_epochs)], include_unannounced=True
         )
         assert told(world, 10) == ["S 50", "D 50"]
         with pytest.raises(Refused, match="was cut off"):
@@ -266,7 +266,7 @@ class TestStrays:
         begun, never = replacing(50, live[:2]).segment, replacing(51, live[2:4]).segment
         publisher.announce_segment(NAME, begun)
         publisher.withdraw_segments(
-            NAME, [Announced(one.id, one.start_offset, one.end_offset, one.leader_epochs) for one in (begun, never)]
+            NAME, [AnnouncedSegment(one.id, one.start_offset, one.end_offset, one.leader_epochs) for one in (begun, never)]
         )
         assert told(world, 10) == ["S 50", "D 50"]
 

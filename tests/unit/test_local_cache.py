@@ -16,8 +16,8 @@ import pytest
 from checkpoint.lineage import EpochEntry
 from compactor.config.settings import Cleaner
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
-from compactor.control.control_log import Boundary, StateMark
-from compactor.control.state import CatalogState, PartitionState, Registration, Waiting
+from compactor.control.control_log import Boundary, StateIdentity
+from compactor.control.state import CatalogState, OpenImport, PartitionState, WaitingGroup
 from compactor.control.summary import PartitionSummary, SegmentSummary, pack_summary, summarize_state, unpack_summary
 from compactor.local import cache as local_state
 from compactor.local.cache import LocalState
@@ -26,7 +26,7 @@ from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, Segmen
 from compactor.round.plan import assess_round
 
 NAME = TopicPartition("orders", 0)
-MARK = StateMark(boundary=Boundary(version=1, log="orders-0", number=2, slot=1), incarnation="a", attempt=3)
+MARK = StateIdentity(boundary=Boundary(version=1, log="orders-0", number=2, slot=1), incarnation="a", attempt=3)
 
 
 def segment(number: int, dice: random.Random) -> RemoteLogSegmentMetadata:
@@ -49,14 +49,14 @@ def segment(number: int, dice: random.Random) -> RemoteLogSegmentMetadata:
 
 def state(dice: random.Random, slot: int = 7, name: TopicPartition = NAME) -> PartitionState:
     live = tuple(segment(number, dice) for number in range(dice.randrange(12)))
-    waiting = Waiting(slot=3, run_id="r", leader_epoch=CompactorEpoch(0), segments=live[:2], vector_before=(), vector=())
+    waiting = WaitingGroup(slot=3, run_id="r", leader_epoch=CompactorEpoch(0), segments=live[:2], vector_before=(), vector=())
     return PartitionState(
         slot=slot,
         topic=name.topic,
         partition=name.partition,
         live=live,
         waiting=(waiting,) if dice.random() < 0.5 else (),
-        registrations={"i": Registration(import_id="i", ids=("x",), holder="h", slot=2)} if dice.random() < 0.5 else {},
+        registrations={"i": OpenImport(import_id="i", ids=("x",), holder="h", slot=2)} if dice.random() < 0.5 else {},
     )
 
 

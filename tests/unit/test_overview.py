@@ -16,7 +16,7 @@ from compactor.bootstrap import open_tier
 from compactor.config.settings import Settings, TierSettings
 from compactor.control.importing import register_import, tier_segments
 from compactor.control.leadership import acquire_leadership
-from compactor.control.logs import open_partition
+from compactor.control.logs import open_partition_log
 from compactor.control.records import RoundPublished
 from compactor.control.summary import PartitionSummary, summarize_state
 from compactor.model.ids import TopicPartition
@@ -58,7 +58,7 @@ class World:
             self.writer.changes.publish([log])
 
     def truth(self) -> list[PartitionSummary]:
-        return [summarize_state(open_partition(self.writer.ports, name).refresh()) for name in NAMES]
+        return [summarize_state(open_partition_log(self.writer.ports, name).refresh()) for name in NAMES]
 
 
 @pytest.fixture

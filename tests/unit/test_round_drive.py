@@ -14,7 +14,7 @@ from compactor.control import publication
 from compactor.control.broker_expiry import ExpiredSources
 from compactor.control.deletion import raise_log_start
 from compactor.control.fold import fold_partition
-from compactor.control.leadership import RequirementFailed, acquire_leadership, hold_leadership
+from compactor.control.leadership import RecordRefused, acquire_leadership, hold_leadership
 from compactor.control.ordering import refusal
 from compactor.control.records import PartitionRecord, RoundPublished, RunEnded, decode_sealed
 from compactor.control.stages import Stage, StageTracker
@@ -356,7 +356,7 @@ class TestFailures:
         intent = actor.log.state.intent
         assert intent
         body = RoundPublished(leader_epoch=leadership.epoch, run_id=intent.plan.run_id, replacements=(), vector_before=(), vector=())
-        with pytest.raises(RequirementFailed, match="no receipt"):
+        with pytest.raises(RecordRefused, match="no receipt"):
             leadership.append_record(body, lambda state: False)
 
 

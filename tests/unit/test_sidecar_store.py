@@ -37,11 +37,11 @@ class CachedFile:
 def test_heads_that_are_remembered_are_not_fetched_again() -> None:
     store, kept = MemoryStore(Clock(), RequestCounters()), CachedFile()
     Sidecars(store, "p", KEY).add_sidecar(made("a"))
-    first = Sidecars(store, "p", KEY, kept).heads(["a", "b"])
+    first = Sidecars(store, "p", KEY, kept).load_heads(["a", "b"])
     assert (first["a"].problem, first["b"].problem) == ("", "it has no sidecar")
     assert first["a"].bytes > 0
     store.delete(["p/sidecars/a.bloom"])
-    again = Sidecars(store, "p", KEY, kept).heads(["a", "b"])
+    again = Sidecars(store, "p", KEY, kept).load_heads(["a", "b"])
     assert again["a"].sidecar is not None
     assert again["a"].sidecar.distinct_keys == 50
     assert again["a"].bytes == 0
@@ -80,9 +80,9 @@ def test_filters_are_fetched_ahead_and_never_all_of_them(monkeypatch: pytest.Mon
 def test_a_memory_that_is_damaged_is_not_believed(spoil: object) -> None:
     store, kept = MemoryStore(Clock(), RequestCounters()), CachedFile()
     Sidecars(store, "p", KEY).add_sidecar(made("a"))
-    Sidecars(store, "p", KEY, kept).heads(["a"])
+    Sidecars(store, "p", KEY, kept).load_heads(["a"])
     kept.data["a"] = spoil(kept.data["a"])  # type: ignore[operator]
-    found = Sidecars(store, "p", KEY, kept).heads(["a"])["a"]
+    found = Sidecars(store, "p", KEY, kept).load_heads(["a"])["a"]
     assert found.sidecar is not None
     assert found.bytes > 0
 
@@ -91,8 +91,8 @@ def test_one_that_was_made_for_another_segment_or_tier_is_not_used() -> None:
     store = MemoryStore(Clock(), RequestCounters())
     Sidecars(store, "p", KEY).add_sidecar(made("a"))
     store.put("p/sidecars/b.bloom", store.get("p/sidecars/a.bloom"))
-    assert Sidecars(store, "p", KEY).heads(["b"])["b"].problem == "it was made for another segment (a)"
-    assert Sidecars(store, "p", bytes(16)).heads(["a"])["a"].problem == "it was made under another hash key"
+    assert Sidecars(store, "p", KEY).load_heads(["b"])["b"].problem == "it was made for another segment (a)"
+    assert Sidecars(store, "p", bytes(16)).load_heads(["a"])["a"].problem == "it was made under another hash key"
 
 
 def test_the_first_one_stays_unless_it_is_rebuilt() -> None:
@@ -100,7 +100,7 @@ def test_the_first_one_stays_unless_it_is_rebuilt() -> None:
     mine = Sidecars(store, "p", KEY, kept)
     assert mine.add_sidecar(made("a", 50)) > 0
     assert mine.add_sidecar(made("a", 60)) == 0
-    assert mine.heads(["a"])["a"].sidecar.distinct_keys == 50  # type: ignore[union-attr]
+    assert mine.load_heads(["a"])["a"].sidecar.distinct_keys == 50  # type: ignore[union-attr]
     mine.save_sidecar(made("a", 60))
-    assert mine.heads(["a"])["a"].sidecar.distinct_keys == 60  # type: ignore[union-attr]
+    assert mine.load_heads(["a"])["a"].sidecar.distinct_keys == 60  # type: ignore[union-attr]
     assert set(mine.stored_sizes()) == {"a"}

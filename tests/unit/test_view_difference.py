@@ -61,7 +61,7 @@ class TestPoints:
 class TestAfterACut:
     @pytest.fixture
     def past(self, crafted: Crafted) -> RecordedHistory:
-        assert crafted.author("cutter").log.write_snapshot_and_cut(1)
+        assert crafted.author("cutter").log.write_snapshot_and_delete_records(1)
         crafted.clock.now_ms += 60_000
         crafted.author("host-c:3").lead()
         return RecordedHistory(crafted.log())

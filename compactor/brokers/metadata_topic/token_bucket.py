@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from compactor.model.ids import TopicPartition
-from compactor.tier.ports import Wait
+from compactor.tier.ports import RateLimitWait
 
 MINUTE_MS = 60_000
 MINUTES_PER_HOUR = 60
@@ -84,7 +84,7 @@ class MetadataTokenBucket:
 
     def admit_round(
         self, written_by_minute: Mapping[int, int], name: TopicPartition, records: int, max_records_per_hour: int, now_ms: int
-    ) -> tuple[MetadataTokenBucket, Wait | None]:
+    ) -> tuple[MetadataTokenBucket, RateLimitWait | None]:
         """Admit a round, or return how long it has to wait. An admitted round may ask again for more records.
 
         :param written_by_minute: number of compactors' records in the topic, by minute.
@@ -106,7 +106,7 @@ class MetadataTokenBucket:
             return MetadataTokenBucket(reserved | {name: replace(mine, round=wanted, counted_ms=now_ms)}, waiting), None
         until = _admissible_at_ms(used, wanted, max_records_per_hour) if is_next else waiting[first].retry_at_ms
         waiting[name] = WaitingRound(wanted, max(until, now_ms + MINUTE_MS))
-        return MetadataTokenBucket(reserved, waiting)._without_round(name), Wait(waiting[name].retry_at_ms, wanted)
+        return MetadataTokenBucket(reserved, waiting)._without_round(name), RateLimitWait(waiting[name].retry_at_ms, wanted)
 
     def after_append(self, name: TopicPartition, records: int, deletions: int, now_ms: int) -> MetadataTokenBucket:
         """Return the bucket after records were appended to the topic: they are no longer reserved, because they are

@@ -15,7 +15,7 @@ from compactor.brokers.topic_ids import query_topic_ids
 from compactor.cli import audit, frame, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.constants import NEVER_MS
-from compactor.control.logs import PartitionLog, collect_inbox
+from compactor.control.logs import PartitionLog, collect_queued_hints
 from compactor.control.records import RetireInspection
 from compactor.errors import CompactorError
 from compactor.model.ids import TopicPartition
@@ -85,7 +85,7 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
     now_ms = (opened.ports.control if usual else opened.ports).clock_ms()
     names = every
     if usual and not args.all:
-        collect_inbox(opened.catalog)
+        collect_queued_hints(opened.catalog)
         names = partitions_to_inspect(opened.catalog.state, every, now_ms, opened.log_key)
     noted = _InspectionRecorder(opened, usual and len(every) > MAX_UNHINTED_INSPECTIONS, now_ms)
     moments = [inspection.next_ms for inspection in opened.catalog.state.looks.values()]

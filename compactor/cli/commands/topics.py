@@ -54,7 +54,7 @@ def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
                 before, _ = delete_partition(opened.ports, log, opened.lease)
             except BadControlRecord as error:
                 out.note(f"{error.message}. What can still be read of this control log is given up")
-                opened.ports.require_ownership(anew=True)
+                opened.ports.require_ownership(is_recheck=True)
                 before = restart_lost_log(log)
         opened.changes.publish([log])
     grace = opened.retention.grace_ms

@@ -347,7 +347,7 @@ class _AnnouncedPlan:
         skipped = {segment.id for segment in plan.skipped}
         names = [segment.id for segment in self._live if segment.id in skipped or segment.start_offset >= plan.end_offset]
         heads = self._worker.sidecars(self._session.state)
-        return {name: head.sidecar for name, head in heads.heads(names).items() if head.sidecar} if heads else {}
+        return {name: head.sidecar for name, head in heads.load_heads(names).items() if head.sidecar} if heads else {}
 
     def _segments_needing_keys(self, sources: Sequence[RemoteLogSegmentMetadata]) -> set[str]:
         """Return the ids of segments whose keys are needed: all dirty segments and all sources."""
@@ -504,7 +504,7 @@ def prepare_pass_one(
     :raises BadData, StoreError, OutOfBudget: if a segment is corrupt, the store fails or disk is short. After StoreError and OutOfBudget
         the results are kept for the next attempt.
     """
-    heads = sidecars.heads([segment.id for segment in state.live])
+    heads = sidecars.load_heads([segment.id for segment in state.live])
     if all(heads[segment.id].sidecar is None for segment in assessment.clean):
         return None
     index = SegmentIndex(state.live, {name: head.sidecar for name, head in heads.items() if head.sidecar is not None})

@@ -27,7 +27,7 @@ from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL
 from compactor.records.indexes import parse_txn_index
-from compactor.tier.contents import download_recorded
+from compactor.tier.contents import download_segment_file
 from compactor.upkeep.brokers.objects import PartitionObjects, inspect_partition_objects
 from compactor.upkeep.segment_check import SegmentProblem, check_companion_files, check_disk_budget
 
@@ -286,7 +286,7 @@ class _SegmentChecker:
         for kind, file in segment.files.items():
             path = scratch / kind
             path.unlink(missing_ok=True)
-            arrived = download_recorded(self.opened.ports.layout, self.name, segment, kind, path)
+            arrived = download_segment_file(self.opened.ports.layout, self.name, segment, kind, path)
             if arrived.size != file.size:
                 where = self.opened.ports.layout.object_name(self.name, segment, kind)
                 raise BadData(f"it has {arrived.size} bytes, {file.size} are expected", segment=where)

@@ -18,7 +18,7 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.constants import LeaderEpoch, Offset, TimestampMs
 from compactor.control import grace, ordering
-from compactor.control.logs import PartitionLog, read_again_if_missing
+from compactor.control.logs import PartitionLog, retry_if_object_missing
 from compactor.control.mirror import segment_from_broker
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound, Refused
@@ -75,7 +75,7 @@ def find_key_holders(opened: Tier, name: TopicPartition, question: KeyQuestion) 
         log = opened.open(name)
         return _KeySearch(opened, log, log.refresh_and_check_gaps(), question).search_partition()
 
-    return read_again_if_missing(name, search_once)
+    return retry_if_object_missing(name, search_once)
 
 
 @dataclass
@@ -245,7 +245,7 @@ class _KeySearch:
         """Find keyed hashes of the keys, in filters and in scratch objects of rounds."""
         control, state = self.opened.ports.control, self.state
         holding = {holder.segment: holder for holder in self.holders if holder.has_found_record}
-        known = ordering.known_ids(state)
+        known = ordering.ids_with_possible_objects(state)
         sidecars = self.opened.sidecars(self.name)
         listed = list(control.list(sidecar_prefix(self.log.prefix)))
         inherited = self._segments_with_inherited_filter({segment_id_of(info.key) for info in listed} & known - holding.keys())
@@ -264,7 +264,7 @@ class _KeySearch:
 
     def _segments_with_inherited_filter(self, segment_ids: AbstractSet[str]) -> set[str]:
         """Return those of the segments whose filter was taken over from their sources. Such a filter may contain keys that are gone."""
-        heads = self.opened.sidecars(self.name).heads(sorted(segment_ids))
+        heads = self.opened.sidecars(self.name).load_heads(sorted(segment_ids))
         return {name for name, head in heads.items() if head.sidecar is not None and head.sidecar.inherited}
 
     def _filter_matches(self, segment_id: str) -> bool:

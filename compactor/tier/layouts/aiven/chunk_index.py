@@ -78,7 +78,7 @@ class ChunkIndex:
         """Return the numbers of the chunks that hold bytes [start, end) of the log. ``start`` must be less than ``end``."""
         return range(start // self.chunk_size, -(-end // self.chunk_size))
 
-    def check_unpacked(self, overhead: int) -> None:
+    def require_uncompressed(self, overhead: int) -> None:
         """Raise InvalidDataError unless every chunk is stored with its own size plus ``overhead``, as in an uncompressed log."""
         full = self.chunk_size + overhead
         last = self.file_size - (self.chunk_count - 1) * self.chunk_size + overhead
@@ -149,7 +149,7 @@ def decode_chunk_sizes(data: bytes) -> tuple[int, ...]:
 
 def decode_chunk_lengths(text: str) -> tuple[int, ...]:
     """Decode Aiven's field ``transformedChunks``: base64 of a zstd frame that holds chunk sizes in the encoding of ``encode_chunk_sizes``.
-    Raises InvalidStoredDataError.
+    Raises InvalidDataError.
     """
     packed = decode_strict_base64(text, "transformedChunks")
     try:
@@ -164,12 +164,12 @@ def decode_chunk_lengths(text: str) -> tuple[int, ...]:
     return decode_chunk_sizes(unpacked)
 
 
-def decode_strict_base64(text: str, what: str) -> bytes:
-    """Decode standard, padded base64 without unused bits. Raises InvalidDataError. what: field name for the message."""
+def decode_strict_base64(text: str, field_name: str) -> bytes:
+    """Decode standard, padded base64 without unused bits. Raises InvalidDataError. field_name: field name for the message."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidDataError(f"{what} is not base64") from None
+        raise InvalidDataError(f"{field_name} is not base64") from None
     if base64.b64encode(data).decode() != text:
-        raise InvalidDataError(f"{what} is not base64 as it is written")
+        raise InvalidDataError(f"{field_name} is not base64 as it is written")
     return data

@@ -106,31 +106,31 @@ class KeyRing:
             raise _wrong_key_error(pair, self._files[pair])
         return SegmentCipher(data_key, base64.b64decode(key.aad))
 
-    def derive_segment_key(self, pair: str, segment_id: str, digest: bytes) -> SealedSegmentKey:
-        """Derive the keys of a segment from its content. Raises UsageError.
+    def derive_segment_key(self, key_pair_id: str, segment_id: str, digest: bytes) -> SealedSegmentKey:
+        """Return a segment's cipher and wrapped data key, derived from its content. Raises UsageError if the key pair is missing.
 
-        :param pair: id of the key pair.
-        :param digest: of all bytes that will be encrypted, in their chunks.
+        :param key_pair_id: id of the key pair that wraps the segment's data key.
+        :param digest: digest of all bytes that will be encrypted, divided into their chunks.
         """
-        private = self._private_key(pair)
+        private = self._private_key(key_pair_id)
         from Crypto.Cipher import PKCS1_OAEP
         from Crypto.Hash import SHA3_512
         from cryptography.hazmat.primitives.hashes import SHA512
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
         secret = private.d.to_bytes((int(private.n).bit_length() + 7) // 8, "big")
-        info = b"\0".join((_HKDF_PURPOSE, pair.encode(), segment_id.encode(), digest))
+        info = b"\0".join((_HKDF_PURPOSE, key_pair_id.encode(), segment_id.encode(), digest))
         derived = HKDF(SHA512(), DATA_KEY_BYTES + AAD_BYTES + _SEED_BYTES, salt=None, info=info).derive(secret)
         data_key, aad, seed = derived[:DATA_KEY_BYTES], derived[DATA_KEY_BYTES : DATA_KEY_BYTES + AAD_BYTES], derived[-_SEED_BYTES:]
         wrapped = PKCS1_OAEP.new(private.public_key(), SHA3_512, randfunc=lambda size: seed[:size]).encrypt(data_key)
         return SealedSegmentKey(
-            SegmentCipher(data_key, aad), SegmentKey(f"{pair}:{base64.b64encode(wrapped).decode()}", base64.b64encode(aad).decode())
+            SegmentCipher(data_key, aad), SegmentKey(f"{key_pair_id}:{base64.b64encode(wrapped).decode()}", base64.b64encode(aad).decode())
         )
 
-    def placeholder_key(self, pair: str) -> SegmentKey:
-        """Return a segment key without meaning that is as long as the final one, to compute the manifest's size."""
-        wrapped = bytes((int(self._private_key(pair).n).bit_length() + 7) // 8)
-        return SegmentKey(f"{pair}:{base64.b64encode(wrapped).decode()}", base64.b64encode(bytes(AAD_BYTES)).decode())
+    def placeholder_key(self, key_pair_id: str) -> SegmentKey:
+        """Return a dummy segment key of the same length as a real one, to compute the manifest's size before the key is known."""
+        wrapped = bytes((int(self._private_key(key_pair_id).n).bit_length() + 7) // 8)
+        return SegmentKey(f"{key_pair_id}:{base64.b64encode(wrapped).decode()}", base64.b64encode(bytes(AAD_BYTES)).decode())
 
     def _private_key(self, key_pair_id: str) -> RsaKey:
         """Return the private key of a pair, read on first use."""
@@ -140,12 +140,12 @@ class KeyRing:
             return self._keys[key_pair_id]
 
 
-def chunk_iv(stream: int, number: int) -> bytes:
+def chunk_iv(stream_number: int, chunk_number: int) -> bytes:
     """Return the initialization vector of a chunk, which is different for each chunk of a segment.
     :param stream_number: 0 for chunks of the log, 1 for the index files.
     :param chunk_number: counted from 0 within the stream.
     """
-    return stream.to_bytes(4, "big") + number.to_bytes(8, "big")
+    return stream_number.to_bytes(4, "big") + chunk_number.to_bytes(8, "big")
 
 
 def _load_private_key(key_pair_id: str, file: str) -> RsaKey:

@@ -26,7 +26,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.storage.keys import key_problem
 from compactor.storage.os_errors import file_errors
 from compactor.storage.port import ObjectStore
-from compactor.tier.contents import READ_BYTES, FileContent, content_sha256, content_size, create_object, open_content, read_pieces
+from compactor.tier.contents import READ_BYTES, FileContent, content_sha256, content_size, create_object, open_content, read_chunks
 from compactor.tier.layouts.aiven.chunk_index import ChunkIndex, InvalidDataError, fixed_chunk_index, variable_chunk_index
 from compactor.tier.layouts.aiven.custom_metadata import CustomMetadata
 from compactor.tier.layouts.aiven.encryption import KeyRing, SealedSegmentKey, chunk_iv
@@ -39,7 +39,7 @@ from compactor.tier.layouts.aiven.manifest import (
     SegmentKey,
     segment_description,
 )
-from compactor.tier.layouts.aiven.transform import ENCRYPTION_OVERHEAD, IV_BYTES, TAG_BYTES, ChunkCipher, compress_chunk, restore_chunk
+from compactor.tier.layouts.aiven.transform import ENCRYPTION_OVERHEAD, IV_BYTES, TAG_BYTES, ChunkCipher, compress_chunk, decode_chunk
 from compactor.tier.names import ObjectStem, TopicIdOf, object_stem
 from compactor.tier.ports import ListedObject, NonComposableLayout, SegmentRef
 
@@ -64,13 +64,13 @@ class ObjectKeys:
         """Return the key prefix of a partition's objects. It ends in a slash, so that partition 1 is not a prefix of partition 10."""
         return f"{self.prefix}{name.topic}-{self.topic_id(name)}/{name.partition}/"
 
-    def main_path(self, name: TopicPartition, segment: SegmentRef) -> str:
+    def key_without_suffix(self, name: TopicPartition, segment: SegmentRef) -> str:
         """Return a segment's object key without prefix and suffix."""
         return f"{name.topic}-{self.topic_id(name)}/{name.partition}/{object_stem(segment)}"
 
     def object_key(self, name: TopicPartition, segment: SegmentRef, suffix: str) -> str:
         """Return the key of a segment's object. suffix: one of SUFFIXES."""
-        return f"{self.prefix}{self.main_path(name, segment)}.{suffix}"
+        return f"{self.prefix}{self.key_without_suffix(name, segment)}.{suffix}"
 
     def partition_of(self, key: str) -> str:
         """Return the partition of a key as ``topic-partition``, whatever its topic id is, or an empty string."""
@@ -78,7 +78,8 @@ class ObjectKeys:
         return f"{match[1]}-{match[2]}" if match else ""
 
     def parse_object_key(self, name: TopicPartition, key: str) -> tuple[ObjectStem, str] | None:
-        """Return the offset and segment id in a key of the partition's folder, and its suffix; None for a foreign object."""
+        """Return the offset and segment id in a key of the partition's folder, and its suffix; None if the key is not one of
+        this layout."""
         first, _, suffix = key.removeprefix(self.partition_folder(name)).partition(".")
         found = ObjectStem.parse(first)
         return (found, suffix) if found and suffix in SUFFIXES else None
@@ -145,7 +146,7 @@ class Packer:
         return CustomMetadata(
             self._remote_size(name, segment, contents) if "REMOTE_SIZE" in fields else None,
             self._keys.prefix if "OBJECT_PREFIX" in fields else None,
-            self._keys.main_path(name, segment) if "OBJECT_KEY" in fields else None,
+            self._keys.key_without_suffix(name, segment) if "OBJECT_KEY" in fields else None,
         )
 
     def _remote_size(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> int:
@@ -154,7 +155,7 @@ class Packer:
         log, pair = contents["log"], self._settings.active_key_pair
         overhead = ENCRYPTION_OVERHEAD if pair else 0
         if self._is_compression_needed(log):
-            lengths = [len(compress_chunk(chunk)) + overhead for chunk in read_pieces(log, self._settings.chunk_size)]
+            lengths = [len(compress_chunk(chunk)) + overhead for chunk in read_chunks(log, self._settings.chunk_size)]
             chunks = variable_chunk_index(self._settings.chunk_size, content_size(log), lengths)
         else:
             chunks = fixed_chunk_index(self._settings.chunk_size, content_size(log), overhead)
@@ -183,7 +184,7 @@ class Packer:
         overhead = ENCRYPTION_OVERHEAD if pair else 0
         squeezed: Callable[[bytes], bytes] = compress_chunk if self._is_compression_needed(log) else bytes
         lengths, digest = [], hashlib.sha256()
-        for chunk in read_pieces(log, chunk_size):
+        for chunk in read_chunks(log, chunk_size):
             data = squeezed(chunk)
             _update_framed(digest.update, data)
             file.write(bytes(IV_BYTES) + data + bytes(TAG_BYTES) if pair else data)
@@ -308,7 +309,7 @@ class AivenLayout(NonComposableLayout):
         """Return a segment's files by kind. If a broker wrote them, they are taken from the manifest and have no digests."""
         if segment.files:
             return segment.files
-        return {kind: SegmentFile(size=size) for kind, size in self._open_segment(name, segment).manifest.sizes().items()}
+        return {kind: SegmentFile(size=size) for kind, size in self._open_segment(name, segment).manifest.plain_file_sizes().items()}
 
     def read_file(
         self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None
@@ -378,8 +379,8 @@ class AivenLayout(NonComposableLayout):
                 custom = _decode_custom_metadata(segment)
             except InvalidDataError:
                 continue  # somebody else's: the plug-in would not find these objects by it either
-            if custom.object_prefix is not None and custom.object_key in (None, self._keys.main_path(name, segment)):
-                keys += [f"{custom.object_prefix}{self._keys.main_path(name, segment)}.{suffix}" for suffix in (LOG, INDEXES)]
+            if custom.object_prefix is not None and custom.object_key in (None, self._keys.key_without_suffix(name, segment)):
+                keys += [f"{custom.object_prefix}{self._keys.key_without_suffix(name, segment)}.{suffix}" for suffix in (LOG, INDEXES)]
         self._store.delete(list(dict.fromkeys(keys)))
 
     def list_objects(self, name: TopicPartition) -> Iterator[ListedObject]:
@@ -418,7 +419,7 @@ class AivenLayout(NonComposableLayout):
             raise NotFound(error.message, hint=hint) from error
         try:
             manifest = Manifest.decode(data)
-            manifest.check_is_of(name, self._keys.topic_id(name), segment)
+            manifest.require_segment(name, self._keys.topic_id(name), segment)
             custom = _decode_custom_metadata(segment)
         except InvalidDataError as error:
             raise _invalid_manifest_error(key, error) from error
@@ -427,7 +428,7 @@ class AivenLayout(NonComposableLayout):
         except Refused as error:
             raise Refused(f"cannot read {self.url}/{key}: {error.message}", hint=error.hint) from error
         prefix = self._keys.prefix if custom.object_prefix is None else custom.object_prefix
-        main = custom.object_key or self._keys.main_path(name, segment)
+        main = custom.object_key or self._keys.key_without_suffix(name, segment)
         return OpenedSegment(f"{prefix}{main}.{LOG}", f"{prefix}{main}.{INDEXES}", manifest, cipher)
 
     def _retry_corrupt_read(self, read: Callable[[], _T]) -> _T:
@@ -453,7 +454,7 @@ class AivenLayout(NonComposableLayout):
         for chunk in wanted:
             at = chunk.stored_start - first.stored_start
             try:
-                plain.append(restore_chunk(stored[at : at + chunk.stored_size], chunk.size, opened.cipher, compressed=manifest.compressed))
+                plain.append(decode_chunk(stored[at : at + chunk.stored_size], chunk.size, opened.cipher, compressed=manifest.compressed))
             except InvalidDataError as error:
                 raise BadData(str(error), segment=key, position=chunk.start, hint=_RESTORE_HINT) from error
         return b"".join(plain)[start_byte - first.start : end_byte - first.start], size
@@ -467,7 +468,7 @@ class AivenLayout(NonComposableLayout):
             return b""
         stored = self._read_exactly(opened.indexes_key, span.position, span.size, is_end_of_object=span.end == opened.manifest.indexes_size)
         try:
-            return restore_chunk(stored, span.size - opened.manifest.overhead, opened.cipher, compressed=False)
+            return decode_chunk(stored, span.size - opened.manifest.overhead, opened.cipher, compressed=False)
         except InvalidDataError as error:
             raise BadData(f"the {kind}: {error}", segment=opened.indexes_key, hint=_RESTORE_HINT) from error
 
@@ -507,7 +508,7 @@ class AivenLayout(NonComposableLayout):
             if info.size != size:
                 raise BadData(f"the object has {info.size} bytes, its manifest says {size}", segment=key, hint=_RESTORE_HINT)
             remote += info.size
-        sizes = manifest.sizes()
+        sizes = manifest.plain_file_sizes()
         for kind, recorded in segment.files.items():
             if sizes.get(kind) != recorded.size:
                 raise BadData(f"the {kind} has {sizes.get(kind, 'no')} bytes, recorded are {recorded.size}", segment=opened.indexes_key)
@@ -530,7 +531,7 @@ class AivenLayout(NonComposableLayout):
         """
         try:
             opened = self._read_manifest_and_unwrap_key(name, segment)
-            sizes = opened.manifest.sizes()
+            sizes = opened.manifest.plain_file_sizes()
             return sizes.keys() == contents.keys() and all(
                 self._sha256_of_stored_file(name, segment, opened, kind) == content_sha256(content) for kind, content in contents.items()
             )

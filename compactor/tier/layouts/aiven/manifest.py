@@ -53,7 +53,7 @@ class SegmentKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """Decoded manifest of a segment. about: the informational description of the segment."""
+    """Decoded manifest of a segment. about: the segment's description, which no reader needs."""
 
     chunks: ChunkIndex
     indexes: Mapping[str, IndexSpan]
@@ -71,7 +71,7 @@ class Manifest:
         """Return the size of the ``.indexes`` object."""
         return max((span.end for span in self.indexes.values()), default=0)
 
-    def sizes(self) -> dict[str, int]:
+    def plain_file_sizes(self) -> dict[str, int]:
         """Return the size in bytes of each file before compression and encryption, by kind of file."""
         plain = {kind: span.size and span.size - self.overhead for kind, span in self.indexes.items()}
         return {"log": self.chunks.file_size, **plain}
@@ -105,15 +105,14 @@ class Manifest:
             raise InvalidDataError("compression is neither true nor false")
         overhead = ENCRYPTION_OVERHEAD if key else 0
         if not compressed:
-            chunks.check_unpacked(overhead)
+            chunks.require_uncompressed(overhead)
         about = document.get("remoteLogSegmentMetadata")
         spans = _read_index_spans(_read_object(document, "segmentIndexes"), overhead)
         return Manifest(chunks, spans, compressed, key, about if isinstance(about, dict) else {})
 
-    def check_is_of(self, name: TopicPartition, topic_id: TopicId, segment: RemoteLogSegmentMetadata) -> None:
-        """Raise InvalidDataError if the manifest is not that of ``segment``. The manifest's end may lie after the segment's: where replicas
-        rolled at different offsets, brokers read a segment only up to the
-        offset at which the next one takes over, and that is where it ends for everybody.
+    def require_segment(self, name: TopicPartition, topic_id: TopicId, segment: RemoteLogSegmentMetadata) -> None:
+        """Raise InvalidDataError if the manifest is not that of ``segment``. The manifest's end offset may be
+        greater than the segment's, because brokers read a segment only up to the offset at which the next one takes over.
         """
         if segment.size_bytes != self.chunks.file_size:
             raise InvalidDataError(f"it describes a log of {self.chunks.file_size} bytes, recorded are {segment.size_bytes}")

@@ -32,7 +32,7 @@ def compress_chunk(chunk: bytes) -> bytes:
     return zstandard.ZstdCompressor(write_content_size=True).compress(chunk)
 
 
-def restore_chunk(stored: bytes, size: int, cipher: ChunkCipher | None, *, compressed: bool) -> bytes:
+def decode_chunk(stored: bytes, size: int, cipher: ChunkCipher | None, *, compressed: bool) -> bytes:
     """Decrypt and decompress a chunk. Raises InvalidDataError if the result does not have ``size`` bytes."""
     data = cipher.decrypt(stored) if cipher else stored
     if compressed:

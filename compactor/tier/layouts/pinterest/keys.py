@@ -43,9 +43,9 @@ class PartitionKeys:
         bits = f"{entropy_prefix(self.cluster, name, self.entropy_bits)}/" if self.entropy_bits else ""
         return f"{bits}{self.cluster}/{name}/"
 
-    def file_key(self, name: TopicPartition, base: int, kind: str) -> str:
-        """Return the key of a segment's file. base: the segment's first offset."""
-        return self.partition_folder(name) + file_name(base, kind)
+    def file_key(self, name: TopicPartition, base_offset: int, kind: str) -> str:
+        """Return the key of a segment's file. base_offset: the segment's first offset."""
+        return self.partition_folder(name) + file_name(base_offset, kind)
 
     def partition_of_key(self, key: str) -> TopicPartition | None:
         """Return the partition in whose folder an object lies, or None if it is not of this cluster."""
@@ -62,9 +62,9 @@ def entropy_prefix(cluster: str, name: TopicPartition, bits: int) -> str:
     return binary_digits(f"{cluster}-{name}", bits)
 
 
-def file_name(base: int, kind: str) -> str:
-    """Return the name of a segment's file. base: the segment's first offset."""
-    return f"{base:020d}.{kind}"
+def file_name(base_offset: int, kind: str) -> str:
+    """Return the name of a segment's file. base_offset: the segment's first offset."""
+    return f"{base_offset:020d}.{kind}"
 
 
 def parse_file_name(name: str) -> tuple[int, str] | None:
@@ -73,9 +73,9 @@ def parse_file_name(name: str) -> tuple[int, str] | None:
     return (int(match[1]), match[2]) if match else None
 
 
-def id_from_base_offset(base: int) -> str:
+def id_from_base_offset(base_offset: int) -> str:
     """Return a segment id derived from the base offset, because this layout has no ids. It never begins with a dash."""
     tries = 0
-    while (made := encode_segment_id(hashlib.sha256(f"{base}/{tries}".encode()).digest()[:16])).startswith("-"):
+    while (made := encode_segment_id(hashlib.sha256(f"{base_offset}/{tries}".encode()).digest()[:16])).startswith("-"):
         tries += 1
     return made

@@ -62,17 +62,17 @@ class PartitionListing:
     times: the rows of ``_metadata``, or None if it does not exist.
     watermark: the uploader's watermark, or None if it does not exist.
     problems: why one of the two cannot be read.
-    strangers: keys of all other objects.
+    other_keys: keys of all other objects.
     """
 
     segments: tuple[ListedSegment, ...]
     times: tuple[SegmentTime, ...] | None = None
     watermark: int | None = None
     problems: tuple[BadData, ...] = ()
-    strangers: tuple[str, ...] = ()
+    other_keys: tuple[str, ...] = ()
 
     @property
-    def readable(self) -> tuple[ListedSegment, ...]:
+    def readable_segments(self) -> tuple[ListedSegment, ...]:
         """Return the segments that can be read: those with a log, without those below the first one in ``_metadata``, whose deletion has
         begun.
         """
@@ -80,7 +80,7 @@ class PartitionListing:
         return tuple(segment for segment in self.segments if "log" in segment.files and segment.base >= first)
 
     @property
-    def consumed(self) -> tuple[ListedSegment, ...]:
+    def segments_for_consumers(self) -> tuple[ListedSegment, ...]:
         """Return the segments that consumers use: complete, and named in ``_metadata`` if that exists."""
         named = None if self.times is None else {time.base_offset for time in self.times}
         return tuple(segment for segment in self.segments if segment.is_complete and (named is None or segment.base in named))
@@ -150,7 +150,7 @@ class ListedTier:
 
     def live_segments(self, name: TopicPartition) -> tuple[RemoteLogSegmentMetadata, ...]:
         """Return a partition's readable segments, ascending. Raises StoreError, or BadData if the end of the newest cannot be read."""
-        segments = [segment for segment in self.list_partition(name).readable if segment.files["log"].size]
+        segments = [segment for segment in self.list_partition(name).readable_segments if segment.files["log"].size]
         if not segments:
             return ()
         ends = [following.base - 1 for _, following in pairwise(segments)]
@@ -177,8 +177,8 @@ class ListedTier:
         return self._ends[key]
 
 
-def segment_metadata(segment: ListedSegment, end: int) -> RemoteLogSegmentMetadata:
-    """Convert a listed segment. end: last offset, inclusive.
+def segment_metadata(segment: ListedSegment, last_offset: int) -> RemoteLogSegmentMetadata:
+    """Convert a listed segment. last_offset: last offset, inclusive.
 
     Its leader epoch is 0, because the layout has none; imports and exports read the batches. Its largest timestamp is the upload time.
     """
@@ -186,7 +186,7 @@ def segment_metadata(segment: ListedSegment, end: int) -> RemoteLogSegmentMetada
     return RemoteLogSegmentMetadata(
         id=id_from_base_offset(segment.base),
         start_offset=Offset(segment.base),
-        end_offset=Offset(end),
+        end_offset=Offset(last_offset),
         size_bytes=log.size,
         max_timestamp_ms=TimestampMs(segment.modified_ms),
         mtime_ms=log.modified_ms,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compactor.constants import Offset, TimestampMs
-from compactor.control.left_alone import MAX_SKIPPED_RANGES, SkippedRange, format_skipped_ranges, parse_skipped_ranges, skipped_ranges
+from compactor.control.skipped_ranges import MAX_SKIPPED_RANGES, SkippedRange, format_skipped_ranges, parse_skipped_ranges, skipped_ranges
 from compactor.model.segment import RemoteLogSegmentMetadata
 
 

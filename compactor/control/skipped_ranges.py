@@ -25,16 +25,16 @@ class SkippedRange(NamedTuple):
     why: str
 
 
-def skipped_ranges(live: Iterable[RemoteLogSegmentMetadata], why: Mapping[str, str]) -> list[SkippedRange]:
+def skipped_ranges(live: Iterable[RemoteLogSegmentMetadata], reasons: Mapping[str, str]) -> list[SkippedRange]:
     """Return the ranges of neighbouring segments that a round skipped for the same reason.
 
     :param live: live segments, ascending.
-    :param why: segment id -> the reason; segments without an entry were not skipped.
+    :param reasons: segment id -> why it was skipped; segments without an entry were not skipped.
     """
     found: list[SkippedRange] = []
     joins = False
     for segment in live:
-        reason = why.get(segment.id, "")
+        reason = reasons.get(segment.id, "")
         if reason and joins and found[-1].why == reason:
             found[-1] = found[-1]._replace(end_offset=segment.end_offset)
         elif reason:
@@ -43,12 +43,12 @@ def skipped_ranges(live: Iterable[RemoteLogSegmentMetadata], why: Mapping[str, s
     return found
 
 
-def format_skipped_ranges(found: Iterable[SkippedRange]) -> str:
-    """Format the longest MOST ranges, in ascending order, as one line for the run history."""
-    kept = sorted(sorted(found, key=lambda one: one.start_offset - one.end_offset)[:MAX_SKIPPED_RANGES])
+def format_skipped_ranges(ranges: Iterable[SkippedRange]) -> str:
+    """Return one line for the run history that lists the MAX_SKIPPED_RANGES longest ranges, ascending by offset."""
+    kept = sorted(sorted(ranges, key=lambda one: one.start_offset - one.end_offset)[:MAX_SKIPPED_RANGES])
     return "; ".join(f"{one.start_offset}-{one.end_offset}: {one.why.replace(';', ',')}" for one in kept)
 
 
 def parse_skipped_ranges(text: str) -> list[SkippedRange]:
-    """Parse a line that ``format_skipped_ranges`` has formatted."""
+    """Return the ranges in a line that ``format_skipped_ranges`` returned."""
     return [SkippedRange(int(low), int(high), why) for low, high, why in re.findall(r"(\d+)-(\d+): ([^;]*)", text)]
