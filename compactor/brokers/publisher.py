@@ -430,7 +430,7 @@ def _unrecorded_compactor_segments(
 
 
 def _announced_segment_from_record(segment: RemoteLogSegmentMetadataRecord) -> AnnouncedSegment:
-    """Convert a metadata record to an AnnouncedSegment segment."""
+    """Convert a metadata record to an AnnouncedSegment."""
     epochs = tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_starts(segment))
     since = segment.event_timestamp_ms if segment.state is _S.DELETE_SEGMENT_STARTED else -1
     return AnnouncedSegment(segment.id, segment.start_offset, segment.end_offset, epochs, since)

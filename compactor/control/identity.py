@@ -1,4 +1,4 @@
-"""DataRootOwnership of the data root: a compactor-managed tier stores its id there, and only the catalog with that id may write or sweep.
+"""Ownership of the data root: a compactor-managed tier stores its id there, and only the catalog with that id may write or sweep.
 
   <tier.url>/tier-id.json    {"tier_id": "...", ...}, created if absent, never overwritten
 

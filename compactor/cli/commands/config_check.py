@@ -225,8 +225,8 @@ def _check_tier_identity(settings: Settings) -> list[dict[str, str]]:
     opened = open_tier(settings)
     try:
         state = opened.catalog.refresh()
-        opened.ownership.check(opened.ports, state)
-        opened.ownership.require_free_root(opened.ports, state)
+        opened.ownership.require_no_other_owner(opened.ports, state)
+        opened.ownership.require_unowned_root(opened.ports, state)
     except StoreError:
         return []  # trying the store says it better
     except CompactorError as error:
