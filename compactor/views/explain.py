@@ -375,7 +375,7 @@ def _explain_removed_offset(
 
 def _removed_records(
     opened: Tier, state: PartitionState, live: Iterable[FoundRecord], on_bytes: OnRead, *, key: bytes | None = None, offset: int = -1
-) -> list[tuple[Waiting, FoundRecord]]:
+) -> list[tuple[WaitingGroup, FoundRecord]]:
     """Return the records of a key or offset that replaced segments still hold and live segments do not, each with the replaced group that
     holds it.
     """
