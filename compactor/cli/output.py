@@ -38,8 +38,8 @@ _AMOUNT = re.compile(r"-?[\d.,]+ ?(B|[KMGTP]iB|s|min|h|d|%)?( .*)?")
 _GREEN, _YELLOW, _RED = "32", "33", "31"
 _WORD_COLOURS = {
     **dict.fromkeys(("cleaned", "published", "imported", "live", "clean", "written", "current"), _GREEN),
-    **dict.fromkeys(("paused", "waiting", "leased", "warning", "attention", "resumed", "reverted", "due", "running"), _YELLOW),
-    **dict.fromkeys(("error", "failed", "fenced", "quarantined", "refused", "down"), _RED),
+    **dict.fromkeys(("paused", "waiting", "leased", "warning", "attention", "resumed", "reverted", "due", "running", "at work"), _YELLOW),
+    **dict.fromkeys(("error", "failed", "fenced", "quarantined", "refused", "down", "needs you"), _RED),
 }
 """ANSI colours of cells that say how something stands. The words say the same to people who see no colours."""
 _STATE_COLUMNS = ("status", "state", "severity")
@@ -372,7 +372,7 @@ _WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": F
 
 def _colour_cell(cell: str) -> str:
     """Return a cell in the colour of its word, or unchanged if its word has none."""
-    colour = _WORD_COLOURS.get(cell.strip())
+    colour = _WORD_COLOURS.get(cell.strip().partition(",")[0].lower())
     return f"\x1b[{colour}m{cell}\x1b[0m" if colour else cell
 
 

@@ -54,6 +54,12 @@ def _validate_store_url(url: str) -> str:
     return url
 
 
+def _validate_web_address(address: str) -> str:
+    if address and not address.startswith(("http://", "https://")):
+        raise ValueError("is not an address that begins with http:// or https://")
+    return address
+
+
 def _validate_listen_address(listen: str) -> str:
     host, _, port = listen.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
@@ -250,6 +256,7 @@ class DaemonSettings(Section):
 
     interval_ms: int = Field(15_000, ge=100, le=MAX_MS)
     listen: Annotated[str, AfterValidator(_validate_listen_address)] = "127.0.0.1:8080"
+    runbook_url: Annotated[str, AfterValidator(_validate_web_address)] = ""
     threads: int = Field(2, ge=1, le=1024)
 
 
@@ -257,6 +264,7 @@ class AgentSettings(Section):
     """[agent]: settings of the `agent` command."""
 
     listen: Annotated[str, AfterValidator(_validate_listen_address)] = "127.0.0.1:8081"
+    runbook_url: Annotated[str, AfterValidator(_validate_web_address)] = ""
     log_dirs: tuple[Annotated[str, AfterValidator(_refuse_empty_text)], ...] = Field((), strict=False)
     topics: Annotated[tuple[Annotated[str, AfterValidator(_refuse_empty_text)], ...], AfterValidator(validate_expressions)] = Field(
         (), strict=False

@@ -56,6 +56,13 @@ def format_moment(at_ms: int) -> str:
         return f"{at_ms} ms"
 
 
+def format_clock_time(at_ms: int, now_ms: int) -> str:
+    """Return a time of the same day in UTC such as ``18:51 UTC``, any other with its date. Both times are in milliseconds."""
+    day, _, clock = format_moment(at_ms).partition(" ")
+    today = day == format_moment(now_ms).partition(" ")[0]
+    return f"{clock[:5]} UTC" if today else f"{day} {clock[:5]} UTC"
+
+
 def format_iso_time(at_ms: int, timespec: str = "seconds") -> str:
     """Return a time in milliseconds as ISO 8601 in UTC, or as a number of milliseconds if it is beyond the calendar.
 

@@ -24,7 +24,7 @@ from compactor.web.documents import (
     WorkItem,
 )
 from compactor.web.listing import ListColumn, ListQuery
-from compactor.web.status_page import MOST_SHOWN, ORDER, format_command, status_document
+from compactor.web.status_page import MOST_SHOWN, ORDER, RUNBOOK_FILE, format_command, status_document
 
 MOST_PENDING = 100
 """Largest number of waiting segments on a partition's page. The totals cover all of them."""
@@ -55,11 +55,12 @@ UPLOAD_COLUMNS: dict[str, ListColumn[_LedPartition]] = {
 class AgentPages:
     """Source of the pages that an agent (uploader on a broker) serves.
 
-    config: path of the agent's configuration file, for the commands that pages show.
+    config: path of the agent's configuration file, for the commands that pages show. runbook_url: address of the runbook.
     """
 
     status: Callable[[], AgentStatus]
     config: str = ""
+    runbook_url: str = RUNBOOK_FILE
     template: ClassVar[str] = "agent.html"
     partition_template: ClassVar[str] = "upload.html"
     looks_for: ClassVar[str] = "segments"
@@ -88,7 +89,7 @@ class AgentPages:
             query,
             lambda each: _upload_row(each, status.now_ms),
             totals=_agent_totals(status, led, len(failing_partitions)),
-            needs_attention=[_failing_upload_entry(watch, self.config) for watch in failing_partitions[:MOST_SHOWN]],
+            needs_attention=[_failing_upload_entry(watch, self.config, self.runbook_url) for watch in failing_partitions[:MOST_SHOWN]],
             running_jobs=[
                 _running_upload_entry(name, begun, status.now_ms)
                 for name, begun in sorted(status.running.items(), key=lambda each: each[1])
@@ -111,7 +112,7 @@ class AgentPages:
             version=__version__,
             now_ms=status.now_ms,
             row=_upload_row(_led_partition(watch, status), status.now_ms),
-            attention=_failing_upload_entry(watch, self.config) if watch.trouble is not None else None,
+            attention=_failing_upload_entry(watch, self.config, self.runbook_url) if watch.trouble is not None else None,
             at_work=None if begun is None else _running_upload_entry(name, begun, status.now_ms),
             leads=watch.leads,
             directory=watch.seen.path,
@@ -161,7 +162,7 @@ def _agent_totals(status: AgentStatus, led: list[_LedPartition], failing_partiti
     )
 
 
-def _failing_upload_entry(watch: UploadWatch, config: str) -> NeedsAttention:
+def _failing_upload_entry(watch: UploadWatch, config: str, runbook_url: str) -> NeedsAttention:
     """Return the entry of a failing partition for the list of problems, with the first command to run."""
     trouble = watch.trouble
     return NeedsAttention(
@@ -173,6 +174,7 @@ def _failing_upload_entry(watch: UploadWatch, config: str) -> NeedsAttention:
         failures=watch.failures,
         next_try_ms=watch.retry_at_ms or None,
         commands=() if trouble in PASSING else (format_command("checkpoints show", watch.name, config),),
+        runbook=f"{runbook_url}#alert-tieredcompactoragentrefuses",
     )
 
 

@@ -20,7 +20,7 @@ from compactor.model.ids import TopicPartition
 from compactor.service.service_status import ServiceStatus
 from compactor.views import words
 from compactor.web.axis import axis_ticks, position_percent
-from compactor.web.documents import OffsetAxis
+from compactor.web.documents import STATE_WORDS, OffsetAxis
 from compactor.web.listing import ListQuery, parse_list_query
 
 # ---- pages: autoescaped templates; styles and script are our own, nothing is loaded from elsewhere -------------------------------
@@ -68,7 +68,7 @@ def _template_environment() -> Environment:
         "usd": _format_usd,
         "spark": _line_chart_points,
     }
-    found.globals |= {"asset_url": asset_url}
+    found.globals |= {"asset_url": asset_url, "STATE_WORDS": STATE_WORDS}
     return found
 
 

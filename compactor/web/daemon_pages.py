@@ -28,8 +28,10 @@ from compactor.daemon.status import DaemonStatus, PartitionDetails
 from compactor.model.ids import TopicPartition
 from compactor.service.metrics import render_metrics
 from compactor.views.prices import NO_PRICES, PriceTable
+from compactor.views.words import format_clock_time, format_size
 from compactor.web.axis import offset_axis
 from compactor.web.documents import (
+    STATE_WORDS,
     CompactorEpochSpan,
     DaemonTotals,
     NeedsAttention,
@@ -45,7 +47,7 @@ from compactor.web.documents import (
     WorkItem,
 )
 from compactor.web.listing import ListColumn, ListQuery
-from compactor.web.status_page import MOST_SHOWN, ORDER, format_command, status_document
+from compactor.web.status_page import MOST_SHOWN, ORDER, RUNBOOK_FILE, format_command, status_document
 from compactor.web.topic_pages import hour_totals, queue_empty_ms, topics_document
 
 DAY_MS = 86_400_000
@@ -78,6 +80,14 @@ class _ListedPartition:
         return seen.last_round.ended_ms if seen is not None and seen.last_round is not None else -1
 
 
+RUNBOOK_SECTIONS = {
+    "quarantined": "when-a-partition-is-quarantined",
+    "failing": "alert-tieredcompactorroundsfail",
+    "unreadable": "alert-tieredcompactoruncleanablepartitions",
+}
+"""Section of the runbook for each kind of failure."""
+
+
 PARTITION_COLUMNS: dict[str, ListColumn[_ListedPartition]] = {
     "state": ListColumn(lambda seen: (ORDER[seen.condition], seen.schedule.name)),
     "name": ListColumn(lambda seen: (seen.schedule.name,)),
@@ -93,6 +103,7 @@ class DaemonPages:
     """Source of a daemon's pages.
 
     config: path of the daemon's configuration file, for the commands that pages show. prices: prices for costs and savings.
+    runbook_url: address of the runbook, to which reasons are linked.
     cleaner_for: returns the settings in force for a topic.
     """
 
@@ -100,6 +111,7 @@ class DaemonPages:
     details: Callable[[TopicPartition], PartitionDetails | None]
     config: str = ""
     prices: PriceTable = NO_PRICES
+    runbook_url: str = RUNBOOK_FILE
     cleaner_for: Callable[[str], Cleaner] = field(default=lambda topic: Cleaner())
     template: ClassVar[str] = "daemon.html"
     partition_template: ClassVar[str] = "partition.html"
@@ -134,7 +146,8 @@ class DaemonPages:
             lambda each: _partition_row(each.schedule, each.condition, status.now_ms),
             totals=totals,
             needs_attention=[
-                _failing_partition_entry(schedule, status.now_ms, self.config) for schedule in failing_partitions[:MOST_SHOWN]
+                _failing_partition_entry(schedule, status.now_ms, self.config, self.runbook_url)
+                for schedule in failing_partitions[:MOST_SHOWN]
             ],
             running_jobs=[_running_job_entry(work, status.now_ms) for work in sorted(status.running_jobs, key=lambda work: work.begun_ms)],
             due_partitions=totals.due_partitions,
@@ -156,7 +169,7 @@ class DaemonPages:
             now_ms=found.now_ms,
             row=row,
             output=_output_state(output, seen) if output and seen and (output.content or output.problem) else None,
-            attention=_failing_partition_entry(schedule, found.now_ms, self.config) if failure_reason(schedule) else None,
+            attention=_failing_partition_entry(schedule, found.now_ms, self.config, self.runbook_url) if failure_reason(schedule) else None,
             at_work=_running_job_entry(found.running_job, found.now_ms) if found.running_job else None,
             axis=offset_axis(seen, found.segments, history) if seen is not None and seen.segments else None,
             leader_epoch=seen.leader_epoch if seen is not None and seen.leader_epoch >= 0 else None,
@@ -219,7 +232,7 @@ def _recent_rounds(statuses: Sequence[PartitionStatus]) -> tuple[RecentRound, ..
     return tuple(RecentRound(partition=name, round=_round_outcome(last)) for _, name, last in newest)
 
 
-def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: str) -> NeedsAttention:
+def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: str, runbook_url: str) -> NeedsAttention:
     """Return the entry of a failing partition for the list of problems, with the first commands to run."""
     seen, step = schedule.status, next_step(schedule, now_ms)
     kind = "unreadable" if schedule.unreadable else "failing" if schedule.problem else "quarantined"
@@ -234,6 +247,7 @@ def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: s
         failures=failures,
         next_try_ms=step.at_ms if step.at_ms < NEVER_MS else None,
         commands=tuple(format_command(verb, schedule.name, config) for verb in verbs),
+        runbook=f"{runbook_url}#{RUNBOOK_SECTIONS[kind]}",
     )
 
 
@@ -254,12 +268,21 @@ def _running_job_entry(work: RunningJob, now_ms: int) -> WorkItem:
     )
 
 
+def _describe_state(condition: PartitionCondition, seen: PartitionStatus | None, now_ms: int) -> str:
+    """Return a partition's condition for people, such as ``Clean, 33.8 MiB in grace until 18:51 UTC``."""
+    if condition is not PartitionCondition.WAITING or seen is None or seen.retire_at_ms >= NEVER_MS:
+        return STATE_WORDS[condition.value]
+    until = "in grace until " + format_clock_time(seen.retire_at_ms, now_ms) if seen.retire_at_ms > now_ms else "past its grace"
+    return f"Clean, {format_size(seen.waiting_bytes)} {until}"
+
+
 def _partition_row(schedule: PartitionSchedule, condition: PartitionCondition, now_ms: int) -> PartitionRow:
     """Return the partition's row in the list of partitions."""
     seen, step = schedule.status, next_step(schedule, now_ms)
     return PartitionRow(
         partition=str(schedule.name),
         condition=condition.value,
+        state=_describe_state(condition, seen, now_ms),
         reason=failure_reason(schedule)
         or schedule.suspended
         or schedule.paused

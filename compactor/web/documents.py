@@ -28,11 +28,19 @@ class Verdict(Value):
     detail: str
 
 
+STATE_WORDS = {
+    "attention": "Needs you", "working": "At work", "due": "Due", "waiting": "Clean, in grace", "paused": "Paused",
+    "unseen": "Not seen yet", "quiet": "Clean",
+}  # fmt: skip
+"""Conditions as people read them."""
+
+
 class NeedsAttention(Value):
     """A partition that fails and may need help.
 
     ``since_ms``: time of the first failure, in milliseconds.
     ``commands``: the first commands to run.
+    ``runbook``: section of the runbook: an absolute link if ``runbook_url`` is set, else the file of the documentation.
     """
 
     partition: str
@@ -43,6 +51,7 @@ class NeedsAttention(Value):
     failures: int
     next_try_ms: int | None
     commands: tuple[str, ...]
+    runbook: str
 
 
 class WorkItem(Value):
@@ -103,10 +112,12 @@ class PartitionRow(ListRow):
     """A partition in the daemon's list.
 
     ``condition``: attention, working, due, waiting, paused, unseen or quiet.
+    ``state``: the condition for people, with the time until which replaced segments stay.
     ``reason``: message of its failure, or why a round is due or not.
     ``cleaner_offsets``: pairs of compactor epoch and offset.
     """
 
+    state: str
     segments: int | None
     bytes: int | None
     start_offset: int | None

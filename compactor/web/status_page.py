@@ -15,6 +15,8 @@ from compactor.views.words import count_noun
 from compactor.web.documents import Level, NeedsAttention, RowT, ScanInfo, StatusDocument, TotalsT, Verdict, WorkItem
 from compactor.web.listing import ItemT, ListColumn, ListQuery, list_partitions_page
 
+RUNBOOK_FILE = "docs/operating.md"
+"""The runbook in the documentation, where ``runbook_url`` is not set."""
 MOST_SHOWN = 20
 """Largest number of partitions under "needs attention". The list below has all of them."""
 ORDER = {condition: place for place, condition in enumerate(PartitionCondition)}

@@ -21,7 +21,7 @@ from compactor.web.axis import MOST_SPANS, axis_ticks, position_percent
 from compactor.web.console import SILENT_MS, RequestRouter
 from compactor.web.daemon_pages import DaemonPages
 from compactor.web.listing import ListQuery, parse_list_query
-from compactor.web.status_page import make_verdict
+from compactor.web.status_page import RUNBOOK_FILE, make_verdict
 from tests.support import console_samples
 from tests.support.console_samples import NOW
 from tests.support.idle_tier import HOUR, Idle
@@ -115,6 +115,26 @@ def test_what_comes_from_outside_is_escaped(path: str) -> None:
     assert '"quoted"' not in text
     assert "tiered-compactor explain" in text
     assert "&#39;it&#39;" in text  # quoted for the shell, then for HTML
+
+
+def test_states_are_named_with_their_time_and_reasons_linked_to_the_runbook() -> None:
+    status = console_samples.daemon_status(60, trouble=True)
+    documents = [
+        DaemonPages(lambda: status, lambda name: None, runbook_url=url).status_page_document(ListQuery(per_page=60))
+        for url in (RUNBOOK_FILE, "https://ops.example/operating.md")
+    ]
+    (waiting, *_) = [row for row in documents[0].partitions.rows if row.condition == "waiting"]
+    assert waiting.next.at_ms is not None
+    until = words.format_clock_time(waiting.next.at_ms, status.now_ms)
+    assert waiting.state == f"Clean, {words.format_size(waiting.waiting_bytes)} in grace until {until}"
+    headings = Path("docs/operating.md").read_text(encoding="utf-8").lower()
+    for each in documents[0].needs_attention:
+        assert f"# {each.runbook.partition('#')[2]}".replace("-", " ") in headings.replace(":", "")
+    pages = RequestRouter(DaemonPages(lambda: status, lambda name: None, runbook_url="https://ops.example/x.md"), lambda: 0, 1000)
+    page = pages.respond("/")[2].decode()
+    assert waiting.state in page
+    assert '<a href="https://ops.example/x.md#when-a-partition-is-quarantined">' in page
+    assert documents[1].needs_attention[0].runbook.startswith("https://ops.example/operating.md#")
 
 
 def test_nothing_comes_from_elsewhere() -> None:

@@ -14,12 +14,11 @@ from compactor.views.words import count_noun, format_ago, format_moment, format_
 from compactor.web.daemon_pages import DaemonPages
 from compactor.web.documents import DaemonTotals, PartitionRow, StatusDocument
 from compactor.web.listing import MOST_PER_PAGE, ListQuery
+from compactor.web.status_page import RUNBOOK_FILE
 
 SHOWN_PARTITIONS = 15
 """Largest number of partitions in the table, so that it fits one screen. JSON has all of them."""
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
-STATES = {"waiting": "in grace", "quiet": "clean", "unseen": "unknown"}
-"""States whose words for people differ from those in JSON."""
 
 
 def show_status(args: argparse.Namespace, out: Output) -> int:
@@ -34,7 +33,8 @@ def show_status(args: argparse.Namespace, out: Output) -> int:
             out.note(f"error: {error}. It is tried again")
             time.sleep(WATCH_SECONDS)
             continue
-        pages = DaemonPages(lambda: found, lambda name: None, getattr(args, "config", ""))  # noqa: B023, called at once
+        runbook = opened.settings.daemon.runbook_url or RUNBOOK_FILE
+        pages = DaemonPages(lambda: found, lambda name: None, getattr(args, "config", ""), runbook_url=runbook)  # noqa: B023, called at once
         document = pages.status_page_document(ListQuery(per_page=max(MOST_PER_PAGE, len(found.schedules))))
         if args.watch and out.mode == "table":
             out.write_chunks([CLEAR_SCREEN.encode()])
@@ -60,17 +60,16 @@ def _partitions_table(document: StatusDocument[DaemonTotals, PartitionRow]) -> T
         rows.append(
             (
                 row.partition,
-                STATES.get(row.condition, row.condition),
+                row.state,
                 format_size(row.bytes),
                 format_size(row.dirty_bytes) if row.dirty_bytes else "",
-                format_size(row.waiting_bytes) if row.waiting_bytes else "",
                 "" if at_ms is None or row.next.action == "poll" else f"{row.next.action} {format_until(at_ms, document.now_ms)}",
                 (f"since {format_ago(failing_ms, document.now_ms)}: " if failing_ms else "") + row.reason if needs_help else "",
                 first_command.get(row.partition, ""),
             )
         )
-    columns = ("partition", "state", "size", "dirty", "in grace", "next", "reason", "begin with")
-    return Table(document.verdict.text, columns, rows, minor=("next", "in grace"), below=2)
+    columns = ("partition", "state", "size", "dirty", "next", "reason", "begin with")
+    return Table(document.verdict.text, columns, rows, minor=("next",), below=2)
 
 
 def _totals_lines(document: StatusDocument[DaemonTotals, PartitionRow]) -> str:
