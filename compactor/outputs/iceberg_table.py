@@ -20,11 +20,12 @@ import pyarrow.parquet as pq
 from pyiceberg import exceptions as iceberg_errors
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.io.pyarrow import PyArrowFileIO, parquet_file_to_data_file, schema_to_pyarrow
-from pyiceberg.manifest import DataFile
+from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BinaryType, IntegerType, ListType, LongType, NestedField, StringType, StructType, TimestamptzType
 from sqlalchemy.exc import SQLAlchemyError
@@ -105,7 +106,7 @@ class TopicTable:
 
     def entry(self, partition: int) -> PartitionEntry | None:
         """Return a partition's entry in the current snapshot; None if it has none. Raises BadData."""
-        return parse_entry(_summary(self.snapshot).get(entry_key(partition)), self.name)
+        return parse_entry(self._entries().get(entry_key(partition)), self.name)
 
     def data_files(self, partition: int) -> dict[str, DataFile]:
         """Return the data files with a partition's rows in the current snapshot, by path. Raises BadData if rows are deleted by position or
@@ -154,12 +155,16 @@ class TopicTable:
         :param entries: new entries of partitions; those of all others are carried over, because snapshots before it expire.
         :raises TableChanged: if there is a newer snapshot. :raises Unavailable: if the commit may or may not have taken effect.
         """
-        carried = {key: text for key, text in _summary(self.snapshot).items() if key.startswith(ENTRY_PREFIX)}
         own = {entry_key(partition): entry.model_dump_json() for partition, entry in entries.items()}
         with (
             _iceberg_errors(self.name),
             self.table.transaction() as transaction,
-            transaction.update_snapshot(snapshot_properties=carried | own).overwrite() as producer,
+            _Overwrite(
+                operation=Operation.OVERWRITE if self.snapshot else Operation.APPEND,
+                transaction=transaction,
+                io=self.table.io,
+                snapshot_properties=self._entries() | own,
+            ) as producer,
         ):
             for file in added:
                 producer.append_data_file(file)
@@ -216,6 +221,18 @@ class TopicTable:
             for key in sorted({key for array in found for key in array.to_pylist()}):
                 yield path, key, tuple(sorted(number for number, paths in files.items() if path in paths))
 
+    def _entries(self) -> dict[str, str]:
+        """Return the entries of all partitions, by their keys in a summary, from the newest ancestor that has any: another program's
+        commit, such as one that rewrites manifests, does not carry them over.
+        """
+        snapshot = self.snapshot
+        while snapshot is not None:
+            found = {key: text for key, text in _summary(snapshot).items() if key.startswith(ENTRY_PREFIX)}
+            if found:
+                return found
+            snapshot = self.table.snapshot_by_id(snapshot.parent_snapshot_id) if snapshot.parent_snapshot_id is not None else None
+        return {}
+
     def _files_of(self, snapshots: Iterable[Snapshot]) -> set[str]:
         """Return the paths of all files that these snapshots use: manifest lists, manifests and data files."""
         paths: set[str] = set()
@@ -226,6 +243,15 @@ class TopicTable:
                     paths.add(manifest.manifest_path)
                     paths.update(entry.data_file.file_path for entry in manifest.fetch_manifest_entry(self.table.io, discard_deleted=True))
         return paths
+
+
+class _Overwrite(_OverwriteFiles):
+    """Snapshot that adds and removes files. Manifests of which nothing is left are dropped, as Iceberg's own library does; pyiceberg would
+    carry them over from snapshot to snapshot for ever.
+    """
+
+    def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
+        return [one for one in manifests if one.has_added_files() or one.has_existing_files() or one.added_snapshot_id == self.snapshot_id]
 
 
 @contextmanager

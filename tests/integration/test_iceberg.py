@@ -371,6 +371,44 @@ def test_older_snapshots_show_older_views_until_they_expire(house: House, monkey
     house.check()
 
 
+def test_manifests_do_not_accumulate(house: House) -> None:
+    for number in range(4):
+        house.segment(f"a=round {number}")
+        house.bring()
+        house.cli.run()
+        house.update()
+    table = house.table()
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    assert [one.deleted_files_count for one in snapshot.manifests(table.io) if not one.added_files_count] == [1]
+
+
+def test_a_commit_of_another_program_hides_no_entry(house: House) -> None:
+    house.cli.run()
+    house.update()
+    entry, table = house.entry(), house.table()
+    with table.transaction() as transaction, transaction.update_snapshot().overwrite():
+        pass  # as Spark's rewrite_manifests, whose snapshot has no entries
+    assert house.update().status == "up_to_date"
+    with house.topic_table() as read:
+        found = read()
+        assert found is not None
+        assert found.entry(0) == entry
+
+
+def test_rows_of_another_program_stop_updates(house: House) -> None:
+    house.cli.run()
+    house.update()
+    house.table().append(house.scan().slice(0, 1).cast(house.table().schema().as_arrow()))
+    before = house.rows()
+    house.segment("a=4")
+    house.bring()
+    house.cli.run()
+    with pytest.raises(BadData, match="not written by this program"):
+        house.update()
+    assert house.rows() == before
+
+
 def test_a_sweep_deletes_only_own_files_that_no_snapshot_names(house: House) -> None:
     house.cli.run()
     house.update()
