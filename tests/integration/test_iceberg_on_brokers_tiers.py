@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 from pyiceberg.catalog import load_catalog
 
@@ -22,7 +23,7 @@ NAME = TopicPartition("orders", 0)
 
 def test_a_table_of_a_broker_managed_topic_holds_the_last_values(tmp_path: Path) -> None:
     catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": (tmp_path / "warehouse").as_uri()}
-    settings = {
+    settings: dict[str, dict[str, Any]] = {
         "cleaner": {"min_cleanable_dirty_ratio": 0.0, "segment_bytes": 4_096},
         "outputs.iceberg.catalog": catalog,
         "outputs.iceberg.topics.orders": {},
