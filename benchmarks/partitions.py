@@ -102,7 +102,7 @@ def main() -> None:
             told(what, tier, count, lambda tier=tier, directories=directories: import_root(tier, directories, ImportOptions(live=True)))
         tier = open_tier(load_settings(str(config), {}), local_state=True)
         brokers = AllLed(names)
-        agent = Agent(tier, brokers, tell=lambda text: None)
+        agent = Agent(tier, brokers, log=lambda text: None)
 
         def look() -> None:
             agent.scan()

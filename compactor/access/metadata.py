@@ -27,9 +27,9 @@ StateView = Callable[[PartitionState], PartitionState]
 
 
 class TierMetadata:
-    """Source of the metadata of a tier whose control logs record everything. Base of the other sources.
+    """Metadata source of a compactor-managed tier, whose control logs record everything. Base class of the other sources.
 
-    exists_elsewhere: whether the tier exists although the catalog has no identity of it yet, because other programs made it.
+    exists_elsewhere: whether other programs created the tier, so that it exists before the catalog has its identity.
     """
 
     exists_elsewhere = False
@@ -102,14 +102,14 @@ class BrokerManagedMetadata(TierMetadata):
         value = self.brokers.topic_status(topic).settings.get("retention.ms") if topic in self.brokers.topic_ids() else None
         return None if value is None else int(value)
 
-    def broker_view(self, name: TopicPartition, within_s: float = 0.0) -> BrokerView:
+    def broker_view(self, name: TopicPartition, max_age_s: float = 0.0) -> BrokerView:
         """Return the segments that brokers' readers find of a partition. The metadata topic is read first if the last read is older than
-        ``within_s`` seconds.
+        ``max_age_s`` seconds.
         """
         from compactor.brokers.metadata_topic.chain import broker_view
         from compactor.brokers.view import TOPICS_MAX_AGE_S
 
-        self.brokers.refresh(max_age_s=within_s, topics_max_age_s=TOPICS_MAX_AGE_S)
+        self.brokers.refresh(max_age_s=max_age_s, topics_max_age_s=TOPICS_MAX_AGE_S)
         return broker_view(self.brokers.folded_partition(name).cache, name)
 
     def state_view(self, name: TopicPartition) -> StateView:

@@ -79,14 +79,14 @@ def execute_round(
     disk: Budget | None = None,
     check_stop: Callable[[], None] = lambda: None,
 ) -> RoundReport:
-    """Run a round over one partition where the settings send it: in this process, or on a Spark cluster. Return its report.
+    """Run a round over one partition, in this process or on a Spark cluster as the settings say. Return its report.
 
     :param check_stop: raises to end the wait for another process.
 
-    Raises as Round.execute_round.
+    Raises the errors of Round.run.
     """
     why = ""
-    if tier.remote_rounds is not None and tier.settings.spark.names_cluster:
+    if tier.remote_rounds is not None and tier.settings.spark.is_cluster:
         remote = tier.remote_rounds.run_round(tier, log.refresh(), now_ms, force=force, check_stop=check_stop)
         if isinstance(remote, RoundReport):
             log.refresh()
@@ -97,7 +97,7 @@ def execute_round(
 
 
 def compact(tier: Tier, name: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None) -> RoundReport:
-    """Run a round over one partition, and tell other processes of a change. Raises as Round.run."""
+    """Run a round over one partition, publish a change hint for other processes, and return the report. Raises the errors of Round.run."""
     log, hint = tier.open(name, leads=True), tier.changes.change_hint(name)
     report = execute_round(tier, name, log, now_ms, force=force, on_stage=on_stage)
     tier.changes.cache_log_state(log, hint)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TierIdentity:
-    """Identity of one tier (its id, owner and secret key), which this class reads, creates and checks."""
+    """Reads, creates and checks the identity of one tier: its id, its data root and its secret hash key."""
 
     settings: Settings
     ports: Ports
@@ -164,10 +164,11 @@ class TierIdentity:
 
 
 @dataclass(frozen=True)
-class ChangeNotes:
-    """Notes about partitions' control logs: change hints and lower bounds in the tier-wide log, and states in local state.
+class ChangeNotifier:
+    """Publishes changes of partitions' control logs: change hints and reached positions in the tier-wide log, and states in local state.
 
-    hints: whether the catalog names partitions and their changes. If not, the brokers' metadata does, and only lower bounds are noted.
+    hints: whether the catalog records partitions and their changes. If not, the brokers' metadata does, and only reached positions are
+        recorded.
     """
 
     ports: Ports
@@ -212,21 +213,21 @@ READER_THREADS = 16
 """Number of logs that are read at once. They wait for the store, not for each other."""
 
 
-class Engines(Protocol):
+class EngineChooser(Protocol):
     """Function that chooses the engine for a partition's rounds. It returns None if this process does the work."""
 
     def __call__(self, tier: Tier, name: TopicPartition) -> Engine | None: ...
 
 
 class RemoteRounds(Protocol):
-    """Interface to another process that runs whole rounds, with leadership and publication."""
+    """Client of another process that runs whole rounds, including leadership and publication."""
 
     def run_round(
         self, tier: Tier, state: PartitionState, now_ms: int, *, force: bool, check_stop: Callable[[], None]
     ) -> RoundReport | str:
         """Run a round in the other process and return its report.
 
-        Return a text if this process has to run the round: the reason, or an empty string if there is nothing to report.
+        If this process has to run the round itself, return the reason as text instead, or an empty string without a reason to report.
 
         Raises the round's error, Leased if the other process is busy, and what ``check_stop`` raises, which is called while this waits.
         """
@@ -248,7 +249,7 @@ class Tier:
     catalog: CatalogLog
     counters: RequestCounters
     local: LocalState | None = None
-    engines: Engines | None = None
+    engines: EngineChooser | None = None
     remote_rounds: RemoteRounds | None = None
     ownership: DataRootOwnership = field(default_factory=DataRootOwnership)
     metadata: TierMetadata = field(default_factory=TierMetadata)
@@ -264,9 +265,9 @@ class Tier:
         return TierIdentity(self.settings, self.ports, self.catalog, self.ownership, self.metadata, self.local)
 
     @property
-    def changes(self) -> ChangeNotes:
-        """Notes about control logs, for other processes and for local state."""
-        return ChangeNotes(self.ports, self.catalog, self.local, self.kind.has_complete_log)
+    def changes(self) -> ChangeNotifier:
+        """Notifier that publishes changes of control logs to other processes and to local state."""
+        return ChangeNotifier(self.ports, self.catalog, self.local, self.kind.has_complete_log)
 
     @property
     def lease(self) -> Lease:
@@ -322,12 +323,12 @@ class Tier:
             ports = replace(ports, data=data, layout=self.kind.layout(self.settings, data, self.metadata.topic_id))
         return replace(self, ports=ports, catalog=open_catalog(ports) if control else self.catalog)
 
-    def partitions(self, wanted: list[str] | None = None) -> list[TopicPartition]:
+    def partitions(self, names: list[str] | None = None) -> list[TopicPartition]:
         """Return all partitions of the tier in all incarnations, or the named ones, each once. ``orders-0`` names the latest incarnation,
         ``orders-0~1`` the first one. Raises UsageError for a partition that the tier does not hold.
         """
         known = self.metadata.partition_names(self.identity.read)
-        if not wanted:
+        if not names:
             return known
 
         def parse_name(text: str) -> TopicPartition:
@@ -336,7 +337,7 @@ class Tier:
             name = TopicPartition.parse_prefix(text)
             return name if "~" in text else current_incarnation(name, known)
 
-        named = list(dict.fromkeys(map(parse_name, wanted)))
+        named = list(dict.fromkeys(map(parse_name, names)))
         for name in named:
             if name not in known:
                 raise no_such_partition_error(str(name), known)
@@ -365,30 +366,30 @@ class Tier:
         )
 
     def open(self, name: TopicPartition, *, leads: bool = False) -> PartitionLog:
-        """Return a partition's control log, loaded from local state if possible. Every command gets a partition's state from here.
+        """Return a partition's control log, loaded from local state if possible.
 
         The log must not end below the position that the catalog has recorded for it.
 
-        :param leads: whether the caller runs a round. A round uses the control log alone; its leader first records there what brokers have
-            changed (*segments mirrored*). All other callers see these changes through the metadata source.
+        :param leads: whether the caller runs a round. A round uses the control log alone, in which its leader first records the brokers'
+            changes (*segments mirrored*). For all other callers the state includes the brokers' present changes.
         """
         view = None if leads else self.metadata.state_view(name)
-        log = open_partition_log(self.ports, name, self.known_slot(name), log_name=self.log_key(name), state_for_readers=view)
+        log = open_partition_log(self.ports, name, self.min_log_slot(name), log_name=self.log_name(name), state_for_readers=view)
         kept = self.local.cached_state(name) if self.local and self.local.is_bound_to_tier else None
         if kept:
             log.adopt_state(*kept)
         return log
 
-    def log_key(self, name: TopicPartition) -> str:
+    def log_name(self, name: TopicPartition) -> str:
         """Return the name of a partition's control log. It contains the brokers' topic id, because a recreated topic is
         another one.
         """
         topic_id = self.metadata.topic_id(name)
         return f"{name}-{topic_id}" if topic_id else str(name)
 
-    def known_slot(self, name: TopicPartition) -> int:
+    def min_log_slot(self, name: TopicPartition) -> int:
         """Return the position that a partition's control log is known to have reached, as of the last read of the catalog."""
-        return self.catalog.state.reached.get(self.log_key(name), 0)
+        return self.catalog.state.reached.get(self.log_name(name), 0)
 
     def state_for_readers(self, state: PartitionState) -> PartitionState:
         """Return the state as readers of the partition see it, for example with the segments that brokers report."""
@@ -424,11 +425,11 @@ class Tier:
             return list(pool.map(read, names))
 
 
-def no_such_partition_error(text: str, known: Sequence[TopicPartition]) -> UsageError:
+def no_such_partition_error(given_name: str, partitions: Sequence[TopicPartition]) -> UsageError:
     """Return the error for a partition name that the tier does not have. It suggests the nearest existing name."""
-    near = get_close_matches(text, dict.fromkeys([*map(str, known), *(name.topic for name in known)]), n=1)
+    near = get_close_matches(given_name, dict.fromkeys([*map(str, partitions), *(name.topic for name in partitions)]), n=1)
     hint = f"Did you mean {near[0]}?" if near else "`topics` lists what it holds"
-    return UsageError(f"the tier holds no partition {text}", hint=hint)
+    return UsageError(f"the tier holds no partition {given_name}", hint=hint)
 
 
 def configured_retention(settings: Settings) -> Retention:

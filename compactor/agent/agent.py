@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Protocol
 
 from compactor.access.tier import Tier
-from compactor.agent.leadership import unknown_leadership
+from compactor.agent.leadership import unknown_leadership_message
 from compactor.agent.log_directories import BrokerIdentity, largest_timestamp_ms, read_broker_identity, scan_log_directory
 from compactor.agent.plan import (
     CHECK_MS,
     DELETE_DELAY_MS,
-    SeenDirectory,
+    PartitionDirectoryListing,
+    PartitionUploadState,
     UploadFailure,
     UploadOutcome,
-    UploadWatch,
-    adoption_list,
+    adoption_log_line,
     after_upload,
     choose_uploads,
     has_fresh_log_end,
@@ -48,7 +48,7 @@ from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopi
 from compactor.config.settings import Settings
 from compactor.errors import CompactorError, StoreError, UsageError
 from compactor.model.ids import TopicPartition
-from compactor.service.journal import EventLogger, ServiceLogger
+from compactor.service.journal import EventLogger, ServiceEventLogger
 from compactor.service.loop import ServiceLoop
 from compactor.service.retry_delay import backoff_ms
 from compactor.service.stopping import Stopped
@@ -64,20 +64,20 @@ ASKED_AT_ONCE = 1_000
 BROKER_RETRY_MS = 2_000
 MAX_BROKER_RETRY_MS = 60_000
 
-AGENT_JOURNAL = ServiceLogger(logging.getLogger(__name__))
+AGENT_JOURNAL = ServiceEventLogger(logging.getLogger(__name__))
 
 
 class LeaderQueries(Protocol):
     """Cluster queries that the agent needs. Implemented by ``metadata_topic.leaders.KafkaLeaders``. Every method raises StoreError."""
 
     def leaders(self) -> ClusterLeaders:
-        """Ask the cluster, and return its id and the broker that leads each partition."""
+        """Ask the cluster, and return its id and the id of the broker that leads each partition."""
 
     def log_ends(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
         """Return each leader's answer about the end of its log, or the error that prevented the answer."""
 
     def topic_ids(self, names: Sequence[str]) -> ClusterTopics:
-        """Return the ids that these topics have now. May be called from several threads."""
+        """Return the topic ids that these topics have now. May be called from several threads."""
 
     def retention_ms(self, topic: str) -> int | None:
         """Return the topic's ``retention.ms``, -1 if unlimited, or None if this user may not read it."""
@@ -88,7 +88,7 @@ class LeaderQueries(Protocol):
 
 @dataclass(frozen=True)
 class _FinishedUpload:
-    """Result of an upload thread. seconds: how long the upload took."""
+    """Result of an upload thread: how the upload ended, and the seconds that it took."""
 
     name: TopicPartition
     outcome: UploadOutcome
@@ -101,12 +101,12 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
     ``_running`` maps each partition that is being uploaded to the time at which its upload began, in milliseconds.
     """
 
-    def __init__(self, opened: Tier, brokers: LeaderQueries, *, tell: EventLogger = AGENT_JOURNAL) -> None:
-        super().__init__(opened, tell)
+    def __init__(self, opened: Tier, brokers: LeaderQueries, *, log: EventLogger = AGENT_JOURNAL) -> None:
+        super().__init__(opened, log)
         self._brokers = brokers
         self._uploads = Uploader(self._opened, self.stop, self._brokers.topic_ids)
-        self._watches: dict[TopicPartition, UploadWatch] = {}
-        self._staged = StagedHolder()
+        self._watches: dict[TopicPartition, PartitionUploadState] = {}
+        self._staged = StagedFileHolder()
         self._retentions: dict[str, int | None] = {}
         self._delete_delays: dict[str, int] = {}
         self._tallies = AgentCounters()
@@ -119,7 +119,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
 
     # --- the loop ---
 
-    def _use_settings(self, settings: Settings) -> None:
+    def _apply_settings(self, settings: Settings) -> None:
         self._opened = replace(self._opened, settings=settings)
         self._uploads = Uploader(self._opened, self.stop, self._brokers.topic_ids)
 
@@ -142,8 +142,8 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
     def start_due_jobs(self) -> list[TopicPartition]:
         """Start every due upload for which a thread is free, and return the partitions.
 
-        An upload starts only with an answer about its log's end that is at most FRESH_MS old. The leaders of the uploads that come next are
-        asked in the same request.
+        An upload starts only if the leader has answered at most FRESH_MS ago where its log ends. The leaders of the uploads that come next
+        are asked in the same request.
         """
         if self.stop.event.is_set() or not self._tier_ready or self._problems.get("broker"):
             return []
@@ -170,7 +170,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         """
         rules = self._opened.settings.agent
         known = {name: watch.seen for name, watch in self._watches.items()}
-        seen: dict[TopicPartition, SeenDirectory] = {}
+        seen: dict[TopicPartition, PartitionDirectoryListing] = {}
         whose: BrokerIdentity | None = None
         lost = False
         for text in rules.log_dirs:
@@ -204,24 +204,26 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         """Open the files staged for deletion whose offsets are missing in the tier, and close those that are no longer needed."""
         for name, watch in self._watches.items():
             running, log_dir = name in self._running, Path(watch.seen.path)
-            found = replace(watch, held=self._staged.staged_files(name, watch.seen.staged, running=running))
+            found = replace(watch, held=self._staged.staged_files(name, watch.seen.staged, is_upload_running=running))
             if found.seen.staged or found.held or watch.held:
                 space = True
                 with suppress(OSError):
                     space = not found.held or has_space(log_dir)
-                held = self._staged.open_wanted_files(name, log_dir, found.staged, running=running, space=space)
+                held = self._staged.open_wanted_files(
+                    name, log_dir, found.uploadable_staged_files, is_upload_running=running, has_free_space=space
+                )
                 for file in self._staged.select_unreported("no room", set(found.held) - set(held) if not space else ()):
                     why = "the broker has deleted it, and its disk is almost full"
                     what = f"{staged_path(Path(), file.base)} is not held open any longer: {why}"
                     self._log(what, level=logging.WARNING, partition=str(name))
                 self._watches[name] = self._log_new_staged_files(replace(found, held=held))
 
-    def _log_new_staged_files(self, watch: UploadWatch) -> UploadWatch:
-        """Log the staged files whose offsets the tier lacks, each once, with the time at which the broker deletes it.
+    def _log_new_staged_files(self, watch: PartitionUploadState) -> PartitionUploadState:
+        """Log the files staged for deletion whose offsets the tier lacks, each once, with the time at which the broker deletes it.
 
         Return the partition's watch with the topic's ``file.delete.delay.ms``.
         """
-        new = self._staged.select_unreported("staged", watch.staged)
+        new = self._staged.select_unreported("staged", watch.uploadable_staged_files)
         if not new:
             return watch
         watch = replace(watch, delete_delay_ms=self._file_delete_delay_ms(watch.name.topic))
@@ -237,10 +239,10 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         renamed them.
         """
         for name, watch in self._watches.items():
-            for file in self._staged.select_unreported("untaken", watch.untaken):
+            for file in self._staged.select_unreported("untaken", watch.skipped_staged_files):
                 where = f"{staged_path(Path(), file.base)} is staged for deletion and is not taken"
                 self._tallies = replace(self._tallies, untaken=self._tallies.untaken + 1)
-                self._log(f"{where}: {unknown_leadership(file)}", level=logging.WARNING, partition=str(name))
+                self._log(f"{where}: {unknown_leadership_message(file)}", level=logging.WARNING, partition=str(name))
 
     def _file_delete_delay_ms(self, topic: str) -> int:
         """Return the topic's ``file.delete.delay.ms``; Kafka's default if it cannot be read."""
@@ -317,8 +319,8 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
 
     # --- working ---
 
-    def _start_upload(self, watch: UploadWatch, now_ms: int) -> None:
-        """Start a thread that uploads this partition."""
+    def _start_upload(self, watch: PartitionUploadState, now_ms: int) -> None:
+        """Start a thread that uploads this partition's segments."""
         self._running[watch.name] = now_ms
         held = self._staged.held_files(watch.name)
 
@@ -329,10 +331,10 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
 
         threading.Thread(target=run_upload, name=f"upload {watch.name}", daemon=True).start()
 
-    def _process_result(self, done: _FinishedUpload) -> None:
+    def _process_result(self, finished: _FinishedUpload) -> None:
         """Record how an upload ended, log it, and decide when the partition's next one may begin."""
-        del self._running[done.name]
-        outcome, name = done.outcome, done.name
+        del self._running[finished.name]
+        outcome, name = finished.outcome, finished.name
         if outcome.trouble is UploadFailure.STORE:
             self._record_shared_problem("store", outcome.reason)
         elif outcome.trouble is UploadFailure.GENERATION:
@@ -355,23 +357,23 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         if outcome.segments:
             plural = "s" * (outcome.segments != 1)
             what = f"{outcome.segments} segment{plural}, {format_size(outcome.bytes)}, up to offset {(outcome.position or 0) - 1}"
-            self._log(f"uploaded {what}, {done.seconds:.1f} s", partition=str(name))
+            self._log(f"uploaded {what}, {finished.seconds:.1f} s", partition=str(name))
 
     def _log_partitions_to_adopt(self) -> None:
-        """Log once, when every partition was tried for the first time, which ones wait for adoption of their topics."""
-        line = None if self._adoptions_listed else adoption_list(self._watches.values())
+        """Log, once after every partition was tried, the partitions whose topics a person must adopt before they can be uploaded."""
+        line = None if self._adoptions_listed else adoption_log_line(self._watches.values())
         self._adoptions_listed = self._adoptions_listed or line is not None
         if line:
             self._log(line, level=logging.WARNING)
 
-    def _with_retention_deadline(self, watch: UploadWatch, outcome: UploadOutcome) -> UploadOutcome:
+    def _with_retention_deadline(self, watch: PartitionUploadState, outcome: UploadOutcome) -> UploadOutcome:
         """Return the outcome with the time at which the broker's retention deletes the first segment that waits for adoption of its
         topic.
         """
         if outcome.trouble is not UploadFailure.IDENTITY:
             return outcome
         waiting = watch if outcome.position is None else replace(watch, position=outcome.position)
-        topic, pending = watch.name.topic, waiting.pending
+        topic, pending = watch.name.topic, waiting.pending_segments
         with suppress(StoreError):
             if topic not in self._retentions:
                 self._retentions[topic] = self._brokers.retention_ms(topic)
@@ -383,14 +385,14 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         when = f"Retention deletes offset {pending[0].base} and what follows it from {format_iso_time(deadline)} on"
         return replace(outcome, reason=f"{outcome.reason}. {when}", deadline_ms=deadline)
 
-    def _record_failure(self, name: TopicPartition, trouble: UploadFailure, reason: str, now_ms: int) -> None:
+    def _record_failure(self, name: TopicPartition, failure: UploadFailure, reason: str, now_ms: int) -> None:
         """Record, for a partition, a failure that happened before its upload could begin, and when to retry."""
         watch = self._watches[name]
         if now_ms < watch.retry_at_ms:
             return
-        outcome = UploadOutcome(None, trouble=trouble, reason=reason)
+        outcome = UploadOutcome(None, trouble=failure, reason=reason)
         self._watches[name] = after_upload(watch, outcome, now_ms)
-        if watch.trouble is not trouble:
+        if watch.trouble is not failure:
             self._report_failed_upload(name, outcome)
         else:
             self._tallies = add_upload(self._tallies, outcome)
@@ -450,15 +452,15 @@ MIN_FREE_SHARE = 0.1
 """Share of a broker's disk that must be free while files are held which the broker has deleted, because they still take up space."""
 
 
-def has_space(log_dir: Path) -> bool:
+def has_space(log_directory: Path) -> bool:
     """Return whether the disk of a log directory has room for deleted files. Raises OSError."""
-    usage = shutil.disk_usage(log_dir)
+    usage = shutil.disk_usage(log_directory)
     return usage.free >= MIN_FREE_SHARE * usage.total
 
 
-class StagedHolder:
-    """Files staged for deletion that an agent keeps open, so that it can upload them even after the broker deletes them, of all its
-    partitions. All methods are for the thread of the agent's loop.
+class StagedFileHolder:
+    """Keeps files that brokers have staged for deletion open, for all partitions, so that the agent can upload them after the broker has
+    deleted them. All methods are for the thread of the agent's loop.
 
     A file is open from when it is first seen until its records are in the tier, or it is refused for good.
     """
@@ -471,16 +473,16 @@ class StagedHolder:
         """Return the open files of a partition, for its upload; None if there are none."""
         return self._held.get(name)
 
-    def staged_files(self, name: TopicPartition, listed: Sequence[StagedFile], *, running: bool) -> tuple[StagedFile, ...]:
+    def staged_files(self, name: TopicPartition, listed: Sequence[StagedFile], *, is_upload_running: bool) -> tuple[StagedFile, ...]:
         """Return the files staged for deletion of a partition, listed or still open, without those whose names other files have taken.
 
         :param listed: the files in the partition's directory.
-        :param running: whether an upload reads the files now, so that none may be closed.
+        :param is_upload_running: whether an upload reads the files now, so that none may be closed.
         """
         files = self._held.get(name)
         if files is None:
             return ()
-        if not running:
+        if not is_upload_running:
             try:
                 files.close_outdated(listed)
             except OSError:
@@ -488,34 +490,36 @@ class StagedHolder:
         return tuple(each.file for each in files.held_files)
 
     def open_wanted_files(
-        self, name: TopicPartition, log_dir: Path, wanted: Sequence[StagedFile], *, running: bool, space: bool = True
+        self, name: TopicPartition, log_dir: Path, wanted: Sequence[StagedFile], *, is_upload_running: bool, has_free_space: bool = True
     ) -> tuple[StagedFile, ...]:
         """Open the wanted files of a partition, close its other files, and return the open ones. A refused file that the broker has deleted
         is closed, too.
 
-        :param running: whether an upload reads the files now, so that none may be closed.
-        :param space: whether the disk has room for files that its broker has deleted; if not, these are closed.
+        :param is_upload_running: whether an upload reads the files now, so that none may be closed.
+        :param has_free_space: whether the disk has room for files that its broker has deleted; if not, these are closed.
         """
         if name not in self._held and not wanted:
             return ()
         files = self._held.setdefault(name, HeldFiles(log_dir))
         files.open_files(wanted)
-        if not running:
+        if not is_upload_running:
             inodes = {file.inode for file in wanted}
             files.close_unwanted(
-                lambda each: each.file.inode in inodes and not (each.is_unlinked and (not space or each.file.base in files.refusals))
+                lambda each: (
+                    each.file.inode in inodes and not (each.is_unlinked and (not has_free_space or each.file.base in files.refusals))
+                )
             )
             if not files.held_files:
                 del self._held[name]
         return tuple(each.file for each in files.held_files)
 
-    def select_unreported(self, what: str, files: Iterable[StagedFile]) -> list[StagedFile]:
-        """Return the files that were not reported under the name ``what`` before, and note that they are reported now.
+    def select_unreported(self, report_name: str, files: Iterable[StagedFile]) -> list[StagedFile]:
+        """Return the files that this report has not named before, and remember that it names them now.
 
-        ``what``: name of the report.
+        :param report_name: name of the report; each report names a file once.
         """
-        new = [file for file in files if (what, file) not in self._reported]
-        self._reported |= {(what, file) for file in new}
+        new = [file for file in files if (report_name, file) not in self._reported]
+        self._reported |= {(report_name, file) for file in new}
         return new
 
     def close_files(self, name: TopicPartition) -> None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def watch_new_segments(log_dirs: Sequence[str], wake: Callable[[], None], log: EventLogger) -> Iterator[None]:
-    """Call ``wake`` whenever a segment may have been rolled or staged for deletion, as long as the block runs.
+def call_on_new_segments(log_dirs: Sequence[str], callback: Callable[[], None], log: EventLogger) -> Iterator[None]:
+    """Call ``callback`` whenever a segment may have been rolled or staged for deletion, as long as the block runs.
 
     If notifications are not available (watchdog is not installed, or the system's limit of watches is reached), a line is logged and the
     agent relies on its scans every ``agent.interval_ms``.
@@ -38,11 +38,11 @@ def watch_new_segments(log_dirs: Sequence[str], wake: Callable[[], None], log: E
     class NewSegments(FileSystemEventHandler):
         def on_created(self, event: FileSystemEvent) -> None:
             if str(event.src_path).endswith(".log"):
-                wake()
+                callback()
 
         def on_moved(self, event: FileSystemEvent) -> None:
             if str(event.dest_path).endswith(f".log{DELETED}"):
-                wake()
+                callback()
 
     observer = Observer()
     try:

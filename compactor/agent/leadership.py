@@ -26,7 +26,7 @@ MAX_INTERVALS = 8
 
 @dataclass(frozen=True)
 class LeadershipInterval:
-    """Time in which this broker led a partition in one leader epoch, by what leaders have answered. Times are in milliseconds.
+    """Time in which this broker certainly led a partition in one leader epoch, known from leaders' answers. Times are in milliseconds.
 
     from_ms: when the first answer with this epoch had arrived.
     until_ms: when the question for the latest answer with this epoch was sent.
@@ -38,7 +38,7 @@ class LeadershipInterval:
 
 
 class RenameEvidence(Enum):
-    """Answer whether this broker led the partition, in one leader epoch, before and after a file was renamed for deletion.
+    """Result of asking whether this broker led the partition, in one leader epoch, before and after a file was renamed for deletion.
 
     UNDECIDED: it led before, and the leader has not been asked since.
     """
@@ -48,18 +48,20 @@ class RenameEvidence(Enum):
     UNKNOWN = "unknown"
 
 
-def with_answer(intervals: tuple[LeadershipInterval, ...], end: LogEnd, asked_ms: int, answered_ms: int) -> tuple[LeadershipInterval, ...]:
+def add_leader_answer(
+    intervals: tuple[LeadershipInterval, ...], log_end: LogEnd, asked_ms: int, answered_ms: int
+) -> tuple[LeadershipInterval, ...]:
     """Return the intervals of leadership after one more answer of the leader, which is this broker. An answer without an epoch ends the
     last interval.
 
     A clock that was set back begins a new interval, because the times before and after it cannot be compared.
     """
-    if end.leader_epoch < 0:
+    if log_end.leader_epoch < 0:
         return ()
     latest = intervals[-1] if intervals else None
-    if latest is not None and latest.leader_epoch == end.leader_epoch and latest.until_ms <= asked_ms:
+    if latest is not None and latest.leader_epoch == log_end.leader_epoch and latest.until_ms <= asked_ms:
         return (*intervals[:-1], replace(latest, until_ms=asked_ms))
-    return (*intervals, LeadershipInterval(end.leader_epoch, answered_ms, asked_ms))[-MAX_INTERVALS:]
+    return (*intervals, LeadershipInterval(log_end.leader_epoch, answered_ms, asked_ms))[-MAX_INTERVALS:]
 
 
 def rename_evidence(intervals: Sequence[LeadershipInterval], changed_ms: int) -> RenameEvidence:
@@ -75,8 +77,8 @@ def rename_evidence(intervals: Sequence[LeadershipInterval], changed_ms: int) ->
     return RenameEvidence.UNKNOWN
 
 
-def leadership_problem(intervals: Sequence[LeadershipInterval]) -> Callable[[StagedFile], str]:
-    """Return a function that returns why the agent does not take a staged file, or an empty string.
+def staged_file_refusal(intervals: Sequence[LeadershipInterval]) -> Callable[[StagedFile], str]:
+    """Return a function that takes a staged file and returns why the agent must not upload it, or an empty string.
 
     The function raises BadData for a file about which this is not decided yet, so that the upload is tried again.
     """
@@ -86,14 +88,14 @@ def leadership_problem(intervals: Sequence[LeadershipInterval]) -> Callable[[Sta
         if evidence is RenameEvidence.UNDECIDED:
             cause = "it was staged for deletion a moment ago, and the leader's epoch is not confirmed since"
             raise BadData(cause, segment=staged_path(Path(), file.base).name, hint="It is tried again")
-        return "" if evidence is RenameEvidence.SAME_EPOCH else unknown_leadership(file)
+        return "" if evidence is RenameEvidence.SAME_EPOCH else unknown_leadership_message(file)
 
     return problem
 
 
-def unknown_leadership(file: StagedFile) -> str:
-    """Return the message for a file that is not uploaded, because it can no longer be found out whether this broker led when the file was
-    renamed.
+def unknown_leadership_message(file: StagedFile) -> str:
+    """Return the message for a staged file that is not uploaded because it cannot be known whether this broker led when it renamed the
+    file.
     """
     return (
         f"it is not known that this broker led the partition in one leader epoch before and after "

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from checkpoint.files import parse_leader_epoch_checkpoint
-from compactor.agent.plan import SealedFile, SeenDirectory, is_listing_current
+from compactor.agent.plan import PartitionDirectoryListing, SealedFile, is_listing_current
 from compactor.constants import EMPTY_TOPIC_ID, NO_LEADER_EPOCH, LeaderEpoch
 from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
@@ -59,15 +59,15 @@ def read_broker_identity(log_dir: Path) -> BrokerIdentity:
 
 
 def scan_log_directory(
-    log_dir: Path, topics: Sequence[str], known: Mapping[TopicPartition, SeenDirectory], now_ms: int
-) -> Iterator[SeenDirectory]:
+    log_dir: Path, topics: Sequence[str], last_listings: Mapping[TopicPartition, PartitionDirectoryListing], now_ms: int
+) -> Iterator[PartitionDirectoryListing]:
     """Yield the listing of each partition directory whose topic matches one of the expressions, in order of names.
 
     A directory that has not changed since its last listing is not listed again. Directories that the broker is about to delete, or moves
     between disks, have other names and are left out.
 
     :param topics: regular expressions, each matched against whole topic names.
-    :param known: the latest listings.
+    :param last_listings: the latest listings.
     :raises UsageError: if ``log_dir`` cannot be read.
     """
     wanted = [re.compile(topic) for topic in topics]
@@ -86,16 +86,16 @@ def scan_log_directory(
         except FileNotFoundError:
             continue
         except OSError as error:
-            yield SeenDirectory(name, str(path), 0, now_ms, problem=f"{path} cannot be read: {error.strerror}")
+            yield PartitionDirectoryListing(name, str(path), 0, now_ms, problem=f"{path} cannot be read: {error.strerror}")
             continue
-        before = known.get(name)
+        before = last_listings.get(name)
         same = before is not None and before.path == str(path) and is_listing_current(before, mtime_ms)
         yield before if same and before is not None else scan_partition_directory(name, path, mtime_ms, now_ms)
 
 
-def scan_partition_directory(name: TopicPartition, path: Path, mtime_ms: int, now_ms: int) -> SeenDirectory:
-    """List one partition's directory. A file that vanishes meanwhile is left out. The directory has changed then, so that the next scan
-    lists it again.
+def scan_partition_directory(name: TopicPartition, path: Path, mtime_ms: int, now_ms: int) -> PartitionDirectoryListing:
+    """List one partition's directory. A file that is deleted meanwhile is left out; the next scan lists the
+    directory again, because its modification time has changed.
 
     :param mtime_ms: modification time of the directory before it is listed, in milliseconds.
     """
@@ -110,9 +110,9 @@ def scan_partition_directory(name: TopicPartition, path: Path, mtime_ms: int, no
                     except FileNotFoundError:
                         continue
     except FileNotFoundError:
-        return SeenDirectory(name, str(path), mtime_ms, now_ms)
+        return PartitionDirectoryListing(name, str(path), mtime_ms, now_ms)
     except OSError as error:
-        return SeenDirectory(name, str(path), mtime_ms, now_ms, problem=f"{path} cannot be read: {error.strerror}")
+        return PartitionDirectoryListing(name, str(path), mtime_ms, now_ms, problem=f"{path} cannot be read: {error.strerror}")
     ordered = sorted(bases)
     try:
         staged = list_staged_before(path, ordered)
@@ -124,16 +124,16 @@ def scan_partition_directory(name: TopicPartition, path: Path, mtime_ms: int, no
         topic_id = read_topic_id(path)
     except (BadData, OSError):
         topic_id = EMPTY_TOPIC_ID  # an import says what is wrong with it
-    return SeenDirectory(name, str(path), mtime_ms, now_ms, tuple(sealed), active_base, staged=tuple(staged), topic_id=topic_id)
+    return PartitionDirectoryListing(name, str(path), mtime_ms, now_ms, tuple(sealed), active_base, staged=tuple(staged), topic_id=topic_id)
 
 
-def largest_timestamp_ms(partition_dir: Path, base: int) -> int:
+def largest_timestamp_ms(partition_dir: Path, base_offset: int) -> int:
     """Return the largest timestamp of a sealed segment according to its time index, in milliseconds; -1 if the index is empty or gone.
 
-    :param base: base offset of the segment.
+    :param base_offset: base offset of the segment.
     """
     try:
-        data = log_path(partition_dir, base).with_suffix(".timeindex").read_bytes()
+        data = log_path(partition_dir, base_offset).with_suffix(".timeindex").read_bytes()
     except OSError:
         return -1
     complete = len(data) - len(data) % TIME_ENTRY.itemsize

@@ -1,7 +1,7 @@
 """Choice of the uploads that the agent starts next, as pure functions over frozen values: no store, no broker, no clock, no threads.
 
-    SeenDirectory   the latest listing of a partition's directory
-    UploadWatch     the agent's memory of a partition: that listing, who leads, where the tier ends, the latest failure
+    PartitionDirectoryListing   the latest listing of a partition's directory
+    PartitionUploadState     the agent's memory of a partition: that listing, who leads, where the tier ends, the latest failure
     choose          the uploads to start now
 
 A segment is uploaded once it is sealed (not the newest), entirely below the high watermark, and not in the tier yet. The end of the tier
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from compactor.agent.leadership import TICK_MS, LeadershipInterval, RenameEvidence, rename_evidence, with_answer
+from compactor.agent.leadership import TICK_MS, LeadershipInterval, RenameEvidence, add_leader_answer, rename_evidence
 from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.model.ids import TopicPartition
@@ -78,10 +78,11 @@ class SealedFile:
 
 
 @dataclass(frozen=True)
-class SeenDirectory:
-    """Listing of one partition's directory.
+class PartitionDirectoryListing:
+    """Listing of one partition's directory on the broker.
 
-    mtime_ms: the directory's modification time. looked_ms: when it was listed. sealed: all segments but the newest, ascending.
+    mtime_ms: the directory's modification time. looked_ms: when it was listed, in milliseconds. sealed: all segments but the newest,
+        ascending.
     active_base: base offset of the newest segment, -1 if there is none. problem: why the directory could not be listed, or an empty string.
     staged: files below the first segment that are staged for deletion, ascending.
     topic_id: topic id in ``partition.metadata``; empty if there is none that can be read.
@@ -103,17 +104,17 @@ class SeenDirectory:
         return self.sealed[0].base if self.sealed else self.active_base
 
 
-def is_listing_current(seen: SeenDirectory | None, mtime_ms: int) -> bool:
+def is_listing_current(listing: PartitionDirectoryListing | None, mtime_ms: int) -> bool:
     """Return whether a listing is still valid because no file was added to the directory or removed from it since.
 
     :param mtime_ms: the directory's modification time now.
     """
-    return seen is not None and not seen.problem and seen.mtime_ms == mtime_ms and mtime_ms + TICK_MS < seen.scanned_ms
+    return listing is not None and not listing.problem and listing.mtime_ms == mtime_ms and mtime_ms + TICK_MS < listing.scanned_ms
 
 
 @dataclass(frozen=True)
-class UploadWatch:
-    """The agent's memory of one partition. Times are in milliseconds.
+class PartitionUploadState:
+    """State of uploading one partition, as the agent remembers it. Times are in milliseconds.
 
     position: last offset of the tier plus one; None if not known yet. end: the leader's latest answer about its log's end; None before the
     first.
@@ -124,7 +125,7 @@ class UploadWatch:
     delete_delay_ms: the topic's ``file.delete.delay.ms``. held: staged files that the agent holds open, also deleted ones.
     """
 
-    seen: SeenDirectory
+    seen: PartitionDirectoryListing
     leads: bool = False
     position: int | None = None
     end: LogEnd | None = None
@@ -146,23 +147,23 @@ class UploadWatch:
         return self.seen.name
 
     @property
-    def pending(self) -> tuple[SealedFile, ...]:
+    def pending_segments(self) -> tuple[SealedFile, ...]:
         """Return the segments with offsets after the tier's end: those staged for deletion, then sealed ones. Empty segments are left out,
         because they are uploaded together with a neighbour.
         """
-        staged = self.staged
+        staged = self.uploadable_staged_files
         files = (*(segment for file, segment in self._staged_files if file in staged), *self.seen.sealed)
         return tuple(file for file in files if file.end > (self.position or 0) and file.size)
 
     @property
-    def staged(self) -> tuple[StagedFile, ...]:
-        """Return the files staged for deletion whose offsets are missing in the tier, except ``untaken`` ones, which are never uploaded."""
+    def uploadable_staged_files(self) -> tuple[StagedFile, ...]:
+        """Return the files staged for deletion whose offsets are missing in the tier, except ``skipped_staged_files``."""
         return tuple(
             file for file in self._staged_files_missing_in_tier if self._rename_under_leadership(file) is not RenameEvidence.UNKNOWN
         )
 
     @property
-    def untaken(self) -> tuple[StagedFile, ...]:
+    def skipped_staged_files(self) -> tuple[StagedFile, ...]:
         """Return the files staged for deletion that are never uploaded although the tier lacks their offsets, because it is unknown whether
         this broker led when it renamed them. Empty as long as the tier's end is not known.
         """
@@ -173,7 +174,7 @@ class UploadWatch:
     @property
     def has_undecided_files(self) -> bool:
         """Return whether a staged file waits for the leader's next answer, which decides whether the file is uploaded."""
-        return any(self._rename_under_leadership(file) is RenameEvidence.UNDECIDED for file in self.staged)
+        return any(self._rename_under_leadership(file) is RenameEvidence.UNDECIDED for file in self.uploadable_staged_files)
 
     @property
     def _staged_files(self) -> list[tuple[StagedFile, SealedFile]]:
@@ -209,78 +210,78 @@ class UploadLag:
     deadline_ms: int = 0
 
 
-def upload_lag(watch: UploadWatch) -> UploadLag:
+def upload_lag(watch: PartitionUploadState) -> UploadLag:
     """Return the partition's upload lag; zero if this broker does not lead it, or the tier's end is not known yet."""
     if not watch.leads or watch.position is None:
         return UploadLag(0, 0, 0)
-    pending, staged = watch.pending, watch.staged
+    pending, staged = watch.pending_segments, watch.uploadable_staged_files
     since_ms = min((file.mtime_ms for file in pending), default=0)
     deadline_ms = min(file.changed_ms for file in staged) + watch.delete_delay_ms if staged else 0
     return UploadLag(len(pending), sum(file.size for file in pending), since_ms, len(staged), deadline_ms)
 
 
-def with_listing(watch: UploadWatch | None, seen: SeenDirectory) -> UploadWatch:
-    """Return the watch with a new listing of the partition's directory.
+def with_listing(watch: PartitionUploadState | None, listing: PartitionDirectoryListing) -> PartitionUploadState:
+    """Return the upload state with a new listing of the partition's directory.
 
-    If the topic id has changed, nothing else is taken over from the old watch, because the topic may have been created again. A broker
+    If the topic id has changed, nothing else is taken over from the old state, because the topic may have been created again. A broker
     writes ``partition.metadata`` after it has created the directory, so that a listing in between has no id.
     """
-    if watch is not None and watch.seen.topic_id != seen.topic_id:
-        return UploadWatch(seen, leads=watch.leads)
-    return UploadWatch(seen) if watch is None else replace(watch, seen=seen)
+    if watch is not None and watch.seen.topic_id != listing.topic_id:
+        return PartitionUploadState(listing, leads=watch.leads)
+    return PartitionUploadState(listing) if watch is None else replace(watch, seen=listing)
 
 
-def with_leadership(watch: UploadWatch, leads: bool) -> UploadWatch:
-    """Return the watch after the cluster said who leads the partition.
+def with_leadership(watch: PartitionUploadState, is_leader: bool) -> PartitionUploadState:
+    """Return the upload state after the cluster reported who leads the partition.
 
     If the leadership has changed, the tier's end is read again, because the agent of the former leader may have uploaded meanwhile.
 
-    :param leads: whether this broker leads the partition now.
+    :param is_leader: whether this broker leads the partition now.
     """
-    if watch.leads == leads:
+    if watch.leads == is_leader:
         return watch
     if watch.seen.problem:
-        return replace(watch, leads=leads, position=None, anew=True, leadership=())  # what cannot be listed stays so, whoever leads
-    return UploadWatch(watch.seen, leads=leads)
+        return replace(watch, leads=is_leader, position=None, anew=True, leadership=())  # what cannot be listed stays so, whoever leads
+    return PartitionUploadState(watch.seen, leads=is_leader)
 
 
-def needs_log_end(watch: UploadWatch, now_ms: int) -> bool:
+def needs_log_end(watch: PartitionUploadState, now_ms: int) -> bool:
     """Return whether the leader must be asked where its log ends: before an upload, and every CHECK_MS so that a truncation is noticed."""
     if not watch.leads or now_ms < watch.retry_at_ms:
         return False
     if watch.end is None or now_ms >= watch.checked_ms + CHECK_MS or watch.has_undecided_files:
         return True
-    return watch.position is not None and bool(watch.pending) and watch.pending[0].end > watch.end.high_watermark
+    return watch.position is not None and bool(watch.pending_segments) and watch.pending_segments[0].end > watch.end.high_watermark
 
 
-def has_fresh_log_end(watch: UploadWatch, now_ms: int) -> bool:
+def has_fresh_log_end(watch: PartitionUploadState, now_ms: int) -> bool:
     """Return whether the leader's latest answer is recent enough to begin an upload."""
     return watch.end is not None and watch.checked_ms <= now_ms < watch.checked_ms + FRESH_MS
 
 
-def with_log_end(watch: UploadWatch, end: LogEnd, now_ms: int, answered_ms: int | None = None) -> UploadWatch:
-    """Return the watch after a leader's answer about the end of its log.
+def with_log_end(watch: PartitionUploadState, log_end: LogEnd, now_ms: int, answered_ms: int | None = None) -> PartitionUploadState:
+    """Return the upload state after a leader's answer about the end of its log.
 
     If the leader epoch has changed, the tier is read again, because the log may have been truncated.
 
     :param now_ms: when the question was sent.
     :param answered_ms: when the answer had arrived; None for ``now_ms``.
     """
-    anew = watch.anew or (watch.end is not None and watch.end.leader_epoch != end.leader_epoch)
-    leadership = with_answer(watch.leadership, end, now_ms, answered_ms or now_ms) if watch.leads else ()
-    known = replace(watch, end=end, anew=anew, checked_ms=now_ms, leadership=leadership)
+    anew = watch.anew or (watch.end is not None and watch.end.leader_epoch != log_end.leader_epoch)
+    leadership = add_leader_answer(watch.leadership, log_end, now_ms, answered_ms or now_ms) if watch.leads else ()
+    known = replace(watch, end=log_end, anew=anew, checked_ms=now_ms, leadership=leadership)
     if known.trouble not in (None, UploadFailure.BEHIND):
         return known
-    if known.position is not None and end.high_watermark < known.position:
+    if known.position is not None and log_end.high_watermark < known.position:
         reason = (
-            f"the broker's log ends at offset {end.high_watermark}, and the tier has it up to {known.position - 1}: it was truncated, "
+            f"the broker's log ends at offset {log_end.high_watermark}, and the tier has it up to {known.position - 1}: it was truncated, "
             "or the topic was deleted and created again"
         )
         return replace(known, trouble=UploadFailure.BEHIND, reason=reason, troubled_ms=known.troubled_ms or now_ms)
     return replace(known, trouble=None, reason="", troubled_ms=0) if known.trouble is UploadFailure.BEHIND else known
 
 
-def is_upload_due(watch: UploadWatch, now_ms: int, *, accept_truncation: bool = False) -> bool:
+def is_upload_due(watch: PartitionUploadState, now_ms: int, *, accept_truncation: bool = False) -> bool:
     """Return whether an upload may begin: a segment lies entirely below the high watermark, or the tier's end is not known yet.
 
     An upload is also due for a log of another topic id, because the cluster may say by now that the topic was created again.
@@ -295,25 +296,31 @@ def is_upload_due(watch: UploadWatch, now_ms: int, *, accept_truncation: bool = 
         return True
     if watch.trouble is UploadFailure.BEHIND and accept_truncation:
         return True
-    return bool(watch.pending) and watch.pending[0].end <= watch.end.high_watermark
+    return bool(watch.pending_segments) and watch.pending_segments[0].end <= watch.end.high_watermark
 
 
 def choose_uploads(
-    watches: Iterable[UploadWatch],
+    watches: Iterable[PartitionUploadState],
     running: Mapping[TopicPartition, object],
-    most: int,
+    max_uploads: int,
     now_ms: int,
     *,
     accept_truncation: bool = False,
-) -> list[UploadWatch]:
+) -> list[PartitionUploadState]:
     """Return the uploads to start now, one per partition: segments staged for deletion first, then the longest waiting one.
 
-    :param running: partitions that are being uploaded.
-    :param most: largest number of uploads, including the running ones.
+    :param running: partitions that are being uploaded, as keys.
+    :param max_uploads: largest number of uploads, including the running ones.
     """
     due = [watch for watch in watches if watch.name not in running and is_upload_due(watch, now_ms, accept_truncation=accept_truncation)]
-    due.sort(key=lambda watch: (not watch.staged, watch.pending[0].mtime_ms if watch.pending else now_ms, watch.name))
-    return due[: max(0, most - len(running))]
+    due.sort(
+        key=lambda watch: (
+            not watch.uploadable_staged_files,
+            watch.pending_segments[0].mtime_ms if watch.pending_segments else now_ms,
+            watch.name,
+        )
+    )
+    return due[: max(0, max_uploads - len(running))]
 
 
 @dataclass(frozen=True)
@@ -335,8 +342,8 @@ class UploadOutcome:
     deadline_ms: int | None = None
 
 
-def after_upload(watch: UploadWatch, outcome: UploadOutcome, now_ms: int) -> UploadWatch:
-    """Return the watch after an upload: its position or failure, and when the next attempt may begin."""
+def after_upload(watch: PartitionUploadState, outcome: UploadOutcome, now_ms: int) -> PartitionUploadState:
+    """Return the upload state after an upload: its position or failure, and when the next attempt may begin."""
     position = watch.position if outcome.position is None else outcome.position
     if outcome.stopped:
         return watch
@@ -355,7 +362,7 @@ def after_upload(watch: UploadWatch, outcome: UploadOutcome, now_ms: int) -> Upl
             deadline_ms=outcome.deadline_ms,
         )
     # Something pending that did not come in is not tried without a pause: a file that vanished meanwhile, an end that is empty.
-    stands = position == watch.position and bool(watch.pending)
+    stands = position == watch.position and bool(watch.pending_segments)
     return replace(
         watch,
         position=position,
@@ -369,7 +376,7 @@ def after_upload(watch: UploadWatch, outcome: UploadOutcome, now_ms: int) -> Upl
     )
 
 
-def adoption_list(watches: Iterable[UploadWatch]) -> str | None:
+def adoption_log_line(watches: Iterable[PartitionUploadState]) -> str | None:
     """Return a log line that names every partition whose topic a person must adopt before it can be uploaded, the nearest deadline first;
     empty if there is none. None while an upload was not tried yet for every partition that this broker leads.
     """
@@ -382,13 +389,13 @@ def adoption_list(watches: Iterable[UploadWatch]) -> str | None:
     return f"waiting for `topics adopt`, before retention deletes what is not uploaded: {', '.join(named)}" if waiting else ""
 
 
-def retention_deadline_ms(watch: UploadWatch, largest_timestamp_ms: int, retention_ms: int) -> int | None:
+def retention_deadline_ms(watch: PartitionUploadState, largest_timestamp_ms: int, retention_ms: int) -> int | None:
     """Return when the broker's retention deletes the first segment that is not in the tier, in milliseconds; None if there is none, or
     nothing expires.
 
     :param largest_timestamp_ms: largest timestamp of that segment; negative if unknown. Its modification time counts then, as in Kafka.
     :param retention_ms: the topic's ``retention.ms``; negative for unlimited.
     """
-    if retention_ms < 0 or not watch.pending:
+    if retention_ms < 0 or not watch.pending_segments:
         return None
-    return (largest_timestamp_ms if largest_timestamp_ms >= 0 else watch.pending[0].mtime_ms) + retention_ms
+    return (largest_timestamp_ms if largest_timestamp_ms >= 0 else watch.pending_segments[0].mtime_ms) + retention_ms

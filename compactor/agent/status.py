@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from compactor.agent.plan import UploadFailure, UploadOutcome, UploadWatch
+from compactor.agent.plan import PartitionUploadState, UploadFailure, UploadOutcome
 from compactor.model.ids import TopicPartition
 from compactor.service.service_status import ServiceStatus
 
@@ -15,7 +15,11 @@ SHARED = ("tier", "store", "generations", "broker")
 
 @dataclass(frozen=True)
 class AgentCounters:
-    """Totals of an agent since it started. refusals: failed uploads by reason. untaken: files staged for deletion that were not taken."""
+    """Totals of an agent since it started.
+
+    refusals: number of failed uploads by reason.
+    untaken: number of files staged for deletion that were not uploaded, because it is unknown whether this broker led.
+    """
 
     uploads: int = 0
     segments: int = 0
@@ -25,18 +29,18 @@ class AgentCounters:
     untaken: int = 0
 
 
-def add_upload(so_far: AgentCounters, outcome: UploadOutcome) -> AgentCounters:
+def add_upload(counters: AgentCounters, outcome: UploadOutcome) -> AgentCounters:
     """Return the agent's totals with the outcome of one more upload."""
     if outcome.stopped:
-        return so_far
+        return counters
     if outcome.trouble is not None:
-        refusals = so_far.refusals | {outcome.trouble: so_far.refusals.get(outcome.trouble, 0) + 1}
-        so_far = replace(so_far, refusals=refusals)
+        refusals = counters.refusals | {outcome.trouble: counters.refusals.get(outcome.trouble, 0) + 1}
+        counters = replace(counters, refusals=refusals)
     return replace(
-        so_far,
-        uploads=so_far.uploads + (outcome.segments > 0),
-        segments=so_far.segments + outcome.segments,
-        bytes=so_far.bytes + outcome.bytes,
+        counters,
+        uploads=counters.uploads + (outcome.segments > 0),
+        segments=counters.segments + outcome.segments,
+        bytes=counters.bytes + outcome.bytes,
     )
 
 
@@ -44,12 +48,12 @@ def add_upload(so_far: AgentCounters, outcome: UploadOutcome) -> AgentCounters:
 class AgentStatus(ServiceStatus):
     """Status of an agent.
 
-    ready: whether directories, brokers and tier could be read at the last attempt. problems: why not, by place (SHARED, or a log
-    directory).
+    ready: whether directories, brokers and tier could be read at the last attempt. problems: why not, by what could not be read (SHARED, or
+    a log directory).
     running: the partitions being uploaded, with the time at which each upload began, in milliseconds.
     """
 
     problems: Mapping[str, str]
-    watches: tuple[UploadWatch, ...]
+    watches: tuple[PartitionUploadState, ...]
     running: Mapping[TopicPartition, int]
     tallies: AgentCounters

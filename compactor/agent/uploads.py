@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from compactor.access.tier import Tier
-from compactor.agent.leadership import leadership_problem
+from compactor.agent.leadership import staged_file_refusal
 from compactor.agent.log_directories import EPOCHS, last_leader_epoch
-from compactor.agent.plan import SeenDirectory, UploadFailure, UploadOutcome, UploadWatch
+from compactor.agent.plan import PartitionDirectoryListing, PartitionUploadState, UploadFailure, UploadOutcome
 from compactor.config.settings import Cleaner
 from compactor.constants import TopicId
 from compactor.control.logs import PartitionLog
@@ -35,22 +35,22 @@ class Uploader:
     All threads share the access to the tier and its catalog log. One large import runs at a time, so that the disk budget suffices.
     """
 
-    def __init__(self, opened: Tier, stop: StopRequest, ask: AskTopicIds) -> None:
+    def __init__(self, opened: Tier, stop: StopRequest, ask_topic_ids: AskTopicIds) -> None:
         self._opened = opened
         self._stop = stop
-        self._ask = ask
+        self._ask = ask_topic_ids
         self._one_at_a_time = threading.Lock()
         self._large = threading.Lock()
         self._output_updater = _OutputUpdater(opened, stop) if opened.settings.tier.pinterest.target else None
 
-    def upload(self, watch: UploadWatch, held: HeldFiles | None = None) -> UploadOutcome:
+    def upload(self, watch: PartitionUploadState, held_files: HeldFiles | None = None) -> UploadOutcome:
         """Import the partition's new segments below the high watermark, then update its output if one is configured. Raises nothing.
 
-        :param held: files staged for deletion that the caller holds open.
+        :param held_files: files staged for deletion that the caller holds open.
         """
         try:
             self._stop.raise_if_stopped()
-            outcome = self._import_new_segments(watch, held)
+            outcome = self._import_new_segments(watch, held_files)
             return (
                 outcome
                 if self._output_updater is None or outcome.trouble is not None
@@ -69,7 +69,7 @@ class Uploader:
         with self._one_at_a_time:
             record_confirmed_topics(self._opened.catalog, topic_ids, self._ask)
 
-    def _import_new_segments(self, watch: UploadWatch, held: HeldFiles | None) -> UploadOutcome:
+    def _import_new_segments(self, watch: PartitionUploadState, held_files: HeldFiles | None) -> UploadOutcome:
         """Import the partition's new segments below the high watermark, if this replica knows the leader's epoch. Raises CompactorError."""
         path, end = Path(watch.seen.path), watch.end
         if end is None:
@@ -92,8 +92,8 @@ class Uploader:
             older=False,
             refill=False,
             may_be_empty=True,
-            held=held,
-            staged_problem=leadership_problem(watch.leadership),
+            held=held_files,
+            staged_problem=staged_file_refusal(watch.leadership),
             opening=IncarnationOpeningRule(ask=self._ask),
         )
         report = self._run_import(watch, options)
@@ -102,8 +102,8 @@ class Uploader:
             return UploadOutcome(position, trouble=UploadFailure.BEHIND, reason=watch.reason, notes=report.notes)
         return UploadOutcome(position, report.segments, report.bytes, notes=report.notes)
 
-    def _run_import(self, watch: UploadWatch, options: ImportOptions) -> ImportReport:
-        """Import the directory into the tier under these options."""
+    def _run_import(self, watch: PartitionUploadState, options: ImportOptions) -> ImportReport:
+        """Import the partition's directory into the tier with these options, and return the report of the import."""
         opened, name = self._opened, watch.name
         hint = opened.changes.change_hint(opened.current(name))
 
@@ -163,7 +163,7 @@ class _OutputUpdater:
 
 
 def _with_agent_log_directories(opened: Tier) -> Tier:
-    """Return the tier with the agent's log directories among the places from which segments may be read."""
+    """Return the tier with settings under which segments may also be read from the agent's log directories."""
     settings = opened.settings
 
     def with_local_dirs(cleaner: Cleaner) -> Cleaner:
@@ -173,8 +173,8 @@ def _with_agent_log_directories(opened: Tier) -> Tier:
     return replace(opened, settings=settings.model_copy(update={"cleaner": with_local_dirs(settings.cleaner), "topics": topics}))
 
 
-def classify_failure(error: Exception, seen: SeenDirectory, state: PartitionState | None) -> UploadFailure:
-    """Return the kind of failure that an upload's exception stands for.
+def classify_failure(error: Exception, listing: PartitionDirectoryListing, state: PartitionState | None) -> UploadFailure:
+    """Return the reason of failure (UploadFailure) for an exception that ended an upload.
 
     :param state: the tier's state, if it could be read after the failure.
     """
@@ -185,7 +185,7 @@ def classify_failure(error: Exception, seen: SeenDirectory, state: PartitionStat
             return UploadFailure.COMPACTED
         if error.segment.endswith(PARTITION_METADATA):
             return UploadFailure.IDENTITY
-        gap = state is not None and state.has_segments and seen.first_base > state.end_offset + 1
+        gap = state is not None and state.has_segments and listing.first_base > state.end_offset + 1
         return UploadFailure.GAP if gap else UploadFailure.CONTENT
     if isinstance(error, UsageError):
         return UploadFailure.DELETED if state is not None and state.deleted_slot else UploadFailure.UNREADABLE

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Protocol
 from compactor.cli.output import Output
 from compactor.errors import UsageError
 from compactor.local import allocator
-from compactor.service.journal import EventLogger, ServiceLogger
+from compactor.service.journal import EventLogger, ServiceEventLogger
 
 if TYPE_CHECKING:
     from compactor.config.settings import Settings
 
-SERVICE_JOURNAL = ServiceLogger(logging.getLogger("compactor.service"))
+SERVICE_JOURNAL = ServiceEventLogger(logging.getLogger("compactor.service"))
 
 STOP_SECONDS = 8
 """Seconds after which work that still runs is abandoned as by a crash. The next start continues it."""

@@ -21,9 +21,9 @@ def is_text_setting(field: FieldInfo) -> bool:
     return all(kind is str for kind in kinds)
 
 
-def describe_allowed_values(kind: type[BaseModel], key: str) -> str:
+def describe_allowed_values(section_type: type[BaseModel], key: str) -> str:
     """Return the allowed values of a setting in words, such as ``a whole number from 0 to 7 or "auto"``."""
-    field = kind.model_fields[key]
+    field = section_type.model_fields[key]
     example = ' or a text such as "10m"' if key.endswith("_ms") else ' or a text such as "64 MiB"' if "_bytes" in key else ""
     return _describe_type(field.annotation, field.metadata) + example
 

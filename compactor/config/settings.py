@@ -26,7 +26,18 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_
 
 from compactor.config.allowed_values import describe_allowed_values, format_toml_value, is_text_setting
 from compactor.config.output_sections import OutputSettings, validate_expressions
-from compactor.config.store_sections import MAX_MS, S3, Azure, Gcs, Hdfs, Milliseconds, Registry, Section, StoreCosts, refuse_archive_class
+from compactor.config.store_sections import (
+    MAX_MS,
+    S3,
+    Azure,
+    Gcs,
+    Hdfs,
+    Milliseconds,
+    Registry,
+    Section,
+    StoreCosts,
+    validate_readable_storage_class,
+)
 from compactor.errors import UsageError
 from compactor.model.base import Value
 from compactor.model.policy import MAX32, CleanerPolicy
@@ -98,7 +109,7 @@ class AivenSettings(Section):
     chunk_size: int = Field(4 << 20, ge=1, le=2**30 - 1)
     compression: Literal["none", "zstd", "heuristic"] = "none"
     custom_metadata_fields: tuple[Literal["REMOTE_SIZE", "OBJECT_PREFIX", "OBJECT_KEY"], ...] = Field((), strict=False)
-    storage_class: Annotated[str, AfterValidator(refuse_archive_class)] = ""
+    storage_class: Annotated[str, AfterValidator(validate_readable_storage_class)] = ""
 
     @model_validator(mode="after")
     def _check_active_key_pair(self) -> Self:
@@ -160,8 +171,8 @@ class KafkaSettings(Section):
     properties: dict[str, str | bool | int | float] = {}
 
     @property
-    def names_brokers(self) -> bool:
-        """Return whether the configuration itself names brokers, and not only the default does."""
+    def has_configured_brokers(self) -> bool:
+        """Return whether the configuration sets ``bootstrap_servers`` explicitly."""
         return "bootstrap_servers" in self.model_fields_set and bool(self.bootstrap_servers.strip())
 
 
@@ -286,7 +297,7 @@ class SparkSettings(Section):
     properties: Annotated[dict[str, str | bool | int | float], AfterValidator(_validate_spark_properties)] = {}
 
     @property
-    def names_cluster(self) -> bool:
+    def is_cluster(self) -> bool:
         """Return whether ``spark.master`` names a Spark cluster and not this machine."""
         return not self.master.startswith("local")
 
@@ -313,16 +324,19 @@ class Settings(Value):
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 
-    def cleaner_for(self, topic: str, chosen: Mapping[str, str] | None = None) -> Cleaner:
+    def cleaner_for(self, topic: str, kafka_topic_settings: Mapping[str, str] | None = None) -> Cleaner:
         """Return the cleaner settings of a topic: [cleaner], overridden by the first [topics] table whose expression matches the topic's
         whole name.
 
-        :param chosen: settings of the topic in Kafka, by Kafka's names. They override [cleaner] and are overridden by [topics].
+        :param kafka_topic_settings: settings of the topic in Kafka, by Kafka's names. They override [cleaner] and are overridden by
+            [topics].
         :raises UsageError: if the combination is invalid.
         """
         pattern = self.pattern_for(topic)
         cleaner = self.cleaner if pattern is None else self.topics[pattern]
-        message = {ours: (chosen or {})[theirs] for theirs, ours in TOPIC_POLICY.items() if theirs in (chosen or {})}
+        message = {
+            ours: (kafka_topic_settings or {})[theirs] for theirs, ours in TOPIC_POLICY.items() if theirs in (kafka_topic_settings or {})
+        }
         own = {key: value for key, value in message.items() if pattern is None or key not in self.overridden_keys(pattern)}
         if not own:
             return cleaner
@@ -338,16 +352,16 @@ class Settings(Value):
         """Return the first [topics] expression that matches a topic's whole name, or None."""
         return next((pattern for pattern in self.topics if re.fullmatch(pattern, topic)), None)
 
-    def source_for(self, topic: str, key: str, chosen: Mapping[str, str]) -> str:
+    def source_for(self, topic: str, key: str, kafka_topic_settings: Mapping[str, str]) -> str:
         """Return the source of a topic's cleaner setting: a file, an environment variable, ``default``, or ``topic NAME`` for a setting of
         Kafka.
 
-        :param chosen: settings of the topic in Kafka, by Kafka's names.
+        :param kafka_topic_settings: settings of the topic in Kafka, by Kafka's names.
         """
         pattern = self.pattern_for(topic)
         if pattern is not None and key in self.overridden_keys(pattern):
             return f"{self.source_of(topic_override_key(pattern, key))}, [topics.{json.dumps(pattern)}]"
-        if any(ours == key and theirs in chosen for theirs, ours in TOPIC_POLICY.items()):
+        if any(ours == key and theirs in kafka_topic_settings for theirs, ours in TOPIC_POLICY.items()):
             return f"topic {topic}"
         return self.source_of(f"cleaner.{key}")
 
@@ -382,8 +396,8 @@ def topic_override_key(pattern: str, name: str) -> str:
     return f"topics.{json.dumps(pattern)}.{name}"
 
 
-def _nested_sections(kind: type[Value], prefix: str = "") -> Iterator[tuple[str, type[Section]]]:
-    for name, field in kind.model_fields.items():
+def _nested_sections(section_type: type[Value], prefix: str = "") -> Iterator[tuple[str, type[Section]]]:
+    for name, field in section_type.model_fields.items():
         if isinstance(field.default, Section):
             yield prefix + name, type(field.default)
             yield from _nested_sections(type(field.default), f"{prefix}{name}.")
@@ -393,15 +407,15 @@ SECTION_TYPES: dict[str, type[Section]] = dict(_nested_sections(Settings))
 """Class of each section by its name, such as ``tier`` or ``tier.aiven``."""
 
 
-def setting_keys(kind: type[Value]) -> list[str]:
+def setting_keys(section_type: type[Value]) -> list[str]:
     """Return the names of the settings of a section, without those of its inner sections."""
-    return [name for name, field in kind.model_fields.items() if not isinstance(field.default, Section)]
+    return [name for name, field in section_type.model_fields.items() if not isinstance(field.default, Section)]
 
 
 def load_settings(file: str | None = None, environ: Mapping[str, str] | None = None) -> Settings:
     """Load the settings from the configuration file and the environment.
 
-    :param file: value of ``--config``; None for the usual places.
+    :param file: value of ``--config``; None to search the default locations.
     :param environ: None for the environment of the process.
     :raises UsageError: if anything is invalid. The message names the file or variable, the key and the allowed values.
     """
@@ -522,10 +536,10 @@ class _UncheckedSettings:
         settings._sources.update(self.sources)
         return settings
 
-    def _validate_section(self, section: str, kind: type[Section], values: Mapping[str, Any]) -> Section:
+    def _validate_section(self, section: str, section_type: type[Section], values: Mapping[str, Any]) -> Section:
         """Validate a section and return it. Raises UsageError that names the key, its source and the allowed values."""
         try:
-            value = kind(**values)
+            value = section_type(**values)
         except ValidationError as error:
             first = error.errors()[0]
             if not first["loc"]:
@@ -534,7 +548,7 @@ class _UncheckedSettings:
             why = (
                 first["msg"].removeprefix("Value error, ")
                 if first["type"] == "value_error"
-                else f"allowed is {describe_allowed_values(kind, key)}"
+                else f"allowed is {describe_allowed_values(section_type, key)}"
             )
             # A table is not repeated, as librdkafka's properties hold passwords; nor is what stands before an @.
             secret = isinstance(values[key], dict) or "@" in str(values[key])
@@ -542,7 +556,7 @@ class _UncheckedSettings:
             raise UsageError(f"{self._setting_with_source(section, key)}{written}: {why}") from error
         for dotted, built in BUILT.items():
             of, _, key = dotted.rpartition(".")
-            if SECTION_TYPES[of] is kind and getattr(value, key) not in built:
+            if SECTION_TYPES[of] is section_type and getattr(value, key) not in built:
                 works = " or ".join(format_toml_value(choice) for choice in built)
                 what = f"{self._setting_with_source(section, key)} = {format_toml_value(values[key])}"
                 raise UsageError(f"{what} is not built yet", hint=f"This version knows {works}")
@@ -568,21 +582,23 @@ def _all_setting_keys() -> Iterator[tuple[str, str]]:
             yield section, key
 
 
-def _unknown_key_error(what: str, name: str, spell: Callable[[str, str], str] = _format_setting_name, within: str = "") -> UsageError:
-    """Return the error for an unknown key. Its hint is the nearest known key: of the same section first, then of any section."""
+def _unknown_key_error(
+    key_kind: str, name: str, format_key: Callable[[str, str], str] = _format_setting_name, within: str = ""
+) -> UsageError:
+    """Return the error for an unknown setting or variable. Its hint names the most similar known one, preferably of the same section."""
     for candidates in ([pair for pair in _all_setting_keys() if pair[0] == within], list(_all_setting_keys())):
         near = difflib.get_close_matches(name, [key for _, key in candidates], n=1)
         if near:
             section, key = next(pair for pair in candidates if pair[1] == near[0])
-            return UsageError(what, hint=f"Did you mean {spell(section, key)}?")
+            return UsageError(key_kind, hint=f"Did you mean {format_key(section, key)}?")
     near = difflib.get_close_matches(name if within in SECTION_TYPES else within or name, [*SECTION_TYPES, "topics"], n=1)
-    return UsageError(what, hint=f"Did you mean [{near[0]}]?" if near else "`tiered-compactor config show` lists all keys")
+    return UsageError(key_kind, hint=f"Did you mean [{near[0]}]?" if near else "`tiered-compactor config show` lists all keys")
 
 
-def _unknown_section_error(what: str, name: str) -> UsageError:
-    """Return the error for an unknown section. Its hint is the nearest known one."""
+def _unknown_section_error(section_kind: str, name: str) -> UsageError:
+    """Return the error for an unknown section. Its hint names the most similar known section."""
     near = difflib.get_close_matches(name, [*SECTION_TYPES, "topics"], n=1)
-    return UsageError(what, hint=f"Did you mean [{near[0]}]?") if near else _unknown_key_error(what, name)
+    return UsageError(section_kind, hint=f"Did you mean [{near[0]}]?") if near else _unknown_key_error(section_kind, name)
 
 
 def _parse_toml_value(text: str) -> object:

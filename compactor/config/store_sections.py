@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from compactor.config.units import parse_setting
+from compactor.config.units import parse_setting_value
 from compactor.model.base import Value
 from compactor.storage.schemes import NO_CREDENTIALS, StorePrices
 
@@ -27,7 +27,7 @@ class Section(Value):
     @model_validator(mode="before")
     @classmethod
     def _parse_durations_and_sizes(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return {key: parse_setting(key, value) for key, value in values.items()}
+        return {key: parse_setting_value(key, value) for key, value in values.items()}
 
 
 class StoreCosts(NamedTuple):
@@ -39,7 +39,7 @@ class StoreCosts(NamedTuple):
     replaced_ms: int
 
 
-def _endpoint(url: str) -> str:
+def _validate_endpoint_url(url: str) -> str:
     if url and not re.match(r"https?://[^/]", url):
         raise ValueError("write http:// or https://, host and port, for example http://127.0.0.1:9000")
     if "@" in url.partition("://")[2].partition("/")[0]:  # messages and `config show` show URLs
@@ -51,7 +51,7 @@ MINIMUM_DAYS = {"STANDARD_IA": 30, "ONEZONE_IA": 30, "GLACIER_IR": 90}
 """Storage classes of S3 that bill an object for at least so many days, also if it is deleted earlier."""
 
 
-def refuse_archive_class(name: str) -> str:
+def validate_readable_storage_class(name: str) -> str:
     """Check that objects of a storage class can be read at any time, and return the name of the class.
 
     Raises ValueError for an archive class.
@@ -66,10 +66,10 @@ class S3(Section):
     configuration.
     """
 
-    endpoint_url: Annotated[str, AfterValidator(_endpoint)] = ""
+    endpoint_url: Annotated[str, AfterValidator(_validate_endpoint_url)] = ""
     region: str = ""
     first_answer_ms: Milliseconds = 60_000
-    storage_class: Annotated[str, AfterValidator(refuse_archive_class)] = ""
+    storage_class: Annotated[str, AfterValidator(validate_readable_storage_class)] = ""
 
 
 class Gcs(Section):
@@ -78,7 +78,7 @@ class Gcs(Section):
     Credentials are a file or the default ones (environment, gcloud, service account of the machine).
     """
 
-    endpoint_url: Annotated[str, AfterValidator(_endpoint)] = ""
+    endpoint_url: Annotated[str, AfterValidator(_validate_endpoint_url)] = ""
     credentials_file: str = ""
 
 
@@ -88,19 +88,19 @@ class Azure(Section):
     managed identity).
     """
 
-    endpoint_url: Annotated[str, AfterValidator(_endpoint)] = ""
+    endpoint_url: Annotated[str, AfterValidator(_validate_endpoint_url)] = ""
     credentials_file: str = ""
 
 
 class Hdfs(Section):
     """[hdfs]: how HDFS is reached, by the WebHDFS of its namenode."""
 
-    webhdfs_url: Annotated[str, AfterValidator(_endpoint)] = ""
+    webhdfs_url: Annotated[str, AfterValidator(_validate_endpoint_url)] = ""
     user: str = ""
 
 
 class Registry(Section):
-    """[registry]: how the schema registry is reached that has the schemas of keys and values."""
+    """[registry]: how the schema registry with the schemas of keys and values is reached."""
 
-    url: Annotated[str, AfterValidator(_endpoint)] = ""
+    url: Annotated[str, AfterValidator(_validate_endpoint_url)] = ""
     credentials_file: str = ""

@@ -23,7 +23,7 @@ def parse_size(text: str) -> int | None:
         return None
 
 
-def parse_setting(key: str, value: object) -> object:
+def parse_setting_value(key: str, value: object) -> object:
     """Return a setting's value with a text that is a duration or a size replaced by its number; any other value unchanged.
 
     :param key: name of the setting. Its ending says what the value is: ``_ms``, ``_bytes`` or ``_bytes_per_s``.

@@ -29,9 +29,9 @@ POLICY_STEP = 1 << 48
 
 @dataclass(frozen=True)
 class ChangeReport:
-    """The change feed's knowledge of all partitions at one moment.
+    """Report of the change feed about all partitions of a tier at one moment.
 
-    hints: all partitions, each with a number that changes whenever there is something new about the partition.
+    hints: change hint of every partition: a number that changes whenever the partition's log has new records.
     recreated: partitions whose topic was deleted and created again. suspended: topic -> why its rounds are forbidden.
     paused: partition -> who paused it, and why. requested: partition -> position in the catalog (slot) of a person's latest request for a
         round.
@@ -72,23 +72,23 @@ class CatalogChangeFeed:
         return ChangeReport(hints, paused=paused_partitions(state, hints), requested=requested_rounds(state, now))
 
 
-def paused_partitions(state: CatalogState, names: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
+def paused_partitions(catalog: CatalogState, names: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
     """Return the paused partitions among ``names``, each with who paused it and why."""
-    if not state.paused:
+    if not catalog.paused:
         return {}
-    return {name: reason for name in names if (reason := pause_reason(state, name))}
+    return {name: reason for name in names if (reason := pause_reason(catalog, name))}
 
 
-def requested_rounds(state: CatalogState, now_ms: int) -> dict[TopicPartition, int]:
+def requested_rounds(catalog: CatalogState, now_ms: int) -> dict[TopicPartition, int]:
     """Return the partitions for which a round was requested in the last REQUEST_EXPIRY_MS, each with the request's position in the catalog
     (slot).
     """
-    requests = state.wanted.items()
+    requests = catalog.wanted.items()
     return {TopicPartition.parse_prefix(text): request.slot for text, request in requests if now_ms - request.at_ms < REQUEST_EXPIRY_MS}
 
 
 class BrokerChangeFeed:
-    """Reports which partitions of a broker-managed tier have changed. A partition's hint, which changes with every news about it, is the
+    """Reports which partitions of a broker-managed tier have changed. A partition's change hint is the
     number of metadata records about the partition, plus POLICY_STEP for each change of its topic's settings.
     """
 
@@ -128,5 +128,5 @@ class BrokerChangeFeed:
 
 
 def change_feed_for(opened: Tier) -> ChangeFeed:
-    """Return the object that reports changed partitions (change feed) of this kind of tier."""
+    """Return a new change feed, which reports changed partitions, for this tier's kind."""
     return BrokerChangeFeed(opened.brokers) if opened.kind.is_broker_managed else CatalogChangeFeed()

@@ -40,7 +40,7 @@ from compactor.daemon.scheduling import (
     new_schedule,
     poll_interval_ms,
     restored_schedule,
-    with_hint,
+    with_change_hint,
     with_requests,
     with_suspension,
 )
@@ -53,7 +53,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.status import PUBLISHING, RoundStatus
 from compactor.outputs.port import OutputReport, configured_output
 from compactor.round.compaction import RoundReport, disk_budget_bytes
-from compactor.service.journal import EventLogger, ServiceLogger
+from compactor.service.journal import EventLogger, ServiceEventLogger
 from compactor.service.loop import ServiceLoop
 from compactor.service.stopping import InterruptibleStore, Stopped
 from compactor.upkeep.deleted_topics import delete_removed_topics
@@ -70,7 +70,7 @@ POLL_THREADS = 16
 MOST_POLLS_PER_SCAN = 2_000
 """Largest number of partitions polled in one scan. The others wait for the next scan, which follows at once."""
 
-DAEMON_JOURNAL = ServiceLogger(logging.getLogger(__name__))
+DAEMON_JOURNAL = ServiceEventLogger(logging.getLogger(__name__))
 
 
 class Daemon(ServiceLoop[Job, JobResult]):
@@ -105,7 +105,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
 
     # --- the loop ---
 
-    def _use_settings(self, settings: Settings) -> None:
+    def _apply_settings(self, settings: Settings) -> None:
         self._opened = replace(self._opened, settings=settings)
         self._cache.use_settings(self._opened)
         now = self._opened.ports.clock_ms()
@@ -118,7 +118,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         return 0.0 if self._scan_incomplete else interval_s * (0.9 + 0.2 * self._random.random())
 
     def scan(self) -> None:
-        """Read which partitions have changed, read the control logs of those that need it (poll), and do the housekeeping that is due."""
+        """Read the change feed, poll the partitions that need it (read their control logs), and do periodic work that is due."""
         now = self._opened.ports.clock_ms()
         try:
             self._apply_change_report(now)
@@ -141,7 +141,9 @@ class Daemon(ServiceLoop[Job, JobResult]):
         self._record_figures_of_hour(now)
 
     def _record_figures_of_hour(self, now_ms: int) -> None:
-        """Store the tier's figures of this hour, which the web pages show. Done once an hour, if every partition was polled."""
+        """Store the sizes of the tier and its topics for this hour, which the web pages show. Does nothing unless an hour has begun and
+        every partition was polled.
+        """
         if self._scan_incomplete or now_ms - now_ms % HOUR_MS <= self._trend.last_hour_ms:
             return
         control = self._opened.ports.control
@@ -214,7 +216,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         self._random.shuffle(schedules)
         threads = self._opened.settings.daemon.threads
         now = self._opened.ports.clock_ms()
-        jobs = choose_jobs(schedules, self._running, threads, now, rounds=now >= self._hold_ms)
+        jobs = choose_jobs(schedules, self._running, threads, now, may_begin_rounds=now >= self._hold_ms)
         workers = threads if jobs and jobs[0].exclusive else max(1, threads // max(1, len(jobs) + len(self._running)))
         for job in jobs:
             self._start_job(job, 1 if job.exclusive else threads, workers)
@@ -239,7 +241,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
                 self._cache.forget_partition(name)
                 schedule = self._with_output_schedule(new_schedule(name, hint, now_ms))
             elif hint != schedule.hint:
-                schedule = with_hint(schedule, hint, now_ms)
+                schedule = with_change_hint(schedule, hint, now_ms)
             schedule = with_suspension(schedule, report.suspended.get(name.topic, ""))
             schedules[name] = with_requests(schedule, report.paused.get(name, ""), report.requested.get(name, 0), now_ms)
         self._schedules = schedules
@@ -311,7 +313,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
     # --- jobs ---
 
     def _start_job(self, job: Job, parallel_jobs: int, worker_threads: int) -> None:
-        """Start a thread that does this job.
+        """Start a thread that performs this job.
 
         :param parallel_jobs: jobs that may run at the same time and share the budgets.
         :param worker_threads: worker threads of the job.
@@ -333,12 +335,12 @@ class Daemon(ServiceLoop[Job, JobResult]):
         threading.Thread(target=run_job, name=f"{job.action.value} {job.name}", daemon=True).start()
 
     def _process_result(self, done: JobResult) -> None:
-        """Take over the result of a job: update the partition's schedule and the totals, and write a log line."""
+        """Process a finished job: update the partition's schedule and the totals, and write a log line."""
         job, now = done.job, self._opened.ports.clock_ms()
         del self._running[job.name]
         schedule = self._schedules.get(job.name) or new_schedule(job.name, 0, now)  # its topic was deleted meanwhile
         try:
-            same = done.log is not None and done.log.name == self._opened.log_key(job.name)  # the topic may have been recreated meanwhile
+            same = done.log is not None and done.log.name == self._opened.log_name(job.name)  # the topic may have been recreated meanwhile
             seen = self._cache.update_from_log(done.log, schedule.hint, now) if done.log is not None and same else None
         except CompactorError:
             seen = None
@@ -406,15 +408,15 @@ def _topics_text(names: Sequence[str]) -> str:
     return f"topic {names[0]}" if len(names) == 1 else f"{len(names)} topics ({names[0]} among them)"
 
 
-def describe_job_result(done: JobResult) -> str:
+def describe_job_result(result: JobResult) -> str:
     """Return one line about a finished job for people, or an empty string if it did nothing."""
-    report = done.report
-    if isinstance(report, RoundReport) and done.status in PUBLISHING:
+    report = result.report
+    if isinstance(report, RoundReport) and result.status in PUBLISHING:
         segments = f"{report.segments_in - report.segments_skipped} segments -> {report.segments_out}"
         records = f"{report.records_read} records -> {report.records_kept}"
-        line = f"{done.status}, {segments}, {records}, clean up to {report.next_dirty_offset}, {done.seconds:.1f} s"
+        line = f"{result.status}, {segments}, {records}, clean up to {report.next_dirty_offset}, {result.seconds:.1f} s"
         return line + (f"; {report.reason}" if report.reason else "")
-    if isinstance(report, RoundReport) and done.status == RoundStatus.EXPIRED:
+    if isinstance(report, RoundReport) and result.status == RoundStatus.EXPIRED:
         removed = f"{count_noun(report.segments_expired, 'segment')}, {format_size(report.bytes_expired)}"
         return f"retention removed {removed}; the log starts at {report.log_start_offset}"
     if isinstance(report, RetireReport):
@@ -422,16 +424,16 @@ def describe_job_result(done: JobResult) -> str:
         return f"deleted {count_noun(count, 'object')}, {format_size(report.bytes)}" if count else ""
     if isinstance(report, OutputReport):
         return report.summary
-    if done.status in (RoundStatus.NOTHING_TO_DO, RoundStatus.STOPPED):
+    if result.status in (RoundStatus.NOTHING_TO_DO, RoundStatus.STOPPED):
         return ""
-    return f"{done.job.action.value} {done.status}" + (f": {done.reason}" if done.reason else "")
+    return f"{result.job.action.value} {result.status}" + (f": {result.reason}" if result.reason else "")
 
 
-def result_log_level(done: JobResult) -> int:
+def result_log_level(result: JobResult) -> int:
     """Return the level at which a finished job is logged, by how the job ended."""
-    if done.status in (RoundStatus.FAILED, RoundStatus.QUARANTINED):
+    if result.status in (RoundStatus.FAILED, RoundStatus.QUARANTINED):
         return logging.ERROR
-    return logging.WARNING if done.status in (RoundStatus.OUT_OF_BUDGET, RoundStatus.FENCED) else logging.INFO
+    return logging.WARNING if result.status in (RoundStatus.OUT_OF_BUDGET, RoundStatus.FENCED) else logging.INFO
 
 
 def _has_poll_failed_by_store(poll_result: Future[PartitionStatus]) -> bool:

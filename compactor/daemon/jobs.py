@@ -25,9 +25,11 @@ from compactor.upkeep.retire import RetireReport, retire_partition
 
 @dataclass(frozen=True)
 class JobResult:
-    """Result of a job of the daemon (a round, an update of an output, or a deletion). status: a status of `run` or of an output, or
-    retired, failed, out_of_budget, stopped. log: the partition's control log as read after the job; None if it was not read. phases:
-    seconds per phase (see ``progress.RunningJob``).
+    """Result of a job of the daemon (a round, an update of an output, or a deletion).
+
+    status: a status of `run` or of an output, or retired, failed, out_of_budget, stopped.
+    log: the partition's control log as read after the job; None if it was not read.
+    phases: seconds per phase (see ``progress.RunningJob``).
     """
 
     job: Job
@@ -51,7 +53,7 @@ class JobObserver(Protocol):
 
 @dataclass(frozen=True)
 class JobResources:
-    """Resources that all jobs share besides the tier. output: None if no output is configured."""
+    """Resources that all jobs share besides the tier: budgets, engines and the configured output (None if there is none)."""
 
     disk: Budget
     stop: StopRequest
@@ -61,12 +63,11 @@ class JobResources:
 def perform_job(
     opened: Tier, catalog: CatalogState, job: Job, resources: JobResources, now_ms: int, observer: JobObserver, *, slot: int = -1
 ) -> JobResult:
-    """Do a job and return how it ended; raises nothing. The job writes under a random id of its own (writer incarnation), so that its
+    """Perform a job and return its result; raises nothing. The job writes under a random id of its own (writer incarnation), so that its
     records can be told from those of other jobs.
 
     :param slot: position up to which the partition's control log was read when the job was chosen. A deletion is skipped if the log has
-        grown since:
-        another daemon that saw the same time come has deleted everything that was due.
+        grown since, because another daemon has then deleted everything that was due.
     """
 
     def on_stage(stage: Stage, plan: CompactionPlan) -> None:

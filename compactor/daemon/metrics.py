@@ -21,12 +21,12 @@ from compactor.service.metrics import (
 )
 
 
-def daemon_metrics(status: DaemonStatus, *, aliases: bool = True) -> Iterator[Metric]:
+def daemon_metrics(status: DaemonStatus, *, include_kafka_names: bool = True) -> Iterator[Metric]:
     """Yield the daemon's metrics.
 
-    :param aliases: also yield them under the names of Kafka's LogCleaner.
+    :param include_kafka_names: also yield them under the names of Kafka's LogCleaner.
     """
-    if aliases:
+    if include_kafka_names:
         yield from _kafka_alias_metrics(status)
     yield from _health_metrics(status)
     yield from _partition_metrics(status)

@@ -57,7 +57,7 @@ class PartitionCache:
         for text, (seen, summary) in kept.items():
             fresh = text in hints and is_summary_fresh(seen, summary, hints[text], now_ms, max_age_ms)
             if (
-                fresh and not summary.waiting and self._opened.known_slot(summary.name) <= seen.slot
+                fresh and not summary.waiting and self._opened.min_log_slot(summary.name) <= seen.slot
             ):  # the times of waiting groups have to be read from the store
                 self._known[summary.name] = CachedPartition(summary, seen, {})
                 found[summary.name] = self._compute_status(summary.name, now_ms), seen.checked_ms
@@ -68,7 +68,7 @@ class PartitionCache:
         self._opened = opened
 
     def forget_partition(self, name: TopicPartition) -> None:
-        """Drop everything known of a partition, because its topic was recreated."""
+        """Remove a partition's cached summary and history, because its topic was deleted and created again."""
         self._known.pop(name, None)
         self._histories.pop(name, None)
 
@@ -79,15 +79,18 @@ class PartitionCache:
         """
         return self._compute_status(name, now_ms) if name in self._known else None
 
-    def poll_partition(self, name: TopicPartition, hint: int, before: PartitionStatus | None, now_ms: int) -> PartitionStatus:
-        """Return the partition's present status. Takes two requests if nothing was written since ``before``.
+    def poll_partition(self, name: TopicPartition, hint: int, last_status: PartitionStatus | None, now_ms: int) -> PartitionStatus:
+        """Return the partition's present status. Takes two requests if nothing was written since ``last_status``.
 
-        :param hint: the latest change hint of the partition. :raises StoreError: :raises BadControlRecord:
+        :param hint: the latest change hint of the partition.
+        :param last_status: the status after the previous poll; None if there is none.
+        :raises StoreError: if the store fails.
+        :raises BadControlRecord: if the control log is corrupt.
         """
         known = self._known.get(name)
-        if before is not None and known is not None and not self._may_have_changed(known, hint):
+        if last_status is not None and known is not None and not self._may_have_changed(known, hint):
             self._note_unchanged(known, hint, now_ms)
-            return before if now_ms < before.wake_ms else self._compute_status(name, now_ms)
+            return last_status if now_ms < last_status.wake_ms else self._compute_status(name, now_ms)
         log = self._opened.open(name)
         log.refresh()
         self.update_from_log(log, hint, now_ms)
@@ -130,22 +133,22 @@ class PartitionCache:
         if self._opened.local and confirmed:
             self._opened.local.record_up_to_date(confirmed)
 
-    def _may_have_changed(self, known: CachedPartition, hint: int) -> bool:
+    def _may_have_changed(self, cached: CachedPartition, hint: int) -> bool:
         """Return whether the partition's log may have changed since its summary was made.
 
         On broker-managed tiers it may have if the hint is new.
         """
-        opened, name = self._opened, known.summary.name
-        if known.position is None or (not opened.kind.has_complete_log and known.position.hint != hint):
+        opened, name = self._opened, cached.summary.name
+        if cached.position is None or (not opened.kind.has_complete_log and cached.position.hint != hint):
             return True
-        log = open_partition_log(opened.ports, name, opened.known_slot(name), log_name=opened.log_key(name))
-        return log.has_changed_since(known.position.slot, known.position.mark)
+        log = open_partition_log(opened.ports, name, opened.min_log_slot(name), log_name=opened.log_name(name))
+        return log.has_changed_since(cached.position.slot, cached.position.mark)
 
-    def _note_unchanged(self, known: CachedPartition, hint: int, now_ms: int) -> None:
-        """Note that the partition was polled and had nothing new. ``save_unchanged`` writes these notes."""
-        if known.position is not None:
+    def _note_unchanged(self, cached: CachedPartition, hint: int, now_ms: int) -> None:
+        """Remember that the partition was polled at ``now_ms`` and had nothing new, until ``save_unchanged`` writes this to local state."""
+        if cached.position is not None:
             with self._lock:
-                self._confirmed[known.summary.name] = known.position.model_copy(update={"hint": hint, "checked_ms": now_ms})
+                self._confirmed[cached.summary.name] = cached.position.model_copy(update={"hint": hint, "checked_ms": now_ms})
 
     def _compute_status(self, name: TopicPartition, now_ms: int) -> PartitionStatus:
         """Return the partition's status under the present settings, from its cached summary."""

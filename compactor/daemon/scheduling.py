@@ -52,7 +52,7 @@ class DaemonAction(StrEnum):
 
 @dataclass(frozen=True)
 class PartitionStatus:
-    """Facts about a partition that scheduling needs, computed from its control log up to one record.
+    """Status of a partition as the scheduler sees it, computed from its control log up to one record.
 
     end_offset: last offset, inclusive. first_dirty_offset: first offset that is not clean.
     first_uncleanable_offset: exclusive upper bound of what a round may clean now.
@@ -94,46 +94,46 @@ class PartitionStatus:
 
 
 def partition_status(
-    known: PartitionSummary, cleaner: Cleaner, retention: Retention, slot_times_ms: Mapping[int, int], now_ms: int
+    summary: PartitionSummary, cleaner: Cleaner, retention: Retention, slot_times_ms: Mapping[int, int], now_ms: int
 ) -> PartitionStatus:
     """Return how dirty a partition is, whether a round is due and why, and when replaced segments may be deleted.
 
     :param slot_times_ms: store time of each log record that starts a grace period or undo period, by its slot (number in the log).
     """
-    found = assess_round(known, cleaner, now_ms)
-    expired, expires_ms = find_expired_segments(known, cleaner, now_ms), next_expiry_ms(known, cleaner)
+    found = assess_round(summary, cleaner, now_ms)
+    expired, expires_ms = find_expired_segments(summary, cleaner, now_ms), next_expiry_ms(summary, cleaner)
     reason = f"retention: {expired.reason}" if expired and not found.due else found.reason
-    leads = known.leader if known.leader is not None and not known.leader.released else None
-    why = known.quarantine
+    leads = summary.leader if summary.leader is not None and not summary.leader.released else None
+    why = summary.quarantine
     late = [s.first_timestamp_ms + cleaner.max_compaction_lag_ms for s in found.dirty if s.first_timestamp_ms > 0]
     return PartitionStatus(
-        name=known.name,
-        slot=known.slot,
-        segments=known.segments,
-        bytes=known.bytes,
-        start_offset=known.start_offset,
-        end_offset=known.end_offset,
-        cleaner_offsets=known.vector,
-        first_dirty_offset=known.first_dirty_offset,
+        name=summary.name,
+        slot=summary.slot,
+        segments=summary.segments,
+        bytes=summary.bytes,
+        start_offset=summary.start_offset,
+        end_offset=summary.end_offset,
+        cleaner_offsets=summary.vector,
+        first_dirty_offset=summary.first_dirty_offset,
         first_uncleanable_offset=found.end,
         dirty_bytes=sum(segment.size_bytes for segment in found.dirty),
         dirty_ratio=found.dirty_ratio,
-        due=found.due or known.open_run != "" or expired is not None,
-        reason="a round was begun and not finished" if known.open_run else reason,
+        due=found.due or summary.open_run != "" or expired is not None,
+        reason="a round was begun and not finished" if summary.open_run else reason,
         max_delay_ms=max(0, now_ms - min(late)) if late else 0,
-        wake_ms=min(next_wake_ms(known.live, cleaner, now_ms), expires_ms if expires_ms > now_ms else NEVER_MS),
-        open_run=known.open_run,
+        wake_ms=min(next_wake_ms(summary.live, cleaner, now_ms), expires_ms if expires_ms > now_ms else NEVER_MS),
+        open_run=summary.open_run,
         leader=leads.holder if leads else "",
-        leader_epoch=CompactorEpoch(known.leader.epoch if known.leader else -1),
+        leader_epoch=CompactorEpoch(summary.leader.epoch if summary.leader else -1),
         quarantine=why.reason if why else "",
         quarantine_segment=why.segment if why else "",
         quarantine_ms=why.at_ms if why else 0,
         quarantine_failures=why.failures if why else 0,
-        retire_at_ms=_next_deletion_ms(known, retention, slot_times_ms, now_ms),
-        waiting_bytes=sum(group.size_bytes for group in known.waiting),
-        undone_slot=known.undone_slot,
-        last_round=known.last_round,
-        freed=tuple((at_ms + max(retention.grace_ms, retention.undo_window_ms), size) for at_ms, size in known.freed),
+        retire_at_ms=_next_deletion_ms(summary, retention, slot_times_ms, now_ms),
+        waiting_bytes=sum(group.size_bytes for group in summary.waiting),
+        undone_slot=summary.undone_slot,
+        last_round=summary.last_round,
+        freed=tuple((at_ms + max(retention.grace_ms, retention.undo_window_ms), size) for at_ms, size in summary.freed),
     )
 
 
@@ -150,11 +150,11 @@ def next_wake_ms(live: Iterable[SegmentFacts], cleaner: Cleaner, now_ms: int) ->
     return min((moment for moment in moments if now_ms < moment < NEVER_MS), default=NEVER_MS)
 
 
-def _next_deletion_ms(known: PartitionSummary, retention: Retention, slot_times_ms: Mapping[int, int], now_ms: int) -> int:
-    if known.retiring:
+def _next_deletion_ms(summary: PartitionSummary, retention: Retention, slot_times_ms: Mapping[int, int], now_ms: int) -> int:
+    if summary.retiring:
         return now_ms
-    moments = [earliest_retire_ms(group, retention, slot_times_ms, now_ms) for group in known.waiting]
-    moments += [import_abandoned_ms(entry, retention, slot_times_ms, now_ms) for entry in known.imports]
+    moments = [earliest_retire_ms(group, retention, slot_times_ms, now_ms) for group in summary.waiting]
+    moments += [import_abandoned_ms(entry, retention, slot_times_ms, now_ms) for entry in summary.imports]
     return min(min(moments, default=NEVER_MS) + CLOCK_RESOLUTION_MS, NEVER_MS)
 
 
@@ -183,7 +183,7 @@ class OutputSchedule:
 
 @dataclass(frozen=True)
 class PartitionSchedule:
-    """The daemon's memory of one partition: its latest status, failures, requests, and when it may act next.
+    """Schedule of one partition: its latest status, failures and requests, and when the daemon may act on it next.
 
     Times are milliseconds of the daemon's clock.
 
@@ -194,7 +194,8 @@ class PartitionSchedule:
     request_slot: slot of the latest request for a round; requested: whether that round is still to be begun.
     exclusive: whether the next round needs the budgets for itself.
     failures: failed jobs in a row for reasons of this process (store, budgets); problem: the latest reason.
-    poll_failures and unreadable: the same for polls. failing_since_ms: since when either holds; 0 if neither.
+    poll_failures: failed polls in a row; unreadable: reason of the latest. failing_since_ms: since when jobs or polls fail; 0 if neither
+        does.
     quarantined_since_ms: time of the first failure since the partition was last clean, as far as this process saw it; 0 if not quarantined.
     repeats: rounds in a row that found nothing new to clean and left the partition due; next_repeat_ms: when the next such round may begin.
     swept_slot: slot up to which objects of undone rounds were swept.
@@ -269,7 +270,7 @@ class Job:
     force: bool = False
 
 
-def with_hint(schedule: PartitionSchedule, hint: int, now_ms: int) -> PartitionSchedule:
+def with_change_hint(schedule: PartitionSchedule, hint: int, now_ms: int) -> PartitionSchedule:
     """Return the schedule after a change was reported (``hint``), so that the partition is polled at once."""
     return replace(schedule, hint=hint, next_poll_ms=now_ms, idle_polls=0)
 
@@ -279,9 +280,9 @@ def new_schedule(name: TopicPartition, hint: int, now_ms: int) -> PartitionSched
     return PartitionSchedule(name=name, hint=hint, next_poll_ms=now_ms)
 
 
-def poll_interval_ms(partitions: int) -> int:
+def poll_interval_ms(partition_count: int) -> int:
     """Return the longest time between two polls of an idle partition, in milliseconds, for a tier of this many partitions."""
-    return max(POLL_MS, partitions * POLL_MS // IDLE_POLLS_PER_HOUR)
+    return max(POLL_MS, partition_count * POLL_MS // IDLE_POLLS_PER_HOUR)
 
 
 def restored_schedule(
@@ -299,7 +300,9 @@ def restored_schedule(
 
 
 def with_suspension(schedule: PartitionSchedule, reason: str) -> PartitionSchedule:
-    """Return the schedule with rounds suspended for this reason; an empty reason ends the suspension and retries failed rounds at once."""
+    """Return the schedule with rounds suspended for this reason. An empty reason ends the suspension; failed rounds are then retried at
+    once.
+    """
     if reason == schedule.suspended:
         return schedule
     if reason:
@@ -327,11 +330,11 @@ def needs_poll(schedule: PartitionSchedule, now_ms: int) -> bool:
 
 
 def after_poll(
-    schedule: PartitionSchedule, status: PartitionStatus, now_ms: int, spread: float, interval_ms: int = POLL_MS
+    schedule: PartitionSchedule, status: PartitionStatus, now_ms: int, spread_fraction: float, interval_ms: int = POLL_MS
 ) -> PartitionSchedule:
     """Return the schedule after a successful poll.
 
-    :param spread: a number from 0 to 1 that spreads the second polls of many partitions over ``interval_ms``.
+    :param spread_fraction: a number from 0 to 1 that spreads the second polls of many partitions over ``interval_ms``.
     """
     before = schedule.status
     changed = before is not None and before.slot != status.slot
@@ -340,7 +343,7 @@ def after_poll(
     if output is not None and before is not None and status.slot < before.slot:
         output = replace(output, written_slot=-1)  # the partition was deleted and its log begun anew
     if before is None:
-        delay_ms = interval_ms // 8 + int(spread * interval_ms * 7 / 8)
+        delay_ms = interval_ms // 8 + int(spread_fraction * interval_ms * 7 / 8)
         idle_polls = SLOWEST_AFTER_POLLS
     else:
         idle_polls = 0 if changed else schedule.idle_polls + 1
@@ -369,17 +372,17 @@ def after_failed_poll(schedule: PartitionSchedule, reason: str, now_ms: int) -> 
     return replace(schedule, poll_failures=failures, unreadable=reason, failing_since_ms=since_ms, next_poll_ms=retry_ms)
 
 
-def next_action(schedule: PartitionSchedule, now_ms: int, *, rounds: bool = True) -> DaemonAction | None:
+def next_action(schedule: PartitionSchedule, now_ms: int, *, may_begin_rounds: bool = True) -> DaemonAction | None:
     """Return the action that the daemon may take on a partition now, or None if there is none.
 
-    :param rounds: whether new rounds may begin; interrupted ones are finished in any case.
+    :param may_begin_rounds: whether new rounds may begin; interrupted ones are finished in any case.
     """
     status = schedule.status
     if needs_poll(schedule, now_ms):
         return DaemonAction.POLL
     if status is None:
         return None
-    may_begin = not schedule.suspended and ((rounds and not schedule.paused) or bool(status.open_run))
+    may_begin = not schedule.suspended and ((may_begin_rounds and not schedule.paused) or bool(status.open_run))
     if may_begin and schedule.requested and now_ms >= schedule.next_round_ms:
         return DaemonAction.ROUND
     output_due = schedule.output is not None and schedule.output.is_due(status, now_ms)
@@ -445,40 +448,45 @@ def after_job(schedule: PartitionSchedule, job: Job, outcome: JobOutcome, now_ms
     return replace(changed, repeats=repeats, next_repeat_ms=now_ms + backoff_ms(repeats - 1))
 
 
-def _output_after_job(before: OutputSchedule, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> OutputSchedule:
+def _output_after_job(schedule: OutputSchedule, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> OutputSchedule:
     """Return the output's schedule after an output job. A failed output never delays rounds."""
     if outcome.status == RoundStatus.STOPPED:
-        return before
+        return schedule
     if outcome.status in (RoundStatus.LEASED, RoundStatus.FENCED):
-        return replace(before, retry_at_ms=now_ms + ttl_ms)
+        return replace(schedule, retry_at_ms=now_ms + ttl_ms)
     if outcome.status in (RoundStatus.FAILED, RoundStatus.OUT_OF_BUDGET):
-        failures = before.failures + 1
-        return replace(before, rounds=0, failures=failures, problem=outcome.reason, retry_at_ms=now_ms + backoff_ms(failures))
+        failures = schedule.failures + 1
+        return replace(schedule, rounds=0, failures=failures, problem=outcome.reason, retry_at_ms=now_ms + backoff_ms(failures))
     return OutputSchedule(outcome.written_slot, min(outcome.next_deletion_ms + CLOCK_RESOLUTION_MS, NEVER_MS), outcome.content)
 
 
 def choose_jobs(
-    schedules: Iterable[PartitionSchedule], running: Mapping[TopicPartition, Job], threads: int, now_ms: int, *, rounds: bool = True
+    schedules: Iterable[PartitionSchedule],
+    running: Mapping[TopicPartition, Job],
+    max_jobs: int,
+    now_ms: int,
+    *,
+    may_begin_rounds: bool = True,
 ) -> list[Job]:
-    """Return the jobs to start now: at most one per partition, and at most ``threads`` including the running ones.
+    """Return the jobs to start now: at most one per partition, and at most ``max_jobs`` including the running ones.
 
     Requested rounds go first, then the order of ``schedules`` decides. An exclusive round starts only when nothing else runs, and nothing
     else starts before it.
 
-    :param rounds: whether new rounds may begin.
+    :param may_begin_rounds: whether new rounds may begin.
     """
     if any(job.exclusive for job in running.values()):
         return []
     candidates: list[tuple[PartitionSchedule, DaemonAction]] = []
     for schedule in schedules:
-        action = next_action(schedule, now_ms, rounds=rounds)
+        action = next_action(schedule, now_ms, may_begin_rounds=may_begin_rounds)
         if schedule.name not in running and action is not None and action is not DaemonAction.POLL:
             candidates.append((schedule, action))
     exclusive = next((schedule for schedule, action in candidates if schedule.exclusive and action is DaemonAction.ROUND), None)
     if exclusive is not None:
         return [] if running else [Job(exclusive.name, DaemonAction.ROUND, exclusive=True, force=exclusive.requested)]
     candidates.sort(key=lambda candidate: not candidate[0].requested)
-    free = max(0, threads - len(running))
+    free = max(0, max_jobs - len(running))
     return [Job(schedule.name, action, force=schedule.requested and action is DaemonAction.ROUND) for schedule, action in candidates[:free]]
 
 
@@ -513,14 +521,14 @@ def failure_reason(schedule: PartitionSchedule) -> str:
     return schedule.unreadable or schedule.problem or (schedule.status.quarantine if schedule.status else "")
 
 
-def partition_condition(schedule: PartitionSchedule, *, working: bool) -> PartitionCondition:
+def partition_condition(schedule: PartitionSchedule, *, is_job_running: bool) -> PartitionCondition:
     """Return the partition's condition.
 
-    :param working: whether one of its jobs runs now.
+    :param is_job_running: whether one of its jobs runs now.
     """
     if failure_reason(schedule):
         return PartitionCondition.ATTENTION
-    if working:
+    if is_job_running:
         return PartitionCondition.WORKING
     if schedule.suspended or schedule.paused:
         return PartitionCondition.PAUSED

@@ -76,50 +76,54 @@ class JobTotals:
     phases: dict[str, DurationHistogram] = field(default_factory=dict)
 
 
-def add_job(so_far: JobTotals, done: JobResult, map_budget: int) -> JobTotals:
+def add_job(totals: JobTotals, result: JobResult, map_budget_bytes: int) -> JobTotals:
     """Return the totals with the result of one more job added.
 
-    :param map_budget: bytes that the job's round could use for its offset map.
+    :param map_budget_bytes: bytes that the job's round could use for its offset map.
     """
-    report = done.report
-    key = (done.job.action.value, done.status)
-    values = so_far.__dict__ | {"jobs": so_far.jobs | {key: so_far.jobs.get(key, 0) + 1}}
-    worked = done.job.action is DaemonAction.ROUND and done.status not in (
+    report = result.report
+    key = (result.job.action.value, result.status)
+    values = totals.__dict__ | {"jobs": totals.jobs | {key: totals.jobs.get(key, 0) + 1}}
+    worked = result.job.action is DaemonAction.ROUND and result.status not in (
         RoundStatus.NOTHING_TO_DO,
         RoundStatus.LEASED,
         RoundStatus.STOPPED,
     )
     if worked or (isinstance(report, RetireReport) and (report.deleted or report.swept)):
-        values |= {"durations": so_far.durations | {key: so_far.durations.get(key, DurationHistogram()).with_duration(done.seconds)}}
+        values |= {"durations": totals.durations | {key: totals.durations.get(key, DurationHistogram()).with_duration(result.seconds)}}
     if isinstance(report, RoundReport) and report.status in PUBLISHING:
-        taken = {phase: so_far.phases.get(phase, DurationHistogram()).with_duration(seconds) for phase, seconds in done.phases.items()}
+        taken = {phase: totals.phases.get(phase, DurationHistogram()).with_duration(seconds) for phase, seconds in result.phases.items()}
         values |= {
-            "records_read": so_far.records_read + report.records_read,
-            "records_kept": so_far.records_kept + report.records_kept,
-            "segments_read": so_far.segments_read + report.segments_in - report.segments_skipped,
-            "segments_written": so_far.segments_written + report.segments_out,
-            "segments_skipped": so_far.segments_skipped + report.segments_skipped,
-            "filters_asked": so_far.filters_asked + report.filters.asked,
-            "filters_useless": so_far.filters_useless + report.filters.useless,
-            "round_bytes_read": so_far.round_bytes_read + report.bytes_read,
-            "round_bytes_written": so_far.round_bytes_written + report.bytes_written,
-            "saved_bytes": so_far.saved_bytes + max(0, report.saved_bytes),
-            "last_round_seconds": done.seconds,
+            "records_read": totals.records_read + report.records_read,
+            "records_kept": totals.records_kept + report.records_kept,
+            "segments_read": totals.segments_read + report.segments_in - report.segments_skipped,
+            "segments_written": totals.segments_written + report.segments_out,
+            "segments_skipped": totals.segments_skipped + report.segments_skipped,
+            "filters_asked": totals.filters_asked + report.filters.asked,
+            "filters_useless": totals.filters_useless + report.filters.useless,
+            "round_bytes_read": totals.round_bytes_read + report.bytes_read,
+            "round_bytes_written": totals.round_bytes_written + report.bytes_written,
+            "saved_bytes": totals.saved_bytes + max(0, report.saved_bytes),
+            "last_round_seconds": result.seconds,
             "last_recopy_percent": 100 * report.bytes_written / before if (before := report.bytes_written + report.saved_bytes) else 0.0,
-            "last_map_percent": 100 * report.peak_map_bytes / map_budget if map_budget else 0.0,
-            "phases": so_far.phases | taken,
+            "last_map_percent": 100 * report.peak_map_bytes / map_budget_bytes if map_budget_bytes else 0.0,
+            "phases": totals.phases | taken,
         }
     if isinstance(report, RetireReport):
         values |= {
-            "objects_deleted": so_far.objects_deleted + len(report.deleted) + len(report.swept),
-            "bytes_deleted": so_far.bytes_deleted + report.bytes,
+            "objects_deleted": totals.objects_deleted + len(report.deleted) + len(report.swept),
+            "bytes_deleted": totals.bytes_deleted + report.bytes,
         }
     return JobTotals(**values)
 
 
 @dataclass(frozen=True)
 class DaemonStatus(ServiceStatus):
-    """Status of a daemon. Disk sizes are in bytes. ready also means that the whole tier was scanned once. trend: the last seven days."""
+    """Status of a daemon.
+
+    ready: whether the latest scan succeeded and the whole tier was scanned at least once. trend: figures of the last seven days. Disk sizes
+    are in bytes.
+    """
 
     schedules: tuple[PartitionSchedule, ...]
     running_jobs: tuple[RunningJob, ...]
@@ -191,25 +195,25 @@ def inspect_tier(opened: Tier, on_partition: Callable[[], None] = lambda: None) 
 
 
 class JobMonitor:
-    """Progress of running jobs and totals of finished ones. Written by one thread, read by any."""
+    """Progress of running jobs and totals of finished jobs. Updated by one thread; may be read by any."""
 
-    def __init__(self, log: EventLogger, map_budget: Callable[[TopicPartition], int]) -> None:
+    def __init__(self, log: EventLogger, map_budget_bytes: Callable[[TopicPartition], int]) -> None:
         self.totals = JobTotals()
         self._log = log
-        self._map_budget = map_budget
+        self._map_budget = map_budget_bytes
         self._at_work: dict[TopicPartition, JobProgress] = {}
 
     def record_job_start(self, job: Job, schedule: PartitionSchedule, now_ms: int) -> JobProgress:
-        """Begin to record the progress of a job that starts now, and return its recorder."""
+        """Create and return the progress recorder of a job that starts now."""
         progress = JobProgress(job, schedule.status, now_ms, self._log)
         self._at_work[job.name] = progress
         return progress
 
-    def record_job_end(self, done: JobResult, now_ms: int) -> str:
+    def record_job_end(self, result: JobResult, now_ms: int) -> str:
         """Add the job to the totals and return the id of its run, or an empty string."""
-        name = done.job.name
+        name = result.job.name
         progress = self._at_work.pop(name, None)
-        self.totals = add_job(self.totals, done, self._map_budget(name))
+        self.totals = add_job(self.totals, result, self._map_budget(name))
         return progress.snapshot(now_ms).run_id if progress else ""
 
     def running_jobs(self, now_ms: int) -> tuple[RunningJob, ...]:

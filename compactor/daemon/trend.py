@@ -28,10 +28,10 @@ RECLAIMED_KNOWN_MS: Final = 24 * HOUR_MS
 
 
 class HourFigures(NamedTuple):
-    """Bytes of one hour.
+    """Stored and reclaimed bytes of a tier or topic in one hour.
 
-    hour_ms: when it began. stored: bytes in the tier, including replaced segments that wait for deletion. reclaimed: bytes deleted in this
-    hour.
+    hour_ms: beginning of the hour, in milliseconds. stored: bytes in the tier, including replaced segments that wait for deletion.
+    reclaimed: bytes deleted in this hour.
     """
 
     hour_ms: int
@@ -71,10 +71,10 @@ def with_current_hour(trend: TierTrend, statuses: Iterable[PartitionStatus], now
     )
 
 
-def merged_trend(stored: TierTrend, own: TierTrend) -> TierTrend:
-    """Return a trend with the hours of two trends. For an hour that both have, the figures of ``own`` are used."""
-    topics = {topic: _merged_hours(stored.topics.get(topic, ()), hours) for topic, hours in own.topics.items()}
-    return TierTrend(hours=_merged_hours(stored.hours, own.hours), topics=topics or stored.topics)
+def merged_trend(older: TierTrend, newer: TierTrend) -> TierTrend:
+    """Return a trend with the hours of two trends. For an hour that both have, the figures of ``newer`` are used."""
+    topics = {topic: _merged_hours(older.topics.get(topic, ()), hours) for topic, hours in newer.topics.items()}
+    return TierTrend(hours=_merged_hours(older.hours, newer.hours), topics=topics or older.topics)
 
 
 def read_trend(control: ObjectStore) -> TierTrend:

@@ -17,7 +17,7 @@ def reason_for_spark(cleaner: Cleaner, spark: SparkSettings, assessment: RoundAs
 
     :param assessment: decision that the round is due, with the segments it covers.
     """
-    if cleaner.map_engine != "auto" or not spark.names_cluster or not assessment.due:
+    if cleaner.map_engine != "auto" or not spark.is_cluster or not assessment.due:
         return ""
     size = sum(segment.size_bytes for segment in assessment.covered_segments)
     if 0 < spark.above_bytes < size:

@@ -15,8 +15,8 @@ class EventLogger(Protocol):
     def __call__(self, text: str, *, level: int = logging.INFO, **fields: str) -> None: ...
 
 
-class ServiceLogger:
-    """Writes a service's lines to a logger. ``record.fields`` holds the fields that are not empty."""
+class ServiceEventLogger:
+    """EventLogger that writes lines to a Python logger. The log record's attribute ``fields`` holds the fields that are not empty."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger

@@ -45,13 +45,13 @@ class ServiceLoop(ABC, Generic[JobT, ResultT]):
         self._loop_s = time.monotonic()
 
     def run(self) -> None:
-        """Run until ``end`` is called. Running jobs then end within a request or two."""
+        """Run the service until ``request_stop`` is called. Running jobs then end within a request or two."""
         last_scan = next_scan = time.monotonic()
         while not self.stop.event.is_set():
             self._loop_s = time.monotonic()
             settings, self._new_settings = self._new_settings, None
             if settings is not None:
-                self._use_settings(settings)
+                self._apply_settings(settings)
             if self._loop_s >= next_scan:
                 self._woken.clear()
                 self.scan()
@@ -107,7 +107,7 @@ class ServiceLoop(ABC, Generic[JobT, ResultT]):
         """Process the result of a job that has ended, and remove it from ``_running``."""
 
     @abstractmethod
-    def _use_settings(self, settings: Settings) -> None:
+    def _apply_settings(self, settings: Settings) -> None:
         """Use these settings from the next job on."""
 
     @abstractmethod

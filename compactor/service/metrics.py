@@ -64,14 +64,14 @@ def make_counters(rows: Iterable[MetricRow]) -> Iterator[Metric]:
     return (make_counter(*row) for row in rows)
 
 
-def partition_gauges(described: Mapping[str, str], values: Iterable[tuple[TopicPartition, Sequence[float]]]) -> list[GaugeMetricFamily]:
+def partition_gauges(help_by_name: Mapping[str, str], values: Iterable[tuple[TopicPartition, Sequence[float]]]) -> list[GaugeMetricFamily]:
     """Return gauges with one time series per partition, of its latest incarnation (the present topic of that name).
 
-    :param described: name of each gauge -> its help text.
-    :param values: for each partition one value per gauge, in the order of ``described``.
+    :param help_by_name: name of each gauge -> its help text.
+    :param values: for each partition one value per gauge, in the order of ``help_by_name``.
     """
     labels = ["topic", "partition"]
-    families = [GaugeMetricFamily(f"{OWN}_{name}", text, labels=labels) for name, text in described.items()]
+    families = [GaugeMetricFamily(f"{OWN}_{name}", text, labels=labels) for name, text in help_by_name.items()]
     latest = {name.first_incarnation: row for name, row in sorted(values, key=lambda value: value[0].incarnation)}
     for partition, row in latest.items():
         for family, value in zip(families, row, strict=True):

@@ -31,12 +31,12 @@ class ReloadedSettings:
     waiting: tuple[str, ...]
 
 
-def reload_settings(old: Settings, new: Settings) -> ReloadedSettings:
+def reload_settings(current: Settings, reread: Settings) -> ReloadedSettings:
     """Compare two configurations.
 
-    Return the settings that a running process can adopt now, with the changes that take effect and those that wait.
+    Return the settings that a running process can adopt now, with the changes that take effect and those that wait for the next start.
     """
-    before, after = _flatten_settings(old), _flatten_settings(new)
+    before, after = _flatten_settings(current), _flatten_settings(reread)
     changed: list[str] = []
     waiting: list[str] = []
     for key in [*before, *(key for key in after if key not in before)]:
@@ -45,18 +45,21 @@ def reload_settings(old: Settings, new: Settings) -> ReloadedSettings:
             # Properties of a client may hold secrets.
             line = key if isinstance(becomes, dict) else f"{key}: {_format_setting(was)} -> {_format_setting(becomes)}"
             (changed if _takes_effect_without_restart(key) else waiting).append(line)
-    topics = {pattern: _with_fixed_values_of(cleaner, old.topics.get(pattern, old.cleaner)) for pattern, cleaner in new.topics.items()}
-    opened = {section: getattr(old, section) for section in SECTION_TYPES if "." not in section and section not in LIVE}
-    daemon = old.daemon.model_copy(update={"threads": new.daemon.threads})
-    agent = new.agent.model_copy(update={"listen": old.agent.listen})
-    settings = new.model_copy(
-        update=opened | {"daemon": daemon, "agent": agent, "cleaner": _with_fixed_values_of(new.cleaner, old.cleaner), "topics": topics}
+    topics = {
+        pattern: _with_fixed_values_of(cleaner, current.topics.get(pattern, current.cleaner)) for pattern, cleaner in reread.topics.items()
+    }
+    opened = {section: getattr(current, section) for section in SECTION_TYPES if "." not in section and section not in LIVE}
+    daemon = current.daemon.model_copy(update={"threads": reread.daemon.threads})
+    agent = reread.agent.model_copy(update={"listen": current.agent.listen})
+    settings = reread.model_copy(
+        update=opened
+        | {"daemon": daemon, "agent": agent, "cleaner": _with_fixed_values_of(reread.cleaner, current.cleaner), "topics": topics}
     )
     return ReloadedSettings(settings, tuple(changed), tuple(waiting))
 
 
 def _with_fixed_values_of(new: Cleaner, old: Cleaner) -> Cleaner:
-    """Return the new cleaner settings with the old values of the keys in FIXED."""
+    """Return the new cleaner settings, except that settings which take effect only at the next start (FIXED) keep their old values."""
     return new.model_copy(update={name: getattr(old, name) for name in FIXED})
 
 

@@ -8,6 +8,6 @@ MAX_RETRY_MS = 6 * 3_600_000
 """Longest delay. The delay doubles with every failure up to this."""
 
 
-def backoff_ms(failures: int, first_ms: int = RETRY_MS, most_ms: int = MAX_RETRY_MS) -> int:
-    """Return the delay before the next attempt, in milliseconds: ``first_ms`` doubled with every further failure, at most ``most_ms``."""
-    return 0 if failures <= 0 else min(most_ms, first_ms << min(failures - 1, 40))
+def backoff_ms(failures: int, first_ms: int = RETRY_MS, max_ms: int = MAX_RETRY_MS) -> int:
+    """Return the delay before the next attempt, in milliseconds: ``first_ms`` doubled with every further failure, at most ``max_ms``."""
+    return 0 if failures <= 0 else min(max_ms, first_ms << min(failures - 1, 40))

@@ -51,13 +51,13 @@ class StopRequest:
 class InterruptibleStore(ForwardingStore):
     """Object store whose next request raises Stopped once the service is asked to stop, so that large jobs end within one request.
 
-    :param moved: receives the number of bytes read by each request, for progress reports.
+    :param record_moved_bytes: receives the number of bytes read by each request, for progress reports.
     """
 
-    def __init__(self, store: ObjectStore, stop: StopRequest, moved: Callable[[int], None] = lambda size: None) -> None:
+    def __init__(self, store: ObjectStore, stop: StopRequest, record_moved_bytes: Callable[[int], None] = lambda size: None) -> None:
         super().__init__(store)
         self._stop = stop
-        self._moved = moved
+        self._moved = record_moved_bytes
 
     def _forward_read(self, key: str, request: Callable[[], T]) -> T:
         """Make a read request to the store and return its result. Raises Stopped if the service was asked to stop."""

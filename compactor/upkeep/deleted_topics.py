@@ -35,7 +35,7 @@ def delete_removed_topics(tier: Tier, ask: AskAboutTopics) -> list[TopicPartitio
     """
     if tier.settings.tier.on_topic_deletion == "keep":
         return []
-    if not tier.settings.kafka.names_brokers:
+    if not tier.settings.kafka.has_configured_brokers:
         what = "on_topic_deletion asks the cluster, and [kafka] bootstrap_servers names none"
         raise UsageError(what, hint='Set on_topic_deletion = "keep" under [tier]')
     catalog = open_catalog(tier.ports)

@@ -60,7 +60,7 @@ def read_summaries(
         known = kept.get(str(name))
         fresh = (
             known is not None
-            and opened.known_slot(name) <= known[0].slot
+            and opened.min_log_slot(name) <= known[0].slot
             and is_summary_fresh(*known, hints.get(str(name), 0), now, max_age_ms)
         )
         if fresh and check_marks:
@@ -127,7 +127,7 @@ def _read_summary(
     try:
         if cached:
             seen, summary = cached
-            if not open_partition_log(opened.ports, name, opened.known_slot(name)).has_changed_since(seen.slot, seen.mark):
+            if not open_partition_log(opened.ports, name, opened.min_log_slot(name)).has_changed_since(seen.slot, seen.mark):
                 confirmed[name] = seen.model_copy(update={"hint": hint, "checked_ms": now_ms})
                 return PartitionResult(name, summary)
         log = opened.open(name)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from compactor import __version__
 from compactor.agent.metrics import agent_metrics
-from compactor.agent.plan import UploadFailure, UploadLag, UploadWatch, upload_lag
+from compactor.agent.plan import PartitionUploadState, UploadFailure, UploadLag, upload_lag
 from compactor.agent.status import AgentStatus
 from compactor.daemon.scheduling import PartitionCondition
 from compactor.model.ids import TopicPartition
@@ -36,7 +36,7 @@ PASSING = frozenset({UploadFailure.EPOCH, UploadFailure.BROKER, UploadFailure.FE
 class _LedPartition:
     """A partition that this broker leads, with the values by which the list is sorted and filtered."""
 
-    watch: UploadWatch
+    watch: PartitionUploadState
     name: str
     condition: PartitionCondition
     lag: UploadLag
@@ -106,7 +106,9 @@ class AgentPages:
         watch = next((watch for watch in status.watches if watch.name == name), None)
         if watch is None:
             return None
-        pending = [PendingSegment(start_offset=f.base, end_offset=f.end - 1, bytes=f.size, sealed_ms=f.mtime_ms) for f in watch.pending]
+        pending = [
+            PendingSegment(start_offset=f.base, end_offset=f.end - 1, bytes=f.size, sealed_ms=f.mtime_ms) for f in watch.pending_segments
+        ]
         begun = status.running.get(name)
         return UploadDocument(
             version=__version__,
@@ -124,13 +126,13 @@ class AgentPages:
         )
 
 
-def _led_partition(watch: UploadWatch, status: AgentStatus) -> _LedPartition:
+def _led_partition(watch: PartitionUploadState, status: AgentStatus) -> _LedPartition:
     """Return a partition that this broker leads with its condition and the lag of its upload."""
     found = upload_lag(watch)
     return _LedPartition(watch, str(watch.name), _upload_condition(watch, found, is_uploading=watch.name in status.running), found)
 
 
-def _upload_condition(watch: UploadWatch, lag: UploadLag, *, is_uploading: bool) -> PartitionCondition:
+def _upload_condition(watch: PartitionUploadState, lag: UploadLag, *, is_uploading: bool) -> PartitionCondition:
     """Return the condition of a partition that this broker leads: failing, being uploaded, unknown, waiting for upload, or up to date.
     ``is_uploading``: whether an upload runs.
     """
@@ -162,7 +164,7 @@ def _agent_totals(status: AgentStatus, led: list[_LedPartition], failing_partiti
     )
 
 
-def _failing_upload_entry(watch: UploadWatch, config: str, runbook_url: str) -> NeedsAttention:
+def _failing_upload_entry(watch: PartitionUploadState, config: str, runbook_url: str) -> NeedsAttention:
     """Return the entry of a failing partition for the list of problems, with the first command to run."""
     trouble = watch.trouble
     return NeedsAttention(

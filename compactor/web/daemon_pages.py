@@ -123,14 +123,15 @@ class DaemonPages:
 
     def metrics_text(self, *, aliases: bool) -> bytes:
         """Return the daemon's metrics for Prometheus; with ``aliases`` also under the names of Kafka's LogCleaner."""
-        return render_metrics(daemon_metrics(self.status(), aliases=aliases))
+        return render_metrics(daemon_metrics(self.status(), include_kafka_names=aliases))
 
     def status_page_document(self, query: ListQuery) -> StatusDocument[DaemonTotals, PartitionRow]:
         """Return the document of the first page."""
         status = self.status()
         working = {work.job.name for work in status.running_jobs}
         seen = [
-            _ListedPartition(w, str(w.name), partition_condition(w, working=w.name in working), status.now_ms) for w in status.schedules
+            _ListedPartition(w, str(w.name), partition_condition(w, is_job_running=w.name in working), status.now_ms)
+            for w in status.schedules
         ]
         failing_partitions = sorted(
             (each.schedule for each in seen if each.condition is PartitionCondition.ATTENTION), key=lambda w: (-failing_since_ms(w), w.name)
@@ -163,7 +164,7 @@ class DaemonPages:
         if found is None:
             return None
         schedule, history, seen, output = found.schedule, found.history, found.schedule.status, found.schedule.output
-        row = _partition_row(schedule, partition_condition(schedule, working=found.running_job is not None), found.now_ms)
+        row = _partition_row(schedule, partition_condition(schedule, is_job_running=found.running_job is not None), found.now_ms)
         return PartitionDocument(
             version=__version__,
             now_ms=found.now_ms,

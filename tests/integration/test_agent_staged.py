@@ -51,7 +51,7 @@ def test_a_segment_that_was_rolled_and_staged_in_one_pass_is_uploaded(scene: Sid
     watch = watch_of(agent)
     assert watch is not None
     lag = upload_lag(watch)
-    assert (lag.segments, lag.staged, lag.deadline_ms) == (1, 1, watch.staged[0].changed_ms + 5_000)
+    assert (lag.segments, lag.staged, lag.deadline_ms) == (1, 1, watch.uploadable_staged_files[0].changed_ms + 5_000)
     assert metric(agent, "tiered_compactor_agent_staged_segments") == 1
     assert stands(watch) == (8, None), "the leader's epoch was not seen since the file was renamed"
     confirm(scene, agent)
@@ -135,5 +135,5 @@ def test_what_the_tier_has_is_not_held_when_it_is_staged(scene: SideScene, agent
     watch = settle(agent)
     assert watch is not None
     assert len(watch.seen.staged) == 2
-    assert not watch.staged
+    assert not watch.uploadable_staged_files
     assert agent._staged.held_files(ORDERS) is None

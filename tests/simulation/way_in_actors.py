@@ -16,10 +16,18 @@ from greenlet import getcurrent
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
-from compactor.agent.agent import StagedHolder
+from compactor.agent.agent import StagedFileHolder
 from compactor.agent.leadership import RenameEvidence, rename_evidence
 from compactor.agent.log_directories import scan_log_directory
-from compactor.agent.plan import UploadFailure, UploadWatch, after_upload, is_upload_due, with_leadership, with_listing, with_log_end
+from compactor.agent.plan import (
+    PartitionUploadState,
+    UploadFailure,
+    after_upload,
+    is_upload_due,
+    with_leadership,
+    with_listing,
+    with_log_end,
+)
 from compactor.agent.uploads import Uploader
 from compactor.brokers.metadata_topic.leaders import ClusterTopics
 from compactor.config.settings import Settings
@@ -166,7 +174,7 @@ class WayIn:
         self.mine = mine
         self.other = other
         self.heard = (brokers.leader.number, brokers.end(), brokers.incarnation, int(world.now_ms))
-        self.holders: list[StagedHolder] = []
+        self.holders: list[StagedFileHolder] = []
         self.readings: list[Reading] = []
         self.counts: dict[str, int] = {}
 
@@ -254,8 +262,8 @@ class WayIn:
             agent = tier.settings.agent.model_copy(update=rules)
             opened = replace(tier, settings=tier.settings.model_copy(update={"agent": agent}))
             uploads = Uploader(opened, StopRequest(threading.Event()), self.ask)
-            known: list[UploadWatch | None] = [None]
-            holder = StagedHolder()
+            known: list[PartitionUploadState | None] = [None]
+            holder = StagedFileHolder()
             self.holders.append(holder)
 
             def look() -> None:
@@ -266,12 +274,14 @@ class WayIn:
                 leader, end, incarnation, counted_ms = self.heard
                 if incarnation != self.brokers.incarnation:
                     return
-                held = holder.staged_files(NAME, seen.staged, running=False)
+                held = holder.staged_files(NAME, seen.staged, is_upload_running=False)
                 now = tier.ports.clock_ms()
                 watch = with_log_end(
                     replace(with_leadership(with_listing(known[0], seen), leader == broker), retry_at_ms=0, held=held), end, counted_ms
                 )
-                watch = known[0] = replace(watch, held=holder.open_wanted_files(NAME, disk.folder, watch.staged, running=False))
+                watch = known[0] = replace(
+                    watch, held=holder.open_wanted_files(NAME, disk.folder, watch.uploadable_staged_files, is_upload_running=False)
+                )
                 ends = disk.start == self.mine.oracle.state.end_offset + 1
                 hides = (agent.allow_gaps or ends) and self.hides_truncation(self.mine, disk)
                 if hides or not is_upload_due(watch, now, accept_truncation=agent.accept_truncation):

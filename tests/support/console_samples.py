@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
-from compactor.agent.plan import SealedFile, SeenDirectory, UploadFailure, UploadWatch
+from compactor.agent.plan import PartitionDirectoryListing, PartitionUploadState, SealedFile, UploadFailure
 from compactor.agent.status import AgentCounters, AgentStatus
 from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch, Offset
@@ -271,8 +271,8 @@ def agent_status(partitions: int) -> AgentStatus:
     for at in range(partitions):
         name = TopicPartition(TOPICS[at % len(TOPICS)], at // len(TOPICS))
         sealed = tuple(SealedFile(1000 * n, 1000 * n + 1000, 200 << 20, NOW - (9 - n) * MINUTE) for n in range(at % 4))
-        schedule = UploadWatch(
-            SeenDirectory(name, f"/kafka/{name}", NOW, NOW, sealed, 4000),
+        schedule = PartitionUploadState(
+            PartitionDirectoryListing(name, f"/kafka/{name}", NOW, NOW, sealed, 4000),
             leads=at % 5 != 4,
             position=1000,
             end=LogEnd(LeaderEpoch(3), 4200),

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from compactor.access.tier import Tier
 from compactor.agent.agent import Agent
-from compactor.agent.plan import UploadFailure, UploadWatch
+from compactor.agent.plan import PartitionUploadState, UploadFailure
 from compactor.bootstrap import open_tier
 from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopics, LogEnd
 from compactor.config.settings import load_settings
@@ -233,7 +233,7 @@ class SideTier:
         opened = opened or self.opened()
         agent = opened.settings.agent.model_copy(update={"log_dirs": (str(broker.root),), **rules})
         settings = opened.settings.model_copy(update={"agent": agent})
-        return Agent(replace(opened, settings=settings), cluster, tell=self.told)
+        return Agent(replace(opened, settings=settings), cluster, log=self.told)
 
     def hurry(self, milliseconds: int = 700_000) -> None:
         self.hurried_ms += milliseconds
@@ -246,7 +246,7 @@ class SideTier:
         return [batch.raw for batch in batches_of(out)]
 
 
-def settle(agent: Agent) -> UploadWatch | None:
+def settle(agent: Agent) -> PartitionUploadState | None:
     """Looks and uploads until there is nothing more to do; how the partition ``orders-0`` stands then."""
     for _ in range(20):
         agent.scan()
@@ -257,11 +257,11 @@ def settle(agent: Agent) -> UploadWatch | None:
     return watch_of(agent)
 
 
-def watch_of(agent: Agent, name: TopicPartition = ORDERS) -> UploadWatch | None:
+def watch_of(agent: Agent, name: TopicPartition = ORDERS) -> PartitionUploadState | None:
     return next((watch for watch in agent.status().watches if watch.name == name), None)
 
 
-def stands(watch: UploadWatch | None) -> tuple[int | None, UploadFailure | None]:
+def stands(watch: PartitionUploadState | None) -> tuple[int | None, UploadFailure | None]:
     assert watch is not None
     return watch.position, watch.trouble
 

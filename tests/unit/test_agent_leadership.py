@@ -11,21 +11,21 @@ from unittest.mock import patch
 import pytest
 
 from compactor.agent import plan
-from compactor.agent.agent import StagedHolder
+from compactor.agent.agent import StagedFileHolder
 from compactor.agent.leadership import (
     MAX_INTERVALS,
     TICK_MS,
     LeadershipInterval,
     RenameEvidence,
-    leadership_problem,
+    add_leader_answer,
     rename_evidence,
-    with_answer,
+    staged_file_refusal,
 )
 from compactor.agent.plan import (
+    PartitionDirectoryListing,
+    PartitionUploadState,
     SealedFile,
-    SeenDirectory,
     UploadLag,
-    UploadWatch,
     choose_uploads,
     is_upload_due,
     needs_log_end,
@@ -45,8 +45,8 @@ ORDERS = TopicPartition("orders", 0)
 RENAMED = NOW - 10_000
 LED = (LeadershipInterval(LeaderEpoch(5), NOW - 60_000, NOW),)
 FILE = StagedFile(20, 300, NOW - 50_000, RENAMED, (1, 7))
-SEEN = SeenDirectory(ORDERS, "/somewhere", NOW - 5_000, NOW, active_base=40, staged=(FILE,))
-WATCH = UploadWatch(SEEN, leads=True, position=20, end=LogEnd(LeaderEpoch(5), 40), checked_ms=NOW, leadership=LED)
+SEEN = PartitionDirectoryListing(ORDERS, "/somewhere", NOW - 5_000, NOW, active_base=40, staged=(FILE,))
+WATCH = PartitionUploadState(SEEN, leads=True, position=20, end=LogEnd(LeaderEpoch(5), 40), checked_ms=NOW, leadership=LED)
 UNDECIDED = replace(WATCH, leadership=(LeadershipInterval(LeaderEpoch(5), NOW - 60_000, RENAMED + TICK_MS - 1),))
 UNKNOWN = replace(WATCH, leadership=(LeadershipInterval(LeaderEpoch(5), RENAMED + 1, NOW),))
 
@@ -77,26 +77,26 @@ def test_a_file_was_renamed_within_one_leader_epoch_of_this_broker(
 
 
 def test_answers_of_one_epoch_extend_its_interval_from_the_first_answer_to_the_latest_question() -> None:
-    known = with_answer((), LogEnd(LeaderEpoch(5), 40), 100, 110)
+    known = add_leader_answer((), LogEnd(LeaderEpoch(5), 40), 100, 110)
     assert known == (LeadershipInterval(LeaderEpoch(5), 110, 100),)
-    known = with_answer(known, LogEnd(LeaderEpoch(5), 50), 200, 210)
+    known = add_leader_answer(known, LogEnd(LeaderEpoch(5), 50), 200, 210)
     assert known == (LeadershipInterval(LeaderEpoch(5), 110, 200),)
-    assert with_answer(known, LogEnd(LeaderEpoch(6), 50), 300, 310) == (*known, LeadershipInterval(LeaderEpoch(6), 310, 300))
-    assert with_answer(known, LogEnd(LeaderEpoch(5), 50), 150, 160) == (*known, LeadershipInterval(LeaderEpoch(5), 160, 150)), (
+    assert add_leader_answer(known, LogEnd(LeaderEpoch(6), 50), 300, 310) == (*known, LeadershipInterval(LeaderEpoch(6), 310, 300))
+    assert add_leader_answer(known, LogEnd(LeaderEpoch(5), 50), 150, 160) == (*known, LeadershipInterval(LeaderEpoch(5), 160, 150)), (
         "the clock was set back"
     )
-    assert with_answer(known, LogEnd(LeaderEpoch(-1), 50), 300, 310) == ()
+    assert add_leader_answer(known, LogEnd(LeaderEpoch(-1), 50), 300, 310) == ()
     for epoch in range(6, 40):
-        known = with_answer(known, LogEnd(LeaderEpoch(epoch), 50), 300, 310)
+        known = add_leader_answer(known, LogEnd(LeaderEpoch(epoch), 50), 300, 310)
     assert len(known) == MAX_INTERVALS
 
 
 def test_what_is_known_of_the_leadership_ends_with_it() -> None:
     assert with_log_end(WATCH, LogEnd(LeaderEpoch(5), 40), NOW + 1).leadership == (replace(LED[0], until_ms=NOW + 1),)
     assert with_log_end(replace(WATCH, leads=False), LogEnd(LeaderEpoch(5), 40), NOW + 1).leadership == ()
-    assert with_leadership(with_leadership(WATCH, leads=False), leads=True).leadership == ()
+    assert with_leadership(with_leadership(WATCH, is_leader=False), is_leader=True).leadership == ()
     unreadable = replace(WATCH, seen=replace(SEEN, problem="it cannot be read"))
-    assert with_leadership(unreadable, leads=False).leadership == ()
+    assert with_leadership(unreadable, is_leader=False).leadership == ()
 
 
 def test_a_staged_file_counts_as_lag_with_its_deadline() -> None:
@@ -105,8 +105,8 @@ def test_a_staged_file_counts_as_lag_with_its_deadline() -> None:
     assert upload_lag(UNDECIDED).staged == 1
     assert upload_lag(replace(WATCH, position=40)) == upload_lag(UNKNOWN) == UploadLag(0, 0, 0)
     two = replace(WATCH, seen=replace(SEEN, staged=(FILE, replace(FILE, base=30, inode=(1, 8)))))
-    assert [(file.base, file.end) for file in two.pending] == [(20, 30), (30, 40)]
-    assert [file.base for file in replace(two, position=30).pending] == [30]
+    assert [(file.base, file.end) for file in two.pending_segments] == [(20, 30), (30, 40)]
+    assert [file.base for file in replace(two, position=30).pending_segments] == [30]
 
 
 def test_an_upload_waits_until_the_leaders_next_answer_decides_about_a_staged_file() -> None:
@@ -119,30 +119,30 @@ def test_an_upload_waits_until_the_leaders_next_answer_decides_about_a_staged_fi
 
 
 def test_staged_files_go_before_sealed_segments_that_wait_longer() -> None:
-    other = SeenDirectory(TopicPartition("orders", 1), "/elsewhere", 0, NOW, (SealedFile(20, 40, 300, 1),), active_base=40)
+    other = PartitionDirectoryListing(TopicPartition("orders", 1), "/elsewhere", 0, NOW, (SealedFile(20, 40, 300, 1),), active_base=40)
     waits_longer = replace(WATCH, seen=other)
     assert [watch.name.partition for watch in choose_uploads([waits_longer, WATCH], {}, 2, NOW)] == [0, 1]
 
 
 def test_a_file_of_unknown_leadership_is_untaken_while_offsets_are_missing() -> None:
-    assert UNKNOWN.untaken == (FILE,)
-    assert not WATCH.untaken
-    assert not replace(UNKNOWN, position=None).untaken, "nobody knows yet whether anything is missing"
-    assert not replace(UNKNOWN, leads=False).untaken
-    assert not replace(UNKNOWN, position=40).untaken
+    assert UNKNOWN.skipped_staged_files == (FILE,)
+    assert not WATCH.skipped_staged_files
+    assert not replace(UNKNOWN, position=None).skipped_staged_files, "nobody knows yet whether anything is missing"
+    assert not replace(UNKNOWN, leads=False).skipped_staged_files
+    assert not replace(UNKNOWN, position=40).skipped_staged_files
 
 
 def test_the_upload_asks_for_the_same_leadership() -> None:
-    assert leadership_problem(LED)(FILE) == ""
-    assert "in one leader epoch" in leadership_problem(UNKNOWN.leadership)(FILE)
+    assert staged_file_refusal(LED)(FILE) == ""
+    assert "in one leader epoch" in staged_file_refusal(UNKNOWN.leadership)(FILE)
     with pytest.raises(BadData, match="a moment ago"):
-        leadership_problem(UNDECIDED.leadership)(FILE)
+        staged_file_refusal(UNDECIDED.leadership)(FILE)
 
 
 def test_a_dropped_leadership_rule_is_noticed() -> None:
     with patch.object(plan, "rename_evidence", lambda *_: RenameEvidence.SAME_EPOCH):
-        assert UNKNOWN.staged != ()
-        assert not UNKNOWN.untaken
+        assert UNKNOWN.uploadable_staged_files != ()
+        assert not UNKNOWN.skipped_staged_files
 
 
 # ---- files that are held open -------------------------------------------------------------------------------------------------
@@ -157,47 +157,47 @@ def stage(folder: Path, base: int, data: bytes) -> StagedFile:
 
 
 def test_a_file_that_is_held_stays_readable_after_it_was_unlinked(tmp_path: Path) -> None:
-    holder, folder = StagedHolder(), tmp_path / "orders-0"
+    holder, folder = StagedFileHolder(), tmp_path / "orders-0"
     file = stage(folder, 20, b"its bytes")
-    holder.open_wanted_files(ORDERS, folder, [file], running=False)
+    holder.open_wanted_files(ORDERS, folder, [file], is_upload_running=False)
     (folder / f"{20:020}.log.deleted").unlink()
-    assert holder.staged_files(ORDERS, [], running=False) == (file,)
+    assert holder.staged_files(ORDERS, [], is_upload_running=False) == (file,)
     held = holder.held_files(ORDERS)
     assert held is not None
     assert held.held_files[0].is_unlinked
     assert held.held_files[0].map_bytes().tobytes() == b"its bytes"
     held.refusals[20] = "it leaves a gap"
-    holder.open_wanted_files(ORDERS, folder, [file], running=True)
+    holder.open_wanted_files(ORDERS, folder, [file], is_upload_running=True)
     assert holder.held_files(ORDERS) is held, "an upload reads it"
-    holder.open_wanted_files(ORDERS, folder, [file], running=False)
+    holder.open_wanted_files(ORDERS, folder, [file], is_upload_running=False)
     assert holder.held_files(ORDERS) is None, "refused and deleted"
 
 
 def test_deleted_files_are_closed_while_the_disk_has_no_room(tmp_path: Path) -> None:
-    holder, folder = StagedHolder(), tmp_path / "orders-0"
+    holder, folder = StagedFileHolder(), tmp_path / "orders-0"
     files = [stage(folder, 20, b"deleted"), stage(folder, 30, b"on the disk")]
-    holder.open_wanted_files(ORDERS, folder, files, running=False)
+    holder.open_wanted_files(ORDERS, folder, files, is_upload_running=False)
     (folder / f"{20:020}.log.deleted").unlink()
-    assert holder.open_wanted_files(ORDERS, folder, files, running=False) == tuple(files)
-    assert holder.open_wanted_files(ORDERS, folder, files, running=False, space=False) == (files[1],)
+    assert holder.open_wanted_files(ORDERS, folder, files, is_upload_running=False) == tuple(files)
+    assert holder.open_wanted_files(ORDERS, folder, files, is_upload_running=False, has_free_space=False) == (files[1],)
     holder.close_files(ORDERS)
 
 
 def test_a_file_that_is_no_longer_wanted_is_closed(tmp_path: Path) -> None:
-    before, holder = os.listdir("/proc/self/fd"), StagedHolder()
+    before, holder = os.listdir("/proc/self/fd"), StagedFileHolder()
     file = stage(tmp_path / "orders-0", 20, b"its bytes")
-    holder.open_wanted_files(ORDERS, tmp_path / "orders-0", [file], running=False)
+    holder.open_wanted_files(ORDERS, tmp_path / "orders-0", [file], is_upload_running=False)
     assert len(os.listdir("/proc/self/fd")) == len(before) + 2, "the file and its directory"
-    holder.open_wanted_files(ORDERS, tmp_path / "orders-0", [], running=False)
+    holder.open_wanted_files(ORDERS, tmp_path / "orders-0", [], is_upload_running=False)
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_files_of_a_topic_that_was_created_again_are_closed(tmp_path: Path) -> None:
-    holder, folder = StagedHolder(), tmp_path / "orders-0"
-    holder.open_wanted_files(ORDERS, folder, [stage(folder, 20, b"of the old topic")], running=False)
+    holder, folder = StagedFileHolder(), tmp_path / "orders-0"
+    holder.open_wanted_files(ORDERS, folder, [stage(folder, 20, b"of the old topic")], is_upload_running=False)
     folder.rename(tmp_path / "orders-0.0123abc-delete")
     folder.mkdir()
-    assert holder.staged_files(ORDERS, [], running=False) == ()
+    assert holder.staged_files(ORDERS, [], is_upload_running=False) == ()
 
 
 def test_a_file_whose_name_another_one_has_taken_is_closed(tmp_path: Path) -> None:

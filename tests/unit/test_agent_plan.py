@@ -13,12 +13,12 @@ from compactor.agent.plan import (
     CHECK_MS,
     MAX_UPLOAD_RETRY_MS,
     UPLOAD_RETRY_MS,
+    PartitionDirectoryListing,
+    PartitionUploadState,
     SealedFile,
-    SeenDirectory,
     UploadFailure,
     UploadOutcome,
-    UploadWatch,
-    adoption_list,
+    adoption_log_line,
     after_upload,
     choose_uploads,
     is_listing_current,
@@ -37,8 +37,8 @@ from compactor.model.ids import TopicPartition
 NOW = 1_000_000
 ORDERS = TopicPartition("orders", 0)
 SEALED = (SealedFile(0, 10, 100, 500), SealedFile(10, 20, 0, 600), SealedFile(20, 30, 300, 700))
-SEEN = SeenDirectory(ORDERS, "/somewhere", NOW - 5_000, NOW, SEALED, active_base=30)
-WATCH = UploadWatch(SEEN, leads=True, position=10, end=LogEnd(LeaderEpoch(1), 35), checked_ms=NOW)
+SEEN = PartitionDirectoryListing(ORDERS, "/somewhere", NOW - 5_000, NOW, SEALED, active_base=30)
+WATCH = PartitionUploadState(SEEN, leads=True, position=10, end=LogEnd(LeaderEpoch(1), 35), checked_ms=NOW)
 
 
 def test_lag_counts_what_is_sealed_and_not_in_the_tier() -> None:
@@ -62,9 +62,9 @@ def test_adoption_list_waits_for_every_partition_and_puts_the_nearest_deadline_f
     other = replace(WATCH, seen=replace(SEEN, name=TopicPartition("orders", 1)))
     late = replace(WATCH, trouble=UploadFailure.IDENTITY)
     soon = replace(other, trouble=UploadFailure.IDENTITY, deadline_ms=NOW)
-    assert adoption_list([late, replace(other, position=None)]) is None
-    assert adoption_list([WATCH, other]) == ""
-    assert (adoption_list([late, soon]) or "").endswith("orders-1 (until 1970-01-01T00:16:40Z), orders-0")
+    assert adoption_log_line([late, replace(other, position=None)]) is None
+    assert adoption_log_line([WATCH, other]) == ""
+    assert (adoption_log_line([late, soon]) or "").endswith("orders-1 (until 1970-01-01T00:16:40Z), orders-0")
 
 
 def test_brokers_are_asked_now_and_then_though_nothing_is_pending() -> None:
@@ -106,7 +106,7 @@ def test_an_upload_that_was_stopped_changes_nothing() -> None:
 
 def test_who_begins_to_lead_asks_the_tier_where_it_ends() -> None:
     assert with_leadership(WATCH, True) == WATCH
-    assert with_leadership(with_leadership(WATCH, False), True) == UploadWatch(SEEN, leads=True)
+    assert with_leadership(with_leadership(WATCH, False), True) == PartitionUploadState(SEEN, leads=True)
     later = with_log_end(replace(WATCH, position=30), LogEnd(LeaderEpoch(2), 35), NOW)
     assert (later.position, later.anew) == (30, True)
     assert is_upload_due(later, NOW)
@@ -135,9 +135,9 @@ def test_a_directory_is_listed_again_when_it_changed_or_may_have() -> None:
 def test_a_topic_that_was_created_again_is_watched_anew_whenever_its_id_becomes_readable() -> None:
     known = replace(WATCH, seen=replace(SEEN, topic_id=TopicId("first")), position=30)
     again = replace(SEEN, topic_id=TopicId("second"))
-    assert with_listing(known, again) == UploadWatch(again, leads=True)
+    assert with_listing(known, again) == PartitionUploadState(again, leads=True)
     without_id = with_listing(known, SEEN)  # listed before the broker wrote partition.metadata
-    assert with_listing(replace(without_id, position=30), again) == UploadWatch(again, leads=True)
+    assert with_listing(replace(without_id, position=30), again) == PartitionUploadState(again, leads=True)
     assert with_listing(known, known.seen).position == 30
 
 

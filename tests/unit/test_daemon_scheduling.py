@@ -34,7 +34,7 @@ from compactor.daemon.scheduling import (
     next_wake_ms,
     partition_status,
     restored_schedule,
-    with_hint,
+    with_change_hint,
     with_suspension,
 )
 from compactor.model.ids import TopicPartition
@@ -166,7 +166,7 @@ class TestLooking:
         assert pauses == [min(POLL_MS, FIRST_POLL_MS << n) for n in range(9)]
 
     def test_a_hint_is_followed_at_once_and_looks_are_close_again_after_it(self) -> None:
-        after = with_hint(after_poll(new_schedule(A, 3, NOW), PartitionStatus(A, 7), NOW, 1), 9, NOW + 10)
+        after = with_change_hint(after_poll(new_schedule(A, 3, NOW), PartitionStatus(A, 7), NOW, 1), 9, NOW + 10)
         assert needs_poll(after, NOW + 10)
         assert after.hint == 9
         assert after_poll(after, PartitionStatus(A, 8), NOW + 10, 0).next_poll_ms == NOW + 10 + FIRST_POLL_MS
@@ -331,7 +331,7 @@ def test_where_no_round_may_begin_open_ones_are_finished_and_the_rest_goes_on() 
     due = PartitionSchedule(A, status=seen, next_poll_ms=NEVER_MS, retire_at_ms=NEVER_MS)
     begun = replace(due, name=B, status=replace(seen, name=B, open_run="run"))
     old = replace(due, name=C, status=replace(seen, name=C), retire_at_ms=NOW)
-    assert choose_jobs([due, begun, old], {}, 3, NOW, rounds=False) == [Job(B, DaemonAction.ROUND), Job(C, DaemonAction.RETIRE)]
+    assert choose_jobs([due, begun, old], {}, 3, NOW, may_begin_rounds=False) == [Job(B, DaemonAction.ROUND), Job(C, DaemonAction.RETIRE)]
     begins = [job.action for job in choose_jobs([due, begun, old], {}, 3, NOW)]
     assert begins == [DaemonAction.ROUND, DaemonAction.ROUND, DaemonAction.RETIRE]
 

@@ -230,10 +230,10 @@ def test_the_next_step_is_what_the_scheduler_will_want() -> None:
 
 def test_a_paused_partition_is_no_trouble_and_a_broken_one_is_even_while_work_is_at_it() -> None:
     schedule = console_samples.daemon_status(3, trouble=False).schedules[0]
-    assert partition_condition(replace(schedule, paused="by somebody"), working=False) is PartitionCondition.PAUSED
-    assert partition_condition(replace(schedule, problem="x"), working=True) is PartitionCondition.ATTENTION
-    assert partition_condition(schedule, working=True) is PartitionCondition.WORKING
-    assert partition_condition(replace(schedule, status=None), working=False) is PartitionCondition.UNSEEN
+    assert partition_condition(replace(schedule, paused="by somebody"), is_job_running=False) is PartitionCondition.PAUSED
+    assert partition_condition(replace(schedule, problem="x"), is_job_running=True) is PartitionCondition.ATTENTION
+    assert partition_condition(schedule, is_job_running=True) is PartitionCondition.WORKING
+    assert partition_condition(replace(schedule, status=None), is_job_running=False) is PartitionCondition.UNSEEN
 
 
 def test_the_axis_is_to_scale_and_bounded() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from compactor import extras
 from compactor.agent.agent import Agent
-from compactor.agent.file_events import watch_new_segments
+from compactor.agent.file_events import call_on_new_segments
 from compactor.bootstrap import kafka_connection
 from compactor.brokers.metadata_topic.leaders import KafkaLeaders
 from compactor.cli import frame, serving, tiers
@@ -32,11 +32,11 @@ def run_agent(args: argparse.Namespace, out: Output) -> int:
     opened = tiers.open_configured_tier(args, local_state=True)
     tell = serving.SERVICE_JOURNAL
     brokers = KafkaLeaders(replace(kafka_connection(in_force), timeout_s=BROKER_SECONDS))
-    agent = Agent(opened, brokers, tell=tell)
+    agent = Agent(opened, brokers, log=tell)
     settings = in_force.agent
     shown = AgentPages(agent.status, getattr(args, "config", ""), settings.runbook_url or RUNBOOK_FILE)
     pages = RequestRouter(shown, agent.loop_age_ms, settings.interval_ms)
-    with serve_pages(settings.listen, pages, "agent.listen") as address, watch_new_segments(settings.log_dirs, agent.request_scan, tell):
+    with serve_pages(settings.listen, pages, "agent.listen") as address, call_on_new_segments(settings.log_dirs, agent.request_scan, tell):
         tell(f"{opened.ports.holder} uploads to {opened.ports.layout.url}; status at http://{address}/")
         return serving.run_service(
             "agent",

@@ -93,7 +93,7 @@ def _check_topic_deletion(settings: Settings) -> list[dict[str, str]]:
     if settings.tier.on_topic_deletion == "keep":
         return []
     detail, hint = "it asks the cluster, and [kafka] bootstrap_servers names none", 'Name brokers, or set it to "keep"'
-    if settings.kafka.names_brokers:
+    if settings.kafka.has_configured_brokers:
         try:
             kafka_python_options(kafka_connection(settings))
         except CompactorError as error:

@@ -16,7 +16,7 @@ from compactor.views.words import count_noun
 
 def run_doctor(args: argparse.Namespace, out: Output) -> int:
     opened = tiers.open_read_only(args)
-    if not opened.kind.is_broker_managed or not opened.settings.kafka.names_brokers:
+    if not opened.kind.is_broker_managed or not opened.settings.kafka.has_configured_brokers:
         raise UsageError(
             "doctor asks the brokers of a broker-managed tier", hint="Set kind under [tier] and bootstrap_servers under [kafka]"
         )

@@ -81,7 +81,7 @@ def _record_import_if_permitting(
 
 def _topic_id_query_of_brokers(settings: Settings) -> AskTopicIds | None:
     """Return a function that asks the configured brokers for topic ids; None if no brokers are configured."""
-    return KafkaLeaders(kafka_connection(settings)).topic_ids if settings.kafka.names_brokers else None
+    return KafkaLeaders(kafka_connection(settings)).topic_ids if settings.kafka.has_configured_brokers else None
 
 
 def _record_topics_of_cluster(

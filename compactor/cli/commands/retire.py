@@ -43,10 +43,10 @@ class _InspectionRecorder:
 
     def add(self, name: TopicPartition, log: PartitionLog, report: RetireReport) -> None:
         """Add one partition's result, and record all collected results if there are NOTED_TOGETHER."""
-        if log.state.slot > self.opened.known_slot(name):
+        if log.state.slot > self.opened.min_log_slot(name):
             self.behind.append(log)
         if self.with_looks:
-            self.looks[self.opened.log_key(name)] = RetireInspection(log.state.slot, report.next_ms, self.now_ms)
+            self.looks[self.opened.log_name(name)] = RetireInspection(log.state.slot, report.next_ms, self.now_ms)
         if max(len(self.behind), len(self.looks)) >= NOTED_TOGETHER:
             self.write()
 
@@ -86,7 +86,7 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
     names = every
     if usual and not args.all:
         collect_queued_hints(opened.catalog)
-        names = partitions_to_inspect(opened.catalog.state, every, now_ms, opened.log_key)
+        names = partitions_to_inspect(opened.catalog.state, every, now_ms, opened.log_name)
     noted = _InspectionRecorder(opened, usual and len(every) > MAX_UNHINTED_INSPECTIONS, now_ms)
     moments = [inspection.next_ms for inspection in opened.catalog.state.looks.values()]
     with out.progress("retiring", len(names), "partitions") as progress:

@@ -24,7 +24,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.status import RoundStatus
 from compactor.round.compaction import failed_report, paused_report, report_if_nothing_to_do
-from compactor.service.journal import ServiceLogger
+from compactor.service.journal import ServiceEventLogger
 from compactor.views.forecast import forecast_summary
 from compactor.views.overview import read_summaries
 
@@ -117,7 +117,7 @@ def _run_due_rounds(
     ):
         for number, name in enumerate(names, start=1):
             begin, before = time.monotonic(), opened.counters.usage()
-            reported = JobProgress(Job(name, DaemonAction.ROUND), None, now_ms, ServiceLogger(logging.getLogger(__name__)))
+            reported = JobProgress(Job(name, DaemonAction.ROUND), None, now_ms, ServiceEventLogger(logging.getLogger(__name__)))
             progress.begin_part(f"{name} ({number} of {len(names)})", done)
             done += expected_bytes.get(name, 0)
             stages = _StageDisplay(progress, reported)
