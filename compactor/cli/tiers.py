@@ -92,7 +92,7 @@ def open_read_only(args: argparse.Namespace) -> Tier:
     return read_only_tier(open_configured_tier(args))
 
 
-def open_partition_log(
+def open_tier_and_partition(
     args: argparse.Namespace, open_tier: Callable[[argparse.Namespace], Tier] = open_read_only
 ) -> tuple[Tier, TopicPartition]:
     """Open the configured tier; return it and the partition that the argument ``partition`` names, and ``topic_id`` if it is an option.

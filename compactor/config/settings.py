@@ -26,18 +26,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_
 
 from compactor.config.allowed_values import describe_allowed_values, format_toml_value, is_text_setting
 from compactor.config.output_sections import OutputSettings, validate_expressions
-from compactor.config.store_sections import (
-    MAX_MS,
-    S3,
-    Azure,
-    Gcs,
-    Hdfs,
-    Milliseconds,
-    Registry,
-    Section,
-    StoreCosts,
-    validate_readable_storage_class,
-)
+from compactor.config.store_sections import MAX_MS, S3, Azure, Gcs, Hdfs, Milliseconds, Registry, Section, StoreCosts, refuse_archive_class
 from compactor.errors import UsageError
 from compactor.model.base import Value
 from compactor.model.policy import MAX32, CleanerPolicy
@@ -109,7 +98,7 @@ class AivenSettings(Section):
     chunk_size: int = Field(4 << 20, ge=1, le=2**30 - 1)
     compression: Literal["none", "zstd", "heuristic"] = "none"
     custom_metadata_fields: tuple[Literal["REMOTE_SIZE", "OBJECT_PREFIX", "OBJECT_KEY"], ...] = Field((), strict=False)
-    storage_class: Annotated[str, AfterValidator(validate_readable_storage_class)] = ""
+    storage_class: Annotated[str, AfterValidator(refuse_archive_class)] = ""
 
     @model_validator(mode="after")
     def _check_active_key_pair(self) -> Self:
@@ -324,19 +313,16 @@ class Settings(Value):
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 
-    def cleaner_for(self, topic: str, kafka_topic_settings: Mapping[str, str] | None = None) -> Cleaner:
+    def cleaner_for(self, topic: str, topic_settings: Mapping[str, str] | None = None) -> Cleaner:
         """Return the cleaner settings of a topic: [cleaner], overridden by the first [topics] table whose expression matches the topic's
         whole name.
 
-        :param kafka_topic_settings: settings of the topic in Kafka, by Kafka's names. They override [cleaner] and are overridden by
-            [topics].
+        :param topic_settings: settings of the topic in Kafka, by Kafka's names. They override [cleaner] and are overridden by [topics].
         :raises UsageError: if the combination is invalid.
         """
         pattern = self.pattern_for(topic)
         cleaner = self.cleaner if pattern is None else self.topics[pattern]
-        message = {
-            ours: (kafka_topic_settings or {})[theirs] for theirs, ours in TOPIC_POLICY.items() if theirs in (kafka_topic_settings or {})
-        }
+        message = {ours: (topic_settings or {})[theirs] for theirs, ours in TOPIC_POLICY.items() if theirs in (topic_settings or {})}
         own = {key: value for key, value in message.items() if pattern is None or key not in self.overridden_keys(pattern)}
         if not own:
             return cleaner
@@ -352,16 +338,16 @@ class Settings(Value):
         """Return the first [topics] expression that matches a topic's whole name, or None."""
         return next((pattern for pattern in self.topics if re.fullmatch(pattern, topic)), None)
 
-    def source_for(self, topic: str, key: str, kafka_topic_settings: Mapping[str, str]) -> str:
+    def source_for(self, topic: str, key: str, topic_settings: Mapping[str, str]) -> str:
         """Return the source of a topic's cleaner setting: a file, an environment variable, ``default``, or ``topic NAME`` for a setting of
         Kafka.
 
-        :param kafka_topic_settings: settings of the topic in Kafka, by Kafka's names.
+        :param topic_settings: settings of the topic in Kafka, by Kafka's names.
         """
         pattern = self.pattern_for(topic)
         if pattern is not None and key in self.overridden_keys(pattern):
             return f"{self.source_of(topic_override_key(pattern, key))}, [topics.{json.dumps(pattern)}]"
-        if any(ours == key and theirs in kafka_topic_settings for theirs, ours in TOPIC_POLICY.items()):
+        if any(ours == key and theirs in topic_settings for theirs, ours in TOPIC_POLICY.items()):
             return f"topic {topic}"
         return self.source_of(f"cleaner.{key}")
 
@@ -583,22 +569,22 @@ def _all_setting_keys() -> Iterator[tuple[str, str]]:
 
 
 def _unknown_key_error(
-    key_kind: str, name: str, format_key: Callable[[str, str], str] = _format_setting_name, within: str = ""
+    message: str, name: str, format_key: Callable[[str, str], str] = _format_setting_name, within: str = ""
 ) -> UsageError:
     """Return the error for an unknown setting or variable. Its hint names the most similar known one, preferably of the same section."""
     for candidates in ([pair for pair in _all_setting_keys() if pair[0] == within], list(_all_setting_keys())):
         near = difflib.get_close_matches(name, [key for _, key in candidates], n=1)
         if near:
             section, key = next(pair for pair in candidates if pair[1] == near[0])
-            return UsageError(key_kind, hint=f"Did you mean {format_key(section, key)}?")
+            return UsageError(message, hint=f"Did you mean {format_key(section, key)}?")
     near = difflib.get_close_matches(name if within in SECTION_TYPES else within or name, [*SECTION_TYPES, "topics"], n=1)
-    return UsageError(key_kind, hint=f"Did you mean [{near[0]}]?" if near else "`tiered-compactor config show` lists all keys")
+    return UsageError(message, hint=f"Did you mean [{near[0]}]?" if near else "`tiered-compactor config show` lists all keys")
 
 
-def _unknown_section_error(section_kind: str, name: str) -> UsageError:
+def _unknown_section_error(message: str, name: str) -> UsageError:
     """Return the error for an unknown section. Its hint names the most similar known section."""
     near = difflib.get_close_matches(name, [*SECTION_TYPES, "topics"], n=1)
-    return UsageError(section_kind, hint=f"Did you mean [{near[0]}]?") if near else _unknown_key_error(section_kind, name)
+    return UsageError(message, hint=f"Did you mean [{near[0]}]?") if near else _unknown_key_error(message, name)
 
 
 def _parse_toml_value(text: str) -> object:

@@ -51,7 +51,7 @@ MINIMUM_DAYS = {"STANDARD_IA": 30, "ONEZONE_IA": 30, "GLACIER_IR": 90}
 """Storage classes of S3 that bill an object for at least so many days, also if it is deleted earlier."""
 
 
-def validate_readable_storage_class(name: str) -> str:
+def refuse_archive_class(name: str) -> str:
     """Check that objects of a storage class can be read at any time, and return the name of the class.
 
     Raises ValueError for an archive class.
@@ -69,7 +69,7 @@ class S3(Section):
     endpoint_url: Annotated[str, AfterValidator(_validate_endpoint_url)] = ""
     region: str = ""
     first_answer_ms: Milliseconds = 60_000
-    storage_class: Annotated[str, AfterValidator(validate_readable_storage_class)] = ""
+    storage_class: Annotated[str, AfterValidator(refuse_archive_class)] = ""
 
 
 class Gcs(Section):

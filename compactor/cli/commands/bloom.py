@@ -12,7 +12,7 @@ from compactor.upkeep.filters import rebuild_sidecars, sidecars_json
 
 
 def show_sidecars_command(args: argparse.Namespace, out: Output) -> None:
-    opened, name = tiers.open_partition_log(args)
+    opened, name = tiers.open_tier_and_partition(args)
     document = sidecars_json(opened, name, frame.cleaner_clock_ms(args))
     rows = []
     for segment in document["segments"]:
@@ -37,7 +37,7 @@ def show_sidecars_command(args: argparse.Namespace, out: Output) -> None:
 
 
 def rebuild_sidecars_command(args: argparse.Namespace, out: Output) -> None:
-    opened, name = tiers.open_partition_log(args, tiers.open_for_control_writes)
+    opened, name = tiers.open_tier_and_partition(args, tiers.open_for_control_writes)
     budget = Budget(disk_budget_bytes(opened.cleaner_for(name.topic), opened.state_dir))
     with out.progress("reading", tiers.sum_stored_bytes(opened, [name], out), "bytes") as progress:
         made = rebuild_sidecars(opened, name, budget, unusable_only=args.missing, on_segment=progress.advance)

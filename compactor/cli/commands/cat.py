@@ -27,7 +27,7 @@ def print_records(args: argparse.Namespace, out: Output) -> int:
     if args.skip_damaged and args.view == "latest":
         hint = "An older value of a key would take the place of one that cannot be read"
         raise UsageError("--skip-damaged and --view latest exclude each other", hint=hint)
-    opened, name = tiers.open_partition_log(args)
+    opened, name = tiers.open_tier_and_partition(args)
     skipped: list[DamagedRange] = []
 
     def note_damage(damage: DamagedRange) -> None:

@@ -79,7 +79,7 @@ def show_checkpoint(args: argparse.Namespace, out: Output) -> int:
 
 
 def show_compactor_epochs(args: argparse.Namespace, out: Output) -> None:
-    opened, name = tiers.open_partition_log(args)
+    opened, name = tiers.open_tier_and_partition(args)
     log = opened.open(name)
     log.refresh()
     found = lineage_document(opened.ports, log)

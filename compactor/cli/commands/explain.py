@@ -16,7 +16,7 @@ MAX_EVENT_ROWS = 60
 
 
 def run_explain(args: argparse.Namespace, out: Output) -> None:
-    opened, name = tiers.open_partition_log(args)
+    opened, name = tiers.open_tier_and_partition(args)
     now = frame.cleaner_clock_ms(args)
     searches = args.key is not None or args.offset is not None
     total = tiers.sum_stored_bytes(opened, [name], out, with_replaced=True) if searches else None

@@ -20,7 +20,7 @@ def run_export(args: argparse.Namespace, out: Output) -> int:
             hint="`kafka-topics --describe` shows the id of the topic",
         )
 
-    opened, name = tiers.open_partition_log(args, tiers.open_configured_tier)
+    opened, name = tiers.open_tier_and_partition(args, tiers.open_configured_tier)
     with out.progress(f"exporting {name}", unit="bytes") as progress:
         report = export_partition(
             opened,

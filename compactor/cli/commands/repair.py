@@ -25,7 +25,7 @@ def run_repair(args: argparse.Namespace, out: Output) -> int:
             "`repair` needs the digests of all objects, and other programs that write a tier record none",
             hint="Restore objects from the store's versions or a backup; `undo` takes a round of this program back while its sources exist",
         )
-    opened, name = tiers.open_partition_log(args, tiers.open_configured_tier)
+    opened, name = tiers.open_tier_and_partition(args, tiers.open_configured_tier)
     sources = [_open_source(text, opened, name) for text in args.sources]
     compile_kernels(out)
     is_manual = not args.dry_run

@@ -44,7 +44,7 @@ def _segment_state_word(segment: dict[str, Any], live: set[str]) -> str:
 
 
 def dump_segment_command(args: argparse.Namespace, out: Output) -> None:
-    opened, name = tiers.open_partition_log(args, tiers.open_configured_tier)
+    opened, name = tiers.open_tier_and_partition(args, tiers.open_configured_tier)
     limit = opened.cleaner_for(name.topic).max_decompressed_batch_bytes
     with out.progress("reading", unit="bytes") as progress, opened.counters.report_transfers(progress.advance):
         document = dump_segment(opened, name, args.id, limit, show_everything=args.whole)
