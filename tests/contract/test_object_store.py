@@ -1,7 +1,7 @@
 """What every object store does, whichever it is and whatever fails on the way to it.
 
-Adapters: a directory; the memory that other tests use; S3 on moto (behind a lock) and versitygw; Google Cloud Storage on
-fake-gcs-server; Azure on Azurite; HDFS on a mini cluster. Most servers again behind a proxy that lets every tenth request fail.
+Adapters: a directory; the memory that other tests use; S3 on moto (behind a lock) and versitygw (gofakes3 is refused); Google Cloud
+Storage on fake-gcs-server; Azure on Azurite; HDFS on a mini cluster. Most servers again behind a proxy that lets every tenth request fail.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from compactor.storage.factory import open_store
 from compactor.storage.hdfs import HdfsStore, _RequestBody
 from compactor.storage.keys import RESERVED
 from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
+from compactor.storage.probe import probe_store
 from compactor.storage.s3 import S3Store
 from compactor.storage.s3_transfer import MultipartUpload
 from compactor.storage.schemes import DIRECTORY, UTF_8, Capabilities, local_path, store_kind_of_scheme
@@ -530,6 +531,17 @@ def test_each_use_costs_the_requests_that_the_page_says(request: pytest.FixtureR
     bucket: Bucket | CloudBucket = request.getfixturevalue(BUCKETS[server])
     scheme = bucket.url.partition(":")[0]
     assert measured(bucket, tmp_path) == {use: by_scheme[scheme] for use, by_scheme in COSTS.items() if scheme in by_scheme}
+
+
+def test_a_server_that_completes_uploads_over_existing_objects_is_refused(gofakes3_bucket: Bucket) -> None:
+    """gofakes3 creates objects of one request only if their key is free, and ignores the condition when an upload is completed."""
+    store = gofakes3_bucket.open(transfers=SMALL_PAGES)
+    won = race(8, partial(create_as, store, "small"))
+    assert len(won) == 1
+    assert store.get("small") == f"by {won[0]}".encode()
+    errors = [finding for finding in probe_store(store, store.clock_ms) if finding.severity == "error"]
+    assert [finding.kind for finding in errors] == ["conditional-multipart"]
+    assert "wrote over an existing object" in errors[0].detail
 
 
 def begin(store: ObjectStore, key: str) -> None:

@@ -22,6 +22,7 @@ from tests.support.go_tools import go_tool
 
 ROOT = Path(__file__).parents[2]
 VERSITYGW = "v1.8.0"
+GOFAKES3 = "v1.2.0"
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,17 @@ def running_versitygw(binary: Path, directory: Path) -> Iterator[S3Server]:
 def versitygw_binary() -> Path:
     """Raises Unbuildable."""
     return go_tool("github.com/versity/versitygw/cmd/versitygw", VERSITYGW)
+
+
+@contextmanager
+def running_gofakes3() -> Iterator[S3Server]:
+    """A server in memory that knows conditions of PutObject, but none of CompleteMultipartUpload. Raises Unbuildable."""
+    binary = go_tool("github.com/johannesboyne/gofakes3/cmd/gofakes3", GOFAKES3)
+    server = S3Server(f"http://127.0.0.1:{free_port()}")
+    address = server.endpoint.removeprefix("http://")
+    with running([str(binary), "-host", address, "-backend", "memory", "-quiet"], stdout=subprocess.DEVNULL) as process:
+        wait_for(address, process)
+        yield server
 
 
 @contextmanager

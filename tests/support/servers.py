@@ -26,7 +26,7 @@ from tests.support.cloud_servers import (
 )
 from tests.support.fault_proxy import FaultProxy
 from tests.support.go_tools import Unbuildable
-from tests.support.s3_server import Bucket, S3Server, running_moto, running_versitygw, versitygw_binary
+from tests.support.s3_server import Bucket, S3Server, running_gofakes3, running_moto, running_versitygw, versitygw_binary
 
 BUCKETS = {
     "moto": "s3_bucket",
@@ -145,6 +145,16 @@ def s3_bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 def versity_bucket(versity_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A new bucket on versitygw; the environment holds its credentials."""
     return _new_bucket(versity_server, monkeypatch)
+
+
+@pytest.fixture
+def gofakes3_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """A bucket on a server that ignores conditions of multipart uploads; the environment holds its credentials."""
+    try:
+        with running_gofakes3() as server:
+            yield _new_bucket(server, monkeypatch)
+    except Unbuildable as why:
+        missing(why)
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ tries each entry on the servers named in its last row. **Emulators, servers with
 nor Google Cloud Storage nor Azure Blob Storage was ever tried on the provider's own service, and HDFS never on more than one machine.**
 
 Every store must create an object only if its key is free. `config check` tries that, and so does the first process that leads in
-a tier; a store that ignores the condition is refused before anything is written. A store that cannot copy ranges (an empty cell)
+a tier; a store that ignores the condition is refused before anything is written. Only `config check` also tries whether an S3 server
+honours it when a multipart upload is completed, so run it once on a new server. A store that cannot copy ranges (an empty cell)
 receives partially rewritten segments whole.
 
 Credentials: S3 as in [S3](s3.md). Google Cloud Storage: `[gcs] credentials_file`, or the default credentials of the machine;
