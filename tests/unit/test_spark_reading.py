@@ -28,6 +28,7 @@ from compactor.spark import datasource
 from compactor.spark.datasource import SPARK_TYPES, KafkaTieredSource, Split, check_schema, plan_splits
 from compactor.spark.options import COLUMN_TYPES, ReadRequest, parse_options
 from compactor.transfer.import_ import import_directory
+from compactor.upkeep.operator_changes import delete_records
 from compactor.upkeep.retire import GraceClock, retire_partition
 from tests.builders import LZ4, NONE, TOPIC_ID, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import client_rounds, names, unpack
@@ -261,6 +262,21 @@ def test_time_options_are_offsets_as_in_sparks_kafka_source(numbered: Tier) -> N
     assert offsets(read(numbered, startingTimestamp=30_001, endingTimestamp=32_000)) == [31]
     assert read(numbered, startingTimestamp=10**9) == []
     assert offsets(read(numbered, startingOffset=36, endingTimestamp=38_999)) == [36, 37, 38]
+
+
+def test_records_below_the_log_start_are_not_read_also_inside_a_batch(numbered: Tier) -> None:
+    newest = {f"k{offset // 2 * 2 % 7}": offset for offset in range(50)}
+    stream: Any = KafkaTieredSource({"url": numbered.settings.tier_url, "topic": "orders"}).streamReader(struct(offset="bigint"))
+    before = {"orders-0": 3}  # a stream that had read up to here
+    for start in (15, 45, 50):
+        delete_records(numbered, NAME, start)
+        left = list(range(start, 50))
+        for options in ({}, {"startingOffset": 13}, {"startingTimestamp": 0}, {"isolation": "read_uncommitted"}):
+            assert offsets(read(numbered, **options)) == left
+        assert read(numbered, startingOffset=3, endingOffset=15) == []
+        assert offsets(read(numbered, view="latest")) == sorted(offset for offset in newest.values() if offset >= start)
+        rows = [row for split in stream.partitions(before, stream.latestOffset()) for part in stream.read(split) for row in part["offset"]]
+        assert [row.as_py() for row in rows] == left
 
 
 def test_splits_cover_each_offset_once(numbered: Tier) -> None:
