@@ -410,8 +410,8 @@ def restorable_problem(state: PartitionState, run_id: str, leader_epoch: Compact
         return f"retiring what run {run_id} replaced has begun"
     if leader_epoch <= group.leader_epoch:
         return f"epoch {leader_epoch} is not above the epoch that published run {run_id}"
-    problem = log_start.unlive_outputs_problem(state, group)
-    return problem or log_start.restored_below_log_start_problem(state, group)
+    problem = log_start.restored_below_log_start_problem(state, group)
+    return problem or log_start.unlive_outputs_problem(state, group)
 
 
 # --- the table ---------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -305,7 +306,8 @@ def test_a_round_goes_on_without_the_group_whose_records_were_deleted(
     ours = cli(broker, "cut", cleaner={"segment_bytes": 9_000})
     assert ours.process("run", code=None, before=KILLED_ONCE_BEGUN) is None
     second = sorted({int(path.name[:20]) for path in broker_admin.tier_files("cut")})[1]
-    broker_admin.delete_records("cut", 0, second)
+    asked = ours.process("topics", "delete-records", "cut-0", "--before", str(second))
+    assert (asked["log_start_offset"], asked["segments"]) == (second, 0)
     wait_until(lambda: min(int(path.name[:20]) for path in broker_admin.tier_files("cut")) > 0, "the broker to delete the first segment")
     [done] = ours.process("run")["partitions"]
     assert (done["status"], done["next_dirty_offset"] > second) == ("resumed", True)
@@ -314,6 +316,12 @@ def test_a_round_goes_on_without_the_group_whose_records_were_deleted(
     assert latest(found, left) == left.latest()
     [state] = ours.process("checkpoints", "list")["partitions"]
     assert [entry["offset"] for entry in state["cleaner_offsets"]] == [done["next_dirty_offset"]]
+    young = next(record for record in found if record.offset > done["next_dirty_offset"])
+    at = datetime.fromtimestamp(young.timestamp / 1000, UTC).isoformat()
+    asked = ours.process("topics", "delete-records", "cut-0", "--before", at)
+    assert second < asked["log_start_offset"] <= young.offset
+    assert broker_admin.offsets("cut").earliest == asked["log_start_offset"]
+    assert "offset 99999999 lies beyond cut-0" in ours.refused("topics", "delete-records", "cut-0", "--before", "99999999", code=2)
 
 
 def log_bytes(admin: ClusterAdmin, topic: str) -> int:

@@ -66,6 +66,15 @@ def test_ranges_keys_isolation_and_views(cli: TierCli) -> None:
     assert offsets(cli, "--view", "latest", "--to", 3, "--key", "a") == [0]
 
 
+def test_an_empty_answer_names_the_log_start_not_the_segments_below_it(cli: TierCli) -> None:
+    end = cli.ask("topics").document["partitions"][0]["end_offset"]
+    for start, held in ((2, f"it holds offsets 2 to {end}"), (end + 1, f"all records below its log start, {end + 1}, are deleted")):
+        cli.do("topics", "delete-records", "orders-0", "--before", start)
+        answer = cli.ask("cat", "orders-0", "--to", 1, output="table")
+        assert (answer.code, answer.document or "") == (0, "")
+        assert answer.stderr.splitlines()[-1] == f"orders-0 has no such record; {held}"
+
+
 def test_raw(cli: TierCli) -> None:
     assert cli.ask("cat", "orders-0", "--format", "raw", "--to", 4, output="table").document == "1\nx\n\ufffd\x00\nno key\n\n"
 

@@ -13,7 +13,7 @@ from compactor.brokers.metadata_topic.codec import TOPIC
 from compactor.brokers.metadata_topic.confluent_topic import uuid_to_bytes
 from compactor.brokers.metadata_topic.connection import AdminSession, KafkaConnection, load_confluent_kafka
 from compactor.constants import LeaderEpoch
-from compactor.errors import Refused, Unavailable
+from compactor.errors import NotFound, Refused, Unavailable, UsageError
 
 TOPIC_SETTINGS = (
     "cleanup.policy", "retention.ms", "retention.bytes", "local.retention.ms", "local.retention.bytes", "remote.storage.enable",
@@ -186,11 +186,18 @@ class KafkaAdmin:
         return {(at.topic, at.partition): (answer.offset, answer.timestamp) for at, answer in found.items() if answer.offset >= 0}
 
     def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
-        """Ask the partition's leader to delete the records below an offset (DeleteRecords), and return its new log start offset."""
+        """Ask the partition's leader to delete the records below an offset (DeleteRecords), and return its new log start offset.
+
+        Raises UsageError if the offset lies beyond the log's end, Unavailable and Refused.
+        """
         admin, timeout = self._session.client, self._timeout_s
         wanted = load_confluent_kafka().TopicPartition(topic, partition, before_offset)
         what = f"delete the records of {topic}-{partition} below offset {before_offset}"
-        found = self._session.send_request(what, lambda: admin.delete_records([wanted], request_timeout=timeout))
+        try:
+            found = self._session.send_request(what, lambda: admin.delete_records([wanted], request_timeout=timeout))
+        except NotFound as error:
+            problem = f"offset {before_offset} lies beyond {topic}-{partition}: it is above the high watermark"
+            raise UsageError(problem, hint="Nothing was changed") from error
         return int(next(iter(found.values())).low_watermark)
 
     def close(self) -> None:

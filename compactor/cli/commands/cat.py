@@ -64,7 +64,10 @@ def print_records(args: argparse.Namespace, out: Output) -> int:
             out.write_chunks(_raw_lines(counted_blocks()))
     if not count:
         state = opened.open(name).state
-        held = f"it holds offsets {state.start_offset} to {state.end_offset}" if state.has_segments else "it holds no segments yet"
+        first = max(state.start_offset, opened.first_readable_offset(state))
+        held = f"it holds offsets {first} to {state.end_offset}" if state.has_segments else "it holds no segments yet"
+        if first > state.end_offset >= 0:
+            held = f"all records below its log start, {first}, are deleted"
         out.note(f"{name} has no such record; {held}")
     return BadData.exit_code if skipped else 0
 
