@@ -22,6 +22,8 @@ def settings(tmp_path: Path) -> Path:
         f'[tier]\nurl = "file://{tmp_path}/the tier"\nstate_dir = "{tmp_path}/state"\n'
         '[kafka]\nproperties = {"sasl.password" = "hunter2", "security.protocol" = "SSL"}\n'
         '[topics."a.*"]\nbloom = false\n'
+        '[outputs.iceberg.topics.a.catalog]\ntype = "rest"\ncredential = "client:hunter2"\n'
+        '[outputs.iceberg.topics.b.catalog]\ntype = "sql"\nuri = "postgresql://user:hunter2@db/catalog"\n'
     )
     return file
 
@@ -53,6 +55,8 @@ def test_show_keeps_secrets(settings: Path, capsys: pytest.CaptureFixture[str]) 
         printed = capsys.readouterr().out
         assert "hunter2" not in printed
         assert "SSL" in printed
+        assert "postgresql" not in printed
+        assert "rest" in printed
 
 
 def test_check_of_a_new_tier_leaves_only_the_result_of_the_race(settings: Path, capsys: pytest.CaptureFixture[str]) -> None:

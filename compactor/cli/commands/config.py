@@ -12,8 +12,9 @@ from compactor.constants import NEVER_MS
 from compactor.errors import UsageError
 from compactor.views.words import format_duration
 
-_SECRET = re.compile(r"passw|secret|token|jaas|oauth|key\.pem|private", re.IGNORECASE)
-"""Names of librdkafka properties whose values are not shown."""
+_SECRET = re.compile(r"passw|secret|token|jaas|oauth|key\.pem|private|credential|account-key", re.IGNORECASE)
+"""Names of properties of librdkafka and of catalogs whose values are not shown."""
+_URL_WITH_PASSWORD = re.compile(r"://[^/]*@")
 
 
 def show_settings(args: argparse.Namespace, out: Output) -> None:
@@ -59,8 +60,15 @@ def _topic_setting_rows(args: argparse.Namespace, topic: str) -> list[tuple[str,
 
 
 def _hide_secrets(properties: dict[str, object]) -> dict[str, object]:
-    """Return client properties, with the values of passwords and other secrets replaced."""
-    return {name: "(not shown)" if _SECRET.search(name) else value for name, value in properties.items()}
+    """Return client properties, with the values of passwords and other secrets replaced, also in tables within them."""
+    return {
+        name: _hide_secrets(value)
+        if isinstance(value, dict)
+        else "(not shown)"
+        if _SECRET.search(name) or _URL_WITH_PASSWORD.search(str(value))
+        else value
+        for name, value in properties.items()
+    }
 
 
 def _format_setting(key: str, value: object) -> str:
