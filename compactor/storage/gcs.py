@@ -294,7 +294,7 @@ def _create_client(settings: Gcs, meter: Meter) -> tuple[Any, Any]:
     for scheme in ("https://", "http://"):
         session.mount(scheme, HTTPAdapter(pool_maxsize=_POOL))
     options = {"api_endpoint": settings.endpoint_url} if settings.endpoint_url else None
-    client = Client(project=project or "unused", credentials=credentials, _http=session, kafka_python_options=options)
+    client = Client(project=project or "unused", credentials=credentials, _http=session, client_options=options)
     # For its traces the library asks for the bucket after each 404, from a thread of its own: most requests of a round would be these.
     client._bucket_metadata_cache = None
     return session, client
