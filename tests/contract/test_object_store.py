@@ -30,11 +30,11 @@ from compactor.storage.s3 import S3Store
 from compactor.storage.s3_transfer import MultipartUpload
 from compactor.storage.schemes import DIRECTORY, UTF_8, Capabilities, local_path, store_kind_of_scheme
 from compactor.storage.settings import Retries, Transfers
-from tests.support.cloud_servers import CloudBucket
+from tests.support.cloud_servers import AnyBucket, CloudBucket
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.memory_store import Clock, MemoryStore
 from tests.support.s3_server import Bucket
-from tests.support.servers import BUCKETS
+from tests.support.servers import BUCKETS, ON_ALL_SERVERS
 from tests.support.store_costs import COSTS, measured
 
 PART = 5 << 20
@@ -531,6 +531,22 @@ def test_each_use_costs_the_requests_that_the_page_says(request: pytest.FixtureR
     bucket: Bucket | CloudBucket = request.getfixturevalue(BUCKETS[server])
     scheme = bucket.url.partition(":")[0]
     assert measured(bucket, tmp_path) == {use: by_scheme[scheme] for use, by_scheme in COSTS.items() if scheme in by_scheme}
+
+
+@ON_ALL_SERVERS
+def test_an_upload_whose_connection_breaks_is_sent_again(proxied_bucket: tuple[FaultProxy, AnyBucket], tmp_path: Path) -> None:
+    proxy, bucket = proxied_bucket
+    store = bucket.open(transfers=SMALL_PAGES, retries=PATIENT)
+    data = pattern(2 * PART + 9)
+    for key, size in (("one request", PART), ("parts", len(data))):
+        (tmp_path / "file").write_bytes(data[:size])
+        proxy.faults = [Fault("torn", ("put",), times=3)]
+        store.create_from_file(key, tmp_path / "file", {"by": key})
+        assert store.download(key, tmp_path / "read") == size
+        assert (tmp_path / "read").read_bytes() == data[:size]
+        assert store.head(key).metadata["by"] == key
+    assert proxy.seen.faults["torn"] == 6
+    assert keys(store.list("")) == ["one request", "parts"]
 
 
 def test_a_server_that_completes_uploads_over_existing_objects_is_refused(gofakes3_bucket: Bucket) -> None:

@@ -2,8 +2,9 @@
 
 Faults: ``slow_down``, ``internal``, ``unknown`` (501), ``late`` (200 over an error), ``denied``, ``expired`` (credentials) and ``skewed``
 (clock) are answered in the words of the server's vendor, not forwarded. ``reset``: connection reset, not forwarded. ``lost``: done, but the
-answer is dropped. ``cut``: the body breaks off. ``short``, ``long``: a body shorter or longer than the range that the answer names.
-``flip``: one bit of the answer's body; ``flip_sent``: one bit of the request's body. ``delay``: ``seconds`` before it.
+answer is dropped. ``torn``: half of the request's body is forwarded, then both connections break. ``cut``: the answer's body breaks
+off. ``short``, ``long``: a body shorter or longer than the range that the answer names. ``flip``: one bit of the answer's body;
+``flip_sent``: one bit of the request's body. ``delay``: ``seconds`` before it.
 """
 
 from __future__ import annotations
@@ -253,8 +254,8 @@ class _Handler(BaseHTTPRequestHandler):
             start, end = _bounds_of_object(self.headers.get("Content-Type", ""), body)
             body = body[:start] + self.proxy.flipped(body[start:end]) + body[end:]
         self.proxy.before(request, place)
-        status, headers, answer = self._forward(body)
-        if kind == "lost" or (kind == "cut" and not answer):
+        status, headers, answer = self._forward(body, torn=kind == "torn")
+        if kind in ("lost", "torn") or (kind == "cut" and not answer):
             return self._reset()
         if request == "get" and status < 300:
             with self.proxy.lock:  # before the answer leaves: who has it may look at once
@@ -272,7 +273,7 @@ class _Handler(BaseHTTPRequestHandler):
             return body + b"?"
         return self.proxy.flipped(body) if kind == "flip" and body else body
 
-    def _forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+    def _forward(self, body: bytes, torn: bool = False) -> tuple[int, dict[str, str], bytes]:
         hadoop = _HADOOP_PATH.match(self.path)
         node = hadoop["node"] if hadoop else None
         connection = http.client.HTTPConnection(node or "{}:{}".format(*self.proxy.upstream), timeout=60)
@@ -285,7 +286,9 @@ class _Handler(BaseHTTPRequestHandler):
                     connection.putheader(name, value)
             if body or "Content-Length" in self.headers:
                 connection.putheader("Content-Length", str(len(body)))
-            connection.endheaders(body or None)
+            connection.endheaders((body[: len(body) // 2] if torn else body) or None)
+            if torn:
+                return 0, {}, b""
             response = connection.getresponse()
             headers = {name: value for name, value in response.getheaders() if name.lower() not in _HOP}
             if self.command == "HEAD":
