@@ -16,7 +16,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
+from compactor.cli.output import Table, table_lines
+from compactor.views.words import format_size
 from tests.support.kafka_admin import ClusterAdmin
 from tests.support.kafka_broker import KafkaCluster, prepare
 from tests.support.kafka_jars import VERSIONS, BrokerUnavailable
@@ -46,14 +49,39 @@ def settings_for(cluster: KafkaCluster, state: Path) -> dict[str, str]:
     }
 
 
-def read_again(cluster: KafkaCluster, model: WrittenPartition) -> bool:
-    """Compares what consumers get after compaction: of each key its last value."""
+class Amounts(NamedTuple):
+    """What consumers read and what the tier holds at one time: records, keys with a value, logs of segments and their bytes."""
+
+    records: int
+    keys: int
+    segments: int
+    size: int
+
+
+def measure(cluster: KafkaCluster, records: int, keys: int) -> Amounts:
+    sizes = [path.stat().st_size for path in cluster.tier.rglob("*.log")]
+    return Amounts(records, keys, len(sizes), sum(sizes))
+
+
+def comparison_table(before: Amounts, after: Amounts) -> Table:
+    """The closing table, as `demo` prints it."""
+    rows = [
+        ("records read", before.records, after.records, f"{100 * after.records / before.records:.1f} %"),
+        ("size in the tier", format_size(before.size), format_size(after.size), f"{100 * after.size / before.size:.1f} %"),
+        ("segments", before.segments, after.segments, ""),
+        ("keys with a value", before.keys, after.keys, ""),
+    ]
+    return Table("", ("", "before", "after", ""), rows)
+
+
+def read_again(cluster: KafkaCluster, model: WrittenPartition, before: Amounts) -> bool:
+    """Compares what consumers get after compaction: of each key its last value. Ends with a table of both times."""
     found = consume(cluster, TOPIC, isolation=READ_COMMITTED)
     last = {record.key: record for record in found if record.key is not None}
-    same = {key: record for key, record in last.items() if record.value is not None} == model.latest()
-    size = sum(path.stat().st_size for path in cluster.tier.rglob("*.log"))
-    got = "get" if same else "DO NOT get"
-    print(f"\nconsumers: {got} the last value of each key, in {len(found)} records; the tier has {size} bytes of logs")
+    values = {key: record for key, record in last.items() if record.value is not None}
+    same = values == model.latest()
+    print(f"\nconsumers: {'get' if same else 'DO NOT get'} the last value of each key")
+    print("\n".join(table_lines(comparison_table(before, measure(cluster, len(found), len(values))))))
     return same
 
 
@@ -95,12 +123,13 @@ def main() -> int:
         print(f"tier:      {cluster.tier.parent.as_uri()}", flush=True)
         model = show(cluster, arguments.chapters)
         status = 0 if model is not None else 1
+        before = measure(cluster, len(model.committed()), len(model.latest())) if model is not None else None
         settings = settings_for(cluster, Path(directory))
         for command in [arguments.command] if arguments.command else SHOWN:
             print(f"\n$ tiered-compactor {' '.join(command)}", flush=True)
             done = subprocess.run([sys.executable, "-m", "compactor", *command], cwd=ROOT, env={**os.environ, **settings}, check=False)
             status = status or done.returncode
-        if model is not None and not read_again(cluster, model):
+        if model is not None and before is not None and not read_again(cluster, model, before):
             status = 1
         if arguments.wait:
             print("\n".join(f"export {name}='{value}'" for name, value in settings.items()))
