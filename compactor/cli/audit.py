@@ -21,7 +21,7 @@ from compactor.tier.kinds import control_url
 
 
 def user_name() -> str:
-    """Return the name of the person at this process: of the user who called ``sudo``, else of the process's user."""
+    """Return the name of the user who runs this process; with ``sudo`` the user who called it."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container whose user has no name
@@ -31,7 +31,7 @@ def user_name() -> str:
 
 
 def operator_name() -> str:
-    """Return the person and the machine that run this command, as ``user@host``. Records of pauses and requests name them so."""
+    """Return the person and the machine that run this command, as ``user@host``. Records of pauses and requests contain this text."""
     return f"{user_name()}@{socket.gethostname()}"
 
 
@@ -41,7 +41,7 @@ def recorded_action(
 ) -> Iterator[None]:
     """Record a manual action before the block, and its outcome after it. Raises StoreError before the block if it cannot be recorded.
 
-    A tier without a control store has no audit: that is reported.
+    On a tier without a control store nothing is recorded, and a line says so.
     """
     url = control_url(settings)
     if not url:
@@ -75,10 +75,10 @@ def recorded_action(
 
 
 def recorded_if(
-    is_manual: bool, args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int
+    is_recorded: bool, args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int
 ) -> AbstractContextManager[None]:
-    """Return ``recorded_action`` if ``is_manual``, else a context that does nothing.
+    """Return ``recorded_action`` if ``is_recorded``, else a context that does nothing.
 
     For commands that must be recorded only with some of their options.
     """
-    return recorded_action(args, settings, out, command, targets, **details) if is_manual else nullcontext()
+    return recorded_action(args, settings, out, command, targets, **details) if is_recorded else nullcontext()

@@ -37,7 +37,7 @@ class Argument(NamedTuple):
 
 
 def argument(*names: str, **settings: Any) -> Argument:
-    """Describe one argument of a command, for ``Parser``. The parameters are those of argparse's ``add_argument``."""
+    """Return the description of one command argument. The parameters are those of argparse's ``add_argument``."""
     return Argument(names, settings)
 
 
@@ -154,7 +154,7 @@ def move_common_options(arguments: Sequence[str]) -> list[str]:
     return [*rest[:end], *before, *rest[end:]] if rest else []
 
 
-def asks_for_json(arguments: Sequence[str]) -> bool:
+def is_json_requested(arguments: Sequence[str]) -> bool:
     """Return whether ``--output json`` is among the arguments. Works also for arguments that cannot be parsed, so that their error is
     JSON too.
     """

@@ -5,10 +5,10 @@ from __future__ import annotations
 from compactor.cli.output import Output
 
 
-def compile_kernels(out: Output, *, load: bool = False) -> None:
-    """Compile all kernels, with a note to the user, unless they are in the cache.
+def compile_kernels(out: Output, *, load_into_process: bool = False) -> None:
+    """Compile all numba kernels that are not in the cache yet, with a note to the user.
 
-    :param load: also load them into this process.
+    :param load_into_process: also load them into this process.
     """
     from compactor.kernels.jit import COMPLETE, kernel_cache_folder
 
@@ -16,7 +16,7 @@ def compile_kernels(out: Output, *, load: bool = False) -> None:
     compiled = folder is None or (folder / COMPLETE).exists()
     if not compiled:
         out.note("compiling kernels: up to half a minute, the first time only ...")
-    if load or not compiled:
+    if load_into_process or not compiled:
         from compactor.cleaner.precompile import precompile_kernels
 
         precompile_kernels()

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from compactor import __commit__, __version__
 from compactor.cli.arguments import COMMANDS
-from compactor.cli.frame import DEBUG, CommandFunction, Parser, as_compactor_error, asks_for_json, move_common_options
+from compactor.cli.frame import DEBUG, CommandFunction, Parser, as_compactor_error, is_json_requested, move_common_options
 from compactor.cli.lines import LineFormat, NoteFunction, RemarkHandler
 from compactor.cli.output import Output
 
@@ -24,7 +24,7 @@ SERVICES = ("daemon.run_daemon", "agent.run_agent")
 """Functions of commands that run until they are stopped. Their lines on stderr carry time and level."""
 
 
-def _speed_up_start() -> None:
+def _reduce_start_up_time() -> None:
     """Make the start faster: no threads for linear algebra, less garbage collection, no plug-ins of pydantic. Saves a third of a small
     command's time.
     """
@@ -40,7 +40,7 @@ def entry(argv: list[str] | None = None) -> int:
     :param argv: arguments without the program's name; None for those of the process.
     """
     with _signals_as_exceptions():
-        _speed_up_start()
+        _reduce_start_up_time()
         return _run_command(sys.argv[1:] if argv is None else argv)
 
 
@@ -52,7 +52,7 @@ def _run_command(arguments: list[str]) -> int:
         return out.note
 
     remarks = RemarkHandler(current_note)
-    if asks_for_json(arguments):
+    if is_json_requested(arguments):
         out = Output("json")
     try:
         arguments = move_common_options(arguments) or ["--help"]

@@ -171,7 +171,7 @@ class Output:
             self._meter = None
 
     def close(self) -> None:
-        """Flush stdout. Nothing fails after this, not even Python's own flush at exit."""
+        """Flush stdout, so that Python's flush at exit cannot fail. A closed pipe is no error."""
         self._end_transient_line("\n")
         try:
             self._stdout.flush()

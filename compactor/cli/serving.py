@@ -40,7 +40,7 @@ class RunnableService(Protocol):
 
 
 def prepare_process() -> None:
-    """Prepare the process before its first thread starts: only ``run_service`` receives signals, and all threads share a few heaps."""
+    """Configure signals and memory before the first thread starts: signals reach only ``run_service``, and threads share a few heaps."""
     signal.pthread_sigmask(signal.SIG_BLOCK, MEANT)
     allocator.limit_heaps()
 
@@ -94,7 +94,7 @@ def run_service(
 
 
 def _reload_configuration(
-    service: RunnableService, in_force: Settings, read_settings: Callable[[], Settings], tell: EventLogger
+    service: RunnableService, current_settings: Settings, read_settings: Callable[[], Settings], log: EventLogger
 ) -> Settings:
     """Reread the configuration and return the settings in force: the new ones as far as they can be adopted now, or the old ones if it
     is invalid.
@@ -102,12 +102,12 @@ def _reload_configuration(
     from compactor.service.reloading import reload_settings
 
     try:
-        found = reload_settings(in_force, read_settings())
+        found = reload_settings(current_settings, read_settings())
     except UsageError as error:
-        tell(f"the configuration is invalid, and the old one stays in force: {error}", level=logging.ERROR)
-        return in_force
+        log(f"the configuration is invalid, and the old one stays in force: {error}", level=logging.ERROR)
+        return current_settings
     service.adopt_settings(found.settings)
-    tell("the configuration was read again: " + ("; ".join(found.changed) or "nothing changed"))
+    log("the configuration was read again: " + ("; ".join(found.changed) or "nothing changed"))
     if found.waiting:
-        tell(f"changed, but only from the next start on: {'; '.join(found.waiting)}", level=logging.WARNING)
+        log(f"changed, but only from the next start on: {'; '.join(found.waiting)}", level=logging.WARNING)
     return found.settings

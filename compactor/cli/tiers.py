@@ -35,20 +35,20 @@ WRITERS = ("run", "retire", "daemon", "recompact", "undo")
 """Commands that may change a broker-managed tier."""
 
 
-def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False, writes: str = "") -> Tier:
+def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False, writing_command: str = "") -> Tier:
     """Open the configured tier.
 
     :param local_state: whether to use this machine's local state of the tier.
-    :param writes: name of the command if it changes the tier. With other commands a broker-managed tier is opened read-only.
+    :param writing_command: name of the command if it changes the tier. With other commands a broker-managed tier is opened read-only.
     :raises UsageError: if the settings do not allow it, or the command does not work on this kind of tier.
     """
     gc.set_threshold(100_000)  # segments are made by the hundred thousand, and no cycles
     settings = frame.load_command_settings(args)
     shared = tier_kind(settings).is_broker_managed
-    if shared and writes:
-        _check_command_writes(writes, settings)
+    if shared and writing_command:
+        _check_command_writes(writing_command, settings)
     opened = open_tier(settings, local_state=local_state)
-    if shared and writes:
+    if shared and writing_command:
         opened.identity.create_catalog()
     elif shared:
         opened = read_only_tier(opened)
@@ -56,7 +56,7 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
         from compactor.spark.round.engine import SparkEngines
 
         opened = replace(opened, engines=SparkEngines())
-    if writes in ("run", "daemon"):
+    if writing_command in ("run", "daemon"):
         from compactor.spark.round.child import SparkChild
 
         opened = replace(opened, remote_rounds=SparkChild())
@@ -108,18 +108,19 @@ def open_tier_and_partition(
     return opened, opened.partition_of_topic(names[0], topic_id) if topic_id else names[0]
 
 
-def select_partitions(tier: Tier, wanted: Sequence[str]) -> list[TopicPartition]:
-    """Return the partitions that a user means, each once; all of them if nothing is named.
+def select_partitions(tier: Tier, given_names: Sequence[str]) -> list[TopicPartition]:
+    """Return the partitions that a user's arguments select, each once; all partitions if there are no arguments.
 
     A topic or expression selects the partitions of the present topic of that name, not those of deleted topics.
 
-    :param wanted: partitions, topics or regular expressions over whole names of either. A name that exists is never taken as an expression.
+    :param given_names: partitions, topics or regular expressions over whole names of either. A name that exists is never taken as an
+        expression.
     :raises UsageError: if one of them matches nothing. Its hint is the nearest name.
     """
     known = tier.partitions()
     latest = current_incarnations(known)
     found: list[TopicPartition] = []
-    for text in wanted:
+    for text in given_names:
         exact = [name for name in known if "~" in text and text in (str(name), f"{name}~1")]
         named = exact or [name for name in latest if str(name.first_incarnation) == text] or [name for name in latest if name.topic == text]
         with suppress(re.error):
@@ -127,7 +128,7 @@ def select_partitions(tier: Tier, wanted: Sequence[str]) -> list[TopicPartition]
         if not named:
             raise no_such_partition_error(text, known)
         found += named
-    return list(dict.fromkeys(found)) if wanted else known
+    return list(dict.fromkeys(found)) if given_names else known
 
 
 def read_partition_logs(tier: Tier, names: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes) -> list[PartitionLog]:
@@ -175,26 +176,28 @@ def sum_stored_bytes(tier: Tier, names: Sequence[TopicPartition], out: Output, *
     return sum(summary.bytes for summary in found) + replaced
 
 
-def print_findings(found: Sequence[Any], out: Output, well: str = "all is well") -> int:
+def print_findings(findings: Sequence[Any], out: Output, summary_without_errors: str = "all is well") -> int:
     """Print what a check found and return the exit code. Errors are named on stderr as well; equal notes are counted together.
 
-    :param found: findings with ``severity``, ``kind``, ``topic``, ``partition``, ``object`` and ``detail``; those of broker-managed tiers
-        also say what they mean (``means``) and what to do (``todo``).
-    :param well: summary if there is no error.
+    :param findings: findings with ``severity``, ``kind``, ``topic``, ``partition``, ``object`` and ``detail``; those of broker-managed
+        tiers also say what they mean (``means``) and what to do (``todo``).
+    :param summary_without_errors: summary if there is no error.
     """
     rows: Counter[tuple[str, ...]] = Counter()
-    for one in found:
+    for one in findings:
         name = f"{one.topic}-{one.partition}" if one.topic else ""
         texts = (one.detail, getattr(one, "means", ""), getattr(one, "todo", ""))
         is_error = one.severity == "error"
         if is_error:
             out.note(f"error: {one.object or name}: {': '.join(filter(None, texts[:2]))}")
         rows[(one.severity, one.kind, name, one.object if is_error or texts[1] else "", *texts)] += 1
-    errors = sum(one.severity == "error" for one in found)
+    errors = sum(one.severity == "error" for one in findings)
     columns = ("severity", "problem", "partition", "count", "object", "what was found", "what it means", "what to do")
     table = Table("", columns, [(*row[:3], count, *row[3:]) for row, count in rows.items()], minor=("count",), below=4)
-    summary = count_noun(errors, "problem") if errors else well
-    out.print_result({"ok": not errors, "problems": [report_document(one) for one in found]}, *([table] if rows else []), summary=summary)
+    summary = count_noun(errors, "problem") if errors else summary_without_errors
+    out.print_result(
+        {"ok": not errors, "problems": [report_document(one) for one in findings]}, *([table] if rows else []), summary=summary
+    )
     return BadData.exit_code if errors else 0
 
 
@@ -230,12 +233,12 @@ def report_document(value: Any) -> dict[str, Any]:
 class PartitionOutcomes:
     """Outcomes of a command over several partitions, for its exit code. A partition that fails does not stop the others (I9).
 
-    :param named: whether the user named the partitions. If not, a partition that another process leads is not a failure.
+    :param is_selection_explicit: whether the user named the partitions. If not, a partition that another process leads is not a failure.
     """
 
-    def __init__(self, out: Output, named: bool) -> None:
+    def __init__(self, out: Output, is_selection_explicit: bool) -> None:
         self._out = out
-        self._named = named
+        self._named = is_selection_explicit
         self._codes: list[int] = []
         self._leased = 0
 
@@ -243,25 +246,25 @@ class PartitionOutcomes:
         """Record that the command succeeded for one more partition."""
         self._codes.append(0)
 
-    def record_failure(self, what: str, error: Exception) -> CompactorError:
+    def record_failure(self, object_name: str, error: Exception) -> CompactorError:
         """Report and record a failure, and return it as a CompactorError. With TIERED_COMPACTOR_DEBUG=1 a bug is raised instead."""
         found = frame.as_compactor_error(error)
         if found is not error and os.environ.get(frame.DEBUG) == "1":
             raise error
-        self._out.note(f"error: {found}" if str(found).startswith(f"{what}: ") else f"error: {what}: {found}")
+        self._out.note(f"error: {found}" if str(found).startswith(f"{object_name}: ") else f"error: {object_name}: {found}")
         if isinstance(found, Leased) and not self._named:
             self._leased += 1
         else:
             self._codes.append(found.exit_code)
         return found
 
-    def record_quarantine(self, what: str, reason: str) -> None:
+    def record_quarantine(self, partition: str, reason: str) -> None:
         """Report and record that a partition was quarantined because of damaged data."""
         advice = (
             "The round changed nothing. Readers cannot read damaged data, either. `verify` names all damage, `explain` what helps: "
             "`repair`, or restoring the object from the store's versions or a backup"
         )
-        self._out.note(f"error: {what} is quarantined: {reason}. {advice}")
+        self._out.note(f"error: {partition} is quarantined: {reason}. {advice}")
         self._codes.append(3)
 
     def exit_code(self) -> int:

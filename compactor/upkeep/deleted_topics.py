@@ -23,7 +23,7 @@ AskAboutTopics = Callable[[Sequence[TopicId]], TopicIdAnswers]
 """Asks the cluster about topic ids. Raises StoreError, UsageError."""
 
 
-def delete_removed_topics(tier: Tier, ask: AskAboutTopics) -> list[TopicPartition]:
+def delete_removed_topics(tier: Tier, ask_about_topics: AskAboutTopics) -> list[TopicPartition]:
     """Ask the cluster about all topic ids that are recorded as its own, delete the partitions of topics that no longer exist, and return
     these partitions.
 
@@ -45,19 +45,19 @@ def delete_removed_topics(tier: Tier, ask: AskAboutTopics) -> list[TopicPartitio
     # Both clocks are read before the question, so that no answer is older. A first answer counts from the later one and is confirmed by
     # the earlier one, so that a wrong clock does not make two answers of one.
     earlier_ms, later_ms = sorted((tier.ports.clock_ms(), tier.ports.control.clock_ms()))
-    answers = ask(topic_ids)
+    answers = ask_about_topics(topic_ids)
     _record_answers(catalog, answers, later_ms, lambda state, topic_id: topic_id not in state.missing)
     state = _record_answers(catalog, answers, earlier_ms, partial(_confirms_absence, asked_ms=earlier_ms))
     snapshot_if_due(catalog)
     asked = topics_of_cluster(state, answers.missing, answers.cluster_id)
-    due = {topic_id for topic_id in asked if _is_due(tier, state, topic_id, earlier_ms)}
+    due = {topic_id for topic_id in asked if _is_deletion_due(tier, state, topic_id, earlier_ms)}
     return _delete_topics(tier, due) if due else []
 
 
 def _record_answers(
     catalog: CatalogLog, answers: TopicIdAnswers, asked_ms: int, adds_information: Callable[[CatalogState, str], bool]
 ) -> CatalogState:
-    """Record contradictory answers, and those answers that a topic is missing which add something. Return the resulting catalog."""
+    """Record the cluster's answers in the catalog if they contradict or add to those recorded before. Return the resulting catalog."""
 
     def decide_record(state: CatalogState) -> TopicsInspected | None:
         # The fold ignores what another cluster says: recorded, it would be decided again for ever.
@@ -77,7 +77,7 @@ def _confirms_absence(state: CatalogState, topic_id: TopicId, asked_ms: int) -> 
     return known is not None and not is_deletion_confirmed(state, topic_id) and asked_ms - known.first_ms >= CONFIRMATION_MS
 
 
-def _is_due(tier: Tier, state: CatalogState, topic_id: TopicId, now_ms: int) -> bool:
+def _is_deletion_due(tier: Tier, state: CatalogState, topic_id: TopicId, now_ms: int) -> bool:
     kept_ms = tier.settings.tier.deleted_topic_retention_ms
     return is_deletion_confirmed(state, topic_id) and now_ms - state.missing[topic_id].first_ms >= kept_ms
 

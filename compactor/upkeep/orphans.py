@@ -33,9 +33,9 @@ class Orphan:
     """An object that no metadata names.
 
     object: its key below the tier's URL.
-    modified_ms: its last change.
-    age_ms: time between its last change and the listing.
-    certainty: SURE or LIKELY.
+    modified_ms: time of its last change by the store's clock, in milliseconds.
+    age_ms: milliseconds between its last change and the listing.
+    certainty: SURE if brokers recorded that its segment's deletion is finished, else LIKELY.
     """
 
     partition: str
@@ -88,20 +88,20 @@ def find_orphans(opened: Tier, names: Sequence[TopicPartition], on_partition: Ca
     return OrphanList(opened.settings.tier_url, tier.layout, opened.brokers.cluster_id(), now, tuple(found))
 
 
-def purge_orphans(opened: Tier, wanted: OrphanList, store: ObjectStore, *, dry_run: bool = False) -> PurgeReport:
+def purge_orphans(opened: Tier, orphan_list: OrphanList, store: ObjectStore, *, dry_run: bool = False) -> PurgeReport:
     """Delete the objects of a list that are still orphans.
 
     :param store: the tier's store, opened for writing.
     :param dry_run: delete nothing, and return what would be deleted.
     :raises UsageError: if the list belongs to another tier, or the brokers cannot be asked.
     """
-    _check_list_matches_tier(opened, wanted)
+    _require_list_of_tier(opened, orphan_list)
     deleted: list[Orphan] = []
     kept: dict[str, str] = {}
     now = opened.ports.clock_ms()
     known = {str(name): name for name in opened.brokers.partition_names()}
-    for partition in dict.fromkeys(one.partition for one in wanted.orphans):
-        mine = [one for one in wanted.orphans if one.partition == partition]
+    for partition in dict.fromkeys(one.partition for one in orphan_list.orphans):
+        mine = [one for one in orphan_list.orphans if one.partition == partition]
         if partition not in known:
             kept |= {one.object: "the tier holds no such partition any more" for one in mine}
             continue
@@ -116,17 +116,17 @@ def purge_orphans(opened: Tier, wanted: OrphanList, store: ObjectStore, *, dry_r
     return PurgeReport(deleted, kept)
 
 
-def _reason_not_to_delete(listed: Orphan, now: Orphan | None, min_age_ms: int) -> str:
+def _reason_not_to_delete(listed: Orphan, current: Orphan | None, min_age_ms: int) -> str:
     """Return why an object must not be deleted, or an empty string.
 
     :param listed: the orphan as it was listed.
-    :param now: the same object as an orphan now; None if it is none any more.
+    :param current: the same object as an orphan now; None if it is no orphan any more.
     """
-    if now is None:
+    if current is None:
         return "metadata names it now, or it was deleted"
-    if (now.bytes, now.modified_ms) != (listed.bytes, listed.modified_ms):
+    if (current.bytes, current.modified_ms) != (listed.bytes, listed.modified_ms):
         return "it has changed since it was listed"
-    return f"it is younger than orphan_age_ms ({min_age_ms})" if now.age_ms < min_age_ms else ""
+    return f"it is younger than orphan_age_ms ({min_age_ms})" if current.age_ms < min_age_ms else ""
 
 
 def _orphans_of_partition(opened: Tier, name: TopicPartition, now_ms: int) -> Iterator[Orphan]:
@@ -137,19 +137,20 @@ def _orphans_of_partition(opened: Tier, name: TopicPartition, now_ms: int) -> It
         yield Orphan(str(name), listed.key, listed.size, listed.modified_ms, max(0, now_ms - listed.modified_ms), certainty, why)
 
 
-def _check_list_matches_tier(opened: Tier, wanted: OrphanList) -> None:
+def _require_list_of_tier(opened: Tier, orphan_list: OrphanList) -> None:
     tier = opened.settings.tier
-    if (wanted.url, wanted.layout) != (opened.settings.tier_url, tier.layout):
+    if (orphan_list.url, orphan_list.layout) != (opened.settings.tier_url, tier.layout):
         raise UsageError(
-            f"the list is of the tier at {wanted.url}, layout {wanted.layout}; configured is {opened.settings.tier_url}, {tier.layout}",
+            f"the list is of the tier at {orphan_list.url}, layout {orphan_list.layout};"
+            f" configured is {opened.settings.tier_url}, {tier.layout}",
             hint="Nothing was deleted. Name the configuration that the list was made with",
         )
     if opened.brokers.taken_ms >= 0:
         raise UsageError(
             "orphans are deleted by the brokers' current metadata, and there is only a snapshot", hint="Set bootstrap_servers under [kafka]"
         )
-    if (cluster := opened.brokers.cluster_id()) != wanted.cluster_id:
-        raise UsageError(f"the list is of the cluster {wanted.cluster_id}, this one is {cluster}", hint="Nothing was deleted")
+    if (cluster := opened.brokers.cluster_id()) != orphan_list.cluster_id:
+        raise UsageError(f"the list is of the cluster {orphan_list.cluster_id}, this one is {cluster}", hint="Nothing was deleted")
     if opened.brokers.is_incomplete():
         raise UsageError(
             f"{opened.brokers.source_name} has lost records, so that objects it does not name may be segments",
@@ -157,13 +158,13 @@ def _check_list_matches_tier(opened: Tier, wanted: OrphanList) -> None:
         )
 
 
-def write_orphan_list(found: OrphanList, path: Path) -> None:
+def write_orphan_list(orphan_list: OrphanList, path: Path) -> None:
     """Write a list of orphans as JSON. Raises UsageError if the file exists, so that a list that was read by a person is not
     overwritten.
     """
     try:
         with path.open("x", encoding="utf-8") as file:
-            json.dump(found.to_json(), file, indent=1)
+            json.dump(orphan_list.to_json(), file, indent=1)
     except FileExistsError:
         raise UsageError(f"{path} exists already", hint="Name a new file") from None
 

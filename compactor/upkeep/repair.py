@@ -54,11 +54,11 @@ _LOCAL_COPIES = 3
 
 
 class RepairSource(Protocol):
-    """A place that may have the bytes of a segment's files."""
+    """A place, such as a log directory or another tier, that may have the bytes of a segment's files."""
 
     @property
-    def where(self) -> str:
-        """Return the place as messages name it."""
+    def description(self) -> str:
+        """Return a text that names this source in messages."""
 
     def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Iterator[None]:
         """Yield after each attempt to write the file to ``path``, which does not exist before. The caller compares its digest."""
@@ -71,7 +71,7 @@ class DirectorySource:
     folder: Path
 
     @property
-    def where(self) -> str:
+    def description(self) -> str:
         return str(self.folder)
 
     def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Iterator[None]:
@@ -99,7 +99,7 @@ class TierSource:
     name: TopicPartition
 
     @property
-    def where(self) -> str:
+    def description(self) -> str:
         return self.tier.ports.layout.url
 
     def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Iterator[None]:
@@ -142,7 +142,7 @@ def _join_batches(paths: Sequence[Path] | Iterator[Path], segment: RemoteLogSegm
 
 @dataclass(frozen=True)
 class DamagedSegment:
-    """A live segment with objects that are not as recorded. problems: what is the matter, by kind of file."""
+    """A live segment with objects that are not as recorded. problems: description of the damage, by kind of file."""
 
     segment: RemoteLogSegmentMetadata
     problems: Mapping[str, str]
@@ -166,7 +166,10 @@ class Repair:
 
 @dataclass(frozen=True)
 class RepairedObject:
-    """An object that was made good. how: created, replaced or undone. new_object: what readers use in its place. bytes: its size."""
+    """A damaged object that was repaired.
+
+    how: created, replaced or undone. new_object: key of the object that readers use in its place. bytes: the object's size.
+    """
 
     object: str
     how: str
@@ -176,7 +179,7 @@ class RepairedObject:
 
 @dataclass(frozen=True)
 class UnrepairedObject:
-    """An object that stays as it is, with the reason."""
+    """A damaged object that could not be repaired, with the reason."""
 
     object: str
     reason: str
@@ -184,7 +187,7 @@ class UnrepairedObject:
 
 @dataclass(frozen=True)
 class RepairReport:
-    """Result of ``repair``; with ``dry_run`` what it would do."""
+    """Result of ``repair_partition``: repaired and unrepaired objects. With ``dry_run`` the repairs that it would make."""
 
     repaired: tuple[RepairedObject, ...]
     unrepaired: tuple[UnrepairedObject, ...]
@@ -201,7 +204,7 @@ def find_damage(
     found = []
     with _scratch_folder(opened) as scratch:
         for segment in segments:
-            check_disk_budget(opened, state.name, segment, copies=_LOCAL_COPIES)
+            check_disk_budget(opened, state.name, segment, copies_on_disk=_LOCAL_COPIES)
             _, problems = download_intact_files(opened, state.name, segment, scratch)
             if problems:
                 missing = frozenset(one.file for one in problems if one.kind == "missing")
@@ -218,7 +221,7 @@ def repair_partition(
     *,
     dry_run: bool = False,
 ) -> RepairReport:
-    """Make good all damaged objects of a partition's live segments for which a source has bytes with the recorded digest.
+    """Repair all damaged objects of a partition's live segments for which a source has bytes with the recorded digest.
 
     :param sources: places to search. The tier's own objects are searched in any case.
     :param dry_run: search, and change nothing.
@@ -228,23 +231,23 @@ def repair_partition(
     log = opened.open(name, leads=True)
     state = log.refresh_and_check_gaps()
     finder = _FileFinder(opened, state, sources)
-    decisions = _decide(opened, state, find_damage(opened, state, state.live, on_bytes), finder)
+    decisions = _plan_repairs(opened, state, find_damage(opened, state, state.live, on_bytes), finder)
     if dry_run or all(one.action == "none" for one in decisions):
-        return _report(opened, state, decisions, {})
+        return _repair_report(opened, state, decisions, {})
     for run_id in dict.fromkeys(one.run_id for one in decisions if one.action == "undo"):
         undo_round(opened.ports, log, opened.lease, run_id)
     new_ids: Mapping[str, str] = {}
     if any(one.action in ("create", "replace") for one in decisions):
         with hold_leadership(opened.ports, log, opened.lease) as leadership:
-            _create_missing(opened, leadership, [one.damage for one in decisions if one.action == "create"], finder)
+            _create_missing_objects(opened, leadership, [one.damage for one in decisions if one.action == "create"], finder)
             replaced = [one.damage for one in decisions if one.action == "replace"]
-            new_ids = _replace_damaged(opened, leadership, replaced, finder) if replaced else {}
+            new_ids = _replace_damaged_segments(opened, leadership, replaced, finder) if replaced else {}
             snapshot_if_due(log)
     opened.changes.publish([log])
-    return _report(opened, state, decisions, new_ids)
+    return _repair_report(opened, state, decisions, new_ids)
 
 
-def _decide(opened: Tier, state: PartitionState, damaged: Sequence[DamagedSegment], finder: _FileFinder) -> list[Repair]:
+def _plan_repairs(opened: Tier, state: PartitionState, damaged: Sequence[DamagedSegment], finder: _FileFinder) -> list[Repair]:
     """Return what to do about each damaged segment. Reads sources, and changes nothing."""
     decisions = []
     for damage in damaged:
@@ -256,17 +259,17 @@ def _decide(opened: Tier, state: PartitionState, damaged: Sequence[DamagedSegmen
             can_create = not unfound and damage.missing == damage.problems.keys()
             decisions.append(Repair(damage, "create" if can_create else "replace"))
     undone = {one.run_id for one in decisions if one.action == "undo"}
-    return [one if one.action == "undo" else _covered_by_undo(state, one, undone) for one in decisions]
+    return [one if one.action == "undo" else _undo_if_run_is_undone(state, one, undone) for one in decisions]
 
 
-def _covered_by_undo(state: PartitionState, decision: Repair, undone: set[str]) -> Repair:
-    """Return the decision, or ``undo`` if the run that wrote the segment is undone in any case."""
+def _undo_if_run_is_undone(state: PartitionState, decision: Repair, undone: set[str]) -> Repair:
+    """Return the decision, or ``undo`` in its place if the run that wrote the segment is among those to be undone."""
     run_id = _run_that_wrote(state, decision.damage.segment)
     return Repair(decision.damage, "undo", run_id=run_id) if run_id in undone else decision
 
 
 def _undo_or_nothing(opened: Tier, state: PartitionState, damage: DamagedSegment, finder: _FileFinder) -> Repair:
-    """Return how to get on without the segment's bytes: undo the run that wrote it, if that is possible."""
+    """Return the decision about a segment whose bytes no source has: undo the run that wrote it if that is possible, else ``none``."""
     nowhere = f"no source has its bytes: {finder.searched}" if finder.sources else "no source was named: say --from LOG_DIR|CONFIG"
     if damage.segment.id not in state.published_by:
         return Repair(damage, "none", f"{nowhere}. Restore it from the store's versions or a backup")
@@ -285,11 +288,13 @@ def _undo_or_nothing(opened: Tier, state: PartitionState, damage: DamagedSegment
 
 
 def _run_that_wrote(state: PartitionState, segment: RemoteLogSegmentMetadata) -> str:
-    """Return the run that wrote a live segment while what it replaced waits for deletion, or an empty string."""
+    """Return the id of the run that wrote a live segment, if the segments that it replaced still wait for deletion; else an empty
+    string.
+    """
     return next((one.run_id for one in state.waiting if not one.undone and segment.id in one.replaced_by.values()), "")
 
 
-def _report(opened: Tier, state: PartitionState, decisions: Sequence[Repair], new_ids: Mapping[str, str]) -> RepairReport:
+def _repair_report(opened: Tier, state: PartitionState, decisions: Sequence[Repair], new_ids: Mapping[str, str]) -> RepairReport:
     layout = opened.ports.layout
     repaired: list[RepairedObject] = []
     unrepaired: list[UnrepairedObject] = []
@@ -323,7 +328,7 @@ class _FileFinder:
 
     @property
     def searched(self) -> str:
-        return ", ".join(one.where for one in self.sources)
+        return ", ".join(one.description for one in self.sources)
 
     def has_file(self, segment: RemoteLogSegmentMetadata, kind: str) -> bool:
         """Return whether a source has the file, or it can be built with the recorded digest."""
@@ -372,7 +377,9 @@ class _FileFinder:
         return paths
 
     def build_file(self, segment: RemoteLogSegmentMetadata, kind: str, log: Path) -> bytes:
-        """Return a file beside a log, built from the log and from what the segment before it states of producers."""
+        """Return the bytes of a segment's index, snapshot or checkpoint file, built from its log and from the previous segment's producer
+        states.
+        """
         cleaner = self.opened.cleaner_for(self.state.topic)
         source = self.open_log(segment, log)
         table = source.table
@@ -406,7 +413,7 @@ class _FileFinder:
         return ProducerStates.without_producers()
 
 
-def _create_missing(opened: Tier, leadership: Leadership, damaged: Sequence[DamagedSegment], finder: _FileFinder) -> None:
+def _create_missing_objects(opened: Tier, leadership: Leadership, damaged: Sequence[DamagedSegment], finder: _FileFinder) -> None:
     """Create missing objects again under their keys. Nothing is deleted meanwhile, because only the leader retires segments."""
     layout = opened.ports.layout
     for damage in damaged:
@@ -425,10 +432,12 @@ def _create_missing(opened: Tier, leadership: Leadership, damaged: Sequence[Dama
             raise BadData(f"the store did not keep what was created again: {problem}", segment=segment.id)
 
 
-def _replace_damaged(opened: Tier, leadership: Leadership, damaged: Sequence[DamagedSegment], finder: _FileFinder) -> dict[str, str]:
+def _replace_damaged_segments(
+    opened: Tier, leadership: Leadership, damaged: Sequence[DamagedSegment], finder: _FileFinder
+) -> dict[str, str]:
     """Replace segments one to one in a round, and return the new ids by the old ones.
 
-    :raises BadData: if the round failed. Readers then have what they had.
+    :raises BadData: if the round failed. Readers then keep the damaged segments.
     """
     result = run_round_as_leader(leadership, RepairRound(opened, finder, tuple(damaged)))
     if result.status == "quarantined":
@@ -443,7 +452,7 @@ def _replace_damaged(opened: Tier, leadership: Leadership, damaged: Sequence[Dam
 class RepairRound:
     """Round that replaces damaged segments one to one by the bytes that they had (implements ``RoundWork``).
 
-    An interrupted one is not resumed but undone, like every plan whose executor differs.
+    An interrupted repair round is undone and not resumed, because its plan names another executor than that of an ordinary round.
     """
 
     opened: Tier
@@ -462,10 +471,10 @@ class RepairRound:
     @contextmanager
     def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> Iterator[PartitionState | None]:
         """Yield the state, or None if none of the damaged segments is live any more."""
-        yield state if self._targets(state) else None
+        yield state if self._live_damaged_segments(state) else None
 
     def make_plan(self, facts: PartitionState, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
-        targets = self._targets(facts)
+        targets = self._live_damaged_segments(facts)
         clean = clean_end_offset(facts.vector)
         return CompactionPlan(
             run_id=new_id(),
@@ -512,9 +521,9 @@ class RepairRound:
         return {"bytes_written": sum(receipt.bytes_written for receipt in receipts)}
 
     def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:
-        """Ignore stages."""
+        """Do nothing: a repair reports no stages."""
 
-    def _targets(self, state: PartitionState) -> list[RemoteLogSegmentMetadata]:
+    def _live_damaged_segments(self, state: PartitionState) -> list[RemoteLogSegmentMetadata]:
         wanted = {one.segment.id for one in self.damaged}
         return [segment for segment in state.live if segment.id in wanted]
 

@@ -43,19 +43,21 @@ _HEARTBEAT = re.compile(r".*/(\d{20})\.json")
 class GraceClock:
     """Clock for grace periods: the store's own, or ``given_ms`` in its place (``--now``).
 
-    given_ms: ignored if it is later than the store's clock, because that would break a promised grace, unless ``forced`` is set.
+    given_ms: time in milliseconds. Ignored if it is later than the store's clock, unless ``forced`` is set, because grace would be cut
+        short.
     forced: also delete orphans whatever their age, unless ``spares_young`` is set.
-    asks: False for callers that only inspect, because asking a directory for its clock writes to it.
+    asks_store: whether to ask the store for its time; False for callers that only inspect, because asking a directory for its clock writes
+        to it.
     spares_young: apply the age limits of orphans and imports even if ``forced`` is set.
     """
 
     given_ms: int | None = None
     forced: bool = False
-    asks: bool = True
+    asks_store: bool = True
     spares_young: bool = False
 
     def now_ms(self, store: ObjectStore) -> int:
-        if self.given_ms is not None and (self.forced or not self.asks):
+        if self.given_ms is not None and (self.forced or not self.asks_store):
             return self.given_ms
         own_ms = store.clock_ms()
         return own_ms if self.given_ms is None else min(own_ms, self.given_ms)
@@ -72,7 +74,7 @@ class RetireSurvey:
     unfinished: segments whose deletion another process began and did not finish.
     stale_imports: ids of imports that are too old to be in progress.
     orphans: objects that no reader can ever read.
-    strays: segments that a dead compactor announced to readers, withdrawn longer ago than grace.
+    strays: segments that a dead compactor announced to brokers and that were withdrawn longer ago than grace.
     young: objects that the control log does not mention and that are younger than ``orphan_age_ms``.
     strangers: keys of objects whose names this program does not make; they are never deleted.
     scratch: keys of scratch objects, sidecars and heartbeats that are no longer needed.
@@ -99,11 +101,11 @@ class RetireSurvey:
 
 @dataclass(frozen=True)
 class RetireReport:
-    """Result of ``retire``; with ``dry_run`` what it would do.
+    """Result of ``retire_partition``; with ``dry_run`` the deletions that it would make.
 
     deleted, swept, waiting: keys of objects.
     bytes: size of all deleted and swept objects.
-    next_ms: when something that waits now may be deleted, by the store's clock; NEVER_MS if nothing waits.
+    next_ms: earliest time at which a waiting object may be deleted, by the store's clock; NEVER_MS if nothing waits.
     """
 
     deleted: tuple[str, ...]
@@ -134,7 +136,7 @@ def retire_partition(
     log.refresh()
     found = survey_retirable(ports, log, retention, clock)
     if dry_run or found.has_nothing_to_do:
-        return _retire_report(ports.layout, log.state.name, found, done=dry_run)
+        return _retire_report(ports.layout, log.state.name, found, is_dry_run=dry_run)
     with hold_leadership(ports, log, lease) as leadership:
         report = retire_as_leader(leadership, retention, clock=clock, work=work)
         snapshot_if_due(log)
@@ -167,7 +169,7 @@ def retire_as_leader(
     ports.layout.delete_segments(log.state.name, left)
     ports.publisher.record_deletion(log.state.name, left)
     ports.control.delete(found.scratch)
-    return _retire_report(ports.layout, log.state.name, found, gone=gone)
+    return _retire_report(ports.layout, log.state.name, found, deleted_segments=gone)
 
 
 def survey_retirable(ports: Ports, log: PartitionLog, retention: Retention, clock: GraceClock = STORES_OWN) -> RetireSurvey:
@@ -324,20 +326,25 @@ def _slot_time_ms(ports: Ports, log: PartitionLog, entry: WaitingGroup | OpenImp
 
 
 def _retire_report(
-    layout: SegmentLayout, name: TopicPartition, found: RetireSurvey, *, gone: tuple[RemoteLogSegmentMetadata, ...] = (), done: bool = False
+    layout: SegmentLayout,
+    name: TopicPartition,
+    survey: RetireSurvey,
+    *,
+    deleted_segments: tuple[RemoteLogSegmentMetadata, ...] = (),
+    is_dry_run: bool = False,
 ) -> RetireReport:
-    """Return the report of what was deleted.
+    """Return the report of a retirement: keys and sizes of the deleted objects.
 
-    :param gone: the segments that were deleted.
-    :param done: report the survey as if it had been carried out (``dry_run``).
+    :param deleted_segments: the segments that were deleted.
+    :param is_dry_run: report the survey as if it had been carried out (``dry_run``).
     """
 
     def object_keys(segments: Sequence[RemoteLogSegmentMetadata]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(layout.object_name(name, segment, kind) for segment in segments for kind in segment.files))
 
-    deleted = (*found.unfinished, *found.due) if done else gone
-    size = sum(file.size for segment in deleted for file in segment.files.values()) + sum(item.size for item in found.orphans)
-    return RetireReport(object_keys(deleted), tuple(item.key for item in found.orphans), object_keys(found.waiting), size, found.next_ms)
+    deleted = (*survey.unfinished, *survey.due) if is_dry_run else deleted_segments
+    size = sum(file.size for segment in deleted for file in segment.files.values()) + sum(item.size for item in survey.orphans)
+    return RetireReport(object_keys(deleted), tuple(item.key for item in survey.orphans), object_keys(survey.waiting), size, survey.next_ms)
 
 
 MAX_UNHINTED_INSPECTIONS = 64
@@ -345,20 +352,20 @@ MAX_UNHINTED_INSPECTIONS = 64
 
 
 def partitions_to_inspect(
-    state: CatalogState, names: Sequence[TopicPartition], now_ms: int, key_of: Callable[[TopicPartition], str] = str
+    state: CatalogState, names: Sequence[TopicPartition], now_ms: int, log_name_of: Callable[[TopicPartition], str] = str
 ) -> list[TopicPartition]:
     """Return the partitions to inspect, in the given order.
 
     :param now_ms: the store's clock, as in the recorded inspections.
-    :param key_of: returns the name of a partition's log in the tier-wide state.
+    :param log_name_of: returns the name of a partition's log in the tier-wide state.
     """
     if len(names) <= MAX_UNHINTED_INSPECTIONS:
         return list(names)
     chosen: set[TopicPartition] = set()
     idle: list[tuple[int, TopicPartition]] = []
     for name in names:
-        inspection = state.looks.get(key_of(name))
-        if inspection is None or inspection.slot < state.reached.get(key_of(name), 0) or inspection.next_ms <= now_ms:
+        inspection = state.looks.get(log_name_of(name))
+        if inspection is None or inspection.slot < state.reached.get(log_name_of(name), 0) or inspection.next_ms <= now_ms:
             chosen.add(name)
         else:
             idle.append((inspection.at_ms, name))

@@ -25,10 +25,10 @@ from compactor.tier.contents import download_segment_file
 
 @dataclass(frozen=True)
 class SegmentProblem:
-    """A finding of `verify`.
+    """A problem that `verify` found in a segment or its metadata.
 
     severity: ``error``, or ``note`` for something that only waits for its deletion.
-    kind: one word, for scripts.
+    kind: the problem's kind in one word, for scripts.
     """
 
     severity: str
@@ -73,24 +73,24 @@ def download_intact_files(
 
 
 def check_disk_budget(
-    opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, otherwise: str = "", *, copies: int = 1
+    opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, other_remedy: str = "", *, copies_on_disk: int = 1
 ) -> None:
     """Raise OutOfBudget if one segment does not fit within the disk budget.
 
-    :param otherwise: what else may help, for the hint.
-    :param copies: how many times it lies on local disk at once.
+    :param other_remedy: text about another remedy, appended to the hint.
+    :param copies_on_disk: how many copies of the segment are on local disk at once.
     """
-    needed = copies * sum(round_up_to_blocks(file.size) for file in segment.files.values())
+    needed = copies_on_disk * sum(round_up_to_blocks(file.size) for file in segment.files.values())
     budget = disk_budget_bytes(opened.cleaner_for(name.topic), opened.state_dir)
     if needed > budget:
         message = f"segment {segment.id} takes {needed} bytes of local disk, and the disk budget is {budget}"
-        raise OutOfBudget(message, hint=f"Set disk_budget_bytes to at least {needed}{otherwise}")
+        raise OutOfBudget(message, hint=f"Set disk_budget_bytes to at least {needed}{other_remedy}")
 
 
 def check_companion_files(
     source: SourceSegment, files: Mapping[str, bytes], lineage: Sequence[EpochEntry] = (), log_start: int = 0
 ) -> Iterator[tuple[str, str]]:
-    """Yield (kind, problem) for the files beside a valid log.
+    """Yield (kind, problem) for each invalid index, snapshot or checkpoint file of a segment whose log is valid.
 
     :param lineage: leader epochs that the leader-epoch checkpoint must have.
     :param log_start: log start offset of the partition. Brokers drop leader epochs below it from later checkpoints.

@@ -66,10 +66,10 @@ def sweep_uploads(opened: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[
     return tuple(one.object_url for one in due)
 
 
-def _is_key_of_tier(opened: Tier, one: UnfinishedUploadOfTier) -> bool:
+def _is_key_of_tier(opened: Tier, upload: UnfinishedUploadOfTier) -> bool:
     """Return whether an upload is to a key that this tier writes: in its control log, its probes, or a partition of its catalog."""
-    key, known = one.upload.key, opened.catalog.state
-    if one.store is opened.ports.control:
+    key, known = upload.upload.key, opened.catalog.state
+    if upload.store is opened.ports.control:
         return key.startswith((f"{RESERVED}/", *_CONTROL_PREFIXES))
     partition = opened.ports.layout.partition_of(key)
     return key.startswith((f"{RESERVED}/", _PROBES)) or partition in known.partitions or partition in known.reached

@@ -69,7 +69,7 @@ class _ListedPartitionVerifier:
                 yield self._error_problem("gap", file_name(segment.base, "log"), detail)
 
     def _check_listing(self, listing: PartitionListing) -> Iterator[SegmentProblem]:
-        """Yield what LIST and the two files beside the segments show."""
+        """Yield the problems that the listing, the ``_metadata`` file and the watermark show, without reading segments."""
         for problem in listing.problems:
             yield self._error_problem("metadata", problem.segment.rpartition("/")[2], problem.cause)
         readable = {segment.base for segment in listing.readable_segments}

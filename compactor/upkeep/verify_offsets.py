@@ -57,7 +57,7 @@ def verify_checkpoints(opened: Tier, name: TopicPartition) -> list[SegmentProble
         add_finding("cleaner-offsets", detail)
     for detail in live_segment_problems(log.state):
         add_finding("segments", detail)
-    for detail in ungranted_segments(log.state):
+    for detail in segments_beyond_cleaner_offset(log.state):
         add_finding("not-granted", detail, severity="note")
     for detail in unresumable_intent(log.state):
         add_finding("intent", detail, severity="note")
@@ -89,9 +89,9 @@ def vector_problems(state: PartitionState) -> Iterator[str]:
         yield f"they name epoch {state.vector[-1].leader_epoch}, the last that was acquired is {state.last_epoch}"
 
 
-def ungranted_segments(state: PartitionState) -> Iterator[str]:
-    """Yield live segments for which the cleaner offsets no longer cover the epoch that published them, because the broker's log was
-    truncated since.
+def segments_beyond_cleaner_offset(state: PartitionState) -> Iterator[str]:
+    """Yield a message for each live segment that the cleaner offset of its publishing compactor epoch no longer covers, because the
+    broker's log was truncated since.
     """
     for segment in state.live:
         epoch = state.published_by.get(segment.id)

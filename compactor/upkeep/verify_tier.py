@@ -135,7 +135,7 @@ class _SegmentVerifier(NamedTuple):
 
 
 def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> str:
-    """Return how a log differs from the metadata that readers use without opening it. The fold has checked ids, offsets and epochs."""
+    """Return how a log differs from the recorded metadata that readers use without opening the log, or an empty string."""
     latest = summarize_content(source.table).max_timestamp_ms
     if segment.size_bytes != source.size:
         return f"its metadata says {segment.size_bytes} bytes, it has {source.size}"
@@ -165,7 +165,7 @@ def _check_balances(state: PartitionState) -> Iterator[SegmentProblem]:
 
 def _retire_notes(opened: Tier, name: TopicPartition, log: PartitionLog) -> Iterator[SegmentProblem]:
     # This machine's clock is used because asking a directory for its own writes to it, and nothing is deleted here.
-    found = survey_retirable(opened.ports, log, opened.retention, GraceClock(opened.ports.clock_ms(), asks=False))
+    found = survey_retirable(opened.ports, log, opened.retention, GraceClock(opened.ports.clock_ms(), asks_store=False))
     for segment in (*found.due, *found.waiting, *found.unfinished):
         yield SegmentProblem("note", "waiting", *name, segment.id, "replaced; its objects wait for grace or for `retire`")
     for key in (*(item.key for item in found.orphans), *found.scratch):

@@ -46,7 +46,9 @@ def test_what_is_needed_is_done_up_to_the_brokers_newest_segment(tmp_path: Path)
     assert held(opened, question) == [("live", "superseded"), ("live", "tombstone")]
     told: list[str] = []
     brokers.hurried_ms += 1_000
-    found = expedite_erasure(opened, find_key_holders(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, tell=told.append)
+    found = expedite_erasure(
+        opened, find_key_holders(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, report_step=told.append
+    )
     assert found.holders == (), (told, found.holders)
     assert any("cleaned" in line for line in told)
     # b was deleted in the newest segment: until the next one is tiered nobody touches it, and the value before it has to wait, too.
@@ -81,6 +83,8 @@ def test_what_lies_behind_the_end_up_to_which_a_segment_is_read(tmp_path: Path) 
     assert held(opened, asked(brokers, b"x")) == [("live", "value")]
     told: list[str] = []
     brokers.hurried_ms += 1_000
-    found = expedite_erasure(opened, find_key_holders(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, tell=told.append)
+    found = expedite_erasure(
+        opened, find_key_holders(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, report_step=told.append
+    )
     assert found.holders == (), (told, found.movable, found.holders)
     assert held(opened, asked(brokers, b"a")) == []

@@ -53,12 +53,12 @@ class Answers:
 
 
 def test_a_sound_cluster_has_no_findings() -> None:
-    assert check_cluster(Answers(), "a:9092", write=True) == []
+    assert check_cluster(Answers(), "a:9092", needs_append_right=True) == []
     assert check_topics(Answers(), ["orders"]) == []
 
 
 def test_brokers_that_refuse_are_one_line() -> None:
-    [found] = check_cluster(Answers(refuses=True), "a:9092", write=False)
+    [found] = check_cluster(Answers(refuses=True), "a:9092", needs_append_right=False)
     assert (found.severity, found.kind, found.detail, found.hint) == (
         "error",
         "brokers",
@@ -69,14 +69,14 @@ def test_brokers_that_refuse_are_one_line() -> None:
 
 def test_an_old_broker_and_one_that_does_not_tell() -> None:
     old = ClusterFacts("cluster", (BrokerFacts(1, "a:9092", "3.7"), BrokerFacts(2, "b:9092", "3.8"), BrokerFacts(3, "c:9092")))
-    found = check_cluster(Answers(old), "a:9092", write=False)
+    found = check_cluster(Answers(old), "a:9092", needs_append_right=False)
     assert [(one.severity, one.object) for one in found] == [("warning", "broker 1 (a:9092)"), ("note", "broker 3 (c:9092)")]
 
 
 def test_a_metadata_topic_that_forgets_comes_with_its_mending() -> None:
     for name, value in (("cleanup.policy", "compact"), ("retention.ms", "604800000")):
         wrong = replace(METADATA, settings=FOREVER | {name: Setting(value, "topic")})
-        [found] = check_cluster(Answers(metadata=wrong), "a:9092", write=False)
+        [found] = check_cluster(Answers(metadata=wrong), "a:9092", needs_append_right=False)
         assert (found.severity, found.kind) == ("error", "metadata-topic")
         assert f"kafka-configs --alter --topic {TOPIC} --add-config {name}=" in found.detail
 
@@ -85,7 +85,7 @@ def test_rights_that_are_missing_come_with_the_acl() -> None:
     read = MissingRight(f"topic {TOPIC}", "READ", "its records cannot be read")
     describe = MissingRight("the cluster", "DESCRIBE_CONFIGS", "versions are unknown")
     answers = Answers(replace(SOUND, missing_rights=(describe,)), replace(METADATA, missing_rights=(read,)))
-    found = check_cluster(answers, "a:9092", write=False)
+    found = check_cluster(answers, "a:9092", needs_append_right=False)
     assert [(one.severity, one.hint) for one in found] == [
         ("warning", "kafka-acls --add --allow-principal User:... --operation DescribeConfigs --cluster"),
         ("error", f"kafka-acls --add --allow-principal User:... --operation Read --topic {TOPIC}"),

@@ -18,7 +18,7 @@ from compactor.upkeep.segment_check import SegmentProblem
 from compactor.upkeep.verify_offsets import (
     first_differing_field,
     live_segment_problems,
-    ungranted_segments,
+    segments_beyond_cleaner_offset,
     unresumable_intent,
     vector_problems,
     verify_checkpoints,
@@ -152,8 +152,8 @@ def test_an_open_round_whose_source_is_gone_is_a_note() -> None:
 
 
 def test_what_an_epoch_is_not_granted_any_more() -> None:
-    assert list(ungranted_segments(state_of())) == []
-    (told,) = ungranted_segments(state_of(vector=vector((0, 50), (1, 155))))
+    assert list(segments_beyond_cleaner_offset(state_of())) == []
+    (told,) = segments_beyond_cleaner_offset(state_of(vector=vector((0, 50), (1, 155))))
     assert "run-a-out" in told
 
 

@@ -95,15 +95,15 @@ def _raw_lines(blocks: Iterable[RecordBlock]) -> Iterator[bytes]:
         yield b"".join((value or b"") + b"\n" for value in iterate_byte_strings(block.values))
 
 
-def _json_field(name: str, data: bytes | None, decoder: FieldDecoder, wanted: FieldFormat) -> dict[str, Any]:
+def _json_field(name: str, data: bytes | None, decoder: FieldDecoder, field_format: FieldFormat) -> dict[str, Any]:
     """Return the JSON fields of a key or value: the decoded value, or base64 under another field name, then the id of its schema and the
     reason why it was not decoded.
     """
-    found = decoder.decode(data, wanted)
+    found = decoder.decode(data, field_format)
     schema = {} if found.schema_id is None else {f"{name}_schema_id": found.schema_id}
     if found.is_decoded:
         return {name: found.value, **schema}
-    reason = {} if wanted in ("auto", "text", "bytes") and not schema else {f"{name}_error": found.error}
+    reason = {} if field_format in ("auto", "text", "bytes") and not schema else {f"{name}_error": found.error}
     return {f"{name}_base64": base64.b64encode(data or b"").decode(), **schema, **reason}
 
 
@@ -137,10 +137,10 @@ def _table_lines(
         yield "".join(lines).encode()
 
 
-def _format_cell(data: bytes | None, decoder: FieldDecoder, wanted: FieldFormat) -> str:
+def _format_cell(data: bytes | None, decoder: FieldDecoder, field_format: FieldFormat) -> str:
     """Return a key or value as one line of text for a table cell."""
     if data is None:
         return "null"
-    found = decoder.decode(data, wanted)
+    found = decoder.decode(data, field_format)
     text = found.format_text() if found.is_decoded else "base64:" + base64.b64encode(data).decode()
     return text if text is not None and text.isprintable() else json.dumps(text, ensure_ascii=False)

@@ -28,7 +28,7 @@ def list_checkpoints(args: argparse.Namespace, out: Output) -> int:
     if files:
         raise UsageError("files and partitions together", hint="List them one after the other")
     opened = tiers.open_read_only(args)
-    outcomes = tiers.PartitionOutcomes(out, named=bool(args.targets))
+    outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.targets))
     logs = tiers.read_partition_logs(opened, tiers.select_partitions(opened, args.targets), out, outcomes)
     found = [checkpoint_document(opened.ports, log) for log in logs]
     now = opened.ports.clock_ms()

@@ -27,7 +27,7 @@ def run_clean(args: argparse.Namespace, out: Output) -> None:
         threads=args.threads,
         hash_key=secrets.token_bytes(16),
     )
-    compile_kernels(out, load=args.profile)
+    compile_kernels(out, load_into_process=args.profile)
     marks: dict[str, tuple[float, float]] = {}
     profile = CommandProfile(args)
     with out.progress("cleaning") as progress, profile.record_costs():

@@ -201,7 +201,7 @@ def _check_brokers(settings: Settings) -> list[dict[str, str]]:
     servers = settings.kafka.bootstrap_servers.strip()
     admin = KafkaAdmin(kafka_connection(settings)) if servers else None
     if admin is not None:
-        found += check_cluster(admin, servers, write=bool(control_url(settings)))
+        found += check_cluster(admin, servers, needs_append_right=bool(control_url(settings)))
     if any(finding.severity == "error" for finding in found):
         return [finding._asdict() for finding in found]
     try:

@@ -20,7 +20,7 @@ def run_daemon(args: argparse.Namespace, out: Output) -> int:
     serving.prepare_process()
 
     tell = serving.SERVICE_JOURNAL
-    opened = tiers.open_configured_tier(args, local_state=True, writes="daemon")
+    opened = tiers.open_configured_tier(args, local_state=True, writing_command="daemon")
     try:
         opened.identity.read()
     except (UsageError, StoreError) as error:

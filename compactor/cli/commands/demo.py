@@ -19,20 +19,20 @@ from compactor.transfer.import_options import ImportProgress
 
 def run_demo(args: argparse.Namespace, out: Output) -> int:
     if args.dir is not None:
-        return _run_demo_in_folder(args, args.dir, out, kept=True)
+        return _run_demo_in_folder(args, args.dir, out, is_folder_kept=True)
     with tempfile.TemporaryDirectory(prefix="tiered-compactor-demo-") as folder:
-        return _run_demo_in_folder(args, Path(folder), out, kept=False)
+        return _run_demo_in_folder(args, Path(folder), out, is_folder_kept=False)
 
 
-def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, kept: bool) -> int:
+def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, is_folder_kept: bool) -> int:
     """Run the demo in a folder and print its result.
 
-    :param kept: whether the folder remains after the command.
+    :param is_folder_kept: whether the folder remains after the command.
     """
     begin = time.monotonic()
     now_ms = int(time.time() * 1000)
     demo = Demo(folder, now_ms, args.tier, frame.load_command_settings(args)) if args.tier else Demo(folder, now_ms)
-    compile_kernels(out, load=True)
+    compile_kernels(out, load_into_process=True)
     seconds = _run_demo_steps(demo, out)
     compared = demo.compare_last_values()
     ok = not compared.differences
@@ -53,10 +53,10 @@ def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, 
         "segments_after": compared.after.segments,
         "round_seconds": round(seconds, 3),
         "seconds": round(time.monotonic() - begin, 3),
-        "dir": str(demo.folder) if kept else None,
+        "dir": str(demo.folder) if is_folder_kept else None,
     }
     gone = f"The tier stays at {args.tier}" if args.tier else "To keep the data: demo --dir DIRECTORY"
-    out.print_result(document, _demo_table(compared), summary=_demo_closing_lines(demo) if kept else gone)
+    out.print_result(document, _demo_table(compared), summary=_demo_closing_lines(demo) if is_folder_kept else gone)
     return 0 if ok else CompactorError.exit_code
 
 

@@ -44,7 +44,7 @@ def run_erasure(args: argparse.Namespace, out: Output) -> int:
         raise UsageError("--shorten-grace needs --expedite", hint="Without it nothing is deleted")
     if args.to is not None and args.to.exists():
         raise UsageError(f"{args.to} exists already", hint="Name a new file")
-    opened = tiers.open_configured_tier(args, writes="run", local_state=True) if args.expedite else tiers.open_read_only(args)
+    opened = tiers.open_configured_tier(args, writing_command="run", local_state=True) if args.expedite else tiers.open_read_only(args)
     details = {"keys": len(keys), "shorten_grace": args.shorten_grace}
     with opened, audit.recorded_if(args.expedite, args, opened.settings, out, "erasure --expedite", [args.topic], **details):
         document, code = _erasure_report(opened, args, keys, out)
@@ -58,7 +58,7 @@ def _erasure_report(opened: Tier, args: argparse.Namespace, keys: list[bytes], o
     """Search the topic for the keys and return the erasure report, which lists the objects that hold one, and the exit code."""
     names = partitions_of_topic(opened, args.topic)
     secret = opened.identity.reading_key()
-    outcomes = tiers.PartitionOutcomes(out, named=True)
+    outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     removals: list[tuple[int, KeyRemoval]] = []
     done: list[str] = []
     with out.progress("searching", tiers.sum_stored_bytes(opened, names, out, with_replaced=True), "bytes") as progress:
@@ -112,7 +112,7 @@ def _run_rounds_to_erase(
             record_step(f"{one.name}: nothing was done, it is {why}")
             continue
         try:
-            after = expedite_erasure(opened, one, question, shorten_grace=args.shorten_grace, tell=record_step)
+            after = expedite_erasure(opened, one, question, shorten_grace=args.shorten_grace, report_step=record_step)
             removals += [(key, removal) for key, some in after.removals.items() for removal in some]
         except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
             outcomes.record_failure(str(one.name), error)

@@ -26,7 +26,7 @@ def write_generations_command(args: argparse.Namespace, out: Output) -> int:
     wanted = topic_name_filter(args.topics)
     opened = tiers.open_configured_tier(args)
     target = configured_target(opened)
-    outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
+    outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
 
     def record_outcome(name: TopicPartition, done: GenerationReport | CompactorError) -> None:
         if isinstance(done, CompactorError):
@@ -53,7 +53,7 @@ def list_generations_command(args: argparse.Namespace, out: Output) -> int:
     wanted = topic_name_filter(args.topics)
     opened = tiers.open_read_only(args)
     target = configured_target(opened)
-    outcomes = tiers.PartitionOutcomes(out, named=False)
+    outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=False)
     found: list[dict[str, Any]] = []
     for name in filter(wanted, partitions_with_generations(target)):
         try:
@@ -84,7 +84,7 @@ def retire_generations_command(args: argparse.Namespace, out: Output) -> int:
     wanted = topic_name_filter(args.topics)
     opened = tiers.open_read_only(args) if args.dry_run else tiers.open_configured_tier(args)
     target = configured_target(opened)
-    outcomes = tiers.PartitionOutcomes(out, named=False)
+    outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=False)
     found: list[RetiredGeneration] = []
     for name in filter(wanted, partitions_with_generations(target)):
         try:

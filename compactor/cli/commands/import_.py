@@ -175,7 +175,7 @@ def _import_with_progress(
 
     :param sizes: bytes of each partition in the source. A partition that is done counts with all of them.
     """
-    outcomes = tiers.PartitionOutcomes(out, named=True)
+    outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     compile_kernels(out)
 
     halves: Counter[TopicPartition] = Counter()

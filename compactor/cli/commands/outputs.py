@@ -57,7 +57,7 @@ def _ask_for_partitions(
     opened: Tier, args: argparse.Namespace, out: Output, ask: Callable[[TopicPartition], T]
 ) -> tuple[list[tuple[TopicPartition, T]], int]:
     """Call a function for each selected partition, ``daemon.threads`` at a time; return the results and the exit code."""
-    outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
+    outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
     names = [name for name in tiers.select_partitions(opened, args.partitions) if name == opened.current(name)]
 
     def answer(name: TopicPartition) -> T | CompactorError:

@@ -24,7 +24,7 @@ DEFAULT_SAMPLE_BYTES = 8 << 20
 
 def run_plan(args: argparse.Namespace, out: Output) -> int:
     with tiers.open_configured_tier(args, local_state=True) as opened:
-        outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
+        outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
         prices = price_table_of_tier(opened.settings.tier_url, args.prices)
         summaries = tiers.read_partition_summaries(opened, tiers.select_partitions(opened, args.partitions), out, outcomes)
         frees = deletes_free_space(opened.ports.data)
@@ -106,14 +106,14 @@ def _storage_cost_lines(found: Sequence[Forecast], prices: PriceTable) -> list[s
     return [f"stored: {stored:.2f} USD a month, of which these rounds save {saved:.2f} ({prices})"]
 
 
-def _format_saving(f: Forecast) -> str:
+def _format_saving(forecast: Forecast) -> str:
     """Return the expected saving as text; ``?`` if it is unknown."""
-    if f.expected_saving_bytes is None:
+    if forecast.expected_saving_bytes is None:
         return "?"
-    if f.expected_saving_error_bytes is None:
-        return format_size(f.expected_saving_bytes)
-    error = f" ± {format_size(f.expected_saving_error_bytes)}" if f.expected_saving_error_bytes else ""
-    return f"at least {format_size(f.expected_saving_bytes)}{error}"
+    if forecast.expected_saving_error_bytes is None:
+        return format_size(forecast.expected_saving_bytes)
+    error = f" ± {format_size(forecast.expected_saving_error_bytes)}" if forecast.expected_saving_error_bytes else ""
+    return f"at least {format_size(forecast.expected_saving_bytes)}{error}"
 
 
 def _sample_savings(opened: Tier, found: Sequence[Forecast], sample_bytes: int | None, out: Output, prices: PriceTable) -> list[Forecast]:

@@ -24,9 +24,9 @@ from compactor.views.words import count_noun
 
 
 def run_recompact(args: argparse.Namespace, out: Output) -> int:
-    opened = tiers.open_configured_tier(args, writes="" if args.dry_run else "recompact")
+    opened = tiers.open_configured_tier(args, writing_command="" if args.dry_run else "recompact")
     names = tiers.select_partitions(opened, args.partitions)
-    outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
+    outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
     min_benefit = 0 if args.force else args.min_benefit
     if args.dry_run:
         return _print_dry_run(survey_partitions(opened, names, frame.cleaner_clock_ms(args), min_benefit), out, outcomes)
@@ -63,10 +63,10 @@ def run_recompact(args: argparse.Namespace, out: Output) -> int:
     return outcomes.exit_code()
 
 
-def _print_dry_run(found: Sequence[RecompactionCandidate], out: Output, outcomes: tiers.PartitionOutcomes) -> int:
+def _print_dry_run(candidates: Sequence[RecompactionCandidate], out: Output, outcomes: tiers.PartitionOutcomes) -> int:
     """Print what recompaction would do with each partition, without doing it, and return the exit code."""
     rows, cells = [], []
-    for inspection in found:
+    for inspection in candidates:
         if inspection.error is not None:
             outcomes.record_failure(str(inspection.name), inspection.error)
             continue
@@ -78,7 +78,7 @@ def _print_dry_run(found: Sequence[RecompactionCandidate], out: Output, outcomes
         cells.append((str(inspection.name), status, format_size(inspection.bytes), reason))
     todo = sum(row["status"] == "would_be_cleaned" for row in rows)
     table = Table("", ("partition", "status", "size", "why"), cells, below=1)
-    out.print_result({"partitions": rows}, table, summary=f"{todo} of {len(found)} partitions would be cleaned; nothing was changed")
+    out.print_result({"partitions": rows}, table, summary=f"{todo} of {len(candidates)} partitions would be cleaned; nothing was changed")
     return outcomes.exit_code()
 
 

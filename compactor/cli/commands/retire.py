@@ -32,7 +32,8 @@ NOTED_TOGETHER = 100
 class _InspectionRecorder:
     """Collects the results of inspecting partitions and records them in the catalog, many partitions per record.
 
-    with_looks: whether to record the time before which a partition has nothing to delete, too. now_ms: the store's time of the inspection.
+    with_looks: whether to record also, for each partition, the time before which it has nothing to delete.
+    now_ms: time of the inspection by the store's clock, in milliseconds.
     """
 
     opened: Tier
@@ -42,7 +43,7 @@ class _InspectionRecorder:
     looks: dict[str, RetireInspection] = field(default_factory=dict)
 
     def add(self, name: TopicPartition, log: PartitionLog, report: RetireReport) -> None:
-        """Add one partition's result, and record all collected results if there are NOTED_TOGETHER."""
+        """Add one partition's result, and record all collected results when NOTED_TOGETHER results are collected."""
         if log.state.slot > self.opened.min_log_slot(name):
             self.behind.append(log)
         if self.with_looks:
@@ -68,12 +69,12 @@ def run_retire(args: argparse.Namespace, out: Output) -> int:
 
 
 def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
-    """Delete the replaced segments whose waiting time is over in every partition, print the result and return the exit code."""
+    """Delete the replaced segments whose grace is over in the selected partitions, print the result and return the exit code."""
     clock = GraceClock(args.now, args.force_now)
-    opened = tiers.open_configured_tier(args, writes="retire")
+    opened = tiers.open_configured_tier(args, writing_command="retire")
     if args.now is not None and not args.force_now and args.now > opened.ports.clock_ms():
         out.note("note: --now is later than the store's clock, so the store's clock is used; only --force-now shortens grace")
-    outcomes = tiers.PartitionOutcomes(out, named=False)
+    outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=False)
     deleted: list[str] = []
     swept: list[str] = []
     waiting: list[str] = []

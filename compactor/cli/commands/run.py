@@ -30,9 +30,9 @@ from compactor.views.overview import read_summaries
 
 
 def run_rounds(args: argparse.Namespace, out: Output) -> int:
-    with tiers.open_configured_tier(args, local_state=True, writes="run") as opened:
+    with tiers.open_configured_tier(args, local_state=True, writing_command="run") as opened:
         names = tiers.select_partitions(opened, args.partitions)
-        outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
+        outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
         now = frame.cleaner_clock_ms(args)
         rows = {}
         held, expected = [], {}
@@ -108,7 +108,7 @@ def _run_due_rounds(
         for name in names:
             opened.engines(opened, name)  # a machine without Java lacks it for every partition
     rows = {}
-    compile_kernels(out, load=args.profile)
+    compile_kernels(out, load_into_process=args.profile)
     total, done = sum(expected_bytes.values()), 0
     with (
         out.progress("cleaning", total or None, "bytes") as progress,

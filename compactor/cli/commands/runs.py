@@ -17,7 +17,7 @@ SHORT = 8
 def list_runs(args: argparse.Namespace, out: Output) -> int:
     opened = tiers.open_read_only(args)
     names = tiers.select_partitions(opened, args.partitions)
-    outcomes = tiers.PartitionOutcomes(out, named=bool(args.partitions))
+    outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
     found = [(log.state, run) for log in tiers.read_partition_logs(opened, names, out, outcomes) for run in log.state.runs]
     found.sort(key=lambda one: one[1].started_ms)
     rows = [

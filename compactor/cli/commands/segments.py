@@ -57,7 +57,7 @@ def dump_segment_command(args: argparse.Namespace, out: Output) -> None:
             b["kind"],
             b["producer_id"],
             *map(r.get, fields),
-            *_header_cells(r, shown=args.whole),
+            *_header_cells(r, is_shown=args.whole),
         )
         for b in document["batches"]
         for r in b["records"] or [{}]
@@ -68,6 +68,6 @@ def dump_segment_command(args: argparse.Namespace, out: Output) -> None:
     )
 
 
-def _header_cells(record: dict[str, Any], *, shown: bool) -> tuple[str, ...]:
+def _header_cells(record: dict[str, Any], *, is_shown: bool) -> tuple[str, ...]:
     """Return a record's headers as one cell, or no cell if they are not shown."""
-    return (" ".join(f"{each['key']}={each['value']}" for each in record.get("headers", ())),) if shown else ()
+    return (" ".join(f"{each['key']}={each['value']}" for each in record.get("headers", ())),) if is_shown else ()

@@ -21,7 +21,7 @@ from compactor.views.words import format_duration
 
 
 def list_topics(args: argparse.Namespace, out: Output) -> int:
-    outcomes = tiers.PartitionOutcomes(out, named=False)
+    outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=False)
     with tiers.open_configured_tier(args, local_state=True) as opened:
         found = [summary for summary in tiers.read_partition_summaries(opened, opened.partitions(), out, outcomes) if summary.segments]
     fields = ("topic", "partition", "segments", "bytes", "start_offset", "end_offset", "incarnation", "topic_id")
@@ -37,11 +37,11 @@ def list_topics(args: argparse.Namespace, out: Output) -> int:
     return outcomes.exit_code()
 
 
-def _refuse_broker_managed(args: argparse.Namespace, what: str, hint: str) -> None:
+def _refuse_broker_managed(args: argparse.Namespace, refused_action: str, hint: str) -> None:
     """Raise UsageError on a broker-managed tier, where only brokers may do this."""
     settings = frame.load_command_settings(args)
     if tier_kind(settings).is_broker_managed:
-        raise UsageError(f"the brokers say which {what} a tier of kind {settings.tier.kind} has", hint=hint)
+        raise UsageError(f"the brokers say which {refused_action} a tier of kind {settings.tier.kind} has", hint=hint)
 
 
 def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
@@ -103,7 +103,7 @@ def run_delete_records(args: argparse.Namespace, out: Output) -> None:
 
 def adopt_topic_command(args: argparse.Namespace, out: Output) -> int:
     _refuse_broker_managed(args, "topics", "There is nothing to adopt")
-    outcomes = tiers.PartitionOutcomes(out, named=True)
+    outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     rows = []
     with tiers.open_configured_tier(args) as opened:
         opened.identity.check_owner()

@@ -32,7 +32,7 @@ def _latest_round_error(opened: Tier, text: str) -> UsageError:
 
 
 def run_undo(args: argparse.Namespace, out: Output) -> None:
-    opened = tiers.open_configured_tier(args, writes="undo")
+    opened = tiers.open_configured_tier(args, writing_command="undo")
     names = opened.partitions([args.partition] if args.partition else None)
     if args.run_id in {*map(str, names), *(name.topic for name in names)}:
         raise _latest_round_error(opened, args.run_id)

@@ -50,7 +50,10 @@ def _verify_listing(opened: Tier, args: argparse.Namespace, out: Output) -> int:
 
 
 def _verify_each(opened: Tier, args: argparse.Namespace, out: Output, verify: Callable[..., list[Finding]]) -> list[Finding]:
-    """Verify one partition after the other. verify: (tier, partition, receives the number of bytes read) -> its problems."""
+    """Verify one partition after the other.
+
+    :param verify: function (tier, partition, function that receives the number of bytes read) -> the partition's findings.
+    """
     found: list[Finding] = []
     names = tiers.select_partitions(opened, args.partitions)
     with out.progress("verifying", tiers.sum_stored_bytes(opened, names, out), "bytes") as progress:

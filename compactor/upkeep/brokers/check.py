@@ -33,17 +33,17 @@ class CheckFinding(NamedTuple):
     hint: str
 
 
-def check_cluster(admin: AdminQueries, servers: str, *, write: bool) -> list[CheckFinding]:
+def check_cluster(admin: AdminQueries, servers: str, *, needs_append_right: bool) -> list[CheckFinding]:
     """Check the brokers and the metadata topic.
 
     :param servers: bootstrap servers, for messages.
-    :param write: whether rounds will be published, so that the permission to append is needed.
+    :param needs_append_right: whether rounds will be published, so that the permission to append is needed.
     """
     found: list[CheckFinding] = []
     try:
         cluster = admin.describe_cluster()
         found += _broker_findings(cluster)
-        topic = admin.describe_metadata_topic(needs_append_right=write)
+        topic = admin.describe_metadata_topic(needs_append_right=needs_append_right)
     except StoreError as error:
         return [*found, CheckFinding("error", "brokers", servers, error.message, error.hint)]
     found += _permission_findings(topic.missing_rights)
@@ -55,9 +55,12 @@ def check_cluster(admin: AdminQueries, servers: str, *, write: bool) -> list[Che
 
 
 def check_topics(
-    admin: AdminQueries, names: Sequence[str], policy_of: Callable[[str], str] = lambda topic: "compact"
+    admin: AdminQueries, names: Sequence[str], cleanup_policy_of: Callable[[str], str] = lambda topic: "compact"
 ) -> list[CheckFinding]:
-    """Check the settings, permissions and leaders of these topics. policy_of: returns cleanup_policy of our settings for a topic."""
+    """Check the settings, permissions and leaders of these topics.
+
+    :param cleanup_policy_of: topic -> cleanup_policy in this program's settings.
+    """
     found: list[CheckFinding] = []
     for name in names:
         try:
@@ -66,7 +69,7 @@ def check_topics(
             found.append(CheckFinding("error", "topic", name, error.message, error.hint))
             continue
         found += _permission_findings(topic.missing_rights)
-        found += _topic_setting_findings(name, {key: one.value for key, one in topic.settings.items()}, policy_of(name))
+        found += _topic_setting_findings(name, {key: one.value for key, one in topic.settings.items()}, cleanup_policy_of(name))
         led = [number for number, one in topic.partitions.items() if one.leader < 0]
         if led:
             found.append(CheckFinding("warning", "topic", name, f"partitions {led} have no leader", "Check the brokers"))
@@ -74,7 +77,7 @@ def check_topics(
 
 
 def check_known_harm(admin: AdminQueries, names: Sequence[str]) -> list[CheckFinding]:
-    """Return the harm that broker versions and settings of these topics will do to tiered data, whether it is compacted or not."""
+    """Return findings about broker versions and topic settings that will damage tiered data, whether it is compacted or not."""
     topics = describe_topics(admin, names)
     return [
         CheckFinding(found.severity, found.kind, found.topic or found.object, f"{found.detail}: {found.means}", found.todo)
@@ -82,12 +85,12 @@ def check_known_harm(admin: AdminQueries, names: Sequence[str]) -> list[CheckFin
     ]
 
 
-def _topic_setting_findings(name: str, settings: Mapping[str, str], policy: str) -> Iterator[CheckFinding]:
+def _topic_setting_findings(name: str, settings: Mapping[str, str], cleanup_policy: str) -> Iterator[CheckFinding]:
     """Yield the settings of a topic that rule out compaction, with one command that changes all of them.
 
     In two commands, the first could leave the topic with ``delete`` and the default retention of seven days, and brokers would delete data.
     """
-    wrong = [one for one in REQUIRED_TOPIC_SETTINGS if one in settings and setting_problem(name, one, settings[one], policy)]
+    wrong = [one for one in REQUIRED_TOPIC_SETTINGS if one in settings and setting_problem(name, one, settings[one], cleanup_policy)]
     alteration = ",".join(f"{setting}={REQUIRED_TOPIC_SETTINGS[setting][0]}" for setting in wrong)
     step = f"kafka-configs --alter --topic {name} --add-config {alteration}"
     if "compact" in settings.get("cleanup.policy", ""):

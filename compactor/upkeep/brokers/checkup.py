@@ -22,7 +22,7 @@ from compactor.views.prices import PriceTable
 class HealthQueries(AdminQueries, Protocol):
     """Requests about the cluster that ``doctor`` makes. Implemented by metadata_topic.admin.KafkaAdmin."""
 
-    def offsets_by_timestamp(self, wanted: Mapping[tuple[str, int], int]) -> Mapping[tuple[str, int], tuple[int, int]]:
+    def offsets_by_timestamp(self, timestamps_ms: Mapping[tuple[str, int], int]) -> Mapping[tuple[str, int], tuple[int, int]]:
         """Return offset and timestamp of the first record at or after a timestamp, by topic and partition."""
 
 
@@ -100,15 +100,15 @@ def _first_record_not_tiered(
     after_ms, after = (newest.max_timestamp_ms + 1, newest.end_offset) if newest is not None else (0, -1)
     if name.topic not in topics or after_ms < 0:
         return None
-    offset, timestamp_ms = _first_at(admin, name, after_ms)
+    offset, timestamp_ms = _first_offset_at_time(admin, name, after_ms)
     if offset <= after or timestamp_ms < 0:
         return None
     limit = topics[name.topic].settings.get("segment.ms")
-    later, closed_ms = _first_at(admin, name, timestamp_ms + int(limit.value) + 1) if limit is not None else (-1, -1)
+    later, closed_ms = _first_offset_at_time(admin, name, timestamp_ms + int(limit.value) + 1) if limit is not None else (-1, -1)
     return PendingRecord(offset, timestamp_ms, closed_ms if later > offset else None)
 
 
-def _first_at(admin: HealthQueries, name: TopicPartition, at_ms: int) -> tuple[int, int]:
+def _first_offset_at_time(admin: HealthQueries, name: TopicPartition, at_ms: int) -> tuple[int, int]:
     """Return offset and timestamp of the first record at or after a timestamp, -1 and -1 if there is none."""
     where = (name.topic, name.partition)
     return admin.offsets_by_timestamp({where: at_ms}).get(where, (-1, -1))

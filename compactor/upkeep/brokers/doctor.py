@@ -69,7 +69,7 @@ def partition_findings(facts: ExaminedPartition, now_ms: int, prices: PriceTable
     return [
         *_unfinished_copy_findings(facts, now_ms, prices),
         *_late_upload_findings(facts, now_ms),
-        *_failed_lookups(facts),
+        *_failed_lookup_findings(facts),
         *_overdue_deletion_findings(facts, now_ms, prices),
         *_lost_object_findings(facts),
         *_leaked_object_findings(facts, prices),
@@ -79,13 +79,14 @@ def partition_findings(facts: ExaminedPartition, now_ms: int, prices: PriceTable
 def _finding_about_partition(
     facts: ExaminedPartition, severity: str, kind: str, words: tuple[str, str, str], size: int = 0, usd: float = 0.0
 ) -> HealthFinding:
-    """Return a finding about a partition. words: evidence, consequence for consumers, what to do."""
+    """Return a finding about a partition. words: evidence, consequence for consumers, recommended action. size:
+    bytes concerned. usd: their price per month."""
     detail, means, todo = words
     return HealthFinding(severity, kind, facts.name.topic, facts.name.partition, str(facts.name), detail, means, todo, size, usd)
 
 
 def _unfinished_copy_findings(facts: ExaminedPartition, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
-    """Yield copies that were begun long ago and never finished (Aiven#820)."""
+    """Yield a finding for copies that brokers began long ago and never finished (Aiven#820)."""
     begun = [
         one
         for one in facts.segments
@@ -98,7 +99,7 @@ def _unfinished_copy_findings(facts: ExaminedPartition, now_ms: int, prices: Pri
     newest, latest = newest_tiered(facts.segments), max(begun, key=lambda one: one.end_offset)
     size = sum(one.size_bytes for one in begun)
     age = format_duration(now_ms - min(one.event_timestamp_ms for one in begun))
-    ids = _first_few([one.id for one in begun])
+    ids = _join_first_few([one.id for one in begun])
     brokers = sorted({one.broker_id for one in begun})
     detail = f"{count_noun(len(begun), 'copy', 'copies')} of {format_size(size)} begun up to {age} ago by brokers {brokers}: {ids}"
     if newest is None or newest.end_offset < latest.end_offset:
@@ -112,7 +113,7 @@ def _unfinished_copy_findings(facts: ExaminedPartition, now_ms: int, prices: Pri
 
 
 def _late_upload_findings(facts: ExaminedPartition, now_ms: int) -> Iterator[HealthFinding]:
-    """Yield records that should have been tiered long ago (Aiven#699)."""
+    """Yield a finding if records should have been tiered long ago (Aiven#699)."""
     if facts.pending is None:
         return
     if facts.settings.get("remote.log.copy.disable") == "true":
@@ -136,8 +137,8 @@ def _late_upload_findings(facts: ExaminedPartition, now_ms: int) -> Iterator[Hea
     yield _finding_about_partition(facts, "error", "not-tiered", words)
 
 
-def _failed_lookups(facts: ExaminedPartition) -> Iterator[HealthFinding]:
-    """Yield a leader that does not find records by their time, for which it reads indexes in the tier."""
+def _failed_lookup_findings(facts: ExaminedPartition) -> Iterator[HealthFinding]:
+    """Yield a finding if the leader fails to find records by their time, for which it reads time indexes in the tier."""
     if facts.lookup_problem:
         words = (
             facts.lookup_problem,
@@ -157,7 +158,7 @@ def _copy_lag_ms(settings: Mapping[str, str]) -> int | None:
 
 
 def _overdue_deletion_findings(facts: ExaminedPartition, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
-    """Yield deletions that were begun and not finished, and segments that retention.ms should have removed."""
+    """Yield findings for deletions that were begun and not finished, and for segments that retention.ms should have removed."""
     begun = [
         one
         for one in facts.segments
@@ -194,16 +195,16 @@ def _overdue_deletion_findings(facts: ExaminedPartition, now_ms: int, prices: Pr
         yield _finding_about_partition(facts, "warning", "delete-overdue", words, size, prices.stored_usd_month(size))
 
 
-def _first_few(texts: Sequence[str]) -> str:
+def _join_first_few(texts: Sequence[str]) -> str:
     """Return the first _FEW texts, separated by commas, with an ellipsis if there are more."""
     return ", ".join(texts[:_FEW]) + " ..." * (len(texts) > _FEW)
 
 
 def _lost_object_findings(facts: ExaminedPartition) -> Iterator[HealthFinding]:
-    """Yield objects that something else than the brokers has deleted, and offsets without a segment."""
+    """Yield findings for missing objects of readable segments and for offsets that no readable segment holds."""
     if facts.missing:
         words = (
-            f"{count_noun(len(facts.missing), 'object')} of readable segments are not in the store: {_first_few(facts.missing)}",
+            f"{count_noun(len(facts.missing), 'object')} of readable segments are not in the store: {_join_first_few(facts.missing)}",
             "consumers that reach these offsets get errors again and again",
             "Restore them from the store's versions; remove lifecycle rules and scripts that delete below the tier's prefix",
         )
@@ -211,7 +212,7 @@ def _lost_object_findings(facts: ExaminedPartition) -> Iterator[HealthFinding]:
     if facts.gaps:
         ranges = [f"{first} to {last}" for first, last in facts.gaps]
         words = (
-            f"no readable segment holds offsets {_first_few(ranges)}",
+            f"no readable segment holds offsets {_join_first_few(ranges)}",
             "consumers that ask for them are reset (OFFSET_OUT_OF_RANGE)",
             "Compare with what the brokers still have locally before their local retention passes",
         )
@@ -219,7 +220,7 @@ def _lost_object_findings(facts: ExaminedPartition) -> Iterator[HealthFinding]:
 
 
 def _leaked_object_findings(facts: ExaminedPartition, prices: PriceTable) -> Iterator[HealthFinding]:
-    """Yield objects that no metadata names."""
+    """Yield a finding if the store has objects that no metadata names (orphans)."""
     if facts.orphans:
         usd = prices.stored_usd_month(facts.orphan_bytes)
         words = (

@@ -25,14 +25,14 @@ _IMMEDIATE_LAG = {"remote.copy.lag.ms": "0", "remote.copy.lag.bytes": "-1"}
 
 @dataclass(frozen=True)
 class HealthFinding:
-    """Harm to tiered data that was found, or is to be expected.
+    """Harm to tiered data that has happened or that a broker version or setting will cause.
 
     severity: error (data is or will be lost), warning (it costs, or becomes an error) or note.
     topic, partition: the partition concerned; an empty topic and -1 for the whole cluster.
     object: name of the broker, setting or segment.
     detail: the evidence.
-    means: consequence for consumers.
-    bytes: bytes concerned in the store; 0 if unknown or none.
+    means: the consequence for consumers.
+    bytes: number of stored bytes concerned; 0 if unknown or none.
     usd_month: price of these bytes per month.
     """
 
@@ -60,7 +60,7 @@ def describe_topics(admin: AdminQueries, names: Sequence[str]) -> dict[str, Topi
 
 
 def cluster_harm(brokers: Sequence[BrokerFacts], topics: Mapping[str, TopicFacts]) -> list[HealthFinding]:
-    """Return the harm that broker versions and settings of brokers and topics will do to tiered data."""
+    """Return findings about broker versions, broker settings and topic settings that will damage tiered data."""
     return [*_size_retention_findings(brokers, topics.values()), *_last_tiered_findings(brokers), *_copy_lag_findings(topics.values())]
 
 

@@ -36,11 +36,11 @@ class OrphanObject:
 class PartitionObjects:
     """Metadata and objects of one partition.
 
-    folded: the metadata as read after LIST.
+    folded: the partition's folded metadata, read after LIST.
     readable: segments that were complete both before and after LIST.
-    there: listed objects by segment id and kind.
+    there: listed objects by segment id and kind of file.
     orphans: objects of segments that no metadata names.
-    strangers: objects whose names no broker makes.
+    strangers: objects whose names are not those of the layout.
     """
 
     folded: FoldedPartition

@@ -115,19 +115,21 @@ FINDING_KINDS = {
 
 @dataclass(frozen=True)
 class BrokerFinding(SegmentProblem):
-    """A problem found in a partition of a broker-managed tier: its kind is a key of FINDING_KINDS, with what that kind means."""
+    """A problem found in a partition of a broker-managed tier. Its kind is a key of FINDING_KINDS, which states severity and
+    consequence.
+    """
 
     means: str
     todo: str
 
 
-def broker_finding(kind: str, name: TopicPartition, where: str, detail: str) -> BrokerFinding:
+def broker_finding(kind: str, name: TopicPartition, object_name: str, detail: str) -> BrokerFinding:
     """Return a finding with the severity, consequence and action of its kind.
 
-    :param where: key or name of the object concerned.
+    :param object_name: key or name of the object concerned.
     """
     about = FINDING_KINDS[kind]
-    return BrokerFinding(about.severity, kind, name.topic, name.partition, where, detail, about.means, about.todo)
+    return BrokerFinding(about.severity, kind, name.topic, name.partition, object_name, detail, about.means, about.todo)
 
 
 MAX_TRANSACTIONS_SHOWN = 3
@@ -169,9 +171,9 @@ def _is_deleted_meanwhile(opened: Tier, name: TopicPartition, record: RemoteLogS
     return now is None or now.state is not SegmentState.COPY_SEGMENT_FINISHED
 
 
-def _metadata_findings(opened: Tier, name: TopicPartition, seen: PartitionObjects) -> Iterator[BrokerFinding]:
-    """Yield problems that the metadata alone shows."""
-    cache = seen.folded.cache
+def _metadata_findings(opened: Tier, name: TopicPartition, objects: PartitionObjects) -> Iterator[BrokerFinding]:
+    """Yield a finding for each problem that the metadata topic alone shows, without listing or reading objects."""
+    cache = objects.folded.cache
     view = broker_view(cache, name)
     for first, last in offset_gaps(view.links):
         yield broker_finding("gap", name, "", f"offsets {first} to {last} are in no segment that readers find")
@@ -188,16 +190,16 @@ def _metadata_findings(opened: Tier, name: TopicPartition, seen: PartitionObject
             )
         elif segment.state is SegmentState.DELETE_SEGMENT_STARTED and old:
             yield broker_finding("stuck-delete", name, segment.id, f"its deletion ({span}) was begun by broker {segment.broker_id}")
-    for dropped in seen.folded.findings:
+    for dropped in objects.folded.findings:
         yield broker_finding("dropped-record", name, f"offset {dropped.offset} of the metadata topic", dropped.detail)
 
 
-def _object_findings(opened: Tier, name: TopicPartition, seen: PartitionObjects) -> Iterator[BrokerFinding]:
-    """Yield orphans and objects with foreign names."""
-    for one in seen.orphans:
+def _object_findings(opened: Tier, name: TopicPartition, objects: PartitionObjects) -> Iterator[BrokerFinding]:
+    """Yield a finding for each orphan and for each object whose name is not one of the layout."""
+    for one in objects.orphans:
         why = "its segment's deletion is recorded as finished" if one.finished else "no metadata has ever named its segment"
         yield broker_finding("orphan", name, one.listed.key, why)
-    for stranger in seen.strangers:
+    for stranger in objects.strangers:
         yield broker_finding("stranger", name, stranger.key, "no broker makes this name")
 
 
@@ -216,11 +218,11 @@ def _upload_findings(opened: Tier, name: TopicPartition) -> Iterator[BrokerFindi
 
 
 def _part_findings(
-    opened: Tier, name: TopicPartition, seen: PartitionObjects, record: RemoteLogSegmentMetadataRecord
+    opened: Tier, name: TopicPartition, objects: PartitionObjects, record: RemoteLogSegmentMetadataRecord
 ) -> Iterator[BrokerFinding]:
     """Yield objects of a readable segment that are absent, have another size or cannot be read."""
     layout, segment = opened.ports.layout, segment_from_broker(record)
-    missing = seen.missing_parts(record, layout.required_parts)
+    missing = objects.missing_parts(record, layout.required_parts)
     for part in missing:
         yield broker_finding("missing", name, layout.object_name(name, segment, part), f"it is not in the store (segment {record.id})")
     if missing:

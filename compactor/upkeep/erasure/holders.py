@@ -43,11 +43,11 @@ class HolderState(StrEnum):
 class KeyHolder:
     """An object that contains a record or hash of a key, or may contain one.
 
-    key: number of the key in the question, or ANY_KEY.
+    key: index of the key in KeyQuestion's keys, or ANY_KEY.
     what: value (the latest one), tombstone, superseded, aborted, undecided, record (in a segment that readers do not get), keyed hash, or
         unknown.
-    waits_for: what has to happen until the object is gone.
-    until_ms: earliest time at which it can be gone, in milliseconds; None if no time is known.
+    waits_for: what must happen before the object is deleted.
+    until_ms: earliest time at which it can be deleted, in milliseconds; None if no time is known.
     sha256: recorded digest of the segment's log; empty if none was recorded.
     run_id: the round that replaced or wrote the segment.
     """
@@ -75,7 +75,7 @@ class KeyHolder:
 
 @dataclass(frozen=True)
 class UncoveredPlace:
-    """A place where the key may also be, and the reason why the survey does not cover it."""
+    """A place outside the survey where the key may be, too, and the reason why the survey does not cover it."""
 
     what: str
     why: str
@@ -117,8 +117,7 @@ class PartitionKeySurvey:
 class KeyRecords:
     """Records of one key in one segment.
 
-    newest: the last one.
-    latest: the last one that is committed; None if none is.
+    newest: the record with the highest offset. latest: the committed record with the highest offset; None if there is none.
     """
 
     segment: RemoteLogSegmentMetadata
@@ -129,14 +128,14 @@ class KeyRecords:
     first_offset: int = -1
 
 
-def records_by_segment(sightings: Iterable[FoundRecord], keys: Sequence[bytes]) -> list[KeyRecords]:
+def records_by_segment(records: Iterable[FoundRecord], keys: Sequence[bytes]) -> list[KeyRecords]:
     """Group records by segment and key.
 
-    :param sightings: newest first.
+    :param records: newest first.
     """
     numbers = {key: number for number, key in enumerate(keys)}
     found: dict[tuple[str, int], KeyRecords] = {}
-    for one in sightings:
+    for one in records:
         if one.key is not None and not one.control:
             key = numbers[one.key]
             entry = found.setdefault((one.segment.id, key), KeyRecords(one.segment, key, one))
@@ -195,18 +194,18 @@ class ErasureRules:
         """
         return ErasureRules(state, cleaner, now_ms, assess_round(state, cleaner, now_ms, force=True).end, compacts)
 
-    def key_status(self, one: KeyRecords, latest: FoundRecord | None) -> KeyStatus:
-        """Return what a segment has of the key, and what must happen to remove it.
+    def key_status(self, key_records: KeyRecords, latest: FoundRecord | None) -> KeyStatus:
+        """Return the kind of record that a segment has of the key, and what must happen to remove it.
 
         :param latest: the newest record of the partition that counts for this key; None if there is none.
         """
-        here = latest if latest is not None and latest.segment.id == one.segment.id else None
+        here = latest if latest is not None and latest.segment.id == key_records.segment.id else None
         if here is not None and not here.is_tombstone:
             return KeyStatus("value", "a tombstone of the key: this is its latest value")
-        what = "tombstone" if here is not None else {"abort": "aborted", "open": "undecided"}.get(one.newest.outcome, "superseded")
+        what = "tombstone" if here is not None else {"abort": "aborted", "open": "undecided"}.get(key_records.newest.outcome, "superseded")
         if not self.compacts:
             return KeyStatus(what, READ_ONLY)
-        if reason := self._reason_not_cleaned(one.segment):
+        if reason := self._reason_not_cleaned(key_records.segment):
             return KeyStatus(what, reason)
         if here is not None:
             return self._tombstone_status(here)
@@ -214,15 +213,15 @@ class ErasureRules:
             return KeyStatus(what, "the end of its transaction, and a round after that")
         return KeyStatus(what, f"the next round{self._quarantine_text()}, and grace after it", movable=True)
 
-    def _tombstone_status(self, here: FoundRecord) -> KeyStatus:
+    def _tombstone_status(self, tombstone: FoundRecord) -> KeyStatus:
         after = f"a round{self._quarantine_text()}, and grace after it"
-        if here.horizon_ms is None:
+        if tombstone.horizon_ms is None:
             ahead = format_duration(self.cleaner.delete_retention_ms)
             more = f"a round, which gives it a delete horizon (delete_retention_ms, {ahead} ahead)"
             return KeyStatus("tombstone", f"{more}; then {after}", self.now_ms + self.cleaner.delete_retention_ms, movable=True)
-        passed = here.horizon_ms <= self.now_ms
+        passed = tombstone.horizon_ms <= self.now_ms
         text = "its delete horizon has passed; " if passed else "its delete horizon, so that slow readers see it; then "
-        return KeyStatus("tombstone", text + after, None if passed else here.horizon_ms, movable=passed)
+        return KeyStatus("tombstone", text + after, None if passed else tombstone.horizon_ms, movable=passed)
 
     def _reason_not_cleaned(self, segment: RemoteLogSegmentMetadata) -> str:
         """Return why no round cleans this segment now, or an empty string."""

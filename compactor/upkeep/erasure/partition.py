@@ -80,7 +80,7 @@ def find_key_holders(opened: Tier, name: TopicPartition, question: KeyQuestion) 
 
 @dataclass
 class _KeySearch:
-    """Search of one partition for records and hashes of the keys to erase, as of one state of its control log."""
+    """Searches one partition for records and hashes of the keys to erase, as of one state of its control log."""
 
     opened: Tier
     log: PartitionLog
@@ -166,17 +166,17 @@ class _KeySearch:
         met, _ = sidecars.match_segments([segment.id for segment in self.state.live], lambda: [hashes])
         return {segment.id for segment in self.state.live if segment.id not in met}
 
-    def _search_replaced_segments(self, since: Mapping[int, int]) -> None:
+    def _search_replaced_segments(self, slot_times_ms: Mapping[int, int]) -> None:
         """Search the segments that readers no longer use and that are not deleted yet."""
         now, retention = self.question.now_ms, self.opened.retention
         for group in self.state.waiting:
             state = HolderState.UNDONE if group.undone else HolderState.REPLACED
-            until = grace.earliest_retire_ms(group, retention, since, now)
+            until = grace.earliest_retire_ms(group, retention, slot_times_ms, now)
             waits_for = NEXT_RETIRE if until <= now else f"its grace, then {NEXT_RETIRE[4:]}"
             for segment in group.segments:
                 for one in self._search_segment(self.opened, segment, state, waits_for, until, group.run_id):
                     if not group.undone:
-                        removal = KeyRemoval(str(self.name), group.run_id, since.get(group.slot, now))
+                        removal = KeyRemoval(str(self.name), group.run_id, slot_times_ms.get(group.slot, now))
                         self.removals.setdefault(one.key, {})[group.run_id] = removal
         for segment in self.state.retiring:
             self._search_segment(self.opened, segment, HolderState.RETIRING, NEXT_RETIRE)
@@ -204,7 +204,7 @@ class _KeySearch:
             self.not_covered.append(UncoveredPlace(what, "they do not have the name of a segment, so that their content is unknown"))
 
     def _state_of_unknown_object(
-        self, item: ListedObject, theirs: Mapping[str, RemoteLogSegmentMetadata]
+        self, item: ListedObject, broker_segments: Mapping[str, RemoteLogSegmentMetadata]
     ) -> tuple[HolderState, str, int | None]:
         """Return the state of an object that the control log does not mention, what it waits for, and until when."""
         state, identity = self.state, item.segment_id
@@ -212,7 +212,7 @@ class _KeySearch:
             return HolderState.IMPORTING, "the end of its import, which makes it live, or orphan_age_ms and `retire`", None
         if identity in ordering.protected_ids(state):
             return HolderState.OPEN_ROUND, "the end of the open round, then `retire`", None
-        if identity in theirs:
+        if identity in broker_segments:
             return HolderState.BROKERS, "the brokers, which copy or delete it", None
         if self.opened.kind.is_broker_managed:
             return HolderState.ORPHAN, "`orphans find` and `orphans purge`: no metadata names it", None
@@ -348,7 +348,7 @@ class _KeySearch:
 
 
 def hash_keys_for_filters(keys: Sequence[bytes], hash_key: bytes) -> Hashes:
-    """Return the keyed hashes by which filters know the keys."""
+    """Return the hashes of the keys as Bloom filters use them. hash_key: the tier's secret hash key."""
     lengths = np.array([len(key) for key in keys], np.int32)
     starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths[:-1], dtype=np.int64)))
     out = np.empty((len(keys), 2), np.uint64)
@@ -357,7 +357,7 @@ def hash_keys_for_filters(keys: Sequence[bytes], hash_key: bytes) -> Hashes:
 
 
 def _metadata_of_listed(item: ListedObject) -> RemoteLogSegmentMetadata:
-    """Return metadata for a segment of which only the name and the log's size are known, from LIST."""
+    """Return metadata for a segment that is known only from LIST: its id, first offset and the size of its log."""
     return RemoteLogSegmentMetadata(
         id=item.segment_id,
         start_offset=Offset(item.start_offset),

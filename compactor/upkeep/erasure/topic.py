@@ -56,7 +56,7 @@ MAX_EXPEDITED_ROUNDS = 3
 class TopicKeySurvey:
     """Objects of a topic that contain the keys.
 
-    beside: such objects outside the topic's partitions.
+    beside: objects outside the topic's partitions that contain the keys or may contain them.
     failed: partitions that could not be searched.
     """
 
@@ -71,7 +71,7 @@ class TopicKeySurvey:
 
     @property
     def removals(self) -> list[tuple[int, KeyRemoval]]:
-        """Rounds that took records from readers, each with the key's number."""
+        """Return the rounds that took records from readers, each with the index of the key."""
         return [(key, one) for found in self.surveys for key, some in found.removals.items() for one in some]
 
 
@@ -182,29 +182,32 @@ def _holders_in_generations(opened: Tier, name: TopicPartition, question: KeyQue
 
 
 def expedite_erasure(
-    opened: Tier, found: PartitionKeySurvey, question: KeyQuestion, *, shorten_grace: bool, tell: Callable[[str], None]
+    opened: Tier, survey: PartitionKeySurvey, question: KeyQuestion, *, shorten_grace: bool, report_step: Callable[[str], None]
 ) -> PartitionKeySurvey:
     """Run rounds over the segments that contain the keys, then `retire`; return a new survey.
 
-    Its ``removals`` include rounds whose replaced segments `retire` has deleted. Nothing is written but what rounds and `retire` may write.
-    Grace is shortened only if the caller consents; delete horizons of tombstones are not, because slow readers rely on them.
+    Its ``removals`` include rounds whose replaced segments `retire` has deleted. Nothing is written except by
+    rounds and `retire`. Delete horizons of tombstones are never shortened, because slow readers rely on them.
+
+    :param shorten_grace: delete replaced segments before their grace is over.
+    :param report_step: receives a line about each step.
 
     Raises Leased, Fenced, StoreError, OutOfBudget.
     """
     for _ in range(MAX_EXPEDITED_ROUNDS):
-        if not found.movable or not _run_round_to_erase_keys(opened, found, question.now_ms, tell):
+        if not survey.movable or not _run_round_to_erase_keys(opened, survey, question.now_ms, report_step):
             break
-        before, found = found.movable, find_key_holders(opened, found.name, question)
-        if found.movable == before:
+        before, survey = survey.movable, find_key_holders(opened, survey.name, question)
+        if survey.movable == before:
             break
-    if not found.holders:
-        return found
-    _retire_replaced_segments(opened, found, question.now_ms, shorten_grace=shorten_grace, tell=tell)
-    return replace(find_key_holders(opened, found.name, question), removals=found.removals)
+    if not survey.holders:
+        return survey
+    _retire_replaced_segments(opened, survey, question.now_ms, shorten_grace=shorten_grace, report_step=report_step)
+    return replace(find_key_holders(opened, survey.name, question), removals=survey.removals)
 
 
 def assess_with_segments(segments: frozenset[str]) -> AssessWith:
-    """Return an assessment under which a round also rewrites these segments, if they lie below its end."""
+    """Return an assessment function under which a round also rewrites these segments, if they lie below the round's end offset."""
 
     def assess_them(state: PartitionState, cleaner: Cleaner, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:
         usual = assess_round(state, cleaner, now_ms, force=True)
@@ -215,34 +218,38 @@ def assess_with_segments(segments: frozenset[str]) -> AssessWith:
     return assess_them
 
 
-def _run_round_to_erase_keys(opened: Tier, found: PartitionKeySurvey, now_ms: int, tell: Callable[[str], None]) -> bool:
+def _run_round_to_erase_keys(opened: Tier, survey: PartitionKeySurvey, now_ms: int, report_step: Callable[[str], None]) -> bool:
     """Run one round over the segments that contain the keys. Return whether it published new segments."""
-    name = found.name
+    name = survey.name
     log, hint = opened.open(name, leads=True), opened.changes.change_hint(name)
-    report = new_round(opened, name, now_ms, assess_with=assess_with_segments(found.movable)).execute_round(log)
+    report = new_round(opened, name, now_ms, assess_with=assess_with_segments(survey.movable)).execute_round(log)
     opened.changes.cache_log_state(log, hint)
     if report.status in PUBLISHING:
         opened.changes.publish([log])
-        tell(f"{name}: {report.status}, {report.records_read} records -> {report.records_kept}, clean up to {report.next_dirty_offset}")
+        report_step(
+            f"{name}: {report.status}, {report.records_read} records -> {report.records_kept}, clean up to {report.next_dirty_offset}"
+        )
     elif report.status == RoundStatus.QUARANTINED:
-        tell(f"{name}: quarantined: {report.reason}")
+        report_step(f"{name}: quarantined: {report.reason}")
     return report.status in PUBLISHING
 
 
 def _retire_replaced_segments(
-    opened: Tier, found: PartitionKeySurvey, now_ms: int, *, shorten_grace: bool, tell: Callable[[str], None]
+    opened: Tier, survey: PartitionKeySurvey, now_ms: int, *, shorten_grace: bool, report_step: Callable[[str], None]
 ) -> None:
-    log = opened.open(found.name, leads=True)
+    log = opened.open(survey.name, leads=True)
     clock = STORES_OWN
     if shorten_grace:
         kept = [retention_time_ms(group, opened.retention) for group in log.refresh().waiting]
         ahead = max(kept, default=0) + opened.retention.grace_ms + 1
         clock = GraceClock(opened.ports.control.clock_ms() + ahead, forced=True, spares_young=True)
-    report = retire_partition(opened.ports, log, opened.lease, opened.retention, clock=clock, work=new_round(opened, found.name, now_ms))
+    report = retire_partition(opened.ports, log, opened.lease, opened.retention, clock=clock, work=new_round(opened, survey.name, now_ms))
     opened.changes.publish_slots([log])
     if report.deleted or report.swept:
         early = ", grace cut short" if shorten_grace else ""
-        tell(f"{found.name}: {count_noun(len(report.deleted) + len(report.swept), 'object')} deleted, {format_size(report.bytes)}{early}")
+        report_step(
+            f"{survey.name}: {count_noun(len(report.deleted) + len(report.swept), 'object')} deleted, {format_size(report.bytes)}{early}"
+        )
 
 
 # --- the report ---
@@ -271,68 +278,68 @@ def key_digest(key: bytes, secret: bytes) -> str:
 
 
 def erasure_report_json(
-    header: ReportHeader, found: TopicKeySurvey, done: Sequence[str] = (), removals: Sequence[tuple[int, KeyRemoval]] = ()
+    header: ReportHeader, survey: TopicKeySurvey, done_steps: Sequence[str] = (), removals: Sequence[tuple[int, KeyRemoval]] = ()
 ) -> dict[str, Any]:
     """Return the erasure report as a JSON document.
 
-    :param done: what was done for this erasure.
-    :param removals: further rounds that took records from readers, which ``found`` does not show, with the key's number.
+    :param done_steps: lines about the steps that were taken for this erasure.
+    :param removals: further rounds that took records from readers, which ``survey`` does not contain, each with the index of the key.
     """
-    known = [*removals, *found.removals]
-    since = [_last_removal_of_key(number, found, known) for number in range(len(header.digests))]
+    known = [*removals, *survey.removals]
+    since = [_last_removal_of_key(number, survey, known) for number in range(len(header.digests))]
     last = max((one for one in since if one is not None), key=lambda one: one.at_ms, default=None)
     return {
         "schema": ERASURE_SCHEMA,
-        "erased": not found.holders and not found.failed,
+        "erased": not survey.holders and not survey.failed,
         "topic": header.topic,
         "tier": dict(header.tier),
         "at": format_iso_time(header.at_ms),
         "at_ms": header.at_ms,
         "version": __version__,
         "keys": [
-            {"digest": digest, "gone_since": _removal_json(since[number])} | _key_answer_json(number, found)
+            {"digest": digest, "gone_since": _removal_json(since[number])} | _key_answer_json(number, survey)
             for number, digest in enumerate(header.digests)
         ],
         "gone_since": _removal_json(last),
-        "holders": [_holder_json(one, header.digests) for one in found.holders],
-        "waits_for": list(dict.fromkeys(one.waits_for for one in found.holders)),
-        "done": list(done),
+        "holders": [_holder_json(one, header.digests) for one in survey.holders],
+        "waits_for": list(dict.fromkeys(one.waits_for for one in survey.holders)),
+        "done": list(done_steps),
         "partitions": [
             {"partition": str(one.name), "slot": one.slot, "segments_read": one.segments, "ruled_out_by_filters": one.filtered,
              "bytes_read": one.bytes}
-            for one in found.surveys
+            for one in survey.surveys
         ],
-        "failed": [{"partition": str(name), "reason": error.message} for name, error in found.failed],
-        "not_covered": [asdict(one) for one in found.not_covered],
+        "failed": [{"partition": str(name), "reason": error.message} for name, error in survey.failed],
+        "not_covered": [asdict(one) for one in survey.not_covered],
     }  # fmt: skip
 
 
-def _holders_of_key(number: int, found: TopicKeySurvey) -> list[KeyHolder]:
-    return [holder for holder in found.holders if holder.key in (number, ANY_KEY)]
+def _holders_of_key(key_number: int, found: TopicKeySurvey) -> list[KeyHolder]:
+    return [holder for holder in found.holders if holder.key in (key_number, ANY_KEY)]
 
 
-def _last_removal_of_key(number: int, found: TopicKeySurvey, removals: Sequence[tuple[int, KeyRemoval]]) -> KeyRemoval | None:
+def _last_removal_of_key(key_number: int, found: TopicKeySurvey, removals: Sequence[tuple[int, KeyRemoval]]) -> KeyRemoval | None:
     """Return the round that took the key's last record from readers; None if readers still get one or no round is known."""
-    if any(holder.state is HolderState.LIVE and holder.has_found_record for holder in _holders_of_key(number, found)):
+    if any(holder.state is HolderState.LIVE and holder.has_found_record for holder in _holders_of_key(key_number, found)):
         return None
-    return max((one for key, one in removals if key == number), key=lambda one: one.at_ms, default=None)
+    return max((one for key, one in removals if key == key_number), key=lambda one: one.at_ms, default=None)
 
 
-def _key_answer_json(number: int, found: TopicKeySurvey) -> dict[str, Any]:
-    mine = _holders_of_key(number, found)
+def _key_answer_json(key_number: int, found: TopicKeySurvey) -> dict[str, Any]:
+    mine = _holders_of_key(key_number, found)
     until = max((holder.until_ms for holder in mine if holder.until_ms is not None), default=None)
     return {"erased": not mine and not found.failed, "until_ms": until}
 
 
-def _removal_json(one: KeyRemoval | None) -> dict[str, Any] | None:
-    return None if one is None else asdict(one) | {"at": format_iso_time(one.at_ms)}
+def _removal_json(removal: KeyRemoval | None) -> dict[str, Any] | None:
+    return None if removal is None else asdict(removal) | {"at": format_iso_time(removal.at_ms)}
 
 
-def _holder_json(one: KeyHolder, digests: Sequence[str]) -> dict[str, Any]:
-    unknown = {} if one.has_found_record else {"first_offset": None, "last_offset": None}
-    return asdict(one) | unknown | {
-        "state": one.state.value,
-        "key": None if one.key == ANY_KEY else digests[one.key],
-        "certain": one.has_found_record,
-        "until": None if one.until_ms is None else format_iso_time(one.until_ms),
+def _holder_json(holder: KeyHolder, digests: Sequence[str]) -> dict[str, Any]:
+    unknown = {} if holder.has_found_record else {"first_offset": None, "last_offset": None}
+    return asdict(holder) | unknown | {
+        "state": holder.state.value,
+        "key": None if holder.key == ANY_KEY else digests[holder.key],
+        "certain": holder.has_found_record,
+        "until": None if holder.until_ms is None else format_iso_time(holder.until_ms),
     }  # fmt: skip
