@@ -59,10 +59,10 @@ def repack_sdist(path: Path, epoch: int) -> None:
 
 
 def changelog_section(text: str, version: str) -> str:
-    """Return the section of a version, or of what is not released yet."""
+    """Return the section of the changes that are not released yet, or if there are none, that of the version."""
     sections = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
     found = dict(zip(sections[1::2], sections[2::2], strict=True))
-    return (found.get(version) or found["Unreleased"]).strip()
+    return found.get("Unreleased", "").strip() or found[version].strip()
 
 
 def main() -> int:
