@@ -35,7 +35,7 @@ from compactor.cleaner.row_spool import sort_rows_by_hash_range
 from compactor.config.settings import Settings
 from compactor.config.store_sections import S3
 from compactor.spark.round.bundles import OrdinalRange
-from compactor.spark.round.exchange import ExchangeRows, KeyBundle, decode_gaps, encode_survivors, pack_tail
+from compactor.spark.round.exchange import ExchangeRows, KeyBundle, decode_ordinal_gaps, encode_survivors, pack_tail
 from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
@@ -96,7 +96,7 @@ def gathered(case: Case, answers: Iterable[bytes]) -> int:
     """How many records of a bundle survive."""
     bitmap = np.zeros(case.rows // case.bundles // 8 + 1, np.uint8)
     for answer in answers:
-        if not decode_gaps(np.frombuffer(answer, np.uint8), bitmap):
+        if not decode_ordinal_gaps(np.frombuffer(answer, np.uint8), bitmap):
             raise SystemExit("an answer does not fit its bundle")
     return int(np.bitwise_count(bitmap).sum(dtype=np.int64))
 

@@ -29,7 +29,7 @@ from compactor.storage.factory import open_store
 from compactor.storage.forwarding import NullStore, ReadOnlyStore
 from compactor.storage.port import ObjectStore
 from compactor.storage.retrying import FirstContact
-from compactor.storage.settings import Retries, Transfers
+from compactor.storage.settings import RetrySettings, TransferSettings
 from compactor.tier.kinds import TierKind, control_url, read_only_error, tier_kind
 from compactor.tier.names import TopicIdLookup
 from compactor.tier.ports import SegmentPublisher
@@ -50,7 +50,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
     contact = FirstContact()
     conditions = ConditionCheck(Path(settings.tier.state_dir) / "stores")
 
-    def control_store(limits: LimitSettings, retries: Retries | None = None) -> ObjectStore:
+    def control_store(limits: LimitSettings, retries: RetrySettings | None = None) -> ObjectStore:
         """Open the store of control logs with these limits and retries."""
         return open_store(
             control_at,
@@ -69,7 +69,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
         settings.tier_url,
         settings=settings,
         limits=settings.limits,
-        transfers=Transfers(storage_class=kind.storage_class(settings)),
+        transfers=TransferSettings(storage_class=kind.storage_class(settings)),
         counters=counters,
         contact=contact,
         # Brokers' stores get no objects but those of segments.
@@ -79,7 +79,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
     urgent = control
     if control_at:
         control = control_store(settings.limits)
-        urgent = control_store(LimitSettings(), Retries(deadline_s=settings.lease.ttl_ms / 3000))
+        urgent = control_store(LimitSettings(), RetrySettings(deadline_s=settings.lease.ttl_ms / 3000))
     data = data if kind.compacts else ReadOnlyStore(data)
     metadata = _create_metadata_source(settings, kind, data, control)
     ports = Ports(

@@ -225,7 +225,7 @@ def _check_cleaned_groups(
     for members, segment in zip(source_groups, cleaned_segments, strict=True):
         tally = None if balance_key is None else NewSegmentBalance(segment, balance_key, max_inflated_bytes)
         gate.check_group(members, segment.paths, end_offset=None, result_sums=tally)
-        problem = tally.compute_balance().problem() if tally else ""
+        problem = tally.compute_balance().imbalance_problem() if tally else ""
         if problem:
             raise GateFailed(f"the balance: {problem}", segment=members[0].name)
 

@@ -83,7 +83,7 @@ class LogChanged(BadData):
         super().__init__(where, segment="the tier", hint="Read them again")
 
 
-class BeginningDeleted(LogChanged):
+class LogBeginningDeleted(LogChanged):
     """Raised if retention or a person deleted records that were still to be read."""
 
     def __init__(self, extent: ReadRange, offset: int) -> None:
@@ -322,7 +322,7 @@ class RangeReader:
                     first = self._offset_after_lost_segment(error, damage_error, readers, first, last)
                     retries = 0
                 if first < self._log_start:
-                    raise BeginningDeleted(extent, self._log_start) from None
+                    raise LogBeginningDeleted(extent, self._log_start) from None
 
     def _readable_batches(self, piece: Piece, first: int, last: int) -> tuple[Flags, list[DamagedRange]]:
         """Return a flag for each batch that can be read, and the offsets that cannot. Without ``skip_damaged`` none is read after these."""

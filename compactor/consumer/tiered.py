@@ -168,7 +168,7 @@ class TieredConsumer:
         A place without an offset begins as ``offset_reset`` says. In ``on_assign``, it sets where the added partitions begin.
         Raises UsageError if neither tier nor broker has a partition; StoreError.
         """
-        wanted = {TopicPartition.of(place.topic, place.partition): place for place in places}
+        wanted = {TopicPartition.validated(place.topic, place.partition): place for place in places}
         self._require_open()
         if self._starts is not None:
             self._starts.update(wanted)
@@ -202,21 +202,21 @@ class TieredConsumer:
         """
         found = []
         for place in places:
-            name = TopicPartition.of(place.topic, place.partition)
+            name = TopicPartition.validated(place.topic, place.partition)
             offset = self._sources.offset_at(name, place.offset)
             found.append(Place(*name, OFFSET_END if offset is None else offset))
         return found
 
     def get_watermark_offsets(self, place: PlaceLike) -> tuple[int, int]:
         """Return the first offset that tier or broker has, and the end offset (exclusive)."""
-        return self._sources.readable_bounds(TopicPartition.of(place.topic, place.partition))
+        return self._sources.readable_bounds(TopicPartition.validated(place.topic, place.partition))
 
     def latest(self, place: PlaceLike) -> LastValues:
         """Return the last record of each key of a partition, as the tier holds them now.
 
         To continue from there, assign ``next_place`` of the result.
         """
-        name = self._sources.incarnation_to_read(TopicPartition.of(place.topic, place.partition))
+        name = self._sources.incarnation_to_read(TopicPartition.validated(place.topic, place.partition))
         return latest(self._sources.tier, name, committed=self._sources.options.is_read_committed)
 
     def _change_assignment(self, step: AssignmentStep, partitions: Mapping[TopicPartition, AssignedPartition]) -> None:

@@ -44,7 +44,7 @@ def balance_problem(state: PartitionState, intent: Intent) -> str:
         balance = receipt.balance
         if balance is None:
             continue
-        found = balance.problem()
+        found = balance.imbalance_problem()
         sources = tasks[receipt.group].sources
         recorded = sum_batches_of(live[source] for source in sources) if live.keys() >= set(sources) else None
         if not found and recorded not in (None, balance.sources):

@@ -59,7 +59,7 @@ class DemoComparison:
     differences: list[str]
 
 
-def count_values(values: ValueByKey) -> int:
+def count_keys_with_value(values: ValueByKey) -> int:
     """Return the number of keys whose last record has a value, that is, which are not deleted."""
     return sum(value is not None for value in values.values())
 

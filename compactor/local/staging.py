@@ -53,7 +53,7 @@ class FileToStage:
     @property
     def file_from_object_metadata(self) -> SegmentFile:
         """Return the size and digest that the tier has recorded for the file."""
-        return self.segment.file(self.kind)
+        return self.segment.recorded_file(self.kind)
 
     @property
     def cache_key(self) -> CachedFileKey:
@@ -236,7 +236,7 @@ class Staging:
         path = self.folder / f"{next(self._numbers)}"
         with reservation:
             try:
-                self._try_fetch_file(wanted, path)
+                self._fetch_file_once(wanted, path)
                 self._remember_cached_file(
                     wanted.cache_key, path, self.budget.convert_to_cached_file(reservation, lambda: path.unlink(missing_ok=True))
                 )
@@ -248,10 +248,10 @@ class Staging:
 
     def _fetch_file_when_disk_has_space(self, wanted: FileToStage, path: Path) -> None:
         """Fetch a file to ``path``, waiting while the disk is full."""
-        self.retry_until_space(lambda: self._try_fetch_file(wanted, path))
+        self.retry_until_space(lambda: self._fetch_file_once(wanted, path))
 
     @measure_stage(WorkStage.FETCH, lambda self, wanted, path: wanted.size)
-    def _try_fetch_file(self, wanted: FileToStage, path: Path) -> None:
+    def _fetch_file_once(self, wanted: FileToStage, path: Path) -> None:
         """Fetch or copy a file to ``path`` and check it. Removes the file after an error."""
         try:
             if wanted.ranges is not None:

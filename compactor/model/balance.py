@@ -28,7 +28,7 @@ class DigestSum(Value):
     digest: str = "0" * 32
 
     @staticmethod
-    def of(count: int, high: int, low: int) -> DigestSum:
+    def from_halves(count: int, high: int, low: int) -> DigestSum:
         """Return the sum with this count and these halves of the digest, which are reduced modulo 2^64."""
         return DigestSum(count=count, digest=f"{high % _HALF:016x}{low % _HALF:016x}")
 
@@ -40,7 +40,7 @@ class DigestSum(Value):
     def plus(self, other: DigestSum) -> DigestSum:
         """Return the sum of this and another sum: counts and digests added."""
         (high, low), (more_high, more_low) = self.halves, other.halves
-        return DigestSum.of(self.count + other.count, high + more_high, low + more_low)
+        return DigestSum.from_halves(self.count + other.count, high + more_high, low + more_low)
 
     def __str__(self) -> str:
         return f"{self.count} ({self.digest[:8]})"
@@ -76,7 +76,7 @@ class Balance(Value):
     written: DigestSum = Field(default_factory=DigestSum)
     records_dropped: dict[str, DigestSum] = Field(default_factory=dict)
 
-    def problem(self) -> str:
+    def imbalance_problem(self) -> str:
         """Return which of the two equations (batches, records) does not hold, or an empty string."""
         accounted = add_sums((self.left, self.opened, *self.dropped.values()))
         if self.sources != accounted:

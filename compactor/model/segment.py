@@ -104,7 +104,7 @@ class RemoteLogSegmentMetadata(Value):
     negative_timestamps: int = Field(default=0, exclude_if=lambda value: not value)
     copied_end_offset: int = Field(default=-1, exclude_if=lambda value: value < 0)
 
-    def file(self, kind: str) -> SegmentFile:
+    def recorded_file(self, kind: str) -> SegmentFile:
         """Return the recorded size and digests of the file of this kind. Raises KeyError if nothing is recorded; only the size of the log
         is known of a broker's segment.
         """

@@ -34,8 +34,8 @@ from compactor.outputs.iceberg_plan import (
     PartitionEntry,
     Slice,
     TablePlan,
+    end_of_unfinished_round,
     plan_table,
-    unfinished_offset,
     view_entry,
     view_slices,
 )
@@ -92,12 +92,12 @@ class IcebergOutput:
     def _with_expiry(self, opened: Tier, table: TopicTable, report: OutputReport) -> OutputReport:
         """Expire old snapshots, sweep orphans, and return the report with what was deleted and with the time of the next expiry."""
         now = opened.ports.clock_ms()
-        deleted, next_ms = table.expire(opened.settings.outputs.iceberg.keep_ms, now)
+        deleted, next_ms = table.expire_snapshots(opened.settings.outputs.iceberg.keep_ms, now)
         if deleted or table.name not in self.swept:
-            deleted += table.sweep(now - opened.retention.orphan_age_ms)
+            deleted += table.delete_orphan_files(now - opened.retention.orphan_age_ms)
             self.swept.add(table.name)
         summary = "; ".join(part for part in (report.summary, f"deleted {deleted} files" if deleted else "") if part)
-        content = replace(report.content, snapshots=len(table.ages())) if report.content else None
+        content = replace(report.content, snapshots=len(table.snapshot_ages())) if report.content else None
         return replace(report, next_deletion_ms=NEVER_MS if next_ms is None else next_ms, summary=summary, content=content)
 
 
@@ -135,7 +135,7 @@ def read_table_status(opened: Tier, name: TopicPartition) -> TableStatus | None:
         return None
     with open_table(settings, opened.identity.read().tier_id, name.topic, create=False) as read_table:
         table = read_table()
-        known = table.entry(name.partition) if table else None
+        known = table.partition_entry(name.partition) if table else None
         files = table.data_files(name.partition).values() if table else ()
     state = opened.open(name).refresh()
     view = view_entry(state, opened.first_readable_offset(state))
@@ -145,12 +145,12 @@ def read_table_status(opened: Tier, name: TopicPartition) -> TableStatus | None:
     cleaner_offset = known.cleaner_offset if known else view.log_start
     return TableStatus(
         name.topic, name.partition, settings.table,
-        "current" if shown else "waiting" if unfinished_offset(state) >= 0 else "behind" if known else "missing",
+        "current" if shown else "waiting" if end_of_unfinished_round(state) >= 0 else "behind" if known else "missing",
         current.snapshot_id if current else None, current.timestamp_ms if current else None,
         cleaner_offset, view.cleaner_offset, view.cleaner_offset - cleaner_offset,
         0 if shown or not since else max(0, opened.ports.clock_ms() - min(since)),
         sum(file.record_count for file in files), len(files), sum(file.file_size_in_bytes for file in files),
-        len(table.ages()) if table else 0,
+        len(table.snapshot_ages()) if table else 0,
     )  # fmt: skip
 
 
@@ -202,7 +202,7 @@ class _TableUpdate:
         """
         partition = self.name.partition
         # In this order: the control log is then at least as new as the table, unless it is another one.
-        known = self.table.entry(partition)
+        known = self.table.partition_entry(partition)
         state, view, slices = self._read_view()
         if known is not None and known.order > view.order:
             raise BadData(
@@ -210,7 +210,7 @@ class _TableUpdate:
                 segment=f"table {self.table.name}, partition {partition}",
                 hint="Was the control store restored? Drop the table to have it written anew",
             )
-        files, unfinished = self.table.data_files(partition), unfinished_offset(state)
+        files, unfinished = self.table.data_files(partition), end_of_unfinished_round(state)
         content = OutputContent(known.cleaner_offset if known else view.log_start, len(files), 0)
         if unfinished >= 0:
             content = replace(content, waits_for=f"a round that cleans up to {unfinished}")
@@ -227,7 +227,7 @@ class _TableUpdate:
         _, again, slices_again = self._read_view()
         if slices_again != slices or not again.is_same_view(view.model_copy(update={"empty": ()})):
             return None
-        self.table.commit({partition: view}, added, [files[path] for path in plan.remove])
+        self.table.commit_snapshot({partition: view}, added, [files[path] for path in plan.remove])
         rows, size = sum(file.record_count for file in added), sum(file.file_size_in_bytes for file in added)
         summary = f"table {self.table.name}: {len(added)} files with {rows} rows and {size} bytes take the place of {len(plan.remove)}"
         content = OutputContent(view.cleaner_offset, len(plan.keep) + len(added), 0)

@@ -104,7 +104,7 @@ class TopicTable:
         """The current snapshot; None if nothing was committed yet."""
         return self.table.current_snapshot()
 
-    def entry(self, partition: int) -> PartitionEntry | None:
+    def partition_entry(self, partition: int) -> PartitionEntry | None:
         """Return a partition's entry in the current snapshot; None if it has none. Raises BadData."""
         return parse_entry(self._entries().get(entry_key(partition)), self.name)
 
@@ -149,7 +149,7 @@ class TopicTable:
             for batch in file.iter_batches(columns=["key"]):
                 yield batch.column(0).cast(pa.large_binary())
 
-    def commit(self, entries: dict[int, PartitionEntry], added: Sequence[DataFile], removed: Sequence[DataFile]) -> None:
+    def commit_snapshot(self, entries: dict[int, PartitionEntry], added: Sequence[DataFile], removed: Sequence[DataFile]) -> None:
         """Commit one snapshot that adds and removes files, on top of the snapshot that this object was read with.
 
         :param entries: new entries of partitions; those of all others are carried over, because snapshots before it expire.
@@ -171,29 +171,29 @@ class TopicTable:
             for file in removed:
                 producer.delete_data_file(file)
 
-    def ages(self) -> list[SnapshotAge]:
+    def snapshot_ages(self) -> list[SnapshotAge]:
         """Return the age of each snapshot of the table."""
         held = {reference.snapshot_id for reference in self.table.metadata.refs.values()}
         return [SnapshotAge(one.snapshot_id, one.timestamp_ms, one.snapshot_id in held) for one in self.table.snapshots()]
 
-    def expire(self, keep_ms: int, now_ms: int) -> tuple[int, int | None]:
+    def expire_snapshots(self, keep_ms: int, now_ms: int) -> tuple[int, int | None]:
         """Expire the snapshots that were superseded ``keep_ms`` ago, and delete the files that only they used and that this program wrote.
 
         Return the number of deleted files, and when the next snapshot may expire (None if none waits).
         """
-        expired, next_ms = plan_expiry(self.ages(), keep_ms, now_ms)
+        expired, next_ms = plan_expiry(self.snapshot_ages(), keep_ms, now_ms)
         if not expired:
             return 0, next_ms
         with _iceberg_errors(self.name):
             gone, left = ([one for one in self.table.snapshots() if (one.snapshot_id in expired) is which] for which in (True, False))
-            unused = self._files_of(one for one in gone if _is_own(one)) - self._files_of(left)
+            unused = self._files_of(one for one in gone if _is_commit_of_this_program(one)) - self._files_of(left)
             self.table.maintenance.expire_snapshots().by_ids(expired).commit()
             deleted = [path for path in unused if path.endswith(".avro") or DataFileName.parse(path)]
             for path in deleted:
                 _delete_if_present(self.table.io, path)
             return len(deleted), next_ms
 
-    def sweep(self, older_than_ms: int) -> int:
+    def delete_orphan_files(self, older_than_ms: int) -> int:
         """Delete data files that this program wrote before a time and that no snapshot names, and return their number.
 
         Another process may have written a younger file and not committed it yet.
@@ -227,7 +227,7 @@ class TopicTable:
         """
         snapshot = self.snapshot
         while snapshot is not None:
-            found = {key: text for key, text in _summary(snapshot).items() if key.startswith(ENTRY_PREFIX)}
+            found = {key: text for key, text in _snapshot_properties(snapshot).items() if key.startswith(ENTRY_PREFIX)}
             if found:
                 return found
             snapshot = self.table.snapshot_by_id(snapshot.parent_snapshot_id) if snapshot.parent_snapshot_id is not None else None
@@ -299,14 +299,14 @@ def _load_table(catalog: Catalog, name: str, tier_id: str, topic: str, *, create
     return TopicTable(name, table)
 
 
-def _summary(snapshot: Snapshot | None) -> dict[str, str]:
+def _snapshot_properties(snapshot: Snapshot | None) -> dict[str, str]:
     """Return the properties in a snapshot's summary."""
     return {} if snapshot is None or snapshot.summary is None else dict(snapshot.summary.additional_properties)
 
 
-def _is_own(snapshot: Snapshot) -> bool:
+def _is_commit_of_this_program(snapshot: Snapshot) -> bool:
     """Return whether this program has committed a snapshot."""
-    return any(key.startswith(ENTRY_PREFIX) for key in _summary(snapshot))
+    return any(key.startswith(ENTRY_PREFIX) for key in _snapshot_properties(snapshot))
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:

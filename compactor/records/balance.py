@@ -49,7 +49,7 @@ def zero_sums_by_account() -> Sums:
 
 def to_digest_sum(row: Sums) -> DigestSum:
     """Convert a row of an array of sums to a DigestSum."""
-    return DigestSum.of(int(row[0]), int(row[1]), int(row[2]))
+    return DigestSum.from_halves(int(row[0]), int(row[1]), int(row[2]))
 
 
 @measure_stage(WorkStage.GATE, lambda buf, _: len(buf))

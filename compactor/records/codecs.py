@@ -112,7 +112,7 @@ class _CompressionContexts(threading.local):
 _contexts = _CompressionContexts()
 
 
-def library_versions() -> str:
+def codec_library_versions() -> str:
     """Return the versions of the libraries on which the bytes of a recompressed batch depend (I7: equal plans give equal bytes)."""
     return f"gzip={zlib_ng.ZLIBNG_VERSION} lz4={lz4.library_version_string()} snappy={cramjam.__version__} zstd={zstandard.__version__}"
 

@@ -233,7 +233,7 @@ def _reencode_tails(buf: Bytes, rows: Rows, row_numbers: Int64s) -> tuple[Bytes,
     )
     at = high - low
     for row in row_numbers.tolist():
-        tail = _reencode_tail(buf[int(rows.tail[row]) : int(rows.end[row])])
+        tail = _reencode_key_value_and_headers(buf[int(rows.tail[row]) : int(rows.end[row])])
         parts.append(tail)
         moved.tail[row] = at
         at += len(tail)
@@ -241,19 +241,19 @@ def _reencode_tails(buf: Bytes, rows: Rows, row_numbers: Int64s) -> tuple[Bytes,
     return read_only_view(np.frombuffer(b"".join(parts), np.uint8)), moved
 
 
-def _reencode_tail(tail: Bytes) -> bytes:
+def _reencode_key_value_and_headers(tail: Bytes) -> bytes:
     """Re-encode key, value and headers of a record: with shortest varints, and header names as Java decodes and encodes them."""
     out = bytearray()
     at = 0
 
-    def copy_number() -> int:
+    def copy_varint() -> int:
         nonlocal at
         value, at = read_varint(tail, at, len(tail))
         return int(value)
 
-    def copy_text(is_name: bool) -> None:
+    def copy_byte_string(is_name: bool) -> None:
         nonlocal at
-        length = copy_number()
+        length = copy_varint()
         data = tail[at : at + max(length, 0)].tobytes()
         at += max(length, 0)
         if is_name:
@@ -261,13 +261,13 @@ def _reencode_tail(tail: Bytes) -> bytes:
         out.extend(_encode_varint(len(data) if length >= 0 else -1) + data)
 
     with np.errstate(over="ignore"):
-        copy_text(False)
-        copy_text(False)
-        headers = copy_number()
+        copy_byte_string(False)
+        copy_byte_string(False)
+        headers = copy_varint()
         out.extend(_encode_varint(headers))
         for _ in range(headers):
-            copy_text(True)
-            copy_text(False)
+            copy_byte_string(True)
+            copy_byte_string(False)
     return bytes(out)
 
 
@@ -406,7 +406,7 @@ def _summarize_kept_rows(keep: Flags, timestamp: Int64s, begin: int, stop: int) 
 
 
 @inline_kernel
-def _write_rows(
+def _write_records_that_stay(
     buf: Bytes,
     out: Bytes,
     write: int,
@@ -548,7 +548,7 @@ def _encode_batches_or_find_problem(
             max_timestamp[batch] = highest
         # Where the base timestamp stays, a record keeps all its bytes; runs of such records are copied at once.
         whole = magic == 2 and base_timestamp == old_base_timestamp[batch] and not type_bits & LOG_APPEND
-        write = _write_rows(
+        write = _write_records_that_stay(
             buf, out, at + HEADER, first, last, base, base_timestamp, whole, offset, timestamp, start, tail, end, key_start, value_start,
             key_length, value_length, flags, keep,
         )  # fmt: skip

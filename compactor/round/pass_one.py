@@ -30,7 +30,7 @@ from compactor.cleaner.keys.survivors import KeyScanParameters
 from compactor.cleaner.passes.chunks import CleanedChunkCache
 from compactor.cleaner.passes.outcomes import txn_outcomes_by_batch
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Verdicts
+from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.control.state import PartitionState
 from compactor.errors import OutOfBudget
@@ -132,7 +132,7 @@ class PassOneResult:
         return self.gate
 
     @contextmanager
-    def open_segment(self, ordinal: int, reservation: SpaceReservation | None) -> Iterator[tuple[SourceSegment, Verdicts]]:
+    def open_segment(self, ordinal: int, reservation: SpaceReservation | None) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
         """Open a segment: yield its bytes and batch verdicts. Raises BadData, StoreError, OutOfBudget, NeedsWholeSegmentError."""
         known, part = self.opened.is_segment_open(ordinal), self.part_of_segment(ordinal)
         with self.opened.map_segment(ordinal, reservation) as source:
@@ -207,7 +207,7 @@ def run_pass_one(reader: StagedSegmentReader, extent: RoundExtent, settings: Pas
 
     Raises BadData, StoreError, OutOfBudget, GateFailed, and what ``settings.check`` raises.
     """
-    roles = SegmentRoles.assign_roles(reader.live, extent, query.sidecars)
+    roles = SegmentRoles.assign_segment_roles(reader.live, extent, query.sidecars)
     cost = _SidecarCost(sum(head.bytes for head in roles.heads.values()))
     job = _PassOneJob(reader, extent, settings, query, roles, SourceTable(reader, roles), cost)
     expected, rows = roles.expected_dirty_keys, roles.expected_dirty_records
@@ -379,7 +379,7 @@ def _scan_dirty_segments(scan: _ScanAttempt) -> None:
             job.settings.check()
             aborted = txn_outcomes_by_batch(source.table, outcomes) == ABORT
             if not opened.folded:
-                opened.verdicts[ordinal] = Verdicts(aborted, aborted, np.zeros(len(aborted), np.bool_), np.empty(0, TXN_ENTRY))
+                opened.verdicts[ordinal] = TransactionVerdicts(aborted, aborted, np.zeros(len(aborted), np.bool_), np.empty(0, TXN_ENTRY))
             # Only the outcomes of markers are known yet, so chunks that contain markers are not cleaned ahead.
             clean_at_once = not np.any((source.table.control != NOT_CONTROL) & (source.table.codec_ids > 0))
             to_map = survivors.key_scan.flag_batches_to_map(source)

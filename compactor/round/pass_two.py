@@ -29,7 +29,7 @@ from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
 from compactor.cleaner.passes.sidecar_builder import SidecarBuilder, add_segment_to_builder
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
-from compactor.cleaner.passes.transactions import Verdicts
+from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.cleaner.witness import SecondReader
 from compactor.errors import CannotCopy, CopyDiffers
@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 
 def executor_fingerprint() -> str:
     """Return the versions that decide the bytes of a round besides its plan. An executor with another fingerprint refuses the plan (I7)."""
-    return f"tiered-compactor={__version__} {codecs.library_versions()}"
+    return f"tiered-compactor={__version__} {codecs.codec_library_versions()}"
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,9 @@ class PassOneAnswers(Protocol):
     def sources(self) -> Sequence[SourceSegment]:
         """Return the source segments by position. Those that were opened by ``open_segment`` have their batch headers."""
 
-    def open_segment(self, ordinal: int, reservation: SpaceReservation | None) -> AbstractContextManager[tuple[SourceSegment, Verdicts]]:
+    def open_segment(
+        self, ordinal: int, reservation: SpaceReservation | None
+    ) -> AbstractContextManager[tuple[SourceSegment, TransactionVerdicts]]:
         """Open a segment: yield its bytes and the verdicts on its batches.
 
         If ``part_of_segment`` returns a part, only that part is opened; NeedsWholeSegmentError is raised if it is not enough. Raises

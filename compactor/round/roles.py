@@ -11,7 +11,7 @@ import numpy as np
 from compactor.cleaner.passes.retention import RoundRules
 from compactor.cleaner.passes.sidecar_builder import NO_BYTES, segment_verdicts_from_stand_in, stand_in_segment
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Verdicts, transaction_verdicts_by_source
+from compactor.cleaner.passes.transactions import TransactionVerdicts, transaction_verdicts_by_source
 from compactor.errors import BadData
 from compactor.local.budget import SpaceReservation, round_up_to_blocks
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -51,7 +51,7 @@ class SegmentRoles:
     heads: Mapping[str, SidecarHead]
 
     @staticmethod
-    def assign_roles(live: Sequence[RemoteLogSegmentMetadata], extent: RoundExtent, sidecars: Sidecars | None) -> SegmentRoles:
+    def assign_segment_roles(live: Sequence[RemoteLogSegmentMetadata], extent: RoundExtent, sidecars: Sidecars | None) -> SegmentRoles:
         """Return the roles of the live segments in a round.
 
         :param sidecars: None if sidecars are switched off (``bloom = false``). Raises StoreError.
@@ -163,6 +163,6 @@ def _source_from_sidecar_head(reader: StagedSegmentReader, roles: SegmentRoles, 
     return stand_in_segment(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate(0))
 
 
-def _empty_verdicts() -> Verdicts:
+def _empty_verdicts() -> TransactionVerdicts:
     nothing = np.zeros(0, np.bool_)
-    return Verdicts(nothing, nothing, nothing, np.empty(0, TXN_ENTRY))
+    return TransactionVerdicts(nothing, nothing, nothing, np.empty(0, TXN_ENTRY))

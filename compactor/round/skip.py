@@ -62,7 +62,7 @@ class FilterRecord:
         idle = self.skipped + self.useless
         return self.useless / idle if idle else 0.0
 
-    def summary_text(self) -> str:
+    def saved_reads_text(self) -> str:
         """Return the record as a sentence for people."""
         return (
             f"of {self.asked} filters asked, {self.skipped} saved a read, "
@@ -178,7 +178,9 @@ def decide_by_sidecar(head: SidecarHead, due_reason: str, *, keys: int, record: 
     if sidecar.made_for is None:
         return SidecarDecision(sidecar, must="no filter pays for it", for_keys=True)
     if not record.are_filters_paying:
-        return SidecarDecision(sidecar, must=f"filters do not pay on this partition and are off: {record.summary_text()}", for_keys=True)
+        return SidecarDecision(
+            sidecar, must=f"filters do not pay on this partition and are off: {record.saved_reads_text()}", for_keys=True
+        )
     if not askable:
         must = f"its filter is made for {sidecar.made_for.probes} keys, and this round brings up to {keys}"
         return SidecarDecision(sidecar, must=must, for_keys=True)

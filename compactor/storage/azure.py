@@ -72,7 +72,7 @@ _PERMISSIONS: Final = {
 _TAKEN: Final = ("BlobAlreadyExists", "UnauthorizedBlobOverwrite")
 
 
-def open_at(url: str, options: StoreOptions) -> ObjectStore:
+def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
     """Return the store at ``az://account/container/prefix``. Makes no request. Raises UsageError."""
     place, prefix = bucket_and_prefix(url)
     account, _, container = place.partition("/")
@@ -119,7 +119,7 @@ class AzureClient:
         return f"az://{self._account}/{self._name}/{self._prefix}".rstrip("/")
 
     @property
-    def location(self) -> tuple[str, str, str]:
+    def endpoint_bucket_and_prefix(self) -> tuple[str, str, str]:
         return self._settings.endpoint_url, f"{self._account}/{self._name}", self._prefix
 
     def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
@@ -295,7 +295,7 @@ class AzureClient:
             raise
         except HttpResponseError as error:
             if isinstance(error, ClientAuthenticationError) and error.response is None:  # no credential was found, or it was refused
-                raise Refused(f"{failed_request}: {_first_line(error)}", hint=_HINTS.credentials) from error
+                raise Refused(f"{failed_request}: {_first_line_of_message(error)}", hint=_HINTS.credentials) from error
             if (error.status_code or 0) < HTTPStatus.BAD_REQUEST:  # the body broke off
                 raise connection_error(error, failed_request, _HINTS, answered_before=True) from error
             self._contact.record_answer()
@@ -430,7 +430,7 @@ def _status_error(error: Any, failed_request: str, key: str) -> CompactorError:
     return status_error(status, message, _HINTS, of_object=bool(key) and not code.startswith(("Container", "Resource")))
 
 
-def _first_line(error: Exception) -> str:
+def _first_line_of_message(error: Exception) -> str:
     return str(error).partition("\n")[0].rstrip(".")
 
 

@@ -122,7 +122,7 @@ class ObjectClient(Protocol):
         """Return the store's URL."""
 
     @property
-    def location(self) -> tuple[str, str, str]:
+    def endpoint_bucket_and_prefix(self) -> tuple[str, str, str]:
         """Return endpoint, bucket and prefix."""
 
     def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
@@ -343,7 +343,7 @@ class CloudStore:
 
     def server_location(self) -> tuple[str, str, str]:
         """Return endpoint, bucket and prefix (``ConditionCheck``)."""
-        return self._client.location
+        return self._client.endpoint_bucket_and_prefix
 
     def without_condition_check(self) -> ObjectStore:
         """Return the same store without the test of conditions before its creates."""
@@ -407,11 +407,11 @@ class CloudStore:
     def _request_with_retries(self, request: Callable[[], T]) -> T:
         """Make a request until the store answers or the retry deadline has passed."""
 
-        def counted_attempt(number: int) -> T:
+        def attempt_and_count_retries(number: int) -> T:
             if number:
                 self._options.meter.record_retry()
             return request()
 
-        answer = self._retrier.call(counted_attempt)
+        answer = self._retrier.call(attempt_and_count_retries)
         self._bucket_seen = True
         return answer

@@ -16,7 +16,7 @@ from compactor.storage.options import StoreOptions
 from compactor.storage.port import ObjectStore
 from compactor.storage.retrying import FirstContact
 from compactor.storage.schemes import store_kind
-from compactor.storage.settings import Retries, Transfers
+from compactor.storage.settings import RetrySettings, TransferSettings
 
 # ---- rate limits of the settings ``[limits]``, enforced across all threads of a process --------------------------------------------
 
@@ -100,7 +100,7 @@ class ThrottledMeter:
 class Adapter(Protocol):
     """A module of ``compactor.storage`` that opens the stores of one kind (``StoreKind.adapter``)."""
 
-    def open_at(self, url: str, options: StoreOptions) -> ObjectStore:
+    def open_store_at(self, url: str, options: StoreOptions) -> ObjectStore:
         """Return the store at a URL of this kind. Makes no request. Raises UsageError if the URL names none."""
 
 
@@ -109,8 +109,8 @@ def open_store(
     *,
     settings: Settings | None = None,
     limits: LimitSettings | None = None,
-    retries: Retries | None = None,
-    transfers: Transfers | None = None,
+    retries: RetrySettings | None = None,
+    transfers: TransferSettings | None = None,
     counters: RequestCounters | None = None,
     contact: FirstContact | None = None,
     holds_control_records: bool = False,
@@ -135,12 +135,12 @@ def open_store(
         settings=settings or Settings(),
         meter=ThrottledMeter(counters or RequestCounters(), _shared_rate_limits(limits or LimitSettings())),
         retries=retries,
-        transfers=transfers or Transfers(),
+        transfers=transfers or TransferSettings(),
         contact=contact or FirstContact(),
         records=holds_control_records,
         before_create=before_create,
     )
-    return adapter.open_at(url, options)
+    return adapter.open_store_at(url, options)
 
 
 @lru_cache(maxsize=8)

@@ -56,7 +56,7 @@ _PERMISSIONS = {
 }
 
 
-def open_at(url: str, options: StoreOptions) -> ObjectStore:
+def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
     """Return the store at ``gs://bucket/prefix``. Makes no request. Raises UsageError."""
     bucket, prefix = bucket_and_prefix(url)
     return CloudStore(GcsClient(bucket, prefix, options.settings.gcs, options.meter, options.contact), options)
@@ -84,7 +84,7 @@ class GcsClient:
         return f"gs://{self._name}/{self._prefix}".rstrip("/")
 
     @property
-    def location(self) -> tuple[str, str, str]:
+    def endpoint_bucket_and_prefix(self) -> tuple[str, str, str]:
         return self._settings.endpoint_url, self._name, self._prefix
 
     def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:

@@ -67,7 +67,7 @@ _PASSING: Final = ("StandbyException", "RetriableException", "SafeModeException"
 _QUOTAS: Final = ("NSQuotaExceededException", "DSQuotaExceededException", "QuotaByStorageTypeExceededException")
 
 
-def open_at(url: str, options: StoreOptions) -> ObjectStore:
+def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
     """Return the store at ``hdfs://namenode/path``. Makes no request. Raises UsageError."""
     namenode, prefix = bucket_and_prefix(url)
     return HdfsStore(HdfsClient(namenode, prefix, options.settings.hdfs, options.meter, options.contact), options)
@@ -146,7 +146,7 @@ class HdfsClient:
         return f"hdfs://{self._namenode}/{self._prefix}".rstrip("/")
 
     @property
-    def location(self) -> tuple[str, str, str]:
+    def endpoint_bucket_and_prefix(self) -> tuple[str, str, str]:
         return self._endpoint, self._namenode, self._prefix
 
     def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:

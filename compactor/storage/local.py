@@ -40,7 +40,7 @@ from compactor.storage.os_errors import FULL, file_errors
 from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.retrying import Retrier, RetryingStore
 from compactor.storage.schemes import local_path
-from compactor.storage.settings import Retries
+from compactor.storage.settings import RetrySettings
 
 _CHUNK = 1 << 20
 _LONGEST_NAME = 200
@@ -48,11 +48,11 @@ _STALE_NS = 3_600 * 1_000_000_000
 _MOST_COPY_BYTES = 1 << 30
 _NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
 """Errors of ``copy_file_range`` that mean it is not supported here. The bytes are then read and written instead."""
-_RETRIES = Retries(deadline_s=1, base_s=0.05, cap_s=0.5)
+_RETRIES = RetrySettings(deadline_s=1, base_s=0.05, cap_s=0.5)
 """A network file system that has lost a handle finds it again at once, or not at all."""
 
 
-def open_at(url: str, options: StoreOptions) -> ObjectStore:
+def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
     """Return the store in the directory that a URL or a plain path names. Raises UsageError."""
     return RetryingStore(
         LocalStore(local_path(url), options.meter, holds_control_records=options.records), Retrier(options.retries or _RETRIES)

@@ -10,7 +10,7 @@ from compactor.config.settings import Settings
 from compactor.storage.counting import STORE, Meter
 from compactor.storage.port import ObjectStore
 from compactor.storage.retrying import FirstContact, Retrier
-from compactor.storage.settings import Retries, Transfers
+from compactor.storage.settings import RetrySettings, TransferSettings
 
 
 @dataclass(frozen=True)
@@ -19,15 +19,15 @@ class StoreOptions:
 
     settings: Settings
     meter: Meter
-    retries: Retries | None
-    transfers: Transfers
+    retries: RetrySettings | None
+    transfers: TransferSettings
     contact: FirstContact
     records: bool
     before_create: Callable[[ObjectStore], None]
 
     def retrier(self, first_answer_s: float) -> Retrier:
         """Return the retrier of a server's requests. first_answer_s: how long to wait for its first answer, in seconds."""
-        policy = (self.retries or Retries()).model_copy(update={"first_answer_s": first_answer_s})
+        policy = (self.retries or RetrySettings()).model_copy(update={"first_answer_s": first_answer_s})
 
         def sleep(seconds: float) -> None:
             time.sleep(seconds)

@@ -13,7 +13,7 @@ from compactor.storage.answers import PreconditionFailed
 from compactor.storage.findings import StoreFinding
 from compactor.storage.s3 import S3Store
 from compactor.storage.s3_transfer import MultipartUpload
-from compactor.storage.settings import Transfers
+from compactor.storage.settings import TransferSettings
 
 _ARCHIVED = {"GLACIER", "DEEP_ARCHIVE"}
 _DAY_MS = 86_400_000
@@ -86,7 +86,7 @@ def _completion_findings(store: S3Store, prefix: str) -> list[StoreFinding]:
     """Return a finding if CompleteMultipartUpload, which makes large objects visible, writes over an existing key."""
     key = f"{prefix}{secrets.token_hex(8)}-multipart"
     store.create(key, b"first")
-    upload = MultipartUpload(store.requests, Transfers(), key, {})
+    upload = MultipartUpload(store.requests, TransferSettings(), key, {})
     try:
         with tempfile.NamedTemporaryFile() as file:
             file.write(b"second")

@@ -16,7 +16,7 @@ from typing import TypeVar
 from compactor.errors import Unavailable
 from compactor.storage.forwarding import ForwardingStore
 from compactor.storage.port import ObjectInfo, ObjectStore
-from compactor.storage.settings import Retries
+from compactor.storage.settings import RetrySettings
 
 T = TypeVar("T")
 
@@ -62,9 +62,9 @@ class FirstContact:
 
 @dataclass(frozen=True)
 class Retrier:
-    """Retries requests with full jitter (see settings.Retries). ``clock``, ``sleep`` and the random fraction can be replaced in tests."""
+    """Retries requests with full jitter (settings.RetrySettings). ``clock``, ``sleep`` and the random fraction are arguments for tests."""
 
-    policy: Retries = field(default_factory=Retries)
+    policy: RetrySettings = field(default_factory=RetrySettings)
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     fraction: Callable[[], float] = random.random

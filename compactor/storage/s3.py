@@ -38,9 +38,9 @@ from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectI
 from compactor.storage.s3_errors import s3_answer_error
 from compactor.storage.s3_parts import COPIES, find_mismatched_copy, parts_of_file, plan_parts
 from compactor.storage.s3_requests import S3Requests, ServerTraits, check_returned_span, range_header
-from compactor.storage.s3_transfer import MultipartUpload, crc32_text, download_object, md5_text
+from compactor.storage.s3_transfer import MultipartUpload, crc32_base64, download_object, md5_base64
 from compactor.storage.schemes import bucket_and_prefix
-from compactor.storage.settings import Transfers
+from compactor.storage.settings import TransferSettings
 
 _MARK = "written_by"
 _PERMISSIONS = {
@@ -54,7 +54,7 @@ _BATCH = 1000
 _RESTARTS = 3
 
 
-def open_at(url: str, options: StoreOptions) -> ObjectStore:
+def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
     """Return the store at ``s3://bucket/prefix``. Makes no request. Raises UsageError."""
     bucket, prefix = bucket_and_prefix(url)
     settings = options.settings.s3
@@ -74,7 +74,7 @@ class S3Store:
     """ObjectStore in an S3 bucket. before_create: called with this store before each create, may raise StoreError (``ConditionCheck``)."""
 
     def __init__(
-        self, requests: S3Requests, transfers: Transfers, before_create: Callable[[ObjectStore], None] = lambda store: None
+        self, requests: S3Requests, transfers: TransferSettings, before_create: Callable[[ObjectStore], None] = lambda store: None
     ) -> None:
         self._requests = requests
         self._transfers = transfers
@@ -196,7 +196,7 @@ class S3Store:
 
         def put_once(_: int) -> ObjectInfo:
             self._requests.meter.record_write(len(data))
-            answer = self._requests.request_once("put_object", "write", key, Body=data, ChecksumCRC32=crc32_text(data))
+            answer = self._requests.request_once("put_object", "write", key, Body=data, ChecksumCRC32=crc32_base64(data))
             return _info_of_written_object(key, len(data), answer, {})
 
         return self._requests.retry_request(put_once)
@@ -295,7 +295,7 @@ class S3Store:
     def _create_in_one_request(self, key: str, data: bytes, metadata: dict[str, str]) -> ObjectInfo:
         """Create an object with one conditional PUT. Raises AlreadyExists, unless an earlier attempt of this call created it."""
         token = uuid.uuid4().hex
-        checksum = crc32_text(data)
+        checksum = crc32_base64(data)
         attempts = 0
 
         def put_once(number: int) -> ObjectInfo:
@@ -329,9 +329,9 @@ class S3Store:
         some servers ignore the checksum of a request. No reader can have used the object yet.
         """
         known = self._requests.traits
-        if checksum == crc32_text(data) or known.is_etag_md5 is False:
+        if checksum == crc32_base64(data) or known.is_etag_md5 is False:
             return
-        if etag == md5_text(data):
+        if etag == md5_base64(data):
             known.is_etag_md5 = True
             return
         if self.get(key) == data:

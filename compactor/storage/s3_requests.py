@@ -119,12 +119,12 @@ class S3Requests:
         return self.request("list_objects_v2", "list", Prefix=self.prefix, MaxKeys=1)
 
     def retry_request(self, attempt: Callable[[int], T]) -> T:
-        def counted_attempt(number: int) -> T:
+        def attempt_and_count_retries(number: int) -> T:
             if number:
                 self.meter.record_retry()
             return attempt(number)
 
-        return self.retrier.call(counted_attempt)
+        return self.retrier.call(attempt_and_count_retries)
 
     def read_body(self, answer: dict[str, Any], key: str, span: ByteSpan) -> Iterator[bytes]:
         """Yield the body of a GET in chunks. Raises Unavailable if its length differs from that of ``span`` or the connection breaks."""

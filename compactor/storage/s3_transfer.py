@@ -25,30 +25,30 @@ from compactor.storage.port import CopiedRange, FileRange
 from compactor.storage.s3_errors import is_copy_refusal
 from compactor.storage.s3_parts import SentPart, UploadPart, parts_of_file
 from compactor.storage.s3_requests import ByteSpan, S3Requests, check_returned_span, range_header
-from compactor.storage.settings import Transfers
+from compactor.storage.settings import TransferSettings
 
 _ABORT_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-def crc32_text(data: bytes) -> str:
+def crc32_base64(data: bytes) -> str:
     """Return the CRC-32 of the data in S3's form: base64 of four big-endian bytes."""
     return base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
 
 
-def crc32c_text(data: bytes) -> str:
+def crc32c_base64(data: bytes) -> str:
     """Return the CRC-32C of the data in S3's form: base64 of four big-endian bytes."""
     return base64.b64encode(castagnoli.crc32c(data).to_bytes(4, "big")).decode()
 
 
-_CHECKSUMS: dict[str, Callable[[bytes], str]] = {"CRC32": crc32_text, "CRC32C": crc32c_text}
+_CHECKSUMS: dict[str, Callable[[bytes], str]] = {"CRC32": crc32_base64, "CRC32C": crc32c_base64}
 
 
-def md5_text(data: bytes) -> str:
+def md5_base64(data: bytes) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
-def download_object(requests: S3Requests, transfers: Transfers, key: str, path: Path, start: int, length: int | None) -> int:
+def download_object(requests: S3Requests, transfers: TransferSettings, key: str, path: Path, start: int, length: int | None) -> int:
     """Write a range of an object to a file and return its length. Long ranges are fetched in parallel.
 
     The first answer tells the object's size and version; all other requests insist on that version.
@@ -127,7 +127,7 @@ class MultipartUpload:
     def __init__(
         self,
         requests: S3Requests,
-        transfers: Transfers,
+        transfers: TransferSettings,
         key: str,
         metadata: Mapping[str, str],
         algorithm: Literal["CRC32", "CRC32C"] = "CRC32",
@@ -211,7 +211,7 @@ class MultipartUpload:
                 **{f"Checksum{self._algorithm}": checksum},
             )
             # Where ETags have proved to be digests they count: moto sends the request's own checksum back.
-            if self._requests.traits.is_etag_md5 and answer["ETag"].strip('"') != md5_text(data):
+            if self._requests.traits.is_etag_md5 and answer["ETag"].strip('"') != md5_base64(data):
                 raise Unavailable(f"cannot write {self._requests.object_url(self._key)}: part {number} arrived damaged")
             return {"PartNumber": number, "ETag": answer["ETag"], f"Checksum{self._algorithm}": checksum}
 

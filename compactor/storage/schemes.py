@@ -1,7 +1,7 @@
 """Kinds of object stores, one row for each URL scheme. Nothing outside ``compactor.storage`` knows a scheme.
 
-Another store needs a module with ``open_at`` (see ``storage.factory``), a row here, and a fixture in tests/contract/test_object_store.py.
-Settings read this module, therefore it imports no adapter and no settings.
+Another store needs a module with ``open_store_at`` (see ``storage.factory``), a row here, and a fixture in
+tests/contract/test_object_store.py. Settings read this module, therefore it imports no adapter and no settings.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class ComposableLayout(PlainLayout):
         return self._store.copy_limits
 
     def log_version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
-        key, recorded = self.object_name(name, segment, "log"), segment.file("log")
+        key, recorded = self.object_name(name, segment, "log"), segment.recorded_file("log")
         info = self._store.head(key)
         stated = file_from_object_metadata(info)
         if not stated.is_same(recorded):  # one without our digests is somebody else's

@@ -260,7 +260,7 @@ def form_segments(log_dir: Path, pieces: Sequence[CheckedPiece], initial_states:
     """
     sources = [checked.piece.source for checked in pieces]
     states = _producer_states_at(log_dir, sources[0].base, initial_states)
-    # Verdicts have the order of the sources.
+    # TransactionVerdicts have the order of the sources.
     verdicts = transaction_verdicts_by_source(
         [replace(source, ordinal=place) for place, source in enumerate(sources)], _open_txn_offset_by_producer(states)
     )

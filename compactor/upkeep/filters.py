@@ -61,7 +61,7 @@ def sidecars_json(opened: Tier, name: TopicPartition, now_ms: int) -> dict[str, 
         if not cleaner.bloom
         else ""
         if record.are_filters_paying
-        else f"filters do not pay on this partition: {record.summary_text()}",
+        else f"filters do not pay on this partition: {record.saved_reads_text()}",
         "design_keys": probes,
         "asked": record.asked,
         "skipped": record.skipped,

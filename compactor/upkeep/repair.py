@@ -308,7 +308,7 @@ def _repair_report(opened: Tier, state: PartitionState, decisions: Sequence[Repa
             how = {"create": "created", "replace": "replaced", "undo": "undone"}[one.action]
             new = segment.model_copy(update={"id": new_ids.get(segment.id, segment.id)})
             new_key = "" if how == "undone" or (how == "replaced" and not new_ids) else layout.object_name(state.name, new, kind)
-            repaired.append(RepairedObject(key, how, new_key, segment.file(kind).size))
+            repaired.append(RepairedObject(key, how, new_key, segment.recorded_file(kind).size))
     return RepairReport(tuple(repaired), tuple(unrepaired))
 
 
@@ -337,7 +337,7 @@ class _FileFinder:
 
     def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> bool:
         """Write a file with the recorded digest to ``path`` and return True, or return False and leave no file."""
-        recorded = segment.file(kind)
+        recorded = segment.recorded_file(kind)
         for source in self.sources:
             for _ in source.fetch_file(segment, kind, path):
                 if has_recorded_content(path, recorded):
@@ -355,7 +355,7 @@ class _FileFinder:
 
     def _fetch_log(self, segment: RemoteLogSegmentMetadata, path: Path) -> bool:
         """Write the segment's log with the recorded digest to ``path``, from the tier itself if it is intact there."""
-        only_log = segment.model_copy(update={"files": {"log": segment.file("log")}})
+        only_log = segment.model_copy(update={"files": {"log": segment.recorded_file("log")}})
         intact, _ = download_intact_files(self.opened, self.state.name, only_log, path.parent)
         return "log" in intact or self.fetch_file(segment, "log", path)
 
@@ -539,7 +539,9 @@ class RepairRound:
             held = digest_sum_of_segment(source.buf, BalanceKey(self.opened.identity.hash_key()))
             # What the broker or a round recorded of the log stays true, because the log is the same.
             others = {kind: describe_file(path) for kind, path in paths.items() if kind != "log"}
-            made = segment.model_copy(update={"id": task.new_segment_id, "files": {"log": segment.file("log"), **others}, "content": held})
+            made = segment.model_copy(
+                update={"id": task.new_segment_id, "files": {"log": segment.recorded_file("log"), **others}, "content": held}
+            )
             if taken := layout.upload_segment(plan.name, made, paths):
                 return CompactionFailure(run_id=plan.run_id, group=task.group, kind="upload", message=f"{taken} exists already")
         return CompactionReceipt(

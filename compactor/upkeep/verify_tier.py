@@ -155,7 +155,7 @@ def _content_sum_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegme
 def _check_balances(state: PartitionState) -> Iterator[SegmentProblem]:
     """Yield a problem for each remembered round whose balance does not add up, and a note if live segments have no recorded sum."""
     for run in state.runs:
-        if run.balance is not None and (problem := run.balance.problem()):
+        if run.balance is not None and (problem := run.balance.imbalance_problem()):
             yield SegmentProblem("error", "balance", *state.name, run.run_id, problem)
     unknown = sum(segment.content is None for segment in state.live)
     if unknown:

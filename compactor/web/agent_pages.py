@@ -69,8 +69,8 @@ class AgentPages:
         """Return the agent's status now."""
         return self.status()
 
-    def metrics_text(self, *, aliases: bool) -> bytes:
-        """Return the agent's metrics for Prometheus. Kafka has no names for them, so that ``aliases`` has no effect."""
+    def metrics_text(self, *, with_kafka_names: bool) -> bytes:
+        """Return the agent's metrics for Prometheus. Kafka has no names for them, so that ``with_kafka_names`` has no effect."""
         return render_metrics(agent_metrics(self.status()))
 
     def status_page_document(self, query: ListQuery) -> StatusDocument[AgentTotals, UploadRow]:

@@ -139,10 +139,10 @@ class ServicePages(Protocol):
     def health_status(self) -> ServiceStatus:
         """Return the present status of the service."""
 
-    def metrics_text(self, *, aliases: bool) -> bytes:
+    def metrics_text(self, *, with_kafka_names: bool) -> bytes:
         """Return the service's metrics in the text format of Prometheus.
 
-        :param aliases: whether to repeat metrics under Kafka's names, where Kafka has names for them.
+        :param with_kafka_names: whether to repeat metrics under Kafka's names, where Kafka has names for them.
         """
 
     def status_page_document(self, query: ListQuery) -> Value:
@@ -177,7 +177,7 @@ class RequestRouter:
             return HttpResponse(HTTPStatus.OK, HTML, self._render_first_page(parse_list_query(query)))
         if path == "/metrics":
             own = "names=own" in query.split("&")
-            return HttpResponse(HTTPStatus.OK, CONTENT_TYPE_LATEST, self._pages.metrics_text(aliases=not own))
+            return HttpResponse(HTTPStatus.OK, CONTENT_TYPE_LATEST, self._pages.metrics_text(with_kafka_names=not own))
         if path == "/healthz":
             return self._liveness_response()
         if path == "/readyz":

@@ -121,9 +121,9 @@ class DaemonPages:
         """Return the daemon's status now."""
         return self.status()
 
-    def metrics_text(self, *, aliases: bool) -> bytes:
-        """Return the daemon's metrics for Prometheus; with ``aliases`` also under the names of Kafka's LogCleaner."""
-        return render_metrics(daemon_metrics(self.status(), include_kafka_names=aliases))
+    def metrics_text(self, *, with_kafka_names: bool) -> bytes:
+        """Return the daemon's metrics for Prometheus; with ``with_kafka_names`` also under the names of Kafka's LogCleaner."""
+        return render_metrics(daemon_metrics(self.status(), include_kafka_names=with_kafka_names))
 
     def status_page_document(self, query: ListQuery) -> StatusDocument[DaemonTotals, PartitionRow]:
         """Return the document of the first page."""
@@ -169,7 +169,7 @@ class DaemonPages:
             version=__version__,
             now_ms=found.now_ms,
             row=row,
-            output=_output_state(output, seen) if output and seen and (output.content or output.problem) else None,
+            output=_partition_output_state(output, seen) if output and seen and (output.content or output.problem) else None,
             attention=_failing_partition_entry(schedule, found.now_ms, self.config, self.runbook_url) if failure_reason(schedule) else None,
             at_work=_running_job_entry(found.running_job, found.now_ms) if found.running_job else None,
             axis=offset_axis(seen, found.segments, history) if seen is not None and seen.segments else None,
@@ -184,14 +184,14 @@ class DaemonPages:
         )
 
 
-def _output_state(output: OutputSchedule, seen: PartitionStatus) -> OutputState:
+def _partition_output_state(output: OutputSchedule, status: PartitionStatus) -> OutputState:
     """Return how far a partition's output is, and why it shows no more."""
     content = output.content
-    lag = seen.first_dirty_offset - content.end_offset if content else None
+    lag = status.first_dirty_offset - content.end_offset if content else None
     return OutputState(
         end_offset=content.end_offset if content else None,
         lag_offsets=lag,
-        lag_since_ms=seen.last_round.ended_ms if lag and seen.last_round else None,
+        lag_since_ms=status.last_round.ended_ms if lag and status.last_round else None,
         files=content.files if content else None,
         snapshots=content.snapshots if content else None,
         problem=output.problem or (content.waits_for if content else ""),

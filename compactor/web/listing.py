@@ -85,12 +85,12 @@ class ListColumn(Generic[ItemT]):
 
 
 def list_partitions_page(
-    items: Sequence[ItemT], query: ListQuery, columns: Mapping[str, ListColumn[ItemT]], row: Callable[[ItemT], RowT]
+    items: Sequence[ItemT], query: ListQuery, columns: Mapping[str, ListColumn[ItemT]], make_row: Callable[[ItemT], RowT]
 ) -> PartitionList[RowT]:
     """Return one page of the list of partitions, as the query selects and sorts it. The first column is the default order.
 
     :param columns: sortable columns by name.
-    :param row: makes a row of the document from an item.
+    :param make_row: makes a row of the document from an item.
     """
     sort = query.sort if query.sort in columns else next(iter(columns))
     condition = query.condition if query.condition in set(PartitionCondition) else ""
@@ -112,5 +112,5 @@ def list_partitions_page(
         per_page=query.per_page,
         matching=len(found),
         conditions={each.value: counts[each] for each in PartitionCondition},
-        rows=tuple(map(row, found[(page - 1) * query.per_page : page * query.per_page])),
+        rows=tuple(map(make_row, found[(page - 1) * query.per_page : page * query.per_page])),
     )

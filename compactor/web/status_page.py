@@ -30,7 +30,7 @@ def status_document(
     partitions: Sequence[ItemT],
     columns: Mapping[str, ListColumn[ItemT]],
     query: ListQuery,
-    row: Callable[[ItemT], RowT],
+    make_row: Callable[[ItemT], RowT],
     *,
     totals: TotalsT,
     needs_attention: Sequence[NeedsAttention],
@@ -68,7 +68,7 @@ def status_document(
         needs_attention=tuple(needs_attention),
         at_work=tuple(running_jobs),
         conditions={chip.value: counts[chip] for chip in PartitionCondition},
-        partitions=list_partitions_page(partitions, query, columns, row),
+        partitions=list_partitions_page(partitions, query, columns, make_row),
     )
 
 

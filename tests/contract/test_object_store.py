@@ -29,7 +29,7 @@ from compactor.storage.probe import probe_store
 from compactor.storage.s3 import S3Store
 from compactor.storage.s3_transfer import MultipartUpload
 from compactor.storage.schemes import DIRECTORY, UTF_8, Capabilities, local_path, store_kind_of_scheme
-from compactor.storage.settings import Retries, Transfers
+from compactor.storage.settings import RetrySettings, TransferSettings
 from tests.support.cloud_servers import AnyBucket, CloudBucket
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.memory_store import Clock, MemoryStore
@@ -38,8 +38,8 @@ from tests.support.servers import BUCKETS, ON_ALL_SERVERS
 from tests.support.store_costs import COSTS, measured
 
 PART = 5 << 20
-SMALL_PAGES = Transfers(part_bytes=PART, threads=3, list_page=3)
-PATIENT = Retries(deadline_s=60, base_s=0.002, cap_s=0.05)
+SMALL_PAGES = TransferSettings(part_bytes=PART, threads=3, list_page=3)
+PATIENT = RetrySettings(deadline_s=60, base_s=0.002, cap_s=0.05)
 FAULTS = [
     Fault("slow_down", rate=0.03),
     Fault("internal", rate=0.03),

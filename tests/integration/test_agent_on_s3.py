@@ -14,7 +14,7 @@ from compactor.config.settings import load_settings
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
 from compactor.errors import Refused
 from compactor.storage import options
-from compactor.storage.settings import Retries
+from compactor.storage.settings import RetrySettings
 from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter
 from tests.plain_format import read_batches
@@ -25,7 +25,7 @@ from tests.support.side_broker import ORDERS, SideScene, metric, settle, stands
 
 pytestmark = [ON_SERVERS, pytest.mark.damages]  # the proxy before the store is gone when the test is over
 
-QUICK = Retries(deadline_s=0.5, base_s=0.001, cap_s=0.01)
+QUICK = RetrySettings(deadline_s=0.5, base_s=0.001, cap_s=0.01)
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Scene(SideScene):
 
 @pytest.fixture
 def scene(proxied_bucket: tuple[FaultProxy, AnyBucket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr(options, "Retries", lambda: QUICK)
+    monkeypatch.setattr(options, "RetrySettings", lambda: QUICK)
     proxy, bucket = proxied_bucket
     made = Scene.in_folder(tmp_path, proxy=proxy)
     made.tier.cli.set(**bucket.sections())

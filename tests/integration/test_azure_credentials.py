@@ -25,7 +25,7 @@ from compactor.errors import Refused
 from compactor.storage.factory import open_store
 from compactor.storage.port import CopiedRange, FileRange, ObjectStore
 from compactor.storage.probe import probe_store
-from compactor.storage.settings import Retries, Transfers
+from compactor.storage.settings import RetrySettings, TransferSettings
 from tests.support.cloud_servers import ACCOUNT, KEY, CloudBucket, new_azure_container, running_azurite
 
 VARIABLES = (
@@ -33,8 +33,8 @@ VARIABLES = (
     *("AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_AUTHORITY_HOST", "IDENTITY_ENDPOINT", "IDENTITY_HEADER"),
 )
 PART = 5 << 20
-PARTS = Transfers(part_bytes=PART)
-QUICK = Retries(deadline_s=1, first_answer_s=3)
+PARTS = TransferSettings(part_bytes=PART)
+QUICK = RetrySettings(deadline_s=1, first_answer_s=3)
 
 
 def signature(container: str, permissions: str = "racwdl", hours: int = 1) -> str:

@@ -57,7 +57,7 @@ def test_the_next_daemon_commits_a_round_that_the_one_before_has_published_only(
     def killed(table: TopicTable, *rest: Any) -> None:
         raise RuntimeError("killed")
 
-    monkeypatch.setattr(TopicTable, "commit", killed)
+    monkeypatch.setattr(TopicTable, "commit_snapshot", killed)
     idle(Daemon(house.opened(), seed=1))
     assert house.table().current_snapshot() is None
     assert house.opened().open(ORDERS).refresh().published
@@ -79,7 +79,7 @@ def test_the_page_of_a_partition_shows_how_far_its_table_is(house: House, monkey
     assert output == {"end_offset": 4, "lag_offsets": 0, "lag_since_ms": None, "files": 1, "snapshots": 1, "problem": ""}
     assert "up to date" in page
     assert "1 file, 1 snapshot" in page
-    monkeypatch.setattr(TopicTable, "commit", refused)
+    monkeypatch.setattr(TopicTable, "commit_snapshot", refused)
     house.segment("a=3", "d=1")
     house.bring()
     work(daemon, {("output", "failed"): 1})

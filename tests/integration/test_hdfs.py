@@ -18,7 +18,7 @@ from compactor.errors import AlreadyExists, Refused, StoreError, Unavailable
 from compactor.storage.factory import open_store
 from compactor.storage.hdfs import UNDATED_MS, HdfsClient, HdfsStore, _RequestBody
 from compactor.storage.port import ObjectStore
-from compactor.storage.settings import Retries
+from compactor.storage.settings import RetrySettings
 from tests.support.bucket_cli import BucketCli
 from tests.support.canned_s3 import Answer, answering
 from tests.support.cloud_servers import CloudBucket
@@ -28,7 +28,7 @@ from tests.support.tier_cli import contents, latest
 
 pytestmark = pytest.mark.slow
 
-QUICK = Retries(deadline_s=0.05, base_s=0.001, cap_s=0.002, first_answer_s=0.05)
+QUICK = RetrySettings(deadline_s=0.05, base_s=0.001, cap_s=0.002, first_answer_s=0.05)
 
 
 class Killed(BaseException):
@@ -112,7 +112,7 @@ class TestTimeOfPublication:
 
 def test_an_answer_that_was_lost_after_the_rename_is_one_s_own_success(hdfs_directory: CloudBucket) -> None:
     with FaultProxy(hdfs_directory.endpoint).running() as proxy:
-        store = hdfs_directory.behind(proxy.url).open(retries=Retries(deadline_s=30, base_s=0.001, cap_s=0.02))
+        store = hdfs_directory.behind(proxy.url).open(retries=RetrySettings(deadline_s=30, base_s=0.001, cap_s=0.02))
         store.create("a/first", b"x")
         proxy.faults = [Fault("lost", ("put",), match="a/k$", times=1)]
         assert dict(store.create("a/k", b"mine", {"by": "me"}).metadata) == {"by": "me"}

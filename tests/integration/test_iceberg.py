@@ -227,7 +227,7 @@ def test_another_incarnation_replaces_all_files_of_the_partition(house: House) -
 def test_a_commit_on_top_of_another_snapshot_is_planned_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compactor that was stopped before its commit, while another one ran a round and committed that, commits nothing."""
     house.cli.run()
-    commit = TopicTable.commit
+    commit = TopicTable.commit_snapshot
     stopped: list[int] = []
 
     def commit_late(table: TopicTable, *rest: Any) -> None:
@@ -239,7 +239,7 @@ def test_a_commit_on_top_of_another_snapshot_is_planned_again(house: House, monk
             assert house.update().status == "written"
         commit(table, *rest)
 
-    monkeypatch.setattr(TopicTable, "commit", commit_late)
+    monkeypatch.setattr(TopicTable, "commit_snapshot", commit_late)
     assert house.update().status == "up_to_date"
     assert len(stopped) == 1
     assert len(house.table().snapshots()) == 1
@@ -268,13 +268,13 @@ def test_a_view_that_changes_while_files_are_written_is_not_committed(house: Hou
 
 def test_a_commit_whose_answer_was_lost_is_not_repeated(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     house.cli.run()
-    commit = TopicTable.commit
+    commit = TopicTable.commit_snapshot
 
     def lose_answer(table: TopicTable, *rest: Any) -> None:
         commit(table, *rest)
         raise Unavailable("no answer")
 
-    monkeypatch.setattr(TopicTable, "commit", lose_answer)
+    monkeypatch.setattr(TopicTable, "commit_snapshot", lose_answer)
     with pytest.raises(Unavailable):
         house.update()
     monkeypatch.undo()
@@ -359,7 +359,7 @@ def test_older_snapshots_show_older_views_until_they_expire(house: House, monkey
     with house.topic_table() as read:
         table = read()
         assert table is not None
-        deleted, _ = table.expire(86_400_000, now)
+        deleted, _ = table.expire_snapshots(86_400_000, now)
     assert deleted > 0
     left = {path.name for path in (house.folder / "warehouse").rglob("*.parquet")}
     assert left == {path.rpartition("/")[2] for path in house.files()} < data
@@ -422,7 +422,7 @@ def test_a_sweep_deletes_only_own_files_that_no_snapshot_names(house: House) -> 
         with house.topic_table() as read:
             table = read()
             assert table is not None
-            table.sweep(older_than_ms)
+            table.delete_orphan_files(older_than_ms)
         assert len(list(folder.glob("*.parquet"))) == left
     house.check()
 
@@ -450,7 +450,7 @@ def test_erasure_names_files_and_snapshots_that_hold_a_key_until_they_expire(hou
     with house.topic_table() as read:
         table = read()
         assert table is not None
-        table.expire(60_000, house.opened().ports.clock_ms() + 100_000)
+        table.expire_snapshots(60_000, house.opened().ports.clock_ms() + 100_000)
     assert holders() == []
 
 
@@ -486,7 +486,7 @@ class TestLives:
         dice = random.Random(seed)
         house = House(tmp_path, undo_window_ms=3_600_000)
         house.cli.set(cleaner={"segment_bytes": 400, "min_cleanable_dirty_ratio": 0.0})
-        commit, crash = TopicTable.commit, [0]
+        commit, crash = TopicTable.commit_snapshot, [0]
 
         def commit_or_crash(table: TopicTable, *rest: Any) -> None:
             if crash[0] == 1:
@@ -495,7 +495,7 @@ class TestLives:
             if crash[0] == 2:
                 raise Crashed
 
-        monkeypatch.setattr(TopicTable, "commit", commit_or_crash)
+        monkeypatch.setattr(TopicTable, "commit_snapshot", commit_or_crash)
         views: dict[int, list[Row]] = {}
         steps: Sequence[Callable[[], object]] = (
             lambda: self._write(house, dice),

@@ -50,7 +50,7 @@ class TestNames:
 
     def test_no_topic_or_directory_is_called_like_a_later_incarnation(self) -> None:
         with pytest.raises(UsageError, match="not a topic name"):
-            TopicPartition.of("orders-0~2", 0)
+            TopicPartition.validated("orders-0~2", 0)
         with pytest.raises(UsageError, match="not a partition"):
             TopicPartition.parse("orders-0~2")
 

@@ -16,13 +16,13 @@ from compactor.storage.counting import RequestCounters
 from compactor.storage.port import CopiedRange, FileRange, ObjectStore
 from compactor.storage.s3_requests import range_header
 from compactor.storage.s3_transfer import MultipartUpload
-from compactor.storage.settings import Retries, Transfers
+from compactor.storage.settings import RetrySettings, TransferSettings
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.s3_server import Bucket
 
 PART = 5 << 20
-PARTS = Transfers(part_bytes=PART, threads=3)
-QUICK = Retries(deadline_s=30, base_s=0.001, cap_s=0.02)
+PARTS = TransferSettings(part_bytes=PART, threads=3)
+QUICK = RetrySettings(deadline_s=30, base_s=0.001, cap_s=0.02)
 SOURCE = bytes(range(251)) * (3 * PART // 251 + 1)
 
 

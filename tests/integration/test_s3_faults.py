@@ -18,13 +18,13 @@ from compactor.storage.counting import RequestCounters
 from compactor.storage.retrying import Retrier
 from compactor.storage.s3 import S3Store
 from compactor.storage.s3_requests import S3Requests
-from compactor.storage.settings import Retries, Transfers
+from compactor.storage.settings import RetrySettings, TransferSettings
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.s3_server import ROOT, Bucket
 
 PART = 5 << 20
-PARTS = Transfers(part_bytes=PART, threads=3)
-QUICK = Retries(deadline_s=30, base_s=0.001, cap_s=0.02)
+PARTS = TransferSettings(part_bytes=PART, threads=3)
+QUICK = RetrySettings(deadline_s=30, base_s=0.001, cap_s=0.02)
 
 
 @pytest.fixture(params=["moto", pytest.param("versitygw", marks=pytest.mark.slow)])
@@ -227,7 +227,7 @@ class TestDownloads:
         assert (tmp_path / "out").read_bytes() == data[5 : 5 + 3 * PART]
         assert sum(proxy.seen.faults.values()) == 14
         proxy.faults = [Fault("cut", ("get",))]
-        hasty = Retrier(Retries(deadline_s=0.1, base_s=0.01))
+        hasty = Retrier(RetrySettings(deadline_s=0.1, base_s=0.01))
         impatient = S3Store(
             S3Requests(store.requests.bucket, store.requests.prefix, store.requests.settings, hasty, RequestCounters()), PARTS
         )
@@ -257,7 +257,7 @@ def test_a_store_that_answers_503_for_a_minute_is_waited_for(proxy: FaultProxy, 
             proxy.faults = []
 
     def store_with(deadline_s: float) -> S3Store:
-        retrier = Retrier(Retries(deadline_s=deadline_s), lambda: elapsed[0], sleep)
+        retrier = Retrier(RetrySettings(deadline_s=deadline_s), lambda: elapsed[0], sleep)
         return S3Store(S3Requests(bucket.name, f"{bucket.prefix}/", bucket.settings, retrier, RequestCounters()), PARTS)
 
     path, data = large_file(tmp_path / "in")
@@ -285,7 +285,7 @@ class TestCredentials:
 class TestCounting:
     def test_requests_and_bytes_are_what_the_proxy_saw(self, proxy: FaultProxy, bucket: Bucket, tmp_path: Path) -> None:
         counters = RequestCounters()
-        store = bucket.open(transfers=Transfers(part_bytes=PART, threads=3, list_page=2), retries=QUICK, counters=counters)
+        store = bucket.open(transfers=TransferSettings(part_bytes=PART, threads=3, list_page=2), retries=QUICK, counters=counters)
         path, _ = large_file(tmp_path / "in")
         proxy.faults = [Fault(kind, times=2, rate=0.3) for kind in ("slow_down", "internal", "lost", "delay")]
         store.create_from_file("large", path)

@@ -21,13 +21,13 @@ from compactor.storage.port import ObjectInfo
 from compactor.storage.probe import MARKER, find_lost_races, probe_store
 from compactor.storage.probe_s3 import read_bucket_state
 from compactor.storage.s3 import S3Store
-from compactor.storage.settings import Retries
+from compactor.storage.settings import RetrySettings
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.memory_store import Clock, MemoryStore
 from tests.support.s3_server import ROOT, Bucket, S3Server, running_moto
 
 PREFIX = ".tiered-compactor/probe/"
-QUICK = Retries(deadline_s=10, base_s=0.001, cap_s=0.02)
+QUICK = RetrySettings(deadline_s=10, base_s=0.001, cap_s=0.02)
 DAY_MS = 86_400_000
 
 
@@ -138,7 +138,7 @@ def test_a_missing_bucket_is_said_once(s3_bucket: Bucket) -> None:
 def test_a_store_that_is_down(s3_proxy: tuple[FaultProxy, Bucket]) -> None:
     proxy, bucket = s3_proxy
     proxy.faults = [Fault("slow_down")]
-    (finding,) = probe_store(bucket.open(retries=Retries(deadline_s=0.1)), now)
+    (finding,) = probe_store(bucket.open(retries=RetrySettings(deadline_s=0.1)), now)
     assert (finding.severity, finding.kind) == ("error", "store")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.storage.settings import Transfers
+from compactor.storage.settings import TransferSettings
 from tests.builders import LogBuilder
 from tests.support.bucket_cli import BucketCli
 from tests.support.s3_server import Bucket
@@ -14,7 +14,7 @@ from tests.support.s3_server import Bucket
 
 @pytest.mark.parametrize("wanted", ["", "STANDARD_IA"])
 def test_new_objects_have_the_storage_class_that_is_set(wanted: str, s3_bucket: Bucket, tmp_path: Path) -> None:
-    store = s3_bucket.open(transfers=Transfers(part_bytes=5 << 20, storage_class=wanted))
+    store = s3_bucket.open(transfers=TransferSettings(part_bytes=5 << 20, storage_class=wanted))
     (tmp_path / "large").write_bytes(bytes(6 << 20))
     store.create("small", b"x", {"sha256": "abc"})
     store.create_from_file("large", tmp_path / "large")

@@ -12,7 +12,7 @@ from compactor.storage.factory import open_store
 from compactor.storage.keys import RESERVED
 from compactor.storage.s3 import S3Store
 from compactor.storage.s3_transfer import MultipartUpload
-from compactor.storage.settings import Transfers
+from compactor.storage.settings import TransferSettings
 from tests.builders import LogBuilder
 from tests.support.bucket_cli import BucketCli
 from tests.support.s3_server import Bucket
@@ -61,7 +61,7 @@ def test_uploads_to_a_bucket(tmp_path: Path, s3_bucket: Bucket) -> None:
     bring(cli, tmp_path)
     store = open_store(s3_bucket.url, settings=Settings(s3=s3_bucket.settings))
     assert isinstance(store, S3Store)
-    MultipartUpload(store.requests, Transfers(), "orders-0/half", {})
+    MultipartUpload(store.requests, TransferSettings(), "orders-0/half", {})
     client = s3_bucket.server.client()
     client.create_multipart_upload(Bucket=s3_bucket.name, Key=f"{s3_bucket.prefix}s of others/half")
     (note,) = notes(cli)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from compactor.cleaner.passes.transactions import Verdicts, transaction_verdicts_by_source
+from compactor.cleaner.passes.transactions import TransactionVerdicts, transaction_verdicts_by_source
 from compactor.records import batches as kafka
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
@@ -52,7 +52,7 @@ def source(table: BatchTable) -> Any:
     return SimpleNamespace(table=table, txn_entries=np.empty(0, TXN_ENTRY))
 
 
-def marker_verdicts(table: Any, verdicts: Verdicts) -> list[tuple[int, bool, bool]]:
+def marker_verdicts(table: Any, verdicts: TransactionVerdicts) -> list[tuple[int, bool, bool]]:
     rows = np.flatnonzero((table.control != kafka.NOT_CONTROL) & (table.producer_id >= 0))
     return [(int(table.base_offset[i]), bool(verdicts.discardable[i]), bool(verdicts.indexed[i])) for i in rows]
 

@@ -21,7 +21,7 @@ from compactor.control.ports import Ports, Retention
 from compactor.errors import AlreadyExists, NotFound, OutOfBudget, Unavailable
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, UnfinishedUpload
 from compactor.storage.retrying import FirstContact, Retrier, RetryingStore
-from compactor.storage.settings import Retries
+from compactor.storage.settings import RetrySettings
 from compactor.tier.layouts.native import NativeLayout
 from compactor.tier.publishers import ObjectLogPublisher
 
@@ -32,7 +32,7 @@ ORPHAN_AGE_MS = 3_000
 RETENTION_MS = 300
 MOST_CALLS = 50_000
 """Of one process that has the world to itself: an end phase makes some hundred."""
-TRYING = Retries(deadline_s=5, base_s=0.1)
+TRYING = RetrySettings(deadline_s=5, base_s=0.1)
 """Of requests to control logs: six times. What is asked of the data store fails at once, so that much is left undone."""
 T = TypeVar("T")
 

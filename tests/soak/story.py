@@ -121,7 +121,7 @@ class Story:
             self.happened["bytes written by rounds"] += int(run.stats.get("bytes_written", 0))
             if run.balance is None or run.content is None:
                 self.wrong.append(f"round {run.run_id} of {state.name} has no balance")
-            elif found := run.balance.problem():
+            elif found := run.balance.imbalance_problem():
                 self.wrong.append(f"round {run.run_id} of {state.name}: {found}")
         if state.live and state.content is None:
             self.wrong.append(f"{state.name}: a live segment has no digest")

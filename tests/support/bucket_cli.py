@@ -10,7 +10,7 @@ import pytest
 
 from compactor.storage import options
 from compactor.storage.retrying import FirstContact, Retrier
-from compactor.storage.settings import Retries
+from compactor.storage.settings import RetrySettings
 from tests.support.cloud_servers import AnyBucket
 from tests.support.fault_proxy import FaultProxy
 from tests.support.tier_cli import Answer, TierCli
@@ -56,7 +56,7 @@ class Minutes:
         self.until = float("inf")
         self.then: Callable[[], None] = lambda: None
 
-        def retrier(policy: Retries, sleep: object = None, contact: FirstContact | None = None) -> Retrier:
+        def retrier(policy: RetrySettings, sleep: object = None, contact: FirstContact | None = None) -> Retrier:
             return Retrier(policy, clock=lambda: self.seconds, sleep=self.pause, contact=contact or FirstContact())
 
         monkeypatch.setattr(options, "Retrier", retrier)
@@ -75,5 +75,5 @@ def minutes(monkeypatch: pytest.MonkeyPatch) -> Minutes:
 @pytest.fixture
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries without long pauses."""
-    policy = Retries(deadline_s=60, base_s=0.002, cap_s=0.05)
+    policy = RetrySettings(deadline_s=60, base_s=0.002, cap_s=0.05)
     monkeypatch.setattr(options, "Retrier", lambda *_, **__: Retrier(policy))

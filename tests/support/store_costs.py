@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from compactor.storage.port import CopiedRange, FileRange, ObjectStore
-from compactor.storage.settings import Transfers
+from compactor.storage.settings import TransferSettings
 from tests.support.cloud_servers import AnyBucket
 from tests.support.fault_proxy import FaultProxy
 
 PART = 5 << 20
-PARTS = Transfers(part_bytes=PART, threads=3, list_page=100)
+PARTS = TransferSettings(part_bytes=PART, threads=3, list_page=100)
 COSTS = {
     "create an object of one part (8 MiB)": {"s3": 1, "gs": 1, "az": 1, "hdfs": 8},
     "create an object of three parts": {"s3": 6, "gs": 5, "az": 5, "hdfs": 9},

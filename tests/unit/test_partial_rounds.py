@@ -14,7 +14,7 @@ from bloom.directory import HAS_TOMBSTONE, KeyDirectory
 from bloom.sidecar import RemovableRecordCounts, Sidecar
 from compactor.cleaner.passes.retention import BatchDecisions
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
-from compactor.cleaner.passes.transactions import Verdicts
+from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.constants import NEVER_MS, LeaderEpoch, Offset, TimestampMs
 from compactor.model.balance import Balance, DigestSum
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
@@ -73,7 +73,7 @@ def part_with(source: SourceSegment, directory: KeyDirectory) -> SegmentPart:
     position, size = source.table.position[READ], source.table.size[READ]
     buf = np.concatenate([source.buf[at : at + length] for at, length in zip(position, size, strict=True)])
     read = replace(source, buf=buf, table=select_batch_rows(source.table, READ))
-    nobody = cast("Verdicts", None)
+    nobody = cast("TransactionVerdicts", None)
     return SegmentPart(splice_of(source.table, directory), source, nobody, READ, read, nobody)
 
 
@@ -120,7 +120,7 @@ class TestTheSumOfAllBatches:
         whole = digest_sum_of_headers(directory.headers, KEY)
         read = digest_sum_of_headers(directory.headers[READ], KEY)
         balance = balance_with_copied_batches(part, Balance(sources=read, left=read, result=read), whole, KEY)
-        assert (balance.sources, balance.left, balance.result, balance.problem()) == (whole, whole, whole, "")
+        assert (balance.sources, balance.left, balance.result, balance.imbalance_problem()) == (whole, whole, whole, "")
 
     @pytest.mark.parametrize("recorded", [None, DigestSum(), DigestSum(count=BATCHES, digest="1" * 32)])
     def test_is_another_than_was_recorded(self, source: SourceSegment, directory: KeyDirectory, recorded: DigestSum | None) -> None:

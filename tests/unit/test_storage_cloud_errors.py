@@ -16,11 +16,11 @@ from compactor.storage.azure import AccountAccess, choose_credentials
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.retrying import FirstContact
-from compactor.storage.settings import Retries
+from compactor.storage.settings import RetrySettings
 from tests.support.canned_s3 import Answer, answering, failure
 from tests.support.cloud_servers import ACCOUNT, KEY
 
-QUICK = Retries(deadline_s=0.05, base_s=0.001, cap_s=0.002, first_answer_s=0.05)
+QUICK = RetrySettings(deadline_s=0.05, base_s=0.001, cap_s=0.002, first_answer_s=0.05)
 CRC = 'Provided CRC32C "AAAAAA==" doesn\'t match calculated CRC32C "2HvlZg==".'
 KEPT = "Object 'tier/k' is subject to bucket's retention policy or object retention and cannot be deleted or overwritten until 2027"
 WRONG_ACCOUNT = "AccountName=another;AccountKey=" + KEY
@@ -85,7 +85,7 @@ PASSING: list[tuple[str, Answer]] = [
 ]
 
 
-def open_at(folder: Path, scheme: str, url: str, contact: FirstContact | None = None) -> ObjectStore:
+def open_store_at(folder: Path, scheme: str, url: str, contact: FirstContact | None = None) -> ObjectStore:
     (folder / "key").write_text(KEY)
     account = Azure(endpoint_url=f"{url}/{ACCOUNT}", credentials_file=str(folder / "key"))
     settings = Settings(gcs=Gcs(endpoint_url=url), azure=account, hdfs=Hdfs(webhdfs_url=url))
@@ -95,7 +95,7 @@ def open_at(folder: Path, scheme: str, url: str, contact: FirstContact | None = 
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[[str, str], ObjectStore]:
-    return partial(open_at, tmp_path)
+    return partial(open_store_at, tmp_path)
 
 
 @pytest.mark.parametrize(("scheme", "answer", "says", "advises"), REFUSALS, ids=[f"{number}" for number in range(len(REFUSALS))])
@@ -126,7 +126,7 @@ def test_a_refusal_to_serve_counts_as_the_stores_first_answer(tmp_path: Path, sc
     """Otherwise a busy store would be taken for a wrong address, and given up after ten seconds."""
     contact = FirstContact()
     with answering([answer]) as canned, pytest.raises(Unavailable):
-        open_at(tmp_path, scheme, canned.url, contact).get("k")
+        open_store_at(tmp_path, scheme, canned.url, contact).get("k")
     assert contact.answered
 
 

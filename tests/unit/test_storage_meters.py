@@ -20,7 +20,7 @@ from compactor.storage.counting import RequestCounters, StoreUsage
 from compactor.storage.factory import RateLimits, ThrottledMeter, TokenBucket, open_store
 from compactor.storage.port import ObjectInfo
 from compactor.storage.retrying import FirstContact, Retrier, RetryingStore
-from compactor.storage.settings import Retries, Transfers
+from compactor.storage.settings import RetrySettings, TransferSettings
 from tests.support.memory_store import Clock as MemoryClock, MemoryStore
 
 
@@ -45,7 +45,7 @@ class TestRetrier:
     def retrier(self, clock: Clock, fraction: float = 1.0, **policy: float) -> Retrier:
         contact = FirstContact()
         contact.record_answer()
-        return Retrier(Retries(**policy), clock.time, clock.sleep, lambda: fraction, contact)
+        return Retrier(RetrySettings(**policy), clock.time, clock.sleep, lambda: fraction, contact)
 
     def test_pauses_double_up_to_the_cap_and_the_attempt_knows_its_number(self) -> None:
         clock, numbers = Clock(), []
@@ -107,7 +107,7 @@ class TestRetrier:
 
 class TestAStoreThatNeverAnswered:
     def retrier(self, clock: Clock, contact: FirstContact) -> Retrier:
-        return Retrier(Retries(deadline_s=120, first_answer_s=60), clock.time, clock.sleep, lambda: 1.0, contact)
+        return Retrier(RetrySettings(deadline_s=120, first_answer_s=60), clock.time, clock.sleep, lambda: 1.0, contact)
 
     def test_is_waited_for_once_and_not_again_by_every_request(self) -> None:
         clock, contact = Clock(), FirstContact()
@@ -137,7 +137,7 @@ class TestAStoreThatNeverAnswered:
             if next(failures):
                 raise Unavailable("cannot read s3://bucket/k: no answer")
 
-        Retrier(Retries(base_s=2), clock.time, clock.sleep, lambda: 1.0, contact).call(attempt)
+        Retrier(RetrySettings(base_s=2), clock.time, clock.sleep, lambda: 1.0, contact).call(attempt)
         assert [record.getMessage() for record in caplog.records] == [
             "cannot read s3://bucket/k: no answer; try 3 in 4.0 s",
             "cannot read s3://bucket/k: no answer; try 4 in 8.0 s",
@@ -150,12 +150,12 @@ class TestRetryingStore:
         for name in "abc":
             store.create(name, b"")
         clock, failures = Clock(), iter([False, True, False, True, False])
-        retrying = RetryingStore(Shaky(store, failures), Retrier(Retries(), clock.time, clock.sleep, lambda: 1.0))
+        retrying = RetryingStore(Shaky(store, failures), Retrier(RetrySettings(), clock.time, clock.sleep, lambda: 1.0))
         assert [info.key for info in retrying.list("")] == ["a", "b", "c"]
         assert len(clock.slept) == 2
 
     def test_a_directory_that_answers_again_is_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        store = open_store(tmp_path.as_uri(), retries=Retries(base_s=0.001))
+        store = open_store(tmp_path.as_uri(), retries=RetrySettings(base_s=0.001))
         store.create("k", b"hello")
         real, failures = os.open, iter([OSError(errno.ESTALE, "stale file handle")])
 
@@ -250,7 +250,12 @@ def test_a_directory_counts_what_it_does(tmp_path: Path) -> None:
 
 
 def test_settings_travel_and_stores_are_opened_where_they_arrive(tmp_path: Path) -> None:
-    settings = (S3(endpoint_url="http://x", region="r"), LimitSettings(max_requests_per_s=5), Retries(deadline_s=1), Transfers(threads=2))
+    settings = (
+        S3(endpoint_url="http://x", region="r"),
+        LimitSettings(max_requests_per_s=5),
+        RetrySettings(deadline_s=1),
+        TransferSettings(threads=2),
+    )
     assert pickle.loads(pickle.dumps(settings)) == settings
     with pytest.raises(ValueError, match="greater than or equal"):
-        Transfers(part_bytes=1000)
+        TransferSettings(part_bytes=1000)

@@ -17,11 +17,11 @@ from compactor.errors import CompactorError, NotFound, Refused, Unavailable, Usa
 from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
-from compactor.storage.settings import Retries
+from compactor.storage.settings import RetrySettings
 from tests.support.canned_s3 import Answer, Canned, answering, failure
 
-ONCE = Retries(deadline_s=0)
-QUICK = Retries(deadline_s=20, base_s=0.001, cap_s=0.001)
+ONCE = RetrySettings(deadline_s=0)
+QUICK = RetrySettings(deadline_s=20, base_s=0.001, cap_s=0.001)
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def s3(endpoint_url: str, region: str = "") -> Settings:
 
 
 @contextmanager
-def store_that_says(*answers: Answer, retries: Retries = ONCE) -> Iterator[tuple[ObjectStore, Canned]]:
+def store_that_says(*answers: Answer, retries: RetrySettings = ONCE) -> Iterator[tuple[ObjectStore, Canned]]:
     with answering(answers) as canned:
         yield (
             open_store("s3://bucket/pre fix", settings=s3(endpoint_url=canned.url, region="eu-west-1"), retries=retries),
@@ -268,7 +268,7 @@ def test_a_host_that_nobody_knows_is_said_at_once(monkeypatch: pytest.MonkeyPatc
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    store = open_store("s3://bucket/p", settings=s3(endpoint_url="http://nobody.invalid:9000"), retries=Retries(deadline_s=60))
+    store = open_store("s3://bucket/p", settings=s3(endpoint_url="http://nobody.invalid:9000"), retries=RetrySettings(deadline_s=60))
     with pytest.raises(Refused, match="the host name is unknown") as caught:
         store.get("k")
     assert "endpoint_url" in caught.value.hint
@@ -283,7 +283,7 @@ def test_a_dns_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPat
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr(socket, "getaddrinfo", silent)
-    quick = Retries(deadline_s=0.3, base_s=0.01, cap_s=0.02)
+    quick = RetrySettings(deadline_s=0.3, base_s=0.01, cap_s=0.02)
     store = open_store("s3://bucket/p", settings=s3(endpoint_url="http://nobody.invalid:9000"), retries=quick)
     with pytest.raises(Unavailable, match="tried"):
         store.get("k")
@@ -292,7 +292,7 @@ def test_a_dns_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPat
 
 def test_a_host_that_has_answered_before_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with answering([Answer(200, b"1", {"ETag": '"e"', "Connection": "close"}, said_length=1)]) as canned:
-        quick = Retries(deadline_s=0.3, base_s=0.01, cap_s=0.02)
+        quick = RetrySettings(deadline_s=0.3, base_s=0.01, cap_s=0.02)
         store = open_store("s3://bucket", settings=s3(endpoint_url=canned.url.replace("127.0.0.1", "localhost")), retries=quick)
         assert store.get("a") == b"1"
 
@@ -307,14 +307,14 @@ def test_a_host_that_has_answered_before_may_come_back(monkeypatch: pytest.Monke
 def test_no_tls_where_tls_was_asked_for_is_said_at_once() -> None:
     with answering([Answer(200)]) as canned:
         endpoint = canned.url.replace("http://", "https://")
-        store = open_store("s3://bucket", settings=s3(endpoint_url=endpoint), retries=Retries(deadline_s=60))
+        store = open_store("s3://bucket", settings=s3(endpoint_url=endpoint), retries=RetrySettings(deadline_s=60))
         with pytest.raises(Refused, match="(?i)wrong_version_number|wrong version number") as caught:
             store.get("k")
     assert "no TLS" in caught.value.hint
 
 
 def test_nobody_listens() -> None:
-    store = open_store("s3://bucket/p", settings=s3(endpoint_url="http://127.0.0.1:1"), retries=Retries(deadline_s=0.2, base_s=0.01))
+    store = open_store("s3://bucket/p", settings=s3(endpoint_url="http://127.0.0.1:1"), retries=RetrySettings(deadline_s=0.2, base_s=0.01))
     with pytest.raises(Unavailable, match=r"Could not connect.*tried \d+ times") as caught:
         store.get("k")
     assert "endpoint_url" in caught.value.hint

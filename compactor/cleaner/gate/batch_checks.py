@@ -113,7 +113,7 @@ class SourceBatches:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchTransactions:
+class BatchTransactionOutcomes:
     """Outcomes of transactions, as one flag or number per batch of a segment. aborted: data of an aborted transaction.
     idle: a marker whose transaction has no data left before it.
     began: for a marker that is not idle, the offset of the first data that is left; -1 for other batches.
@@ -123,15 +123,15 @@ class BatchTransactions:
     idle: Flags
     began: Int64s
 
-    def outcomes_of_batches(self, batch_numbers: Int64s) -> BatchTransactions:
+    def outcomes_of_batches(self, batch_numbers: Int64s) -> BatchTransactionOutcomes:
         """Return the outcomes of transactions for the batches with these numbers."""
-        return BatchTransactions(self.aborted[batch_numbers], self.idle[batch_numbers], self.began[batch_numbers])
+        return BatchTransactionOutcomes(self.aborted[batch_numbers], self.idle[batch_numbers], self.began[batch_numbers])
 
 
 def transaction_outcomes_by_source(
     sources: Sequence[SourceSegment], open_txn_offset_by_producer: Mapping[int, int]
-) -> list[BatchTransactions]:
-    """Return the outcomes of all transactions of a log, one BatchTransactions per source segment.
+) -> list[BatchTransactionOutcomes]:
+    """Return the outcomes of all transactions of a log, one BatchTransactionOutcomes per source segment.
 
     :param open_txn_offset_by_producer: first offset by producer id, for transactions that were open at the start of the first source.
     """
@@ -149,9 +149,9 @@ def transaction_outcomes_by_source(
         pending_since,
     )
     where = _concatenate_columns([some + begin for some, begin in zip(chosen, lengths.tolist(), strict=False)])
-    whole = BatchTransactions(np.zeros(lengths[-1], np.bool_), np.zeros(lengths[-1], np.bool_), np.full(lengths[-1], -1, np.int64))
+    whole = BatchTransactionOutcomes(np.zeros(lengths[-1], np.bool_), np.zeros(lengths[-1], np.bool_), np.full(lengths[-1], -1, np.int64))
     whole.aborted[where], whole.idle[where], whole.began[where] = aborted, idle, began
-    return [BatchTransactions(whole.aborted[a:b], whole.idle[a:b], whole.began[a:b]) for a, b in pairwise(lengths.tolist())]
+    return [BatchTransactionOutcomes(whole.aborted[a:b], whole.idle[a:b], whole.began[a:b]) for a, b in pairwise(lengths.tolist())]
 
 
 def _concatenate_columns(columns: list[npt.NDArray[np.generic]]) -> Int64s:
@@ -161,7 +161,7 @@ def _concatenate_columns(columns: list[npt.NDArray[np.generic]]) -> Int64s:
 
 @kernel
 def resolve_txn_outcomes_by_batch(kind: Int64s, producer: Int64s, base: Int64s, pending_since: Int64s) -> tuple[Flags, Flags, Int64s]:
-    """Return (aborted, idle, began) for each batch, as in BatchTransactions, from the columns of all batches of a log.
+    """Return (aborted, idle, began) for each batch, as in BatchTransactionOutcomes, from the columns of all batches of a log.
 
     The data batches of a producer since its last marker form a chain; the next marker of the producer decides about the whole chain.
 
@@ -202,7 +202,7 @@ class ComparedGroup:
     """
 
     source: SourceBatches
-    outcomes: BatchTransactions
+    outcomes: BatchTransactionOutcomes
     output: HeaderFields
     origin: Int64s
     rules: RoundRules
@@ -300,7 +300,7 @@ def flag_batches_that_must_stay(headers: SourceBatches, rules: RoundRules) -> Fl
     return stays & (headers[col.MAGIC] == 2)
 
 
-def flag_removable_markers(headers: SourceBatches, outcomes: BatchTransactions, now_ms: int) -> Flags:
+def flag_removable_markers(headers: SourceBatches, outcomes: BatchTransactionOutcomes, now_ms: int) -> Flags:
     """Return a flag per batch: whether it is a control batch that may lose its record.
 
     It may if it is empty already, or if its transaction has no data left and its delete horizon has passed.

@@ -33,7 +33,7 @@ from bloom.siphash import key_halves
 from compactor.cleaner.gate import failures, parser as col
 from compactor.cleaner.gate.batch_checks import (
     BatchPairs,
-    BatchTransactions,
+    BatchTransactionOutcomes,
     ComparedGroup,
     SourceBatches,
     columns_of_batch_table,
@@ -148,7 +148,7 @@ class Gate:
         self,
         parameters: GateParameters,
         table: KeyTable,
-        txn_outcomes_by_ordinal: Mapping[int, BatchTransactions] | None = None,
+        txn_outcomes_by_ordinal: Mapping[int, BatchTransactionOutcomes] | None = None,
         expected_sums_by_ordinal: Mapping[int, Words] | None = None,
     ) -> None:
         """Create a gate.
@@ -162,7 +162,7 @@ class Gate:
         self._first_dirty = parameters.first_dirty
         self._table = table
         self._outcomes_of = dict(txn_outcomes_by_ordinal or {})
-        self._whole: dict[int, BatchTransactions] = {}
+        self._whole: dict[int, BatchTransactionOutcomes] = {}
         self._left: dict[int, Words] = dict(expected_sums_by_ordinal or {})
         self._dirty: dict[int, SourceSegment] = {}
         self._outcomes: dict[int, int] = {}
@@ -268,7 +268,7 @@ class Gate:
         """Read the batch headers of a segment and compare them with the cleaner's batch table. Raises GateFailed."""
         if not self._settled and source.ordinal not in self._outcomes_of:
             none, aborted = np.zeros(len(source.table), np.bool_), self._find_aborted_batches(source.table)
-            self._outcomes_of[source.ordinal] = BatchTransactions(aborted, none, np.full(len(none), -1, np.int64))
+            self._outcomes_of[source.ordinal] = BatchTransactionOutcomes(aborted, none, np.full(len(none), -1, np.int64))
             self._dirty[source.ordinal] = source
         if source.ordinal in self._crcs:
             return
@@ -412,10 +412,14 @@ class Gate:
                 for some, records in self._parse_batches(self._reader, source.buf, headers, ~reported.known, source.name):
                     self._add_outside_sums(source, some, headers[:, some], records)
         below = reported.sums.sum(axis=0, dtype=np.uint64)
-        return below + self._dirty_sums[source.ordinal] if source.ordinal in self._dirty_sums else below
+        return (
+            below + self._expected_sums_of_dirty_segments[source.ordinal]
+            if source.ordinal in self._expected_sums_of_dirty_segments
+            else below
+        )
 
     @cached_property
-    def _dirty_sums(self) -> dict[int, Words]:
+    def _expected_sums_of_dirty_segments(self) -> dict[int, Words]:
         """Return, for each dirty segment, the number of its records that must remain and the sum of their marks."""
         dirty = [self._dirty[ordinal] for ordinal in sorted(self._dirty)]
         sums = zero_gate_sums(len(dirty))
@@ -504,7 +508,9 @@ class Gate:
         """Match output batches with source batches; leave out a filler that takes the place of a removed last batch."""
         source = SourceBatches([s.table for s in sources])
         parts = [self._outcomes_of[s.ordinal] for s in sources]
-        outcomes = BatchTransactions(*(np.concatenate([getattr(part, field) for part in parts]) for field in ("aborted", "idle", "began")))
+        outcomes = BatchTransactionOutcomes(
+            *(np.concatenate([getattr(part, field) for part in parts]) for field in ("aborted", "idle", "began"))
+        )
         filler = False
         if end_offset is not None and is_possible_filler(output[:, -1], end_offset):
             # The header of a batch that must stay can look just like one.

@@ -129,12 +129,12 @@ class SpillingSurvivors(BackwardKeyScan):
         begins = self._next
         added: list[npt.NDArray[np.uint8]] = []
 
-        def hash_range(buffers: ThreadBuffers, job: tuple[int, int]) -> list[HashedChunkKeys]:
+        def hash_batch_range(buffers: ThreadBuffers, job: tuple[int, int]) -> list[HashedChunkKeys]:
             first, last = job
             return key_scan.hash_chunks(buffers, source, first, last, wanted[first:last], backwards=False, below_dirty_range=True)
 
         for pieces in workers.run_jobs_in_order(
-            hash_range, [(first, last) for first, last in source.uniform_batch_ranges() if wanted[first:last].any()]
+            hash_batch_range, [(first, last) for first, last in source.uniform_batch_ranges() if wanted[first:last].any()]
         ):
             for piece in pieces:
                 rows = int(piece.first_row[-1])

@@ -19,7 +19,7 @@ from compactor.cleaner.keys.key_set import BoundedOffsetMap, KeySet
 from compactor.cleaner.passes.chunks import CleanedChunkCache, clean_batches_of_chunk
 from compactor.cleaner.passes.retention import BatchDecisions, RoundRules, decide_batches_by_headers
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Verdicts
+from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
 from compactor.cleaner.witness import ReaderRows, SecondReader
 from compactor.errors import OutOfBudget
@@ -78,7 +78,7 @@ class KeyScanParameters:
     """
 
     sources: Sequence[SourceSegment]
-    verdicts: Sequence[Verdicts]
+    verdicts: Sequence[TransactionVerdicts]
     first_dirty: int
     end: int
     hash_key: bytes
@@ -263,7 +263,7 @@ class BackwardKeyScan:
                     if wanted[first:last].any():
                         yield _ScanJob(begun[-1], first, last, wanted[first:last])
 
-        def hash_range(buffers: ThreadBuffers, job: _ScanJob) -> tuple[_SegmentScan, list[HashedChunkKeys]]:
+        def hash_batch_range(buffers: ThreadBuffers, job: _ScanJob) -> tuple[_SegmentScan, list[HashedChunkKeys]]:
             return job.scanned, key_scan.hash_chunks(buffers, job.scanned.source, job.first, job.last, job.wanted, backwards=True)
 
         def mark_survivors(prepared: tuple[_SegmentScan, list[HashedChunkKeys]]) -> tuple[_SegmentScan, HashedChunkKeys, Flags] | None:
@@ -276,7 +276,7 @@ class BackwardKeyScan:
                 scanned.bits.add_chunk(piece, survives, key_scan.first_dirty, scanned.source, is_final=final)
             return (scanned, *marked[0][:2]) if len(marked) == 1 and marked[0][2] else None
 
-        for _ in workers.run_three_step_jobs(hash_range, mark_survivors, self._clean_decided_chunk, scan_jobs()):
+        for _ in workers.run_three_step_jobs(hash_batch_range, mark_survivors, self._clean_decided_chunk, scan_jobs()):
             pass
         for scanned in begun:
             scanned.bits.join_chunks()

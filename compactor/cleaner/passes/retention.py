@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from compactor.cleaner.passes.transactions import Verdicts
+from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.errors import BadData
 from compactor.kernels.common import NO_HORIZON, Flags
 from compactor.kernels.jit import kernel
@@ -66,7 +66,7 @@ class BatchDecisions:
 
 
 @measure_stage(WorkStage.DECIDE)
-def decide_batches_by_headers(table: BatchTable, verdicts: Verdicts, rules: RoundRules, segment: str) -> BatchDecisions:
+def decide_batches_by_headers(table: BatchTable, verdicts: TransactionVerdicts, rules: RoundRules, segment: str) -> BatchDecisions:
     """Return the decision on each batch of a segment, as far as its header allows one. Raises BadData for a marker that cannot be read."""
     malformed = np.flatnonzero(table.control == MALFORMED)
     if len(malformed):

@@ -15,7 +15,7 @@ from compactor.cleaner.keys.survivors import SurvivorCounts, SurvivorLookup
 from compactor.cleaner.passes.chunks import CleanedChunk, CleanedChunkCache, clean_batches_of_chunk
 from compactor.cleaner.passes.retention import BatchDecisions, RoundRules, decide_batches_by_headers
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Verdicts
+from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import BARRIER, Barrier, ThreadBuffers, WorkerThreads
 from compactor.cleaner.row_spool import NO_LIMIT, DiskReservation
 from compactor.cleaner.witness import SecondReader
@@ -77,7 +77,7 @@ class _RewriteProgress:
         self.written += int(encoded.size.sum())
 
 
-GroupMember = Callable[[], AbstractContextManager[tuple[SourceSegment, Verdicts]]]
+GroupMember = Callable[[], AbstractContextManager[tuple[SourceSegment, TransactionVerdicts]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,9 @@ class OpenGroupMember:
     """
 
     source: SourceSegment
-    verdicts: Verdicts
+    verdicts: TransactionVerdicts
 
-    def __call__(self) -> AbstractContextManager[tuple[SourceSegment, Verdicts]]:
+    def __call__(self) -> AbstractContextManager[tuple[SourceSegment, TransactionVerdicts]]:
         return nullcontext((self.source, self.verdicts))
 
 
@@ -240,7 +240,7 @@ def _append_chunk(file: BinaryIO, piece: CleanedChunk, source: SourceSegment, do
             hint="Lower segment_bytes; recompression at the default level can make batches larger",
         )
     disk.reserve_bytes(len(piece.encoded.data))
-    _write_all(file, piece.encoded.data)
+    _write_unbuffered(file, piece.encoded.data)
     done.add_encoded_batches(piece.encoded)
     done.records_read += piece.records_read
     done.records_kept += piece.records_kept
@@ -255,7 +255,7 @@ def _append_filler(file: BinaryIO, done: _RewriteProgress, base: int, end_offset
         return
     filler = encode_filler_batch(end_offset, end_offset, done.leader_epoch)
     disk.reserve_bytes(len(filler))
-    _write_all(file, memoryview(filler))
+    _write_unbuffered(file, memoryview(filler))
     size, last_offset, max_timestamp = (np.array([number], np.int64) for number in (HEADER, end_offset, -1))
     done.add_encoded_batches(EncodedBatches(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
 
@@ -272,7 +272,7 @@ def _decide_batches_by_counts(table: BatchTable, decisions: BatchDecisions, coun
 
 
 @measure_stage(WorkStage.WRITE, lambda file, data: len(data))
-def _write_all(file: BinaryIO, data: memoryview) -> None:
+def _write_unbuffered(file: BinaryIO, data: memoryview) -> None:
     """Write all of ``data``, past Python's buffer because chunks are large."""
     while data:
         data = data[os.write(file.fileno(), data) :]

@@ -16,7 +16,7 @@ from bloom.sidecar import KeyCollector, RemovableRecordCounts, Sidecar
 from bloom.siphash import hash_keys, key_halves
 from bloom.sizing import FilterDesign
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Verdicts, replace_with_given_entries
+from compactor.cleaner.passes.transactions import TransactionVerdicts, replace_with_given_entries
 from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
 from compactor.constants import NEVER_MS
 from compactor.records.batches import HORIZON, NOT_CONTROL, BatchTable, Int64s, read_only_view
@@ -173,13 +173,13 @@ def add_segment_to_builder(builder: SidecarBuilder, source: SourceSegment, infla
     """Add every data batch of ``source`` to ``builder`` and return the builder. Raises BadData."""
     wanted = source.table.control == NOT_CONTROL
 
-    def summarize(buffers: ThreadBuffers, job: tuple[int, int]) -> list[ChunkSummary]:
+    def summarize_batch_range(buffers: ThreadBuffers, job: tuple[int, int]) -> list[ChunkSummary]:
         first, last = job
         chunks = source.read_chunks(first, last, wanted[first:last], inflate_limit, buffers.bodies)
         return [builder.summarize_chunk(chunk, *parse_records(source.table, chunk, buffers.rows, source.name)) for chunk in chunks]
 
     for found in workers.run_jobs_in_order(
-        summarize, [(first, last) for first, last in source.uniform_batch_ranges() if wanted[first:last].any()]
+        summarize_batch_range, [(first, last) for first, last in source.uniform_batch_ranges() if wanted[first:last].any()]
     ):
         for summary in found:
             builder.add_summary(summary)
@@ -195,7 +195,7 @@ def stand_in_segment(ordinal: int, name: str, base_offset: int, end_offset: int,
     return SourceSegment(ordinal, name, base_offset, end_offset, mtime_ms, NO_BYTES, table)
 
 
-def segment_verdicts_from_stand_in(source: SourceSegment, stand_in: SourceSegment, verdicts: Verdicts) -> Verdicts:
+def segment_verdicts_from_stand_in(source: SourceSegment, stand_in: SourceSegment, verdicts: TransactionVerdicts) -> TransactionVerdicts:
     """Convert the outcomes of transactions (verdicts) for the batches of a segment's substitute (``stand_in_segment``) to those for the
     batches of the segment itself.
 
@@ -205,13 +205,13 @@ def segment_verdicts_from_stand_in(source: SourceSegment, stand_in: SourceSegmen
     producers = np.unique(stand_in.table.producer_id)
     offsets = np.unique(np.concatenate((stand_in.table.base_offset, source.table.base_offset)))
 
-    def run_order(table: BatchTable) -> npt.NDArray[np.int64]:
+    def sort_key_by_producer_and_offset(table: BatchTable) -> npt.NDArray[np.int64]:
         """Return one number per batch that sorts by producer and base offset."""
         return np.searchsorted(producers, table.producer_id) * len(offsets) + np.searchsorted(offsets, table.base_offset)
 
-    events_at = run_order(stand_in.table)
+    events_at = sort_key_by_producer_and_offset(stand_in.table)
     order = np.argsort(events_at, kind="stable")
-    following = np.searchsorted(events_at[order], run_order(source.table))
+    following = np.searchsorted(events_at[order], sort_key_by_producer_and_offset(source.table))
     known = np.isin(source.table.producer_id, producers) & (following < len(order))
     event = order[following[known]]
     flags = {}

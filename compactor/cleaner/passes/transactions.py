@@ -23,7 +23,7 @@ from compactor.records.indexes import TXN_ENTRY, TxnEntries
 
 
 @dataclass(frozen=True, slots=True)
-class Verdicts:
+class TransactionVerdicts:
     """Outcomes of transactions for the batches of one segment, as flags per batch.
 
     aborted: data of a transaction whose marker is ABORT.
@@ -40,7 +40,7 @@ class Verdicts:
 
 def transaction_verdicts_by_source(
     sources: list[SourceSegment], open_txn_offset_by_producer: Mapping[int, int] | None = None
-) -> list[Verdicts]:
+) -> list[TransactionVerdicts]:
     """Compute the outcomes of all transactions of a log, from its first segment on, and return them for each segment. Segments after the
     round's range are only read
     for outcomes.
@@ -80,7 +80,7 @@ def transaction_verdicts_by_source(
         marks = np.flatnonzero(indexed[mine])
         entries = _txn_index_entries_that_stay(source, some[marks], first_offset[mine][marks], stable[mine][marks])
         spread = [_expand_flags(len(source.table), some, flags[mine]) for flags in (aborted, discardable, indexed)]
-        verdicts.append(Verdicts(spread[0], spread[1], spread[2], entries))
+        verdicts.append(TransactionVerdicts(spread[0], spread[1], spread[2], entries))
     return verdicts
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from compactor.cli import frame
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
-from compactor.demo.demo import Demo, DemoComparison, count_values
+from compactor.demo.demo import Demo, DemoComparison, count_keys_with_value
 from compactor.errors import BadData, CompactorError
 from compactor.model.status import RoundStatus
 from compactor.transfer.import_options import ImportProgress
@@ -36,7 +36,7 @@ def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, 
     seconds = _run_demo_steps(demo, out)
     compared = demo.compare_last_values()
     ok = not compared.differences
-    keys = count_values(compared.written)
+    keys = count_keys_with_value(compared.written)
     for difference in compared.differences[:5]:
         out.note(f"             {difference}")
     deleted = len(compared.written) - keys
@@ -100,7 +100,7 @@ def _demo_table(compared: DemoComparison) -> Table:
         ("records", f"{before.records:,}", f"{after.records:,}", _format_percentage(after.records, before.records)),
         ("size", format_size(before.bytes), format_size(after.bytes), _format_percentage(after.bytes, before.bytes)),
         ("segments", compared.before.segments, compared.after.segments, ""),
-        ("keys with a value", f"{count_values(compared.written):,}", f"{count_values(compared.found):,}", ""),
+        ("keys with a value", f"{count_keys_with_value(compared.written):,}", f"{count_keys_with_value(compared.found):,}", ""),
     ]
     return Table("", ("", "before", "after", ""), rows)
 

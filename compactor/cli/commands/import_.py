@@ -129,7 +129,7 @@ def _partition_to_import(args: argparse.Namespace, out: Output) -> TopicPartitio
         )
     topic = args.topic if reported is None or args.topic is not None else reported.topic
     partition = args.partition if reported is None or args.partition is not None else reported.partition
-    name = TopicPartition.of(topic, partition)
+    name = TopicPartition.validated(topic, partition)
     if reported is not None and reported != name:
         out.note(f"warning: {args.log_dir} is named like partition {reported}, and is imported as {name}")
     return name

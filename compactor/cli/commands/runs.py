@@ -79,7 +79,7 @@ def _balance_rows(run: Run) -> list[tuple[str, object]]:
     return [
         ("balance of batches", f"{b.sources} = {' + '.join(batches)}"),
         ("balance of records", f"{b.records} = {' + '.join(records)}"),
-        ("balance", b.problem() or "it adds up"),
+        ("balance", b.imbalance_problem() or "it adds up"),
         ("readers had after it", f"{run.content} batches" if run.content else ""),
     ]
 

@@ -19,7 +19,7 @@ from bloom.sidecar import RemovableRecordCounts
 from compactor.cleaner.passes.retention import RoundRules, decide_batches_by_headers
 from compactor.cleaner.passes.sidecar_builder import NO_BYTES, SidecarBuilder, add_segment_to_builder, segment_verdicts_from_stand_in
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Verdicts
+from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.errors import BadData, NotFound
 from compactor.kernels.common import Flags
@@ -58,10 +58,10 @@ class SegmentPart:
 
     splice: PartialRewritePlan
     whole: SourceSegment
-    whole_verdicts: Verdicts
+    whole_verdicts: TransactionVerdicts
     rows: Int64s
     source: SourceSegment
-    verdicts: Verdicts
+    verdicts: TransactionVerdicts
 
     def require_matching_batches(self) -> None:
         """Raise NeedsWholeSegmentError if the batches that were read are corrupt or do not match the key directory."""
@@ -91,7 +91,7 @@ class KeyDirectoryCache:
         """Yield for each segment its key directory, or None if it has no usable one, and the number of bytes fetched. Raises StoreError."""
         found = self._sidecars.load_directories([segment.id for segment in segments])
         for segment, (directory, fetched) in zip(segments, found, strict=True):
-            is_its = directory is not None and digest_of_headers(directory.headers) == segment.file("log").batches
+            is_its = directory is not None and digest_of_headers(directory.headers) == segment.recorded_file("log").batches
             yield directory if is_its else None, fetched
 
     def add_directory(self, directory: KeyDirectory) -> None:
@@ -136,7 +136,7 @@ class PartSearch:
     pieces: HashPrefixes
     directories: KeyDirectoryCache
 
-    def find_part(self, directory: KeyDirectory, header_source: SourceSegment, verdicts: Verdicts) -> PartSearchResult:
+    def find_part(self, directory: KeyDirectory, header_source: SourceSegment, verdicts: TransactionVerdicts) -> PartSearchResult:
         """Return which part of a segment must be read, by its key directory. Raises StoreError.
 
         :param header_source: the segment's batch headers, taken from its sidecar.
@@ -145,7 +145,9 @@ class PartSearch:
         holding = directory.flag_batches_with_keys(self.pieces)
         return PartSearchResult(self._build_part(directory, holding, header_source, verdicts), meets_none=not holding.any())
 
-    def _build_part(self, directory: KeyDirectory, holding: Flags, header_source: SourceSegment, verdicts: Verdicts) -> SegmentPart | None:
+    def _build_part(
+        self, directory: KeyDirectory, holding: Flags, header_source: SourceSegment, verdicts: TransactionVerdicts
+    ) -> SegmentPart | None:
         """Return the part of a segment to read, or None if it must be read completely. ``holding``: flag for each batch: whether it may
         hold a dirty key.
         """
@@ -173,7 +175,7 @@ class PartSearch:
         rows = splice.batch_numbers_read
         flags = (of_all.aborted[rows], of_all.discardable[rows], of_all.indexed[rows])
         source = replace(whole, table=select_batch_rows(table, rows))
-        return SegmentPart(splice, whole, of_all, rows, source, Verdicts(*flags, of_all.txn_entries))
+        return SegmentPart(splice, whole, of_all, rows, source, TransactionVerdicts(*flags, of_all.txn_entries))
 
 
 # ---- the new segment

@@ -90,7 +90,7 @@ def run_task(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan |
 def _run_work(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan | None, cost: TaskCost) -> TaskOutcome:
     """Call ``work`` and convert its result or exception to a TaskOutcome."""
     try:
-        _check_version(plan)
+        _require_version_of_plan(plan)
         return TaskOutcome(index, work(cost), None, cost)
     except CompactorError as error:
         return TaskOutcome(index, None, error, cost)
@@ -108,7 +108,7 @@ def _run_work(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan 
         return TaskOutcome(index, None, CompactorError(f"a bug on an executor: {type(error).__name__}: {error}{place}"), cost)
 
 
-def _check_version(plan: CompactionPlan | None) -> None:
+def _require_version_of_plan(plan: CompactionPlan | None) -> None:
     """Raise VersionMismatch if the plan was made by another version than this executor runs."""
     if plan is not None and plan.fingerprint != executor_fingerprint():
         raise VersionMismatch(f"the plan is for {plan.fingerprint}, an executor is {executor_fingerprint()}")
@@ -192,11 +192,11 @@ class Cluster:
         if self._over.is_set():
             raise Unavailable("the job was broken off", hint="Run it again: open rounds are resumed")
 
-    def distribute(self, items: Sequence[Any]) -> RDD[tuple[int, Any]]:
+    def distribute_items(self, items: Sequence[Any]) -> RDD[tuple[int, Any]]:
         """Return an RDD of (index, item) with one task per item."""
         return self._context.parallelize(list(enumerate(items)), len(items))
 
-    def shuffle(
+    def shuffle_answers(
         self, description: str, items: Sequence[Any], make_answers: Callable[[Any], Iterator[tuple[int, Any]]], targets: Sequence[Any]
     ) -> RDD[tuple[int, Any]]:
         """Return an RDD that groups the answers of all items by target index, together with the target itself.

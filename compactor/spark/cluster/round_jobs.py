@@ -41,7 +41,7 @@ class RoundJobs:
         :param work: function that each task calls as ``work(shared, item, cost)``.
         """
         if items:
-            yield from self.run_step(step, self.cluster.distribute(items), BoundWork(work, self.shared), len(items))
+            yield from self.run_step(step, self.cluster.distribute_items(items), BoundWork(work, self.shared), len(items))
 
     def delete_scratch(self, keys: Sequence[str]) -> None:
         """Delete scratch objects of this attempt. An error is only logged, because `retire` deletes what remains."""

@@ -96,7 +96,7 @@ class OrdinalRange:
     end: int
 
 
-def max_records(segment: RemoteLogSegmentMetadata) -> int:
+def max_record_count(segment: RemoteLogSegmentMetadata) -> int:
     """Return an upper bound of a segment's record count, because brokers do not report the count."""
     return segment.records or min(segment.end_offset - segment.start_offset + 1, segment.size_bytes // MIN_RECORD_BYTES + 1)
 
@@ -113,7 +113,7 @@ def plan_bundles(
     :param row_bytes: bytes of rows per record, including the rows for the gate (the independent check of the output).
     """
     sizes = np.array([max(1, segment.size_bytes) for segment in segments], np.int64)
-    records = np.array([max_records(segment) for segment in segments], np.int64)
+    records = np.array([max_record_count(segment) for segment in segments], np.int64)
     if not len(sizes):
         return []
     ideal = min(MAX_BUNDLE_BYTES, -(-int(sizes.sum()) // (slots * BUNDLES_PER_SLOT)))

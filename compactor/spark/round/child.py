@@ -60,7 +60,7 @@ class _Child(NamedTuple):
     pipe: Connection
     spark: SparkSettings
 
-    def stop(self) -> None:
+    def stop_process(self) -> None:
         """End the child process, and with it its JVM."""
         self.pipe.close()
         self.process.terminate()
@@ -156,7 +156,7 @@ class SparkChild:
 
     def _stop_child(self) -> None:
         if self._child is not None:
-            self._child.stop()
+            self._child.stop_process()
             self._child = None
 
 

@@ -31,7 +31,7 @@ from bloom.siphash import key_tag, siphash128
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, stored_key_hashes_of_rows
 from compactor.cleaner.keys.survivors import SurvivorCounts
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Verdicts
+from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.row_spool import RowSpool, view_as_bytes
 from compactor.control.records import ScratchObject
 from compactor.errors import AlreadyExists, BadData, NotFound, StoreError
@@ -70,7 +70,7 @@ class KeyBundle:
 
     row_bytes: ClassVar[int] = KEY_ROW_BYTES
 
-    def read_directory(self, store: ObjectStore, first: int, last: int) -> npt.NDArray[np.int64]:
+    def read_range_directory(self, store: ObjectStore, first: int, last: int) -> npt.NDArray[np.int64]:
         """Read the row numbers at which the hash ranges [first, last) and their end begin, in the dirty and the clean section. Raises
         BadData if they are inconsistent.
         """
@@ -168,7 +168,7 @@ class StoredSurvivors:
         self.peak_bytes = 0
         self._segments: dict[int, tuple[Bytes, Int64s, SurvivorCounts]] = {}
 
-    def add_segment(self, source: SourceSegment, verdicts: Verdicts, arrays: Arrays) -> None:
+    def add_survivors_of_segment(self, source: SourceSegment, verdicts: TransactionVerdicts, arrays: Arrays) -> None:
         """Add the survivors of one segment.
 
         :param arrays: the arrays that ``write_survivors`` stored. Without a bitmap no record of the segment is superseded.
@@ -200,7 +200,7 @@ class StoredSurvivors:
         return out
 
 
-def encode_verdicts(verdicts: Verdicts) -> Arrays:
+def encode_verdicts(verdicts: TransactionVerdicts) -> Arrays:
     """Encode transaction verdicts (which batches are aborted, discardable or indexed) as arrays for a scratch object."""
     return {
         "aborted": np.packbits(verdicts.aborted),
@@ -210,10 +210,10 @@ def encode_verdicts(verdicts: Verdicts) -> Arrays:
     }
 
 
-def decode_verdicts(arrays: Arrays, batches: int) -> Verdicts:
+def decode_verdicts(arrays: Arrays, batches: int) -> TransactionVerdicts:
     """Restore the verdicts of a segment with ``batches`` batches."""
     flags = {name: np.unpackbits(arrays[name], count=batches).astype(np.bool_) for name in ("aborted", "discardable", "indexed")}
-    return Verdicts(**flags, txn_entries=np.frombuffer(arrays["txn_entries"].tobytes(), TXN_ENTRY))
+    return TransactionVerdicts(**flags, txn_entries=np.frombuffer(arrays["txn_entries"].tobytes(), TXN_ENTRY))
 
 
 def encode_survivors(rows: ExchangeRows, surviving: Bytes) -> bytes:
@@ -224,7 +224,7 @@ def encode_survivors(rows: ExchangeRows, surviving: Bytes) -> bytes:
     """
     chosen = rows[np.unpackbits(surviving, count=len(rows)).astype(np.bool_), 3]
     out = np.empty(MAX_GAP_BYTES * len(chosen), np.uint8)
-    return out[: encode_gaps(chosen, out)].tobytes()
+    return out[: encode_ordinal_gaps(chosen, out)].tobytes()
 
 
 def pack_arrays(arrays: Arrays, *, dense: bool = False) -> bytes:
@@ -344,7 +344,7 @@ def _pack_key_rows(
 
 
 @kernel
-def encode_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> int:
+def encode_ordinal_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> int:
     """Write the differences between ascending row numbers to ``out`` as varints. Return the number of bytes written."""
     at = 0
     previous = np.int64(-1)
@@ -361,8 +361,8 @@ def encode_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> int:
 
 
 @kernel
-def decode_gaps(data: Bytes, bitmap: Bytes) -> bool:
-    """Set the bit of each row number that ``encode_gaps`` wrote. Return False if a row number lies beyond the bitmap or the data is
+def decode_ordinal_gaps(data: Bytes, bitmap: Bytes) -> bool:
+    """Set the bit of each row number that ``encode_ordinal_gaps`` wrote. Return False if a row number lies beyond the bitmap or the data is
     malformed.
     """
     place = np.int64(-1)

@@ -16,7 +16,7 @@ from compactor.errors import OutOfBudget
 from compactor.spark.cluster.executor import SharedSettings, TaskCost, open_task_tier, record_peak_memory
 from compactor.spark.round.exchange import create_scratch_once, pack_arrays
 from compactor.spark.round.gate_rows import DIRTY_ROWS, OUTSIDE, ExpectedSums, GateBundle, HashBounds
-from compactor.spark.round.range_rows import RangeRows, read_ranges
+from compactor.spark.round.range_rows import RangeRows, read_hash_ranges
 from compactor.storage.port import ObjectStore
 
 GATE_SUMS_NAME = "judged"
@@ -99,7 +99,7 @@ def compute_gate_sums(
     :param bounds: first offset of each segment, and the end of the last one.
     """
     by_place, sums, keys, table = dict(enumerate(bundles)), zero_gate_sums(len(bounds) - 1), 0, KeyTable(budget_bytes, 0)
-    for number, found in read_ranges(store, by_place, ranges):
+    for number, found in read_hash_ranges(store, by_place, ranges):
         keys += add_sums_of_gate_range(StoredGateRange(by_place, found), table, all_ranges, number, bounds, sums)
     return sums, keys
 

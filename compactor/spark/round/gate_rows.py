@@ -23,7 +23,7 @@ from typing import ClassVar, Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from compactor.cleaner.gate.batch_checks import BatchTransactions
+from compactor.cleaner.gate.batch_checks import BatchTransactionOutcomes
 from compactor.cleaner.gate.gate import Gate, GateParameters
 from compactor.cleaner.gate.key_table import GATE_ROW_BYTES, WORDS, GateRows, GateSums, KeyTable, Words
 from compactor.cleaner.passes.source import SourceSegment
@@ -63,7 +63,7 @@ class GateBundle:
 
     row_bytes: ClassVar[int] = GATE_ROW_BYTES
 
-    def read_directory(self, store: ObjectStore, first: int, last: int) -> npt.NDArray[np.int64]:
+    def read_range_directory(self, store: ObjectStore, first: int, last: int) -> npt.NDArray[np.int64]:
         """Read the row numbers at which the hash ranges [first, last) and their end begin in both sections, and the CRCs of both. Raises
         BadData if they are inconsistent.
         """
@@ -117,30 +117,30 @@ class SparseOutcomes:
 
     batches: int
     places: Int64s
-    outcomes: BatchTransactions
+    outcomes: BatchTransactionOutcomes
 
-    def expand_to_all_batches(self) -> BatchTransactions:
+    def expand_to_all_batches(self) -> BatchTransactionOutcomes:
         """Return the transaction results of all batches, including those outside transactions."""
         aborted, idle = np.zeros(self.batches, np.bool_), np.zeros(self.batches, np.bool_)
         began = np.full(self.batches, -1, np.int64)
         aborted[self.places], idle[self.places], began[self.places] = self.outcomes.aborted, self.outcomes.idle, self.outcomes.began
-        return BatchTransactions(aborted, idle, began)
+        return BatchTransactionOutcomes(aborted, idle, began)
 
 
-def empty_outcomes(batches: int) -> BatchTransactions:
+def empty_outcomes(batches: int) -> BatchTransactionOutcomes:
     """Return the transaction results of a segment in which no batch belongs to a transaction."""
-    return BatchTransactions(np.zeros(batches, np.bool_), np.zeros(batches, np.bool_), np.full(batches, -1, np.int64))
+    return BatchTransactionOutcomes(np.zeros(batches, np.bool_), np.zeros(batches, np.bool_), np.full(batches, -1, np.int64))
 
 
-def encode_outcomes(outcomes: BatchTransactions) -> Arrays:
+def encode_outcomes(outcomes: BatchTransactionOutcomes) -> Arrays:
     """Return transaction results as arrays for a scratch object."""
     return {"gate_aborted": np.packbits(outcomes.aborted), "gate_idle": np.packbits(outcomes.idle), "gate_began": outcomes.began}
 
 
-def decode_outcomes(arrays: Arrays, batches: int) -> BatchTransactions:
+def decode_outcomes(arrays: Arrays, batches: int) -> BatchTransactionOutcomes:
     """Restore the transaction results of a segment with ``batches`` batches."""
     aborted, idle = (np.unpackbits(arrays[name], count=batches).astype(np.bool_) for name in ("gate_aborted", "gate_idle"))
-    return BatchTransactions(aborted, idle, arrays["gate_began"].astype(np.int64))
+    return BatchTransactionOutcomes(aborted, idle, arrays["gate_began"].astype(np.int64))
 
 
 # ---- gates over some segments of a log --------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class ExpectedSums:
         return np.asarray(self.sums[place])
 
 
-def create_scan_gate(plan: CompactionPlan, hash_key: bytes, source: SourceSegment, outcomes: BatchTransactions) -> Gate:
+def create_scan_gate(plan: CompactionPlan, hash_key: bytes, source: SourceSegment, outcomes: BatchTransactionOutcomes) -> Gate:
     """Return a gate (the independent check of the output) that collects rows of one segment in pass 1.
 
     :param hash_key: key of the cleaner's hash.
@@ -190,7 +190,7 @@ def create_group_gate(
     plan: CompactionPlan,
     hash_key: bytes,
     sources: Sequence[SourceSegment],
-    outcomes: Sequence[BatchTransactions],
+    outcomes: Sequence[BatchTransactionOutcomes],
     expected_sums: ExpectedSums | None,
 ) -> Gate:
     """Return a gate that compares rewritten groups of segments with their sources in pass 2.

@@ -21,7 +21,7 @@ from compactor.cleaner.gate.key_table import GATE_ROW_BYTES, WORDS
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, mark_absent_keys, mark_newest_of_each_key
 from compactor.cleaner.keys.key_set import KeySet
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Verdicts
+from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import ThreadBuffers
 from compactor.cleaner.row_spool import HashRanges, RowSpool
 from compactor.constants import MAX_OFFSET
@@ -46,7 +46,7 @@ from compactor.spark.round.exchange import (
     ExchangeRows,
     KeyBundle,
     create_scratch_once,
-    decode_gaps,
+    decode_ordinal_gaps,
     encode_survivors,
     encode_verdicts,
     flag_mappable_batches,
@@ -67,7 +67,7 @@ from compactor.spark.round.gate_rows import (
     encode_outcomes,
     write_gate_bundle,
 )
-from compactor.spark.round.range_rows import RangeRows, read_ranges
+from compactor.spark.round.range_rows import RangeRows, read_hash_ranges
 
 GATE_PREFIX: Final = "gate-"
 """Prefix of the names of scratch objects with the gate's rows."""
@@ -98,15 +98,15 @@ class SparseVerdicts:
 
     batches: int
     places: npt.NDArray[np.int64]
-    verdicts: Verdicts
+    verdicts: TransactionVerdicts
 
-    def expand_to_all_batches(self) -> Verdicts:
+    def expand_to_all_batches(self) -> TransactionVerdicts:
         """Return the verdicts of all batches."""
         flags = {}
         for name in ("aborted", "discardable", "indexed"):
             flags[name] = np.zeros(self.batches, np.bool_)
             flags[name][self.places] = getattr(self.verdicts, name)
-        return Verdicts(**flags, txn_entries=self.verdicts.txn_entries)
+        return TransactionVerdicts(**flags, txn_entries=self.verdicts.txn_entries)
 
 
 def index_bundle(shared: SharedSettings, segments: tuple[SegmentToIndex, ...], cost: TaskCost) -> IndexedBundle:
@@ -343,7 +343,7 @@ def find_survivors(shared: SharedSettings, ranges: range, exchange: RangeInput, 
     """
     store = open_task_tier(shared).ports.control
     wanted = {place: bundle for place, bundle in enumerate(exchange.bundles) if bundle.dirty_rows or place in exchange.wanted_bundles}
-    for number, rows in read_ranges(store, wanted, ranges):
+    for number, rows in read_hash_ranges(store, wanted, ranges):
         yield from _find_survivors_of_range(shared, number, exchange, rows, cost)
     record_peak_memory(cost)
 
@@ -416,7 +416,7 @@ def write_survivors(shared: SharedSettings, item: BundleToGather, answers: Itera
     if item.keys is not None:
         bitmap = np.zeros(item.keys.ordinals // 8 + 1, np.uint8)
         for answer in answers:
-            if not decode_gaps(np.frombuffer(answer, np.uint8), bitmap):
+            if not decode_ordinal_gaps(np.frombuffer(answer, np.uint8), bitmap):
                 raise CompactorError(f"an answer does not fit {item.keys.key}", hint="This is a bug; please report it")
             cost.exchanged_bytes += len(answer)
         facts = decode_row_facts(item.keys.read_stored_result(store))
@@ -446,4 +446,4 @@ def load_kernels() -> None:
     rows = np.frombuffer(bytes(16), np.uint32).reshape(-1, 4)
     mark_newest_of_each_key(keys.table, keys.state, rows, 0, 1, 0, kept)
     mark_absent_keys(keys.table, keys.state, rows, 1, 0, kept)
-    decode_gaps(np.frombuffer(encode_survivors(rows, kept), np.uint8), kept)
+    decode_ordinal_gaps(np.frombuffer(encode_survivors(rows, kept), np.uint8), kept)

@@ -31,7 +31,7 @@ class RowBundle(Protocol):
     def row_bytes(self) -> int:
         """Return the size of one row in bytes."""
 
-    def read_directory(self, store: ObjectStore, first: int, last: int) -> Directory:
+    def read_range_directory(self, store: ObjectStore, first: int, last: int) -> Directory:
         """Read the row numbers at which the hash ranges [first, last) begin, one line per range and one for the end. The first two columns
         are the two sections.
         """
@@ -98,12 +98,12 @@ class RangeRows:
             yield at, arrived.result()
 
 
-def read_ranges(store: ObjectStore, bundles: Mapping[int, RowBundle], ranges: range) -> Iterator[tuple[int, RangeRows]]:
+def read_hash_ranges(store: ObjectStore, bundles: Mapping[int, RowBundle], ranges: range) -> Iterator[tuple[int, RangeRows]]:
     """Yield (range number, rows) for neighbouring hash ranges, in order. Raises StoreError if a bundle cannot be fetched, BadData if it
     is damaged.
     """
     with ThreadPoolExecutor(PREFETCHED_BUNDLES) as pool:
-        found = pool.map(lambda bundle: bundle.read_directory(store, ranges.start, ranges.stop), bundles.values())
+        found = pool.map(lambda bundle: bundle.read_range_directory(store, ranges.start, ranges.stop), bundles.values())
         directories = dict(zip(bundles, found, strict=True))
         for some in _group_ranges_for_fetching(ranges, directories, max((bundle.row_bytes for bundle in bundles.values()), default=0)):
             first, last = some.start - ranges.start, some.stop - ranges.start

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.passes.chunks import CleanedChunkCache
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Verdicts
+from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.control.records import ScratchObject
 from compactor.control.state import PartitionState
@@ -45,14 +45,14 @@ class StoredPassOne:
 
     reading: StagedSegmentReader
     sources: Sequence[SourceSegment]
-    verdicts: Sequence[Verdicts]
+    verdicts: Sequence[TransactionVerdicts]
     survivors: StoredSurvivors
     gate: Gate | None
     finished: CleanedChunkCache = field(default_factory=lambda: CleanedChunkCache(0))
     second_reader: None = None
 
     @contextmanager
-    def open_segment(self, ordinal: int, reservation: SpaceReservation | None) -> Iterator[tuple[SourceSegment, Verdicts]]:
+    def open_segment(self, ordinal: int, reservation: SpaceReservation | None) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
         """Provide one source segment with its log mapped into memory, and its transaction verdicts.
 
         :param ordinal: position of the segment in the group.
@@ -91,7 +91,7 @@ def _read_pass_one_answers(shared: SharedSettings, item: GroupWork, reader: Stag
             sources.append(source)
         arrays = read_scratch_arrays(store, stored)
         verdicts.append(decode_verdicts(arrays, len(source.table)))
-        survivors.add_segment(source, verdicts[-1], arrays)
+        survivors.add_survivors_of_segment(source, verdicts[-1], arrays)
         if shared.gate:
             outcomes.append(decode_outcomes(arrays, len(source.table)))
     gate = None

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bloom.sidecar import Sidecar
-from compactor.cleaner.gate.batch_checks import BatchTransactions, transaction_outcomes_by_source
+from compactor.cleaner.gate.batch_checks import BatchTransactionOutcomes, transaction_outcomes_by_source
 from compactor.cleaner.gate.key_table import GATE_ROW_BYTES
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES
 from compactor.cleaner.passes.sidecar_builder import NO_BYTES, stand_in_segment
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import Verdicts, transaction_verdicts_by_source
+from compactor.cleaner.passes.transactions import TransactionVerdicts, transaction_verdicts_by_source
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.spark.cluster.round_jobs import RoundJobs
 from compactor.spark.round.bundles import IndexedBundle, IndexedSegment, ordinal_ranges, plan_bundles
@@ -47,7 +47,7 @@ class SegmentIndex:
     live: Sequence[RemoteLogSegmentMetadata]
     stand_ins: Mapping[str, Sidecar]
     segments: dict[str, IndexedSegment] = field(default_factory=dict)
-    folded: dict[str, tuple[SourceSegment, Verdicts, BatchTransactions]] = field(default_factory=dict)
+    folded: dict[str, tuple[SourceSegment, TransactionVerdicts, BatchTransactionOutcomes]] = field(default_factory=dict)
     bundles: list[KeyBundle] = field(default_factory=list)
     gate_bundles: list[GateBundle] = field(default_factory=list)
     bundle_places: dict[str, int] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class SegmentIndex:
             self.gate_bundles.append(bundle.gate)
         return True
 
-    def range_input(self, sources: AbstractSet[str]) -> RangeInput:
+    def hash_range_input(self, sources: AbstractSet[str]) -> RangeInput:
         """Return the input of the tasks over hash ranges.
 
         :param sources: ids of the segments whose survivors are wanted.

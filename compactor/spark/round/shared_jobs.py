@@ -32,7 +32,7 @@ from compactor.spark.cluster.binpack import pack_bins
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.cluster.jobs import FENCING_CHECK_SECONDS, Cluster, JobListener, TaskOutcome, VersionMismatch, run_task
 from compactor.spark.round.rewrite_tasks import PartitionWork, clean_partition
-from compactor.spark.round.worker import copy_cost, shared_settings
+from compactor.spark.round.worker import copy_cost_to_stats, shared_settings
 
 GATHER_SECONDS: Final = 0.2
 """Time for which the first ready partition waits for others, because a job costs more than a small partition."""
@@ -154,7 +154,7 @@ class SharedJobs:
         """
         items = [[(number, tickets[number].item) for number in members] for members in bins]
         for outcome in self.cluster.run_job(
-            description, self.cluster.distribute(items), clean_partition_bin, len(items), job_listener=self._job_listener
+            description, self.cluster.distribute_items(items), clean_partition_bin, len(items), job_listener=self._job_listener
         ):
             if outcome.error is not None:
                 raise outcome.error
@@ -199,7 +199,7 @@ class SharedJobWorker(RemoteWorker):
         ticket = _QueuedPartition(PartitionWork(shared, tuple(tasks), live, self._snapshot), sum(segment.size_bytes for segment in live))
         jobs.submit_partition(ticket)
         outcome = self._wait_for_outcome(ticket, session)
-        copy_cost(self.stats, outcome.cost)
+        copy_cost_to_stats(self.stats, outcome.cost)
         if isinstance(outcome.error, VersionMismatch):
             yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=outcome.error.message)
         elif outcome.error is not None:

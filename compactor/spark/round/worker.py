@@ -129,7 +129,7 @@ class SparkWorker:
         except VersionMismatch:
             return CleanVerdicts()  # the round meets it again, and then there is a plan that can be given up for it
         finally:
-            copy_cost(self.stats, self._used)
+            copy_cost_to_stats(self.stats, self._used)
         return self._prepared.verdicts if self._prepared else CleanVerdicts()
 
     def delete_unused_results(self) -> None:
@@ -154,7 +154,7 @@ class SparkWorker:
         except GateFailed as refused:
             yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
         finally:
-            copy_cost(self.stats, self._used)
+            copy_cost_to_stats(self.stats, self._used)
             self.cost.add_cost(self._used)
             self._used = TaskCost()
 
@@ -172,7 +172,7 @@ class SparkWorker:
         return self.tier.sidecars(state.name) if self.cleaner.bloom else None
 
 
-def copy_cost(stats: WorkStats, cost: TaskCost) -> None:
+def copy_cost_to_stats(stats: WorkStats, cost: TaskCost) -> None:
     """Copy the cost of executors into the statistics that the round reports."""
     stats.bytes_fetched = cost.bytes_fetched
     stats.peak_disk_bytes = cost.peak_disk_bytes
@@ -279,7 +279,7 @@ class _AnnouncedPlan:
         found: dict[str, ScratchPart | ScratchObject] = {}
         for item in self._session.stored_survivors:
             if is_scratch_kind(SURVIVORS_PREFIX, item.key):
-                found |= survivor_parts(item.key, SurvivorParts.from_arrays(read_tail_arrays(store, item.key, item.size)))
+                found |= locate_survivors(item.key, SurvivorParts.from_arrays(read_tail_arrays(store, item.key, item.size)))
             elif is_scratch_kind(GATE_SUMS_NAME, item.key):  # else another version's, which says nothing here
                 found[GATE_SUMS_NAME] = item
         return found
@@ -314,7 +314,7 @@ class _AnnouncedPlan:
             index.read_segments(self._jobs, self._segments_needing_keys(sources), {source.id for source in sources})
             for gathered in self._find_and_write_survivors(sources, index):
                 written.append(gathered.written)
-                found |= survivor_parts(gathered.written.key, gathered.parts) if gathered.parts else {GATE_SUMS_NAME: gathered.written}
+                found |= locate_survivors(gathered.written.key, gathered.parts) if gathered.parts else {GATE_SUMS_NAME: gathered.written}
                 self._superseded.update(gathered.superseded)
             stay = [stored.key for stored in written]  # the log may have them from here on, also where an error says that nobody knows
             self._session.store_survivors(written)
@@ -362,7 +362,7 @@ class _AnnouncedPlan:
         Ranges are answered from the newest record to the oldest; Spark's shuffle brings the answers about each bundle together.
         """
         ids, shared, cluster = {source.id for source in sources}, self._jobs.shared, self._worker.cluster
-        range_input = index.range_input(ids)
+        range_input = index.hash_range_input(ids)
         beside: list[BundleToGather | GateInput] = list(index.gather_items(ids))
         targets = {place: number for number, place in enumerate(sorted(range_input.wanted_bundles))}
         gate_input = index.gate_input() if index.gate_bundles else None
@@ -372,7 +372,7 @@ class _AnnouncedPlan:
         tasks = min(ranges, cluster.task_slots * RANGE_TASKS_PER_SLOT)
         runs = [range(ranges * task // tasks, ranges * (task + 1) // tasks) for task in range(tasks)]
         step = f"offset map, {ranges} ranges of keys in {len(range_input.bundles)} bundles{', and for the gate' if gate_input else ''}"
-        answers = cluster.shuffle(
+        answers = cluster.shuffle_answers(
             f"{shared.partition}: {ranges} ranges answered",
             runs,
             RangeTask(shared, range_input, targets, gate_input, len(beside) - 1),
@@ -390,7 +390,7 @@ class _AnnouncedPlan:
                 self._jobs.delete_scratch(keys)
 
 
-def survivor_parts(key: str, parts: SurvivorParts) -> dict[str, ScratchPart | ScratchObject]:
+def locate_survivors(key: str, parts: SurvivorParts) -> dict[str, ScratchPart | ScratchObject]:
     """Return where the survivors of each segment are stored in the scratch object ``key``, by segment id."""
     return {name: ScratchPart(key, *part) for name, part in parts.parts.items()}
 
