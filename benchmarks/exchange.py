@@ -121,11 +121,11 @@ def by_store(case: Case, context: Any) -> tuple[list[int], int, int]:
     bundles = context.parallelize(range(case.bundles), case.bundles).map(write).collect()
 
     def answer(ranges: range) -> Iterator[tuple[int, bytes]]:
-        from compactor.spark.round.range_rows import read_ranges
+        from compactor.spark.round.range_rows import read_hash_ranges
 
         counters = RequestCounters()
         ordinal_ranges = [OrdinalRange(place, 0, bundle.ordinals) for place, bundle in enumerate(bundles)]
-        for number, rows in read_ranges(case.store(counters), dict(enumerate(bundles)), ranges):
+        for number, rows in read_hash_ranges(case.store(counters), dict(enumerate(bundles)), ranges):
             yield from survivors(case, number, rows.read_dirty(ordinal_ranges))
         requests.add(_requests(counters))
 

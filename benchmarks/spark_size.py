@@ -46,7 +46,7 @@ from compactor.spark.round.pass_one_tasks import BundleToGather, GatheredObject
 from compactor.spark.round.range_rows import COMBINED_FETCH_BYTES
 from compactor.spark.round.rewrite_tasks import GroupWork
 from compactor.spark.round.segment_index import SegmentIndex
-from compactor.spark.round.worker import MAX_KEY_SET_BYTES, MAX_RANGES, RANGE_TASKS_PER_SLOT, RangeTask, survivor_parts
+from compactor.spark.round.worker import MAX_KEY_SET_BYTES, MAX_RANGES, RANGE_TASKS_PER_SLOT, RangeTask, locate_survivors
 from compactor.views.prices import prices_for
 
 MOST_DRIVER_BYTES = 1 << 30
@@ -145,7 +145,7 @@ def one_large(args: argparse.Namespace) -> None:
     steps = RoundJobs(cast(Cluster, cluster), cast(Any, None), shared, TaskCost(), JobListener(), lambda **_: None)
     index, ids = SegmentIndex(state.live, {}), {segment.id for segment in state.live}
     index.read_segments(steps, ids, ids)
-    exchange, beside = index.range_input(ids), index.gather_items(ids)
+    exchange, beside = index.hash_range_input(ids), index.gather_items(ids)
     tasks = min(ranges, args.slots * RANGE_TASKS_PER_SLOT)
     answer = RangeTask(shared, exchange, {place: place for place in range(len(beside))}, index.gate_input(), len(beside))
     cluster.closures["offset map"] = max(len(pickle.dumps(answer)), *(len(pickle.dumps(item)) for item in beside))
@@ -153,7 +153,7 @@ def one_large(args: argparse.Namespace) -> None:
     stored: dict[str, Any] = {}
     for item in beside:
         found = gathered(item)
-        stored |= survivor_parts(found.written.key, found.parts) if found.parts else {}
+        stored |= locate_survivors(found.written.key, found.parts) if found.parts else {}
     by_id = state.live_by_id()
     items = [GroupWork(t, tuple(by_id[name] for name in t.sources), tuple(stored[name] for name in t.sources), None) for t in plan.tasks]
     for _ in steps.run_items("pass 2, groups rewritten", _nothing, items):

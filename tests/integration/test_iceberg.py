@@ -393,7 +393,7 @@ def test_a_commit_of_another_program_hides_no_entry(house: House) -> None:
     with house.topic_table() as read:
         found = read()
         assert found is not None
-        assert found.entry(0) == entry
+        assert found.partition_entry(0) == entry
 
 
 def test_rows_of_another_program_stop_updates(house: House) -> None:

@@ -86,9 +86,7 @@ _STRIDE: Final = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """Summary of the gate's check of a group. batches, records: number compared in the output. keys: number of keys of the dirty range
-    whose last record was looked up. coverage: share of the keys that were looked up, 1.0 for all.
-    """
+    """Summary of the gate's check of a group: numbers of compared batches and records, and of dirty keys looked up with their share."""
 
     batches: int
     records: int
@@ -98,9 +96,7 @@ class GateReport:
 
 @dataclass(frozen=True, slots=True)
 class _OutsideSums:
-    """Number and sum of marks, per batch, of the records that must remain outside the dirty range. ``sums`` is valid where ``known`` is
-    set.
-    """
+    """Number and sum of marks, per batch, of the records that must remain outside the dirty range; valid where ``known`` is set."""
 
     known: Flags
     sums: GateSums
@@ -412,11 +408,8 @@ class Gate:
                 for some, records in self._parse_batches(self._reader, source.buf, headers, ~reported.known, source.name):
                     self._add_outside_sums(source, some, headers[:, some], records)
         below = reported.sums.sum(axis=0, dtype=np.uint64)
-        return (
-            below + self._expected_sums_of_dirty_segments[source.ordinal]
-            if source.ordinal in self._expected_sums_of_dirty_segments
-            else below
-        )
+        dirty = self._expected_sums_of_dirty_segments.get(source.ordinal)
+        return below if dirty is None else below + dirty
 
     @cached_property
     def _expected_sums_of_dirty_segments(self) -> dict[int, Words]:
@@ -508,9 +501,8 @@ class Gate:
         """Match output batches with source batches; leave out a filler that takes the place of a removed last batch."""
         source = SourceBatches([s.table for s in sources])
         parts = [self._outcomes_of[s.ordinal] for s in sources]
-        outcomes = BatchTransactionOutcomes(
-            *(np.concatenate([getattr(part, field) for part in parts]) for field in ("aborted", "idle", "began"))
-        )
+        columns = (np.concatenate([getattr(part, field) for part in parts]) for field in ("aborted", "idle", "began"))
+        outcomes = BatchTransactionOutcomes(*columns)
         filler = False
         if end_offset is not None and is_possible_filler(output[:, -1], end_offset):
             # The header of a batch that must stay can look just like one.
