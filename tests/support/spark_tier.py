@@ -47,10 +47,10 @@ class HereCluster:
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def distribute(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
+    def distribute_items(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
         return list(enumerate(items))
 
-    def shuffle(
+    def shuffle_answers(
         self, what: str, items: Sequence[Any], answer: Callable[[Any], Iterator[tuple[int, Any]]], beside: Sequence[Any]
     ) -> list[tuple[int, Any]]:
         grouped: dict[int, list[Any]] = {place: [pickle.loads(pickle.dumps(one))] for place, one in enumerate(beside)}
