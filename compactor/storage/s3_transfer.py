@@ -220,7 +220,8 @@ class MultipartUpload:
     def complete(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make the object visible, only if its key is free.
 
-        Raises PreconditionFailed or NoSuchUpload; either may mean that an earlier attempt succeeded.
+        Raises PreconditionFailed or NoSuchUpload; either may mean that an earlier attempt succeeded. Raises CannotCopy if the server
+        demands a checksum of each part and has reported none for copied ones, as S3Proxy does.
         """
 
         def complete_once(_: int) -> dict[str, Any]:
@@ -236,7 +237,13 @@ class MultipartUpload:
                 raise Unavailable(f"cannot write {self._requests.object_url(self._key)}: the store's answer is incomplete")
             return answer
 
-        return self._requests.retry_request(complete_once)
+        try:
+            return self._requests.retry_request(complete_once)
+        except Refused as error:
+            if "checksum for each part" not in error.message or all(f"Checksum{self._algorithm}" in part for part in parts):
+                raise
+            self._requests.traits.can_copy = False
+            raise CannotCopy(f"cannot create {self._requests.object_url(self._key)} of copied ranges: {error.message}") from error
 
     def abort(self) -> None:
         """Abort the upload, which deletes its stored parts. If that fails the parts stay and are billed, and `config check` reports

@@ -147,8 +147,8 @@ STORE_KINDS: tuple[StoreKind, ...] = (
             metadata_names="HTTP header names; `_` travels as `-`, because proxies drop headers with underscores",
         ),
         prices=StorePrices("2026-11", "S3 Standard in us-east-1", 0.4e-6, 5e-6, 0.023),
-        tested_with="moto (requests one at a time), versitygw 1.8.0; gofakes3 1.2.0: `config check` refuses it, because it ignores "
-        "the condition of CompleteMultipartUpload",
+        tested_with="moto (requests one at a time), versitygw 1.8.0, S3Proxy 4.1.0 (joins no copied part with one that was sent; "
+        "orders names as UTF-16); gofakes3 1.2.0: `config check` refuses it, because it ignores the condition of CompleteMultipartUpload",
     ),
     StoreKind(
         scheme="gs",

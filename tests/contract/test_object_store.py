@@ -1,7 +1,8 @@
 """What every object store does, whichever it is and whatever fails on the way to it.
 
-Adapters: a directory; the memory that other tests use; S3 on moto (behind a lock) and versitygw (gofakes3 is refused); Google Cloud
-Storage on fake-gcs-server; Azure on Azurite; HDFS on a mini cluster. Most servers again behind a proxy that lets every tenth request fail.
+Adapters: a directory; the memory that other tests use; S3 on moto (behind a lock), versitygw and S3Proxy (gofakes3 is refused); Google
+Cloud Storage on fake-gcs-server; Azure on Azurite; HDFS on a mini cluster. Most servers again behind a proxy that lets every tenth request
+fail.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ FAULTS = [
         "faulty moto",
         pytest.param("versitygw", marks=pytest.mark.slow),
         pytest.param("faulty versitygw", marks=pytest.mark.slow),
+        pytest.param("S3Proxy", marks=pytest.mark.slow),
         "fake-gcs-server",
         pytest.param("faulty fake-gcs-server", marks=pytest.mark.slow),
         "Azurite",
@@ -174,9 +176,16 @@ class TestCompose:
     """An object of ranges of others and of local files. Read as ranges: of those a server says how long they are, whatever its body is."""
 
     @pytest.fixture(autouse=True)
-    def can_copy(self, store: ObjectStore) -> None:
+    def can_copy(self, request: pytest.FixtureRequest, store: ObjectStore, tmp_path: Path) -> None:
         if not capabilities(store).range_copy:
             pytest.skip("such a store copies no ranges")
+        if "S3Proxy" in request.node.name:
+            whole = made_as(store, "whole", pattern(PART), tmp_path)
+            (tmp_path / "end").write_bytes(b"end")
+            with pytest.raises(CannotCopy, match="checksum for each part"):
+                store.compose("composed", [whole.range(0, PART), FileRange(tmp_path / "end", 0, 3)], {})
+            assert store.copy_limits is None
+            pytest.skip("S3Proxy joins no copied part with one that was sent, and that is noticed")
 
     @pytest.fixture
     def source(self, store: ObjectStore, tmp_path: Path) -> Source:
@@ -390,8 +399,9 @@ class TestList:
         "😀",
     )
 
-    def test_order_prefixes_and_after(self, store: ObjectStore) -> None:
-        created = self.KEYS if capabilities(store).listing_order == UTF_8 else self.KEYS[:-1]
+    def test_order_prefixes_and_after(self, request: pytest.FixtureRequest, store: ObjectStore) -> None:
+        is_utf_8 = capabilities(store).listing_order == UTF_8 and "S3Proxy" not in request.node.name
+        created = self.KEYS if is_utf_8 else self.KEYS[:-1]
         for number, key in enumerate(created):
             store.create(key, b"x" * number)
         ordered = sorted(created, key=lambda key: key.encode())

@@ -18,11 +18,13 @@ from compactor.config.settings import Settings
 from compactor.config.store_sections import S3
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
-from tests.support.go_tools import go_tool
+from tests.support.go_tools import Unbuildable, go_tool
+from tests.support.kafka_jars import BrokerUnavailable, maven_jars
 
 ROOT = Path(__file__).parents[2]
 VERSITYGW = "v1.8.0"
 GOFAKES3 = "v1.2.0"
+S3PROXY = "4.1.0"
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,30 @@ def running_versitygw(binary: Path, directory: Path) -> Iterator[S3Server]:
     command += ["--port", address, "--quiet", "--keep-alive", "posix", str(directory)]
     with running(command, stdout=subprocess.DEVNULL) as process:
         wait_for(address, process)
+        yield server
+
+
+@contextmanager
+def running_s3proxy(folder: Path) -> Iterator[S3Server]:
+    """S3Proxy, a gateway in Java, over a directory. Raises Unbuildable."""
+    try:
+        jars = maven_jars(f"s3proxy-{S3PROXY}", Path(__file__).with_name("s3proxy.xml"))
+    except BrokerUnavailable as why:
+        raise Unbuildable(str(why)) from why
+    server = S3Server(f"http://127.0.0.1:{free_port()}")
+    settings = {
+        "s3proxy.endpoint": server.endpoint,
+        "s3proxy.authorization": "aws-v2-or-v4",
+        "s3proxy.identity": server.access_key,
+        "s3proxy.credential": server.secret_key,
+        "jclouds.provider": "transient-nio2",
+    }
+    (folder / "properties").write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    quiet = folder / "logback.xml"
+    quiet.write_text('<configuration><root level="OFF"/></configuration>')
+    command = jars.command("org.gaul.s3proxy.Main", f"-Dlogback.configurationFile={quiet}", heap_mb=384)
+    with running([*command, "--properties", str(folder / "properties")], stdout=subprocess.DEVNULL) as process:
+        wait_for(server.endpoint.removeprefix("http://"), process, 60)
         yield server
 
 

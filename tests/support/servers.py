@@ -26,11 +26,20 @@ from tests.support.cloud_servers import (
 )
 from tests.support.fault_proxy import FaultProxy
 from tests.support.go_tools import Unbuildable
-from tests.support.s3_server import Bucket, S3Server, running_gofakes3, running_moto, running_versitygw, versitygw_binary
+from tests.support.s3_server import (
+    Bucket,
+    S3Server,
+    running_gofakes3,
+    running_moto,
+    running_s3proxy,
+    running_versitygw,
+    versitygw_binary,
+)
 
 BUCKETS = {
     "moto": "s3_bucket",
     "versitygw": "versity_bucket",
+    "S3Proxy": "s3proxy_bucket",
     "fake-gcs-server": "gcs_bucket",
     "Azurite": "azure_container",
     "HDFS": "hdfs_directory",
@@ -85,6 +94,15 @@ def versity_server() -> Iterator[S3Server]:
         missing(why)
     with tempfile.TemporaryDirectory(prefix="versitygw-") as directory, running_versitygw(binary, Path(directory)) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def s3proxy_server() -> Iterator[S3Server]:
+    try:
+        with tempfile.TemporaryDirectory(prefix="s3proxy-") as folder, running_s3proxy(Path(folder)) as server:
+            yield server
+    except Unbuildable as why:
+        missing(why)
 
 
 @pytest.fixture(scope="session")
@@ -155,6 +173,12 @@ def gofakes3_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
             yield _new_bucket(server, monkeypatch)
     except Unbuildable as why:
         missing(why)
+
+
+@pytest.fixture
+def s3proxy_bucket(s3proxy_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A new bucket on S3Proxy; the environment holds its credentials."""
+    return _new_bucket(s3proxy_server, monkeypatch)
 
 
 @pytest.fixture
