@@ -61,7 +61,9 @@ class TierIdentity:
     local: LocalState | None
 
     def read(self) -> CatalogState:
-        """Return the catalog (state of the tier-wide log). Raises UsageError if there is no tier at this URL, or if it is another one."""
+        """Return the catalog (state of the tier-wide log). Raises UsageError if there is no tier at the configured URL, or
+        if its identity differs from the configuration.
+        """
         if (recorded := self.metadata.recorded_catalog()) is not None:
             return recorded
         local = self.local

@@ -53,7 +53,7 @@ class Leader(Value):
 class EpochHistory(Value):
     """One compactor epoch and how it ended. ``ended``: released, replaced, or empty as long as it lasts.
 
-    delivery_timeout_ms: how long its messages may outlive it, as in ``LeadershipAcquired``.
+    delivery_timeout_ms: how long after the leader's end its metadata records may still reach readers (milliseconds); 0 if never or unknown.
     """
 
     epoch: CompactorEpoch
@@ -325,7 +325,7 @@ class PartitionState(LogState):
 
     @property
     def content(self) -> DigestSum | None:
-        """Sum of all batches that readers have; None if it is not known of each segment."""
+        """Return the digest sum over all batches of the live segments; None if one of them has no recorded sum."""
         return sum_batches_of(self.live)
 
     def find_run(self, run_id: str) -> Run | None:
@@ -399,7 +399,7 @@ class CatalogState(LogState):
 
     @property
     def names(self) -> list[TopicPartition]:
-        """All partitions by topic, number and incarnation."""
+        """Return all partitions, sorted by topic, number and incarnation."""
         return sorted(map(TopicPartition.parse_prefix, self.partitions), key=lambda name: (*name, name.incarnation))
 
     def incarnations_of(self, name: TopicPartition) -> list[TopicPartition]:

@@ -197,7 +197,7 @@ class ErasureRules:
     def key_status(self, key_records: KeyRecords, latest: FoundRecord | None) -> KeyStatus:
         """Return the kind of record that a segment has of the key, and what must happen to remove it.
 
-        :param latest: the newest record of the partition that counts for this key; None if there is none.
+        :param latest: the newest committed record of this key in the partition; None if there is none.
         """
         here = latest if latest is not None and latest.segment.id == key_records.segment.id else None
         if here is not None and not here.is_tombstone:

@@ -55,7 +55,7 @@ def parse_metadata(data: bytes, name: TopicPartition) -> tuple[SegmentTime, ...]
 
 
 def format_watermark(base_offset: int) -> bytes:
-    """Encode the watermark file."""
+    """Return the content of the watermark file. base_offset: first offset of the last segment whose log was uploaded."""
     return f"{base_offset:020d}".encode()
 
 
