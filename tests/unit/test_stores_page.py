@@ -120,9 +120,9 @@ port), one row in `schemes.py`, and one fixture in `tests/support/servers.py`. I
 `config/store_sections.py`; if it needs a library, an extra of `extras.py` and `pyproject.toml`. No other file knows a scheme.
 
 Garage, MinIO and SeaweedFS were not built for the tests. Garage's documentation of PutObject names no condition, so that it would be
-refused. The Go modules of SeaweedFS and MinIO replace other modules, which `go install` refuses. S3Proxy 4.1.0 creates, reads and
-lists as S3 does, but refuses partial rewrites: it wants the CRC-32C of copied parts when an upload is completed, and does not give it
-when it copies them.
+refused. The Go modules of SeaweedFS and MinIO replace other modules, which `go install` refuses. S3Proxy 4.1.0 wants the CRC-32C of copied
+parts when an upload is completed, and does not give it when it copies them. The first such answer is noticed, and partially rewritten
+segments are sent whole from then on.
 """
 
 
