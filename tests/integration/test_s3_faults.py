@@ -154,9 +154,9 @@ class TestUploads:
             from compactor.storage.factory import open_store
             from compactor.config.settings import Settings
             from compactor.config.store_sections import S3
-            from compactor.storage.settings import Transfers
+            from compactor.storage.settings import TransferSettings
             settings = S3(endpoint_url=sys.argv[2], region="us-east-1")
-            store = open_store(sys.argv[1], settings=Settings(s3=settings), transfers=Transfers(part_bytes=5 << 20, threads=1))
+            store = open_store(sys.argv[1], settings=Settings(s3=settings), transfers=TransferSettings(part_bytes=5 << 20, threads=1))
             store.create_from_file("k", Path(sys.argv[3]))
         """
         proxy.faults = [Fault("delay", ("put",), match="partNumber=2", seconds=5)]
