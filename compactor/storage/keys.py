@@ -73,8 +73,11 @@ def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def normalize_metadata_names(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return an object's metadata with the names that the port uses. Earlier versions wrote ``-`` for ``_``, and S3 still does."""
-    return {name.replace("-", "_"): value for name, value in metadata.items()}
+    """Return an object's metadata with the names that the port uses: small letters, and ``_`` for ``-``.
+
+    Earlier versions wrote ``-``, and S3 still does. Header names have no case, and some servers answer with capitals.
+    """
+    return {name.lower().replace("-", "_"): value for name, value in metadata.items()}
 
 
 def check_range(start: int, length: int | None) -> None:

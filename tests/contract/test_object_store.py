@@ -565,6 +565,7 @@ def test_a_server_that_completes_uploads_over_existing_objects_is_refused(gofake
     won = race(8, partial(create_as, store, "small"))
     assert len(won) == 1
     assert store.get("small") == f"by {won[0]}".encode()
+    assert dict(store.head("small").metadata) == {"by": str(won[0])}, "this server answers with names in capitals"
     errors = [finding for finding in probe_store(store, store.clock_ms) if finding.severity == "error"]
     assert [finding.kind for finding in errors] == ["conditional-multipart"]
     assert "wrote over an existing object" in errors[0].detail

@@ -117,7 +117,12 @@ availability of the namenode (a standby answers that it is one, and is asked aga
 
 A store is one module below `compactor/storage` (an `ObjectClient` of `cloud.py`, whose single requests `CloudStore` makes into the
 port), one row in `schemes.py`, and one fixture in `tests/support/servers.py`. If it has settings, they are a section of
-`config/store_sections.py`; if it needs a library, an extra of `extras.py` and `pyproject.toml`. No other file knows a scheme.
+`config/store_sections.py`, named in `settings.py` and `conf/default.toml`; if it needs a library, an extra of `extras.py` and
+`pyproject.toml`. No other file of the program knows a scheme. Of the tests, `store_costs.py` has a column for it, the contract suite a
+parameter, and `fault_proxy.py` must know its interface if that is a new one. HDFS was added in this way.
+
+gofakes3 also copies no ranges, keeps the old metadata of an object that is overwritten, and answers with an error where there are no
+unfinished uploads. `config check` also refuses rclone 1.75.2 (`rclone serve s3`), tried by hand: it ignores all conditions.
 
 Garage, MinIO and SeaweedFS were not built for the tests. Garage's documentation of PutObject names no condition, so that it would be
 refused. The Go modules of SeaweedFS and MinIO replace other modules, which `go install` refuses. S3Proxy 4.1.0 wants the CRC-32C of copied
