@@ -213,7 +213,8 @@ def test_upkeep_covers_all_incarnations(recreated: TierCli, tmp_path: Path) -> N
     assert (keys(recreated), keys(recreated, "--topic-id", ID)) == (["b0", "b1"], ["a0", "a1", "a2"])
     answer = recreated.ask("erasure", "orders", "--key", "a1")
     assert answer.code == 3, "the superseded topic still has the key"
-    recreated.do("topics", "delete", "orders-0~1")
+    deleted = recreated.ask("topics", "delete", "orders-0~1", output="table")
+    assert (deleted.code, f"{ID}, was superseded by" in deleted.document) == (0, True)
     recreated.do("retire", "--now", 4_000_000_000_000, "--force-now")
     assert recreated.ask("erasure", "orders", "--key", "a1").code == 0
     assert keys(recreated) == ["b0", "b1"]

@@ -56,6 +56,7 @@ def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
                 out.note(f"{error.message}. What can still be read of this control log is given up")
                 opened.ports.require_ownership(is_recheck=True)
                 before = restart_lost_log(log)
+        later = superseding_topic_id(opened.catalog.state, name.topic, before.topic_id)
         opened.changes.publish([log])
     grace = opened.retention.grace_ms
     document = {
@@ -69,7 +70,10 @@ def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
         "objects_until_ms": opened.ports.clock_ms() + grace,
     }
     rows = [(len(before.live), format_size(before.bytes), before.start_offset, before.end_offset)]
-    summary = f"`retire` deletes its objects in {format_duration(grace)}. The name can be imported again; an agent does not do so by itself"
+    again = "The name can be imported again; an agent does not do so by itself"
+    if later:
+        again = f"Its topic id, {before.topic_id}, was superseded by {later} and cannot be imported under this name again"
+    summary = f"`retire` deletes its objects in {format_duration(grace)}. {again}"
     table = Table(f"{name} is deleted", ("segments", "size", "start offset", "end offset"), rows)
     out.print_result(document, table, summary=summary)
 
