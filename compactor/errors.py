@@ -13,6 +13,8 @@ CompactorError (1: a bug)
 
 from __future__ import annotations
 
+from typing_extensions import override
+
 
 class CompactorError(Exception):
     """Base of all errors: what happened and where (``message``), and what to do next (``hint``), in words for a person."""
@@ -24,9 +26,11 @@ class CompactorError(Exception):
         self.message = message
         self.hint = hint
 
+    @override
     def __str__(self) -> str:
         return f"{self.message}{'' if self.message.endswith('?') else '.'} {self.hint}" if self.hint else self.message
 
+    @override
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions with keyword arguments do not survive pickling by themselves; Spark and process pools pickle them.
         return (_rebuild_error, (type(self), self.__dict__))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import google_crc32c
+from typing_extensions import override
 
 from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_log_directory
 from compactor.constants import TopicId
@@ -79,6 +80,7 @@ class LogBuilder:
     def __post_init__(self) -> None:
         self.segments = [(self.next_offset, [])]
 
+    @override
     def __repr__(self) -> str:
         """In words, for hypothesis and for people."""
         lines = [f"LogBuilder(next_offset={self.next_offset})"]

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.mirror import apply_broker_view
 from compactor.control.state import CatalogState, PartitionState
@@ -83,21 +85,27 @@ class BrokerManagedMetadata(TierMetadata):
     def __init__(self, brokers: BrokerMetadata) -> None:
         self.brokers = brokers
 
+    @override
     def partition_names(self, catalog: Callable[[], CatalogState]) -> list[TopicPartition]:
         return self.brokers.partition_names()
 
+    @override
     def cluster_id(self) -> str:
         return self.brokers.cluster_id()
 
+    @override
     def topic_id(self, name: TopicPartition) -> TopicId:
         return TopicIdLookup(self.brokers.topic_ids())(name)
 
+    @override
     def log_start(self, name: TopicPartition) -> int:
         return max(0, self.brokers.topic_status(name.topic).log_starts.get(name.partition, 0))
 
+    @override
     def topic_settings(self, topic: str) -> Mapping[str, str] | None:
         return self.brokers.topic_status(topic).chosen if topic in self.brokers.topic_ids() else None
 
+    @override
     def retention_ms(self, topic: str) -> int | None:
         value = self.brokers.topic_status(topic).settings.get("retention.ms") if topic in self.brokers.topic_ids() else None
         return None if value is None else int(value)
@@ -112,6 +120,7 @@ class BrokerManagedMetadata(TierMetadata):
         self.brokers.refresh(max_age_s=max_age_s, topics_max_age_s=TOPICS_MAX_AGE_S)
         return broker_view(self.brokers.folded_partition(name).cache, name)
 
+    @override
     def state_view(self, name: TopicPartition) -> StateView:
         """Return a function that adds the brokers' segments to a state. The result is computed once per state of the log, so that it stays
         the same for a reader until the log has new records.
@@ -133,9 +142,11 @@ class BrokerManagedMetadata(TierMetadata):
         seen = apply_broker_view(state, self.broker_view(state.name, METADATA_MAX_AGE_S))
         return seen.model_copy(update={"topic_id": self.topic_id(state.name)})
 
+    @override
     def broker_records(self, name: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
         return self.brokers.folded_partition(name).cache.list_segments()
 
+    @override
     def deleted_topic_partitions(self) -> Sequence[TopicIdPartition]:
         return self.brokers.deleted_topic_partitions()
 
@@ -152,9 +163,11 @@ class ListedMetadata(TierMetadata):
         self.listed = listed
         self._layout = layout
 
+    @override
     def recorded_catalog(self) -> CatalogState:
         return CatalogState(layout=self._layout, partitions=dict.fromkeys(map(str, self.listed.partition_names()), 0))
 
+    @override
     def state_view(self, name: TopicPartition) -> StateView:
         """Return a function that adds the listed segments to a state. The partition is listed once, so that the result stays the same for a
         reader.

@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from typing_extensions import override
+
 from compactor.access.tier import Tier
 from compactor.agent.leadership import unknown_leadership_message
 from compactor.agent.log_directories import BrokerIdentity, largest_timestamp_ms, read_broker_identity, scan_log_directory
@@ -119,13 +121,16 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
 
     # --- the loop ---
 
+    @override
     def _apply_settings(self, settings: Settings) -> None:
         self._opened = replace(self._opened, settings=settings)
         self._uploads = Uploader(self._opened, self.stop, self._brokers.topic_ids)
 
+    @override
     def _scan_interval_s(self) -> float:
         return self._opened.settings.agent.interval_ms / 1000
 
+    @override
     def scan(self) -> None:
         """List the log directories and, if due, ask the cluster about leaders and log ends."""
         now = self._opened.ports.clock_ms()
@@ -139,6 +144,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         self._scans += 1
         self._scan_ms = now
 
+    @override
     def start_due_jobs(self) -> list[TopicPartition]:
         """Start every due upload for which a thread is free, and return the partitions.
 
@@ -331,6 +337,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
 
         threading.Thread(target=run_upload, name=f"upload {watch.name}", daemon=True).start()
 
+    @override
     def _process_result(self, finished: _FinishedUpload) -> None:
         """Record how an upload ended, log it, and decide when the partition's next one may begin."""
         del self._running[finished.name]

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from compactor.service.journal import EventLogger
 from compactor.transfer.log_directory import DELETED
 
@@ -36,10 +38,12 @@ def call_on_new_segments(log_dirs: Sequence[str], callback: Callable[[], None], 
         return
 
     class NewSegments(FileSystemEventHandler):
+        @override
         def on_created(self, event: FileSystemEvent) -> None:
             if str(event.src_path).endswith(".log"):
                 callback()
 
+        @override
         def on_moved(self, event: FileSystemEvent) -> None:
             if str(event.dest_path).endswith(f".log{DELETED}"):
                 callback()

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from typing_extensions import override
+
 from compactor import extras
 from compactor.config.units import parse_duration_ms, parse_size
 from compactor.errors import CompactorError, OutOfBudget, StoreError, UsageError
@@ -76,6 +78,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     longest name.
     """
 
+    @override
     def add_argument(self, action: argparse.Action) -> None:
         """Add an option or command to the help text, taking its extra indentation into account."""
         super().add_argument(action)
@@ -105,6 +108,7 @@ class Parser(argparse.ArgumentParser):
             for child in command.subcommands:
                 choices.add_parser(child.name, help=child.help, description=child.help).define(child)
 
+    @override
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments. Raises UsageError for unknown ones, with the help and the nearest option of the command to which they were
         given.
@@ -118,6 +122,7 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(f"unrecognized arguments: {' '.join(unknown)}", hint=hint)
         return found, unknown
 
+    @override
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Raise ArgumentError for a value that is not among the choices: with the nearest one, and with all of them if they are few."""
         from difflib import get_close_matches
@@ -129,6 +134,7 @@ class Parser(argparse.ArgumentParser):
         hint = f". Did you mean {near[0]}?" if near else f" (choose from {', '.join(choices)})" if len(choices) < 10 else ""
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint}")
 
+    @override
     def error(self, message: str) -> NoReturn:
         """Raise UsageError with this message."""
         raise UsageError(message, hint=f"See `{self.prog} --help`")

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from typing_extensions import override
+
 FIRST = ("partition",)
 """Fields that are written before the text in lines for people."""
 
@@ -63,11 +65,13 @@ class RemarkHandler(logging.Handler):
         """Write records of this level and above from now on."""
         self._logger.setLevel(level)
 
+    @override
     def emit(self, record: logging.LogRecord) -> None:
         """Write one log record."""
         transient = getattr(record, "transient", False)
         self._note()(record.getMessage(), record.levelno, getattr(record, "fields", {}), transient=transient)
 
+    @override
     def close(self) -> None:
         """Stop writing, and restore the logger's level."""
         self._logger.setLevel(self._before)

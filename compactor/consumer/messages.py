@@ -12,6 +12,7 @@ from itertools import islice, pairwise, repeat
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
+from typing_extensions import override
 
 from compactor.consumer.gather import ByteStrings, HeaderSlices, Selection, copy_byte_strings, copy_headers
 from compactor.model.ids import TopicPartition
@@ -60,6 +61,7 @@ class Place(_PlaceTuple):
         place.leader_epoch, place.topic_id = leader_epoch, topic_id
         return place
 
+    @override
     def __repr__(self) -> str:
         return f"Place({self.topic!r}, {self.partition}, {self.offset}, leader_epoch={self.leader_epoch}, topic_id={self.topic_id!r})"
 
@@ -109,6 +111,7 @@ class LogError:
     def fatal(self) -> bool:
         return False
 
+    @override
     def __str__(self) -> Text:
         return f"{self._name}: {self._text}"
 
@@ -149,6 +152,7 @@ class TierMessage(tuple[Any, ...]):
     ) -> Self:
         return super().__new__(cls, (topic, partition, offset, key, value, headers, timestamp, epoch, error, topic_id))
 
+    @override
     def __repr__(self) -> str:
         return _describe_message(self)
 
@@ -193,6 +197,7 @@ class BrokerMessage(tuple[Any, str]):
 
     __slots__ = ()
 
+    @override
     def __repr__(self) -> str:
         return _describe_message(self)
 

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from bloom.siphash import hash_keys, key_halves
 from compactor.access.tier import Tier
@@ -52,6 +53,7 @@ class SampledSaving:
         """Return whether the saving is exact rather than estimated, because all bytes that a round could clean were read."""
         return self.read_bytes >= self.of_bytes
 
+    @override
     def __str__(self) -> str:
         if self.is_exact:
             return "all that a round could clean was read"

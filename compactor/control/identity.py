@@ -15,6 +15,8 @@ import json
 from dataclasses import dataclass
 from itertools import islice
 
+from typing_extensions import override
+
 from compactor.control import ordering
 from compactor.control.logs import open_catalog, open_partition_log
 from compactor.control.ports import Ports
@@ -40,6 +42,7 @@ class DataRootId:
     made_by: str = ""
     control_url: str = ""
 
+    @override
     def __str__(self) -> str:
         made = [f"made by {self.made_by}"] if self.made_by else []
         made += [f"with the control store {self.control_url}"] if self.control_url else []

@@ -16,6 +16,8 @@ from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
 
+from typing_extensions import override
+
 from compactor.access.tier import Tier
 from compactor.bootstrap import kafka_connection
 from compactor.brokers.topic_ids import query_topic_ids
@@ -105,6 +107,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
 
     # --- the loop ---
 
+    @override
     def _apply_settings(self, settings: Settings) -> None:
         self._opened = replace(self._opened, settings=settings)
         self._cache.use_settings(self._opened)
@@ -112,11 +115,13 @@ class Daemon(ServiceLoop[Job, JobResult]):
         for name, schedule in self._schedules.items():
             self._schedules[name] = replace(schedule, status=self._cache.recompute_status(name, now) or schedule.status)
 
+    @override
     def _scan_interval_s(self) -> float:
         """Return the seconds until the next scan. A random share keeps daemons that started together from scanning together."""
         interval_s = self._opened.settings.daemon.interval_ms / 1000
         return 0.0 if self._scan_incomplete else interval_s * (0.9 + 0.2 * self._random.random())
 
+    @override
     def scan(self) -> None:
         """Read the change feed, poll the partitions that need it (read their control logs), and do periodic work that is due."""
         now = self._opened.ports.clock_ms()
@@ -208,6 +213,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         if before:
             self._log("writing works again")
 
+    @override
     def start_due_jobs(self) -> list[Job]:
         """Start every due job for which a worker thread is free, and return these jobs."""
         if self.stop.event.is_set() or self._unwritable:
@@ -334,6 +340,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
 
         threading.Thread(target=run_job, name=f"{job.action.value} {job.name}", daemon=True).start()
 
+    @override
     def _process_result(self, done: JobResult) -> None:
         """Process a finished job: update the partition's schedule and the totals, and write a log line."""
         job, now = done.job, self._opened.ports.clock_ms()

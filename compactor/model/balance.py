@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from pydantic import Field
+from typing_extensions import override
 
 from compactor.model.base import Value
 
@@ -42,6 +43,7 @@ class DigestSum(Value):
         (high, low), (more_high, more_low) = self.halves, other.halves
         return DigestSum.from_halves(self.count + other.count, high + more_high, low + more_low)
 
+    @override
     def __str__(self) -> str:
         return f"{self.count} ({self.digest[:8]})"
 

@@ -6,6 +6,8 @@ import base64
 import re
 from typing import NamedTuple, Self
 
+from typing_extensions import override
+
 from compactor.errors import UsageError
 
 COMPACTOR_BROKER_ID = 2_000_000_000
@@ -25,6 +27,7 @@ class TopicPartition(NamedTuple):
     topic: str
     partition: int
 
+    @override
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
 
@@ -82,21 +85,27 @@ class LaterIncarnation(TopicPartition):
     _number: int
 
     @property
+    @override
     def incarnation(self) -> int:
         return self._number
 
+    @override
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}~{self._number}"
 
+    @override
     def __repr__(self) -> str:
         return f"LaterIncarnation({self.topic!r}, {self.partition}, {self._number})"
 
+    @override
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LaterIncarnation) and (*self, self._number) == (*other, other._number)
 
+    @override
     def __ne__(self, other: object) -> bool:
         return not self == other
 
+    @override
     def __hash__(self) -> int:
         return hash((*self, self._number))
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple, Self
 
 from pydantic import ValidationError
+from typing_extensions import override
 
 from checkpoint.offsets import clean_end_offset
 from compactor.control.state import PartitionState
@@ -33,6 +34,7 @@ class Slice(NamedTuple):
     first: int
     last: int
 
+    @override
     def __str__(self) -> str:
         return f"{self.first}.{self.last}.{self.segment_id}"
 

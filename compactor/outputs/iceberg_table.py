@@ -29,6 +29,7 @@ from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BinaryType, IntegerType, ListType, LongType, NestedField, StringType, StructType, TimestamptzType
 from sqlalchemy.exc import SQLAlchemyError
+from typing_extensions import override
 
 from compactor.config.output_sections import IcebergTableSettings
 from compactor.errors import BadData, Refused, Unavailable, UsageError
@@ -250,6 +251,7 @@ class _Overwrite(_OverwriteFiles):
     carry them over from snapshot to snapshot for ever.
     """
 
+    @override
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
         return [one for one in manifests if one.has_added_files() or one.has_existing_files() or one.added_snapshot_id == self.snapshot_id]
 

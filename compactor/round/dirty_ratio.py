@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from typing_extensions import override
+
 from compactor.config.settings import Cleaner
 from compactor.control.summary import SegmentFacts
 from compactor.storage.schemes import GIB
@@ -34,6 +36,7 @@ class DirtyRatioThreshold:
     why: str = ""
     saved_usd_month: float | None = None
 
+    @override
     def __str__(self) -> str:
         return f"{self.ratio:g}" + (" (auto)" if self.why else "")
 

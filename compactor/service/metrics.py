@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from compactor import __version__
 from compactor.config.settings import LimitSettings
@@ -40,6 +41,7 @@ class _ComputedMetrics(Collector):
         """Return no metrics: Prometheus calls this at registration to find duplicates, and there are none."""
         return []  # asked at registration, and none of them comes twice
 
+    @override
     def collect(self) -> Iterable[Metric]:
         return self._families
 

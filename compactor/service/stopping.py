@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from typing_extensions import override
+
 from compactor.control.stages import Stage
 from compactor.errors import CompactorError
 from compactor.storage.forwarding import ForwardingStore
@@ -59,24 +61,29 @@ class InterruptibleStore(ForwardingStore):
         self._stop = stop
         self._moved = record_moved_bytes
 
+    @override
     def _forward_read(self, key: str, request: Callable[[], T]) -> T:
         """Make a read request to the store and return its result. Raises Stopped if the service was asked to stop."""
         self._stop.raise_if_stopped()
         return request()
 
+    @override
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         data = super().get(key, start, length)
         self._moved(len(data))
         return data
 
+    @override
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
         size = super().download(key, path, start, length)
         self._moved(size)
         return size
 
+    @override
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         self._stop.raise_if_stopped()
         return super().list(prefix, after)
 
+    @override
     def clock_ms(self) -> int:
         return self._store.clock_ms()

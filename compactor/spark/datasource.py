@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+from typing_extensions import override
 
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
@@ -89,10 +90,12 @@ class KafkaTieredSource(DataSource):
         self._request = parse_options(options) if options else None
 
     @classmethod
+    @override
     def name(cls) -> str:
         """Return the format name for ``spark.read.format``."""
         return "kafka-tiered"
 
+    @override
     def schema(self) -> StructType | str:
         """Return the columns that a read gives, with the options in their metadata if a table is being created."""
         request = self._request or parse_options({})
@@ -102,11 +105,13 @@ class KafkaTieredSource(DataSource):
             return StructType([StructField(name, SPARK_TYPES[ALL_COLUMN_TYPES[name]], metadata=kept) for name in names])
         return ", ".join(f"`{name}` {ALL_COLUMN_TYPES[name]}" for name in names)
 
+    @override
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader for a batch query."""
         return KafkaTieredReader(self._options_of_read(schema), schema)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, Spark's name
+    @override
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader for a streaming query."""
         return KafkaTieredStream(self._options_of_read(schema), schema)
 
@@ -129,10 +134,12 @@ class KafkaTieredReader(DataSourceReader):
         self._request = request
         self._schema = schema
 
+    @override
     def partitions(self) -> Sequence[InputPartition]:
         """Return the splits of the read."""
         return plan_splits(_open_tier(self._request.settings), self._request)
 
+    @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one split as Arrow batches."""
         return read_split(self._request, self._schema, partition)
@@ -154,11 +161,13 @@ class KafkaTieredStream(DataSourceStreamReader):
         self._request = request
         self._schema = schema
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802, Spark's name
+    @override
+    def initialOffset(self) -> dict[str, int]:
         """Return an empty offset: each partition starts where the options say."""
         return {}
 
-    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802, the signature that every supported Spark calls
+    @override
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
         """Return the current end offset of each partition, with its leader epoch and topic id. With read_committed the end is the last
         stable offset.
         """
@@ -173,6 +182,7 @@ class KafkaTieredStream(DataSourceStreamReader):
             HISTORY_KEY: {name: [log.last_epoch, log.topic_id] for name, log in ends.items()}
         }
 
+    @override
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the splits between two stream offsets. Raises BadData if the log was truncated or the topic was recreated."""
         self._require_unchanged_histories(start)
@@ -185,6 +195,7 @@ class KafkaTieredStream(DataSourceStreamReader):
         request = replace(self._request, starting={**self._request.starting, **begun}, ending=until, starting_ms=starting_ms)
         return plan_splits(_open_tier(self._request.settings), request)
 
+    @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one split as Arrow batches."""
         return read_split(self._request, self._schema, partition)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from typing_extensions import override
+
 from compactor.errors import CompactorError, NotFound, UsageError
 from compactor.storage.port import ComposeSource, CopyLimits, ObjectInfo, ObjectStore, UnfinishedUpload
 
@@ -80,6 +82,7 @@ class ReadOnlyStore(ForwardingStore):
     writes a file to read its clock.
     """
 
+    @override
     def _forward_write(self, verb: str, key: str, request: Callable[[], T]) -> NoReturn:
         raise CompactorError(
             f"something that only reads tried to {verb} {key}", hint="This is a bug; please report it. Nothing was changed"
@@ -96,21 +99,27 @@ class NullStore(ForwardingStore):
         self._needed = missing_setting
 
     @property
+    @override
     def url(self) -> str:
         return "nowhere"
 
     @property
+    @override
     def copy_limits(self) -> None:
         return None
 
+    @override
     def _forward_read(self, key: str, request: Callable[[], T]) -> T:
         raise NotFound(f"{key} does not exist: {self._needed}")
 
+    @override
     def _forward_write(self, verb: str, key: str, request: Callable[[], T]) -> NoReturn:
         raise UsageError(f"nothing can be written: {self._needed}")
 
+    @override
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         return iter(())
 
+    @override
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
         return iter(())

@@ -25,6 +25,8 @@ from http import HTTPStatus
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
+from typing_extensions import override
+
 from compactor.config.store_sections import Hdfs
 from compactor.errors import AlreadyExists, CompactorError, NotFound, Refused, Unavailable
 from compactor.storage.answers import OutOfRange, PreconditionFailed
@@ -78,17 +80,20 @@ class HdfsStore(CloudStore):
 
     _client: HdfsClient
 
+    @override
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix)
         folder, slash, _ = prefix.rpartition("/")
         return self._list_tree(folder + slash, prefix, after)
 
+    @override
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
         """Yield staged files, which have no key yet, for an empty prefix only."""
         check_prefix(prefix)
         for entry in [] if prefix else self._request_with_retries(lambda: self._client.list_folder(_STAGING)):
             yield UnfinishedUpload(entry.name, entry.name.removeprefix(_STAGING), entry.modified_ms % UNDATED_MS)
 
+    @override
     def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
         for upload in uploads:
             with suppress(NotFound):

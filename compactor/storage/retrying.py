@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from typing_extensions import override
+
 from compactor.errors import Unavailable
 from compactor.storage.forwarding import ForwardingStore
 from compactor.storage.port import ObjectInfo, ObjectStore
@@ -108,9 +110,11 @@ class RetryingStore(ForwardingStore):
         super().__init__(store)
         self._retrier = retrier
 
+    @override
     def _forward_read(self, key: str, request: Callable[[], T]) -> T:
         return self._retrier.call(lambda _: request())
 
+    @override
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         last = after
         listing: Iterator[ObjectInfo] | None = None

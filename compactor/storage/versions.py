@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
 from compactor.errors import NotFound
 from compactor.storage.forwarding import NullStore
 from compactor.storage.os_errors import file_errors
@@ -67,9 +69,11 @@ class VersionStore(NullStore):
         self.versions = {version.key: version for version in versions}
 
     @property
+    @override
     def url(self) -> str:
         return self._requests.object_url().rstrip("/")
 
+    @override
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         version = self._version_of_key(key)
         if length == 0 or start >= version.size:
@@ -84,9 +88,11 @@ class VersionStore(NullStore):
 
         return self._requests.retry_request(get_once)
 
+    @override
     def head(self, key: str) -> ObjectInfo:
         return _object_info(self._version_of_key(key))
 
+    @override
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
         version = self._version_of_key(key)
 
@@ -102,6 +108,7 @@ class VersionStore(NullStore):
         with file_errors("write", path):
             return path.write_bytes(data)
 
+    @override
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         found = (version for key, version in self.versions.items() if key.startswith(prefix) and key.encode() > after.encode())
         return (_object_info(version) for version in sorted(found, key=lambda version: version.key.encode()))

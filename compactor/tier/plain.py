@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+from typing_extensions import override
+
 from compactor.errors import AlreadyExists, NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
@@ -151,9 +153,11 @@ class ComposableLayout(PlainLayout):
     keeps_digests = True
 
     @property
+    @override
     def range_copies(self) -> CopyLimits | None:
         return self._store.copy_limits
 
+    @override
     def log_version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         key, recorded = self.object_name(name, segment, "log"), segment.recorded_file("log")
         info = self._store.head(key)
@@ -162,9 +166,11 @@ class ComposableLayout(PlainLayout):
             raise damaged_object_error(key, stated, recorded)
         return info.etag
 
+    @override
     def upload_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
         return self._create_objects(name, segment, {kind: partial(self._write_object, content) for kind, content in contents.items()})
 
+    @override
     def compose_segment(
         self, name: TopicPartition, segment: RemoteLogSegmentMetadata, log: Sequence[ComposeSource], contents: Mapping[str, FileContent]
     ) -> str:

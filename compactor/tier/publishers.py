@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
+from typing_extensions import override
+
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
@@ -76,6 +78,7 @@ class ObjectLogPublisher:
 class ReadOnlyPublisher(ObjectLogPublisher):
     """SegmentPublisher that refuses every change, for listed tiers and snapshots of a broker-managed tier."""
 
+    @override
     def check_publishing_allowed(self, name: TopicPartition, *args: Any, **options: Any) -> NoReturn:
         """Raise UsageError, because this tier is only read."""
         raise UsageError(
@@ -86,5 +89,6 @@ class ReadOnlyPublisher(ObjectLogPublisher):
     announce_segment = publish_replacements = restore_segments = withdraw_segments = check_publishing_allowed
     record_deletion = withdraw_unrecorded_segments = check_publishing_allowed
 
+    @override
     def find_unrecorded_segments(self, name: TopicPartition, known: Collection[str]) -> Sequence[AnnouncedSegment]:
         return ()

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from compactor.errors import UsageError
 from compactor.storage.schemes import DIRECTORY, StorePrices, store_kind
 
@@ -19,6 +21,7 @@ class PriceTable(StorePrices):
         """Return the table for JSON output."""
         return asdict(self)
 
+    @override
     def __str__(self) -> str:
         return f"{self.of}, {self.as_of}: {self.stored_gib_month_usd:g} USD a GiB and month"
 

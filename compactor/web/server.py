@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Protocol
 
+from typing_extensions import override
+
 from compactor.errors import UsageError
 from compactor.web.console import HttpResponse
 
@@ -66,7 +68,8 @@ def serve_pages(listen: str, pages: Responder, setting_name: str = "daemon.liste
             if with_body:
                 self.wfile.write(answer.body)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name in the standard library
+        @override
+        def log_message(self, format: str, *args: object) -> None:
             pass
 
     host, _, port = listen.rpartition(":")

@@ -26,13 +26,13 @@ pytestmark = [pytest.mark.slow_broker, pytest.mark.timeout(300)]
 
 STOPPED_BEFORE = """
 import os, signal, threading
-from compactor.brokers.metadata_topic.codec import decode
+from compactor.brokers.metadata_topic.codec import decode_record
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
 from compactor.brokers.conditions import BrokerPublicationCheck
-BrokerPublicationCheck.__init__.__kwdefaults__["fresh_s"] = 0.0
+BrokerPublicationCheck.__init__.__kwdefaults__["max_age_s"] = 0.0
 plain, left = ConfluentMetadataTopic.append, [1]
 def append(topic, partition, value):
-    if left and decode(value).state.name == "{state}":
+    if left and decode_record(value).state.name == "{state}":
         left.clear()
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     return plain(topic, partition, value)

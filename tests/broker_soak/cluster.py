@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from tests.broker_soak.network import Link, Network
 from tests.support.deployment import Deployment, Running
 from tests.support.fault_proxy import FaultProxy
@@ -47,6 +49,7 @@ class SoakCluster(KafkaCluster):
         super().__init__(version, directory, brokers=BROKERS, settings=settings)
 
     @property
+    @override
     def bootstrap(self) -> str:
         return ",".join(f"{HOST}:{port}" for port in self._outer.values())
 
@@ -66,6 +69,7 @@ class SoakCluster(KafkaCluster):
         process.launch()
         process.wait_started(120)
 
+    @override
     def _broker_settings(self, node: int) -> dict[str, str]:
         inner, controller, self._outer[node] = free_ports(3)
         self.links[node] = (self._network.connect(inner, self._ports[node]), self._network.connect(controller, self._controller_port))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from typing_extensions import override
 
 from tests.broker_soak.cluster import SoakCluster
 from tests.read_checker import Outcome, PartitionHistory, SentRecord
@@ -40,6 +41,7 @@ class WrittenPartition:
     lock: threading.Lock = field(default_factory=threading.Lock)
     writing: threading.Lock = field(default_factory=threading.Lock)
 
+    @override
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
 

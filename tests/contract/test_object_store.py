@@ -26,7 +26,6 @@ from compactor.storage.factory import open_store
 from compactor.storage.hdfs import HdfsStore, _RequestBody
 from compactor.storage.keys import RESERVED
 from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
-from compactor.storage.probe import probe_store
 from compactor.storage.s3 import S3Store
 from compactor.storage.s3_transfer import MultipartUpload
 from compactor.storage.schemes import DIRECTORY, UTF_8, Capabilities, local_path, store_kind_of_scheme
@@ -557,18 +556,6 @@ def test_an_upload_whose_connection_breaks_is_sent_again(proxied_bucket: tuple[F
         assert store.head(key).metadata["by"] == key
     assert proxy.seen.faults["torn"] == 6
     assert keys(store.list("")) == ["one request", "parts"]
-
-
-def test_a_server_that_completes_uploads_over_existing_objects_is_refused(gofakes3_bucket: Bucket) -> None:
-    """gofakes3 creates objects of one request only if their key is free, and ignores the condition when an upload is completed."""
-    store = gofakes3_bucket.open(transfers=SMALL_PAGES)
-    won = race(8, partial(create_as, store, "small"))
-    assert len(won) == 1
-    assert store.get("small") == f"by {won[0]}".encode()
-    assert dict(store.head("small").metadata) == {"by": str(won[0])}, "this server answers with names in capitals"
-    errors = [finding for finding in probe_store(store, store.clock_ms) if finding.severity == "error"]
-    assert [finding.kind for finding in errors] == ["conditional-multipart"]
-    assert "wrote over an existing object" in errors[0].detail
 
 
 def begin(store: ObjectStore, key: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from Crypto.PublicKey import RSA
+from typing_extensions import override
 
 from compactor.config.settings import AivenSettings, Settings, TierSettings
 from compactor.constants import LeaderEpoch, Offset, TimestampMs, TopicId
@@ -86,16 +87,20 @@ class FlatLayout(ComposableLayout):
 
     NAME = re.compile(rf"(\d{{20}})-([A-Za-z0-9_-]{{22}})\.({'|'.join(FILE_KINDS)})")
 
+    @override
     def partition_folder(self, name: TopicPartition) -> str:
         return f"flat/{name}/"
 
+    @override
     def file_name(self, segment: SegmentRef, kind: str) -> str:
         return f"{object_stem(segment)}.{kind}"
 
+    @override
     def parse_file_name(self, file: str) -> FileName | None:
         match = self.NAME.fullmatch(file)
         return FileName(match[2], int(match[1]), match[3]) if match else None
 
+    @override
     def partition_of(self, key: str) -> str:
         match = re.fullmatch(r"flat/([^/]+-\d+)/[^/]+", key)
         return match[1] if match else ""

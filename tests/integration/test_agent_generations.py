@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from compactor.access.tier import Tier
 from compactor.agent import uploads as agent_jobs
@@ -62,6 +63,7 @@ class Scene(SideScene):
     def root(self) -> Path:
         return self.tier.folder / "layout"
 
+    @override
     def opened(self) -> Tier:
         opened = self.tier.opened()
         return opened.with_stores(control=self._breakable(opened.ports.control), data=self._breakable(opened.ports.data))

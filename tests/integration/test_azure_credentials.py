@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from compactor.config.settings import Settings
 from compactor.config.store_sections import Azure
@@ -193,6 +194,7 @@ def issuing_tokens(certificate: tuple[Path, Path]) -> Iterator[tuple[str, list[s
 
         do_GET = do_POST  # noqa: N815
 
+        @override
         def log_message(self, *args: object) -> None:
             pass
 

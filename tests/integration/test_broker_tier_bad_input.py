@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typing_extensions import override
 
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
@@ -33,6 +34,7 @@ class PartitionVersion(MemoryMetadataTopic):
 
     stands = False
 
+    @override
     def poll(self, limit: int, timeout_s: float) -> PollResult:
         return PollResult([], {}) if self.stands else super().poll(limit, timeout_s)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import boto3
 import pytest
+from typing_extensions import override
 
 from compactor.errors import AlreadyExists
 from compactor.storage import s3_requests
@@ -72,6 +73,7 @@ def test_a_store_without_conditional_puts(s3_proxy: tuple[FaultProxy, Bucket]) -
 class CheckThenSet(MemoryStore):
     """A store that honours conditions of writers that come one after the other."""
 
+    @override
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         if key in {info.key for info in self.list(key)}:
             raise AlreadyExists(key)
@@ -216,3 +218,15 @@ class TestLeastPolicy:
         assert set(actions) == set(s3_requests.PRICED_OPERATIONS)
         granted = {action for statement in self.POLICY["Statement"] for action in statement["Action"]}
         assert granted == set(actions.values()) | asked_by_the_probe
+
+
+def test_a_server_that_completes_uploads_over_existing_objects_is_refused(gofakes3_bucket: Bucket) -> None:
+    """gofakes3 creates objects of one request only if their key is free, and ignores the condition when an upload is completed."""
+    store = gofakes3_bucket.open()
+    store.create("small", b"one", {"by": "one"})
+    with pytest.raises(AlreadyExists):
+        store.create("small", b"two", {"by": "two"})
+    assert dict(store.head("small").metadata) == {"by": "one"}, "this server answers with names in capitals"
+    errors = [finding for finding in probe_store(store, store.clock_ms) if finding.severity == "error"]
+    assert [finding.kind for finding in errors] == ["conditional-multipart"]
+    assert "wrote over an existing object" in errors[0].detail

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from typing_extensions import override
 
 from compactor.brokers import publisher as kafka
 from compactor.brokers.metadata_topic import rules
@@ -243,6 +244,7 @@ class Meddled(MemoryMetadataTopic):
         self._story = story
         self._faults = faults
 
+    @override
     def append(self, partition: int, value: bytes) -> int:
         story = self._story
         story.meddle(self._faults)

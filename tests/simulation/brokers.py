@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from greenlet import getcurrent
+from typing_extensions import override
 
 from checkpoint.offsets import clean_end_offset
 from compactor.brokers.metadata_topic import rules
@@ -92,12 +93,14 @@ class BrokersLayout(NativeLayout):
         super().__init__(store)
         self._objects = store
 
+    @override
     def segment_files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
         if segment.files:
             return segment.files
         size = self._objects.head(self.object_name(name, segment, "log")).size
         return {"log": SegmentFile(size=size), "snapshot": SegmentFile(size=len(_SNAPSHOT))}
 
+    @override
     def read_file(
         self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None
     ) -> bytes:
@@ -111,9 +114,11 @@ class SimTopic(MemoryMetadataTopic):
         super().__init__(sim.topic)
         self._sim = sim
 
+    @override
     def poll(self, limit: int, timeout_s: float) -> PollResult:
         return self._sim.world.call("poll", lambda: super(SimTopic, self).poll(limit, timeout_s), changes=False)
 
+    @override
     def append(self, partition: int, value: bytes) -> int:
         """At once: who stops between his last look and this is taken for one whose record is on its way (LATE_MS)."""
         sim, world = self._sim, self._sim.world
@@ -144,6 +149,7 @@ class SimReplicas(Replicas):
         self.alone = RemoteLogMetadataCache(WHERE)
         """What there were without compactors."""
 
+    @override
     def begin(self, log: Replica, base: int, end: int) -> Copy:
         copy = super().begin(log, base, end)
         rows = [row_of(record) for record in self.contents[copy.start.segment_id]]
@@ -153,6 +159,7 @@ class SimReplicas(Replicas):
         self.sim.oracle.data_created(key, data)
         return copy
 
+    @override
     def finish(self, copy: Copy) -> None:
         """Unless brokers would leave a hole without any compaction, too: a late copy may do that."""
         update = RemoteLogSegmentMetadataUpdateRecord(WHERE, copy.start.segment_id, 1, 6, S.COPY_SEGMENT_FINISHED)
@@ -165,6 +172,7 @@ class SimReplicas(Replicas):
         if whole and copy.start.segment_id in trial.segments:
             super().finish(copy)
 
+    @override
     def say(self, record: MetadataRecord) -> None:
         self.alone.apply_record(record, self.alone.applied + 1)
         self.sim.topic.write([record])
@@ -230,9 +238,11 @@ class BrokersOracle(Oracle):
         super().__init__(sim.world, [])
         self.sim = sim
 
+    @override
     def check_view(self) -> None:
         """Asked of the topic instead."""
 
+    @override
     def check_step(self, before: PartitionState, record: object) -> None:
         super().check_step(before, record)
         body = getattr(record, "body", None)
@@ -242,6 +252,7 @@ class BrokersOracle(Oracle):
             if len(set(below)) != len(below):
                 self.world.violate("a key occurs twice below the cleaner offset")
 
+    @override
     def data_deleted(self, key: str) -> None:
         if not key.endswith(".log"):
             return

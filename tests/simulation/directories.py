@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from typing_extensions import override
+
 from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic.codec import TopicIdPartition
 from compactor.brokers.metadata_topic.leaders import LogEnd
@@ -91,11 +93,13 @@ class DiskReplica(Replica):
     held: dict[int, dict[int, int]] = field(default_factory=dict)
     staged: dict[int, StagedRecords] = field(default_factory=dict)
 
+    @override
     def append(self, record: Record, rng: random.Random) -> None:
         if len(self.log) > self.bases[-1] and rng.random() < self.rolls:
             self.bases.append(len(self.log))
         self.log.append(record)
 
+    @override
     def follow(self, leader: Replica, count: int, rng: random.Random) -> None:
         same = shared(self, leader)
         start = leader.start if isinstance(leader, DiskReplica) else 0
@@ -218,6 +222,7 @@ class Directories(Replicas):
     def choose(self) -> DiskReplica:
         return self.disks[self.rng.randrange(len(self.disks))]
 
+    @override
     def produce(self, count: int) -> None:
         """The leader writes so many records; a follower may fetch some of them, or all."""
         log = self.leader.log

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 from greenlet import getcurrent
+from typing_extensions import override
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
@@ -72,6 +73,7 @@ class LifeDirectories(Directories):
         self.ids = world.hazards
         super().__init__(world.rng, root, cleaned=False)
 
+    @override
     def create(self) -> None:
         if self.incarnation >= MOST_TOPICS:
             return
@@ -88,6 +90,7 @@ class LifeDirectories(Directories):
         self._rename()
         return f"the topic was restored, with id {self.topic_id}"
 
+    @override
     def happen(self) -> str:
         dice = self.rng.random()
         if dice < 0.06 and self.incarnation < MOST_TOPICS:
@@ -95,6 +98,7 @@ class LifeDirectories(Directories):
             return f"the topic was deleted and created again, with id {self.topic_id}"
         return self.restore() if dice < 0.08 else super().happen()
 
+    @override
     def write(self) -> None:
         """Bring the directories up to date. Files staged for deletion go at once: they are the way in's."""
         super().write()
@@ -119,6 +123,7 @@ class LifeOracle(WayInOracle):
         super().__init__(world, world.control, world.data, brokers, partition_of_incarnation(NAME.topic, NAME.partition, ordinal))
         self.life = life
 
+    @override
     def check_step(self, before: PartitionState, record: Any) -> None:
         body, state = record.body, self.state
         if isinstance(body, PartitionDeleted):
@@ -162,6 +167,7 @@ class LifeSide(Side):
 
     oracles: list[LifeOracle] = field(default_factory=list)
 
+    @override
     def __getattribute__(self, name: str) -> Any:
         if name == "oracle":
             oracles: list[LifeOracle] = object.__getattribute__(self, "oracles")
@@ -212,6 +218,7 @@ class Life(WayIn):
 
     # --- the cluster ---
 
+    @override
     def ask(self, topics: Sequence[str]) -> ClusterTopics:
         return self.world.call("ask for topics", lambda: ClusterTopics(CLUSTER, {NAME.topic: self.brokers.topic_id}), changes=False)
 
@@ -269,9 +276,11 @@ class Life(WayIn):
         by_hand = disk is self.brokers.led and self.dice.random() < 0.2
         return IncarnationOpeningRule(self.ask if self.dice.random() < 0.8 else None, by_hand=by_hand)
 
+    @override
     def take(self, side: Side, tier: Tier, disk: DiskReplica, options: ImportOptions) -> None:
         super().take(side, tier, disk, replace(options, opening=self.opening(disk)))
 
+    @override
     def importer(self, side: Side) -> Callable[[Tier], Callable[[], None]]:
         """Somebody who types ``import``, now and then with the directory of a topic that was deleted."""
         usual = super().importer(side)

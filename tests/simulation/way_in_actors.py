@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 from unittest.mock import patch
 
 from greenlet import getcurrent
+from typing_extensions import override
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
@@ -70,6 +71,7 @@ class Later(Future[Any]):
         super().__init__()
         self.work = work
 
+    @override
     def result(self, timeout: float | None = None) -> Any:
         if not self.done() and self.set_running_or_notify_cancel():
             try:

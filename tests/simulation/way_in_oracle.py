@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from greenlet import getcurrent
+from typing_extensions import override
 
 from checkpoint.offsets import clean_end_offset
 from compactor.control.records import PartitionDeleted, SegmentsPrepended, SegmentsTiered, TailTruncated
@@ -116,6 +117,7 @@ class WayInOracle(Oracle):
         start = self.state.start_offset if self.state.live else 0
         return Source({row[0]: number(row) for row in rows}, start, self.state.slot, lost=frozenset(self.lost))
 
+    @override
     def data_created(self, key: str, data: bytes) -> None:
         if key.startswith(f"{self.name}/") and key.endswith(".log"):
             name = _id(key)
@@ -123,6 +125,7 @@ class WayInOracle(Oracle):
                 self.world.violate(f"{key} was created with other bytes than before")
             self.contents[name] = decode(data)
 
+    @override
     def check_step(self, before: PartitionState, record: Any) -> None:
         body = record.body
         for thread, attempt in self.attempts.items():

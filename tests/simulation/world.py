@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from greenlet import getcurrent, greenlet
+from typing_extensions import override
 
 from compactor.control.ports import Ports, Retention
 from compactor.errors import AlreadyExists, NotFound, OutOfBudget, Unavailable
@@ -40,6 +41,7 @@ T = TypeVar("T")
 class Unheard(FirstContact):
     """Nobody wants to read of each request that is tried again: a schedule has hundreds, ``--trace`` tells them."""
 
+    @override
     def may_log(self, now: float) -> bool:
         return False
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from compactor.storage import options
 from compactor.storage.retrying import FirstContact, Retrier
@@ -24,6 +25,7 @@ class BucketCli(TierCli):
         self.store = self.bucket.open()
         super().__init__(folder, {**bucket.sections(), **sections})
 
+    @override
     def verified(self) -> Answer:
         """Without the proxy, whatever that is up to."""
         self.settings.update({name: values for name, values in self.bucket.sections().items() if name != "tier"})

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from typing_extensions import override
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -54,6 +56,7 @@ def answering(answers: Sequence[Answer]) -> Iterator[Canned]:
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer  # noqa: N815
 
+        @override
         def log_message(self, *args: object) -> None:
             pass
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from compactor.cleaner.gate.failures import GateFailed
 from compactor.cleaner.gate.gate import Gate, GateParameters, GateReport
@@ -40,6 +41,7 @@ class _AtPoint(GateParameters):
     fixed_point: int = 0
 
     @property
+    @override
     def checked_hash_point(self) -> int:
         return self.fixed_point
 
@@ -160,6 +162,7 @@ def misbehave(monkeypatch: pytest.MonkeyPatch, damage: Damage) -> None:
     """What the cleaner wrote is changed on disk before anybody looks at it; CRCs and indexes fit."""
 
     class Wrong(RewritePass):
+        @override
         def rewrite_group(self, *arguments: Any, **options: Any) -> CleanedSegment:
             cleaned = super().rewrite_group(*arguments, **options)
             batches = damage(list(read_batches(cleaned.paths["log"].read_bytes())))

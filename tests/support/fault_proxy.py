@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
+from typing_extensions import override
+
 from compactor.storage import azure, gcs, hdfs
 from tests.support.cloud_servers import ACCOUNT
 
@@ -219,6 +221,7 @@ def _bounds_of_object(content_type: str, body: bytes) -> tuple[int, int]:
 
 
 class _Server(ThreadingHTTPServer):
+    @override
     def handle_error(self, request: object, client_address: object) -> None:
         """Who asked was killed meanwhile, or the answer was reset on purpose: nothing to tell."""
         if not isinstance(sys.exception(), ConnectionError):
@@ -328,5 +331,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         self.connection.close()
 
+    @override
     def log_message(self, *args: object) -> None:
         pass

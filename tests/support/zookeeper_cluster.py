@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from typing_extensions import override
+
 from tests.support.kafka_broker import HOST, START_SECONDS, BrokerFailed, KafkaCluster, free_ports
 
 VERSION = "3.9.2"
@@ -22,6 +24,7 @@ class ZooKeeperCluster(KafkaCluster):
         self._zookeeper: subprocess.Popen[bytes] | None = None
         super().__init__(VERSION, directory, brokers=brokers, settings={"remote.log.storage.system.enable": "false"} | dict(settings or {}))
 
+    @override
     def start(self) -> None:
         if self._zookeeper is None:
             command = self.jars.command("org.apache.zookeeper.server.ZooKeeperServerMain", "-Dzookeeper.admin.enableServer=false")
@@ -31,6 +34,7 @@ class ZooKeeperCluster(KafkaCluster):
             self._wait_listening(self._zookeeper)
         super().start()
 
+    @override
     def close(self) -> None:
         super().close()
         if self._zookeeper is not None:
@@ -49,9 +53,11 @@ class ZooKeeperCluster(KafkaCluster):
             else:
                 return
 
+    @override
     def _add_controller(self) -> None:
         """One of the brokers is."""
 
+    @override
     def _broker_settings(self, node: int) -> dict[str, str]:
         settings = {name: value for name, value in super()._broker_settings(node).items() if name not in _KRAFT}
         listener = f"BROKER://{HOST}:{self._ports[node]}"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from Crypto.PublicKey import RSA
+from typing_extensions import override
 
 from compactor.config.settings import AivenSettings
 from compactor.constants import TopicId
@@ -129,6 +130,7 @@ def test_what_an_attempt_with_other_settings_left_unfinished_is_named(key_files:
 class _Recording(LocalStore):
     created: list[str]
 
+    @override
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         self.created.append(key)
         return super().create(key, data, metadata)

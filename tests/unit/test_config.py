@@ -72,6 +72,8 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
         "tier.aiven.custom_metadata_fields": '["OBJECT_KEY"]',
         "s3.endpoint_url": "https://[::1]:9000",
         "registry.url": "http://[::1]:8081",
+        "daemon.runbook_url": "https://[::1]/docs",
+        "agent.runbook_url": "https://[::1]/docs",
         "gcs.endpoint_url": "http://[::1]:4443",
         "azure.endpoint_url": "http://[::1]:10000/account",
         "hdfs.webhdfs_url": "http://[::1]:9870",

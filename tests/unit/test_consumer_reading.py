@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
@@ -168,10 +169,12 @@ class UnreachableBroker(PlainBroker):
             self.down -= 1
             raise Unavailable("no broker answers")
 
+    @override
     def log_bounds(self, name: TopicPartition) -> LogBounds:
         self._asked()
         return super().log_bounds(name)
 
+    @override
     def start_reading_from(
         self, offsets: Mapping[TopicPartition, int], previous_epochs: Mapping[TopicPartition, int] | None = None
     ) -> None:

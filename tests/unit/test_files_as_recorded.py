@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from compactor.errors import BadData
 from compactor.local.staging import Budget, FileToStage, Staging
@@ -64,11 +65,13 @@ class Flipping(NativeLayout):
         self.asked += 1
         return self.damage(data) if self.asked <= self.times else data
 
+    @override
     def read_file(
         self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None
     ) -> bytes:
         return self._through(super().read_file(name, segment, kind, start, length))
 
+    @override
     def download_file(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
         return path.write_bytes(self._through(super().read_file(name, segment, kind)))
 

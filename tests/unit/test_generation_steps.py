@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from typing_extensions import override
 
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
@@ -23,6 +24,7 @@ class Stale(MemoryStore):
     late = 0
     remembered: tuple[ObjectInfo, ...] = ()
 
+    @override
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         found = tuple(super().list(prefix, after))
         self.remembered = self.remembered or found

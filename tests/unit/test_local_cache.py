@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from checkpoint.lineage import EpochEntry
 from compactor.config.settings import Cleaner
@@ -78,6 +79,7 @@ def lines() -> Iterator[list[str]]:
     said: list[str] = []
 
     class Handler(logging.Handler):
+        @override
         def emit(self, record: logging.LogRecord) -> None:
             said.append(record.getMessage())
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from compactor.brokers.metadata_topic.cache import MetadataFindingKind, RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import MetadataRecord, TopicIdPartition, decode_record, encode_record
@@ -213,6 +214,7 @@ def test_local_state_that_vanishes_is_folded_anew(opened: Callable[[], Rocks]) -
 class Faltering(MemoryMetadataTopic):
     """Every other poll takes records and fails before it hands them out."""
 
+    @override
     def poll(self, limit: int, timeout_s: float) -> PollResult:
         polled = super().poll(limit, timeout_s)
         if self.polls % 2:

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from checkpoint.offsets import CleanerOffset, clean_end_offset
 from compactor.constants import CompactorEpoch, Offset
@@ -201,6 +202,7 @@ class TestResume:
         actor = play.process("b")
 
         class Watching(SymbolicWorker):
+            @override
             def __call__(self, plan, tasks, session):  # type: ignore[no-untyped-def]
                 worked.extend(task.group for task in tasks)
                 assert plan.now_ms == before.now_ms

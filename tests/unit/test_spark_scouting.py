@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from compactor.access.rounds import new_round
 from compactor.access.tier import Tier
@@ -150,6 +151,7 @@ class Breaking(HereCluster):
         super().__init__()
         self.step = step
 
+    @override
     def run_job(self, what: str, *args: Any, **kwargs: Any) -> Any:
         if self.step in what:
             raise Unavailable("Spark gave up: as it was told to", hint="")
@@ -187,6 +189,7 @@ class Killed(HereCluster):
         super().__init__()
         self.bundles = bundles
 
+    @override
     def run_job(self, what: str, *args: Any, **kwargs: Any) -> Any:
         for number, outcome in enumerate(super().run_job(what, *args, **kwargs)):
             if "pass 1" in what and number == self.bundles:
@@ -321,6 +324,7 @@ class Importing(HereCluster):
         self.step = step
         self.bring = bring
 
+    @override
     def run_job(self, what: str, *args: Any, **kwargs: Any) -> Any:
         if self.step in what:
             self.bring()
@@ -367,6 +371,7 @@ def test_a_store_that_fails_while_scratch_is_deleted_hides_no_damage(tmp_path: P
     check = Leadership.check_still_leading
 
     class Damaged(HereCluster):
+        @override
         def run_job(self, what: str, *args: Any, **kwargs: Any) -> Any:
             if "offset map" in what:
                 monkeypatch.setattr(Leadership, "check_still_leading", unanswered)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typing_extensions import override
 
 from compactor.access.rounds import compact, new_round
 from compactor.access.tier import Tier
@@ -351,6 +352,7 @@ class Dying(HereCluster):
         super().__init__()
         self._what, self._after = what, after
 
+    @override
     def run_job(self, what: str, *arguments: Any, **more: Any) -> Any:
         for number, outcome in enumerate(super().run_job(what, *arguments, **more)):
             if self._what in what and number >= self._after:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from compactor.config.settings import LimitSettings
 from compactor.config.store_sections import S3
@@ -176,6 +177,7 @@ class Shaky(MemoryStore):
         self._inner = store
         self._failures = failures
 
+    @override
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         for info in self._inner.list(prefix, after):
             if next(self._failures, False):

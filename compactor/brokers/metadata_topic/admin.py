@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from compactor.brokers.metadata_topic.codec import TOPIC
 from compactor.brokers.metadata_topic.confluent_topic import uuid_to_bytes
 from compactor.brokers.metadata_topic.connection import AdminSession, KafkaConnection, load_confluent_kafka
@@ -45,6 +47,7 @@ class MissingRight:
     operation: str
     needed_for: str
 
+    @override
     def __str__(self) -> str:
         return f"{self.operation} on {self.resource} is not allowed: {self.needed_for}"
 

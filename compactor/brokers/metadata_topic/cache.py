@@ -11,6 +11,8 @@ from collections.abc import MutableMapping
 from enum import StrEnum
 from typing import NamedTuple
 
+from typing_extensions import override
+
 from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic.codec import (
     TOPIC,
@@ -49,6 +51,7 @@ class MetadataFinding(NamedTuple):
     offset: int
     detail: str
 
+    @override
     def __str__(self) -> str:
         return f"{self.partition}, segment {encode_segment_id(self.segment_id)}, record at {self.offset}: {self.detail}"
 
@@ -229,6 +232,7 @@ class RemoteLogMetadataCache:
         while len(self.finished) > MAX_FINISHED_IDS:
             del self.finished[next(iter(self.finished))]
 
+    @override
     def __str__(self) -> str:
         return f"{self.partition}: {len(self.segments)} segments"
 

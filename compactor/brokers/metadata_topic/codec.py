@@ -14,6 +14,8 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+from typing_extensions import override
+
 from checkpoint.lineage import EpochEntry
 from compactor.constants import TopicId
 from compactor.errors import BadData
@@ -59,6 +61,7 @@ class TopicIdPartition(NamedTuple):
         """Return topic name and partition number."""
         return TopicPartition(self.topic, self.partition)
 
+    @override
     def __str__(self) -> str:
         return f"{uuid_text(self.topic_id)}:{self.topic}-{self.partition}"
 

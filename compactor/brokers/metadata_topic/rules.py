@@ -10,6 +10,8 @@ import hashlib
 from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from checkpoint.lineage import EpochEntry, first_divergent_offset, merge_segment_lineages
 from compactor.brokers.metadata_topic.cache import LeaderEpochState, RemoteLogMetadataCache, epoch_starts, last_offset_of_epoch
 from compactor.brokers.metadata_topic.chain import SegmentReadRange, epoch_for_offset, merged_read_ranges, segment_read_ranges
@@ -127,22 +129,27 @@ class _SegmentOverlay(MutableMapping[bytes, RemoteLogSegmentMetadataRecord]):
         self._below = base
         self._over: dict[bytes, RemoteLogSegmentMetadataRecord | None] = {}
 
+    @override
     def __getitem__(self, raw_id: bytes) -> RemoteLogSegmentMetadataRecord:
         found = self._over[raw_id] if raw_id in self._over else self._below[raw_id]
         if found is None:
             raise KeyError(raw_id)
         return found
 
+    @override
     def __setitem__(self, raw_id: bytes, segment: RemoteLogSegmentMetadataRecord) -> None:
         self._over[raw_id] = segment
 
+    @override
     def __delitem__(self, raw_id: bytes) -> None:
         self._over[raw_id] = None
 
+    @override
     def __iter__(self) -> Iterator[bytes]:
         yield from (raw_id for raw_id in self._below if raw_id not in self._over)
         yield from (raw_id for raw_id, found in self._over.items() if found is not None)
 
+    @override
     def __len__(self) -> int:
         return sum(1 for _ in self)
 

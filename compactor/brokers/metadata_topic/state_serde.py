@@ -6,6 +6,8 @@ import json
 import struct
 from collections.abc import Iterator, MutableMapping
 
+from typing_extensions import override
+
 from compactor.brokers.metadata_topic.cache import LeaderEpochState, MetadataFinding, MetadataFindingKind, RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import (
     PartitionDeleteState,
@@ -32,21 +34,26 @@ class PackedSegments(MutableMapping[bytes, RemoteLogSegmentMetadataRecord]):
     def __init__(self) -> None:
         self._segments: dict[bytes, bytes | RemoteLogSegmentMetadataRecord] = {}
 
+    @override
     def __getitem__(self, raw_id: bytes) -> RemoteLogSegmentMetadataRecord:
         held = self._segments[raw_id]
         if isinstance(held, bytes):
             held = self._segments[raw_id] = unpack_segment(held)[0]
         return held
 
+    @override
     def __setitem__(self, raw_id: bytes, segment: RemoteLogSegmentMetadataRecord) -> None:
         self._segments[raw_id] = segment
 
+    @override
     def __delitem__(self, raw_id: bytes) -> None:
         del self._segments[raw_id]
 
+    @override
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._segments)
 
+    @override
     def __len__(self) -> int:
         return len(self._segments)
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from compactor.cleaner.keys.disk_map import SEEN, DiskOffsetMap
 from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeySet
@@ -57,11 +58,13 @@ class SpillingSurvivors(BackwardKeyScan):
         """Ordinals of segments of which pass 2 has found a superseded record below the dirty range."""
 
     @property
+    @override
     def key_count(self) -> int:
         """Return the number of distinct keys in the dirty range."""
         return self._entries or self._set.key_count
 
     @property
+    @override
     def peak_bytes(self) -> int:
         """Return the largest memory of the key set so far, in bytes."""
         return max(self._peak, self._set.peak_bytes)
@@ -86,6 +89,7 @@ class SpillingSurvivors(BackwardKeyScan):
         """Return whether keys were moved to disk because memory did not suffice."""
         return self._map is not None or self._entries > 0
 
+    @override
     def scan_dirty_segment(self, source: SourceSegment, wanted: Flags, workers: WorkerThreads, *, clean_at_once: bool = True) -> None:
         """Read the keys of one dirty segment. Segments are passed in descending order. Raises BadData, OutOfBudget, StoreError.
         :param wanted: a flag per batch: whether it may have rows of the dirty range.
@@ -97,6 +101,7 @@ class SpillingSurvivors(BackwardKeyScan):
         if before is not None:  # an earlier part of the keys has begun these bits, in the same places
             self._bits[source.ordinal] = before
 
+    @override
     def _flag_first_rows_of_keys(self, hashed: HashedChunkKeys) -> tuple[Flags, bool]:
         rows = int(hashed.first_row[-1])
         place = self._reserve_ordinals(rows)
@@ -178,6 +183,7 @@ class SpillingSurvivors(BackwardKeyScan):
         self._entries, self._peak = self.key_count, self.peak_bytes
         self._set = KeySet(MIN_MAP_BYTES)
 
+    @override
     def _flag_superseded_clean_rows(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
         if not self.has_spilled:
             found = super()._flag_superseded_clean_rows(source, chunk, rows, first_row, below)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from pyspark import InheritableThread
 from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.traceback_utils import SCCallSiteSync
+from typing_extensions import override
 
 from compactor.errors import CompactorError, OutOfBudget, StoreError, Unavailable
 from compactor.model.plan import CompactionPlan
@@ -121,16 +122,17 @@ class _OutcomeRouter(AccumulatorParam[list[tuple[int, TaskOutcome]]]):
         self.inboxes: dict[int, queue.SimpleQueue[TaskOutcome]] = {}
         self.on_driver = True
 
+    @override
     def __getstate__(self) -> dict[str, Any]:
         return {"inboxes": {}, "on_driver": False}
 
+    @override
     def zero(self, value: list[tuple[int, TaskOutcome]]) -> list[tuple[int, TaskOutcome]]:
         """Return an empty list."""
         return []
 
-    def addInPlace(  # noqa: N802, Spark's name
-        self, value1: list[tuple[int, TaskOutcome]], value2: list[tuple[int, TaskOutcome]]
-    ) -> list[tuple[int, TaskOutcome]]:
+    @override
+    def addInPlace(self, value1: list[tuple[int, TaskOutcome]], value2: list[tuple[int, TaskOutcome]]) -> list[tuple[int, TaskOutcome]]:
         """Merge two lists of outcomes on an executor; deliver ``value2`` to the queues of its jobs on the driver."""
         if not self.on_driver:
             return [*value1, *value2]

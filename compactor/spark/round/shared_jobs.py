@@ -20,6 +20,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Final, Self
 
+from typing_extensions import override
+
 from compactor.access.tier import Tier
 from compactor.config.settings import Cleaner
 from compactor.errors import CompactorError
@@ -179,6 +181,7 @@ class SharedJobWorker(RemoteWorker):
     stats: WorkStats
     _snapshot: bytes = field(default=b"", init=False)
 
+    @override
     def check_clean_segments(self, facts: RoundFacts, check: LeadershipCheck) -> CleanVerdicts:
         """Return that no clean segment is skipped, because the executor reads the whole partition.
 
@@ -187,9 +190,11 @@ class SharedJobWorker(RemoteWorker):
         self._snapshot = facts.snapshot if len(facts.snapshot) <= MAX_SNAPSHOT_BYTES else b""
         return CleanVerdicts()
 
+    @override
     def delete_unused_results(self) -> None:
         """Do nothing: ``check_clean_segments`` stores no results."""
 
+    @override
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from typing_extensions import override
+
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS
 from compactor.storage.port import ObjectStore
@@ -33,17 +35,21 @@ class KafkaLocalLayout(PlainLayout):
         super().__init__(store)
         self._topic_id = topic_id
 
+    @override
     def partition_folder(self, name: TopicPartition) -> str:
         return f"{LOCAL_TIER_FOLDER}/{name}-{self._topic_id(name)}/"
 
+    @override
     def file_name(self, segment: SegmentRef, kind: str) -> str:
         return f"{object_stem(segment)}.{_SUFFIXES[kind]}"
 
+    @override
     def parse_file_name(self, file: str) -> FileName | None:
         first, _, suffix = file.partition(".")
         parsed, kind = ObjectStem.parse(first), _KINDS.get(suffix)
         return FileName(parsed.segment_id, parsed.start_offset, kind) if parsed and kind else None
 
+    @override
     def partition_of(self, key: str) -> str:
         match = _FOLDER.fullmatch(key)
         return match[1] if match else ""

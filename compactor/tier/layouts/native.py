@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from typing_extensions import override
+
 from compactor.model.ids import INCARNATION_SUFFIX, TopicPartition
 from compactor.model.segment import FILE_KINDS
 from compactor.storage.port import ObjectStore
@@ -26,16 +28,20 @@ class NativeLayout(ComposableLayout):
         super().__init__(store)
         self._entropy_bits = entropy_bits
 
+    @override
     def partition_folder(self, name: TopicPartition) -> str:
         return f"{binary_digits(str(name), self._entropy_bits)}/{name}/" if self._entropy_bits else f"{name}/"
 
+    @override
     def file_name(self, segment: SegmentRef, kind: str) -> str:
         return f"{object_stem(segment)}.{kind}"
 
+    @override
     def parse_file_name(self, file: str) -> FileName | None:
         match = _OBJECT.fullmatch(file)
         return FileName(match[2], int(match[1]), match[3]) if match else None
 
+    @override
     def partition_of(self, key: str) -> str:
         digits, _, rest = key.partition("/") if self._entropy_bits else ("", "", key)
         match = _FOLDER.fullmatch(rest)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from typing_extensions import override
+
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.storage.port import ObjectStore
@@ -33,23 +35,29 @@ class PinterestLayout(PlainLayout):
         super().__init__(store)
         self._keys = keys
 
+    @override
     def partition_folder(self, name: TopicPartition) -> str:
         return self._keys.partition_folder(name)
 
+    @override
     def file_name(self, segment: SegmentRef, kind: str) -> str:
         return file_name(segment.start_offset, kind)
 
+    @override
     def parse_file_name(self, file: str) -> FileName | None:
         parsed = parse_file_name(file)
         return FileName(id_from_base_offset(parsed[0]), *parsed) if parsed else None
 
+    @override
     def partition_of(self, key: str) -> str:
         return str(self._keys.partition_of_key(key) or "")
 
+    @override
     def list_objects(self, name: TopicPartition) -> Iterator[ListedObject]:
         """Yield the partition's objects, except the ``_metadata`` file and the watermark."""
         return (item for item in super().list_objects(name) if item.key.rpartition("/")[2] not in (METADATA_FILE, WATERMARK))
 
+    @override
     def _expected_file_kinds(self, segment: RemoteLogSegmentMetadata) -> Collection[str]:
         """Return all kinds of files, because consumers skip a segment that lacks one."""
         return OBJECT_KINDS
