@@ -89,7 +89,7 @@ def measure(folder: Path, scale: float, segments: int, threads: int) -> None:
     size = max(path.stat().st_size for path in (folder / "log").glob("*.log"))
     tier = folder / "base"
     opened = open_tier(load_settings(str(write_config(tier)), {}))
-    import_directory(opened, folder / "log", NAME, opened.settings.cleaner.policy())
+    import_directory(opened, folder / "log", NAME, opened.settings.cleaner.cleaner_policy())
     warm = folder / "warm"
     shutil.copytree(tier, warm, copy_function=os.link)
     run(write_config(warm, segment_bytes=size + size // 4, disk_budget_bytes=100 * size))

@@ -140,7 +140,7 @@ def _moved(path: Path, target: BinaryIO, most: int) -> int:
                 size = chunk.body_end - chunk.body_start
                 size = size[: max(1, len(size) * written // int(table.size[some].sum()))]
                 bound = max_compressed_size(size)
-                slots.reserve(int(bound.sum()))
+                slots.reserve_space(int(bound.sum()))
                 slot = np.cumsum(bound) - bound
                 compress_bodies_into(
                     chunk.buf, table.codec_ids[some][: len(size)], chunk.body_start[: len(size)], size, slots.array, slot, bound

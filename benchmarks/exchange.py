@@ -35,7 +35,7 @@ from compactor.cleaner.row_spool import sort_rows_by_hash_range
 from compactor.config.settings import Settings
 from compactor.config.store_sections import S3
 from compactor.spark.round.bundles import OrdinalRange
-from compactor.spark.round.exchange import ExchangeRows, KeyBundle, decode_ordinal_gaps, encode_survivors, pack_tail
+from compactor.spark.round.exchange import ExchangeRows, KeyBundle, decode_ordinal_gaps, encode_survivors, pack_tail_arrays
 from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
@@ -111,7 +111,7 @@ def by_store(case: Case, context: Any) -> tuple[list[int], int, int]:
         with tempfile.NamedTemporaryFile() as file:
             file.write(rows.data)
             file.write(np.column_stack((begins, np.full_like(begins, begins[-1]))).tobytes())
-            file.write(pack_tail({}))
+            file.write(pack_tail_arrays({}))
             file.flush()
             size = file.tell()
             case.store(counters).create_from_file(f"{case.name}/keys-{bundle}", Path(file.name), {})

@@ -58,7 +58,7 @@ def measure(folder: Path, keys: int, map_budget_bytes: int) -> list[Grown]:
             map_budget_bytes=map_budget_bytes, verify_before_publish=gate, bloom=False, threads=1,
         )  # fmt: skip
         opened = open_tier(load_settings(str(config), {}))
-        import_directory(opened, folder / "log", NAME, opened.settings.cleaner.policy())
+        import_directory(opened, folder / "log", NAME, opened.settings.cleaner.cleaner_policy())
         begin = time.perf_counter()
         row, resident, cpu = run(config)
         seconds = time.perf_counter() - begin

@@ -117,7 +117,7 @@ def import_all(folder: Path, place: Path) -> None:
     config = place / "config.toml"
     config.write_text(f'[tier]\nurl = "file://{place}/tier"\nstate_dir = "{place}/state"\n')
     tier = open_tier(load_settings(str(config)))
-    import_directory(tier, folder, ORDERS, tier.settings.cleaner.policy())
+    import_directory(tier, folder, ORDERS, tier.settings.cleaner.cleaner_policy())
 
 
 def compared(folder: Path, rounds: int) -> dict[str, Taken]:
@@ -131,7 +131,7 @@ def compared(folder: Path, rounds: int) -> dict[str, Taken]:
     for number in range(rounds + 1):
         for name, way in ways.items():
             place = folder / "place"
-            found = taken(lambda way=way, place=place: way(place))  # type: ignore[misc]
+            found = taken(lambda way=way, place=place: way(place))
             shutil.rmtree(place)
             if number:
                 seen[name].append(found)

@@ -52,7 +52,7 @@ def measure(folder: Path, scale: float, gate: bool) -> None:
     sizes = [path.stat().st_size for path in (folder / "log").glob("*.log")]
     tier = folder / "base"
     opened = open_tier(load_settings(str(write_config(tier)), {}))
-    import_directory(opened, folder / "log", NAME, opened.settings.cleaner.policy())
+    import_directory(opened, folder / "log", NAME, opened.settings.cleaner.cleaner_policy())
     shutil.rmtree(folder / "log")
     print(f"{keys:,} keys, one record each, {len(sizes)} segments, {mib(sum(sizes))} MiB; gate {'on' if gate else 'off'}\n")
     line("engine", "map budget", "passes", "s/M keys", "CPU s/M", "map B/key", "map MiB", "RSS MiB", "RSS B/key", "disk MiB", "gate %")

@@ -123,17 +123,17 @@ def start(records: int, partitions: int, folder: Path) -> dict[str, object]:
     followed = FoldedMetadataTopic(topic, PersistedStates(store), clock_ms=lambda: 0)
     progress = followed.catch_up(3600)
     caught_up = time.perf_counter() - began
-    listed = followed.partitions()
+    listed = followed.tiered_partitions()
     all_s = time.perf_counter() - began
     one = listed[len(listed) // 2].partition
-    folded = followed.partition(one.topic_id, one.partition)
+    folded = followed.folded_partition(one.topic_id, one.partition)
     assert folded is not None
     last = max(folded.cache.epochs)
     links = segment_read_ranges(folded.cache, [EpochEntry(epoch, epoch * 100_000) for epoch in range(last + 1)])
     store.close()
     return {
         "records": progress.records,
-        "behind": sum(progress.behind.values()),
+        "behind": sum(progress.unread.values()),
         "seconds": round(caught_up, 2),
         "seconds_with_list": round(all_s, 2),
         "partitions": len(listed),

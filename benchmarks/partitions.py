@@ -20,7 +20,7 @@ from typing import Any
 from compactor.access.tier import Tier
 from compactor.agent.agent import Agent
 from compactor.bootstrap import open_tier
-from compactor.brokers.metadata_topic.leaders import ClusterLeaders, LogEnd
+from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopics, LogEnd
 from compactor.config.settings import load_settings
 from compactor.errors import StoreError
 from compactor.model.ids import TopicPartition
@@ -36,7 +36,7 @@ CLUSTER = "a-cluster"
 
 @dataclass
 class AllLed:
-    """Brokers that say that this one leads everything (service.agent.Brokers)."""
+    """Brokers that report this one as the leader of every partition."""
 
     names: Sequence[TopicPartition]
     asked: int = 0
@@ -49,7 +49,14 @@ class AllLed:
         self.asked += 1
         return dict.fromkeys(names, LogEnd(0, RECORDS * (SEALED + 1)))
 
+    def topic_ids(self, names: Sequence[str]) -> ClusterTopics:
+        self.asked += 1
+        return ClusterTopics(CLUSTER, {})
+
     def retention_ms(self, topic: str) -> int | None:
+        return None
+
+    def delete_delay_ms(self, topic: str) -> int | None:
         return None
 
 
@@ -102,7 +109,7 @@ def main() -> None:
             told(what, tier, count, lambda tier=tier, directories=directories: import_root(tier, directories, ImportOptions(live=True)))
         tier = open_tier(load_settings(str(config), {}), local_state=True)
         brokers = AllLed(names)
-        agent = Agent(tier, brokers, log=lambda text: None)
+        agent = Agent(tier, brokers, log=lambda text, **_: None)
 
         def look() -> None:
             agent.scan()

@@ -54,7 +54,7 @@ def bring(tier: Tier, folder: Path, dirty: int, records: int, offset: int) -> in
     fresh = 10**9 + np.arange(dirty - len(shared))
     keys = np.resize(np.concatenate((shared, fresh)), -(-dirty // 100) * 100)
     write_log(folder, np.split(keys, np.arange(100_000, len(keys), 100_000)), value_bytes=TAIL_VALUE_BYTES, first_offset=offset)
-    return import_directory(tier, folder, NAME, tier.settings.cleaner.policy()).bytes
+    return import_directory(tier, folder, NAME, tier.settings.cleaner.cleaner_policy()).bytes
 
 
 def measured(tier: Tier, dirty: int, trials: int) -> tuple[int, int]:
@@ -62,7 +62,7 @@ def measured(tier: Tier, dirty: int, trials: int) -> tuple[int, int]:
     sidecars, dice = tier.sidecars(NAME), np.random.default_rng(dirty)
     asked = wrong = 0
     for segment in tier.open(NAME).refresh().live:
-        found = sidecars.load(segment.id)
+        found = sidecars.load_sidecar(segment.id)
         if found is None or found.filter is None:
             continue
         for _ in range(trials):
@@ -90,7 +90,7 @@ def run(folder: Path, scale: float, numbers: list[int], trials: int) -> None:
     size = max(path.stat().st_size for path in (folder / "log").glob("*.log"))
     segment_bytes = size + size // 2
     tier = opened(folder / "base", segment_bytes)
-    import_directory(tier, folder / "log", NAME, tier.settings.cleaner.policy())
+    import_directory(tier, folder / "log", NAME, tier.settings.cleaner.cleaner_policy())
     first = compact(tier, NAME, NOW_MS, force=True)
     print(f"{first.segments_out} clean segments of {size:,} bytes; one in {SHARING} shares a key with the tail\n")
     row("dirty keys", "filters", "bytes read", "sidecars", "bytes written", "requests", "skipped", "asked", "useless", "useless", "seconds")

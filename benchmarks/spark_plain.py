@@ -142,7 +142,7 @@ class Tiers:
 
     def bring(self, name: str, log_dir: Path) -> None:
         tier = open_tier(load_settings(str(self.config(name, gate=True)), {}))
-        import_directory(tier, log_dir, NAME, tier.settings.cleaner.policy())
+        import_directory(tier, log_dir, NAME, tier.settings.cleaner.cleaner_policy())
 
     def recompact(self, name: str, *, gate: bool) -> dict[str, Any]:
         words = [sys.executable, "-m", "compactor", "recompact", "--now", str(NOW_MS), "--config", str(self.config(name, gate))]

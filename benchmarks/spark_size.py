@@ -30,6 +30,7 @@ from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan, CompactionReceipt
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
+from compactor.model.status import RoundStatus
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
 from compactor.round.compaction import RoundReport, SegmentOutcome
@@ -47,7 +48,7 @@ from compactor.spark.round.range_rows import COMBINED_FETCH_BYTES
 from compactor.spark.round.rewrite_tasks import GroupWork
 from compactor.spark.round.segment_index import SegmentIndex
 from compactor.spark.round.worker import MAX_KEY_SET_BYTES, MAX_RANGES, RANGE_TASKS_PER_SLOT, RangeTask, locate_survivors
-from compactor.views.prices import prices_for
+from compactor.views.prices import price_table_of_tier
 
 MOST_DRIVER_BYTES = 1 << 30
 MOST_CLOSURE_BYTES = 1 << 20
@@ -186,8 +187,8 @@ def requests(args: argparse.Namespace, plan: CompactionPlan, bundles: int, range
     print(f"exchange: {bundles} bundles, {ranges} ranges, {tasks} range tasks: {reads} reads of {each:.0f} KB, {writes} writes")
     old = args.segments * ranges
     print(f"a read for each segment and range would be {old}: {old / reads:.0f} times as many")
-    money = prices_for("s3://bucket").requests_usd(reads, writes)
-    segments = prices_for("s3://bucket").requests_usd(args.segments * 12, len(plan.tasks) * 7)
+    money = price_table_of_tier("s3://bucket").requests_usd(reads, writes)
+    segments = price_table_of_tier("s3://bucket").requests_usd(args.segments * 12, len(plan.tasks) * 7)
     print(f"money: {money:.2f} USD of requests for the exchange, {segments:.2f} for segments and results")
     keep("requests", reads + writes, 3 * (args.segments + bundles * (ranges + tasks) + len(plan.tasks)))
 
@@ -199,7 +200,7 @@ def many_small(args: argparse.Namespace) -> None:
         for number in range(args.partitions)
     ]
     done = [SegmentOutcome(f"segment-{number}", "rewritten", "dirty") for number in range(4)]
-    reports = (RoundReport(*survey.name, "cleaned", 0, 5_000, 4, 1, segments=tuple(done)) for survey in surveys)
+    reports = (RoundReport(*survey.name, RoundStatus.CLEANED, 0, 5_000, 4, 1, segments=tuple(done)) for survey in surveys)
     rows = [
         result_row(RecompactionResult(survey.name, report, None, 1.0, "", 4, survey.bytes))
         for survey, report in zip(surveys, reports, strict=True)

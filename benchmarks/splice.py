@@ -32,7 +32,7 @@ from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.model.ids import TopicPartition
 from compactor.transfer.import_ import import_directory
-from compactor.views.prices import prices_for
+from compactor.views.prices import price_table_of_tier
 from tests.support.s3_server import running_versitygw, versitygw_binary
 
 NAME = TopicPartition("orders", 0)
@@ -76,7 +76,7 @@ def compacted(tier: Tier) -> Cost:
     assert report.status == "cleaned", report
     run = tier.open(NAME).refresh().runs[-1].stats
     writes = sum(count for kind, count in used.requests.items() if kind in WRITES)
-    usd = prices_for("s3://bucket").requests_usd(used.total_requests - writes, writes)
+    usd = price_table_of_tier("s3://bucket").requests_usd(used.total_requests - writes, writes)
     through = used.bytes_read + used.bytes_written
     return Cost(through, int(run.get("bytes_copied", 0)), used.total_requests, usd, cost, time.perf_counter() - wall)
 
@@ -93,8 +93,8 @@ def measure(url_of: Place, copy: Callable[[str, str], None], folder: Path, mib: 
     batches = mib * MIB // BATCH_BYTES
     end = write_log(folder / "log", [np.arange(batches * PER_BATCH)], value_bytes=VALUE_BYTES, per_batch=PER_BATCH)
     base = opened(url_of("base"), folder, splice=True)
-    import_directory(base, folder / "log", NAME, base.settings.cleaner.policy())
-    base.compact(NAME, NOW_MS, force=True)
+    import_directory(base, folder / "log", NAME, base.settings.cleaner.cleaner_policy())
+    compact(base, NAME, NOW_MS, force=True)
     shutil.rmtree(folder / "log")
     print(f"{url_of('base').partition(':')[0]}: a segment of {mib} MiB, {batches:,} batches")
     row("batches", "", "splice", "through", "copied", "requests", "USD", "CPU", "wall")
@@ -109,7 +109,7 @@ def measure(url_of: Place, copy: Callable[[str, str], None], folder: Path, mib: 
                 name = f"{part}-{splice}".lower().replace(".", "-")
                 copy("base", name)
                 tier = opened(url_of(name), folder, splice=splice)
-                import_directory(tier, folder / part, NAME, tier.settings.cleaner.policy())
+                import_directory(tier, folder / part, NAME, tier.settings.cleaner.cleaner_policy())
                 costs.append(compacted(tier))
                 copy("", name)
                 told(f"{percent:g} %", "together" if together else "spread", "on" if splice else "off", costs[-1])
