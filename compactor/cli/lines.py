@@ -73,7 +73,7 @@ class RemarkHandler(logging.Handler):
 
     @override
     def close(self) -> None:
-        """Stop writing, and restore the logger's level."""
+        """Stop printing log records as lines, and restore the logger's level."""
         self._logger.setLevel(self._before)
         self._logger.removeHandler(self)
         super().close()

@@ -187,7 +187,7 @@ def offset_by_time(tier: Tier, name: TopicPartition, timestamp_ms: int) -> int |
     limit = tier.cleaner_for(name.topic).max_decompressed_batch_bytes
 
     def find_in_live_segments() -> int | None:
-        """Search the segments that are live now."""
+        """Return the first readable offset in the live segments whose timestamp is ``timestamp_ms`` or later, or None."""
         state = tier.open(name).refresh()
         return find_offset_by_time(tier, name, state.live, timestamp_ms, limit, tier.first_readable_offset(state))
 

@@ -334,8 +334,8 @@ class PartitionState(LogState):
 
 
 def sum_batches_of(segments: Iterable[RemoteLogSegmentMetadata]) -> DigestSum | None:
-    """Return the sum of the batches of these segments as recorded when they were written; None if one has no sum or is read only in
-    part.
+    """Return the sum of the digests of all batches of these segments, as recorded when the segments were written; None if one has no
+    recorded sum, or if only a part of it is read.
     """
     known = [None if segment.has_offsets_after_end else segment.content for segment in segments]
     return None if None in known else add_sums(content for content in known if content)

@@ -164,9 +164,12 @@ class Staging:
 
     @contextmanager
     def reserve_space(self, size: int, work_name: str, inputs: Sequence[FileToStage] = ()) -> Iterator[SpaceReservation]:
-        """Provide a reservation of disk space of ``size`` bytes for the duration of a ``with`` block, and pin those ``inputs`` that are
-        cached. Waits
-        until the bytes are free.
+        """Provide a reservation of disk space for the duration of a ``with`` block, and pin those ``inputs`` that are cached. Waits until
+        the bytes are free.
+
+        :param size: bytes.
+        :param work_name: what the space is for, for messages.
+        :raises OutOfBudget: if the budget is smaller than ``size``.
         """
         here = [self._kept[wanted.cache_key][1] for wanted in inputs if wanted.cache_key in self._kept]
         with self.budget.reserve(self.usage, size, work_name, here) as reservation:

@@ -234,7 +234,9 @@ class _TableUpdate:
         return OutputReport("written" if state.has_segments else "removed", state.slot, summary=summary, content=content)
 
     def _read_view(self) -> tuple[PartitionState, PartitionEntry, tuple[Slice, ...]]:
-        """Return the partition's state, and the compacted view that it shows."""
+        """Return the partition's state, what the table's snapshot is to record about the partition, and the slices of segments that make
+        up the compacted view, ascending by offset.
+        """
         state = self.opened.open(self.name).refresh()
         log_start = self.opened.first_readable_offset(state)
         return state, view_entry(state, log_start), view_slices(state, log_start)

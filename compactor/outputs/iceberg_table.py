@@ -95,7 +95,7 @@ def _iceberg_errors(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TopicTable:
-    """A topic's table as of one reading of the catalog. name: namespace and name."""
+    """A topic's Iceberg table as it was when its Iceberg catalog was last read. name: namespace and name of the table."""
 
     name: str
     table: Table

@@ -159,8 +159,9 @@ class PartitionGenerations:
 
     earlier: generations before the current one that are not deleted yet, oldest first.
     begun: announced generations.
-    numbers: numbers of the stored steps, ascending.
-    stated_ms: by number of a generation's first step, when readers were directed to it, in milliseconds of the store's clock.
+    numbers: numbers of the stored step objects, each of which records the parts that were appended to a generation; ascending.
+    recorded_ms: by number of a generation's first step object, when readers were directed to the generation, in milliseconds of the
+        store's clock.
     """
 
     current: Generation | None = None

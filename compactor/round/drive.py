@@ -111,7 +111,13 @@ def _is_round_needed(ports: Ports, state: PartitionState, work: RoundWork[FactsT
 
 
 def run_round_as_leader(leadership: Leadership, work: RoundWork[FactsT]) -> RoundResult:
-    """Run one round under a leadership that is already held. Raises as ``run_round``, except Leased."""
+    """Run one round under a leadership that the caller holds already: finish or undo an open round, raise the log start, plan, rewrite,
+    verify, publish. Return what was done, also if nothing was due.
+
+    :raises Fenced: if another compactor has become the leader.
+    :raises BadData: if a source is damaged or the output is refused.
+    :raises StoreError: if the store or the brokers fail for longer than the retries last.
+    """
     settled = settle_open_intent(leadership, work)
     if settled is not None and not settled.undone:
         return settled

@@ -123,7 +123,7 @@ class ObjectClient(Protocol):
 
     @property
     def endpoint_bucket_and_prefix(self) -> tuple[str, str, str]:
-        """Return endpoint, bucket and prefix."""
+        """Return the endpoint's URL (empty for the provider's own), the bucket, and the prefix of all keys of this store."""
 
     def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
         """Return bytes [start, start + length) of an object, up to its end if ``length`` is None, and only of this version if one is

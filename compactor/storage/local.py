@@ -406,7 +406,9 @@ def _require_absent(target: Path) -> None:
 
 
 def _metadata_path(path: Path, mtime_ns: int) -> Path:
-    """Return the path of an object's metadata file. A long name is replaced by its digest."""
+    """Return the path of the metadata file of the version of an object with this modification time in nanoseconds, so that metadata of an
+    object that was written over are not used. A long name is replaced by its digest.
+    """
     name = path.name if len(os.fsencode(path.name)) <= _LONGEST_NAME else hashlib.sha256(os.fsencode(path.name)).hexdigest()
     return path.parent / RESERVED / f"{name}.{mtime_ns}"
 

@@ -109,8 +109,10 @@ class SegmentLayout(Protocol):
 
         :param log: the pieces of the log in order; the keys of copied ranges are those that ``object_name`` returns.
         :param contents: the segment's other files.
+        :return: the segment's custom metadata for brokers; empty if the layout has none.
         :raises CannotCopy: before anything is created, if the store does not copy ranges.
-        :raises NotFound: or Unavailable, if a source is gone or has changed.
+        :raises NotFound: if a source is gone.
+        :raises Unavailable: if a source has changed.
         """
 
     def upload_space_bytes(self, log_bytes: int) -> int:

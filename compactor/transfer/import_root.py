@@ -119,7 +119,7 @@ class CatalogChangeBatcher:
         reported.result()
 
     def _write_pending_changes(self) -> None:
-        """Write all changes that have arrived as one catalog record."""
+        """Append one catalog record with all partition changes that the threads of the import have queued since the last one."""
         with self._changed:
             waiting, self._waiting = self._waiting, []
         try:

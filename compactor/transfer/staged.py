@@ -73,8 +73,10 @@ class TierEnd:
 
 @dataclass(frozen=True)
 class StagedChoice:
-    """Decision about files that a broker has staged for deletion: base offsets of the files to import, ascending, and the reasons for which
-    others with missing offsets are not imported, by base offset.
+    """Decision about files that a broker has staged for deletion.
+
+    taken: base offsets of the files to import, ascending.
+    refusals: by base offset, why a file is not imported although it has offsets that the tier lacks.
     """
 
     taken: tuple[int, ...] = ()

@@ -146,7 +146,12 @@ def retire_partition(
 def retire_as_leader(
     leadership: Leadership, retention: Retention, *, clock: GraceClock = STORES_OWN, work: RoundWork[Any] | None = None
 ) -> RetireReport:
-    """Delete and sweep under a leadership that is already held. See ``retire_partition``."""
+    """Delete a partition's replaced segments whose grace period is over and the objects that no record names, under a leadership that the
+    caller holds already, and return what was deleted.
+
+    :param work: work that can finish an open round; None if an open round may only be undone.
+    :raises Fenced: if another compactor has become the leader.
+    """
     ports, log = leadership.ports, leadership.log
     ports.require_ownership(is_recheck=True)
     gone = _complete_begun_deletions(leadership, StageTracker(Stage.RETIRE_BEGUN)) + _delete_segments_after_grace(

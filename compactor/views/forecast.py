@@ -142,7 +142,11 @@ def read_sidecar_evidence(opened: Tier, summary: PartitionSummary, now_ms: int, 
 
 
 def forecast_partition(opened: Tier, name: TopicPartition, now_ms: int, *, force: bool = False) -> Forecast:
-    """Return the forecast for a partition. Reads its control log and sidecars, and asks the store whether deleting frees space there."""
+    """Return what the next round over a partition would do. Reads its control log and sidecars, and asks the store whether deleting frees
+    space there.
+
+    :param force: whether the round runs although the dirty ratio is below its limit.
+    """
     summary = summarize_state(opened.open(name).refresh())
     known = read_sidecar_evidence(opened, summary, now_ms, force=force)
     return forecast_summary(opened, summary, deletes_free_space(opened.ports.data), now_ms, force=force, sidecar_evidence=known)

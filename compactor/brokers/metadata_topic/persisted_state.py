@@ -233,7 +233,7 @@ def _partition_state_key(kind: bytes, partition: TopicIdPartition) -> bytes:
 
 
 def _encode_partition_counts(folded: FoldedPartition) -> bytes:
-    """Encode topic name and counts of a partition as JSON."""
+    """Return the topic's name and the partition's numbers of segments, bytes, findings and records as JSON in UTF-8."""
     topic = folded.cache.partition.topic
     return json.dumps([topic, folded.finished, folded.other, folded.finished_bytes, folded.finding_count, folded.cache.applied]).encode()
 

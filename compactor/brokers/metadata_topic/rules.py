@@ -114,7 +114,9 @@ class TrialFold:
         self.cache.epochs = {epoch: state.copy() for epoch, state in cache.epochs.items()}
 
     def apply_record(self, record: MetadataRecord) -> str:
-        """Apply a record to the copy, and return why brokers would ignore it or stop at it, or an empty string."""
+        """Apply a record to this copy of the partition's metadata. Return why brokers would ignore the record or stop consuming at it, or
+        an empty string.
+        """
         try:
             finding = self.cache.apply_record(record, self.cache.applied + 1)
         except BadData as error:

@@ -220,10 +220,10 @@ class BatchPairs:
 
     @staticmethod
     def select_from_group(group: ComparedGroup, source: SourceSegment, first_batch: int, chosen_flags: Flags) -> BatchPairs:
-        """Select the batches of one source segment from a group.
+        """Return the pairs of source batch and output batch of one source segment.
 
         :param first_batch: number of the source's first batch in the group.
-        :param chosen_flags: a flag per source batch of the group.
+        :param chosen_flags: a flag per source batch of the group: whether its pair is wanted.
         """
         mine = np.flatnonzero((group.origin >= first_batch) & (group.origin < first_batch + len(source.table)) & chosen_flags[group.origin])
         return BatchPairs(source, group.origin[mine] - first_batch, group.output[:, mine])

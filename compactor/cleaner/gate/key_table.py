@@ -130,8 +130,8 @@ class KeyTable:
 
 
 def pack_table_rows(hashes: Words, offsets: Int64s, digests: Words) -> GateRows:
-    """Return rows of the key table, packed from key hashes, offsets and digests of records. ``hashes``: shape (n, 2); ``digests`` may
-    include the flag DUE.
+    """Return rows of the key table, packed from key hashes, offsets and digests of records. ``hashes``: shape (n, 2); In ``digests``
+    the flag DUE marks tombstones that are due for removal: their delete horizon has passed.
     """
     rows = np.empty((len(offsets), WORDS), np.uint64)
     _pack_rows(hashes, offsets, digests, rows)

@@ -77,8 +77,10 @@ class DiskOffsetMap:
 
         :param path: path of the file, which exists until ``close``.
         :param map_budget_bytes: memory for the keys of one hash range.
-        :param part_number, part_count: the map takes only this part of the keys; the bitmaps of all parts together are the answer.
-        :raises OutOfBudget: if the map budget is too small for any set.
+        :param expected_rows: estimated number of rows with a key; it sizes the hash ranges.
+        :param part_number, part_count: the map takes only this part of the keys. A row survives if the bitmap of any part
+            has its bit set.
+        :raises OutOfBudget: if the map budget is less than the smallest hash table needs.
         """
         KeySet(map_budget_bytes)  # a budget that no set can use is refused before the scan, not after it
         self._map_budget_bytes = map_budget_bytes
@@ -169,8 +171,8 @@ class DiskOffsetMap:
         self._spool.add_rows(section, rows)
 
     def _mark_survivors_in_range(self, range_number: int, subrange_count: int, subrange: int, bitmap: Bitmap) -> None:
-        """Set the bits of the surviving rows of a spool range, of those rows only whose tag lies in range ``subrange`` of
-        ``subrange_count``.
+        """Set the bits of the surviving rows of a spool range. Of the range's rows, only those count whose tag (the upper bits of the key's
+        hash) lies in part ``subrange``, counted from 0, of ``subrange_count`` equal parts.
         """
         if subrange_count > 2**32:
             raise OutOfBudget("more keys than the map budget holds share one tag: the key hashes are not uniform")

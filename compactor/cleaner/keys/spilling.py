@@ -174,7 +174,7 @@ class SpillingSurvivors(BackwardKeyScan):
         self._map = self._open(self._part, self._parts) if self._part < self._parts else None
 
     def close(self) -> None:
-        """Remove the file if ``finish_part_of_keys`` was not reached."""
+        """Remove the file of the disk map, if the work ended before that was done. A second call does nothing."""
         if self._map is not None:
             self._map.close()
 

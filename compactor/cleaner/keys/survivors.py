@@ -250,8 +250,9 @@ class BackwardKeyScan:
         self, segments: Iterable[tuple[SourceSegment, Flags]], workers: WorkerThreads, *, clean_at_once: bool = True
     ) -> None:
         """Read the keys of several dirty segments, in descending order, and find the surviving records. Workers begin the next segment
-        while the last chunks of one
-        are being processed.
+        while the last chunks of one are being processed.
+
+        :param clean_at_once: whether chunks whose records are all decided are cleaned in the same pass.
         """
         key_scan = self._scan
         begun: list[_SegmentScan] = []

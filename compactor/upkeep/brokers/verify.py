@@ -311,7 +311,7 @@ class _SegmentChecker:
         return txn_index_mismatch(entries, source)
 
     def _aborted_transactions(self, source: SourceSegment) -> list[tuple[int, int]]:
-        """Return (producer id, marker offset) of the transactions with records that are aborted in this segment."""
+        """Return (producer id, offset of the abort marker) of each transaction with records whose abort marker lies in this segment."""
         table, found = source.table, []
         for batch in np.flatnonzero(table.is_transactional).tolist():
             producer, control = int(table.producer_id[batch]), int(table.control[batch])

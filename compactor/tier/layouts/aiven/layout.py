@@ -179,7 +179,9 @@ class Packer:
     def _write_chunks(
         self, file: BinaryIO, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
     ) -> tuple[ChunkIndex, SealedSegmentKey | None]:
-        """Write the log's chunks, leaving space for encryption, then encrypt them in place."""
+        """Write the log's chunks, leaving space for encryption, then encrypt them in place. Return the index of the chunks, and the sealed
+        data key, which is None without encryption.
+        """
         log, pair, chunk_size = contents["log"], self._settings.active_key_pair, self._settings.chunk_size
         overhead = ENCRYPTION_OVERHEAD if pair else 0
         squeezed: Callable[[bytes], bytes] = compress_chunk if self._is_compression_needed(log) else bytes

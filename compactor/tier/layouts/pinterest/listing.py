@@ -159,7 +159,9 @@ class ListedTier:
     def _read_extra_file_if_valid(
         self, key: str, name: TopicPartition, parse: Callable[[bytes, TopicPartition], T], problems: list[BadData]
     ) -> T | None:
-        """Read and parse one of the partition's two extra files, and add a parse error to ``problems``."""
+        """Read and parse the file under this key. Return None if the file is missing, or if it is invalid; the error is then appended to
+        ``problems``.
+        """
         try:
             return parse(self.store.get(key), name)
         except NotFound:
