@@ -241,7 +241,7 @@ def test_sighup_rereads_the_configuration(service: Service) -> None:
     service.deployment.set(cleaner={"min_cleanable_dirty_ratio": 0.1}, limits={"max_requests_per_s": 10_000})
     daemon.process.send_signal(signal.SIGHUP)
     wait_for(lambda: "the configuration was read again: cleaner.min_cleanable_dirty_ratio: 1.0 -> 0.1" in daemon.process.said())
-    assert "only for the next start: limits.max_requests_per_s: 0 -> 10000" in daemon.process.said()
+    assert "changed, but only from the next start on: limits.max_requests_per_s: 0 -> 10000" in daemon.process.said()
     wait_for(lambda: service.is_clean(log))
     assert daemon.end() == 0
 
