@@ -253,7 +253,7 @@ class Staging:
         """Fetch a file to ``path``, waiting while the disk is full."""
         self.retry_until_space(lambda: self._fetch_file_once(wanted, path))
 
-    @measure_stage(WorkStage.FETCH, lambda self, wanted, path: wanted.size)
+    @measure_stage(WorkStage.FETCH, lambda self, wanted, path: wanted.bytes_to_fetch)
     def _fetch_file_once(self, wanted: FileToStage, path: Path) -> None:
         """Fetch or copy a file to ``path`` and check it. Removes the file after an error."""
         try:
