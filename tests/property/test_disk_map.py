@@ -99,7 +99,14 @@ def test_the_same_answers_as_in_memory(
         patch.setattr(row_spool, "BLOCK_BYTES", block * KEY_ROW_BYTES)
         answers = [
             on_disk(
-                hashes_of(dirty), hashes_of(clean), calls, Budget(), map_budget_bytes=LEAST, expected_rows=expected, part=part, parts=parts
+                hashes_of(dirty),
+                hashes_of(clean),
+                calls,
+                Budget(),
+                map_budget_bytes=LEAST,
+                expected_rows=expected,
+                part_number=part,
+                part_count=parts,
             )
             for part in range(parts)
         ]

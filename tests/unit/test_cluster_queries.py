@@ -19,6 +19,6 @@ def test_the_cluster_id_needs_no_answer_from_a_broker_that_has_just_died(monkeyp
     admin = KafkaAdmin(KafkaConnection("a:9092"))
     monkeypatch.setattr(admin, "_describe_settings", refuse)
     monkeypatch.setattr(
-        admin, "_session", SimpleNamespace(client=None, list_cluster=lambda what: SimpleNamespace(cluster_id="some cluster"))
+        admin, "_session", SimpleNamespace(client=None, cluster_metadata=lambda what: SimpleNamespace(cluster_id="some cluster"))
     )
     assert AdminClusterQueries(admin).cluster_id() == "some cluster"
