@@ -15,7 +15,7 @@ from compactor.brokers.metadata_topic.codec import TOPIC
 from compactor.brokers.metadata_topic.confluent_topic import uuid_to_bytes
 from compactor.brokers.metadata_topic.connection import AdminSession, KafkaConnection, load_confluent_kafka
 from compactor.constants import LeaderEpoch
-from compactor.errors import NotFound, Refused, Unavailable, UsageError
+from compactor.errors import NotFound, Refused, StoreError, Unavailable, UsageError
 
 TOPIC_SETTINGS = (
     "cleanup.policy", "retention.ms", "retention.bytes", "local.retention.ms", "local.retention.bytes", "remote.storage.enable",
@@ -166,10 +166,17 @@ class KafkaAdmin:
         return self.describe_topics([TOPIC], needs_append_right=needs_append_right)[TOPIC]
 
     def log_start_offset(self, topic: str, partition: int) -> int:
-        """Ask the partition's leader for its log start offset. Raises Unavailable if no leader gives one."""
+        """Ask the partition's leader for its log start offset. Return 0 if the cluster lists no such topic any more. Raise Unavailable if the
+        topic exists and no leader answers.
+        """
         kafka = load_confluent_kafka()
         wanted = kafka.TopicPartition(topic, partition)
-        found = self._list_offsets([wanted], kafka.admin.OffsetSpec.earliest(), kafka.IsolationLevel.READ_UNCOMMITTED)
+        try:
+            found = self._list_offsets([wanted], kafka.admin.OffsetSpec.earliest(), kafka.IsolationLevel.READ_UNCOMMITTED)
+        except StoreError:
+            if topic in self._session.cluster_metadata("ask for the topics").topics:
+                raise
+            return 0  # Nothing of a deleted topic counts as expired; the round finds that its sources are gone.
         offset = int(found[topic, partition].offset)
         if offset < 0:
             raise Unavailable(f"the leader of {topic}-{partition} gives no log start offset", hint="Run the command again to continue")
