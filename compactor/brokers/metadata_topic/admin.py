@@ -166,8 +166,8 @@ class KafkaAdmin:
         return self.describe_topics([TOPIC], needs_append_right=needs_append_right)[TOPIC]
 
     def log_start_offset(self, topic: str, partition: int) -> int:
-        """Ask the partition's leader for its log start offset. Return 0 if the cluster lists no such topic any more. Raise Unavailable if the
-        topic exists and no leader answers.
+        """Ask the partition's leader for its log start offset. Return 0 if the cluster lists no such topic any more. Raise
+        Unavailable if the topic exists and no leader answers.
         """
         kafka = load_confluent_kafka()
         wanted = kafka.TopicPartition(topic, partition)
