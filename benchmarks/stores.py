@@ -39,7 +39,7 @@ RECORD_BYTES = VALUE_BYTES + 20
 
 
 @contextmanager
-def new_bucket(server: str, folder: Path) -> Iterator[AnyBucket]:
+def bucket_on_new_server(server: str, folder: Path) -> Iterator[AnyBucket]:
     """Start a server and yield a bucket on it."""
     if server == "fake-gcs-server":
         with running_fake_gcs() as endpoint:
@@ -115,7 +115,7 @@ def main() -> None:
     arguments = parser.parse_args()
     keys = arguments.mb * 1_000_000 // RECORD_BYTES // (2 * SEGMENTS * PER_BATCH) * SEGMENTS * PER_BATCH
     for server in arguments.server:
-        with tempfile.TemporaryDirectory(prefix="stores-") as scratch, new_bucket(server, Path(scratch)) as bucket:
+        with tempfile.TemporaryDirectory(prefix="stores-") as scratch, bucket_on_new_server(server, Path(scratch)) as bucket:
             folder = Path(scratch)
             size = keys // (SEGMENTS // 2)
             parts = [np.arange(start, start + size) for start in range(0, keys, size)] * 2

@@ -165,6 +165,12 @@ class LogBuilder:
     def skip(self, offsets: int) -> None:
         self.next_offset += offsets
 
+    def put_segment(self, *records: str) -> None:
+        """Puts each record into a batch of its own, and begins a new segment."""
+        for record in records:
+            self.put(record)
+        self.roll()
+
     def roll(self, base: int | None = None) -> int:
         """Begins a new segment, at the next offset or at a given later one."""
         self.next_offset = self.next_offset if base is None else base

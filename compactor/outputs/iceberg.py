@@ -137,8 +137,7 @@ def read_table_status(opened: Tier, name: TopicPartition) -> TableStatus | None:
         table = read_table()
         known = table.partition_entry(name.partition) if table else None
         files = table.data_files(name.partition).values() if table else ()
-    state = opened.open(name).refresh()
-    view = view_entry(state, opened.first_readable_offset(state))
+    state, view, _ = _read_view(opened, name)
     shown = known is not None and known.is_same_view(view.model_copy(update={"empty": known.empty}))
     since = [run.ended_ms for run in state.runs if run.published_slot > (known.slot if known else 0)]
     current = table.snapshot if table else None
@@ -183,6 +182,15 @@ def find_files_with_keys(opened: Tier, topic: str, keys: Collection[bytes]) -> l
         ]
 
 
+def _read_view(opened: Tier, name: TopicPartition) -> tuple[PartitionState, PartitionEntry, tuple[Slice, ...]]:
+    """Return a partition's state as its control log has it now, what the table's snapshot is to record about the partition, and the slices
+    of segments that make up the compacted view, ascending by offset.
+    """
+    state = opened.open(name).refresh()
+    log_start = opened.first_readable_offset(state)
+    return state, view_entry(state, log_start), view_slices(state, log_start)
+
+
 @dataclass(frozen=True)
 class _TableUpdate:
     """One attempt to bring a partition's rows up to date.
@@ -203,7 +211,7 @@ class _TableUpdate:
         partition = self.name.partition
         # In this order: the control log is then at least as new as the table, unless it is another one.
         known = self.table.partition_entry(partition)
-        state, view, slices = self._read_view()
+        state, view, slices = _read_view(self.opened, self.name)
         if known is not None and known.order > view.order:
             raise BadData(
                 f"it shows slot {known.slot} of incarnation {known.incarnation}, the control log has {view.slot} of {view.incarnation}",
@@ -224,7 +232,7 @@ class _TableUpdate:
             return OutputReport("empty", state.slot)
         if known is not None and (known.is_same_view(view) or known.order == view.order):
             return OutputReport("up_to_date", state.slot, content=content)
-        _, again, slices_again = self._read_view()
+        _, again, slices_again = _read_view(self.opened, self.name)
         if slices_again != slices or not again.is_same_view(view.model_copy(update={"empty": ()})):
             return None
         self.table.commit_snapshot({partition: view}, added, [files[path] for path in plan.remove])
@@ -232,14 +240,6 @@ class _TableUpdate:
         summary = f"table {self.table.name}: {len(added)} files with {rows} rows and {size} bytes take the place of {len(plan.remove)}"
         content = OutputContent(view.cleaner_offset, len(plan.keep) + len(added), 0)
         return OutputReport("written" if state.has_segments else "removed", state.slot, summary=summary, content=content)
-
-    def _read_view(self) -> tuple[PartitionState, PartitionEntry, tuple[Slice, ...]]:
-        """Return the partition's state, what the table's snapshot is to record about the partition, and the slices of segments that make
-        up the compacted view, ascending by offset.
-        """
-        state = self.opened.open(self.name).refresh()
-        log_start = self.opened.first_readable_offset(state)
-        return state, view_entry(state, log_start), view_slices(state, log_start)
 
     def _write_files(self, state: PartitionState, plan: TablePlan) -> float:
         """Write the files that are missing, and check that no key occurs twice. Return the share of keys that was checked."""

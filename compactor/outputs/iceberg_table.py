@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,9 +34,6 @@ from typing_extensions import override
 from compactor.config.output_sections import IcebergTableSettings
 from compactor.errors import BadData, Refused, Unavailable, UsageError
 from compactor.outputs.iceberg_plan import ENTRY_PREFIX, DataFileName, PartitionEntry, SnapshotAge, entry_key, parse_entry, plan_expiry
-
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
 
 ROW_GROUP_BYTES: Final = 64 << 20
 """Size of a row group before compression. It is the memory that a writer of a file takes, and what engines read at once."""
@@ -191,7 +188,8 @@ class TopicTable:
             self.table.maintenance.expire_snapshots().by_ids(expired).commit()
             deleted = [path for path in unused if path.endswith(".avro") or DataFileName.parse(path)]
             for path in deleted:
-                _delete_if_present(self.table.io, path)
+                with suppress(FileNotFoundError):
+                    self.table.io.delete(path)
             return len(deleted), next_ms
 
     def delete_orphan_files(self, older_than_ms: int) -> int:
@@ -323,11 +321,3 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBat
             group, size = [], 0
     if group:
         yield group
-
-
-def _delete_if_present(io: FileIO, path: str) -> None:
-    """Delete a file; nothing happens if it does not exist."""
-    try:
-        io.delete(path)
-    except FileNotFoundError:
-        pass

@@ -27,33 +27,30 @@ from compactor.outputs.iceberg_plan import DataFileName, PartitionEntry, entry_k
 from compactor.outputs.iceberg_table import TopicTable, open_table
 from compactor.outputs.port import OutputReport
 from tests.builders import LogBuilder
-from tests.support.tier_cli import TierCli, visible
+from tests.support.tier_cli import GrowingTier, visible
 
 ORDERS = TopicPartition("orders", 0)
 
 Row = tuple[bytes, bytes, int]
 
 
-class House:
+class House(GrowingTier):
     """A tier that is filled again and again, and the table of its topic in a SQL catalog."""
 
     def __init__(self, folder: Path, **publish: int) -> None:
-        self.folder = folder
-        self.log = LogBuilder()
         self.catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db"}
         self.warehouse = (folder / "warehouse").as_uri()
         settings = {"publish": {"grace_ms": 0, "undo_window_ms": 0} | publish, "cleaner": {"delete_retention_ms": 0}}
-        self.cli = TierCli(folder / "own", settings)
+        super().__init__(folder, settings)
         self.cli.set(**{"outputs.iceberg": {"warehouse": self.warehouse}, "outputs.iceberg.catalog": self.catalog})
         self.cli.set(**{'outputs.iceberg.topics."orders"': {}})
 
-    def segment(self, *records: str) -> None:
-        for record in records:
-            self.log.put(record)
-        self.log.roll()
-
-    def bring(self) -> None:
-        self.cli.bring(self.log.write(self.folder / "log", indexes=True, index_interval_bytes=100))
+    def advance(self, *records: str) -> None:
+        """A segment more, a round, and the table brought up to it."""
+        self.segment(*records)
+        self.bring()
+        self.cli.run()
+        self.update()
 
     def opened(self) -> Tier:
         return open_tier(load_settings(str(self.cli.config), {}))
@@ -153,10 +150,7 @@ def test_a_round_changes_only_the_files_of_replaced_segments(house: House) -> No
     house.cli.run()
     house.update()
     first = house.files()
-    house.segment("d=2", "g=1")
-    house.bring()
-    house.cli.run()
-    house.update()
+    house.advance("d=2", "g=1")
     house.check()
     live = {segment.id for segment in house.opened().open(ORDERS).refresh().live}
     stayed = {path for path in first if (name := DataFileName.parse(path)) and name.slice.segment_id in live}
@@ -168,15 +162,9 @@ def test_a_round_changes_only_the_files_of_replaced_segments(house: House) -> No
 
 def test_a_round_that_is_undone_is_undone_in_the_table(tmp_path: Path) -> None:
     house = House(tmp_path, undo_window_ms=3_600_000)
-    house.segment("a=1", "b=1")
-    house.bring()
-    house.cli.run()
-    house.update()
+    house.advance("a=1", "b=1")
     before = house.rows()
-    house.segment("a=2", "c=")
-    house.bring()
-    house.cli.run()
-    house.update()
+    house.advance("a=2", "c=")
     assert house.rows() != before
     slot = house.entry().slot
     run = house.opened().open(ORDERS).refresh().published[-1]
@@ -348,10 +336,7 @@ def test_a_table_of_another_topic_is_refused(house: House) -> None:
 def test_older_snapshots_show_older_views_until_they_expire(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     views: dict[int, list[Row]] = {}
     for number in range(3):
-        house.segment(f"a=round {number}", f"x{number}=1")
-        house.bring()
-        house.cli.run()
-        house.update()
+        house.advance(f"a=round {number}", f"x{number}=1")
         views[house.table().current_snapshot().snapshot_id] = house.expected()  # type: ignore[union-attr]
     assert {snapshot: house.rows(snapshot) for snapshot in views} == views
     data = {path.name for path in (house.folder / "warehouse").rglob("*.parquet")}
@@ -364,19 +349,13 @@ def test_older_snapshots_show_older_views_until_they_expire(house: House, monkey
     left = {path.name for path in (house.folder / "warehouse").rglob("*.parquet")}
     assert left == {path.rpartition("/")[2] for path in house.files()} < data
     house.check()
-    house.segment("a=after")
-    house.bring()
-    house.cli.run()
-    house.update()
+    house.advance("a=after")
     house.check()
 
 
 def test_manifests_do_not_accumulate(house: House) -> None:
     for number in range(4):
-        house.segment(f"a=round {number}")
-        house.bring()
-        house.cli.run()
-        house.update()
+        house.advance(f"a=round {number}")
     table = house.table()
     snapshot = table.current_snapshot()
     assert snapshot is not None

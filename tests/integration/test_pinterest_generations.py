@@ -29,29 +29,19 @@ from compactor.storage.forwarding import ReadOnlyStore
 from compactor.storage.port import ObjectInfo, ObjectStore
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.plain_pinterest import PlainConsumer, Stalled, upload
-from tests.support.tier_cli import TierCli, batches_of
+from tests.support.tier_cli import GrowingTier, TierCli, batches_of
 
 ORDERS = TopicPartition("orders", 0)
 
 
-class House:
+class House(GrowingTier):
     """A tier of our own that is filled again and again, and the generations that are made of it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.log = LogBuilder()
+        super().__init__(folder, {"publish": {"grace_ms": 0}, "cleaner": {"delete_retention_ms": 0}})
         self.target = folder / "compacted"
-        self.cli = TierCli(folder / "own", {"publish": {"grace_ms": 0}, "cleaner": {"delete_retention_ms": 0}})
         self.cli.set(**{"tier.pinterest": {"cluster": "prod", "target": self.target.as_uri()}})
         self.exports = 0
-
-    def segment(self, *records: str) -> None:
-        for record in records:
-            self.log.put(record)
-        self.log.roll()
-
-    def bring(self) -> None:
-        self.cli.bring(self.log.write(self.folder / "log", indexes=True, index_interval_bytes=100))
 
     def write(self) -> Any:
         (row,) = self.cli.do("generations", "write")["partitions"]

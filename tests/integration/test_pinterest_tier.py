@@ -33,9 +33,7 @@ class Upstream:
         self.index_interval_bytes = 100
 
     def segment(self, *records: str) -> None:
-        for record in records:
-            self.log.put(record)
-        self.log.roll()
+        self.log.put_segment(*records)
 
     def upload(self, name: str = "orders-0") -> Path:
         self.log.write(self.folder / "log", indexes=True, index_interval_bytes=self.index_interval_bytes)

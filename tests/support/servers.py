@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -86,33 +87,36 @@ def s3_server() -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def versity_server() -> Iterator[S3Server]:
+@contextmanager
+def _must_start() -> Iterator[None]:
+    """Skips the test, or fails it in CI, if the server that is started here cannot be had."""
     try:
-        binary = versitygw_binary()
+        yield
     except Unbuildable as why:
         missing(why)
-    with tempfile.TemporaryDirectory(prefix="versitygw-") as directory, running_versitygw(binary, Path(directory)) as server:
+
+
+@pytest.fixture(scope="session")
+def versity_server() -> Iterator[S3Server]:
+    with (
+        _must_start(),
+        tempfile.TemporaryDirectory(prefix="versitygw-") as directory,
+        running_versitygw(versitygw_binary(), Path(directory)) as server,
+    ):
         yield server
 
 
 @pytest.fixture(scope="session")
 def s3proxy_server() -> Iterator[S3Server]:
-    try:
-        with tempfile.TemporaryDirectory(prefix="s3proxy-") as folder, running_s3proxy(Path(folder)) as server:
-            yield server
-    except Unbuildable as why:
-        missing(why)
+    with _must_start(), tempfile.TemporaryDirectory(prefix="s3proxy-") as folder, running_s3proxy(Path(folder)) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def fake_gcs() -> Iterator[str]:
     """The endpoint of fake-gcs-server."""
-    try:
-        with running_fake_gcs() as endpoint:
-            yield endpoint
-    except Unbuildable as why:
-        missing(why)
+    with _must_start(), running_fake_gcs() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
@@ -124,11 +128,8 @@ def gcs_bucket(fake_gcs: str) -> CloudBucket:
 @pytest.fixture(scope="session")
 def azurite() -> Iterator[str]:
     """The endpoint of Azurite."""
-    try:
-        with running_azurite() as endpoint:
-            yield endpoint
-    except Unbuildable as why:
-        missing(why)
+    with _must_start(), running_azurite() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
@@ -140,11 +141,8 @@ def azure_container(azurite: str, tmp_path_factory: pytest.TempPathFactory) -> C
 @pytest.fixture(scope="session")
 def hdfs() -> Iterator[str]:
     """The address of a namenode's WebHDFS."""
-    try:
-        with tempfile.TemporaryDirectory(prefix="hdfs-") as directory, running_hdfs(Path(directory)) as endpoint:
-            yield endpoint
-    except Unbuildable as why:
-        missing(why)
+    with _must_start(), tempfile.TemporaryDirectory(prefix="hdfs-") as directory, running_hdfs(Path(directory)) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
@@ -168,11 +166,8 @@ def versity_bucket(versity_server: S3Server, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def gofakes3_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     """A bucket on a server that ignores conditions of multipart uploads; the environment holds its credentials."""
-    try:
-        with running_gofakes3() as server:
-            yield _new_bucket(server, monkeypatch)
-    except Unbuildable as why:
-        missing(why)
+    with _must_start(), running_gofakes3() as server:
+        yield _new_bucket(server, monkeypatch)
 
 
 @pytest.fixture

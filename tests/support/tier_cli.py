@@ -189,3 +189,18 @@ def tier_of_two_segments(folder: Path) -> TierCli:
     log.put("a=2")
     made.bring(log.write(folder / "orders-0"))
     return made
+
+
+class GrowingTier:
+    """A log, and a tier below ``folder`` that gets what is added to it."""
+
+    def __init__(self, folder: Path, settings: dict[str, dict[str, Any]]) -> None:
+        self.folder = folder
+        self.log = LogBuilder()
+        self.cli = TierCli(folder / "own", settings)
+
+    def segment(self, *records: str) -> None:
+        self.log.put_segment(*records)
+
+    def bring(self) -> None:
+        self.cli.bring(self.log.write(self.folder / "log", indexes=True, index_interval_bytes=100))

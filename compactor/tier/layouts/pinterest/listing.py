@@ -180,9 +180,10 @@ class ListedTier:
 
 
 def segment_metadata(segment: ListedSegment, last_offset: int) -> RemoteLogSegmentMetadata:
-    """Convert a listed segment. last_offset: last offset, inclusive.
+    """Return the metadata of a segment found in a listing. The leader epoch is 0, because the layout records none; imports and exports take
+    epochs from the batches. The largest timestamp is the upload time, in milliseconds.
 
-    Its leader epoch is 0, because the layout has none; imports and exports read the batches. Its largest timestamp is the upload time.
+    :param last_offset: last offset of the segment, inclusive.
     """
     log = segment.files["log"]
     return RemoteLogSegmentMetadata(
