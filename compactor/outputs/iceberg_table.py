@@ -215,8 +215,9 @@ class TopicTable:
         """Yield each data file that has a row with one of the keys: its path, the key, and the snapshots that name the file."""
         with _iceberg_errors(self.name):
             files = {one.snapshot_id: self._files_of([one]) for one in self.table.snapshots()}
+        wanted = pa.array(sorted(keys), pa.large_binary())
         for path in sorted(path for path in set().union(*files.values()) if path.endswith(".parquet")):
-            found = [array.filter(pc.is_in(array, pa.array(sorted(keys), pa.large_binary()))) for array in self.read_keys(path)]
+            found = [array.filter(pc.is_in(array, wanted)) for array in self.read_keys(path)]
             for key in sorted({key for array in found for key in array.to_pylist()}):
                 yield path, key, tuple(sorted(number for number, paths in files.items() if path in paths))
 

@@ -24,7 +24,7 @@ from compactor.web.documents import (
     WorkItem,
 )
 from compactor.web.listing import ListColumn, ListQuery
-from compactor.web.status_page import MOST_SHOWN, ORDER, RUNBOOK_FILE, format_command, status_document
+from compactor.web.status_page import MOST_SHOWN, ORDER, format_command, runbook_link, status_document
 
 MOST_PENDING = 100
 """Largest number of waiting segments on a partition's page. The totals cover all of them."""
@@ -55,12 +55,13 @@ UPLOAD_COLUMNS: dict[str, ListColumn[_LedPartition]] = {
 class AgentPages:
     """Source of the pages that an agent (uploader on a broker) serves.
 
-    config: path of the agent's configuration file, for the commands that pages show. runbook_url: address of the runbook.
+    config: path of the agent's configuration file, for the commands that pages show.
+    runbook_url: address of the runbook; empty for the documentation's own.
     """
 
     status: Callable[[], AgentStatus]
     config: str = ""
-    runbook_url: str = RUNBOOK_FILE
+    runbook_url: str = ""
     template: ClassVar[str] = "agent.html"
     partition_template: ClassVar[str] = "upload.html"
     looks_for: ClassVar[str] = "segments"
@@ -176,7 +177,7 @@ def _failing_upload_entry(watch: PartitionUploadState, config: str, runbook_url:
         failures=watch.failures,
         next_try_ms=watch.retry_at_ms or None,
         commands=() if trouble in PASSING else (format_command("checkpoints show", watch.name, config),),
-        runbook=f"{runbook_url}#alert-tieredcompactoragentrefuses",
+        runbook=runbook_link(runbook_url, "alert-tieredcompactoragentrefuses"),
     )
 
 

@@ -47,7 +47,7 @@ from compactor.web.documents import (
     WorkItem,
 )
 from compactor.web.listing import ListColumn, ListQuery
-from compactor.web.status_page import MOST_SHOWN, ORDER, RUNBOOK_FILE, format_command, status_document
+from compactor.web.status_page import MOST_SHOWN, ORDER, format_command, runbook_link, status_document
 from compactor.web.topic_pages import hour_totals, queue_empty_ms, topics_document
 
 DAY_MS = 86_400_000
@@ -103,7 +103,7 @@ class DaemonPages:
     """Source of a daemon's pages.
 
     config: path of the daemon's configuration file, for the commands that pages show. prices: prices for costs and savings.
-    runbook_url: address of the runbook, to which reasons are linked.
+    runbook_url: address of the runbook, to which reasons are linked; empty for the documentation's own.
     cleaner_for: returns the settings in force for a topic.
     """
 
@@ -111,7 +111,7 @@ class DaemonPages:
     details: Callable[[TopicPartition], PartitionDetails | None]
     config: str = ""
     prices: PriceTable = NO_PRICES
-    runbook_url: str = RUNBOOK_FILE
+    runbook_url: str = ""
     cleaner_for: Callable[[str], Cleaner] = field(default=lambda topic: Cleaner())
     template: ClassVar[str] = "daemon.html"
     partition_template: ClassVar[str] = "partition.html"
@@ -248,7 +248,7 @@ def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: s
         failures=failures,
         next_try_ms=step.at_ms if step.at_ms < NEVER_MS else None,
         commands=tuple(format_command(verb, schedule.name, config) for verb in verbs),
-        runbook=f"{runbook_url}#{RUNBOOK_SECTIONS[kind]}",
+        runbook=runbook_link(runbook_url, RUNBOOK_SECTIONS[kind]),
     )
 
 

@@ -23,6 +23,11 @@ ORDER = {condition: place for place, condition in enumerate(PartitionCondition)}
 """Place of each condition in the list's default order: the most urgent first."""
 
 
+def runbook_link(runbook_url: str, section: str) -> str:
+    """Return the link to a section of the runbook at ``runbook_url``, or in the documentation if that is empty."""
+    return f"{runbook_url or RUNBOOK_FILE}#{section}"
+
+
 def status_document(
     document_class: type[StatusDocument[TotalsT, RowT]],
     kind: Literal["daemon", "agent"],

@@ -18,7 +18,6 @@ from compactor.tier.kinds import owned_root_settings, tier_kind
 from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter
 from compactor.web.server import serve_pages
-from compactor.web.status_page import RUNBOOK_FILE
 
 BROKER_SECONDS = 5.0
 """Timeout of one request to the brokers. The agent retries by itself."""
@@ -34,7 +33,7 @@ def run_agent(args: argparse.Namespace, out: Output) -> int:
     brokers = KafkaLeaders(replace(kafka_connection(in_force), timeout_s=BROKER_SECONDS))
     agent = Agent(opened, brokers, log=tell)
     settings = in_force.agent
-    shown = AgentPages(agent.status, getattr(args, "config", ""), settings.runbook_url or RUNBOOK_FILE)
+    shown = AgentPages(agent.status, getattr(args, "config", ""), settings.runbook_url)
     pages = RequestRouter(shown, agent.loop_age_ms, settings.interval_ms)
     with serve_pages(settings.listen, pages, "agent.listen") as address, call_on_new_segments(settings.log_dirs, agent.request_scan, tell):
         tell(f"{opened.ports.holder} uploads to {opened.ports.layout.url}; status at http://{address}/")

@@ -13,7 +13,6 @@ from compactor.views.prices import price_table_of_tier
 from compactor.web.console import RequestRouter
 from compactor.web.daemon_pages import DaemonPages
 from compactor.web.server import serve_pages
-from compactor.web.status_page import RUNBOOK_FILE
 
 
 def run_daemon(args: argparse.Namespace, out: Output) -> int:
@@ -32,7 +31,7 @@ def run_daemon(args: argparse.Namespace, out: Output) -> int:
         daemon.partition_details,
         getattr(args, "config", ""),
         price_table_of_tier(opened.settings.tier_url),
-        settings.runbook_url or RUNBOOK_FILE,
+        settings.runbook_url,
         daemon.cleaner_for,
     )
     with serve_pages(settings.listen, RequestRouter(pages, daemon.loop_age_ms, settings.interval_ms)) as address:

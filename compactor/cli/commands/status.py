@@ -14,7 +14,6 @@ from compactor.views.words import count_noun, format_ago, format_moment, format_
 from compactor.web.daemon_pages import DaemonPages
 from compactor.web.documents import DaemonTotals, PartitionRow, StatusDocument
 from compactor.web.listing import MOST_PER_PAGE, ListQuery
-from compactor.web.status_page import RUNBOOK_FILE
 
 SHOWN_PARTITIONS = 15
 """Largest number of partitions in the table, so that it fits one screen. JSON has all of them."""
@@ -33,7 +32,7 @@ def show_status(args: argparse.Namespace, out: Output) -> int:
             out.note(f"error: {error}. It is tried again")
             time.sleep(WATCH_SECONDS)
             continue
-        runbook = opened.settings.daemon.runbook_url or RUNBOOK_FILE
+        runbook = opened.settings.daemon.runbook_url
         pages = DaemonPages(lambda: found, lambda name: None, getattr(args, "config", ""), runbook_url=runbook)  # noqa: B023, called at once
         document = pages.status_page_document(ListQuery(per_page=max(MOST_PER_PAGE, len(found.schedules))))
         if args.watch and out.mode == "table":
