@@ -155,7 +155,12 @@ def _broker_soak(records: Sequence[Record]) -> str:
     text += (
         f".\n\nRecords that brokers themselves handed out against their rules, from segments that nobody had compacted: {told}. Compacted "
         "segments hold no such records, and are checked for them. Records missing from reads "
-        f"because an unclean election discarded the one that had superseded them: {excused:,}."
+        f"because an unclean election discarded the one that had superseded them: {excused:,}. "
+    )
+    holes = [passes for run in runs for passes in run.get("passes_that_met_holes_made_by_brokers", {}).values()]
+    text += (
+        "Excused holes, which two brokers made by copying a segment from the same offset to different ends, where no round had been: "
+        f"{len(holes):,}; passes that ended out of range there: {sum(holes):,}."
     )
     for run in (record for record in records if record["sabotage"]):
         found = f"{_violations(run):,} violations within {run['minutes']} minutes"

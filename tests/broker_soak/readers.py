@@ -8,13 +8,14 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from tests.broker_soak.broker_holes import MetadataReplay
 from tests.broker_soak.cluster import AGING, DELETE_RETENTION_MS, REBORN, RISKY, SoakCluster
 from tests.broker_soak.traffic import SERIAL, WrittenPartition
 from tests.read_checker import FoundRecord, Read, SentRecord, judge_read
@@ -185,10 +186,26 @@ def _bytes(text: str) -> bytes | None:
     return None if text == "-" else bytes.fromhex(text[1:])
 
 
+@dataclass(frozen=True)
+class OutOfRange:
+    """A pass that ended because a broker did not find an offset at or after the log start. Whose fault it is, the metadata topic shows.
+
+    kind: client and kind of error.
+    """
+
+    where: str
+    position: int
+    kind: str
+    text: str
+    at_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+
+
 @dataclass
 class Findings:
     """What all readers found. Thread-safe where it is only appended to.
 
+    out_of_range: what ``judge_out_of_range`` has not judged yet.
+    holes: passes that ended at offsets that brokers themselves had made unreadable, by hole.
     errors: passes that failed, and log starts that rose, by client and kind of error.
     tolerated: offsets of records that brokers hand out from uncompacted segments against their own rules, by kind and partition.
     """
@@ -198,13 +215,32 @@ class Findings:
     errors: Counter[str] = field(default_factory=Counter)
     error_texts: dict[str, str] = field(default_factory=dict)
     tolerated: dict[str, dict[str, set[int]]] = field(default_factory=dict)
+    out_of_range: list[OutOfRange] = field(default_factory=list)
+    holes: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
     longest_pass_s: float = 0.0
 
-    def failed(self, kind: str, text: str) -> None:
-        """Count an error; the first text of each kind is kept."""
+    def failed(self, kind: str, text: str, at_ms: int | None = None) -> None:
+        """Count an error; the first text of each kind is kept. at_ms: when it happened, None for now."""
+        when = time.localtime(None if at_ms is None else at_ms / 1000)
         self.errors[kind] += 1
-        self.error_texts.setdefault(kind, f"{time.strftime('%H:%M:%S')} {text}")
+        self.error_texts.setdefault(kind, f"{time.strftime('%H:%M:%S', when)} {text}")
+
+    def judge_out_of_range(self, metadata: Iterable[str]) -> bool:
+        """Judge the passes that were out of range. Returns whether there were any, and all of them met holes that brokers had made.
+
+        metadata: the metadata topic as Kafka's formatter prints it. What it does not excuse is counted as an error.
+        """
+        replay, judged, self.out_of_range = MetadataReplay(metadata), self.out_of_range, []
+        excused = 0
+        for each in judged:
+            hole = replay.broker_hole(each.where, each.position, each.at_ms)
+            if hole is None:
+                self.failed(each.kind, each.text, each.at_ms)
+            else:
+                self.holes[str(hole)] += 1
+                excused += 1
+        return 0 < excused == len(judged)
 
 
 class LogBounds(Protocol):
@@ -231,8 +267,12 @@ def read_and_judge(reader: LogReader, written: WrittenPartition, findings: Findi
         may_start_later = written.topic in STARTS_LATER and error.kind in OUT_OF_RANGE
         if may_start_later and 0 <= error.position < bounds.first_offset(written):
             findings.passes["not judged: the log start rose beyond the reader"] += 1
+            return False
+        kind = f"{reader.name.partition(',')[0]}: {error.kind}"
+        if error.kind in OUT_OF_RANGE:
+            findings.out_of_range.append(OutOfRange(str(written), error.position, kind, str(error)))
         else:
-            findings.failed(f"{reader.name.partition(',')[0]}: {error.kind}", str(error))
+            findings.failed(kind, str(error))
         return False
     seconds = time.monotonic() - began
     bound = bounds.tiered_end(written)

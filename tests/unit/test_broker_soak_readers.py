@@ -44,12 +44,16 @@ def findings_of(topic: str, answer: Pass | ReadFailed) -> Findings:
 
 @pytest.mark.parametrize("topic", [AGING, RISKY])
 def test_position_below_a_raised_log_start_is_no_failure(topic: str) -> None:
-    assert not findings_of(topic, ReadFailed(OUT_OF_RANGE, "out of range", LOG_START - 1)).errors
+    findings = findings_of(topic, ReadFailed(OUT_OF_RANGE, "out of range", LOG_START - 1))
+    findings.judge_out_of_range([])
+    assert not findings.errors
 
 
 @pytest.mark.parametrize(("topic", "position"), [(RISKY, LOG_START), (AGING, LOG_START), (RISKY, -1), ("orders", LOG_START - 1)])
 def test_other_positions_out_of_range_are_failures(topic: str, position: int) -> None:
-    assert findings_of(topic, ReadFailed(OUT_OF_RANGE, "out of range", position)).errors == {f"Java: {OUT_OF_RANGE}": 1}
+    findings = findings_of(topic, ReadFailed(OUT_OF_RANGE, "out of range", position))
+    findings.judge_out_of_range([])
+    assert findings.errors == {f"Java: {OUT_OF_RANGE}": 1}
 
 
 @pytest.mark.parametrize(("topic", "errors"), [("orders", {START_ROSE: 1}), (RISKY, {}), (AGING, {})])
