@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic.codec import (
     RemoteLogSegmentMetadataRecord,
@@ -44,6 +46,7 @@ class BrokerHole:
     hidden: str
     hiding: str
 
+    @override
     def __str__(self) -> str:
         return f"{self.where}, offsets {self.first} to {self.last}: brokers copied {self.hidden}, and hid it with {self.hiding}"
 
@@ -53,7 +56,9 @@ class MetadataReplay:
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._records: dict[str, list[_Record]] = defaultdict(list)
-        for record in filter(None, map(_parse, lines)):
+        for record in map(_parse, lines):
+            if record is None:
+                continue
             self._records[f"{record.partition.topic}-{record.partition.partition}"].append(record)
 
     def broker_hole(self, where: str, offset: int, at_ms: int) -> BrokerHole | None:
