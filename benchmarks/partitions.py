@@ -27,7 +27,7 @@ from compactor.model.ids import TopicPartition
 from compactor.records.build import RecordToEncode as Row, encode_batch
 from compactor.records.codecs import LZ4
 from compactor.transfer.import_options import ImportOptions
-from compactor.transfer.import_root import import_root, list_partition_directories
+from compactor.transfer.import_root import import_partition_directories, list_partition_directories
 
 RECORDS = 16
 SEALED = 2
@@ -106,7 +106,12 @@ def main() -> None:
         for what in ("import LOG_ROOT", "again, up to date"):
             tier = open_tier(load_settings(str(config), {}))
             directories = list_partition_directories(folder / "root")
-            told(what, tier, count, lambda tier=tier, directories=directories: import_root(tier, directories, ImportOptions(live=True)))
+            told(
+                what,
+                tier,
+                count,
+                lambda tier=tier, directories=directories: import_partition_directories(tier, directories, ImportOptions(live=True)),
+            )
         tier = open_tier(load_settings(str(config), {}), local_state=True)
         brokers = AllLed(names)
         agent = Agent(tier, brokers, log=lambda text, **_: None)

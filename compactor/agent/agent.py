@@ -54,9 +54,9 @@ from compactor.service.journal import EventLogger, ServiceEventLogger
 from compactor.service.loop import ServiceLoop
 from compactor.service.retry_delay import backoff_ms
 from compactor.service.stopping import Stopped
-from compactor.transfer.log_directory import staged_path
+from compactor.transfer.log_directory import staged_segment_path
 from compactor.transfer.staged import StagedFile
-from compactor.transfer.staged_files import HeldFiles
+from compactor.transfer.staged_files import HeldStagedFiles
 from compactor.views.words import format_iso_time, format_size
 
 UPLOADS_PER_THREAD = 4
@@ -220,7 +220,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
                 )
                 for file in self._staged.select_unreported("no room", set(found.held) - set(held) if not space else ()):
                     why = "the broker has deleted it, and its disk is almost full"
-                    what = f"{staged_path(Path(), file.base)} is not held open any longer: {why}"
+                    what = f"{staged_segment_path(Path(), file.base)} is not held open any longer: {why}"
                     self._log(what, level=logging.WARNING, partition=str(name))
                 self._watches[name] = self._log_new_staged_files(replace(found, held=held))
 
@@ -246,7 +246,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         """
         for name, watch in self._watches.items():
             for file in self._staged.select_unreported("untaken", watch.skipped_staged_files):
-                where = f"{staged_path(Path(), file.base)} is staged for deletion and is not taken"
+                where = f"{staged_segment_path(Path(), file.base)} is staged for deletion and is not taken"
                 self._tallies = replace(self._tallies, untaken=self._tallies.untaken + 1)
                 self._log(f"{where}: {unknown_leadership_message(file)}", level=logging.WARNING, partition=str(name))
 
@@ -473,10 +473,10 @@ class StagedFileHolder:
     """
 
     def __init__(self) -> None:
-        self._held: dict[TopicPartition, HeldFiles] = {}
+        self._held: dict[TopicPartition, HeldStagedFiles] = {}
         self._reported: set[tuple[str, StagedFile]] = set()
 
-    def held_files(self, name: TopicPartition) -> HeldFiles | None:
+    def held_files(self, name: TopicPartition) -> HeldStagedFiles | None:
         """Return the open files of a partition, for its upload; None if there are none."""
         return self._held.get(name)
 
@@ -491,7 +491,7 @@ class StagedFileHolder:
             return ()
         if not is_upload_running:
             try:
-                files.close_outdated(listed)
+                files.close_outdated_files(listed)
             except OSError:
                 files.close()
         return tuple(each.file for each in files.held_files)
@@ -507,11 +507,11 @@ class StagedFileHolder:
         """
         if name not in self._held and not wanted:
             return ()
-        files = self._held.setdefault(name, HeldFiles(log_dir))
+        files = self._held.setdefault(name, HeldStagedFiles(log_dir))
         files.open_files(wanted)
         if not is_upload_running:
             inodes = {file.inode for file in wanted}
-            files.close_unwanted(
+            files.close_unwanted_files(
                 lambda each: (
                     each.file.inode in inodes and not (each.is_unlinked and (not has_free_space or each.file.base in files.refusals))
                 )

@@ -14,7 +14,7 @@ from pathlib import Path
 from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.constants import LeaderEpoch
 from compactor.errors import BadData
-from compactor.transfer.log_directory import staged_path
+from compactor.transfer.log_directory import staged_segment_path
 from compactor.transfer.staged import StagedFile
 from compactor.views.words import format_iso_time
 
@@ -87,7 +87,7 @@ def staged_file_refusal(intervals: Sequence[LeadershipInterval]) -> Callable[[St
         evidence = rename_evidence(intervals, file.changed_ms)
         if evidence is RenameEvidence.UNDECIDED:
             cause = "it was staged for deletion a moment ago, and the leader's epoch is not confirmed since"
-            raise BadData(cause, segment=staged_path(Path(), file.base).name, hint="It is tried again")
+            raise BadData(cause, segment=staged_segment_path(Path(), file.base).name, hint="It is tried again")
         return "" if evidence is RenameEvidence.SAME_EPOCH else unknown_leadership_message(file)
 
     return problem

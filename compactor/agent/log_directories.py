@@ -20,9 +20,9 @@ from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.records.indexes import TIME_ENTRY
 from compactor.transfer.import_root import METADATA_LOG
-from compactor.transfer.log_directory import log_path
+from compactor.transfer.log_directory import segment_log_path
 from compactor.transfer.log_identity import read_topic_id
-from compactor.transfer.staged_files import list_staged_before
+from compactor.transfer.staged_files import list_staged_files_before_live_log
 
 META = "meta.properties"
 EPOCHS = "leader-epoch-checkpoint"
@@ -115,7 +115,7 @@ def scan_partition_directory(name: TopicPartition, path: Path, mtime_ms: int, no
         return PartitionDirectoryListing(name, str(path), mtime_ms, now_ms, problem=f"{path} cannot be read: {error.strerror}")
     ordered = sorted(bases)
     try:
-        staged = list_staged_before(path, ordered)
+        staged = list_staged_files_before_live_log(path, ordered)
     except OSError:
         staged = []  # the directory has changed, and is listed again
     sealed = [SealedFile(base, end, bases[base].st_size, bases[base].st_mtime_ns // 1_000_000) for base, end in pairwise(ordered)]
@@ -133,7 +133,7 @@ def largest_timestamp_ms(partition_dir: Path, base_offset: int) -> int:
     :param base_offset: base offset of the segment.
     """
     try:
-        data = log_path(partition_dir, base_offset).with_suffix(".timeindex").read_bytes()
+        data = segment_log_path(partition_dir, base_offset).with_suffix(".timeindex").read_bytes()
     except OSError:
         return -1
     complete = len(data) - len(data) % TIME_ENTRY.itemsize

@@ -24,9 +24,9 @@ from compactor.service.stopping import InterruptibleStore, Stopped, StopRequest
 from compactor.transfer.cleaned import CLEANED
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions, ImportReport, ImportResources
-from compactor.transfer.incarnations import AskTopicIds, IncarnationOpeningRule, record_confirmed_topics
+from compactor.transfer.incarnations import AskTopicIds, RecreationConfirmation, record_confirmed_topics
 from compactor.transfer.log_identity import PARTITION_METADATA
-from compactor.transfer.staged_files import HeldFiles
+from compactor.transfer.staged_files import HeldStagedFiles
 
 
 class Uploader:
@@ -43,7 +43,7 @@ class Uploader:
         self._large = threading.Lock()
         self._output_updater = _OutputUpdater(opened, stop) if opened.settings.tier.pinterest.target else None
 
-    def upload(self, watch: PartitionUploadState, held_files: HeldFiles | None = None) -> UploadOutcome:
+    def upload(self, watch: PartitionUploadState, held_files: HeldStagedFiles | None = None) -> UploadOutcome:
         """Import the partition's new segments below the high watermark, then update its output if one is configured. Raises nothing.
 
         :param held_files: files staged for deletion that the caller holds open.
@@ -69,7 +69,7 @@ class Uploader:
         with self._one_at_a_time:
             record_confirmed_topics(self._opened.catalog, topic_ids, self._ask)
 
-    def _import_new_segments(self, watch: PartitionUploadState, held_files: HeldFiles | None) -> UploadOutcome:
+    def _import_new_segments(self, watch: PartitionUploadState, held_files: HeldStagedFiles | None) -> UploadOutcome:
         """Import the partition's new segments below the high watermark, if this replica knows the leader's epoch. Raises CompactorError."""
         path, end = Path(watch.seen.path), watch.end
         if end is None:
@@ -94,7 +94,7 @@ class Uploader:
             may_be_empty=True,
             held=held_files,
             staged_problem=staged_file_refusal(watch.leadership),
-            opening=IncarnationOpeningRule(ask=self._ask),
+            opening=RecreationConfirmation(ask=self._ask),
         )
         report = self._run_import(watch, options)
         position = report.end_offset + 1

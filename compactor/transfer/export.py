@@ -17,7 +17,7 @@ from checkpoint.lineage import EpochEntry, merge_segment_lineages, truncate_line
 from checkpoint.offsets import clean_end_offset
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.describe import lineage_from_tables
-from compactor.constants import EMPTY_TOPIC_ID, Offset, TopicId
+from compactor.constants import Offset, TopicId
 from compactor.control.logs import retry_if_object_missing
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound, OutOfBudget, UsageError
@@ -45,24 +45,14 @@ class ExportReport:
     skipped: tuple[SkippedOffsets, ...] = ()
 
 
-@dataclass(frozen=True)
-class FreshCluster:
-    """Facts about a new cluster, for which an export is prepared although it has not written the log.
-
-    topic_id: id of the topic there; empty if unknown.
-    """
-
-    topic_id: TopicId = EMPTY_TOPIC_ID
-
-
 def export_partition(
     opened: Tier,
     name: TopicPartition,
     folder: Path,
     on_bytes: Callable[[int], None] = lambda size: None,
-    on_begin: Callable[[int], None] = lambda size: None,
+    on_total_bytes: Callable[[int], None] = lambda size: None,
     *,
-    fresh: FreshCluster | None = None,
+    new_cluster_topic_id: TopicId | None = None,
     skip_damaged: bool = False,
 ) -> ExportReport:
     """Write a partition's current view into ``folder``, which must not exist and appears complete or not at all.
@@ -70,9 +60,10 @@ def export_partition(
     Beside the folder, where a broker keeps them, the partition's log start is written if records were deleted from the front, and its
     cleaner offset if the broker's ``cleaner-offset-checkpoint`` is there.
 
-    :param fresh: prepare the directory for a cluster that has not written it; None for the log as it is.
+    :param new_cluster_topic_id: prepare the directory for a cluster that has not written it, in which the topic has this id (empty if
+        unknown); None for the log as it is.
     :param on_bytes: called with the size of each segment when it is written.
-    :param on_begin: called with the total number of bytes; again if the export restarts.
+    :param on_total_bytes: called with the total number of bytes; again if the export restarts.
     :param skip_damaged: leave out batches that cannot be read, and name their offsets in the report.
     :raises UsageError: if the folder exists or cannot be written, or the partition has no segments.
     :raises BadData: if an object is missing or does not match its recorded digest.
@@ -80,12 +71,15 @@ def export_partition(
     """
     try:
         return retry_if_object_missing(
-            name, lambda: _write_log_directory(opened, name, opened.open(name).refresh(), folder, on_bytes, on_begin, fresh)
+            name,
+            lambda: _write_log_directory(opened, name, opened.open(name).refresh(), folder, on_bytes, on_total_bytes, new_cluster_topic_id),
         )
     except BadData:
         if not skip_damaged:
             raise
-    return _write_log_directory(opened, name, opened.open(name).refresh(), folder, on_bytes, on_begin, fresh, skip_damaged=True)
+    return _write_log_directory(
+        opened, name, opened.open(name).refresh(), folder, on_bytes, on_total_bytes, new_cluster_topic_id, skip_damaged=True
+    )
 
 
 def _write_log_directory(
@@ -94,8 +88,8 @@ def _write_log_directory(
     state: PartitionState,
     folder: Path,
     on_bytes: Callable[[int], None],
-    on_begin: Callable[[int], None],
-    fresh: FreshCluster | None,
+    on_total_bytes: Callable[[int], None],
+    new_cluster_topic_id: TopicId | None,
     *,
     skip_damaged: bool = False,
 ) -> ExportReport:
@@ -104,7 +98,7 @@ def _write_log_directory(
     """
     if not state.has_segments:
         raise UsageError(f"{name} holds no segments yet", hint="`topics` lists what the tier holds")
-    on_begin(state.bytes)
+    on_total_bytes(state.bytes)
     with _atomic_directory(folder, opened.ports.new_id()) as partial:
         before = state.start_offset - 1
         skipped: list[SkippedOffsets] = []
@@ -121,18 +115,18 @@ def _write_log_directory(
         logs = list(partial.glob("*.log"))
         size = sum(path.stat().st_size for path in logs) if skipped else state.bytes
         report = ExportReport(len(logs), size, state.start_offset, state.end_offset, tuple(skipped))
-        if fresh is not None:
+        if new_cluster_topic_id is not None:
             last = prepare_for_fresh_cluster(partial, state.log_start, opened.cleaner_for(name.topic).index_interval_bytes)
-            if fresh.topic_id:
-                write_topic_id(partial, fresh.topic_id)
+            if new_cluster_topic_id:
+                write_topic_id(partial, new_cluster_topic_id)
             sizes = [path.stat().st_size for path in partial.glob("*.log")]
             report = ExportReport(len(sizes), sum(sizes), state.start_offset, last, tuple(skipped))
     root = folder.absolute().parent
     if state.log_start > state.start_offset:
-        _set_checkpoint(root / LOG_STARTS, name, state.log_start, "it shows deleted records again")
+        _set_checkpoint_offset(root / LOG_STARTS, name, state.log_start, "it shows deleted records again")
     if (root / CLEANED).exists():
         clean_end = min(clean_end_offset(state.vector), report.end_offset + 1)
-        _set_checkpoint(root / CLEANED, name, clean_end, "its cleaner begins elsewhere than after what is clean")
+        _set_checkpoint_offset(root / CLEANED, name, clean_end, "its cleaner begins elsewhere than after what is clean")
     return report
 
 
@@ -254,7 +248,7 @@ def _write_epoch_checkpoint(opened: Tier, state: PartitionState, folder: Path) -
     (folder / "leader-epoch-checkpoint").write_text(text, encoding="utf-8")
 
 
-def _set_checkpoint(path: Path, name: TopicPartition, offset: int, consequence: str) -> None:
+def _set_checkpoint_offset(path: Path, name: TopicPartition, offset: int, consequence: str) -> None:
     """Set a partition's offset in a checkpoint file beside the exported directory, where a broker looks for it. Lines of other partitions
     stay.
 

@@ -25,9 +25,9 @@ from compactor.transfer.cleaned import require_not_cleaned_beyond
 from compactor.transfer.export import download_segment_files
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions, ImportProgress, ImportReport, ImportResources
-from compactor.transfer.import_root import PartitionImport, import_partitions, topic_name_filter
-from compactor.transfer.incarnations import find_incarnation
-from compactor.transfer.log_directory import log_path
+from compactor.transfer.import_root import PartitionImportResult, import_partitions, topic_name_filter
+from compactor.transfer.incarnations import find_or_open_incarnation
+from compactor.transfer.log_directory import segment_log_path
 from compactor.transfer.seam import find_divergence
 
 MAX_TRANSFER_ATTEMPTS = 3
@@ -51,9 +51,9 @@ def import_tier(
     names: Sequence[TopicPartition],
     options: ImportOptions,
     *,
-    on_partition: Callable[[PartitionImport], None] = lambda done: None,
+    on_partition: Callable[[PartitionImportResult], None] = lambda done: None,
     on_bytes: Callable[[TopicPartition, int], None] = lambda name, size: None,
-) -> list[PartitionImport]:
+) -> list[PartitionImportResult]:
     """Import partitions of another tier, several at a time (``daemon.threads``). One that fails does not stop the others (isolation, I9).
 
     :param on_partition: called with the result of each partition.
@@ -130,10 +130,10 @@ class _PartitionTransfer:
             checked = True
             # An empty partition begins with the segment that contains the log start, or with the newest one if all records are
             # deleted.
-            seam = _first_offset_needed(mine, kept) if mine.has_segments else min(start, ends[-1] if ends else 0)
+            seam = _first_offset_to_download(mine, kept) if mine.has_segments else min(start, ends[-1] if ends else 0)
             segments = [segment for segment in segments if segment.end_offset >= seam]
             _delete_downloaded_segments_below(folder, self._firsts[segments[0].id] if segments else MAX_OFFSET)
-            fetched = self._download_segments(segments, kept, folder) if kept < end - 1 or kept < mine.end_offset else 0
+            fetched = self._download_segments_that_fit(segments, kept, folder) if kept < end - 1 or kept < mine.end_offset else 0
             if not fetched:
                 return
             options = replace(options, fetched_from=seam)
@@ -144,7 +144,7 @@ class _PartitionTransfer:
             if self._target.open(place).refresh_and_check_gaps().end_offset <= kept:
                 raise BadData(
                     f"segment {segments[fetched - 1].id} adds nothing after offset {kept}",
-                    segment=self._log_key(segments[fetched - 1]),
+                    segment=self._log_object_key(segments[fetched - 1]),
                     hint="See `verify` of the other tier",
                 )
 
@@ -155,9 +155,9 @@ class _PartitionTransfer:
         mine = self._target.open(self._target.current(self._name)).refresh_and_check_gaps()
         same = {batch.digest for batch in source_state.tail}.intersection(batch.digest for batch in mine.tail)
         where = self._source.ports.layout.url
-        return find_incarnation(self._target, mine, source_state.topic_id, where, self._options.opening, lambda: len(same))
+        return find_or_open_incarnation(self._target, mine, source_state.topic_id, where, self._options.opening, lambda: len(same))
 
-    def _download_segments(self, segments: Sequence[RemoteLogSegmentMetadata], last_kept_offset: int, folder: Path) -> int:
+    def _download_segments_that_fit(self, segments: Sequence[RemoteLogSegmentMetadata], last_kept_offset: int, folder: Path) -> int:
         """Download segments into the folder, as far as there is space, and return their number. First come those at the offset where the
         log continues the tier (the seam), then later ones.
 
@@ -175,7 +175,7 @@ class _PartitionTransfer:
                     hint="Raise [cleaner] disk_budget_bytes, or lower [daemon] threads",
                 )
             first = self._firsts[segment.id]
-            path = log_path(folder, first)
+            path = segment_log_path(folder, first)
             if not path.exists() or not path.stat().st_size:
                 path.unlink(missing_ok=True)
                 download_segment_files(self._source, self._name, segment, folder, first)
@@ -183,10 +183,10 @@ class _PartitionTransfer:
             new += segment.end_offset > last_kept_offset
         if count < len(segments):
             # An empty file with the next segment's name shows where the segment before it ends.
-            log_path(folder, self._firsts[segments[count].id]).touch()
+            segment_log_path(folder, self._firsts[segments[count].id]).touch()
         return count
 
-    def _log_key(self, segment: RemoteLogSegmentMetadata) -> str:
+    def _log_object_key(self, segment: RemoteLogSegmentMetadata) -> str:
         """Return the object key of a segment's log in the source tier."""
         return self._source.ports.layout.object_name(self._name, segment, "log")
 
@@ -207,7 +207,7 @@ class _PartitionTransfer:
         )
 
 
-def _first_offset_needed(state: PartitionState, last_kept_offset: int) -> int:
+def _first_offset_to_download(state: PartitionState, last_kept_offset: int) -> int:
     """Return the offset from which the other tier's segments must be downloaded.
 
     This is the first batch of the tail (the target's last batches, by which the log is recognised), or else the target's end. If the

@@ -37,51 +37,51 @@ from compactor.records.producers import ProducerStates
 from compactor.round.sources import read_producers_at_end
 from compactor.transfer.cleaned import CLEANED, read_broker_cleaner_offset, read_broker_log_start, require_not_cleaned_beyond
 from compactor.transfer.import_options import ImportOptions, ImportProgress, ImportReport, ImportResources
-from compactor.transfer.incarnations import check_not_superseded, find_incarnation
-from compactor.transfer.intake import ArrivingSegments, add_segments
+from compactor.transfer.incarnations import find_or_open_incarnation, require_topic_not_superseded
+from compactor.transfer.intake import SegmentAddition, add_segments
 from compactor.transfer.log_directory import (
     CHECKPOINT,
     DELETED,
-    CheckedPiece,
-    CheckSettings,
+    CheckedFilePart,
+    FileCheckSettings,
     FutureSegment,
-    LogPiece,
+    SegmentFilePart,
     add_staged_epochs,
+    check_file_parts,
     check_lineage_matches_batches,
-    check_no_gaps,
-    check_orphaned_indexes,
-    check_pieces,
+    combine_parts_to_segments,
     directory_errors_as_usage_errors,
     disk_bytes_needed,
-    form_segments,
     lineage_from_batches,
     read_epoch_checkpoint,
+    require_no_gaps,
+    require_no_orphaned_indexes,
     tail_batches,
 )
 from compactor.transfer.log_identity import IdentityCheck, create_identity_check
 from compactor.transfer.seam import (
     Divergence,
     SegmentListing,
-    add_staged_files,
-    check_before_start,
-    check_gap,
-    check_tail_batches,
-    compare_records,
+    count_equal_last_records,
+    create_tier_unchanged_check,
     describe_refused_files,
+    file_parts_after_offset,
+    file_parts_before_offset,
+    file_parts_below_offset,
     fill_lineage_gap,
     find_divergence,
     find_divergence_outside_gaps,
+    has_equal_tail_batches,
     list_log_segments,
-    make_position_check,
+    listing_with_staged_files,
     open_listed_segments,
-    pieces_after_offset,
-    pieces_before_offset,
-    pieces_below_offset,
+    require_no_gap_after_tier,
+    require_segments_precede_tier,
 )
-from compactor.transfer.segment_upload import SegmentUpload, UploadSettings, check_free_space
+from compactor.transfer.segment_upload import SegmentUpload, UploadSettings, require_free_space
 from compactor.transfer.staged import TierEnd
-from compactor.transfer.staged_files import HeldFiles
-from compactor.transfer.truncation import segment_head_before, undo_rounds_beyond
+from compactor.transfer.staged_files import HeldStagedFiles
+from compactor.transfer.truncation import segment_head_before_offset, undo_rounds_beyond_offset
 
 LIVE_BYTES = 256 << 20
 """Most bytes imported at once from a live log, whose segments are held in memory; at least one segment is."""
@@ -116,7 +116,7 @@ def import_directory(
     log = tier.open(name)
     shared = shared or ImportResources(tier.settings.daemon.threads, lambda log: tier.changes.publish([log]))
     with directory_errors_as_usage_errors(log_dir), ExitStack() as stack:
-        held = options.held or stack.enter_context(closing(HeldFiles(log_dir)))
+        held = options.held or stack.enter_context(closing(HeldStagedFiles(log_dir)))
         work = _DirectoryImport(tier, log_dir, name, policy, progress or ImportProgress(), options, log, shared, held)
         for _ in range(MAX_IMPORT_ATTEMPTS if options.live else 0):
             try:
@@ -138,7 +138,7 @@ class _DirectoryImport:
     options: ImportOptions
     log: PartitionLog
     company: ImportResources
-    held: HeldFiles
+    held: HeldStagedFiles
     identity: IdentityCheck = field(init=False)
     notes: list[str] = field(default_factory=list)
     done: list[FutureSegment] = field(default_factory=list)
@@ -161,8 +161,10 @@ class _DirectoryImport:
             raise UsageError(f"{self.log_dir} holds no segments", hint="Segments are called <20 digits>.log")
         self.whole, self.compared, self.gaps_met = found, 0, []
         state = self.log.refresh_and_check_gaps()
-        compare = partial(self._compare_records_below, state.end_offset + 1)
-        place = find_incarnation(self.tier, state, self.identity.given_id, self.identity.metadata_path, self.options.opening, compare)
+        compare = partial(self._count_equal_records_below, state.end_offset + 1)
+        place = find_or_open_incarnation(
+            self.tier, state, self.identity.given_id, self.identity.metadata_path, self.options.opening, compare
+        )
         if place != self.name:
             self.name, self.log = place, self.tier.open(place)
             return self.import_once()
@@ -172,24 +174,24 @@ class _DirectoryImport:
         first = not state.has_segments and state.log_start_offset is None
         self.log_start = max(self.options.log_start, read_broker_log_start(self.log_dir, self.name)) if first else 0
         diverged = self._find_acceptable_divergence(found, state)
-        found = self.whole = self._add_staged_files(found, state, diverged)
+        found = self.whole = self._listing_with_staged_files(found, state, diverged)
         if diverged is not None and diverged.offset <= state.end_offset:
             self.cleaned = None
-            self._check_broker_cleaner(diverged.offset)
+            self._require_not_cleaned_by_broker_beyond(diverged.offset)
             self._replace_discarded_end(found, state, diverged)
             return self.import_once()
-        self._check_broker_cleaner(state.end_offset + 1)
-        self._add_segments_before_start(found, state)
+        self._require_not_cleaned_by_broker_beyond(state.end_offset + 1)
+        self._add_segments_before_tier_start(found, state)
         state = self.log.state
-        new = found.from_offset(self._first_offset_needed(state))
+        new = found.from_offset(self._first_offset_to_read(state))
         if self.log_start and self.options.live and self._end_offset_of_sealed_segments(found) <= self.log_start:
             new = found.before_offset(0)  # all sealed segments lie below the log start, and their records are deleted
         if state.has_segments and not new.bases:
-            self._compare_last_records(found, state)  # all sealed segments of a live log may lie before the tail
-            self._try_to_settle_identity()
-        for part in self._split_listing(new):
+            self._require_equal_last_records(found, state)  # all sealed segments of a live log may lie before the tail
+            self._note_if_log_is_unidentified()
+        for part in self._split_listing_by_open_size(new):
             count = len(self.done)
-            with self._lock_of_large_imports(part):
+            with self._lock_if_import_is_large(part):
                 if self._add_batches_after_end(found, part, state, diverged):
                     break
             if self.log.state.end_offset != (self.done[-1].end if len(self.done) > count else state.end_offset):
@@ -198,10 +200,10 @@ class _DirectoryImport:
         if self.too_late and not self.done:
             raise BadData(self.too_late, segment=str(self.log_dir), hint="`topics delete` it and import the whole directory again")
         self.notes += [self.too_late] if self.too_late else []
-        self.identity.remember_directory()
+        self.identity.remember_matched_directory()
         return self._build_import_report()
 
-    def _first_offset_needed(self, state: PartitionState) -> int:
+    def _first_offset_to_read(self, state: PartitionState) -> int:
         """Return the first offset that must be read from the directory: that of the first batch in the tail (the tier's last batches, by
         which the log is recognised), else the tier's end or its log start.
         """
@@ -209,14 +211,14 @@ class _DirectoryImport:
             return self.log_start
         return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
 
-    def _add_staged_files(self, listing: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
+    def _listing_with_staged_files(self, listing: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
         """Return the listing with those files staged for deletion that lie between the tier's (future) end and the live log."""
         if not self.options.live:
             return listing
         position = state.end_offset + 1 if diverged is None else min(diverged.offset, state.end_offset + 1)
         lineage = state.lineage if diverged is None else truncate_lineage_at(state.lineage, diverged.offset)
         tier_end = TierEnd(position if state.has_segments else None, lineage)
-        return add_staged_files(
+        return listing_with_staged_files(
             listing, self.held, self.options.staged_problem, self.policy, tier_end, read_broker_cleaner_offset(self.log_dir, self.name)
         )
 
@@ -238,33 +240,33 @@ class _DirectoryImport:
         :param state: the tier's state for which the part was chosen; the import is refused if the control log has changed since.
         :param diverged: an epoch that the tier expects after its end, and that a later leader has disowned; None if there is none.
         """
-        sources = self._open_sources(part)
-        given = self._checkpoint_lineage(sources)
-        same = state.has_segments and check_tail_batches(state, sources, compacted_below=self.rewritten)
+        sources = self._open_listed_segments(part)
+        given = self._read_checkpoint_lineage(sources)
+        same = state.has_segments and has_equal_tail_batches(state, sources, compacted_below=self.rewritten)
         self.compared += same
         if state.has_segments and not same:
-            self._compare_last_records(listing, state)
-        pieces = pieces_after_offset(self.log_dir, sources, state.end_offset if state.has_segments else -1)
-        bounded = pieces_below_offset(pieces, self.options.below)
+            self._require_equal_last_records(listing, state)
+        pieces = file_parts_after_offset(self.log_dir, sources, state.end_offset if state.has_segments else -1)
+        bounded = file_parts_below_offset(pieces, self.options.below)
         reached, pieces = len(bounded) < len(pieces), bounded
         if not any(piece.source.size for piece in pieces):
             empty = len(sources) == len(self.whole.bases) and not any(source.size for source in sources)
             if empty and not self.options.may_be_empty and not self.options.live:
                 raise BadData("all its segments are empty", segment=str(self.log_dir), hint="There is nothing to import")
-            self._try_to_settle_identity()
+            self._note_if_log_is_unidentified()
             return reached
-        pieces = self._require_no_gap(state, state.end_offset, pieces)
-        self.identity.settle_identity(self.compared, self._compare_records_below)
-        checked = self._check_pieces(pieces)
-        found_members = form_segments(self.log_dir, checked, read_producers_at_end(self.tier.ports.layout, state))
+        pieces = self._file_parts_without_gap(state, state.end_offset, pieces)
+        self.identity.require_same_log(self.compared, self._count_equal_records_below)
+        checked = self._check_file_parts(pieces)
+        found_members = combine_parts_to_segments(self.log_dir, checked, read_producers_at_end(self.tier.ports.layout, state))
         known = state.lineage if diverged is None else truncate_lineage_at(state.lineage, diverged.offset)
-        fits = make_position_check(state, self.log_dir)
-        self._upload_and_record(found_members, self._data_recorded_with_segments(found_members, known, given, fits=fits), known)
+        fits = create_tier_unchanged_check(state, self.log_dir)
+        self._upload_and_record_segments(found_members, self._data_recorded_with_segments(found_members, known, given, fits=fits), known)
         return reached
 
     def _data_recorded_with_segments(
         self, found: Sequence[FutureSegment], tier_lineage: Lineage, log_lineage: Lineage, **more: Any
-    ) -> ArrivingSegments:
+    ) -> SegmentAddition:
         """Return the data that is recorded together with new segments. The lineage (leader epochs with their first offsets) is the given
         one, else the known one with the epochs of the new
         batches.
@@ -276,9 +278,9 @@ class _DirectoryImport:
             "noted": self._publish_catalog_change,
             "log_start": 0 if self.log.state.has_segments else self.log_start,
         }
-        return ArrivingSegments(lineage, tail_batches(sources, TAIL), topic_id=self.identity.given_id, **more)
+        return SegmentAddition(lineage, tail_batches(sources, TAIL), topic_id=self.identity.given_id, **more)
 
-    def _checkpoint_lineage(self, sources: Sequence[SourceSegment]) -> Lineage:
+    def _read_checkpoint_lineage(self, sources: Sequence[SourceSegment]) -> Lineage:
         """Return the lineage in the directory's checkpoint file; empty if none. Raises BadData if batches contradict it."""
         given = self.options.lineage or read_epoch_checkpoint(self.log_dir)
         if given:
@@ -287,14 +289,14 @@ class _DirectoryImport:
             given = fill_lineage_gap(given, self.log.state.lineage, *gap)
         return add_staged_epochs(given, sources)
 
-    def _open_sources(self, listing: SegmentListing) -> list[SourceSegment]:
+    def _open_listed_segments(self, listing: SegmentListing) -> list[SourceSegment]:
         return open_listed_segments(listing, self.policy, live=self.options.live)
 
-    def _split_listing(self, listing: SegmentListing) -> Iterator[SegmentListing]:
+    def _split_listing_by_open_size(self, listing: SegmentListing) -> Iterator[SegmentListing]:
         """Yield the listing in parts that may be open at the same time. Parts of a live log are held in memory and therefore small."""
         return listing.split_by_size(LIVE_BYTES) if self.options.live else iter([listing] if listing.bases else [])
 
-    def _lock_of_large_imports(self, part: SegmentListing) -> AbstractContextManager[object]:
+    def _lock_if_import_is_large(self, part: SegmentListing) -> AbstractContextManager[object]:
         """Return the lock under which large imports run one at a time; a lock that nobody else uses if this part is small."""
         return self.company.large if part.size_bytes > LARGE_BYTES else nullcontext()
 
@@ -304,25 +306,23 @@ class _DirectoryImport:
         """Return from where a later leader discarded data of the tier, or None. Raises BadData if the tier may not discard it."""
         if not state.has_segments:
             return None
-        lineage = partial(self._checkpoint_lineage, [])
+        lineage, new = partial(self._read_checkpoint_lineage, []), listing.from_offset(self._first_offset_to_read(state))
         if given := lineage():
             # A leader writes an epoch's entry before its first batch, so the log reaches at least the last entry.
             end = max(self._end_offset_of_sealed_segments(listing), given[-1].start_offset)
             diverged = find_divergence_outside_gaps(state, lineage, end, self._open_tier_segment, self.gaps_met)
         else:
-            diverged = find_divergence(state, *self._read_batch_lineage(listing.from_offset(self._first_offset_needed(state))))
-            if diverged is not None and diverged.newer:
-                diverged = find_divergence(state, *self._read_batch_lineage(listing))  # it may lie before the segments that were opened
-            elif diverged is not None and check_tail_batches(
-                state, self._open_sources(listing.from_offset(self._first_offset_needed(state)))
-            ):
+            diverged = find_divergence(state, *self._read_lineage_and_end_offset(new))
+            if diverged is not None and diverged.newer:  # it may lie before the segments that were opened
+                diverged = find_divergence(state, *self._read_lineage_and_end_offset(listing))
+            elif diverged is not None and has_equal_tail_batches(state, self._open_listed_segments(new)):
                 return None  # epochs that only batches show may be out of order (v0 and v1 have none); equal batches are better evidence
         if diverged is None or (diverged.newer and diverged.offset > state.end_offset):
             return diverged
         if not (diverged.newer and self.options.accept_truncation) or diverged.offset <= state.log_start:
-            self._check_tail_below(listing, state, diverged.offset)  # if it is another log, the error says so
-            for part in self._split_listing(listing.from_offset(self._first_offset_needed(state))):
-                self._checkpoint_lineage(self._open_sources(part))  # nor is a checkpoint believed that its own batches contradict
+            self._has_equal_tail_batches_below(listing, state, diverged.offset)  # if it is another log, the error says so
+            for part in self._split_listing_by_open_size(new):  # nor is a checkpoint believed that its own batches contradict
+                self._read_checkpoint_lineage(self._open_listed_segments(part))
             raise diverged.refusal_error(state, self.log_dir)
         return diverged
 
@@ -331,21 +331,21 @@ class _DirectoryImport:
         if listing.end is not None:
             return listing.end
         for base in reversed(listing.bases):
-            (source,) = self._open_sources(listing.from_offset(base).before_offset(base + 1))
+            (source,) = self._open_listed_segments(listing.from_offset(base).before_offset(base + 1))
             if source.size:
                 return int(source.table.last_offset[-1]) + 1
         return 0
 
-    def _read_batch_lineage(self, listing: SegmentListing) -> tuple[Lineage, int]:
+    def _read_lineage_and_end_offset(self, listing: SegmentListing) -> tuple[Lineage, int]:
         """Return the lineage that the batches of these segments bear, and the end offset (exclusive) of the segments."""
         lineage, end = Lineage(), 0
-        for part in self._split_listing(listing):
-            filled = [source for source in self._open_sources(part) if source.size]
+        for part in self._split_listing_by_open_size(listing):
+            filled = [source for source in self._open_listed_segments(part) if source.size]
             lineage = extend_lineage(lineage, lineage_from_batches(filled))
             end = int(filled[-1].table.last_offset[-1]) + 1 if filled else end
         return lineage, end
 
-    def _check_broker_cleaner(self, position: int) -> None:
+    def _require_not_cleaned_by_broker_beyond(self, position: int) -> None:
         """Raise BadData if the broker's cleaner has passed ``position``, from which the directory would continue the tier."""
         cleaned = read_broker_cleaner_offset(self.log_dir, self.name)
         if self.cleaned is None or cleaned > self.cleaned:
@@ -353,30 +353,29 @@ class _DirectoryImport:
             require_not_cleaned_beyond(self.name, position, cleaned, cleaner="the broker's own cleaner", source_name=where)
         self.cleaned = cleaned if self.cleaned is None else self.cleaned
 
-    def _compare_last_records(self, listing: SegmentListing, state: PartitionState) -> None:
+    def _require_equal_last_records(self, listing: SegmentListing, state: PartitionState) -> None:
         """Raise BadData if one of the last records that both the tier and the directory have differs."""
         if self.options.older and self._end_offset_of_sealed_segments(listing) <= state.end_offset + 1:
-            self._compare_records(listing, state, self._end_offset_of_sealed_segments(listing))
+            self._count_equal_records(listing, state, self._end_offset_of_sealed_segments(listing))
 
-    def _check_tail_below(self, listing: SegmentListing, state: PartitionState, offset: int) -> bool:
+    def _has_equal_tail_batches_below(self, listing: SegmentListing, state: PartitionState, offset: int) -> bool:
         """Return whether the directory has any of the tier's last batches (the tail) below ``offset``. Raises BadData if one differs."""
         known = [batch for batch in state.tail if self.rewritten <= batch.last_offset < offset]
-        sources = self._open_sources(listing.before_offset(offset).from_offset(known[0].base_offset)) if known else []
-        return check_tail_batches(state, sources, offset, self.rewritten)
+        sources = self._open_listed_segments(listing.before_offset(offset).from_offset(known[0].base_offset)) if known else []
+        return has_equal_tail_batches(state, sources, offset, self.rewritten)
 
-    def _compare_records(self, listing: SegmentListing, state: PartitionState, end_offset: int) -> int:
+    def _count_equal_records(self, listing: SegmentListing, state: PartitionState, end_offset: int) -> int:
         """Return how many of the last records below ``end_offset`` are equal in both. Raises BadData if one differs."""
         limit = self.policy.max_decompressed_batch_bytes
-        return compare_records(
-            state, listing, self._open_tier_segment, self._open_sources, limit, end_offset=end_offset, compacted_below=self.rewritten
-        )
+        open_tier, open_listed, below = self._open_tier_segment, self._open_listed_segments, self.rewritten
+        return count_equal_last_records(state, listing, open_tier, open_listed, limit, end_offset=end_offset, compacted_below=below)
 
-    def _compare_records_below(self, end_offset: int) -> int:
-        return self._compare_records(self.whole, self.log.state, min(end_offset, self._end_offset_of_sealed_segments(self.whole)))
+    def _count_equal_records_below(self, end_offset: int) -> int:
+        return self._count_equal_records(self.whole, self.log.state, min(end_offset, self._end_offset_of_sealed_segments(self.whole)))
 
-    def _try_to_settle_identity(self) -> None:
+    def _note_if_log_is_unidentified(self) -> None:
         """Note for people, if a directory without new data cannot be recognised, that its next segment will be refused."""
-        if self.log.state.has_segments and not self.identity.try_to_settle_identity(self.compared, self._compare_records_below):
+        if self.log.state.has_segments and not self.identity.is_known_to_be_same_log(self.compared, self._count_equal_records_below):
             self.notes.append(self.identity.adoption_note())
 
     # --- a truncated log ---
@@ -386,47 +385,47 @@ class _DirectoryImport:
         checked.
         """
         offset, end = diverged.offset, state.end_offset
-        same: int = self._check_tail_below(listing, state, offset)
-        self.identity.settle_identity(same, self._compare_records_below, cut_offset=offset)
+        same: int = self._has_equal_tail_batches_below(listing, state, offset)
+        self.identity.require_same_log(same, self._count_equal_records_below, cut_offset=offset)
         loss = self.options.accept_loss
         self.notes += diverged.require_equal_before(
-            state, self.log_dir, lambda: same or self._compare_records_below(offset), accept_loss=loss
+            state, self.log_dir, lambda: same or self._count_equal_records_below(offset), accept_loss=loss
         )
         branch = listing.from_offset(offset)
-        with self._lock_of_large_imports(branch):
-            checked = self._check_branch(branch, state, offset)
-            check_position = make_position_check(state, self.log_dir)
+        with self._lock_if_import_is_large(branch):
+            checked = self._check_file_parts_of_branch(branch, state, offset)
+            check_position = create_tier_unchanged_check(state, self.log_dir)
             check_position(self.log.refresh())
-            self.notes += undo_rounds_beyond(self.tier, self.log, offset, str(self.log_dir / CHECKPOINT), accept_loss=loss)
+            self.notes += undo_rounds_beyond_offset(self.tier, self.log, offset, str(self.log_dir / CHECKPOINT), accept_loss=loss)
             check_position(self.log.state)  # another import may have cut the log
             with tempfile.TemporaryDirectory(prefix="cut-", dir=process_spool_folder(self.tier.state_dir)) as scratch:
-                self._cut_end_and_add_branch(checked, diverged.given, offset, Path(scratch))
+                self._cut_tier_end_and_add_branch(checked, diverged.given, offset, Path(scratch))
         self.notes.append(f"{self.name}: offsets {offset} to {end} were discarded by the broker, and now by the tier")
 
-    def _check_branch(self, branch: SegmentListing, state: PartitionState, offset: int) -> list[CheckedPiece]:
+    def _check_file_parts_of_branch(self, branch: SegmentListing, state: PartitionState, offset: int) -> list[CheckedFilePart]:
         """Read and check all batches that the directory has from ``offset`` on. Raises BadData. Return the pieces of segment files that are
         recorded together with the cut: the batches, below the bound (``options.below``), of the first part of the branch that has any.
         """
-        first: list[CheckedPiece] | None = None
+        first: list[CheckedFilePart] | None = None
         last: list[SourceSegment] = []
-        for part in self._split_listing(branch):
-            sources = self._open_sources(part)
-            self._checkpoint_lineage(sources)
-            pieces = pieces_after_offset(self.log_dir, sources, offset - 1)
+        for part in self._split_listing_by_open_size(branch):
+            sources = self._open_listed_segments(part)
+            self._read_checkpoint_lineage(sources)
+            pieces = file_parts_after_offset(self.log_dir, sources, offset - 1)
             if not any(piece.source.size for piece in pieces):
                 continue
             count = 0
             if first is None:
-                pieces = self._require_no_gap(state, offset - 1, pieces)
-                count = len(pieces_below_offset(pieces, self.options.below))
-                first = self._check_pieces(pieces[:count]) if any(piece.source.size for piece in pieces[:count]) else []
-            check_pieces(pieces[count:], CheckSettings(self.policy.max_decompressed_batch_bytes, self.company.threads))
+                pieces = self._file_parts_without_gap(state, offset - 1, pieces)
+                count = len(file_parts_below_offset(pieces, self.options.below))
+                first = self._check_file_parts(pieces[:count]) if any(piece.source.size for piece in pieces[:count]) else []
+            check_file_parts(pieces[count:], FileCheckSettings(self.policy.max_decompressed_batch_bytes, self.company.threads))
             if not self.options.gaps:
-                check_no_gaps([*last, *(piece.source for piece in pieces)])
+                require_no_gaps([*last, *(piece.source for piece in pieces)])
             last = [pieces[-1].source]
         return first or []
 
-    def _cut_end_and_add_branch(self, checked: Sequence[CheckedPiece], log_lineage: Lineage, offset: int, scratch: Path) -> None:
+    def _cut_tier_end_and_add_branch(self, checked: Sequence[CheckedFilePart], log_lineage: Lineage, offset: int, scratch: Path) -> None:
         """Cut the tier's end and add the first segments of the new branch, in one record.
 
         :param log_lineage: lineage of the new branch.
@@ -435,18 +434,18 @@ class _DirectoryImport:
         """
         state, layout = self.log.state, self.tier.ports.layout
         place = next(place for place, segment in enumerate(state.live) if segment.end_offset >= offset)
-        head = segment_head_before(self.tier, state, offset, self.policy, scratch)
+        head = segment_head_before_offset(self.tier, state, offset, self.policy, scratch)
         start = offset if head else state.live[place].start_offset
         if checked and checked[0].piece.source.base != start:  # a round has left no batch in between; the first segment covers the offsets
             piece = checked[0].piece
             checked = [replace(checked[0], piece=replace(piece, source=replace(piece.source, base=start))), *checked[1:]]
         before = head.states if head else read_producers_at_end(layout, state.model_copy(update={"live": state.live[:place]}))
-        found = form_segments(self.log_dir, checked, before) if checked else []
+        found = combine_parts_to_segments(self.log_dir, checked, before) if checked else []
         known = truncate_lineage_at(state.lineage, start)
         voided = tuple(segment.id for segment in state.live[place:])
         body = TailTruncated(cut_id="", offset=Offset(start), voided=voided, accept_loss=self.options.accept_loss)
         log_lineage = add_staged_epochs(log_lineage, [one.piece.source for one in checked])
-        self._upload_and_record(found, self._data_recorded_with_segments(found, known, log_lineage, cut=body), known, head)
+        self._upload_and_record_segments(found, self._data_recorded_with_segments(found, known, log_lineage, cut=body), known, head)
 
     @contextmanager
     def _open_tier_segment(self, segment: RemoteLogSegmentMetadata) -> Iterator[SourceSegment]:
@@ -454,7 +453,7 @@ class _DirectoryImport:
         with read_segments(self.tier, self.name, [segment], "import") as reading, reading.open_segment(0, txn_index=False) as source:
             yield source
 
-    def _require_no_gap(self, state: PartitionState, end: int, pieces: list[LogPiece]) -> list[LogPiece]:
+    def _file_parts_without_gap(self, state: PartitionState, end: int, pieces: list[SegmentFilePart]) -> list[SegmentFilePart]:
         """Return the pieces (batches of segment files) if they follow the tier's end without a gap. Raises BadData for a gap, unless gaps
         are allowed.
 
@@ -466,13 +465,13 @@ class _DirectoryImport:
         first = pieces[0].source
         if not state.has_segments or first.base == end + 1:
             return pieces
-        check_gap(state, end, first, self.options.fetched_from, self.held.refusals, allow_gaps=self.options.gaps)
+        require_no_gap_after_tier(state, end, first, self.options.fetched_from, self.held.refusals, allow_gaps=self.options.gaps)
         self.notes.append(f"offsets {end + 1} to {first.base - 1} are missing in {self.name}, and stay so")
         return [replace(pieces[0], source=replace(first, base=end + 1)), *pieces[1:]]
 
     # --- before the beginning ---
 
-    def _add_segments_before_start(self, listing: SegmentListing, state: PartitionState) -> None:
+    def _add_segments_before_tier_start(self, listing: SegmentListing, state: PartitionState) -> None:
         if not state.has_segments or not listing.bases or listing.bases[0] >= state.start_offset or not self.options.older:
             return
         if state.log_start_offset is not None or (listing.end is not None and listing.end < state.start_offset):
@@ -482,10 +481,10 @@ class _DirectoryImport:
             self.too_late = f"offsets {listing.bases[0]} to {state.start_offset - 1} cannot be added before what the tier has: {problem}"
             return
         part = listing.before_offset(state.start_offset)
-        pieces = pieces_before_offset(self.log_dir, self._open_sources(part), state.start_offset)
+        pieces = file_parts_before_offset(self.log_dir, self._open_listed_segments(part), state.start_offset)
         if not any(piece.source.size for piece in pieces):
             return
-        given = self._checkpoint_lineage([piece.source for piece in pieces])
+        given = self._read_checkpoint_lineage([piece.source for piece in pieces])
         last = pieces[-1].source
         if last.end != state.start_offset and not self.options.gaps:
             raise BadData(
@@ -494,16 +493,14 @@ class _DirectoryImport:
                 hint="Restore the segment in between; if a cleaner has removed the offsets, use --allow-gaps",
             )
         pieces[-1] = replace(pieces[-1], source=replace(last, end=state.start_offset, is_last=False))
-        self.identity.settle_identity(0, self._compare_records_below)
-        found_members = form_segments(self.log_dir, self._check_pieces(pieces), ProducerStates.without_producers())
-        check_before_start(state, found_members, given, self.log_dir)
-        older = restore_removed_epochs(
-            lineage_from_batches([piece.source for piece in pieces if piece.source.size]),
-            truncate_lineage_at(given, found_members[-1].end + 1),
-        )
-        self._upload_and_record(
+        self.identity.require_same_log(0, self._count_equal_records_below)
+        found_members = combine_parts_to_segments(self.log_dir, self._check_file_parts(pieces), ProducerStates.without_producers())
+        require_segments_precede_tier(state, found_members, given, self.log_dir)
+        filled = [piece.source for piece in pieces if piece.source.size]
+        older = restore_removed_epochs(lineage_from_batches(filled), truncate_lineage_at(given, found_members[-1].end + 1))
+        self._upload_and_record_segments(
             found_members,
-            ArrivingSegments(
+            SegmentAddition(
                 older,
                 before=True,
                 topic_id=self.identity.given_id,
@@ -515,16 +512,17 @@ class _DirectoryImport:
 
     # --- both ---
 
-    def _check_pieces(self, pieces: Sequence[LogPiece]) -> list[CheckedPiece]:
+    def _check_file_parts(self, pieces: Sequence[SegmentFilePart]) -> list[CheckedFilePart]:
         sources = [piece.source for piece in pieces]
         size = sum(source.size for source in sources)
         self.progress.at("checking", size)
         if not self.options.live:
-            check_orphaned_indexes(self.log_dir, self.whole.bases)
+            require_no_orphaned_indexes(self.log_dir, self.whole.bases)
         if not self.options.gaps:
-            check_no_gaps(sources)
+            require_no_gaps(sources)
         limit = self.policy.max_decompressed_batch_bytes
-        checked = check_pieces(pieces, CheckSettings(limit, self.company.threads, self._create_sidecar_builder, self.progress.advance))
+        checks = FileCheckSettings(limit, self.company.threads, self._create_sidecar_builder, self.progress.advance)
+        checked = check_file_parts(pieces, checks)
         negative = sum(piece.negative_timestamps for piece in checked)
         if negative:
             self.notes.append(
@@ -540,17 +538,17 @@ class _DirectoryImport:
         """
         if not self.tier.cleaner_for(self.name.topic).bloom:
             return None
-        return SidecarBuilder(source, None, self._present_or_future_hash_key(), counts_distinct_keys=True)
+        return SidecarBuilder(source, None, self._hash_key_of_tier_or_new_tier(), counts_distinct_keys=True)
 
-    def _present_or_future_hash_key(self) -> bytes:
+    def _hash_key_of_tier_or_new_tier(self) -> bytes:
         """Return the tier's hash key, or the one with which this import will create the tier: it is needed before anything is written."""
         if self.tier.catalog.state.tier_id:
             return self.tier.identity.hash_key()
         self.key_to_be = self.key_to_be or self.tier.ports.random_bytes(HASH_KEY_BYTES)
         return self.key_to_be
 
-    def _upload_and_record(
-        self, found: list[FutureSegment], arrival: ArrivingSegments, tier_lineage: Lineage, head: FutureSegment | None = None
+    def _upload_and_record_segments(
+        self, found: list[FutureSegment], arrival: SegmentAddition, tier_lineage: Lineage, head: FutureSegment | None = None
     ) -> None:
         """Upload segments and record them in the control log.
 
@@ -558,9 +556,9 @@ class _DirectoryImport:
         :param head: what a truncation leaves of a segment of the tier; it is not reported as added.
         """
         # The broker's cleaner may have run while the segments were read.
-        self._check_broker_cleaner(arrival.cut.offset if arrival.cut else self.log.state.end_offset + 1)
+        self._require_not_cleaned_by_broker_beyond(arrival.cut.offset if arrival.cut else self.log.state.end_offset + 1)
         tier, interval = self.tier, self.policy.index_interval_bytes
-        check_free_space(tier.ports.layout.url, sum(disk_bytes_needed(member, interval) for member in found))
+        require_free_space(tier.ports.layout.url, sum(disk_bytes_needed(member, interval) for member in found))
         if not tier.catalog.state.tier_id:
             tier.identity.create_catalog(self.key_to_be)
             tier.catalog.refresh()
@@ -568,9 +566,8 @@ class _DirectoryImport:
         sidecars = tier.sidecars(self.name) if tier.cleaner_for(self.name.topic).bloom else None
         lineage = restore_removed_epochs(tier_lineage, arrival.lineage)
         how = UploadSettings(tier, self.name, self.policy, self.company.threads, sidecars, self._report_progress)
-        incoming = [
-            SegmentUpload(how, member, lineage, self.identity.check_directory_unchanged) for member in ([head, *found] if head else found)
-        ]
+        check, members = self.identity.check_directory_unchanged, [head, *found] if head else found
+        incoming = [SegmentUpload(how, member, lineage, check) for member in members]
         if add_segments(tier.ports, self.log, incoming, replace(arrival, at_once=self.company.threads)):
             self.done += found
 
@@ -581,7 +578,7 @@ class _DirectoryImport:
     def _add_partition_to_catalog(self) -> None:
         if str(self.name) not in self.tier.catalog.state.partitions:
             self.company.note_change(self.log)
-            check_not_superseded(self.tier, self.log.state, self.identity.given_id, self.identity.metadata_path)
+            require_topic_not_superseded(self.tier, self.log.state, self.identity.given_id, self.identity.metadata_path)
 
     def _publish_catalog_change(self) -> None:
         self.company.note_change(self.log)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from checkpoint.lineage import Lineage
 from compactor.constants import TopicId
 from compactor.control.logs import PartitionLog
-from compactor.transfer.incarnations import UNKNOWN_TOPIC_ID, IncarnationOpeningRule
+from compactor.transfer.incarnations import UNKNOWN_TOPIC_ID, RecreationConfirmation
 from compactor.transfer.staged import StagedFile
-from compactor.transfer.staged_files import HeldFiles
+from compactor.transfer.staged_files import HeldStagedFiles
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class ImportOptions:
     fetched_from: int = 0
     rewritten: int = 0
     log_start: int = 0
-    held: HeldFiles | None = None
+    held: HeldStagedFiles | None = None
     staged_problem: Callable[[StagedFile], str] = lambda file: ""
-    opening: IncarnationOpeningRule = UNKNOWN_TOPIC_ID
+    opening: RecreationConfirmation = UNKNOWN_TOPIC_ID
 
 
 @dataclass(frozen=True)

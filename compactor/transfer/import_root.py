@@ -29,7 +29,7 @@ _SEGMENT = re.compile(r"\d{20}\.log")
 
 
 @dataclass(frozen=True)
-class PartitionImport:
+class PartitionImportResult:
     """Result of importing one partition. report: what was added; None if the import failed. error: why it failed; None if it did not."""
 
     name: TopicPartition
@@ -41,14 +41,14 @@ class PartitionImport:
         return self.report.import_status if self.report else "refused"
 
     @property
-    def failure_or_notes(self) -> str:
+    def failure_or_notes_text(self) -> str:
         """Return the reason why the import failed, or notes for people."""
         if self.error is not None:
             return str(self.error)
         return "; ".join(self.report.notes) if self.report else ""
 
 
-def is_log_root(path: Path) -> bool:
+def has_partition_directories(path: Path) -> bool:
     """Return whether a directory contains partition directories and no segments itself. Raises UsageError if it cannot be
     read.
     """
@@ -138,8 +138,8 @@ def import_partitions(
     import_one: Callable[[TopicPartition, Source, ImportResources], ImportReport],
     *,
     parallel: int,
-    on_partition: Callable[[PartitionImport], None],
-) -> list[PartitionImport]:
+    on_partition: Callable[[PartitionImportResult], None],
+) -> list[PartitionImportResult]:
     """Import several partitions at a time and return their results in order. One that fails does not stop the others (isolation, I9).
 
     :param sources: what to import each partition from.
@@ -150,11 +150,11 @@ def import_partitions(
     one_at_a_time = threading.Lock()
     changes = CatalogChangeBatcher(lambda slots: publish_hints(tier.catalog, slots))
 
-    def import_source(source: tuple[TopicPartition, Source]) -> PartitionImport:
+    def import_source(source: tuple[TopicPartition, Source]) -> PartitionImportResult:
         try:
-            done = PartitionImport(source[0], import_one(*source, company))
+            done = PartitionImportResult(source[0], import_one(*source, company))
         except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
-            done = PartitionImport(source[0], None, error)
+            done = PartitionImportResult(source[0], None, error)
         with one_at_a_time:
             on_partition(done)
         return done
@@ -167,14 +167,14 @@ def import_partitions(
         return list(pool.map(import_source, sources))
 
 
-def import_root(
+def import_partition_directories(
     tier: Tier,
     directories: Sequence[tuple[TopicPartition, Path]],
     options: ImportOptions,
     *,
-    on_partition: Callable[[PartitionImport], None] = lambda done: None,
+    on_partition: Callable[[PartitionImportResult], None] = lambda done: None,
     on_bytes: Callable[[TopicPartition, int], None] = lambda name, size: None,
-) -> list[PartitionImport]:
+) -> list[PartitionImportResult]:
     """Import several partition directories at a time. One that fails does not stop the others.
 
     Each import has one thread, because a small one mostly waits for the store. Large imports run one at a time beside them.

@@ -30,7 +30,7 @@ AskTopicIds = Callable[[Sequence[str]], ClusterTopics]
 
 
 @dataclass(frozen=True)
-class IncarnationOpeningRule:
+class RecreationConfirmation:
     """Sources that may confirm that a topic was deleted and created again, so that a new incarnation (log under a new topic id) may be
     opened.
 
@@ -42,12 +42,17 @@ class IncarnationOpeningRule:
     by_hand: bool = False
 
 
-UNKNOWN_TOPIC_ID = IncarnationOpeningRule()
+UNKNOWN_TOPIC_ID = RecreationConfirmation()
 """Neither a cluster nor a person says that a topic was created again: another topic id is refused."""
 
 
-def find_incarnation(
-    tier: Tier, state: PartitionState, topic_id: TopicId, id_source: str, rule: IncarnationOpeningRule, compare: Callable[[], int]
+def find_or_open_incarnation(
+    tier: Tier,
+    state: PartitionState,
+    topic_id: TopicId,
+    id_source: str,
+    rule: RecreationConfirmation,
+    count_equal_records: Callable[[], int],
 ) -> TopicPartition:
     """Return the partition's incarnation (its log under one topic id) to which a log of this topic id belongs. That is the one of
     ``state``, or another one, which is opened if it is new.
@@ -55,7 +60,7 @@ def find_incarnation(
     :param state: state of the partition's latest incarnation, just read from the control log.
     :param topic_id: topic id of the log; empty if unknown.
     :param id_source: the file that contains the id.
-    :param compare: compares the last records that both logs have and returns how many are equal; raises BadData if one differs.
+    :param count_equal_records: compares the last records that both logs have and returns how many are equal; raises BadData if one differs.
     :raises BadData: if the topic was superseded, or is another one and neither the cluster nor a person says that it is the new one.
     """
     former = tier.catalog.state.superseded.get(state.topic, {})
@@ -72,11 +77,11 @@ def find_incarnation(
     if verdict is TopicIdRelation.CURRENT:
         return state.name
     if verdict is TopicIdRelation.SUPERSEDED:
-        raise _superseded_error(state, topic_id or state.topic_id, former, id_source)
-    if state.has_segments and _has_equal_records(compare):
+        raise _superseded_topic_error(state, topic_id or state.topic_id, former, id_source)
+    if state.has_segments and _has_equal_records(count_equal_records):
         raise other_topic_error(state, topic_id, id_source, "its records are the same as the tier's")
     if verdict is TopicIdRelation.OTHER:
-        _record_recreation(catalog, state, topic_id, id_source, rule, tier.ports.holder)
+        _record_topic_recreation(catalog, state, topic_id, id_source, rule, tier.ports.holder)
     following = tier.open(partition_of_incarnation(state.topic, state.partition, state.incarnation + 1))
     if following.refresh().topic_id not in catalog.state.superseded.get(state.topic, {}):
         open_incarnation(following, topic_id, tier.ports.holder)
@@ -85,11 +90,11 @@ def find_incarnation(
     return following.state.name
 
 
-def check_not_superseded(tier: Tier, state: PartitionState, topic_id: TopicId, id_source: str) -> None:
+def require_topic_not_superseded(tier: Tier, state: PartitionState, topic_id: TopicId, id_source: str) -> None:
     """Raise BadData if the catalog, as last read, records that a later topic of the same name has replaced the one with this topic id."""
     former = tier.catalog.state.superseded.get(state.topic, {})
     if topic_id in former:
-        raise _superseded_error(state, topic_id, former, id_source)
+        raise _superseded_topic_error(state, topic_id, former, id_source)
 
 
 def record_confirmed_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicId], ask: AskTopicIds) -> None:
@@ -104,29 +109,29 @@ def record_confirmed_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicId
     answer = ask(sorted(unknown))
     found = {topic: given for topic, given in unknown.items() if answer.topic_ids.get(topic) == given}
 
-    def decide_record(state: CatalogState) -> TopicsConfirmed | None:
+    def missing_confirmation(state: CatalogState) -> TopicsConfirmed | None:
         """Return the record to append to this state of the catalog, or None if everything is recorded."""
         new = {topic: given for topic, given in found.items() if given not in state.topic_clusters}
         return TopicsConfirmed(cluster_id=answer.cluster_id, topic_ids=new) if new and answer.cluster_id else None
 
-    catalog.transact(decide_record)
+    catalog.transact(missing_confirmation)
     snapshot_if_due(catalog)
 
 
-def _has_equal_records(compare: Callable[[], int]) -> bool:
+def _has_equal_records(count_equal_records: Callable[[], int]) -> bool:
     """Return whether both logs have last records in common and these are equal. Raises BadData if they cannot be read, because damage is no
     difference.
     """
     try:
-        return compare() > 0
+        return count_equal_records() > 0
     except BadData as error:
         if not error.is_other_content:
             raise
         return False
 
 
-def _record_recreation(
-    catalog: CatalogLog, state: PartitionState, topic_id: TopicId, id_source: str, rule: IncarnationOpeningRule, holder: str
+def _record_topic_recreation(
+    catalog: CatalogLog, state: PartitionState, topic_id: TopicId, id_source: str, rule: RecreationConfirmation, holder: str
 ) -> None:
     """Record in the catalog that this topic id replaces the tier's current one.
 
@@ -141,7 +146,7 @@ def _record_recreation(
     former_id = latest_topic_id(state.topic_id, catalog.state.superseded.get(state.topic, {}))
     body = TopicRecreated(topic=state.topic, superseded_id=former_id, topic_id=topic_id, cluster_id=cluster_id, by=holder)
 
-    def decide_record(known: CatalogState) -> TopicRecreated | None:
+    def missing_recreation(known: CatalogState) -> TopicRecreated | None:
         """Return the record to append to this state of the catalog, or None if the same recreation is recorded already."""
         if known.superseded.get(state.topic, {}).get(former_id) == topic_id:
             return None
@@ -150,7 +155,7 @@ def _record_recreation(
             raise other_topic_error(state, topic_id, id_source, problem)
         return body
 
-    catalog.transact(decide_record)
+    catalog.transact(missing_recreation)
     snapshot_if_due(catalog)
 
 
@@ -167,7 +172,7 @@ def other_topic_error(state: PartitionState, topic_id: TopicId, id_source: str, 
     )
 
 
-def _superseded_error(state: PartitionState, topic_id: TopicId, former: Mapping[TopicId, TopicId], id_source: str) -> BadData:
+def _superseded_topic_error(state: PartitionState, topic_id: TopicId, former: Mapping[TopicId, TopicId], id_source: str) -> BadData:
     return BadData(
         f"this is the log of topic id {topic_id}, which topic id {latest_topic_id(topic_id, former)} has superseded as {state.topic}",
         segment=id_source,

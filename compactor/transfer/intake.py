@@ -42,7 +42,7 @@ class IncomingSegment(Protocol):
 
 
 @dataclass(frozen=True)
-class ArrivingSegments:
+class SegmentAddition:
     """Data that is recorded together with new segments, and callbacks for adding them.
 
     tail: the last batches of the segments, by which the next import recognises the log.
@@ -69,7 +69,7 @@ class ArrivingSegments:
     cut: TailTruncated | None = None
 
 
-def add_segments(ports: Ports, log: PartitionLog, incoming: Sequence[IncomingSegment], arrival: ArrivingSegments) -> bool:
+def add_segments(ports: Ports, log: PartitionLog, incoming: Sequence[IncomingSegment], arrival: SegmentAddition) -> bool:
     """Add segments to the tier: all of them become readable, or none.
 
     :return: False if this same import was complete before, or another process with the same import was faster.
@@ -87,7 +87,7 @@ def add_segments(ports: Ports, log: PartitionLog, incoming: Sequence[IncomingSeg
 
 
 def _try_import_under_id(
-    ports: Ports, log: PartitionLog, import_id: str, incoming: Sequence[IncomingSegment], settings: ArrivingSegments
+    ports: Ports, log: PartitionLog, import_id: str, incoming: Sequence[IncomingSegment], settings: SegmentAddition
 ) -> bool:
     """Try to add the segments under one import id.
 
@@ -116,7 +116,7 @@ def _try_import_under_id(
 
 
 def _truncation_record(
-    cut: TailTruncated, cut_id: str, segments: Sequence[RemoteLogSegmentMetadata], arrival: ArrivingSegments
+    cut: TailTruncated, cut_id: str, segments: Sequence[RemoteLogSegmentMetadata], arrival: SegmentAddition
 ) -> TailTruncated:
     """Return the record that cuts the tier's end and adds these segments."""
     head = segments[0] if segments and segments[0].start_offset < cut.offset else None
@@ -133,7 +133,7 @@ def _upload_segments(incoming: Sequence[IncomingSegment], ids: Sequence[str], ma
     def upload_one(segment: IncomingSegment, segment_id: str) -> RemoteLogSegmentMetadata | None:
         metadata = segment.upload_under_id(segment_id)
         if metadata is not None:
-            recheck_source(segment)
+            require_source_unchanged(segment)
         return metadata
 
     found = []
@@ -163,7 +163,7 @@ def _upload_and_yield_in_order(
         pool.shutdown(cancel_futures=True)
 
 
-def recheck_source(segment: IncomingSegment) -> None:
+def require_source_unchanged(segment: IncomingSegment) -> None:
     """Check after the upload that a segment's source is unchanged. Raises BadData otherwise, because then the created objects must not
     become readable.
     """

@@ -1,6 +1,6 @@
 """A Kafka log directory as segments of the tier: which segments there are, what offsets each covers, and every check of them.
 
-The directory is only read. Data that a later round could not read is refused here (``check_pieces``).
+The directory is only read. Data that a later round could not read is refused here (``check_file_parts``).
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ DELETED = ".deleted"
 _INDEX_NAME = re.compile(r"(\d{20})\.(index|timeindex|txnindex)")
 
 
-def log_path(log_dir: Path, base: int) -> Path:
+def segment_log_path(log_dir: Path, base: int) -> Path:
     """Return the path of a segment's log in a log directory."""
     return log_dir / f"{base:020d}.log"
 
 
-def staged_path(log_dir: Path, base: int) -> Path:
+def staged_segment_path(log_dir: Path, base: int) -> Path:
     """Return the path of a segment's file that its broker has staged for deletion."""
-    path = log_path(log_dir, base)
+    path = segment_log_path(log_dir, base)
     return path.with_name(path.name + DELETED)
 
 
@@ -80,7 +80,7 @@ def directory_errors_as_usage_errors(log_dir: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class LogPiece:
+class SegmentFilePart:
     """Part of a segment file that is imported: consecutive batches, often all of them. skipped: bytes of the file before the first imported
     batch. file_size: size of the whole file in bytes.
     """
@@ -97,12 +97,15 @@ class LogPiece:
 
 
 @dataclass(frozen=True)
-class CheckedPiece:
-    """Part of a segment file (LogPiece) whose bytes were all read and checked. negative_timestamps: number of records with a timestamp
-    below -1. sha256: digest of the part's bytes. builder: sidecar builder that has got every record; None if no sidecar is wanted.
+class CheckedFilePart:
+    """Part of a segment file whose bytes were all read and checked.
+
+    negative_timestamps: number of records with a timestamp below -1.
+    sha256: digest of the part's bytes.
+    builder: sidecar builder that has got every record; None if no sidecar is wanted.
     """
 
-    piece: LogPiece
+    piece: SegmentFilePart
     negative_timestamps: int
     sha256: str
     builder: SidecarBuilder | None
@@ -114,14 +117,14 @@ class FutureSegment:
     zero-byte segments. states: producer states at its end.
     """
 
-    checked: CheckedPiece
+    checked: CheckedFilePart
     start: int
     end: int
     states: ProducerStates
     txn_entries: TxnEntries
 
     @property
-    def piece(self) -> LogPiece:
+    def piece(self) -> SegmentFilePart:
         """Return the part of a segment file from which this segment is created."""
         return self.checked.piece
 
@@ -135,7 +138,7 @@ class FutureSegment:
 
 
 @dataclass(frozen=True)
-class CheckSettings:
+class FileCheckSettings:
     """Settings for the check of segment files. limit: bytes that one batch may inflate to. builder_for: returns the sidecar builder of a
     segment, or None. on_bytes: called with the number of bytes that were checked since the last call.
     """
@@ -146,7 +149,7 @@ class CheckSettings:
     on_bytes: Callable[[int], None] = lambda size: None
 
 
-def check_pieces(pieces: Sequence[LogPiece], checks: CheckSettings) -> list[CheckedPiece]:
+def check_file_parts(pieces: Sequence[SegmentFilePart], checks: FileCheckSettings) -> list[CheckedFilePart]:
     """Check pieces of segment files, by reading every byte and every record once, and count records with a timestamp below -1.
 
     :raises BadData: if a CRC is invalid, a batch contradicts its header, or a transaction index contradicts the log.
@@ -163,7 +166,7 @@ def check_pieces(pieces: Sequence[LogPiece], checks: CheckSettings) -> list[Chec
         return [_check_segment_file_part(piece, checks, workers) for piece in pieces]
 
 
-def _check_segment_file_part(piece: LogPiece, checks: CheckSettings, workers: WorkerThreads) -> CheckedPiece:
+def _check_segment_file_part(piece: SegmentFilePart, checks: FileCheckSettings, workers: WorkerThreads) -> CheckedFilePart:
     """Check one part of a segment file in several threads, and return it with its digest. Raises BadData."""
     source, table = piece.source, piece.source.table
     builder = checks.builder_for(source)
@@ -193,17 +196,17 @@ def _check_segment_file_part(piece: LogPiece, checks: CheckSettings, workers: Wo
     except BadData as error:
         raise _error_with_file_position(error, piece) from None
     sha256.update(source.buf.data[done:])
-    return CheckedPiece(piece, negative, sha256.hexdigest(), builder)
+    return CheckedFilePart(piece, negative, sha256.hexdigest(), builder)
 
 
-def _error_with_file_position(error: BadData, piece: LogPiece) -> BadData:
+def _error_with_file_position(error: BadData, piece: SegmentFilePart) -> BadData:
     """Return the error with the byte position in the whole file in place of the position in the imported part."""
     if error.position < 0 or not piece.skipped:
         return error
     return BadData(error.cause, segment=error.segment, position=error.position + piece.skipped, offset=error.offset, hint=error.hint)
 
 
-def check_orphaned_indexes(log_dir: Path, bases: Sequence[int]) -> None:
+def require_no_orphaned_indexes(log_dir: Path, bases: Sequence[int]) -> None:
     """Raise BadData if the directory has an index file without a segment file. :param bases: base offsets of the segment files."""
     known = set(bases)
     for path in sorted(log_dir.iterdir()):
@@ -216,7 +219,7 @@ def check_orphaned_indexes(log_dir: Path, bases: Sequence[int]) -> None:
             )
 
 
-def check_no_gaps(sources: Sequence[SourceSegment]) -> None:
+def require_no_gaps(sources: Sequence[SourceSegment]) -> None:
     """Raise BadData for a gap between neighbouring segments, unless the log shows signs of compaction, which may leave gaps."""
     hole = _find_first_gap(sources)
     if hole is not None:
@@ -251,7 +254,7 @@ def _find_first_gap(sources: Sequence[SourceSegment]) -> tuple[SourceSegment, So
 # ---- what its segments cover ------------------------------------------------------------------------------------------------
 
 
-def form_segments(log_dir: Path, pieces: Sequence[CheckedPiece], initial_states: ProducerStates) -> list[FutureSegment]:
+def combine_parts_to_segments(log_dir: Path, pieces: Sequence[CheckedFilePart], initial_states: ProducerStates) -> list[FutureSegment]:
     """Combine checked pieces of segment files to the segments that the import will create. A zero-byte segment joins the one before it, or
     the one after it if it is the first.
 
@@ -273,7 +276,7 @@ def form_segments(log_dir: Path, pieces: Sequence[CheckedPiece], initial_states:
         if source.size:
             # Indexes store offsets relative to the segment's start in 32 bits.
             start = max(start, int(source.table.last_offset[-1]) - MAX32)
-            entries = _merge_txn_entries(verdict.txn_entries, source.txn_entries)
+            entries = _merge_aborted_transactions(verdict.txn_entries, source.txn_entries)
             found.append(FutureSegment(checked, start, end, states, entries))
             start = end + 1
         elif found:
@@ -325,7 +328,7 @@ def _open_txn_offset_by_producer(states: ProducerStates) -> dict[int, int]:
     return {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in opened}
 
 
-def _merge_txn_entries(from_markers: TxnEntries, from_index: TxnEntries) -> TxnEntries:
+def _merge_aborted_transactions(from_markers: TxnEntries, from_index: TxnEntries) -> TxnEntries:
     """Return the aborted transactions of two lists: those that control records show, and those of the transaction index. Each list may lack
     some of the other: brokers lose index entries, and compaction removes data.
     """
@@ -389,7 +392,7 @@ def check_lineage_matches_batches(path: Path, log_lineage: Lineage, sources: Seq
 # ---- its files --------------------------------------------------------------------------------------------------------------
 
 
-def prepare_upload(
+def prepare_segment_upload(
     segment: FutureSegment, new_id: str, lineage: Lineage, policy: CleanerPolicy, key: BalanceKey, folder: Path
 ) -> tuple[RemoteLogSegmentMetadata, dict[str, Path]]:
     """Return the metadata and the files with which one segment is uploaded. Indexes are copied if they match the log, else built in
@@ -400,7 +403,7 @@ def prepare_upload(
     check_file_unchanged(segment)
     source = segment.source
     log = segment_file_path(segment.piece) if segment.piece.is_whole_file else _write_file(folder / "log", source.buf.data)
-    beside = _prepare_indexes(segment, policy, folder)
+    beside = _copy_or_build_indexes(segment, policy, folder)
     if len(segment.txn_entries):
         beside["txnindex"] = _write_file(folder / "txnindex", segment.txn_entries.tobytes())
     beside["snapshot"] = _write_file(folder / "snapshot", format_producer_snapshot(segment.states))
@@ -430,7 +433,7 @@ def prepare_upload(
     return metadata, {"log": log, **beside}
 
 
-def segment_file_path(piece: LogPiece) -> Path:
+def segment_file_path(piece: SegmentFilePart) -> Path:
     """Return the path of the file from which a part of a segment is imported: ``NNN.log``, or ``NNN.log.deleted`` after the broker has
     staged it for deletion.
     """
@@ -470,7 +473,7 @@ def disk_bytes_needed(segment: FutureSegment, index_interval_bytes: int) -> int:
     )
 
 
-def _prepare_indexes(segment: FutureSegment, policy: CleanerPolicy, folder: Path) -> dict[str, Path]:
+def _copy_or_build_indexes(segment: FutureSegment, policy: CleanerPolicy, folder: Path) -> dict[str, Path]:
     table = segment.source.table
     made = encode_offset_and_time_index(segment.start, table.size, table.last_offset, table.max_timestamp, policy.index_interval_bytes)
     paths = {}

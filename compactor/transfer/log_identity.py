@@ -95,7 +95,7 @@ def should_record_topic_id(evidence: IdentityEvidence) -> bool:
     return bool(evidence.holds and evidence.given_id and not evidence.recorded_id and identify_log(evidence) is IdentityVerdict.SAME)
 
 
-def _unidentified_error(state: PartitionState, topic_id: TopicId, source_name: str, cut_offset: int, *, truncates: bool) -> BadData:
+def _unidentified_log_error(state: PartitionState, topic_id: TopicId, source_name: str, cut_offset: int, *, truncates: bool) -> BadData:
     """Return the error for a log that nothing identifies as the tier's.
 
     :param truncates: whether the tier's end is to be cut. A person's confirmation that the log continues the tier is no evidence then.
@@ -184,7 +184,7 @@ def birth_time_ns(path: Path) -> int | None:
     return int(seconds) * 1_000_000_000 + int(nanoseconds)
 
 
-class ComparedDirectory(Value):
+class MatchedDirectory(Value):
     """Directory whose log was last found to be the tier's. opened_slot: number of the control record that began the tier's log, which
     distinguishes the log from one begun after `topics delete`.
     """
@@ -193,7 +193,7 @@ class ComparedDirectory(Value):
     opened_slot: int
 
 
-class ComparedDirectories:
+class MatchedDirectoryFiles:
     """Directories that were compared last, by partition: one small file each in ``state_dir``, kept across upgrades.
 
     If a file is lost or cannot be read, records are compared again.
@@ -202,19 +202,19 @@ class ComparedDirectories:
     def __init__(self, state_dir: Path, control_url: str) -> None:
         self._folder = state_dir / "compared" / sha256(control_url.encode()).hexdigest()[:16]
 
-    def load_compared(self, name: TopicPartition) -> ComparedDirectory | None:
+    def load_matched_directory(self, name: TopicPartition) -> MatchedDirectory | None:
         """Return the directory whose log was last found to be the partition's, or None."""
         try:
-            return ComparedDirectory.model_validate_json((self._folder / str(name)).read_bytes())
+            return MatchedDirectory.model_validate_json((self._folder / str(name)).read_bytes())
         except (OSError, ValueError):
             return None
 
-    def save_compared(self, name: TopicPartition, compared: ComparedDirectory) -> None:
+    def save_matched_directory(self, name: TopicPartition, compared: MatchedDirectory) -> None:
         """Store the directory whose log was found to be the partition's, atomically.
 
         A failed write is ignored, because it only costs another comparison.
         """
-        if self.load_compared(name) == compared:
+        if self.load_matched_directory(name) == compared:
             return
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -225,8 +225,8 @@ class ComparedDirectories:
 
 # ---- in an import -------------------------------------------------------------------------------------------------------------
 
-Compare = Callable[[int], int]
-"""Compares records below an offset and returns how many; raises BadData if one differs."""
+CountEqualRecords = Callable[[int], int]
+"""Compares records below an offset and returns how many are equal; raises BadData if one differs."""
 
 
 @dataclass
@@ -244,7 +244,7 @@ class IdentityCheck:
     log_dir: Path
     given_id: TopicId
     directory: DirectoryId | None
-    remembered: ComparedDirectories
+    remembered: MatchedDirectoryFiles
     read_from_directory: bool
     settled: bool = False
 
@@ -261,37 +261,37 @@ class IdentityCheck:
                 hint="Nothing of it was taken. Import again: the new topic's id is compared with the tier's",
             )
 
-    def settle_identity(self, compared: int, compare: Compare, *, cut_offset: int | None = None) -> None:
+    def require_same_log(self, equal_batches: int, count_equal_records: CountEqualRecords, *, cut_offset: int | None = None) -> None:
         """Raise BadData unless the directory's log is known to be the tier's. Record the directory's topic id in the tier if the tier has
         none.
 
-        :param compared: number of batches that were found equal already.
-        :param compare: compares records and returns how many are equal; called if neither ids nor batches nor the directory decide.
+        :param equal_batches: number of batches that were found equal already.
+        :param count_equal_records: compares records and returns how many are equal; called if nothing else decides.
         :param cut_offset: offset at which the tier's end is about to be cut; None if it is not. Records below it, or topic ids, must then
             be equal; neither a person's confirmation nor the directory is evidence for what stays.
         """
         if self.settled:
             return
-        evidence = self._gather_evidence(compared, truncates=cut_offset is not None)
+        evidence = self._gather_evidence(equal_batches, truncates=cut_offset is not None)
         if identify_log(evidence) is IdentityVerdict.UNKNOWN:
             below = self.log.state.end_offset + 1 if cut_offset is None else cut_offset
-            evidence = replace(evidence, compared=compare(below))
+            evidence = replace(evidence, compared=count_equal_records(below))
             if identify_log(evidence) is IdentityVerdict.UNKNOWN:
-                raise _unidentified_error(self.log.state, self.given_id, self.metadata_path, below, truncates=cut_offset is not None)
+                raise _unidentified_log_error(self.log.state, self.given_id, self.metadata_path, below, truncates=cut_offset is not None)
         self._accept_identity(evidence)
 
-    def try_to_settle_identity(self, compared: int, compare: Compare) -> bool:
+    def is_known_to_be_same_log(self, equal_batches: int, count_equal_records: CountEqualRecords) -> bool:
         """Return whether the directory is known to have the tier's log, where nothing is imported now. False means that nothing decides it,
         so that the next segment would be refused.
 
-        :param compared: number of batches that were found equal already.
-        :param compare: compares records and returns how many are equal; called if nothing else decides.
+        :param equal_batches: number of batches that were found equal already.
+        :param count_equal_records: compares records and returns how many are equal; called if nothing else decides.
         """
         if self.settled:
             return True
-        evidence = self._gather_evidence(compared)
+        evidence = self._gather_evidence(equal_batches)
         if identify_log(evidence) is IdentityVerdict.UNKNOWN and self.given_id:
-            evidence = replace(evidence, compared=compare(self.log.state.end_offset + 1))
+            evidence = replace(evidence, compared=count_equal_records(self.log.state.end_offset + 1))
         if identify_log(evidence) is IdentityVerdict.SAME:
             self._accept_identity(evidence)
         return self.settled
@@ -304,21 +304,21 @@ class IdentityCheck:
         way = adopt_command_text(state, self.given_id)
         return f"{state.name}: no record could be compared with the tier's, so that what comes next is refused until `{way}` is said"
 
-    def remember_directory(self) -> None:
+    def remember_matched_directory(self) -> None:
         """Store that this directory was found to have the tier's log, unless topic ids will show it the next time."""
         state = self.log.state
         if self.settled and self.directory and state.has_segments and not (state.topic_id and self.given_id):
-            self.remembered.save_compared(state.name, ComparedDirectory(directory=self.directory, opened_slot=state.opened_slot))
+            self.remembered.save_matched_directory(state.name, MatchedDirectory(directory=self.directory, opened_slot=state.opened_slot))
 
-    def _gather_evidence(self, compared: int, *, truncates: bool = False) -> IdentityEvidence:
+    def _gather_evidence(self, equal_batches: int, *, truncates: bool = False) -> IdentityEvidence:
         state = self.log.state
-        last = self.remembered.load_compared(state.name) if self.directory and not truncates else None
+        last = self.remembered.load_matched_directory(state.name) if self.directory and not truncates else None
         return IdentityEvidence(
             state.topic_id,
             self.given_id,
             holds=state.has_segments,
             adopted=state.adopted_seam == state.end_offset + 1 and not truncates,
-            compared=compared,
+            compared=equal_batches,
             same_directory=last is not None and (last.directory, last.opened_slot) == (self.directory, state.opened_slot),
         )
 
@@ -337,5 +337,5 @@ def create_identity_check(opened: Tier, log: PartitionLog, log_dir: Path, topic_
     """
     given = read_topic_id(log_dir) if topic_id is None else topic_id
     directory = identify_directory(log_dir) if topic_id is None else None
-    remembered = ComparedDirectories(opened.state_dir, control_url(opened.settings))
+    remembered = MatchedDirectoryFiles(opened.state_dir, control_url(opened.settings))
     return IdentityCheck(opened.ports, log, log_dir, given, directory, remembered, topic_id is None)

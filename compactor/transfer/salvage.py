@@ -42,8 +42,8 @@ def salvage_segment(
         path.unlink(missing_ok=True)
         return [SkippedOffsets(first_offset, segment.end_offset, "the object is missing, or cannot be unpacked")]
     buf = map_file(path)
-    spans, skipped = _readable_spans(
-        buf, layout.object_name(name, segment, "log"), _index_positions(opened, name, segment), segment, first_offset
+    spans, skipped = _readable_byte_ranges(
+        buf, layout.object_name(name, segment, "log"), _offset_index_positions(opened, name, segment), segment, first_offset
     )
     data = b"".join(buf[begin:end].tobytes() for begin, end in spans)
     del buf
@@ -53,7 +53,7 @@ def salvage_segment(
     return skipped
 
 
-def _index_positions(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> list[int]:
+def _offset_index_positions(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> list[int]:
     """Return the byte positions that the segment's offset index contains, ascending; an empty list if the index is missing."""
     try:
         data = opened.ports.layout.read_file(name, segment, "index")
@@ -63,7 +63,7 @@ def _index_positions(opened: Tier, name: TopicPartition, segment: RemoteLogSegme
     return sorted({int(position) for position in entries["position"].tolist()})
 
 
-def _readable_spans(
+def _readable_byte_ranges(
     buf: Bytes, source_name: str, restart_positions: Sequence[int], segment: RemoteLogSegmentMetadata, first_offset: int
 ) -> tuple[list[tuple[int, int]], list[SkippedOffsets]]:
     """Return the byte ranges of readable batches, and the offsets between them that cannot be read.

@@ -29,14 +29,14 @@ from compactor.records.rows import RowBuffers, parse_records
 from compactor.transfer.log_directory import (
     CHECKPOINT,
     FutureSegment,
-    LogPiece,
+    SegmentFilePart,
     describe_tail_batch,
     lineage_from_batches,
-    log_path,
-    staged_path,
+    segment_log_path,
+    staged_segment_path,
 )
-from compactor.transfer.staged import LiveLog, StagedFile, TierEnd, choose_staged
-from compactor.transfer.staged_files import HeldFile, HeldFiles, first_live_epoch, list_staged_before
+from compactor.transfer.staged import LiveLog, StagedFile, TierEnd, choose_staged_files
+from compactor.transfer.staged_files import HeldStagedFile, HeldStagedFiles, first_epoch_of_live_log, list_staged_files_before_live_log
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SegmentListing:
     log_dir: Path
     bases: tuple[int, ...]
     end: int | None = None
-    staged: Mapping[int, HeldFile] = field(default_factory=dict)
+    staged: Mapping[int, HeldStagedFile] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
@@ -60,7 +60,9 @@ class SegmentListing:
 
     def segment_size(self, base_offset: int) -> int:
         """Return the size of a segment in bytes. Raises OSError."""
-        return self.staged[base_offset].file.size if base_offset in self.staged else log_path(self.log_dir, base_offset).stat().st_size
+        return (
+            self.staged[base_offset].file.size if base_offset in self.staged else segment_log_path(self.log_dir, base_offset).stat().st_size
+        )
 
     def from_offset(self, offset: int) -> SegmentListing:
         """Return the listing without the segments that end below an offset, judged by the base offset of the segment after each."""
@@ -137,15 +139,15 @@ def open_listed_segments(listing: SegmentListing, policy: CleanerPolicy, *, live
     return [*staged, *opened_live]
 
 
-def add_staged_files(
+def listing_with_staged_files(
     listing: SegmentListing,
-    held_files: HeldFiles,
+    held_files: HeldStagedFiles,
     refusal_of: Callable[[StagedFile], str],
     policy: CleanerPolicy,
     tier: TierEnd,
     first_uncleaned_offset: int,
 ) -> SegmentListing:
-    """Return the listing of a live log together with the staged files that connect the tier's end with it (``choose_staged``).
+    """Return the listing of a live log together with the staged files that connect the tier's end with it (``choose_staged_files``).
 
     :param held_files: opens the files, and records which are refused.
     :param refusal_of: returns why the caller refuses a file with missing offsets, or an empty string.
@@ -156,8 +158,8 @@ def add_staged_files(
     live = listing.bases if listing.end is None else (*listing.bases, listing.end)
     if not live or (tier.position is not None and live[0] <= tier.position):
         return listing
-    listed = list_staged_before(listing.log_dir, live)
-    held_files.close_outdated(listed)
+    listed = list_staged_files_before_live_log(listing.log_dir, live)
+    held_files.close_outdated_files(listed)
     held_files.open_files(listed)
     files, segments = held_files.held_files, []
     for each in files:
@@ -175,7 +177,7 @@ def add_staged_files(
             segments.append(segment)
     if list_log_segments(listing.log_dir, live=True) != listing:
         raise FileNotFoundError(f"{listing.log_dir}: a segment was rolled or staged while files were listed")
-    choice = choose_staged(segments, LiveLog(live, first_live_epoch(listing.log_dir, live), first_uncleaned_offset), tier)
+    choice = choose_staged_files(segments, LiveLog(live, first_epoch_of_live_log(listing.log_dir, live), first_uncleaned_offset), tier)
     held_files.refusals.update(choice.refusals)
     staged = {each.file.base: each for each in files if each.file.base in choice.taken}
     return replace(listing, bases=(*choice.taken, *listing.bases), staged=staged)
@@ -185,34 +187,34 @@ def describe_refused_files(refusals: Mapping[int, str]) -> list[str]:
     """Return a sentence for people about each staged file that is not imported, with the reason. ``refusals``: the reasons, by base
     offset.
     """
-    named = {staged_path(Path(), base): reason for base, reason in sorted(refusals.items())}
+    named = {staged_segment_path(Path(), base): reason for base, reason in sorted(refusals.items())}
     return [f"{path} is staged for deletion and is not taken: {reason}" for path, reason in named.items()]
 
 
 # ---- what is new ------------------------------------------------------------------------------------------------------------
 
 
-def pieces_after_offset(log_dir: Path, sources: Sequence[SourceSegment], last_offset: int) -> list[LogPiece]:
+def file_parts_after_offset(log_dir: Path, sources: Sequence[SourceSegment], last_offset: int) -> list[SegmentFilePart]:
     """Return the batches after ``last_offset``, the tier's last offset, by segment. A segment that contains it is cut between batches.
     Raises BadData.
     """
     return [piece for source in sources if (piece := _batches_between(log_dir, source, last_offset + 1, source.end)) is not None]
 
 
-def pieces_before_offset(log_dir: Path, sources: Sequence[SourceSegment], start: int) -> list[LogPiece]:
+def file_parts_before_offset(log_dir: Path, sources: Sequence[SourceSegment], start: int) -> list[SegmentFilePart]:
     """Return the batches before ``start``, the tier's first offset, by segment. A segment that contains it is cut between batches. Raises
     BadData.
     """
     return [piece for source in sources if (piece := _batches_between(log_dir, source, source.base, start)) is not None]
 
 
-def _batches_between(log_dir: Path, source: SourceSegment, start: int, end: int) -> LogPiece | None:
+def _batches_between(log_dir: Path, source: SourceSegment, start: int, end: int) -> SegmentFilePart | None:
     """Return the batches of a segment from ``start`` to ``end`` (exclusive); None if it has none there. Raises BadData for a batch across
     a bound.
     """
     path = log_dir / source.name
     if source.base >= start and source.end <= end:
-        return LogPiece(source, path, 0, source.size)
+        return SegmentFilePart(source, path, 0, source.size)
     table = source.table
     first = int(np.searchsorted(table.last_offset, start))
     last = int(np.searchsorted(table.last_offset, end))
@@ -223,10 +225,10 @@ def _batches_between(log_dir: Path, source: SourceSegment, start: int, end: int)
     if 0 <= int(table.base_offset[first]) < start:
         raise _straddling_batch_error(source, first, start)
     part = segment_of_batch_range(source, first, last, max(start, source.base), min(end, source.end))
-    return LogPiece(part, path, int(table.position[first]), source.size)
+    return SegmentFilePart(part, path, int(table.position[first]), source.size)
 
 
-def check_gap(
+def require_no_gap_after_tier(
     state: PartitionState,
     end_offset: int,
     first_segment: SourceSegment,
@@ -395,7 +397,7 @@ def find_divergence_outside_gaps(
     return found
 
 
-def check_before_start(state: PartitionState, segments: Sequence[FutureSegment], log_lineage: Lineage, log_dir: Path) -> None:
+def require_segments_precede_tier(state: PartitionState, segments: Sequence[FutureSegment], log_lineage: Lineage, log_dir: Path) -> None:
     """Raise BadData if ``segments``, which are to be added before the tier's start, belong to another log, or leave a transaction open
     there.
     """
@@ -419,7 +421,7 @@ def check_before_start(state: PartitionState, segments: Sequence[FutureSegment],
             raise diverged.refusal_error(state, log_dir)
 
 
-def check_tail_batches(
+def has_equal_tail_batches(
     state: PartitionState, sources: Sequence[SourceSegment], end_offset: int | None = None, compacted_below: int = 0
 ) -> bool:
     """Return whether the directory has any of the tier's last batches (the tail), by which the log is recognised. Raises BadData if such a
@@ -444,7 +446,7 @@ def check_tail_batches(
     return seen
 
 
-def pieces_below_offset(pieces: list[LogPiece], end_offset: int | None) -> list[LogPiece]:
+def file_parts_below_offset(pieces: list[SegmentFilePart], end_offset: int | None) -> list[SegmentFilePart]:
     """Return the pieces before the first one that reaches ``end_offset`` (exclusive); all of them if it is None."""
     if end_offset is None:
         return pieces
@@ -452,7 +454,7 @@ def pieces_below_offset(pieces: list[LogPiece], end_offset: int | None) -> list[
     return pieces[: next(reaching, len(pieces))]
 
 
-def make_position_check(checked: PartitionState, log_dir: Path) -> Callable[[PartitionState], None]:
+def create_tier_unchanged_check(checked: PartitionState, log_dir: Path) -> Callable[[PartitionState], None]:
     """Return a function that raises BadData if a state of the tier no longer has the end and the leader epochs with which the directory was
     compared.
     """
@@ -468,7 +470,7 @@ def make_position_check(checked: PartitionState, log_dir: Path) -> Callable[[Par
     return check_position
 
 
-def compare_records(
+def count_equal_last_records(
     state: PartitionState,
     listing: SegmentListing,
     stored_segments: StoredSegments,

@@ -21,7 +21,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.balance import BalanceKey
 from compactor.storage.schemes import local_store_folder
 from compactor.tier.sidecars import Sidecars
-from compactor.transfer.log_directory import FutureSegment, check_file_unchanged, prepare_upload
+from compactor.transfer.log_directory import FutureSegment, check_file_unchanged, prepare_segment_upload
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class SegmentUpload:
         how = self.how
         with tempfile.TemporaryDirectory(prefix="import-", dir=process_spool_folder(how.tier.state_dir)) as scratch:
             key = BalanceKey(how.tier.identity.hash_key())
-            metadata, paths = prepare_upload(self.member, segment_id, self.lineage, how.policy, key, Path(scratch))
+            metadata, paths = prepare_segment_upload(self.member, segment_id, self.lineage, how.policy, key, Path(scratch))
             if how.tier.ports.layout.upload_segment(how.name, metadata, paths):
                 return None
         if how.sidecars is not None:
@@ -90,7 +90,7 @@ class SegmentUpload:
         self.identity_check()
 
 
-def check_free_space(url: str, needed: int) -> None:
+def require_free_space(url: str, needed: int) -> None:
     """Raise OutOfBudget if the tier is a directory on a disk that has no space for ``needed`` bytes, so that the import fails before it
     writes anything.
     """

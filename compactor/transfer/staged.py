@@ -2,7 +2,7 @@
 
 Kafka removes a segment by renaming its files, and unlinks them ``file.delete.delay.ms`` later (LocalLog.deleteSegmentFiles). Retention
 and DeleteRecords do so at the front of the log, and leave the same files: the two cannot be told apart. Truncations and the log cleaner
-do so, too, with records that the log does not have any more. So a staged file is taken only if every rule of ``choose_staged`` holds.
+do so, too, with records that the log does not have any more. So a staged file is taken only if every rule of ``choose_staged_files`` holds.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class TierEnd:
 
 
 @dataclass(frozen=True)
-class StagedChoice:
+class StagedFileChoice:
     """Decision about files that a broker has staged for deletion.
 
     taken: base offsets of the files to import, ascending.
@@ -83,7 +83,7 @@ class StagedChoice:
     refusals: Mapping[int, str] = field(default_factory=dict)
 
 
-def choose_staged(segments: Sequence[StagedSegment], live: LiveLog, tier: TierEnd) -> StagedChoice:
+def choose_staged_files(segments: Sequence[StagedSegment], live: LiveLog, tier: TierEnd) -> StagedFileChoice:
     """Choose, among files staged for deletion, those that continue the tier up to the live log. None are taken if the live log continues it
     by itself.
 
@@ -91,23 +91,29 @@ def choose_staged(segments: Sequence[StagedSegment], live: LiveLog, tier: TierEn
     """
     position = 0 if tier.position is None else tier.position
     if not live.bases or (tier.position is not None and live.bases[0] <= position):
-        return StagedChoice()
+        return StagedFileChoice()
     missing = [segment for segment in segments if segment.last_offset >= max(segment.base, position)]
-    refusals = {segment.base: live_file_problem(segment, live) or order_problem(segment, live) for segment in missing}
-    chain = linked_to_live_log([segment for segment in missing if not refusals[segment.base]], live)
-    while tier.position is None and (reason := cleaned_problem(chain, live, tier)):
+    refusals = {
+        segment.base: reason_replaced_by_live_file(segment, live) or reason_not_below_live_log(segment, live) for segment in missing
+    }
+    chain = chain_linked_to_live_log([segment for segment in missing if not refusals[segment.base]], live)
+    while tier.position is None and (reason := reason_cleaned_by_broker(chain, live, tier)):
         refusals[chain[0].base], chain = reason, chain[1:]  # an empty tier may begin with what the cleaner has not reached
-    problem = seam_problem(chain, tier) or epoch_problem(chain, live, tier) or cleaned_problem(chain, live, tier)
+    problem = (
+        reason_not_continuing_tier(chain, tier)
+        or reason_epochs_contradict(chain, live, tier)
+        or reason_cleaned_by_broker(chain, live, tier)
+    )
     linked_bases = {segment.base for segment in chain}
     for segment in missing:
         if not refusals[segment.base]:
             unlinked = f"it ends at offset {segment.last_offset}, and it is not the only one before a segment that is taken or live"
             refusals[segment.base] = problem if segment.base in linked_bases else unlinked
     taken = () if problem else tuple(segment.base for segment in chain)
-    return StagedChoice(taken, {base: reason for base, reason in refusals.items() if reason})
+    return StagedFileChoice(taken, {base: reason for base, reason in refusals.items() if reason})
 
 
-def live_file_problem(segment: StagedSegment, live: LiveLog) -> str:
+def reason_replaced_by_live_file(segment: StagedSegment, live: LiveLog) -> str:
     """Return why a segment is not imported because the live log has a file with the same base offset, or an empty string.
 
     The log cleaner, and a roll over an empty active segment, replace a file by one of the same name.
@@ -115,7 +121,7 @@ def live_file_problem(segment: StagedSegment, live: LiveLog) -> str:
     return "a live segment has its base offset: it was replaced" if segment.base in live.bases else ""
 
 
-def order_problem(segment: StagedSegment, live: LiveLog) -> str:
+def reason_not_below_live_log(segment: StagedSegment, live: LiveLog) -> str:
     """Return why a segment is not imported because it is not entirely below the lowest base offset of the live log, or an empty string.
 
     Retention removes segments from the front only. A file staged above the front was removed by a truncation or replaced by the log
@@ -126,7 +132,7 @@ def order_problem(segment: StagedSegment, live: LiveLog) -> str:
     return f"it is not wholly below offset {live.bases[0]}, where the live log begins: a truncation or the log cleaner removed it"
 
 
-def linked_to_live_log(segments: Sequence[StagedSegment], live: LiveLog) -> tuple[StagedSegment, ...]:
+def chain_linked_to_live_log(segments: Sequence[StagedSegment], live: LiveLog) -> tuple[StagedSegment, ...]:
     """Return the longest chain of segments, ascending, in which each ends where the next one begins and the last one ends where the live
     log begins.
 
@@ -140,7 +146,7 @@ def linked_to_live_log(segments: Sequence[StagedSegment], live: LiveLog) -> tupl
     return tuple(chain)
 
 
-def seam_problem(chain: Sequence[StagedSegment], tier: TierEnd) -> str:
+def reason_not_continuing_tier(chain: Sequence[StagedSegment], tier: TierEnd) -> str:
     """Return why a chain of segments does not continue the tier's end without a gap, or an empty string.
 
     Any chain continues an empty tier.
@@ -150,7 +156,7 @@ def seam_problem(chain: Sequence[StagedSegment], tier: TierEnd) -> str:
     return f"the tier ends before offset {tier.position}, and what is staged begins at {chain[0].base}: it leaves a gap"
 
 
-def epoch_problem(chain: Sequence[StagedSegment], live: LiveLog, tier: TierEnd) -> str:
+def reason_epochs_contradict(chain: Sequence[StagedSegment], live: LiveLog, tier: TierEnd) -> str:
     """Return why the leader epochs of a chain of segments contradict the tier's lineage or the first live batch, or an empty string.
 
     Epochs never decrease along a log. Batches of v0 and v1 have none.
@@ -171,7 +177,7 @@ def epoch_problem(chain: Sequence[StagedSegment], live: LiveLog, tier: TierEnd) 
     return ""
 
 
-def cleaned_problem(chain: Sequence[StagedSegment], live: LiveLog, tier: TierEnd) -> str:
+def reason_cleaned_by_broker(chain: Sequence[StagedSegment], live: LiveLog, tier: TierEnd) -> str:
     """Return why a chain of segments cannot precede a live log that the broker's own cleaner has cleaned, or an empty string.
 
     The cleaner may have dropped a tombstone after retention had staged the key's older records. Importing these would bring the key back.

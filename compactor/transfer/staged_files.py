@@ -19,7 +19,7 @@ from compactor.constants import LeaderEpoch, Offset
 from compactor.model.policy import CleanerPolicy
 from compactor.records.batches import BatchTable, Bytes, read_only_view
 from compactor.records.indexes import parse_txn_index
-from compactor.transfer.log_directory import DELETED, log_path, read_epoch_checkpoint, staged_path
+from compactor.transfer.log_directory import DELETED, read_epoch_checkpoint, segment_log_path, staged_segment_path
 from compactor.transfer.staged import StagedFile, StagedSegment
 
 STAGED_NAME = re.compile(r"(\d{20})\.log\.deleted")
@@ -27,7 +27,7 @@ _MAGIC, _EPOCH = 16, slice(12, 16)
 
 
 @dataclass(frozen=True)
-class HeldFile:
+class HeldStagedFile:
     """Staged file that this process holds open, with the bytes of its transaction index."""
 
     file: StagedFile
@@ -50,7 +50,7 @@ class HeldFile:
 
         :param end: base offset of the segment after it, None if it is not known yet.
         """
-        file, limit, path = self.file, policy.max_decompressed_batch_bytes, staged_path(log_dir, self.file.base)
+        file, limit, path = self.file, policy.max_decompressed_batch_bytes, staged_segment_path(log_dir, self.file.base)
         entries = parse_txn_index(self.txn_index, path.name.replace(".log", ".txnindex"))
 
         def read_from_open_file(path: Path) -> Bytes:
@@ -75,7 +75,7 @@ def describe_staged_file(base: int, stat: os.stat_result) -> StagedFile:
     return StagedFile(base, stat.st_size, stat.st_mtime_ns // 1_000_000, inode_change_ms(stat), (stat.st_dev, stat.st_ino))
 
 
-def list_staged_before(log_dir: Path, live_bases: Sequence[int]) -> list[StagedFile]:
+def list_staged_files_before_live_log(log_dir: Path, live_bases: Sequence[int]) -> list[StagedFile]:
     """List the files staged for deletion that begin before the live log (its lowest base offset), ascending by base offset.
 
     Raises OSError.
@@ -97,20 +97,20 @@ def epochs_of_batches(table: BatchTable) -> Lineage:
     return tuple(EpochEntry(LeaderEpoch(int(epochs[batch])), Offset(int(table.base_offset[batch]))) for batch in changes)
 
 
-def first_live_epoch(log_dir: Path, live_bases: Sequence[int]) -> LeaderEpoch:
+def first_epoch_of_live_log(log_dir: Path, live_bases: Sequence[int]) -> LeaderEpoch:
     """Return the leader epoch at the beginning of the live log, -1 if it is unknown. Raises BadData, OSError.
 
     It is that of the first batch, or that of the leader-epoch-checkpoint while the live segments have no batch.
     """
     for base in live_bases:
-        with log_path(log_dir, base).open("rb") as file:
+        with segment_log_path(log_dir, base).open("rb") as file:
             header = file.read(_MAGIC + 1)
         if len(header) > _MAGIC:
             return LeaderEpoch(int.from_bytes(header[_EPOCH], "big", signed=True) if header[_MAGIC] == 2 else -1)
     return leader_epoch_at(read_epoch_checkpoint(log_dir), live_bases[0])
 
 
-class HeldFiles:
+class HeldStagedFiles:
     """Files of one partition that the broker has staged for deletion and that this process holds open, so that they can be read after the
     broker deletes them.
 
@@ -123,11 +123,11 @@ class HeldFiles:
         self.log_dir = log_dir
         self.refusals: dict[int, str] = {}
         self._directory = -1
-        self._held: dict[tuple[int, int], HeldFile] = {}
+        self._held: dict[tuple[int, int], HeldStagedFile] = {}
         self._changing = threading.RLock()
 
     @property
-    def held_files(self) -> tuple[HeldFile, ...]:
+    def held_files(self) -> tuple[HeldStagedFile, ...]:
         """Return the staged files that are open now, ascending by base offset."""
         with self._changing:
             return tuple(sorted(self._held.values(), key=lambda held: held.file.base))
@@ -141,7 +141,7 @@ class HeldFiles:
                 if file.inode not in self._held:
                     self._open_file(file)
 
-    def close_outdated(self, listed: Sequence[StagedFile]) -> None:
+    def close_outdated_files(self, listed: Sequence[StagedFile]) -> None:
         """Close the open files whose names other files have taken. Close all if another directory has taken the place of the log directory,
         because the topic was created again.
 
@@ -150,9 +150,9 @@ class HeldFiles:
         """
         moved = self._directory >= 0 and not os.path.samestat(os.fstat(self._directory), self.log_dir.stat())
         inodes = {file.base: file.inode for file in listed}
-        self.close_unwanted(lambda held: not moved and inodes.get(held.file.base, held.file.inode) == held.file.inode)
+        self.close_unwanted_files(lambda held: not moved and inodes.get(held.file.base, held.file.inode) == held.file.inode)
 
-    def close_unwanted(self, is_wanted: Callable[[HeldFile], bool]) -> None:
+    def close_unwanted_files(self, is_wanted: Callable[[HeldStagedFile], bool]) -> None:
         """Close all files for which ``is_wanted`` returns False."""
         with self._changing:
             for inode, held in list(self._held.items()):
@@ -165,20 +165,20 @@ class HeldFiles:
 
     def close(self) -> None:
         """Close all files."""
-        self.close_unwanted(lambda held: False)
+        self.close_unwanted_files(lambda held: False)
 
     def _open_file(self, file: StagedFile) -> None:
         """Open one staged file and add it to the open ones. Raises OSError, also if it is not the file that was listed."""
-        descriptor = os.open(staged_path(self.log_dir, file.base), os.O_RDONLY)
+        descriptor = os.open(staged_segment_path(self.log_dir, file.base), os.O_RDONLY)
         try:
             stat = os.fstat(descriptor)
             if stat.st_nlink == 0 or describe_staged_file(file.base, stat) != file:
                 raise FileNotFoundError(file.base)
-            index = log_path(self.log_dir, file.base).with_suffix(f".txnindex{DELETED}")
+            index = segment_log_path(self.log_dir, file.base).with_suffix(f".txnindex{DELETED}")
             txn_index = index.read_bytes() if index.exists() else b""
             if self._directory < 0:
                 self._directory = os.open(self.log_dir, os.O_RDONLY)
         except OSError:
             os.close(descriptor)
             raise
-        self._held[file.inode] = HeldFile(file, descriptor, txn_index)
+        self._held[file.inode] = HeldStagedFile(file, descriptor, txn_index)

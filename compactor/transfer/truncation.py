@@ -29,10 +29,10 @@ from compactor.model.policy import CleanerPolicy
 from compactor.records.indexes import TXN_ENTRY, parse_txn_index
 from compactor.round.sources import read_producers_at_end
 from compactor.tier.contents import download_segment_file, read_verified_file
-from compactor.transfer.log_directory import CheckedPiece, FutureSegment, LogPiece, log_path
+from compactor.transfer.log_directory import CheckedFilePart, FutureSegment, SegmentFilePart, segment_log_path
 
 
-def undo_rounds_beyond(tier: Tier, log: PartitionLog, offset: int, source_name: str, *, accept_loss: bool) -> list[str]:
+def undo_rounds_beyond_offset(tier: Tier, log: PartitionLog, offset: int, source_name: str, *, accept_loss: bool) -> list[str]:
     """Undo the rounds that cleaned beyond an offset, latest first, and return notes for people.
 
     :param source_name: the file that shows where the log is cut, for messages.
@@ -41,7 +41,7 @@ def undo_rounds_beyond(tier: Tier, log: PartitionLog, offset: int, source_name: 
     :raises Leased: if a compactor is at work.
     """
     state = log.refresh()
-    problem = _undo_beyond_offset_problem(log, offset)
+    problem = _reason_rounds_cannot_be_undone(log, offset)
     if problem and not accept_loss:
         raise BadData(
             f"{state.name} was compacted up to offset {clean_end_offset(state.vector)}, and is to be cut at {offset}: {problem}. A key "
@@ -68,7 +68,7 @@ def undo_rounds_beyond(tier: Tier, log: PartitionLog, offset: int, source_name: 
     return [lost]
 
 
-def _undo_beyond_offset_problem(log: PartitionLog, offset: int) -> str:
+def _reason_rounds_cannot_be_undone(log: PartitionLog, offset: int) -> str:
     """Return the reason why the rounds that cleaned beyond an offset cannot be undone, so that the cleaner offset cannot go back to it, or
     an empty string. Writes nothing.
     """
@@ -85,7 +85,9 @@ def _undo_beyond_offset_problem(log: PartitionLog, offset: int) -> str:
     return ""
 
 
-def segment_head_before(tier: Tier, state: PartitionState, offset: int, policy: CleanerPolicy, scratch: Path) -> FutureSegment | None:
+def segment_head_before_offset(
+    tier: Tier, state: PartitionState, offset: int, policy: CleanerPolicy, scratch: Path
+) -> FutureSegment | None:
     """Return the batches before ``offset`` of the segment that contains it, as a segment to upload.
 
     None if the segment begins at ``offset``, or a round has left no batch before it.
@@ -98,7 +100,7 @@ def segment_head_before(tier: Tier, state: PartitionState, offset: int, policy: 
     if first.start_offset == offset:
         return None
     key = layout.object_name(name, first, "log")
-    path = log_path(scratch, first.start_offset)
+    path = segment_log_path(scratch, first.start_offset)
     download_segment_file(layout, name, first, "log", path).require_recorded_content(key, first.files["log"])
     limit = policy.max_decompressed_batch_bytes
     aborted = np.empty(0, TXN_ENTRY)
@@ -119,5 +121,5 @@ def segment_head_before(tier: Tier, state: PartitionState, offset: int, policy: 
     before = read_producers_at_end(layout, state.model_copy(update={"live": state.live[:place]}))
     negative = count_negative_timestamps(part, limit) if first.negative_timestamps else 0
     os.utime(path, ns=(first.mtime_ms * 1_000_000,) * 2)
-    piece = CheckedPiece(LogPiece(part, path, 0, source.size), negative, hashlib.sha256(part.buf.data).hexdigest(), None)
+    piece = CheckedFilePart(SegmentFilePart(part, path, 0, source.size), negative, hashlib.sha256(part.buf.data).hexdigest(), None)
     return FutureSegment(piece, first.start_offset, offset - 1, before.after_batches(part.table), part.txn_entries)

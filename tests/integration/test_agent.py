@@ -17,7 +17,7 @@ from compactor.errors import Refused
 from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectInfo
 from compactor.transfer import import_
-from compactor.transfer.log_directory import CheckedPiece, check_pieces
+from compactor.transfer.log_directory import CheckedFilePart, check_file_parts
 from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter
 from tests.support.side_broker import (
@@ -295,13 +295,13 @@ def test_a_cleaner_that_passes_while_segments_are_read(scene: SideScene, monkeyp
     assert stands(settle(agent)) == (8, None)
     scene.story.write(scene.replica, 8)
     scene.one.cleaned(ORDERS, 4)
-    read = check_pieces
+    read = check_file_parts
 
-    def read_and_cleaned(*arguments: Any) -> list[CheckedPiece]:
+    def read_and_cleaned(*arguments: Any) -> list[CheckedFilePart]:
         scene.one.cleaned(ORDERS, 16)
         return read(*arguments)
 
-    monkeypatch.setattr(import_, "check_pieces", read_and_cleaned)
+    monkeypatch.setattr(import_, "check_file_parts", read_and_cleaned)
     assert stands(settle(agent)) == (8, UploadFailure.COMPACTED)
 
 
@@ -414,10 +414,10 @@ def _reads_nothing(scene: SideScene) -> None:
 
 @pytest.mark.parametrize("change", ["shrinks", "vanishes", "is renamed"])
 def test_files_that_change_while_they_are_read(scene: SideScene, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, first = check_pieces, scene.replica.folder / f"{0:020}.log"
+    read, first = check_file_parts, scene.replica.folder / f"{0:020}.log"
     changed: list[bytes] = []
 
-    def read_and_changed(*arguments: Any) -> list[CheckedPiece]:
+    def read_and_changed(*arguments: Any) -> list[CheckedFilePart]:
         found = read(*arguments)
         if not changed:
             changed.append(first.read_bytes())
@@ -429,7 +429,7 @@ def test_files_that_change_while_they_are_read(scene: SideScene, change: str, mo
                 first.rename(first.with_name(first.name + ".deleted"))
         return found
 
-    monkeypatch.setattr(import_, "check_pieces", read_and_changed)
+    monkeypatch.setattr(import_, "check_file_parts", read_and_changed)
     agent = scene.agent()
     watch = settle(agent)
     if change == "is renamed":

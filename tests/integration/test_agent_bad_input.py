@@ -17,7 +17,7 @@ from compactor.agent.agent import BROKER_RETRY_MS
 from compactor.agent.plan import UPLOAD_RETRY_MS, UploadFailure
 from compactor.model.ids import TopicPartition
 from compactor.transfer import import_
-from compactor.transfer.log_directory import CheckedPiece, check_pieces
+from compactor.transfer.log_directory import CheckedFilePart, check_file_parts
 from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter
 from tests.support.side_broker import (
@@ -60,15 +60,15 @@ def shrinking(scene: Scene) -> Mend:
     """A file that loses its end while it is read, each time."""
     whole = scene.file().read_bytes()
 
-    def read_and_cut(*arguments: Any) -> list[CheckedPiece]:
-        found = check_pieces(*arguments)
+    def read_and_cut(*arguments: Any) -> list[CheckedFilePart]:
+        found = check_file_parts(*arguments)
         scene.file().write_bytes(whole[:-1])
         return found
 
-    scene.monkeypatch.setattr(import_, "check_pieces", read_and_cut)
+    scene.monkeypatch.setattr(import_, "check_file_parts", read_and_cut)
 
     def mend() -> None:
-        scene.monkeypatch.setattr(import_, "check_pieces", check_pieces)
+        scene.monkeypatch.setattr(import_, "check_file_parts", check_file_parts)
         scene.file().write_bytes(whole)
 
     return mend

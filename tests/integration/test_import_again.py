@@ -431,7 +431,7 @@ def test_a_segment_that_changes_while_it_is_imported(live: bool, cli: TierCli, b
         segment.write_bytes(segment.read_bytes()[:-100])
         one.check_source_unchanged()
 
-    monkeypatch.setattr(intake, "recheck_source", shrink)
+    monkeypatch.setattr(intake, "require_source_unchanged", shrink)
     with pytest.raises(BadData, match="changed while it was imported"):
         bring(tier, folder, live=live)
     assert cli.do("topics")["partitions"] == []

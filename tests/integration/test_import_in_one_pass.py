@@ -22,7 +22,7 @@ from compactor.model.ids import TopicPartition
 from compactor.records import codecs
 from compactor.tier.ports import SegmentLayout
 from compactor.transfer import import_
-from compactor.transfer.log_directory import check_pieces
+from compactor.transfer.log_directory import check_file_parts
 from tests.builders import GZIP, LZ4, NONE, LogBuilder, entry, wrapper
 from tests.support.tier_cli import TierCli
 
@@ -101,14 +101,14 @@ def test_each_batch_is_inflated_once(cli: TierCli, log_dir: Path, monkeypatch: p
 
 def test_another_process_makes_the_tier_while_this_one_reads(cli: TierCli, log_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the keys were hashed under a key that is not the tier's."""
-    read = check_pieces
+    read = check_file_parts
 
     def read_and_overtaken(*arguments: Any) -> Any:
         found = read(*arguments)
         opened(cli).identity.create_catalog()
         return found
 
-    monkeypatch.setattr(import_, "check_pieces", read_and_overtaken)
+    monkeypatch.setattr(import_, "check_file_parts", read_and_overtaken)
     tier = opened(cli)
     assert brought(tier, log_dir) == 5
     check_sidecars(tier, log_dir)

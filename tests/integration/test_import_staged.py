@@ -11,7 +11,7 @@ import pytest
 
 from compactor.transfer import seam
 from compactor.transfer.import_ import _DirectoryImport
-from compactor.transfer.staged_files import HeldFile, list_staged_before
+from compactor.transfer.staged_files import HeldStagedFile, list_staged_files_before_live_log
 from tests.support.side_broker import SideScene
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -66,7 +66,7 @@ def test_an_empty_tier_takes_what_is_staged_before_the_live_log(tmp_path: Path) 
 
 def test_nothing_staged_is_read_that_the_tier_has(scene: SideScene) -> None:
     scene.replica.stage_until(8)
-    with patch.object(HeldFile, "describe_segment", side_effect=AssertionError("it was read")):
+    with patch.object(HeldStagedFile, "describe_segment", side_effect=AssertionError("it was read")):
         assert imported(scene)["segments"] == 0
 
 
@@ -100,14 +100,14 @@ def test_a_file_that_is_rolled_while_files_are_listed_is_looked_for_again(scene:
     seen: list[Any] = []
 
     def renamed_meanwhile(log_dir: Path, live: Any) -> Any:
-        found = list_staged_before(log_dir, live) if seen else []
+        found = list_staged_files_before_live_log(log_dir, live) if seen else []
         if not seen:
             scene.story.write(scene.replica, 5)
         seen.append(live)
         return found
 
     expire_all(scene)
-    with patch.object(seam, "list_staged_before", renamed_meanwhile):
+    with patch.object(seam, "list_staged_files_before_live_log", renamed_meanwhile):
         assert imported(scene, "--allow-gaps")["start_offset"] == 8
     assert scene.tier.held() == scene.story.written[: scene.replica.bases[-1]]
 
@@ -117,14 +117,14 @@ def test_a_cut_that_another_import_was_faster_with_is_refused(scene: SideScene, 
     scene.replica.truncate(6)
     scene.story.lead(1)
     scene.story.write(scene.replica, 9)
-    checks = _DirectoryImport._check_branch
+    checks = _DirectoryImport._check_file_parts_of_branch
 
     def late(*arguments: Any) -> Any:
         monkeypatch.undo()
         imported(scene, "--accept-truncation")
         return checks(*arguments)
 
-    monkeypatch.setattr(_DirectoryImport, "_check_branch", late)
+    monkeypatch.setattr(_DirectoryImport, "_check_file_parts_of_branch", late)
     asked = scene.tier.cli.ask("import", scene.replica.folder, "--live", "--accept-truncation")
     assert asked.code == 3
     assert "by now" in asked.stderr

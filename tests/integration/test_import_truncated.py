@@ -320,7 +320,7 @@ def test_an_upload_that_an_election_has_overtaken_is_void(cli: TierCli, tmp_path
         cli.do("import", third.path, "--accept-truncation")
         assert end_of(cli) == 99
 
-    monkeypatch.setattr(intake, "recheck_source", overtaken)
+    monkeypatch.setattr(intake, "require_source_unchanged", overtaken)
     with pytest.raises(Fenced, match="truncated at offset 100"):
         bring(opened(cli), first)
     assert held(cli, tmp_path / "out") == third.written

@@ -160,7 +160,7 @@ def test_damage_is_no_difference_that_makes_another_topic(cli: TierCli, tmp_path
 def test_a_topic_may_be_superseded_before_its_first_segment_has_come(cli: TierCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bring(cli, tmp_path / "old", "a", 3, ID)
     with monkeypatch.context() as patched:
-        patched.setattr(import_, "form_segments", fail)
+        patched.setattr(import_, "combine_parts_to_segments", fail)
         assert bring(cli, tmp_path / "new", "b", 2, OTHER, "--new-incarnation").code == 5
         patched.setattr(incarnations, "publish_hints", fail)
         assert bring(cli, tmp_path / "third", "c", 2, THIRD, "--new-incarnation").code == 5

@@ -72,7 +72,7 @@ def test_the_first_import_records_the_topic_id(cli: TierCli, orders: Callable[..
 
 
 @pytest.mark.parametrize("options", [[], ["--live"]], ids=["whole", "live"])
-@pytest.mark.parametrize("moment", ["list_log_segments", "check_free_space"])
+@pytest.mark.parametrize("moment", ["list_log_segments", "require_free_space"])
 def test_a_topic_that_is_created_anew_while_it_is_imported_is_refused(
     moment: str, options: list[str], cli: TierCli, orders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

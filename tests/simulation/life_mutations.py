@@ -26,12 +26,12 @@ from tests.simulation.mutations import Mutation, together, without
 @contextmanager
 def nobody_is_asked() -> Iterator[None]:
     """Another topic id supersedes the tier's, whoever brings it."""
-    record = incarnations._record_recreation
+    record = incarnations._record_topic_recreation
 
-    def by_hand(catalog: Any, state: Any, topic_id: str, where: str, opening: incarnations.IncarnationOpeningRule, holder: str) -> None:
+    def by_hand(catalog: Any, state: Any, topic_id: str, where: str, opening: incarnations.RecreationConfirmation, holder: str) -> None:
         record(catalog, state, TopicId(topic_id), where, replace(opening, by_hand=True), holder)
 
-    with patch.object(incarnations, "_record_recreation", by_hand):
+    with patch.object(incarnations, "_record_topic_recreation", by_hand):
         yield
 
 
@@ -61,7 +61,7 @@ def superseded_topics_come_back() -> Iterator[None]:
     with (
         patch.object(incarnations, "classify_topic_id", forgetful),
         patch.object(incarnations, "latest_topic_id", lambda topic_id, superseded: topic_id),
-        patch.object(import_, "check_not_superseded", lambda *_: None),
+        patch.object(import_, "require_topic_not_superseded", lambda *_: None),
         patch.object(rule, "recreation_problem", careless),
         patch.object(incarnations, "recreation_problem", careless),
     ):
@@ -85,7 +85,7 @@ def damage_is_a_difference() -> Iterator[None]:
 @contextmanager
 def incarnations_are_listed_late() -> Iterator[None]:
     """A new incarnation is listed with its first segment, not when it is opened."""
-    find = incarnations.find_incarnation
+    find = incarnations.find_or_open_incarnation
 
     def late(tier: Any, state: PartitionState, topic_id: str, *means: Any) -> TopicPartition:
         with patch.object(incarnations, "publish_hints", lambda *_: None):
@@ -95,7 +95,7 @@ def incarnations_are_listed_late() -> Iterator[None]:
                 open_incarnation(following, TopicId(topic_id), "")
             return found
 
-    with patch.object(import_, "find_incarnation", late):
+    with patch.object(import_, "find_or_open_incarnation", late):
         yield
 
 

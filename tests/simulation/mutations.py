@@ -337,7 +337,7 @@ def imports_voided_at_once() -> Iterator[None]:
 @contextmanager
 def changed_sources_are_taken() -> Iterator[None]:
     """An importer does not look whether the file is still what it has checked."""
-    with patch.object(intake, "recheck_source", lambda one: None):
+    with patch.object(intake, "require_source_unchanged", lambda one: None):
         yield
 
 

@@ -28,8 +28,8 @@ from tests.simulation.way_in import run_way_in
 def content_not_compared() -> AbstractContextManager[Any]:
     """Every directory is said to have been compared."""
     return together(
-        lambda: patch.object(import_, "compare_records", lambda *_, **__: 1),
-        lambda: patch.object(import_, "check_tail_batches", lambda *_, **__: True),
+        lambda: patch.object(import_, "count_equal_last_records", lambda *_, **__: 1),
+        lambda: patch.object(import_, "has_equal_tail_batches", lambda *_, **__: True),
     )()
 
 
@@ -44,7 +44,7 @@ def topic_id_not_compared() -> AbstractContextManager[Any]:
 @contextmanager
 def gaps_accepted() -> Iterator[None]:
     """A gap between the tier and the directory is in order, whatever the options say."""
-    joined = _DirectoryImport._require_no_gap
+    joined = _DirectoryImport._file_parts_without_gap
 
     def careless(self: _DirectoryImport, *arguments: Any) -> Any:
         options, self.options = self.options, replace(self.options, gaps=True)
@@ -53,14 +53,14 @@ def gaps_accepted() -> Iterator[None]:
         finally:
             self.options = options
 
-    with patch.object(_DirectoryImport, "_require_no_gap", careless):
+    with patch.object(_DirectoryImport, "_file_parts_without_gap", careless):
         yield
 
 
 @contextmanager
 def listed_once() -> Iterator[None]:
     """What is at the seam is listed before a truncation, and not again after it."""
-    run, seam = _DirectoryImport.import_once, _DirectoryImport._first_offset_needed
+    run, seam = _DirectoryImport.import_once, _DirectoryImport._first_offset_to_read
 
     def first(self: _DirectoryImport, state: Any) -> int:
         known: int = self.__dict__.setdefault("first_seam", seam(self, state))
@@ -70,7 +70,7 @@ def listed_once() -> Iterator[None]:
         first(self, self.log.refresh_and_check_gaps())
         return run(self)
 
-    with patch.object(_DirectoryImport, "_first_offset_needed", first), patch.object(_DirectoryImport, "import_once", remembering):
+    with patch.object(_DirectoryImport, "_first_offset_to_read", first), patch.object(_DirectoryImport, "import_once", remembering):
         yield
 
 
@@ -90,7 +90,7 @@ def closed_imports_count() -> Iterator[None]:
 @contextmanager
 def cut_before_checks() -> Iterator[None]:
     """The tier is cut first; what takes the place of its end is read and checked by the import that follows."""
-    with patch.object(_DirectoryImport, "_check_branch", lambda self, branch, state, offset: []):
+    with patch.object(_DirectoryImport, "_check_file_parts_of_branch", lambda self, branch, state, offset: []):
         yield
 
 
@@ -126,7 +126,9 @@ def in_order(segments: Sequence[StagedSegment], live: LiveLog) -> tuple[StagedSe
 
 def without_rules(*rules: str) -> Mutation:
     """Staged files are chosen without these rules of transfer/staged.py."""
-    return together(*(partial(patch.object, staged, rule, in_order if rule == "linked_to_live_log" else lambda *_: "") for rule in rules))
+    return together(
+        *(partial(patch.object, staged, rule, in_order if rule == "chain_linked_to_live_log" else lambda *_: "") for rule in rules)
+    )
 
 
 WAY_IN_MUTATIONS: Mapping[str, Mutation] = {
@@ -143,16 +145,19 @@ WAY_IN_MUTATIONS: Mapping[str, Mutation] = {
     "epochs that begin in a gap are compared": lambda: patch.object(seam, "first_stored_offset", lambda state, offset, stored: offset),
     "cleaned logs are accepted": cleaned_logs_accepted,
     "divergence is not noticed": divergence_not_noticed,
-    "staged files are not taken": lambda: patch.object(import_, "add_staged_files", lambda found, *_: found),
-    "staged files need not lead to the live log": without_rules("linked_to_live_log"),
-    "staged files need not lie below the live log": without_rules("linked_to_live_log", "order_problem", "live_file_problem"),
-    "staged files need not continue the tier": without_rules("seam_problem"),
-    "staged files may have any leader epoch": without_rules("epoch_problem"),
-    "staged files go with a cleaned log": without_rules("cleaned_problem"),
+    "staged files are not taken": lambda: patch.object(import_, "listing_with_staged_files", lambda found, *_: found),
+    "staged files need not lead to the live log": without_rules("chain_linked_to_live_log"),
+    "staged files need not lie below the live log": without_rules(
+        "chain_linked_to_live_log", "reason_not_below_live_log", "reason_replaced_by_live_file"
+    ),
+    "staged files need not continue the tier": without_rules("reason_not_continuing_tier"),
+    "staged files may have any leader epoch": without_rules("reason_epochs_contradict"),
+    "staged files go with a cleaned log": without_rules("reason_cleaned_by_broker"),
     "staged files need no leadership": leadership_not_compared,
-    "staged files need neither leadership nor epochs": together(leadership_not_compared, without_rules("epoch_problem")),
+    "staged files need neither leadership nor epochs": together(leadership_not_compared, without_rules("reason_epochs_contradict")),
     "staged files need nothing": together(
-        leadership_not_compared, without_rules("linked_to_live_log", "order_problem", "epoch_problem", "seam_problem")
+        leadership_not_compared,
+        without_rules("chain_linked_to_live_log", "reason_not_below_live_log", "reason_epochs_contradict", "reason_not_continuing_tier"),
     ),
 }
 

@@ -38,7 +38,7 @@ from compactor.constants import LeaderEpoch
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
 from compactor.transfer.staged import StagedFile
-from compactor.transfer.staged_files import HeldFiles, list_staged_before
+from compactor.transfer.staged_files import HeldStagedFiles, list_staged_files_before_live_log
 
 NOW = 1_000_000
 ORDERS = TopicPartition("orders", 0)
@@ -153,7 +153,7 @@ def stage(folder: Path, base: int, data: bytes) -> StagedFile:
     path = folder / f"{base:020}.log.deleted"
     path.with_suffix(".new").write_bytes(data)
     path.with_suffix(".new").replace(path)
-    return next(file for file in list_staged_before(folder, [100]) if file.base == base)
+    return next(file for file in list_staged_files_before_live_log(folder, [100]) if file.base == base)
 
 
 def test_a_file_that_is_held_stays_readable_after_it_was_unlinked(tmp_path: Path) -> None:
@@ -201,17 +201,17 @@ def test_files_of_a_topic_that_was_created_again_are_closed(tmp_path: Path) -> N
 
 
 def test_a_file_whose_name_another_one_has_taken_is_closed(tmp_path: Path) -> None:
-    held = HeldFiles(tmp_path / "orders-0")
+    held = HeldStagedFiles(tmp_path / "orders-0")
     held.open_files([stage(held.log_dir, 20, b"truncated")])
     later = stage(held.log_dir, 20, b"expired")
-    held.close_outdated([later])
+    held.close_outdated_files([later])
     held.open_files([later])
     assert [each.map_bytes().tobytes() for each in held.held_files] == [b"expired"]
     held.close()
 
 
 def test_a_file_that_is_not_the_listed_one_any_more_is_not_opened(tmp_path: Path) -> None:
-    held = HeldFiles(tmp_path / "orders-0")
+    held = HeldStagedFiles(tmp_path / "orders-0")
     file = stage(held.log_dir, 20, b"truncated")
     stage(held.log_dir, 20, b"expired")
     held.open_files([file])

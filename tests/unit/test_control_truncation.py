@@ -18,7 +18,7 @@ from compactor.control.ports import Retention
 from compactor.control.records import SegmentsPrepended, TailBatch, TailTruncated
 from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, UsageError
-from compactor.transfer.intake import ArrivingSegments, add_segments
+from compactor.transfer.intake import SegmentAddition, add_segments
 from tests.simulation.actors import LEASE, SymbolicIncoming
 from tests.simulation.play import Actor, Play, playing, uploaded
 from tests.simulation.symbolic import NAME, describe, encode, upload
@@ -174,7 +174,7 @@ class TestTruncation:
         actor = play.process("a")
         last = actor.state().live[-1]
         again = [SymbolicIncoming(play.actors, actor.ports, play.broker[3])]
-        arrival = ArrivingSegments((EpochEntry(LeaderEpoch(0), Offset(0)),))
+        arrival = SegmentAddition((EpochEntry(LeaderEpoch(0), Offset(0)),))
         assert add_segments(actor.ports, actor.log, again, arrival)
         whole = actor.state()
         truncate_tail(actor.ports, actor.log, truncated_at(play, actor, last.end_offset + 1))

@@ -14,16 +14,16 @@ from compactor.constants import LeaderEpoch, Offset
 from compactor.transfer import staged
 from compactor.transfer.staged import (
     LiveLog,
-    StagedChoice,
+    StagedFileChoice,
     StagedSegment,
     TierEnd,
-    choose_staged,
-    cleaned_problem,
-    epoch_problem,
-    linked_to_live_log,
-    live_file_problem,
-    order_problem,
-    seam_problem,
+    chain_linked_to_live_log,
+    choose_staged_files,
+    reason_cleaned_by_broker,
+    reason_epochs_contradict,
+    reason_not_below_live_log,
+    reason_not_continuing_tier,
+    reason_replaced_by_live_file,
 )
 
 
@@ -38,45 +38,45 @@ TIER = TierEnd(30, lineage((0, 0)))
 
 
 def test_staged_files_that_lead_from_the_tiers_end_to_the_live_log_are_taken() -> None:
-    assert choose_staged([SECOND, FIRST], LIVE, TIER) == StagedChoice((20, 40))
-    assert choose_staged([SECOND], LIVE, replace(TIER, position=40)).taken == (40,)
-    assert choose_staged([SECOND, FIRST], LIVE, TierEnd(None)).taken == (20, 40)
+    assert choose_staged_files([SECOND, FIRST], LIVE, TIER) == StagedFileChoice((20, 40))
+    assert choose_staged_files([SECOND], LIVE, replace(TIER, position=40)).taken == (40,)
+    assert choose_staged_files([SECOND, FIRST], LIVE, TierEnd(None)).taken == (20, 40)
 
 
 def test_nothing_is_taken_or_reported_that_the_tier_has_or_the_live_log_continues() -> None:
-    assert choose_staged([FIRST, SECOND], LIVE, replace(TIER, position=60)) == StagedChoice()
-    assert choose_staged([FIRST, SECOND], LiveLog((60,)), replace(TIER, position=75)) == StagedChoice()
-    assert choose_staged([FIRST], LiveLog(()), TIER) == StagedChoice()
-    assert choose_staged([FIRST, SECOND], LIVE, replace(TIER, position=40)) == StagedChoice((40,))
+    assert choose_staged_files([FIRST, SECOND], LIVE, replace(TIER, position=60)) == StagedFileChoice()
+    assert choose_staged_files([FIRST, SECOND], LiveLog((60,)), replace(TIER, position=75)) == StagedFileChoice()
+    assert choose_staged_files([FIRST], LiveLog(()), TIER) == StagedFileChoice()
+    assert choose_staged_files([FIRST, SECOND], LIVE, replace(TIER, position=40)) == StagedFileChoice((40,))
 
 
 def test_an_empty_staged_file_is_passed_over() -> None:
-    assert choose_staged([StagedSegment(60, 59), FIRST, SECOND], LIVE, TIER) == StagedChoice((20, 40))
+    assert choose_staged_files([StagedSegment(60, 59), FIRST, SECOND], LIVE, TIER) == StagedFileChoice((20, 40))
 
 
 def test_a_file_whose_base_is_live_was_replaced() -> None:
-    assert live_file_problem(SECOND, LiveLog((40, 80)))
-    assert not live_file_problem(SECOND, LIVE)
+    assert reason_replaced_by_live_file(SECOND, LiveLog((40, 80)))
+    assert not reason_replaced_by_live_file(SECOND, LIVE)
 
 
 def test_a_truncated_or_merged_file_is_not_wholly_below_the_live_log() -> None:
-    assert not order_problem(SECOND, LIVE)
-    assert order_problem(StagedSegment(60, 70), LiveLog((40, 80)))
-    assert order_problem(StagedSegment(50, 60), LIVE)
+    assert not reason_not_below_live_log(SECOND, LIVE)
+    assert reason_not_below_live_log(StagedSegment(60, 70), LiveLog((40, 80)))
+    assert reason_not_below_live_log(StagedSegment(50, 60), LIVE)
 
 
 def test_a_chain_ends_where_two_files_end_at_one_offset() -> None:
     other = StagedSegment(30, 39)
-    assert linked_to_live_log([FIRST, SECOND], LIVE) == (FIRST, SECOND)
-    assert linked_to_live_log([FIRST, other, SECOND], LIVE) == (SECOND,)
-    assert linked_to_live_log([FIRST, replace(SECOND, last_offset=58)], LIVE) == ()
-    assert linked_to_live_log([FIRST], LIVE) == ()
+    assert chain_linked_to_live_log([FIRST, SECOND], LIVE) == (FIRST, SECOND)
+    assert chain_linked_to_live_log([FIRST, other, SECOND], LIVE) == (SECOND,)
+    assert chain_linked_to_live_log([FIRST, replace(SECOND, last_offset=58)], LIVE) == ()
+    assert chain_linked_to_live_log([FIRST], LIVE) == ()
 
 
 def test_a_chain_begins_at_the_tiers_end_or_before() -> None:
-    assert not seam_problem([FIRST, SECOND], replace(TIER, position=20))
-    assert seam_problem([FIRST, SECOND], replace(TIER, position=19))
-    assert not seam_problem([FIRST, SECOND], TierEnd(None))
+    assert not reason_not_continuing_tier([FIRST, SECOND], replace(TIER, position=20))
+    assert reason_not_continuing_tier([FIRST, SECOND], replace(TIER, position=19))
+    assert not reason_not_continuing_tier([FIRST, SECOND], TierEnd(None))
 
 
 @pytest.mark.parametrize(
@@ -99,48 +99,48 @@ def test_epochs_fit_the_tier_and_the_first_live_batch(
     epochs: tuple[tuple[int, int], ...], live: int, tier: tuple[tuple[int, int], ...], fits: bool
 ) -> None:
     chain = [StagedSegment(20, 59, lineage(*epochs))]
-    assert bool(epoch_problem(chain, replace(LIVE, first_epoch=live), TierEnd(30, lineage(*tier)))) is not fits
+    assert bool(reason_epochs_contradict(chain, replace(LIVE, first_epoch=live), TierEnd(30, lineage(*tier)))) is not fits
 
 
 def test_a_live_log_that_was_cleaned_later_may_lack_tombstones_for_what_is_staged() -> None:
     cleaned = replace(LIVE, cleaned=60)
-    assert cleaned_problem([FIRST, SECOND], cleaned, TIER)
-    assert not cleaned_problem([FIRST, SECOND], cleaned, replace(TIER, position=60))
-    assert not cleaned_problem([FIRST, SECOND], replace(LIVE, cleaned=20), TierEnd(None))
+    assert reason_cleaned_by_broker([FIRST, SECOND], cleaned, TIER)
+    assert not reason_cleaned_by_broker([FIRST, SECOND], cleaned, replace(TIER, position=60))
+    assert not reason_cleaned_by_broker([FIRST, SECOND], replace(LIVE, cleaned=20), TierEnd(None))
 
 
 def test_an_empty_tier_begins_with_the_staged_files_that_the_cleaner_has_not_reached() -> None:
-    choice = choose_staged([FIRST, SECOND], replace(LIVE, cleaned=40), TierEnd(None))
+    choice = choose_staged_files([FIRST, SECOND], replace(LIVE, cleaned=40), TierEnd(None))
     assert (choice.taken, list(choice.refusals)) == ((40,), [20])
-    assert choose_staged([FIRST, SECOND], replace(LIVE, cleaned=40), TIER).taken == ()
+    assert choose_staged_files([FIRST, SECOND], replace(LIVE, cleaned=40), TIER).taken == ()
 
 
 WITHOUT_REASON: dict[str, Callable[..., Any]] = {
-    "live_file_problem": lambda *_: "",
-    "order_problem": lambda *_: "",
-    "linked_to_live_log": lambda segments, live: tuple(sorted(segments, key=lambda segment: segment.base)),
-    "seam_problem": lambda *_: "",
-    "epoch_problem": lambda *_: "",
-    "cleaned_problem": lambda *_: "",
+    "reason_replaced_by_live_file": lambda *_: "",
+    "reason_not_below_live_log": lambda *_: "",
+    "chain_linked_to_live_log": lambda segments, live: tuple(sorted(segments, key=lambda segment: segment.base)),
+    "reason_not_continuing_tier": lambda *_: "",
+    "reason_epochs_contradict": lambda *_: "",
+    "reason_cleaned_by_broker": lambda *_: "",
 }
 """Each rule as it is when it is dropped."""
 
 REFUSED: dict[str, tuple[list[StagedSegment], LiveLog, TierEnd]] = {
-    "live_file_problem": ([StagedSegment(60, 70)], LIVE, TIER),
-    "order_problem": ([StagedSegment(40, 65)], LIVE, TIER),
-    "linked_to_live_log": ([FIRST, replace(SECOND, last_offset=55)], LIVE, TIER),
-    "seam_problem": ([SECOND], LIVE, TIER),
-    "epoch_problem": ([FIRST, SECOND], LIVE, replace(TIER, lineage=lineage((1, 0)))),
-    "cleaned_problem": ([FIRST, SECOND], replace(LIVE, cleaned=60), TierEnd(None)),
+    "reason_replaced_by_live_file": ([StagedSegment(60, 70)], LIVE, TIER),
+    "reason_not_below_live_log": ([StagedSegment(40, 65)], LIVE, TIER),
+    "chain_linked_to_live_log": ([FIRST, replace(SECOND, last_offset=55)], LIVE, TIER),
+    "reason_not_continuing_tier": ([SECOND], LIVE, TIER),
+    "reason_epochs_contradict": ([FIRST, SECOND], LIVE, replace(TIER, lineage=lineage((1, 0)))),
+    "reason_cleaned_by_broker": ([FIRST, SECOND], replace(LIVE, cleaned=60), TierEnd(None)),
 }
 """Files that this rule refuses."""
 
 
 @pytest.mark.parametrize("rule", REFUSED)
 def test_each_rule_refuses_by_itself(rule: str) -> None:
-    choice = choose_staged(*REFUSED[rule])
+    choice = choose_staged_files(*REFUSED[rule])
     assert choice.taken == ()
     assert set(choice.refusals) == {segment.base for segment in REFUSED[rule][0]}
     with patch.object(staged, rule, WITHOUT_REASON[rule]):
-        dropped = choose_staged(*REFUSED[rule])
+        dropped = choose_staged_files(*REFUSED[rule])
     assert dropped != choice, "a rule that is dropped must be noticed"

@@ -9,7 +9,7 @@ from compactor.cli.output import Output, Table, format_size
 from compactor.constants import TopicId
 from compactor.errors import BadData, UsageError
 from compactor.tier.names import is_topic_id
-from compactor.transfer.export import FreshCluster, export_partition
+from compactor.transfer.export import export_partition
 
 
 def run_export(args: argparse.Namespace, out: Output) -> int:
@@ -28,7 +28,7 @@ def run_export(args: argparse.Namespace, out: Output) -> int:
             args.folder,
             progress.advance,
             lambda size: progress.begin_step(progress.title, size),
-            fresh=FreshCluster(TopicId(topic_id)) if args.leader_epoch_zero else None,
+            new_cluster_topic_id=TopicId(topic_id) if args.leader_epoch_zero else None,
             skip_damaged=args.skip_damaged,
         )
     for left in report.skipped:

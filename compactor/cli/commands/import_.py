@@ -24,13 +24,19 @@ from compactor.tier.kinds import tier_kind
 from compactor.transfer.from_tier import import_tier, partitions_to_import
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions, ImportProgress
-from compactor.transfer.import_root import PartitionImport, import_root, is_log_root, list_partition_directories, partition_of_directory
-from compactor.transfer.incarnations import AskTopicIds, IncarnationOpeningRule, record_confirmed_topics
+from compactor.transfer.import_root import (
+    PartitionImportResult,
+    has_partition_directories,
+    import_partition_directories,
+    list_partition_directories,
+    partition_of_directory,
+)
+from compactor.transfer.incarnations import AskTopicIds, RecreationConfirmation, record_confirmed_topics
 from compactor.transfer.log_identity import read_topic_id
 from compactor.views.checkpoints import read_only_tier
 from compactor.views.overview import read_summaries
 
-PartitionCallback = Callable[[PartitionImport], None]
+PartitionCallback = Callable[[PartitionImportResult], None]
 BytesCallback = Callable[[TopicPartition, int], None]
 
 
@@ -42,7 +48,7 @@ def run_import(args: argparse.Namespace, out: Output) -> int:
         gaps=args.allow_gaps,
         accept_truncation=args.accept_truncation,
         accept_loss=args.accept_loss,
-        opening=IncarnationOpeningRule(_topic_id_query_of_brokers(frame.load_command_settings(args)), by_hand=args.new_incarnation),
+        opening=RecreationConfirmation(_topic_id_query_of_brokers(frame.load_command_settings(args)), by_hand=args.new_incarnation),
     )
     if args.from_tier is not None:
         return _import_tier(args, out, options)
@@ -52,7 +58,7 @@ def run_import(args: argparse.Namespace, out: Output) -> int:
         raise UsageError(
             f"there is no directory {args.log_dir}", hint="Name a broker's directory, such as /var/lib/kafka/orders-0 or /var/lib/kafka"
         )
-    if is_log_root(args.log_dir):
+    if has_partition_directories(args.log_dir):
         if args.topic is not None or args.partition is not None:
             raise UsageError(
                 f"{args.log_dir} holds directories of partitions",
@@ -142,8 +148,8 @@ def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) 
         out.note(f"warning: no topic in {args.log_dir} matches {args.topics!r} as a whole")
     opened = tiers.open_configured_tier(args)
 
-    def take(tell: PartitionCallback, on_bytes: BytesCallback) -> list[PartitionImport]:
-        done = import_root(opened, directories, options, on_partition=tell, on_bytes=on_bytes)
+    def take(tell: PartitionCallback, on_bytes: BytesCallback) -> list[PartitionImportResult]:
+        done = import_partition_directories(opened, directories, options, on_partition=tell, on_bytes=on_bytes)
         _record_topics_of_cluster(
             opened, [pair for pair, entry in zip(directories, done, strict=True) if entry.error is None], options, out
         )
@@ -169,7 +175,7 @@ def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) 
 
 
 def _import_with_progress(
-    out: Output, sizes: Mapping[TopicPartition, int], import_all: Callable[[PartitionCallback, BytesCallback], list[PartitionImport]]
+    out: Output, sizes: Mapping[TopicPartition, int], import_all: Callable[[PartitionCallback, BytesCallback], list[PartitionImportResult]]
 ) -> int:
     """Import many partitions with a progress display, print the result of each, and return the exit code.
 
@@ -184,12 +190,12 @@ def _import_with_progress(
         halves[name] += size // 2  # each segment is reported twice: checked and uploaded
         bar.advance(size // 2)
 
-    def report_partition(done: PartitionImport) -> None:
+    def report_partition(done: PartitionImportResult) -> None:
         bar.advance(sizes[done.name] - halves[done.name])
         if done.error is not None:
             outcomes.record_failure(str(done.name), done.error)
-        elif done.failure_or_notes:
-            out.note(f"note: {done.failure_or_notes}")
+        elif done.failure_or_notes_text:
+            out.note(f"note: {done.failure_or_notes_text}")
 
     with out.progress("importing", sum(sizes.values()), "bytes") as bar:
         done = import_all(report_partition, count_bytes)
@@ -203,7 +209,7 @@ def _import_with_progress(
     return outcomes.exit_code()
 
 
-def _import_row(entry: PartitionImport) -> dict[str, Any]:
+def _import_row(entry: PartitionImportResult) -> dict[str, Any]:
     report = entry.report
     return {
         "topic": entry.name.topic,
@@ -213,5 +219,5 @@ def _import_row(entry: PartitionImport) -> dict[str, Any]:
         "bytes": report.bytes if report else 0,
         "start_offset": report.start_offset if report else -1,
         "end_offset": report.end_offset if report else -1,
-        "reason": entry.failure_or_notes,
+        "reason": entry.failure_or_notes_text,
     }
