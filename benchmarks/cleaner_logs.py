@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from compactor.records.batches import HEADER
-from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, add_batch_header, encode_batch, encode_txn_marker
+from compactor.records.build import NO_PRODUCER, ProducerFields, RecordToEncode, add_batch_header, encode_batch, encode_txn_marker
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress_body
 
 CODECS = {"none": NONE, "lz4": LZ4, "snappy": SNAPPY, "zstd": ZSTD, "gzip": GZIP}
@@ -144,5 +144,5 @@ def _cdc(records: int) -> Iterator[tuple[int, bytes]]:
             key = dice.randrange(keys // 10) if dice.random() < 0.75 else dice.randrange(keys)
             rows.append(RecordToEncode(at, time, b"customer-%010d" % key, None if dice.random() < 0.1 else dice.choice(values)))
         offset += len(rows)
-        yield offset, encode_batch(rows, codec=LZ4, producer=Producer(who, 0, sequences[who], True))
+        yield offset, encode_batch(rows, codec=LZ4, producer=ProducerFields(who, 0, sequences[who], True))
         sequences[who] += len(rows)

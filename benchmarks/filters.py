@@ -17,7 +17,7 @@ from pybloom_live import BloomFilter
 
 from bloom.filter import KeyFilter
 from bloom.sidecar import add_to_sketch, empty_sketch
-from bloom.siphash import hash_keys, key_halves
+from bloom.siphash import hash_keys, siphash_key_halves
 
 SAMPLE = 20_000
 
@@ -37,7 +37,7 @@ def random_hashes(rows: int, seed: int) -> npt.NDArray[np.uint64]:
 
 def hashing(keys: int) -> None:
     print(f"{'key bytes':>10} {'SipHash-2-4-128 ns':>20}")
-    halves = key_halves(bytes(range(16)))
+    halves = siphash_key_halves(bytes(range(16)))
     for size in (8, 20, 36, 100):
         buf = np.random.default_rng(size).integers(0, 256, keys * size, dtype=np.uint8)
         starts, lengths = np.arange(keys, dtype=np.int64) * size, np.full(keys, size, dtype=np.int32)

@@ -114,7 +114,7 @@ def hash_keys(
             out[i, 0], out[i, 1] = siphash128(buf, int(starts[i]), int(lengths[i]), k0, k1)
 
 
-def key_halves(secret: bytes) -> tuple[np.uint64, np.uint64]:
+def siphash_key_halves(secret: bytes) -> tuple[np.uint64, np.uint64]:
     """Return a tier's 16-byte hash key as the two numbers that kernels take. Raises ValueError if it has another length."""
     if len(secret) != 16:
         raise ValueError("a hash key has 16 bytes")

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_log_directory
 from compactor.constants import TopicId
-from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, encode_batch, encode_txn_marker
+from compactor.records.build import NO_PRODUCER, ProducerFields, RecordToEncode, encode_batch, encode_txn_marker
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress_body
 from tests.compare import describe
 from tests.plain_format import Batch, read_batches, segment_paths
@@ -116,7 +116,7 @@ class LogBuilder:
             epoch = self.epochs.setdefault(pid, 0)
             first = self.sequences.get((pid, epoch), 0) if sequence is None else sequence
             self.sequences[pid, epoch] = first + last - base + 1
-            producer = Producer(pid, epoch, first, txn)
+            producer = ProducerFields(pid, epoch, first, txn)
         self.raw(
             encode_batch(
                 rows,

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from compactor.cleaner.gate.failures import GateFailed
-from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, add_batch_header, encode_batch, encode_varint
+from compactor.records.build import NO_PRODUCER, ProducerFields, RecordToEncode, add_batch_header, encode_batch, encode_varint
 from compactor.records.codecs import compress_body
 from tests.against_naive import Outcome, compare_with_naive
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, entry, snapshot, wrapper
@@ -231,7 +231,7 @@ def odd_control(dice: Dice, segments: Segments) -> None:
     base = int.from_bytes(batches[at][:8], "big", signed=True)
     keys = [b"", None, b"\x00", b"\x00\x00\x00", b"\x00\x00\x00\x01", b"\xff\xff\x00\x01", b"\x00\x00\x00\x00\x00", b"\x00\x00\x7f\xff"]
     rows = [RecordToEncode(base + n, 1, dice.choice(keys), dice.choice([b"", b"\x00" * 6])) for n in range(dice.randrange(3))]
-    producer = Producer(dice.randrange(3) if rows else 1, 0, -1, True)
+    producer = ProducerFields(dice.randrange(3) if rows else 1, 0, -1, True)
     made = encode_batch(rows, base_offset=base, last_offset=base, producer=producer)
     raw = bytearray(made)
     raw[22] |= 0x20

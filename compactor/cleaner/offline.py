@@ -14,12 +14,12 @@ from typing import Final
 from compactor.cleaner.gate.failures import GateFailed
 from compactor.cleaner.gate.gate import Gate, GateParameters
 from compactor.cleaner.gate.key_table import KeyTable
-from compactor.cleaner.gate.result_sums import NewSegmentBalance
+from compactor.cleaner.gate.new_segment_balance import NewSegmentBalance
 from compactor.cleaner.keys.key_set import BoundedOffsetMap, KeySet
 from compactor.cleaner.keys.survivors import KeyScanParameters, SurvivorLookup, find_survivors_backwards, find_survivors_with_bounded_map
 from compactor.cleaner.passes.chunks import CleanedChunkCache
 from compactor.cleaner.passes.grouping import group_segments
-from compactor.cleaner.passes.retention import RoundRules
+from compactor.cleaner.passes.retention import RetentionRules
 from compactor.cleaner.passes.rewrite import CleanedSegment, OpenGroupMember, RewritePass
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
@@ -116,7 +116,7 @@ class OfflineRound:
     sources: list[SourceSegment]
     first_dirty: int
     upper: int
-    rules: RoundRules
+    rules: RetentionRules
 
 
 def open_offline_round(log_dir: Path, request: CleanRequest, workers: WorkerThreads | None = None) -> OfflineRound:
@@ -132,7 +132,7 @@ def open_offline_round(log_dir: Path, request: CleanRequest, workers: WorkerThre
             f"the first dirty offset {first_dirty} lies above the first uncleanable offset {upper}",
             hint=f"The log covers [{log_start}, {end}); an uncleanable offset inside a segment counts as the segment's base",
         )
-    rules = RoundRules(
+    rules = RetentionRules(
         now_ms=request.now_ms,
         delete_retention_ms=request.delete_retention_ms,
         legacy_horizon_ms=_legacy_horizon_ms(sources, first_dirty, request.delete_retention_ms),
@@ -194,7 +194,7 @@ def _clean_log(log_dir: Path, folder: Path, request: CleanRequest, report_phase:
     )
 
 
-def _open_gate(request: CleanRequest, opened: OfflineRound, rules: RoundRules) -> Gate | None:
+def _open_gate(request: CleanRequest, opened: OfflineRound, rules: RetentionRules) -> Gate | None:
     """Return a gate, which checks the round independently, or None if the request gives it no memory."""
     if not request.gate_budget_bytes:
         return None
@@ -224,7 +224,7 @@ def _check_cleaned_groups(
     """
     for members, segment in zip(source_groups, cleaned_segments, strict=True):
         tally = None if balance_key is None else NewSegmentBalance(segment, balance_key, max_inflated_bytes)
-        gate.check_group(members, segment.paths, end_offset=None, result_sums=tally)
+        gate.check_cleaned_group(members, segment.paths, end_offset=None, new_segment_balance=tally)
         problem = tally.compute_balance().imbalance_problem() if tally else ""
         if problem:
             raise GateFailed(f"the balance: {problem}", segment=members[0].name)
@@ -376,5 +376,5 @@ def _producer_states_at(log_dir: Path, sources: list[SourceSegment], end_offset:
             continue  # as Kafka: an older snapshot and more of the log say the same
     for source in sources:
         if source.end > covered:
-            states = states.after_batches(source.table, covered)
+            states = states.states_after_batches(source.table, covered)
     return states

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from compactor.cleaner.offline import CleanRequest, clean_log_directory
 from compactor.kernels.jit import COMPLETE, kernel_cache_folder
-from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_txn_marker
+from compactor.records.build import ProducerFields, RecordToEncode, encode_batch, encode_txn_marker
 from compactor.records.codecs import LZ4
 
 
@@ -72,7 +72,7 @@ def _small_log_batches() -> list[bytes]:
             RecordToEncode(offset + 2, 2, b"another", b"", headers),
         ]
         found.append(encode_batch(rows, codec=codec))
-    found.append(encode_batch([RecordToEncode(11, 1, b"key", b"value")], producer=Producer(1, 0, 0, True)))
+    found.append(encode_batch([RecordToEncode(11, 1, b"key", b"value")], producer=ProducerFields(1, 0, 0, True)))
     found.append(encode_txn_marker(12, 1, 1, 0, is_commit=False))
     # More keys than the smallest table holds.
     found.append(encode_batch([RecordToEncode(offset, 1, str(offset).encode(), b"") for offset in range(13, 413)]))

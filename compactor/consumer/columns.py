@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from compactor.constants import NO_TIMESTAMP
-from compactor.consumer.gather import ByteStrings, Selection, copy_byte_strings, copy_headers
+from compactor.consumer.gather import ByteStrings, Selection, copy_batch_headers, copy_byte_strings
 from compactor.consumer.messages import iterate_byte_strings
 from compactor.errors import UsageError
 from compactor.kernels.common import Flags
@@ -84,7 +84,7 @@ def _null_bitmap(valid: Flags) -> pa.Buffer | None:
 
 def _header_column(selection: Selection, kind: pa.DataType) -> pa.Array:
     """Return a column of headers; null for records without headers, as in Spark's own Kafka source."""
-    found = copy_headers(selection)
+    found = copy_batch_headers(selection)
     entries = pa.StructArray.from_arrays(
         [_text_column(binary_column(found.names)), binary_column(found.values)], fields=list(kind.value_type)
     )

@@ -12,7 +12,7 @@ from compactor.kernels.common import Flags
 from compactor.kernels.jit import kernel
 from compactor.kernels.memory import copy_bytes, read_varint
 from compactor.records.batches import BatchTable, Bytes, Int64s
-from compactor.records.rows import HAS_HEADERS, Chunk, Int32s, Rows
+from compactor.records.rows import HAS_HEADERS, BatchChunk, Int32s, RecordRows
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Selection:
     """
 
     table: BatchTable
-    chunk: Chunk
-    rows: Rows
+    chunk: BatchChunk
+    rows: RecordRows
     first_row: Int64s
     picked: Int64s
 
@@ -67,7 +67,7 @@ def copy_byte_strings(buf: Bytes, start: Int64s, length: Int32s, selected_rows: 
     return ByteStrings(begins, valid, data)
 
 
-def copy_headers(selection: Selection) -> HeaderSlices:
+def copy_batch_headers(selection: Selection) -> HeaderSlices:
     """Return copies of the record headers (names and values) of the selected rows."""
     rows, picked, buf = selection.rows, selection.picked, selection.chunk.buf
     begins = np.empty(len(picked) + 1, np.int32)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 import numpy as np
 from typing_extensions import override
 
-from compactor.consumer.gather import ByteStrings, HeaderSlices, Selection, copy_byte_strings, copy_headers
+from compactor.consumer.gather import ByteStrings, HeaderSlices, Selection, copy_batch_headers, copy_byte_strings
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import LOG_APPEND, Int64s
 from compactor.records.rows import HAS_HEADERS, Int32s
@@ -313,7 +313,7 @@ def copy_rows_to_block(name: TopicPartition, selection: Selection, topic_id: str
         selection.batch_values_of_rows(table.leader_epoch[some]),
         copy_byte_strings(buf, rows.key_start, rows.key_length, picked),
         copy_byte_strings(buf, rows.value_start, rows.value_length, picked),
-        copy_headers(selection) if (rows.flags[picked] & HAS_HEADERS).any() else None,
+        copy_batch_headers(selection) if (rows.flags[picked] & HAS_HEADERS).any() else None,
         topic_id,
     )
 

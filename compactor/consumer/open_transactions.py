@@ -58,7 +58,7 @@ def update_open_transactions(first_offset_by_producer: dict[int, int], table: Ba
     """
     inside = (table.producer_id >= 0) & (table.last_offset <= last_offset)
     ends = ((table.control == ABORT) | (table.control == COMMIT)) & inside
-    data = (table.control == NOT_CONTROL) & table.is_transactional & inside
+    data = (table.control == NOT_CONTROL) & table.transactional_flags & inside
     at = np.flatnonzero(ends | data)
     producers, whose = np.unique(table.producer_id[at], return_inverse=True)
     places, is_end = np.arange(len(at)), ends[at]

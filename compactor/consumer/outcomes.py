@@ -73,7 +73,7 @@ class TransactionOutcomes:
             return np.zeros(0, np.int8)
         ids, producer = np.unique(table.producer_id, return_inverse=True)
         producer = producer.astype(np.int64)
-        transactional = table.is_transactional & (table.producer_id >= 0)
+        transactional = table.transactional_flags & (table.producer_id >= 0)
         kinds = fold_txn_outcomes_backwards(table.control, transactional, producer, np.full(len(ids), UNDECIDED, np.int64))
         last = int(table.last_offset[-1])
         still = transactional & (table.control == NOT_CONTROL) & (kinds == UNDECIDED)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bloom.siphash import hash_keys, key_halves
+from bloom.siphash import hash_keys, siphash_key_halves
 from compactor.access.tier import Tier
 from compactor.constants import MAX_OFFSET
 from compactor.consumer.damage import DamagedRange, log_damage
@@ -61,7 +61,9 @@ def _range_without_segments_lacking_key(tier: Tier, extent: ReadRange, key: byte
     inside = [segment for segment in extent.segments if segment.end_offset >= extent.first and segment.start_offset <= extent.last]
     sidecars = tier.sidecars(extent.name)
     hashes = np.empty((1, 2), np.uint64)
-    hash_keys(np.frombuffer(key, np.uint8), np.zeros(1, np.int64), np.array([len(key)], np.int32), *key_halves(sidecars.hash_key), hashes)
+    hash_keys(
+        np.frombuffer(key, np.uint8), np.zeros(1, np.int64), np.array([len(key)], np.int32), *siphash_key_halves(sidecars.hash_key), hashes
+    )
     met, _ = sidecars.match_segments([segment.id for segment in inside], lambda: [hashes])
     return replace(extent, segments=tuple(segment for segment in inside if segment.id in met))
 

@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from bloom.siphash import key_halves, key_tag, siphash128
+from bloom.siphash import key_tag, siphash128, siphash_key_halves
 from compactor.access.tier import Tier
 from compactor.cleaner.keys.disk_map import SEEN, DiskOffsetMap
 from compactor.cleaner.keys.key_set import KeySet
@@ -381,7 +381,7 @@ class RangeReader:
         """Yield the last record of each key with its key hashes in memory. The log is read backwards, so that the first record found of a
         key is its last one.
         """
-        keys, halves = KeySet(latest.map_budget_bytes), key_halves(latest.hash_key or self._tier.identity.reading_key())
+        keys, halves = KeySet(latest.map_budget_bytes), siphash_key_halves(latest.hash_key or self._tier.identity.reading_key())
         for selection, last in self._read_all_backwards():
             picked = _rows_of_new_keys(selection, self._extent.first, last, latest, keys, halves)
             if len(picked):
@@ -389,7 +389,7 @@ class RangeReader:
 
     def _read_last_records_by_disk(self, latest: LastRecordsOnly, spill: DiskSpill) -> Iterator[Selection]:
         """Yield the last record of each key in two passes: find the offsets of last records on disk, then read these records."""
-        extent, halves = self._extent, key_halves(latest.hash_key or self._tier.identity.reading_key())
+        extent, halves = self._extent, siphash_key_halves(latest.hash_key or self._tier.identity.reading_key())
         space = _SpillBudget(spill.disk_bytes)
         with tempfile.TemporaryDirectory(prefix="tiered-compactor-", dir=self._folder) as folder:
             path, budget = Path(folder, "keys"), latest.map_budget_bytes
@@ -444,7 +444,7 @@ class RangeReader:
         # The base offset of a compressed v0/v1 wrapper is not known before it is inflated; it is -1 here.
         mine: Flags = (table.control == NOT_CONTROL) & (table.last_offset >= first) & (table.base_offset <= last)
         unknown = np.zeros(len(table), np.bool_)
-        if self._wanted.read_committed and (table.is_transactional & mine).any():
+        if self._wanted.read_committed and (table.transactional_flags & mine).any():
             outcomes = self._outcomes.find_outcomes(piece)
             mine &= outcomes != ABORT
             unknown = mine & (outcomes == UNKNOWN)

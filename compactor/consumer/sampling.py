@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
-from bloom.siphash import hash_keys, key_halves
+from bloom.siphash import hash_keys, siphash_key_halves
 from compactor.access.tier import Tier
 from compactor.consumer.reading import RangeReader, ReadOptions, ReadRange
 from compactor.control.state import PartitionState
@@ -103,7 +103,7 @@ class _SampleReader:
         self._state = state
         self._live = tuple(live)
         self._wanted = ReadOptions(True, opened.settings.cleaner_for(state.topic).max_decompressed_batch_bytes)
-        self._halves = key_halves(opened.identity.reading_key())
+        self._halves = siphash_key_halves(opened.identity.reading_key())
 
     def read_key_hashes(self, first: int, last: int) -> tuple[Hashes64, Sizes]:
         """Return for each record, in offset order, the hash of its key (0 without a key) and its approximate size in bytes."""

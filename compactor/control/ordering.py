@@ -232,7 +232,7 @@ def check_plan(state: PartitionState, record: Record[Any]) -> RuleViolation:
     leader with a new run id, tasks and new ids, whose cleaner offset does not decrease.
     """
     plan: CompactionPlan = record.body.plan
-    if (plan.name, plan.leader_epoch) != (state.name, record.body.leader_epoch):
+    if (plan.topic_partition, plan.leader_epoch) != (state.name, record.body.leader_epoch):
         return "the plan is another partition's or another epoch's"
     if state.find_run(plan.run_id) is not None or not plan.tasks or len(set(plan.sources)) != len(plan.sources):
         return f"run {plan.run_id} is known already, has no tasks, or names a source twice"

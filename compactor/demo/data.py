@@ -17,7 +17,7 @@ import numpy as np
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
 from compactor.constants import LeaderEpoch, Offset
-from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_txn_marker
+from compactor.records.build import ProducerFields, RecordToEncode, encode_batch, encode_txn_marker
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD
 
 CONNECTOR = 4001
@@ -103,7 +103,7 @@ def write_topic(folder: Path, shape: TopicShape, table: CustomersTable) -> Itera
             rows = table.next_changes(
                 some, log.next_offset, now, aborted=producer == IMPORTER and _is_transaction_aborted(shape, transactions[number])
             )
-            header = Producer(producer, 0, sequence[producer], producer == IMPORTER)
+            header = ProducerFields(producer, 0, sequence[producer], producer == IMPORTER)
             log.append_batch(encode_batch(rows, codec=codec, producer=header, leader_epoch=log.leader_epoch), some, now)
             sequence[producer] += some
         if number in transactions:

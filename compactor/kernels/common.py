@@ -13,6 +13,12 @@ Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 """Hashes of keys, shape (n, 2)."""
+ValueAndNextPosition = tuple[int, int]
+"""A number that was read, and the byte position after it."""
+ProblemAndBatch = tuple[int, int]
+"""Number of a problem (0 for none), and the number of the batch that has it."""
+ProblemAndPosition = tuple[int, int]
+"""Number of a problem (0 for none), and a byte position."""
 
 KEY_BYTES: Final = 20
 """Most bytes of memory that a key takes in an offset map."""

@@ -46,25 +46,25 @@ _NAMES: Final = {("x86", 64): "llvm.x86.sse42.crc32.64.64", ("x86", 8): "llvm.x8
 
 
 def _define_crc_step(bits: int) -> Any:
-    """Define a numba intrinsic ``step(crc, data)`` that advances a CRC-32C state by ``bits`` bits of data (64 or 8) with the processor's
-    instruction.
+    """Define a numba intrinsic ``crc_step(crc, data)`` that advances a CRC-32C state by ``bits`` bits of data (64 or 8) with the
+    processor's instruction.
     """
 
-    def step(typing_context: Any, crc: Any, data: Any) -> Any:
+    def crc_step(typing_context: Any, crc: Any, data: Any) -> Any:
         # x86 takes eight bytes into a 64-bit register; ARM takes one byte as a 32-bit number.
         state = ir.IntType(64 if (INSTRUCTION, bits) == ("x86", 64) else 32)
         operand = ir.IntType(32 if (INSTRUCTION, bits) == ("arm", 8) else bits)
 
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def emit_llvm_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(state, [state, operand]), _NAMES[INSTRUCTION, bits])
             before = args[0] if state.width == 64 else builder.trunc(args[0], state)
             taken = args[1] if operand.width == 64 else builder.trunc(args[1], operand)
             after = builder.call(function, [before, taken])
             return after if state.width == 64 else builder.zext(after, ir.IntType(64))
 
-        return types.uint64(types.uint64, types.uint64), codegen
+        return types.uint64(types.uint64, types.uint64), emit_llvm_code
 
-    return intrinsic(step)
+    return intrinsic(crc_step)
 
 
 def _zero_bytes_table(byte_count: int) -> CrcTable:

@@ -12,6 +12,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from compactor.kernels.common import ValueAndNextPosition
 from compactor.kernels.jit import inline_kernel
 
 
@@ -25,36 +26,36 @@ def _element_pointer(context: Any, builder: Any, array_type: Any, array: Any, in
 
 
 def _define_load(bits: int, result: Any, *, swap: bool = True) -> Any:
-    """Define a numba intrinsic ``load(array, position)`` that reads a number of ``bits`` bits at any byte position;
+    """Define a numba intrinsic ``load_number(array, position)`` that reads a number of ``bits`` bits at any byte position;
     big-endian if ``swap``.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def load(typing_context: Any, array: Any, position: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def load_number(typing_context: Any, array: Any, position: Any) -> Any:
+        def emit_llvm_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             value = builder.load(_element_pointer(context, builder, signature.args[0], args[0], args[1], bits), align=1)
             return builder.bswap(value) if swap else builder.zext(value, ir.IntType(64))
 
-        return (result(array, types.intp), codegen) if _is_byte_array_type(array) else None
+        return (result(array, types.intp), emit_llvm_code) if _is_byte_array_type(array) else None
 
-    return load
+    return load_number
 
 
 def _define_store(bits: int, kind: Any, *, swap: bool = True) -> Any:
-    """Define a numba intrinsic ``store(array, position, value)`` that writes a number of ``bits`` bits at any byte position; big-endian if
-    ``swap``.
+    """Define a numba intrinsic ``store_number(array, position, value)`` that writes a number of ``bits`` bits at any byte position;
+    big-endian if ``swap``.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def store(typing_context: Any, array: Any, position: Any, value: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def store_number(typing_context: Any, array: Any, position: Any, value: Any) -> Any:
+        def emit_llvm_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             pointer = _element_pointer(context, builder, signature.args[0], args[0], args[1], bits)
             builder.store(builder.bswap(args[2]) if swap else builder.trunc(args[2], ir.IntType(bits)), pointer, align=1)
             return context.get_dummy_value()
 
-        return (types.void(array, types.intp, kind), codegen) if _is_byte_array_type(array) else None
+        return (types.void(array, types.intp, kind), emit_llvm_code) if _is_byte_array_type(array) else None
 
-    return store
+    return store_number
 
 
 get_8, get_16 = (_define_load(bits, types.int64, swap=False) for bits in (8, 16))
@@ -74,7 +75,7 @@ load_u64 = _define_load(64, types.uint64, swap=False)
 def copy_bytes(typing_context: Any, target: Any, target_position: Any, source: Any, source_position: Any, length: Any) -> Any:
     """Copy ``length`` bytes between two byte arrays with memcpy. The ranges must not overlap."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def emit_llvm_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         to = _element_pointer(context, builder, signature.args[0], args[0], args[1])
         of = _element_pointer(context, builder, signature.args[2], args[2], args[3])
         cgutils.raw_memcpy(builder, to, of, args[4], 1)
@@ -82,15 +83,15 @@ def copy_bytes(typing_context: Any, target: Any, target_position: Any, source: A
 
     if not (_is_byte_array_type(target) and _is_byte_array_type(source)):
         return None
-    return types.void(target, types.intp, source, types.intp, types.intp), codegen
+    return types.void(target, types.intp, source, types.intp, types.intp), emit_llvm_code
 
 
 def _define_word_copy(bits: int) -> Any:
     """Define a numba intrinsic that copies ``bits`` bits between two byte positions."""
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def copy(typing_context: Any, target: Any, target_position: Any, source: Any, source_position: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def copy_word(typing_context: Any, target: Any, target_position: Any, source: Any, source_position: Any) -> Any:
+        def emit_llvm_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             to = _element_pointer(context, builder, signature.args[0], args[0], args[1], bits)
             of = _element_pointer(context, builder, signature.args[2], args[2], args[3], bits)
             builder.store(builder.load(of, align=1), to, align=1)
@@ -98,9 +99,9 @@ def _define_word_copy(bits: int) -> Any:
 
         if not (_is_byte_array_type(target) and _is_byte_array_type(source)):
             return None
-        return types.void(target, types.intp, source, types.intp), codegen
+        return types.void(target, types.intp, source, types.intp), emit_llvm_code
 
-    return copy
+    return copy_word
 
 
 copy_8, copy_16 = _define_word_copy(64), _define_word_copy(128)
@@ -110,10 +111,10 @@ copy_8, copy_16 = _define_word_copy(64), _define_word_copy(128)
 def address_of(typing_context: Any, array: Any, position: Any) -> Any:
     """Return the memory address of ``array[position]``. It is valid as long as the array exists."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def emit_llvm_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ptrtoint(_element_pointer(context, builder, signature.args[0], args[0], args[1]), ir.IntType(64))
 
-    return (types.int64(array, types.intp), codegen) if _is_byte_array_type(array) else None
+    return (types.int64(array, types.intp), emit_llvm_code) if _is_byte_array_type(array) else None
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -125,14 +126,14 @@ def call_c(typing_context: Any, function: Any, *words: Any) -> Any:
     argument fills a whole register; the function reads as many bits of it as it declares.
     """
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def emit_llvm_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(64)
         count = len(signature.args[1].types)
         kind = ir.FunctionType(ir.IntType(32), [word] * count)
         given = [builder.extract_value(args[1], i) for i in range(count)]
         return builder.sext(builder.call(builder.inttoptr(args[0], kind.as_pointer()), given), word)
 
-    return types.int64(types.int64, types.containers.UniTuple(types.int64, len(words))), codegen
+    return types.int64(types.int64, types.containers.UniTuple(types.int64, len(words))), emit_llvm_code
 
 
 def _define_prefetch(to_write: int) -> Any:
@@ -141,8 +142,8 @@ def _define_prefetch(to_write: int) -> Any:
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def fetch(typing_context: Any, array: Any, index: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def prefetch_element(typing_context: Any, array: Any, index: Any) -> Any:
+        def emit_llvm_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             word = ir.IntType(32)
             kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
             function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -150,9 +151,9 @@ def _define_prefetch(to_write: int) -> Any:
             builder.call(function, [pointer, word(to_write), word(3), word(1)])  # 3: into every cache level, 1: data
             return context.get_dummy_value()
 
-        return (types.void(array, types.intp), codegen) if isinstance(array, types.Array) and array.layout == "C" else None
+        return (types.void(array, types.intp), emit_llvm_code) if isinstance(array, types.Array) and array.layout == "C" else None
 
-    return fetch
+    return prefetch_element
 
 
 prefetch, prefetch_read = _define_prefetch(1), _define_prefetch(0)
@@ -165,16 +166,16 @@ def high_word_of_product(typing_context: Any, a: Any, b: Any) -> Any:
     number below ``b``.
     """
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def emit_llvm_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         wide = ir.IntType(128)
         product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
         return builder.trunc(builder.lshr(product, wide(64)), ir.IntType(64))
 
-    return types.uint64(types.uint64, types.uint64), codegen
+    return types.uint64(types.uint64, types.uint64), emit_llvm_code
 
 
 @inline_kernel
-def read_varint(buf: Any, position: int, end: int) -> tuple[int, int]:
+def read_varint(buf: Any, position: int, end: int) -> ValueAndNextPosition:
     """Read a zigzag varint of at most ten bytes. Return its value and the next position, or position -1 if it is longer
     or reaches ``end``.
     """

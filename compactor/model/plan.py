@@ -57,7 +57,7 @@ class SkippedSegment(Value):
     reason: str
 
 
-class ReadSegment(Value):
+class SegmentToRead(Value):
     """A clean segment that a round reads, with the reason."""
 
     id: str
@@ -93,12 +93,12 @@ class CompactionPlan(Value):
     producers: tuple[ActiveProducer, ...]
     tasks: tuple[CompactionTask, ...]
     skipped: tuple[SkippedSegment, ...] = ()
-    read: tuple[ReadSegment, ...] = ()
+    read: tuple[SegmentToRead, ...] = ()
     restores: str = Field(default="", exclude_if=lambda value: not value)
     incarnation: int = Field(default=1, exclude_if=lambda value: value == 1)
 
     @property
-    def name(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         """Return the partition that the plan is for, with its incarnation."""
         return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 

@@ -52,7 +52,7 @@ class SegmentFile(Value):
         """Return whether any digest is known."""
         return bool(self.sha256 or self.batches)
 
-    def is_comparable(self, other: SegmentFile) -> bool:
+    def has_common_digest_kind(self, other: SegmentFile) -> bool:
         """Return whether this file and the other one have a digest of the same kind, so that the digests can be compared."""
         return bool(self.sha256 and other.sha256) or bool(self.batches and other.batches)
 
@@ -61,7 +61,7 @@ class SegmentFile(Value):
         common digest are not known to be the same.
         """
         pairs = ((self.sha256, other.sha256), (self.batches, other.batches))
-        return self.size == other.size and self.is_comparable(other) and all(one == two for one, two in pairs if one and two)
+        return self.size == other.size and self.has_common_digest_kind(other) and all(one == two for one, two in pairs if one and two)
 
     def is_matched_by(self, found: SegmentFile) -> bool:
         """Return whether a file that was read matches what is recorded here: by digest, or by size if no digest is recorded."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from bloom.siphash import hash_keys, key_halves
+from bloom.siphash import hash_keys, siphash_key_halves
 from compactor.access.tier import Tier
 from compactor.cleaner.keys.key_set import KeySet
 from compactor.constants import MAX_OFFSET, NEVER_MS
@@ -283,7 +283,7 @@ class _UniqueKeys:
         self._name = name
         self.ranges = max(1, -(-records * BYTES_PER_KEY // budget_bytes))
         self._options = LastRecordsOnly(turn % self.ranges, self.ranges, budget_bytes)
-        self._halves = key_halves(opened.identity.reading_key())
+        self._halves = siphash_key_halves(opened.identity.reading_key())
         self._keys = KeySet(max(budget_bytes, 1 << 16)) if records else None
         self._added = self._skipped = 0
 

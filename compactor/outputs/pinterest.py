@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.describe import read_last_record_offset
+from compactor.cleaner.passes.describe import read_offset_of_last_record
 from compactor.cleaner.passes.source import bytes_from_offset, open_source_segment
 from compactor.control.state import PartitionState
 from compactor.errors import AlreadyExists, BadData, Leased, NotFound, Unavailable, UsageError
@@ -333,7 +333,7 @@ class _GenerationWriter:
         with reading.staging.open_file(reading.log_request(ordinal)) as path:
             source = open_source_segment(ordinal, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
             source.name = reading.log_key(ordinal)
-            last = read_last_record_offset(source, limit)
+            last = read_offset_of_last_record(source, limit)
             if last < log_start:
                 return PublishedSegment(segment=segment.id, timestamp_ms=latest_timestamp_ms)
             distance, size = segment.start_offset - base_offset, segment.size_bytes

@@ -2,8 +2,8 @@
 
 Each record contributes a digest of its offset, of the lengths of its key and value, and of the first and last eight bytes of both, mixed
 with a key of the tier. That is enough to distinguish records, and takes a few nanoseconds. The bytes between are covered by the gate and by
-checksums. The sums of new segments are computed by other code (compactor.cleaner.gate.result_sums), so that both sides cannot share a
-mistake.
+checksums. The sums of new segments are computed by other code (compactor.cleaner.gate.new_segment_balance), so that both sides cannot
+share a mistake.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.siphash import key_halves
+from bloom.siphash import siphash_key_halves
 from compactor.kernels.common import Flags
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_i32, load_u64
@@ -22,7 +22,7 @@ from compactor.model.balance import DigestSum
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records.batches import HEADER, NOT_CONTROL, BatchTable, Bytes, Int64s, read_only_view
 from compactor.records.encode import COPY, FILTER, Actions
-from compactor.records.rows import Chunk, Int32s, Rows
+from compactor.records.rows import BatchChunk, Int32s, RecordRows
 
 Sums = npt.NDArray[np.uint64]
 """One row per account: how many, and the two halves of their digests' sum."""
@@ -39,7 +39,7 @@ class BalanceKey:
 
     def __init__(self, hash_key: bytes) -> None:
         """Derive the key from the tier's 16-byte hash key. Records that collide in an offset map do not collide here."""
-        self.halves = key_halves(hashlib.sha256(b"balance" + hash_key).digest()[:16])
+        self.halves = siphash_key_halves(hashlib.sha256(b"balance" + hash_key).digest()[:16])
 
 
 def zero_sums_by_account() -> Sums:
@@ -74,8 +74,8 @@ def digest_sums_by_account(
     key: BalanceKey,
     raw: Bytes,
     table: BatchTable,
-    chunk: Chunk,
-    rows: Rows,
+    chunk: BatchChunk,
+    rows: RecordRows,
     first_row: Int64s,
     before: Actions,
     after: Actions,

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from compactor.constants import MAX_OFFSET
 from compactor.errors import BadData
-from compactor.kernels.common import Bytes as Bytes, Int64s as Int64s
+from compactor.kernels.common import Bytes as Bytes, Int64s as Int64s, ProblemAndPosition
 from compactor.kernels.crc import crc32c
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_i16, load_i32, load_i64, load_u32, read_varint
@@ -100,7 +100,7 @@ class BatchTable:
         return self.attributes & np.int16(CODEC_MASK)
 
     @property
-    def is_transactional(self) -> npt.NDArray[np.bool_]:
+    def transactional_flags(self) -> npt.NDArray[np.bool_]:
         """Return whether each batch is part of a transaction."""
         return (self.attributes & np.int16(TRANSACTIONAL)) != 0
 
@@ -305,7 +305,7 @@ def _parse_headers_or_find_problem(
     count: npt.NDArray[np.int32],
     control: npt.NDArray[np.int8],
     coordinator_epoch: npt.NDArray[np.int32],
-) -> tuple[int, int]:
+) -> ProblemAndPosition:
     """Fill the columns of a BatchTable from a segment's bytes. Return the number of a problem (0 for none) and the byte position of the
     batch that has it.
     """

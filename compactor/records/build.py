@@ -41,7 +41,7 @@ class RecordToEncode(NamedTuple):
     attributes: int = 0
 
 
-class Producer(NamedTuple):
+class ProducerFields(NamedTuple):
     """Producer fields of a batch header. ``sequence`` is that of the batch's first record."""
 
     id: int = NO_PRODUCER_ID
@@ -50,14 +50,14 @@ class Producer(NamedTuple):
     transactional: bool = False
 
 
-NO_PRODUCER = Producer()
+NO_PRODUCER = ProducerFields()
 
 
 def encode_batch(
     rows: Sequence[RecordToEncode],
     *,
     codec: int = NONE,
-    producer: Producer = NO_PRODUCER,
+    producer: ProducerFields = NO_PRODUCER,
     leader_epoch: int = 0,
     base_offset: int | None = None,
     last_offset: int | None = None,
@@ -114,7 +114,7 @@ def encode_txn_marker(
     attributes = TRANSACTIONAL_BIT | CONTROL_BIT
     attributes |= LOG_APPEND_TIME_BIT if is_log_append_time else 0
     attributes |= HORIZON_BIT if delete_horizon_ms is not None else 0
-    producer = Producer(producer_id, producer_epoch, NO_SEQUENCE, True)
+    producer = ProducerFields(producer_id, producer_epoch, NO_SEQUENCE, True)
     return add_batch_header(
         offset, 0, leader_epoch, attributes, base_timestamp, timestamp_ms, producer, 1, _encode_record(row, offset, base_timestamp)
     )
@@ -127,7 +127,7 @@ def add_batch_header(
     attributes: int,
     base_timestamp: int,
     max_timestamp: int,
-    producer: Producer,
+    producer: ProducerFields,
     count: int,
     body: bytes,
 ) -> bytes:
@@ -170,7 +170,7 @@ def _encode_record(row: RecordToEncode, base_offset: int, base_timestamp: int) -
         encode_varint(len(headers)),
     ]
     if headers:
-        parts.extend(_encode_headers(headers))
+        parts.extend(_encode_record_headers(headers))
     content = b"".join(parts)
     return encode_varint(len(content)) + content
 
@@ -180,7 +180,7 @@ def _encode_length_and_bytes(data: bytes | None) -> tuple[bytes, bytes]:
     return (_NULL, b"") if data is None else (encode_varint(len(data)), data)
 
 
-def _encode_headers(headers: Sequence[tuple[str | bytes, bytes | None]]) -> Iterable[bytes]:
+def _encode_record_headers(headers: Sequence[tuple[str | bytes, bytes | None]]) -> Iterable[bytes]:
     """Yield the encoded parts of a record's headers."""
     for name, value in headers:
         yield from _encode_length_and_bytes(name.encode() if isinstance(name, str) else name)

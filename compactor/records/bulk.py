@@ -191,7 +191,7 @@ def decompress_batch_bodies(
     batch = 0
     while batch < len(wanted):
         if codec[batch] in (LZ4, SNAPPY):
-            batch, out.size = decompress_bodies(
+            batch, out.size = decompress_lz4_and_snappy_bodies(
                 lz4_library.decompress, buf, codec, start, end, wanted, batch, out.array, out.size, max_body_bytes, max_total_bytes, ends
             )
         if batch < len(wanted) and out.size <= max_total_bytes:
@@ -292,7 +292,7 @@ def _decompress_lz4_frame(decompress_address: int, buf: Bytes, begin: int, end: 
 
 
 @kernel
-def decompress_bodies(
+def decompress_lz4_and_snappy_bodies(
     decompress_address: int, buf: Bytes, codec: Codecs, start: Int64s, end: Int64s, wanted: npt.NDArray[np.bool_], batch: int, out: Bytes,
     out_position: int, max_body_bytes: int, max_total_bytes: int, ends: Int64s,
 ) -> tuple[int, int]:  # fmt: skip

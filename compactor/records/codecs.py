@@ -319,7 +319,7 @@ def _decompress_unusual_lz4(data: memoryview, max_bytes: int, magic: int) -> byt
         raise CodecError("lz4 frame has linked blocks, which Kafka does not read")
     source = data
     if magic == 0:
-        source = _fix_header_checksum(data)
+        source = _fix_lz4_header_checksum(data)
     decoder = _contexts.lz4_decompressor
     decoder.reset()
     if len(data) * _LZ4_RATIO <= max_bytes:
@@ -333,7 +333,7 @@ def _decompress_unusual_lz4(data: memoryview, max_bytes: int, magic: int) -> byt
     return out
 
 
-def _fix_header_checksum(data: memoryview) -> memoryview:
+def _fix_lz4_header_checksum(data: memoryview) -> memoryview:
     """Return the lz4 frame with a valid header checksum. In message format v0 clients computed it over the frame's magic number, too
     (KAFKA-3160).
     """

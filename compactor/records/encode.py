@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compactor.errors import BadData
-from compactor.kernels.common import NO_HORIZON, Flags
+from compactor.kernels.common import NO_HORIZON, Flags, ProblemAndBatch
 from compactor.kernels.crc import crc32c
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import copy_bytes, read_varint, store_i16, store_i32, store_i64, varint_size_bytes, write_varint
@@ -34,7 +34,7 @@ from compactor.records.batches import (
     read_only_view,
 )
 from compactor.records.bulk import compress_bodies_into
-from compactor.records.rows import HEAD_LOOSE, LEGACY, TAIL_LOOSE, Chunk, Int32s, Rows
+from compactor.records.rows import HEAD_LOOSE, LEGACY, TAIL_LOOSE, BatchChunk, Int32s, RecordRows
 
 Actions = npt.NDArray[np.uint8]
 
@@ -79,11 +79,11 @@ class OutputBuffer:
 
 
 @measure_stage(WorkStage.ENCODE, lambda raw, table, chunk, *_: chunk.body_size_bytes)
-def encode_chunk(
+def encode_cleaned_chunk(
     raw: Bytes,
     table: BatchTable,
-    chunk: Chunk,
-    rows: Rows,
+    chunk: BatchChunk,
+    rows: RecordRows,
     first_row: Int64s,
     keep: Flags,
     action: Actions,
@@ -113,7 +113,7 @@ def encode_chunk(
     if np.any(rows.flags & TAIL_LOOSE):
         loose = np.flatnonzero(_find_rows_to_reencode(rows.flags, first_row, action, keep))
         if len(loose):
-            buf, rows = _reencode_tails(buf, rows, loose)
+            buf, rows = _reencode_record_tails(buf, rows, loose)
             bound += len(buf)
     output.plain.reserve_space(bound)
     start = np.empty(len(action), np.int64)
@@ -173,7 +173,7 @@ def encode_chunk(
 
 
 def _compress_bodies(
-    raw: Bytes, table: BatchTable, chunk: Chunk, action: Actions, start: Int64s, size: Int64s, output: OutputBuffer
+    raw: Bytes, table: BatchTable, chunk: BatchChunk, action: Actions, start: Int64s, size: Int64s, output: OutputBuffer
 ) -> memoryview:
     """Compress the bodies that ``_encode_batches_or_find_problem`` wrote, and return all batches in order. ``size`` is changed to the
     compressed sizes.
@@ -190,7 +190,9 @@ def _compress_bodies(
         read_only_view(output.plain.array), codec, start[rewritten] + HEADER, body[rewritten], output.slots.array, slot[rewritten],
         bound[rewritten],
     )  # fmt: skip
-    _assemble_output(raw, table.position[some], output.plain.array, start, output.slots.array, slot, action, size, output.packed.array)
+    _write_batches_in_order(
+        raw, table.position[some], output.plain.array, start, output.slots.array, slot, action, size, output.packed.array
+    )
     _write_lengths_and_crcs(output.packed.array, read_only_view(output.packed.array), action, size)
     return memoryview(output.packed.array)[: int(size.sum())]
 
@@ -215,11 +217,11 @@ def _find_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: Int64s, acti
     return loose
 
 
-def _reencode_tails(buf: Bytes, rows: Rows, row_numbers: Int64s) -> tuple[Bytes, Rows]:
+def _reencode_record_tails(buf: Bytes, rows: RecordRows, row_numbers: Int64s) -> tuple[Bytes, RecordRows]:
     """Return a small byte array and rows in which the tails of the rows ``row_numbers`` are encoded as Kafka encodes them."""
     low, high = int(rows.start[0]), int(rows.end[-1])
     parts = [buf[low:high].tobytes()]
-    moved = Rows(
+    moved = RecordRows(
         offset=rows.offset,
         timestamp=rows.timestamp,
         start=rows.start - low,
@@ -312,7 +314,7 @@ def _write_lengths_and_crcs(out: Bytes, read_only_out: Bytes, action: Actions, s
 
 
 @kernel
-def _assemble_output(
+def _write_batches_in_order(
     raw: Bytes, position: Int64s, plain: Bytes, start: Int64s, slots: Bytes, slot: Int64s, action: Actions, size: Int64s, out: Bytes
 ) -> None:
     """Write all batches in order: copies from ``raw``, headers from ``plain``, and compressed bodies from their ``slots``."""
@@ -358,7 +360,9 @@ def _write_header(
 
 
 @inline_kernel
-def _write_legacy_tail(buf: Bytes, out: Bytes, at: int, key_start: int, key_length: int, value_start: int, value_length: int) -> int:
+def _write_legacy_record_as_v2(
+    buf: Bytes, out: Bytes, at: int, key_start: int, key_length: int, value_start: int, value_length: int
+) -> int:
     """Write key, value and an empty header list of a v0/v1 record in format v2 at position ``at``. Return the position after it."""
     at = write_varint(out, at, key_length)
     if key_length > 0:
@@ -373,7 +377,7 @@ def _write_legacy_tail(buf: Bytes, out: Bytes, at: int, key_start: int, key_leng
 
 
 @inline_kernel
-def _builder_problem_code(type_bits: int, pid: int, epoch: int, sequence: int) -> int:
+def _producer_fields_problem_code(type_bits: int, pid: int, epoch: int, sequence: int) -> int:
     """Return the number of the problem for which Kafka's builder would refuse such a batch (MemoryRecordsBuilder.validateProducerState), or
     0.
     """
@@ -387,7 +391,7 @@ def _builder_problem_code(type_bits: int, pid: int, epoch: int, sequence: int) -
 
 
 @inline_kernel
-def _summarize_kept_rows(keep: Flags, timestamp: Int64s, begin: int, stop: int) -> tuple[int, int, int, int, int]:
+def _bounds_of_kept_rows(keep: Flags, timestamp: Int64s, begin: int, stop: int) -> tuple[int, int, int, int, int]:
     """Return (first row, last row, number of rows, lowest timestamp, highest timestamp or -1) of the rows in [begin, stop) that stay."""
     first = np.int64(-1)
     last = np.int64(-1)
@@ -457,7 +461,7 @@ def _write_records_that_stay(
         write = write_varint(out, write + 1, stamp)
         write = write_varint(out, write, delta)
         if flags[row] & LEGACY:
-            write = _write_legacy_tail(
+            write = _write_legacy_record_as_v2(
                 buf, out, write, key_start[row], np.int64(key_length[row]), value_start[row], np.int64(value_length[row])
             )
         else:
@@ -501,7 +505,7 @@ def _encode_batches_or_find_problem(
     out: Bytes,
     out_start: Int64s,
     out_size: Int64s,
-) -> tuple[int, int]:
+) -> ProblemAndBatch:
     """Encode all batches of a chunk into ``out``, uncompressed, and set ``last_offset``, ``max_timestamp``, ``out_start`` and ``out_size``.
 
     Return the number of a problem (an index of _PROBLEMS, 0 for none) and its batch. ``compressed``: the bodies will be compressed.
@@ -530,11 +534,11 @@ def _encode_batches_or_find_problem(
             out_size[batch] = HEADER
             at += HEADER
             continue
-        problem = _builder_problem_code(type_bits, pid, epoch, sequence)
+        problem = _producer_fields_problem_code(type_bits, pid, epoch, sequence)
         if problem:
             return problem, batch
         # What stays decides base and maximum timestamp; of legacy batches the offsets as well.
-        first, last, count, lowest, highest = _summarize_kept_rows(keep, timestamp, first_row[batch], first_row[batch + 1])
+        first, last, count, lowest, highest = _bounds_of_kept_rows(keep, timestamp, first_row[batch], first_row[batch + 1])
         if lowest < -1:
             return 1, batch
         dated = horizon[batch] != NO_HORIZON

@@ -35,7 +35,7 @@ _LEFT: Final = 1
 _STATE: Final = 2
 
 
-def copy_headers(buf: Bytes, position: Int64s) -> HeaderBytes:
+def copy_batch_headers(buf: Bytes, position: Int64s) -> HeaderBytes:
     """Return a copy of the v2 batch headers at these byte positions, shape (batches, 61). Raises IndexError if one is
     not within ``buf``.
     """
@@ -81,7 +81,7 @@ class HeaderDigestBuilder:
             return
         buf = read_only_view(np.frombuffer(data, np.uint8))
         out = np.empty((len(buf) // HEADER_BYTES + 1) * HEADER_BYTES, np.uint8)
-        done = _collect_headers(self._between, self._header, buf, out)
+        done = _collect_batch_headers(self._between, self._header, buf, out)
         self._is_sound = done >= 0
         if self._is_sound:
             self._digest.update(out[: done * HEADER_BYTES].data)
@@ -116,7 +116,7 @@ def _combine_batch_crcs(headers: Bytes, powers: CrcTable) -> int:
 
 
 @kernel
-def _collect_headers(state: Int64s, header: Bytes, buf: Bytes, out: Bytes) -> int:
+def _collect_batch_headers(state: Int64s, header: Bytes, buf: Bytes, out: Bytes) -> int:
     """Write the headers of the batches that end in ``buf`` to ``out`` and return their number, or -1 if a batch is not v2 or its CRC does
     not match.
 

@@ -80,7 +80,7 @@ def _select_index_entries(
     return offsets, positions, times, time_offsets, n, m
 
 
-def offset_index_mismatch(data: bytes, base_offset: int, table: BatchTable) -> str:
+def reason_offset_index_is_invalid(data: bytes, base_offset: int, table: BatchTable) -> str:
     """Return why ``data`` cannot be the offset index of these batches, or an empty string. ``base_offset``: base offset of the segment."""
     if len(data) % OFFSET_ENTRY.itemsize:
         return "it holds no whole number of entries"
@@ -96,7 +96,7 @@ def offset_index_mismatch(data: bytes, base_offset: int, table: BatchTable) -> s
     return ""
 
 
-def time_index_mismatch(data: bytes, base_offset: int, table: BatchTable) -> str:
+def reason_time_index_is_invalid(data: bytes, base_offset: int, table: BatchTable) -> str:
     """Return why ``data`` cannot be the time index of these batches, or an empty string.
 
     With an invalid index, a reader that seeks a timestamp would begin after the first matching record.

@@ -3,8 +3,8 @@
 A *run* is all data batches of one producer, epoch and kind between two markers of that producer. Within a run it does not matter how its
 batches interleave with those of other producers: the transaction fold (Kafka's CleanedTransactionMetadata) only needs to know whether there
 was transactional data since the last marker, and the producer state (ProducerStateManager) only where the transaction began and which batch
-was the last. Therefore a table of runs and a table of markers can replace the segment. ``stand_in_batch_table`` converts both to a batch
-table.
+was the last. Therefore a table of runs and a table of markers can replace the segment. ``batch_table_from_runs_and_markers`` converts both
+to a batch table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from compactor.kernels.common import NO_HORIZON, Flags
 from compactor.records.batches import ABORT, COMMIT, CONTROL, HORIZON, NOT_CONTROL, TRANSACTIONAL, BatchTable, Int64s
 
 
-def extract_runs_and_markers(batches: BatchTable) -> tuple[RunTable, RunTable]:
+def extract_producer_runs_and_markers(batches: BatchTable) -> tuple[RunTable, RunTable]:
     """Return two tables of a segment: its producer runs and its transaction markers."""
     owned = np.flatnonzero(batches.producer_id >= 0)
     return _producer_run_table(batches, owned), _marker_table(batches, owned[batches.control[owned] != NOT_CONTROL])
@@ -29,7 +29,7 @@ def extract_runs_and_markers(batches: BatchTable) -> tuple[RunTable, RunTable]:
 def _producer_run_table(batches: BatchTable, data_rows: Int64s) -> RunTable:
     rows = data_rows[np.argsort(batches.producer_id[data_rows], kind="stable")]
     is_control = batches.control[rows] != NOT_CONTROL
-    transactional = batches.is_transactional[rows]
+    transactional = batches.transactional_flags[rows]
     changes = is_control[1:] | is_control[:-1]
     for column in (batches.producer_id[rows], batches.producer_epoch[rows], transactional):
         changes |= column[1:] != column[:-1]
@@ -76,7 +76,7 @@ def _structured_array(dtype: np.dtype[np.void], rows: int, columns: Mapping[str,
     return table
 
 
-def stand_in_batch_table(runs: RunTable, markers: RunTable) -> BatchTable:
+def batch_table_from_runs_and_markers(runs: RunTable, markers: RunTable) -> BatchTable:
     """Return a batch table, ascending by base offset, that replaces a segment's batches in the folds.
 
     It has the last batch of each run, each marker, and the first batch of each run of several batches. Of a first batch only its existence
@@ -92,8 +92,8 @@ def stand_in_batch_table(runs: RunTable, markers: RunTable) -> BatchTable:
     data, control, zeros = len(rows), len(markers), np.zeros(len(rows) + len(markers), np.int64)
     order = np.argsort(np.concatenate((offset, markers["offset"])), kind="stable")
 
-    def join_columns(of_data: npt.ArrayLike, of_markers: npt.ArrayLike, dtype: type[np.generic] = np.int64) -> npt.NDArray[Any]:
-        columns = (np.broadcast_to(of_data, data), np.broadcast_to(of_markers, control))
+    def join_columns(data_column: npt.ArrayLike, marker_column: npt.ArrayLike, dtype: type[np.generic] = np.int64) -> npt.NDArray[Any]:
+        columns = (np.broadcast_to(data_column, data), np.broadcast_to(marker_column, control))
         return np.concatenate(columns).astype(dtype)[order]
 
     return BatchTable(
@@ -115,7 +115,7 @@ def stand_in_batch_table(runs: RunTable, markers: RunTable) -> BatchTable:
     )
 
 
-def reason_markers_are_due(batches: BatchTable, aborted: Flags, discardable: Flags, now_ms: int) -> str:
+def reason_to_read_for_markers(batches: BatchTable, aborted: Flags, discardable: Flags, now_ms: int) -> str:
     """Return why a segment must be read because of its transaction markers, or an empty string.
 
     A marker that may be discarded makes its segment due if it has no delete horizon, because it gets one, or if its horizon has passed,

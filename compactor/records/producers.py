@@ -66,7 +66,7 @@ class ProducerStates:
         behind = (known["last_offset"] >= 0) & (known["last_offset"] < reported["last_offset"])
         return not np.any(behind & (known["epoch"] == reported["epoch"]))
 
-    def rewound_to_offset(self, end_offset: int, known: ProducerStates | None = None) -> ProducerStates:
+    def states_at_earlier_offset(self, end_offset: int, known: ProducerStates | None = None) -> ProducerStates:
         """Return the states at the earlier offset ``end_offset`` (inclusive), as far as they are known: ``known``, and the states of
         producers that have written nothing since.
         """
@@ -77,7 +77,7 @@ class ProducerStates:
         both = np.concatenate([known.entries, mine])
         return ProducerStates(both[np.argsort(both["producer_id"], kind="stable")])
 
-    def after_batches(self, table: BatchTable, from_offset: int = 0) -> ProducerStates:
+    def states_after_batches(self, table: BatchTable, from_offset: int = 0) -> ProducerStates:
         """Return the states after these batches. Batches before ``from_offset`` are skipped, because the states include them already."""
         mine = np.flatnonzero((table.producer_id >= 0) & (table.last_offset >= from_offset))
         if not len(mine):

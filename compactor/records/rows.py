@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compactor.errors import BadData
-from compactor.kernels.common import Int32s as Int32s
+from compactor.kernels.common import Int32s as Int32s, ProblemAndBatch, ProblemAndPosition
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_i32, load_i64, prefetch_read, read_varint
 from compactor.profiling import WorkStage, measure_stage
@@ -47,7 +47,7 @@ _PROBLEMS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RecordRows:
     """Parsed records of a chunk as columns, one row per record.
 
     Positions are relative to the chunk's byte array; a length of -1 means null. ``offset`` and ``timestamp`` (milliseconds) are absolute.
@@ -79,11 +79,11 @@ class RowBuffers:
     def __init__(self) -> None:
         self._arrays = _allocate_columns(1 << 14)
 
-    def allocate_rows(self, count: int) -> Rows:
+    def allocate_rows(self, count: int) -> RecordRows:
         """Return uninitialized rows for ``count`` records, valid until the next call."""
         if count > len(self._arrays[0]):
             self._arrays = _allocate_columns(max(count, 2 * len(self._arrays[0])))
-        return Rows(*(array[:count] for array in self._arrays))
+        return RecordRows(*(array[:count] for array in self._arrays))
 
 
 def _allocate_columns(count: int) -> tuple[Any, ...]:
@@ -92,7 +92,7 @@ def _allocate_columns(count: int) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class BatchChunk:
     """Neighbouring batches of one segment, from ``first`` up to ``last`` (exclusive), with their bodies in ``buf`` at [body_start,
     body_end). Batches that are not ``wanted`` have an empty body and give no rows.
     """
@@ -111,7 +111,7 @@ class Chunk:
 
 
 @measure_stage(WorkStage.PARSE, lambda table, chunk, *_: chunk.body_size_bytes)
-def parse_records(table: BatchTable, chunk: Chunk, buffers: RowBuffers, segment_name: str) -> tuple[Rows, Int64s]:
+def parse_records(table: BatchTable, chunk: BatchChunk, buffers: RowBuffers, segment_name: str) -> tuple[RecordRows, Int64s]:
     """Parse the records of a chunk. Return its rows, and the number of each batch's first row (one more entry than batches).
 
     The rows are in ``buffers`` and valid until the next call. Raises BadData, naming the batch; ``segment_name`` is the segment's name for
@@ -173,11 +173,11 @@ def _parse_error(table: BatchTable, batch: int, problem: int, segment: str) -> B
     )
 
 
-def uncompressed_chunk(buf: Bytes, table: BatchTable, first: int, last: int, wanted: npt.NDArray[np.bool_]) -> Chunk:
+def uncompressed_chunk(buf: Bytes, table: BatchTable, first: int, last: int, wanted: npt.NDArray[np.bool_]) -> BatchChunk:
     """Return a chunk of uncompressed batches without copying their bytes."""
     position = table.position[first:last]
     start = position + HEADER if table.magic[first] == 2 else position
-    return Chunk(first, last, buf, start, np.where(wanted, position + table.size[first:last], start), wanted)
+    return BatchChunk(first, last, buf, start, np.where(wanted, position + table.size[first:last], start), wanted)
 
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------------
@@ -263,8 +263,10 @@ def _parse_v2_records(
     key_length: Int32s,
     value_length: Int32s,
     flags: npt.NDArray[np.uint8],
-) -> tuple[int, int]:
-    """Parse the records of v2 batches into the columns of Rows. Return the number of a problem (0 for none) and the batch that has it."""
+) -> ProblemAndBatch:
+    """Parse the records of v2 batches into the columns of RecordRows. Return the number of a problem (0 for none) and the batch that has
+    it.
+    """
     for batch in range(body_start.size):
         at = body_start[batch]
         limit = body_end[batch]
@@ -330,7 +332,7 @@ def _parse_v2_records(
 
 
 @inline_kernel
-def _next_legacy_entry(buf: Bytes, at: int, limit: int) -> tuple[int, int]:
+def _next_legacy_entry(buf: Bytes, at: int, limit: int) -> ProblemAndPosition:
     """Return (problem, position after the v0/v1 entry at ``at``). Position -1 stands for an incomplete entry at the end, which Kafka
     ignores.
     """
@@ -386,9 +388,9 @@ def _parse_legacy_records(
     key_length: Int32s,
     value_length: Int32s,
     flags: npt.NDArray[np.uint8],
-) -> tuple[int, int]:
-    """Parse v0/v1 batches into the columns of Rows: uncompressed ones (one record each) and decompressed wrappers. Return (problem, batch
-    that has it).
+) -> ProblemAndBatch:
+    """Parse v0/v1 batches into the columns of RecordRows: uncompressed ones (one record each) and decompressed wrappers. Return (problem,
+    batch that has it).
     """
     for batch in range(body_start.size):
         if first_row[batch] == first_row[batch + 1]:

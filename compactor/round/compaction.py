@@ -280,7 +280,7 @@ class Round:
         return plan
 
     def admit_plan(self, plan: CompactionPlan) -> None:
-        self._reserve_metadata_records_or_postpone(plan.name, expected_metadata_records(plan.tasks))
+        self._reserve_metadata_records_or_postpone(plan.topic_partition, expected_metadata_records(plan.tasks))
 
     def _reserve_metadata_records_or_postpone(self, name: TopicPartition, records: int) -> None:
         """Reserve so many records of [publish] metadata_records_per_hour for the round. Raises PostponedError if the limit does not admit
@@ -316,7 +316,7 @@ class Round:
                 for outcome in self._remote(plan, tasks, session):
                     if isinstance(outcome, CompactionReceipt) and self._context.ports.brokers is not None:
                         session.check_leadership()  # executors never write metadata; only the leader does
-                        self._context.ports.publisher.announce_segment(plan.name, outcome.segment)
+                        self._context.ports.publisher.announce_segment(plan.topic_partition, outcome.segment)
                     yield outcome
             finally:
                 self._remote.delete_unused_results()

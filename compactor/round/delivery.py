@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compactor.cleaner.passes.describe import earliest_due_ms_by_counts, read_earliest_due_ms, summarize_content
+from compactor.cleaner.passes.describe import earliest_delete_horizon_ms, read_earliest_delete_horizon_ms, summarize_segment_content
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.constants import TimestampMs
 from compactor.model.balance import DigestSum
@@ -15,7 +15,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.batches import BatchTable
-from compactor.records.headers import copy_headers, digest_of_headers
+from compactor.records.headers import copy_batch_headers, digest_of_headers
 from compactor.round.partial.rewrite import ComposedSegment
 from compactor.storage.port import ComposeSource
 from compactor.tier.contents import file_sha256
@@ -49,7 +49,7 @@ class FinishedSegment:
         :param digests: whether to record the digest of the batch headers, too (``SegmentLayout.keeps_digests``).
         """
         log = describe_log(output) if digests else describe_file(contents["log"])
-        return FinishedSegment(output.table, log, contents, read_earliest_due_ms(output, limit))
+        return FinishedSegment(output.table, log, contents, read_earliest_delete_horizon_ms(output, limit))
 
     @staticmethod
     def from_pieces(composed: ComposedSegment, pieces: Sequence[ComposeSource], contents: Mapping[str, Path | bytes]) -> FinishedSegment:
@@ -57,7 +57,7 @@ class FinishedSegment:
 
         :param contents: file or bytes of each kind except the log.
         """
-        size, due = int(composed.table.size.sum()), earliest_due_ms_by_counts(composed.table, composed.due)
+        size, due = int(composed.table.size.sum()), earliest_delete_horizon_ms(composed.table, composed.due)
         log = SegmentFile(size=size, batches=digest_of_headers(composed.directory.headers))
         return FinishedSegment(composed.table, log, contents, due, pieces)
 
@@ -83,7 +83,7 @@ def upload_segment(
     :raises CannotCopy: if the store cannot compose the log from pieces.
     """
     layout, publisher = destination
-    about = summarize_content(segment.table)
+    about = summarize_segment_content(segment.table)
     metadata = RemoteLogSegmentMetadata(
         id=task.new_segment_id,
         start_offset=task.start_offset,
@@ -121,5 +121,5 @@ def describe_log(source: SourceSegment) -> SegmentFile:
     :param source: a log whose CRCs are known to be valid.
     """
     sha256 = hashlib.sha256(source.buf.data).hexdigest()
-    batches = digest_of_headers(copy_headers(source.buf, source.table.position)) if (source.table.magic == 2).all() else ""
+    batches = digest_of_headers(copy_batch_headers(source.buf, source.table.position)) if (source.table.magic == 2).all() else ""
     return SegmentFile(size=source.size, sha256=sha256, batches=batches)

@@ -25,7 +25,7 @@ from compactor.cleaner.gate.gate import Gate, GateParameters
 from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES, KeyTable
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, scans_needed
 from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeySet
-from compactor.cleaner.keys.spilling import SpillingSurvivors
+from compactor.cleaner.keys.spilling import SpillingKeyScan
 from compactor.cleaner.keys.survivors import KeyScanParameters
 from compactor.cleaner.passes.chunks import CleanedChunkCache
 from compactor.cleaner.passes.outcomes import txn_outcomes_by_batch
@@ -38,7 +38,7 @@ from compactor.kernels.common import KEY_BYTES, Hashes
 from compactor.local.budget import Overrun, SpaceReservation, round_up_to_blocks
 from compactor.records.batches import ABORT, NOT_CONTROL
 from compactor.records.indexes import TXN_ENTRY
-from compactor.records.producer_runs import reason_markers_are_due
+from compactor.records.producer_runs import reason_to_read_for_markers
 from compactor.round.partial.plan import reason_to_read_whole
 from compactor.round.partial.rewrite import KeyDirectoryCache, PartSearch, SegmentPart
 from compactor.round.plan import RemainingBound
@@ -114,7 +114,7 @@ class PassOneResult:
     """
 
     opened: SourceTable
-    survivors: SpillingSurvivors
+    survivors: SpillingKeyScan
     finished: CleanedChunkCache
     engine: str
     passes: int
@@ -186,7 +186,7 @@ class _ScanAttempt:
     """One attempt at pass 1: the offset map, the gate, the cache of cleaned chunks and the reserved disk space."""
 
     job: _PassOneJob
-    survivors: SpillingSurvivors
+    survivors: SpillingKeyScan
     gate: Gate | None
     finished: CleanedChunkCache
     space: _DiskSpace
@@ -255,17 +255,17 @@ def _scan_with_keys_in_memory(job: _PassOneJob, expected_key_count: int, expecte
         )
 
     budget = settings.map_budget_bytes - (0 if settings.engine == "memory" else spare)
-    survivors = SpillingSurvivors(_create_key_scan(job, finished, gate), KeySet(budget, expected_keys=expected_key_count), open_spill_map)
+    survivors = SpillingKeyScan(_create_key_scan(job, finished, gate), KeySet(budget, expected_keys=expected_key_count), open_spill_map)
     scan = _ScanAttempt(job, survivors, gate, finished, space)
     try:
         _scan_dirty_segments(scan)
         _fold_transactions(scan)
         decisions = _decide_by_sidecars(
-            job, _max_dirty_key_count_on_disk(job, expected_row_count) if survivors.is_on_disk else survivors.key_count
+            job, _max_dirty_key_count_on_disk(job, expected_row_count) if survivors.are_rows_on_disk else survivors.key_count
         )
         answers = _ask_filters_about_dirty_keys(scan, decisions, FilterAnswers())
         answers = _choose_segments_to_read_in_part(scan, decisions, answers)
-        survivors.finish_part_of_keys()
+        survivors.find_survivors_of_key_part()
     finally:
         survivors.close()
         if space.reservation is not None:
@@ -293,7 +293,7 @@ def _scan_with_keys_on_disk(job: _PassOneJob, expected_row_count: int, part_coun
                 path, reservation, map_budget_bytes=map_budget, expected_rows=expected_row_count, part_number=part, part_count=part_count
             )
 
-        survivors = SpillingSurvivors(_create_key_scan(job, finished, gate), None, open_disk_map, part_count)
+        survivors = SpillingKeyScan(_create_key_scan(job, finished, gate), None, open_disk_map, part_count)
         scan = _ScanAttempt(job, survivors, gate, finished, space)
         decisions: Mapping[int, SidecarDecision] | None = None
         answers = FilterAnswers()
@@ -305,7 +305,7 @@ def _scan_with_keys_on_disk(job: _PassOneJob, expected_row_count: int, part_coun
                     decisions if decisions is not None else _decide_by_sidecars(job, _max_dirty_key_count_on_disk(job, expected_row_count))
                 )
                 answers = _ask_filters_about_dirty_keys(scan, decisions, answers)
-                survivors.finish_part_of_keys()
+                survivors.find_survivors_of_key_part()
         finally:
             survivors.close()
     return _build_pass_one_result(scan, decisions or {}, answers, part_count)
@@ -382,7 +382,7 @@ def _scan_dirty_segments(scan: _ScanAttempt) -> None:
                 opened.verdicts[ordinal] = TransactionVerdicts(aborted, aborted, np.zeros(len(aborted), np.bool_), np.empty(0, TXN_ENTRY))
             # Only the outcomes of markers are known yet, so chunks that contain markers are not cleaned ahead.
             clean_at_once = not np.any((source.table.control != NOT_CONTROL) & (source.table.codec_ids > 0))
-            to_map = survivors.key_scan.flag_batches_to_map(source)
+            to_map = survivors.key_scan.flag_batches_for_offset_map(source)
             survivors.scan_dirty_segment(source, to_map, job.settings.workers, clean_at_once=clean_at_once)
 
 
@@ -422,7 +422,7 @@ def _reason_due_by_fold(job: _PassOneJob, ordinal: int) -> str:
     opened segment and for the headers in its sidecar.
     """
     verdicts = job.opened.verdicts[ordinal]
-    return reason_markers_are_due(job.opened.sources[ordinal].table, verdicts.aborted, verdicts.discardable, job.extent.rules.now_ms)
+    return reason_to_read_for_markers(job.opened.sources[ordinal].table, verdicts.aborted, verdicts.discardable, job.extent.rules.now_ms)
 
 
 def _ask_filters_about_dirty_keys(
@@ -431,7 +431,7 @@ def _ask_filters_about_dirty_keys(
     """Ask filters about the dirty keys of this part of the key space, and return all answers so far. With keys on disk, also read the
     segments that may have one of them.
     """
-    job, survivors, on_disk = scan.job, scan.survivors, scan.survivors.is_on_disk
+    job, survivors, on_disk = scan.job, scan.survivors, scan.survivors.are_rows_on_disk
     asked = [n for n, decision in decisions.items() if decision.askable and not decision.may and (on_disk or not decision.must)]
     met = _segments_whose_filters_match(scan, asked)
     if on_disk:
@@ -440,7 +440,7 @@ def _ask_filters_about_dirty_keys(
         for ordinal in (*below, *straddling):
             with job.opened.map_segment(ordinal, scan.space.reservation) as source:
                 job.settings.check()
-                survivors.scan_clean_segment(source, survivors.key_scan.flag_batches_below_range(source), job.settings.workers)
+                survivors.scan_clean_segment(source, survivors.key_scan.flag_batches_below_dirty_range(source), job.settings.workers)
     return replace(
         earlier_answers,
         asked=earlier_answers.asked | {n for n in asked if not decisions[n].must},
@@ -456,7 +456,7 @@ def _choose_segments_to_read_in_part(scan: _ScanAttempt, decisions: dict[int, Si
     round.
     """
     job, survivors, inquiry = scan.job, scan.survivors, scan.job.inquiry
-    if inquiry.sidecars is None or inquiry.in_part == frozenset() or survivors.is_on_disk:
+    if inquiry.sidecars is None or inquiry.in_part == frozenset() or survivors.are_rows_on_disk:
         return answers
     copies, opened = job.reading.staging.layout.range_copies, job.opened
 
@@ -516,7 +516,7 @@ def _build_pass_one_result(
         job.opened,
         survivors,
         scan.finished,
-        engine="partitioned" if survivors.has_spilled else "memory",
+        engine="partitioned" if survivors.has_moved_keys_to_disk else "memory",
         passes=passes,
         clean=clean_verdicts(
             {live[n].id: decision for n, decision in decisions.items()},

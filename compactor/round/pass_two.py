@@ -21,17 +21,17 @@ from checkpoint.lineage import EpochEntry, truncate_lineage_at
 from compactor import __version__
 from compactor.cleaner.gate.failures import GateFailed
 from compactor.cleaner.gate.gate import Gate
-from compactor.cleaner.gate.result_sums import NewSegmentBalance
+from compactor.cleaner.gate.new_segment_balance import NewSegmentBalance
 from compactor.cleaner.keys.survivors import SurvivorLookup
 from compactor.cleaner.passes.chunks import CleanedChunkCache
 from compactor.cleaner.passes.describe import count_negative_timestamps
-from compactor.cleaner.passes.retention import RoundRules
+from compactor.cleaner.passes.retention import RetentionRules
 from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
 from compactor.cleaner.passes.sidecar_builder import SidecarBuilder, add_segment_to_builder
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
-from compactor.cleaner.witness import SecondReader
+from compactor.cleaner.second_reader import SecondReader
 from compactor.errors import CannotCopy, CopyDiffers
 from compactor.local.budget import BLOCK, Overrun, SpaceReservation
 from compactor.local.staging import Staging, group_disk_bytes
@@ -113,7 +113,7 @@ class LocalWorker:
                         del left[outcome.group]
                         yield outcome
                 except NeedsWholeSegmentError as why:
-                    _log.warning("%s is read whole: %s", plan.name, why)
+                    _log.warning("%s is read whole: %s", plan.topic_partition, why)
                 if left:
                     if self.found is not None:
                         self.found.free_memory()
@@ -136,7 +136,7 @@ class LocalWorker:
         :param found: result of pass 1; None if it is still to be done.
         :param in_part: whether pass 1 may choose parts of segments.
         """
-        name, limit = plan.name, plan.policy.max_decompressed_batch_bytes
+        name, limit = plan.topic_partition, plan.policy.max_decompressed_batch_bytes
         reading = StagedSegmentReader(self.staging, name, session.state.live, limit, self.known)
         if found is None:
             found = self._repeat_pass_one(plan, tasks, session, reading, workers, in_part=in_part)
@@ -340,7 +340,9 @@ class PlanExecution:
         if answers.gate is not None:
             sources = [part.source] if part else [answers.sources[ordinal] for ordinal in members]
             mapped = partial(self._forward_read.map_segment, reservation=reservation)
-            report = answers.gate.check_group(sources, cleaned.paths, end_offset=task.end_offset, map_bytes=mapped, result_sums=tally)
+            report = answers.gate.check_cleaned_group(
+                sources, cleaned.paths, end_offset=task.end_offset, map_bytes=mapped, new_segment_balance=tally
+            )
             self._worker.stats.gate_keys = report.keys
             self._worker.stats.gate_coverage = report.coverage
         balance = tally.compute_balance()
@@ -448,8 +450,8 @@ class PlanExecution:
                 known = parse_producer_snapshot(
                     self._forward_read.read_small_file(before, "snapshot"), self._forward_read.object_key(before, "snapshot")
                 )
-            states = copied.rewound_to_offset(
-                end, known.rewound_to_offset(last.start_offset - 1).after_batches(self._answers.sources[ordinal].table)
+            states = copied.states_at_earlier_offset(
+                end, known.states_at_earlier_offset(last.start_offset - 1).states_after_batches(self._answers.sources[ordinal].table)
             )
             found["snapshot"] = format_producer_snapshot(states)
         if last.has_offsets_after_end and "leader-epoch-checkpoint" in found:
@@ -507,12 +509,12 @@ class PlanExecution:
         self._worker.stats.peak_disk_bytes = self._worker.staging.peak_bytes
 
 
-def cleaner_rules(plan: CompactionPlan, balance_key: BalanceKey | None = None) -> RoundRules:
+def cleaner_rules(plan: CompactionPlan, balance_key: BalanceKey | None = None) -> RetentionRules:
     """Return the cleaner's rules for a plan.
 
     :param balance_key: key of the record sums for the balance; None to compute none.
     """
-    return RoundRules(
+    return RetentionRules(
         now_ms=plan.now_ms,
         delete_retention_ms=plan.policy.delete_retention_ms,
         legacy_horizon_ms=plan.legacy_horizon_ms,

@@ -16,7 +16,7 @@ from compactor.config.settings import Cleaner
 from compactor.constants import NO_COMPACTOR_EPOCH, CompactorEpoch, Offset, TimestampMs
 from compactor.control.state import PartitionState
 from compactor.control.summary import PartitionFacts, SegmentFacts
-from compactor.model.plan import ActiveProducer, CompactionPlan, CompactionTask, ReadSegment, SkippedSegment
+from compactor.model.plan import ActiveProducer, CompactionPlan, CompactionTask, SegmentToRead, SkippedSegment
 from compactor.model.policy import MAX32
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.dirty_ratio import KAFKA_RATIO, DirtyRatioThreshold, dirty_ratio_threshold
@@ -243,7 +243,7 @@ def plan_round(facts: RoundFacts, leader_epoch: CompactorEpoch, new_id: Callable
         tasks=tuple(_rewrite_task_of_group(number, members, facts, new_id()) for number, members in enumerate(groups)),
         skipped=tuple(SkippedSegment(id=s.id, reason=clean.skip.get(s.id, IDLE)) for s in found.clean if s.id not in sources),
         read=tuple(
-            ReadSegment(id=s.id, reason=MERGED if s.id in merged else clean.read.get(s.id, "it is clean, and its keys may be superseded"))
+            SegmentToRead(id=s.id, reason=MERGED if s.id in merged else clean.read.get(s.id, "it is clean, and its keys may be superseded"))
             for s in found.clean
             if s.id in sources
         ),

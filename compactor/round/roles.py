@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compactor.cleaner.passes.retention import RoundRules
-from compactor.cleaner.passes.sidecar_builder import NO_BYTES, segment_verdicts_from_stand_in, stand_in_segment
+from compactor.cleaner.passes.retention import RetentionRules
+from compactor.cleaner.passes.sidecar_builder import NO_BYTES, substitute_segment_from_sidecar, verdicts_of_substituted_segment
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts, transaction_verdicts_by_source
 from compactor.errors import BadData
@@ -31,7 +31,7 @@ class RoundExtent:
 
     first_dirty: int
     end: int
-    rules: RoundRules
+    rules: RetentionRules
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class SourceTable:
             return
         with self.reading.open_segment(ordinal, reservation) as source:
             if self.folded:
-                self.verdicts[ordinal] = segment_verdicts_from_stand_in(source, self.sources[ordinal], self.verdicts[ordinal])
+                self.verdicts[ordinal] = verdicts_of_substituted_segment(source, self.sources[ordinal], self.verdicts[ordinal])
             self.sources[ordinal] = source
             self._opened.add(ordinal)
             yield source
@@ -160,7 +160,7 @@ def _source_from_sidecar_head(reader: StagedSegmentReader, roles: SegmentRoles, 
     """Return a segment that consists of the batch headers in its sidecar; an empty one if it has no usable sidecar."""
     segment, sidecar = roles.live[ordinal], roles.sidecar_head(ordinal).sidecar
     place = (ordinal, reader.log_key(ordinal), segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
-    return stand_in_segment(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate(0))
+    return substitute_segment_from_sidecar(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate(0))
 
 
 def _empty_verdicts() -> TransactionVerdicts:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.sidecar_builder import stand_in_segment
+from compactor.cleaner.passes.sidecar_builder import substitute_segment_from_sidecar
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.config.settings import Cleaner
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.producer_runs import reason_markers_are_due
+from compactor.records.producer_runs import reason_to_read_for_markers
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.skip import estimate_distinct_keys, estimate_records
 from compactor.tier.sidecars import SidecarHead
@@ -66,13 +66,13 @@ def has_delete_horizon_work(
     if len(segments) < len(sidecars):
         return True
     sources = [
-        stand_in_segment(place, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, sidecar)
+        substitute_segment_from_sidecar(place, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, sidecar)
         for place, (segment, sidecar) in enumerate(segments)
     ]
     cleaned_ids = {segment.id for segment in assessment.covered_segments}
     for source, verdicts, (segment, sidecar) in zip(sources, transaction_verdicts_by_source(sources), segments, strict=True):
         if segment.id in cleaned_ids and (
-            sidecar.due.reason_to_read(now_ms) or reason_markers_are_due(source.table, verdicts.aborted, verdicts.discardable, now_ms)
+            sidecar.due.reason_to_read(now_ms) or reason_to_read_for_markers(source.table, verdicts.aborted, verdicts.discardable, now_ms)
         ):
             return True
     return False

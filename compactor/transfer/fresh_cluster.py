@@ -69,7 +69,7 @@ def _last_stable_offset(folder: Path, tables: Iterable[BatchTable]) -> int:
     newest = max(folder.glob("*.snapshot"), default=None)
     states = ProducerStates.without_producers() if newest is None else parse_producer_snapshot(newest.read_bytes(), newest.name)
     for table in tables:
-        states = states.after_batches(table, 0 if newest is None else int(newest.stem))
+        states = states.states_after_batches(table, 0 if newest is None else int(newest.stem))
     undecided = states.first_offset_of_open_transaction()
     return MAX_OFFSET if undecided is None else undecided
 

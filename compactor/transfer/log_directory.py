@@ -18,15 +18,15 @@ import numpy as np
 from checkpoint.files import format_leader_epoch_checkpoint, parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry, Lineage, restore_removed_epochs
 from compactor.cleaner.passes.describe import (
-    earliest_due_ms_by_counts,
+    earliest_delete_horizon_ms,
     lineage_from_tables,
     lineage_of_offset_range,
-    read_earliest_due_ms,
-    summarize_content,
+    read_earliest_delete_horizon_ms,
+    summarize_segment_content,
 )
-from compactor.cleaner.passes.sidecar_builder import ChunkSummary, SidecarBuilder
+from compactor.cleaner.passes.sidecar_builder import SidecarBuilder, SidecarChunkSummary
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import transaction_verdicts_by_source, txn_index_mismatch
+from compactor.cleaner.passes.transactions import reason_txn_index_is_invalid, transaction_verdicts_by_source
 from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
 from compactor.constants import NO_TIMESTAMP, Offset, TimestampMs
 from compactor.control.records import TailBatch
@@ -42,8 +42,8 @@ from compactor.records.indexes import (
     TXN_ENTRY,
     TxnEntries,
     encode_offset_and_time_index,
-    offset_index_mismatch,
-    time_index_mismatch,
+    reason_offset_index_is_invalid,
+    reason_time_index_is_invalid,
 )
 from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot
 from compactor.records.rows import parse_records
@@ -155,7 +155,7 @@ def check_file_parts(pieces: Sequence[SegmentFilePart], checks: FileCheckSetting
     :raises BadData: if a CRC is invalid, a batch contradicts its header, or a transaction index contradicts the log.
     """
     for piece in pieces:
-        problem = txn_index_mismatch(piece.source.txn_entries, piece.source)
+        problem = reason_txn_index_is_invalid(piece.source.txn_entries, piece.source)
         if problem:
             raise BadData(
                 problem,
@@ -173,7 +173,7 @@ def _check_segment_file_part(piece: SegmentFilePart, checks: FileCheckSettings, 
     sha256 = hashlib.sha256()
     negative = done = 0
 
-    def summarize_range(buffers: ThreadBuffers, job: tuple[int, int]) -> tuple[int, int, list[ChunkSummary]]:
+    def summarize_range(buffers: ThreadBuffers, job: tuple[int, int]) -> tuple[int, int, list[SidecarChunkSummary]]:
         """Check a range of batches, and return the range with the summaries of its chunks."""
         first, last = job
         found, seen = 0, []
@@ -190,7 +190,7 @@ def _check_segment_file_part(piece: SegmentFilePart, checks: FileCheckSettings, 
             negative += found
             if builder is not None:
                 for seen in looks:
-                    builder.add_summary(seen)
+                    builder.add_chunk_summary(seen)
             checks.on_bytes(until - done)
             done = until
     except BadData as error:
@@ -272,7 +272,7 @@ def combine_parts_to_segments(log_dir: Path, pieces: Sequence[CheckedFilePart], 
     for checked, source, verdict in zip(pieces, sources, verdicts, strict=True):
         # The end of an empty last segment is not known, because it may still be written to.
         end = (int(source.table.last_offset[-1]) if source.size else source.base - 1) if source.is_last else source.end - 1
-        states = _producer_states_at(log_dir, end + 1, states.after_batches(source.table))
+        states = _producer_states_at(log_dir, end + 1, states.states_after_batches(source.table))
         if source.size:
             # Indexes store offsets relative to the segment's start in 32 bits.
             start = max(start, int(source.table.last_offset[-1]) - MAX32)
@@ -410,7 +410,7 @@ def prepare_segment_upload(
     epochs = format_leader_epoch_checkpoint(tuple(entry for entry in lineage if entry.start_offset <= segment.end))
     beside["leader-epoch-checkpoint"] = _write_file(folder / "epochs", epochs.encode())
     files = {kind: SegmentFile(size=path.stat().st_size, sha256=file_sha256(path)) for kind, path in beside.items()}
-    content, builder = summarize_content(source.table), segment.checked.builder
+    content, builder = summarize_segment_content(source.table), segment.checked.builder
     undecided = segment.states.first_offset_of_open_transaction()
     metadata = RemoteLogSegmentMetadata(
         id=new_id,
@@ -422,9 +422,9 @@ def prepare_segment_upload(
         leader_epochs=lineage_of_offset_range(lineage, segment.start, segment.end),
         files={"log": SegmentFile(size=source.size, sha256=segment.checked.sha256), **files},
         first_timestamp_ms=content.first_timestamp_ms,
-        due_ms=earliest_due_ms_by_counts(source.table, builder.due)
+        due_ms=earliest_delete_horizon_ms(source.table, builder.due)
         if builder
-        else read_earliest_due_ms(source, policy.max_decompressed_batch_bytes),
+        else read_earliest_delete_horizon_ms(source, policy.max_decompressed_batch_bytes),
         open_txn_offset=-1 if undecided is None else undecided,
         records=content.records,
         content=digest_sum_of_segment(source.buf, key),
@@ -477,7 +477,10 @@ def _copy_or_build_indexes(segment: FutureSegment, policy: CleanerPolicy, folder
     table = segment.source.table
     made = encode_offset_and_time_index(segment.start, table.size, table.last_offset, table.max_timestamp, policy.index_interval_bytes)
     paths = {}
-    for kind, data, mismatch_of in (("index", made[0], offset_index_mismatch), ("timeindex", made[1], time_index_mismatch)):
+    for kind, data, mismatch_of in (
+        ("index", made[0], reason_offset_index_is_invalid),
+        ("timeindex", made[1], reason_time_index_is_invalid),
+    ):
         given = segment.piece.path.with_suffix(f".{kind}")
         usable = (
             segment.piece.is_whole_file

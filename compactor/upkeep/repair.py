@@ -393,7 +393,7 @@ class _FileFinder:
             return format_leader_epoch_checkpoint(tuple(one for one in lineage if one.start_offset <= segment.end_offset)).encode()
         before = self._producers_before(segment)
         if kind == "snapshot":
-            return format_producer_snapshot(before.after_batches(table))
+            return format_producer_snapshot(before.states_after_batches(table))
         opened = before.entries[before.entries["txn_first_offset"] >= 0]
         since = {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in opened}
         return transaction_verdicts_by_source([source], since)[0].txn_entries.tobytes()
@@ -542,7 +542,7 @@ class RepairRound:
             made = segment.model_copy(
                 update={"id": task.new_segment_id, "files": {"log": segment.recorded_file("log"), **others}, "content": held}
             )
-            if taken := layout.upload_segment(plan.name, made, paths):
+            if taken := layout.upload_segment(plan.topic_partition, made, paths):
                 return CompactionFailure(run_id=plan.run_id, group=task.group, kind="upload", message=f"{taken} exists already")
         return CompactionReceipt(
             run_id=plan.run_id,

@@ -12,12 +12,12 @@ from checkpoint.files import parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import txn_index_mismatch
+from compactor.cleaner.passes.transactions import reason_txn_index_is_invalid
 from compactor.errors import BadData, NotFound, OutOfBudget
 from compactor.local.budget import round_up_to_blocks
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.indexes import offset_index_mismatch, parse_txn_index, time_index_mismatch
+from compactor.records.indexes import parse_txn_index, reason_offset_index_is_invalid, reason_time_index_is_invalid
 from compactor.records.producers import parse_producer_snapshot
 from compactor.round.compaction import disk_budget_bytes
 from compactor.tier.contents import download_segment_file
@@ -96,9 +96,9 @@ def check_companion_files(
     :param log_start: log start offset of the partition. Brokers drop leader epochs below it from later checkpoints.
     """
     checks: dict[str, Callable[[bytes], str]] = {
-        "index": lambda data: offset_index_mismatch(data, source.base, source.table),
-        "timeindex": lambda data: time_index_mismatch(data, source.base, source.table),
-        "txnindex": lambda data: txn_index_mismatch(parse_txn_index(data, ""), source),
+        "index": lambda data: reason_offset_index_is_invalid(data, source.base, source.table),
+        "timeindex": lambda data: reason_time_index_is_invalid(data, source.base, source.table),
+        "txnindex": lambda data: reason_txn_index_is_invalid(parse_txn_index(data, ""), source),
         "snapshot": _snapshot_problem,
         "leader-epoch-checkpoint": lambda data: _checkpoint_problem(data, lineage, log_start),
     }

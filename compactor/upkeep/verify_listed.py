@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.describe import read_last_record_offset
+from compactor.cleaner.passes.describe import read_offset_of_last_record
 from compactor.cleaner.passes.source import open_source_segment
 from compactor.errors import BadData, NotFound
 from compactor.local.spool import process_spool_folder
@@ -122,7 +122,7 @@ class _ListedPartitionVerifier:
                     layout.download_file(self.name, metadata, kind, path)
                 source = open_source_segment(0, paths["log"], segment.base, None, segment.modified_ms, -1, max_inflated_bytes)
                 source.verify_crcs_once(0, len(source.table))
-                end = read_last_record_offset(source, max_inflated_bytes) + 1
+                end = read_offset_of_last_record(source, max_inflated_bytes) + 1
             except NotFound as error:
                 return [self._error_problem("missing", log, error.message)], None
             except BadData as error:

@@ -20,7 +20,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from compactor.records import codecs
 from compactor.records.batches import ABORT, COMMIT, HORIZON, LOG_APPEND, NOT_CONTROL
-from compactor.records.rows import LEGACY, Chunk, RowBuffers, Rows, parse_records
+from compactor.records.rows import LEGACY, BatchChunk, RecordRows, RowBuffers, parse_records
 
 SHOWN_BYTES = 60
 """Bytes of a key or value after which it is cut."""
@@ -118,7 +118,7 @@ def _batch_documents(
 
 
 def _batch_document(
-    source: SourceSegment, chunk: Chunk, batch: int, rows: Rows, record_rows: range, *, show_everything: bool
+    source: SourceSegment, chunk: BatchChunk, batch: int, rows: RecordRows, record_rows: range, *, show_everything: bool
 ) -> dict[str, Any]:
     """Return one batch with its records.
 
@@ -136,7 +136,7 @@ def _batch_document(
         "leader_epoch": int(table.leader_epoch[batch]),
         "codec": codecs.CODEC_NAMES[int(table.codec_ids[batch])],
         "kind": "data" if control == NOT_CONTROL else {ABORT: "abort", COMMIT: "commit"}.get(control, "control"),
-        "transactional": bool(table.is_transactional[batch]),
+        "transactional": bool(table.transactional_flags[batch]),
         "timestamp_type": "LogAppendTime" if attributes & LOG_APPEND else "CreateTime",
         "delete_horizon_ms": int(table.base_timestamp[batch]) if attributes & HORIZON else None,
         "max_timestamp": int(table.max_timestamp[batch]),
@@ -157,7 +157,7 @@ def _batch_document(
     }
 
 
-def _header_documents(chunk: Chunk, rows: Rows, row: int) -> Iterator[dict[str, str | None]]:
+def _header_documents(chunk: BatchChunk, rows: RecordRows, row: int) -> Iterator[dict[str, str | None]]:
     """Yield a record's headers, which ``parse_records`` has validated. Records of magic 0 and 1 have none."""
     if int(rows.flags[row]) & LEGACY:
         return
@@ -172,7 +172,7 @@ def _header_documents(chunk: Chunk, rows: Rows, row: int) -> Iterator[dict[str, 
         yield {"key": parts[0], "value": parts[1]}
 
 
-def _bytes_as_text(chunk: Chunk, start: int, length: int, *, show_everything: bool) -> str | None:
+def _bytes_as_text(chunk: BatchChunk, start: int, length: int, *, show_everything: bool) -> str | None:
     """Return bytes of a chunk as text or ``base64:...``; None if the length is negative, as for a null key."""
     if length < 0:
         return None

@@ -14,7 +14,7 @@ from compactor.cleaner.passes.source import SourceSegment
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import ABORT, COMMIT, HORIZON, NOT_CONTROL
-from compactor.records.rows import Chunk, RowBuffers, Rows, parse_records
+from compactor.records.rows import BatchChunk, RecordRows, RowBuffers, parse_records
 
 _OUTCOMES = {ABORT: "abort", COMMIT: "commit"}
 
@@ -87,7 +87,7 @@ class RecordSearch:
         """Return the transaction outcome of each transactional batch, by batch number."""
         table = source.table
         kinds = txn_outcomes_by_batch(table, self._known)
-        data = np.flatnonzero((table.control == NOT_CONTROL) & table.is_transactional)
+        data = np.flatnonzero((table.control == NOT_CONTROL) & table.transactional_flags)
         return {batch: _OUTCOMES.get(int(kinds[batch]), "open") for batch in data.tolist()}
 
     def _search_segment(
@@ -114,7 +114,7 @@ class RecordSearch:
                     yield _found_record_of_row(source, segment, chunk, rows, row, batch, outcomes.get(batch, ""))
 
 
-def _rows_with_keys(chunk: Chunk, rows: Rows, keys: frozenset[bytes]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _rows_with_keys(chunk: BatchChunk, rows: RecordRows, keys: frozenset[bytes]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Return which rows of a chunk have one of these keys."""
     matches = np.zeros(len(rows), np.bool_)
     for length in {len(key) for key in keys}:
@@ -130,7 +130,7 @@ def _rows_with_keys(chunk: Chunk, rows: Rows, keys: frozenset[bytes]) -> np.ndar
 
 
 def _found_record_of_row(
-    source: SourceSegment, segment: RemoteLogSegmentMetadata, chunk: Chunk, rows: Rows, row: int, batch: int, outcome: str
+    source: SourceSegment, segment: RemoteLogSegmentMetadata, chunk: BatchChunk, rows: RecordRows, row: int, batch: int, outcome: str
 ) -> FoundRecord:
     """Return the FoundRecord for one row of a chunk. ``outcome``: outcome of its transaction; empty outside a transaction."""
     table = source.table

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from compactor.records.build import Producer, RecordToEncode, encode_batch
+from compactor.records.build import ProducerFields, RecordToEncode, encode_batch
 from tests.compare import describe, show
 from tests.plain_format import Batch, Unreadable, read_batches, segment_paths
 
@@ -134,7 +134,7 @@ def _simpler(raw: bytes) -> Iterator[bytes]:
 def _again(each: Batch, rows: list[RecordToEncode]) -> bytes:
     return encode_batch(
         rows,
-        producer=Producer(each.producer_id, each.producer_epoch, each.base_sequence, each.transactional),
+        producer=ProducerFields(each.producer_id, each.producer_epoch, each.base_sequence, each.transactional),
         leader_epoch=each.leader_epoch,
         base_offset=each.base_offset,
         last_offset=each.last_offset,

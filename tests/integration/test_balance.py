@@ -12,7 +12,7 @@ from compactor.cleaner.passes import chunks
 from compactor.control.logs import PartitionLog
 from compactor.control.state import LogState, PartitionState
 from compactor.model.segment import SegmentFile
-from compactor.records.encode import EncodedBatches, encode_chunk
+from compactor.records.encode import EncodedBatches, encode_cleaned_chunk
 from tests.builders import LZ4, LogBuilder
 from tests.plain_format import Batch
 from tests.support.damage import Damage, misbehave, settled
@@ -88,11 +88,11 @@ def test_a_wrong_decision_of_a_single_record_is_noticed(cli: TierCli, change: st
         if "orders-0" in arguments[9]:
             changed = (keep if change == "lost" else ~keep).nonzero()[0]
             keep[changed[:1]] = change != "lost"
-        write: Callable[..., EncodedBatches] = encode_chunk
+        write: Callable[..., EncodedBatches] = encode_cleaned_chunk
         return write(*arguments[:5], keep, *arguments[6:])
 
     with monkeypatch.context() as patched:
-        patched.setattr(chunks, "encode_chunk", wrong)
+        patched.setattr(chunks, "encode_cleaned_chunk", wrong)
         (row,) = cli.ask("run", "--force").document["partitions"]
     assert row["status"] == "quarantined"
     assert row["reason"].startswith("balance: group 0: the batches that were looked into hold"), row["reason"]

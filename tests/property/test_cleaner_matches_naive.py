@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import given, settings, strategies as st
 
-from compactor.records.build import Producer, encode_batch
+from compactor.records.build import ProducerFields, encode_batch
 from tests.against_naive import compare_with_naive
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, entry, snapshot, wrapper
 from tests.chunking import SIZES, chunks_of
@@ -76,7 +76,7 @@ def _legacy(draw: st.DrawFn, log: LogBuilder) -> None:
 def _header_only(draw: st.DrawFn, log: LogBuilder) -> None:
     last = log.next_offset + draw(st.integers(0, 3))
     pid = draw(st.sampled_from([-1, 1, 2]))
-    producer = Producer(pid, log.epochs.get(pid, 0), 0, draw(st.booleans())) if pid >= 0 else Producer()
+    producer = ProducerFields(pid, log.epochs.get(pid, 0), 0, draw(st.booleans())) if pid >= 0 else ProducerFields()
     log.raw(encode_batch([], base_offset=log.next_offset, last_offset=last, producer=producer, max_timestamp=3), last)
 
 

@@ -131,7 +131,7 @@ def test_the_change_over_in_mid_pass() -> None:
         DiskOffsetMap(Path(directory) / "b", Budget(), map_budget_bytes=100_000, expected_rows=50_000) as engine,
     ):
         for some in key_set.iterate_key_hashes():
-            engine.add_answered_keys(some)
+            engine.add_keys_with_known_newest_record(some)
         engine.add_dirty_rows(dirty[done:], np.arange(done, len(dirty), dtype=np.uint32))
         first |= np.unpackbits(engine.survivor_bitmap(len(dirty)))[: len(dirty)].astype(np.bool_)
         assert engine.entries == len(np.unique(dirty, axis=0))

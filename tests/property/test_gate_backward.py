@@ -27,7 +27,7 @@ def gate_of(round_: Round, *, behind: bool = True) -> tuple[Gate, list[SourceSeg
     sources = opened.sources if behind else [source for source in opened.sources if source.base <= rules.latest_offset]
     for source in reversed(sources):
         if gate._terms.has_dirty_offsets(source):
-            gate.read_segment(source)
+            gate.read_dirty_segment_keys(source)
         elif source.base > rules.latest_offset:
             gate.read_markers_after_dirty_range(source)
     return gate, opened.sources

@@ -12,7 +12,7 @@ from compactor.cleaner.passes.transactions import TransactionVerdicts, transacti
 from compactor.records import batches as kafka
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
-from compactor.records.producer_runs import extract_runs_and_markers, reason_markers_are_due, stand_in_batch_table
+from compactor.records.producer_runs import batch_table_from_runs_and_markers, extract_producer_runs_and_markers, reason_to_read_for_markers
 from compactor.records.producers import ProducerStates
 
 DATA, PLAIN, EMPTY, ABORT, COMMIT, EMPTIED = range(6)
@@ -65,7 +65,8 @@ def test_stand_ins_give_the_verdicts_of_their_segments(log: list[list[tuple[int,
         table, offset = table_of(rows, offset)
         tables.append(table)
     stand_ins = [
-        stand_in_batch_table(*extract_runs_and_markers(table)) if skip else table for table, skip in zip(tables, skipped, strict=False)
+        batch_table_from_runs_and_markers(*extract_producer_runs_and_markers(table)) if skip else table
+        for table, skip in zip(tables, skipped, strict=False)
     ]
     expected, got = (
         transaction_verdicts_by_source([source(t) for t in tables]),
@@ -82,7 +83,7 @@ def test_stand_ins_give_the_verdicts_of_their_segments(log: list[list[tuple[int,
             assert {int(o) for o in stand_in.base_offset[other.aborted]} <= aborted
             lost = bool(np.any(verdict.aborted & (table.count > 0)))
             assert bool(np.any(other.aborted & (stand_in.count > 0))) == lost
-        states, other_states = states.after_batches(table), other_states.after_batches(stand_in)
+        states, other_states = states.states_after_batches(table), other_states.states_after_batches(stand_in)
         assert other_states.entries.tolist() == states.entries.tolist()
 
 
@@ -93,7 +94,7 @@ def test_a_segment_is_due_exactly_when_its_batches_say_so(log: list[list[tuple[i
     for rows in log:
         table, offset = table_of(rows, offset)
         tables.append(table)
-    stand_ins = [stand_in_batch_table(*extract_runs_and_markers(table)) for table in tables]
+    stand_ins = [batch_table_from_runs_and_markers(*extract_producer_runs_and_markers(table)) for table in tables]
     for table, verdict, stand_in, other in zip(
         tables,
         transaction_verdicts_by_source([source(t) for t in tables]),
@@ -107,4 +108,4 @@ def test_a_segment_is_due_exactly_when_its_batches_say_so(log: list[list[tuple[i
                 wanted |= bool(verdict.aborted[i]) and table.count[i] > 0
             elif table.control[i] in (kafka.ABORT, kafka.COMMIT) and verdict.discardable[i]:
                 wanted |= not table.attributes[i] & kafka.HORIZON or table.base_timestamp[i] <= now
-        assert bool(reason_markers_are_due(stand_in, other.aborted, other.discardable, now)) == wanted
+        assert bool(reason_to_read_for_markers(stand_in, other.aborted, other.discardable, now)) == wanted

@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from bloom.sidecar import decode_sidecar, encode_sidecar
-from bloom.siphash import hash_keys, key_halves
+from bloom.siphash import hash_keys, siphash_key_halves
 from bloom.sizing import design_filter_if_worthwhile
 from compactor.cleaner.offline import open_log_directory
-from compactor.cleaner.passes.sidecar_builder import build_sidecar, segment_verdicts_from_stand_in, stand_in_segment
+from compactor.cleaner.passes.sidecar_builder import build_sidecar, substitute_segment_from_sidecar, verdicts_of_substituted_segment
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.constants import NEVER_MS, TimestampMs
@@ -35,9 +35,11 @@ def test_verdicts_are_the_same_whoever_is_stood_in_for(log: LogBuilder, hidden: 
         for source in sources:
             if source.ordinal in hidden:
                 sidecar = build_sidecar(ID, source, None, KEY, LIMIT, workers, counts_distinct_keys=False)
-                mixed[source.ordinal] = stand_in_segment(source.ordinal, source.name, source.base, source.end, source.mtime_ms, sidecar)
+                mixed[source.ordinal] = substitute_segment_from_sidecar(
+                    source.ordinal, source.name, source.base, source.end, source.mtime_ms, sidecar
+                )
         for source, mine, verdicts, truth in zip(sources, mixed, transaction_verdicts_by_source(mixed), whole, strict=True):
-            found = segment_verdicts_from_stand_in(source, mine, verdicts) if mine is not source else verdicts
+            found = verdicts_of_substituted_segment(source, mine, verdicts) if mine is not source else verdicts
             # An event has no batches that were emptied before: of those nothing is left to be removed.
             data = (source.table.control == NOT_CONTROL) & (source.table.producer_id >= 0)
             markers = (source.table.control != NOT_CONTROL) & (source.table.producer_id >= 0)
@@ -96,7 +98,7 @@ def test_a_portrait_has_every_key_and_everything_that_will_be_due(batches: list[
 def hash_of(key: str) -> np.ndarray:
     hashes = np.empty((1, 2), np.uint64)
     buf = np.frombuffer(key.encode(), np.uint8)
-    hash_keys(buf, np.array([0], np.int64), np.array([len(key)], np.int32), *key_halves(KEY), hashes)
+    hash_keys(buf, np.array([0], np.int64), np.array([len(key)], np.int32), *siphash_key_halves(KEY), hashes)
     return hashes
 
 

@@ -12,11 +12,11 @@ from compactor.cleaner import row_spool
 from compactor.cleaner.keys import key_set
 from compactor.cleaner.keys.disk_map import DiskOffsetMap
 from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeySet
-from compactor.cleaner.keys.spilling import SpillingSurvivors
+from compactor.cleaner.keys.spilling import SpillingKeyScan
 from compactor.cleaner.keys.survivors import KeyScanParameters, SurvivorLookup, find_survivors_backwards
 from compactor.cleaner.offline import open_log_directory
 from compactor.cleaner.passes.chunks import CleanedChunkCache
-from compactor.cleaner.passes.retention import RoundRules
+from compactor.cleaner.passes.retention import RetentionRules
 from compactor.cleaner.passes.rewrite import OpenGroupMember, RewritePass
 from compactor.cleaner.passes.source import open_source_segment, segment_of_batch_range
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
@@ -60,14 +60,14 @@ class Log:
             self.rules(),
         )
 
-    def rules(self) -> RoundRules:
+    def rules(self) -> RetentionRules:
         end = self.sources[-1].end
-        return RoundRules(1_000_000, 0, 0, end, end - 1, ProducerStates.without_producers())
+        return RetentionRules(1_000_000, 0, 0, end, end - 1, ProducerStates.without_producers())
 
     def in_memory(self) -> SurvivorLookup:
         return find_survivors_backwards(self.one, KeySet(1 << 20), self.workers)
 
-    def spilling(self, keys: KeySet | None, *, parts: int = 1, skip: frozenset[int] = frozenset()) -> SpillingSurvivors:
+    def spilling(self, keys: KeySet | None, *, parts: int = 1, skip: frozenset[int] = frozenset()) -> SpillingKeyScan:
         """``skip``: segments below the dirty range that nobody looks up."""
 
         def open_disk_map(part: int, parts: int) -> DiskOffsetMap:
@@ -75,15 +75,15 @@ class Log:
                 self.folder / "disk_map", self.disk, map_budget_bytes=MIN_MAP_BYTES, expected_rows=200, part_number=part, part_count=parts
             )
 
-        found = SpillingSurvivors(self.one, keys, open_disk_map, parts)
+        found = SpillingKeyScan(self.one, keys, open_disk_map, parts)
         try:
             for _ in range(parts):
                 for source, wanted in reversed(self.one.dirty_segments_with_batches()):
                     found.scan_dirty_segment(source, wanted, self.workers)
                 for source in self.sources:
                     if source.base < self.first_dirty and source.ordinal not in skip:
-                        found.scan_clean_segment(source, self.one.flag_batches_below_range(source), self.workers)
-                found.finish_part_of_keys()
+                        found.scan_clean_segment(source, self.one.flag_batches_below_dirty_range(source), self.workers)
+                found.find_survivors_of_key_part()
         finally:
             found.close()
         assert self.disk.used == 0
@@ -137,10 +137,10 @@ def test_all_engines_make_the_same_bytes(made: tuple[LogBuilder, int], parts: in
             assert on_disk.key_count == memory.key_count
             tiny = log.spilling(KeySet((16 + key_set.SPACE) * key_set.ENTRY_BYTES))
             assert log.output(tiny) == want
-            assert tiny.has_spilled == (memory.key_count > 12), "0.8 of 16"
+            assert tiny.has_moved_keys_to_disk == (memory.key_count > 12), "0.8 of 16"
             roomy = log.spilling(KeySet(1 << 20))
             assert log.output(roomy) == want
-            assert not roomy.has_spilled
+            assert not roomy.has_moved_keys_to_disk
 
 
 def test_what_nobody_had_a_reason_to_look_up_is_not_superseded(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_the_keys_that_filters_are_asked_about(tmp_path: Path) -> None:
     builder.write(tmp_path / "log")
     log = Log(tmp_path, 0, 1)
 
-    def asked(found: SpillingSurvivors) -> set[tuple[int, int]]:
+    def asked(found: SpillingKeyScan) -> set[tuple[int, int]]:
         for source, wanted in reversed(log.one.dirty_segments_with_batches()):
             found.scan_dirty_segment(source, wanted, log.workers)
         keys = {(int(h0) & 0xFFFFFFFF, int(h1)) for chunk in found.iterate_dirty_key_hashes() for h0, h1 in chunk}
@@ -175,10 +175,10 @@ def test_the_keys_that_filters_are_asked_about(tmp_path: Path) -> None:
             tmp_path / "disk_map", log.disk, map_budget_bytes=MIN_MAP_BYTES, expected_rows=900, part_number=part, part_count=parts
         )
 
-    in_memory = asked(SpillingSurvivors(log.one, KeySet(1 << 20), open_disk_map))
+    in_memory = asked(SpillingKeyScan(log.one, KeySet(1 << 20), open_disk_map))
     assert len(in_memory) == 300
-    assert asked(SpillingSurvivors(log.one, None, open_disk_map)) == in_memory
-    assert asked(SpillingSurvivors(log.one, KeySet(MIN_MAP_BYTES), open_disk_map)) == in_memory
+    assert asked(SpillingKeyScan(log.one, None, open_disk_map)) == in_memory
+    assert asked(SpillingKeyScan(log.one, KeySet(MIN_MAP_BYTES), open_disk_map)) == in_memory
     assert not (tmp_path / "disk_map").exists()
     assert log.disk.used == 0
 

@@ -20,7 +20,7 @@ from compactor.cleaner.offline import CleanRequest, OfflineRound, clean_log_dire
 from compactor.cleaner.passes.grouping import group_segments
 from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.records.build import Producer, RecordToEncode, add_batch_header, encode_batch
+from compactor.records.build import ProducerFields, RecordToEncode, add_batch_header, encode_batch
 from compactor.records.codecs import compress_body
 from compactor.round import pass_two as worker
 from tests.builders import read
@@ -77,15 +77,15 @@ class Round:
     def judged(self, *, end_offset: int | None = None, budget_bytes: int = AMPLE, point: int | None = None) -> list[GateReport]:
         """Raises GateFailed. ``end_offset``: where the one cleaned segment must end."""
         gate, groups = self.gate(budget_bytes, point)
-        return [gate.check_group(members, self.paths(members[0].base), end_offset=end_offset) for members in groups]
+        return [gate.check_cleaned_group(members, self.paths(members[0].base), end_offset=end_offset) for members in groups]
 
     def judged_in_turn(self, budget_bytes: int) -> list[GateReport]:
         """One gate for each range of the keys, of as many as fit the memory, in turn: what a gate with ample memory does at once."""
         reports, point, opened = list[GateReport](), 0, open_offline_round(self.log_dir, self.request)
         while point < 2**64:
             gate, groups = self.gate(budget_bytes, point, opened)
-            reports += [gate.check_group(members, self.paths(members[0].base), end_offset=None) for members in groups]
-            ranges = round(1 / gate.coverage)
+            reports += [gate.check_cleaned_group(members, self.paths(members[0].base), end_offset=None) for members in groups]
+            ranges = round(1 / gate.checked_key_share)
             point = ((point * ranges >> 64) + 1) * 2**64 // ranges
         return reports
 
@@ -134,7 +134,7 @@ def encoded(each: Batch) -> bytes:
     if rows:
         plain = encode_batch(rows, base_offset=each.base_offset, last_offset=each.last_offset, delete_horizon_ms=each.base_timestamp)
         body = compress_body(each.codec, plain[61:]) if each.codec else plain[61:]
-    producer = Producer(each.producer_id, each.producer_epoch, each.base_sequence)
+    producer = ProducerFields(each.producer_id, each.producer_epoch, each.base_sequence)
     return add_batch_header(
         each.base_offset, each.last_offset - each.base_offset, each.leader_epoch, each.attributes, each.base_timestamp,
         each.max_timestamp, producer, each.count, body,

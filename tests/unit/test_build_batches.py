@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_txn_marker, encode_varint
+from compactor.records.build import ProducerFields, RecordToEncode, encode_batch, encode_txn_marker, encode_varint
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD
 from tests.plain_format import Record, read_batches, varint as read_varint
 from tests.plain_log import control_type
@@ -19,7 +19,7 @@ ROWS = [
 
 @pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4, ZSTD])
 def test_rows_come_back(codec: int) -> None:
-    data = encode_batch(ROWS, codec=codec, producer=Producer(7, 2, 40, True), leader_epoch=3, base_offset=8, last_offset=20)
+    data = encode_batch(ROWS, codec=codec, producer=ProducerFields(7, 2, 40, True), leader_epoch=3, base_offset=8, last_offset=20)
     (read,) = read_batches(data)
     assert (read.base_offset, read.last_offset, read.codec, read.leader_epoch, read.count) == (8, 20, codec, 3, 4)
     assert (read.producer_id, read.producer_epoch, read.base_sequence, read.transactional) == (7, 2, 40, True)
@@ -40,7 +40,7 @@ def test_append_time_is_every_records_time() -> None:
 
 
 def test_batch_without_rows_is_a_bare_header() -> None:
-    data = encode_batch([], base_offset=3, last_offset=9, codec=GZIP, producer=Producer(7, 2, 40), max_timestamp=12)
+    data = encode_batch([], base_offset=3, last_offset=9, codec=GZIP, producer=ProducerFields(7, 2, 40), max_timestamp=12)
     (read,) = read_batches(data)
     assert len(data) == 61
     assert (read.base_offset, read.last_offset, read.codec, read.max_timestamp, read.count, read.records) == (3, 9, NONE, 12, 0, ())

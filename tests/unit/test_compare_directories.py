@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.records.build import NO_PRODUCER, Producer, RecordToEncode, add_batch_header, encode_batch
+from compactor.records.build import NO_PRODUCER, ProducerFields, RecordToEncode, add_batch_header, encode_batch
 from tests.builders import GZIP, ZSTD, LogBuilder, read, txn_index
 from tests.compare import directories_differ, segments_differ
 from tests.plain_format import fix_crc, read_batches
@@ -59,7 +59,7 @@ def longer_varint(raw: bytes) -> bytes:
             0,
             each.base_timestamp,
             each.max_timestamp,
-            Producer(each.producer_id, each.producer_epoch, each.base_sequence),
+            ProducerFields(each.producer_id, each.producer_epoch, each.base_sequence),
             2,
             body,
         )[8:]

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from compactor.cleaner.gate.batch_checks import transaction_outcomes_by_source
 from compactor.cleaner.gate.failures import GateFailed
 from compactor.cleaner.gate.gate import GateParameters
-from compactor.cleaner.gate.key_table import ABSENT_KEY, DUE, KeyTable, pack_table_rows, record_marks, zero_gate_sums
+from compactor.cleaner.gate.key_table import ABSENT_KEY, DUE, KeyTable, pack_table_rows, record_fingerprints, zero_gate_sums
 from compactor.cleaner.offline import CleanRequest, clean_log_directory, open_log_directory, open_offline_round
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.errors import BadData, CompactorError, OutOfBudget
@@ -67,7 +67,7 @@ def test_gate_checks_another_range_when_the_first_dirty_offset_moves_and_the_sam
         GateParameters(open_offline_round(many.log_dir, many.request).rules, offset, bytes(16), 1) for offset in range(0, 64_000, 1_000)
     ]
     assert len({terms_.checked_hash_point >> 61 for terms_ in terms}) == 8, "each eighth of the hash comes up"
-    assert many.gate(TINY)[0].coverage == many.gate(TINY)[0].coverage
+    assert many.gate(TINY)[0].checked_key_share == many.gate(TINY)[0].checked_key_share
     reports = [many.judged(budget_bytes=TINY) for _ in range(2)]
     assert reports[0] == reports[1]
 
@@ -119,7 +119,7 @@ def test_it_wants_to_read_the_dirty_range_first(many: Round) -> None:
     gate, groups = many.gate()
     gate._batches_read[0] -= 1
     with pytest.raises(CompactorError, match="before it had read"):
-        gate.check_group(groups[0], many.paths(0), end_offset=None)
+        gate.check_cleaned_group(groups[0], many.paths(0), end_offset=None)
 
 
 @pytest.mark.parametrize("field", ["last_offset", "producer_id", "count", "attributes", "max_timestamp", "control"])
@@ -233,7 +233,7 @@ def sums(left: list[Put]) -> list[list[int]]:
     for _, offset, digest, _ in left:
         segment = sum(offset >= base for base in SEGMENTS[1:])
         found[segment][0] += 1
-        found[segment][1] += int(record_marks(np.array([offset]), np.array([digest], np.uint64))[0])
+        found[segment][1] += int(record_fingerprints(np.array([offset]), np.array([digest], np.uint64))[0])
     return [[count, total % 2**64] for count, total in found]
 
 

@@ -20,7 +20,7 @@ from compactor.records.build import NO_PRODUCER, add_batch_header
 from compactor.records.headers import (
     HEADER_BYTES,
     HeaderDigestBuilder,
-    copy_headers,
+    copy_batch_headers,
     crc32c_of_batches,
     digest_of_headers,
     header_digest_of_verified_file,
@@ -52,7 +52,7 @@ def plain_digest(batches: list[Batch]) -> str:
 
 def headers_in(data: bytes) -> headers.HeaderBytes:
     buf = read_only_view(np.frombuffer(data, np.uint8))
-    return copy_headers(buf, scan_batches(buf, "log").position)
+    return copy_batch_headers(buf, scan_batches(buf, "log").position)
 
 
 def digest_of(data: bytes) -> str:
@@ -79,14 +79,14 @@ class TestDigest:
 
     def test_of_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "log").touch()
-        nothing = copy_headers(read_only_view(np.empty(0, np.uint8)), np.empty(0, np.int64))
+        nothing = copy_batch_headers(read_only_view(np.empty(0, np.uint8)), np.empty(0, np.int64))
         assert nothing.shape == (0, HEADER_BYTES)
         assert header_digest_of_verified_file(tmp_path / "log") == digest_of_headers(nothing) == plain_digest([])
 
     @pytest.mark.parametrize("size", [0, 60, 100])
     def test_a_header_outside_is_a_bug(self, size: int) -> None:
         with pytest.raises(IndexError):
-            copy_headers(read_only_view(np.zeros(size, np.uint8)), np.array([size - 60]))
+            copy_batch_headers(read_only_view(np.zeros(size, np.uint8)), np.array([size - 60]))
 
     @given(st.lists(st.integers(0, 40_000), max_size=12), st.integers(0, 3))
     def test_pieces_may_end_anywhere(self, cuts: list[int], seed: int) -> None:

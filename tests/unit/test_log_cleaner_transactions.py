@@ -12,7 +12,7 @@ import pytest
 
 from compactor.cleaner.offline import CleanRequest, clean_log_directory
 from compactor.errors import BadData
-from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_varint
+from compactor.records.build import ProducerFields, RecordToEncode, encode_batch, encode_varint
 from tests.builders import Life, LogBuilder, live, snapshot, txn_index
 from tests.plain_format import fix_crc
 from tests.plain_log import live_producers, load, transaction_index
@@ -323,7 +323,7 @@ def test_control_key_longer_than_all_memory_is_refused(kind: int, gate: int, tmp
     """A sum of it and a position is negative (found by the fuzz, which read there)."""
     log = LogBuilder()
     log.put("1=a", pid=1, txn=True)
-    made = bytearray(encode_batch([RecordToEncode(1, 1_001, bytes((0, 0, 0, kind)), bytes(6))], producer=Producer(1, 0, -1, True)))
+    made = bytearray(encode_batch([RecordToEncode(1, 1_001, bytes((0, 0, 0, kind)), bytes(6))], producer=ProducerFields(1, 0, -1, True)))
     made[22] |= 0x20
     at = made.index(bytes((8, 0, 0, 0, kind)))
     made[at : at + 1] = encode_varint(2**63 - 1)
@@ -339,7 +339,7 @@ def test_control_key_longer_than_all_memory_is_refused(kind: int, gate: int, tmp
 def test_control_record_without_a_value_is_refused(tmp_path: Path) -> None:
     log = LogBuilder()
     log.put("1=a", pid=1, txn=True)
-    made = bytearray(encode_batch([RecordToEncode(1, 1_001, b"\x00\x00\x00\x01", None)], producer=Producer(1, 0, -1, True)))
+    made = bytearray(encode_batch([RecordToEncode(1, 1_001, b"\x00\x00\x00\x01", None)], producer=ProducerFields(1, 0, -1, True)))
     made[22] |= 0x20
     log.raw(fix_crc(bytes(made)), 1)
     log.put("1=b")

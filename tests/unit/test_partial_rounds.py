@@ -12,7 +12,7 @@ import pytest
 
 from bloom.directory import HAS_TOMBSTONE, KeyDirectory
 from bloom.sidecar import RemovableRecordCounts, Sidecar
-from compactor.cleaner.passes.retention import BatchDecisions
+from compactor.cleaner.passes.retention import BatchRetentionDecisions
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.constants import NEVER_MS, LeaderEpoch, Offset, TimestampMs
@@ -21,7 +21,7 @@ from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, Segmen
 from compactor.records.balance import BalanceKey, digest_sum_of_headers
 from compactor.records.batches import HORIZON, BatchTable, select_batch_rows
 from compactor.records.encode import COPY
-from compactor.records.headers import copy_headers, digest_of_headers
+from compactor.records.headers import copy_batch_headers, digest_of_headers
 from compactor.round.partial.plan import (
     BatchRange,
     PartialRewritePlan,
@@ -54,7 +54,7 @@ def source(tmp_path: Path) -> SourceSegment:
 def directory(source: SourceSegment) -> KeyDirectory:
     return KeyDirectory(
         segment_id="s" * 22,
-        headers=copy_headers(source.buf, source.table.position),
+        headers=copy_batch_headers(source.buf, source.table.position),
         control=source.table.control,
         coordinator_epoch=source.table.coordinator_epoch,
         flags=np.zeros(BATCHES, np.uint8),
@@ -137,7 +137,7 @@ class TestWhichBatchesAreTouched:
         table = replace(source.table, base_timestamp=np.full(BATCHES, horizon_ms), attributes=np.full(BATCHES, HORIZON, np.int16))
         flags = np.full(BATCHES, HAS_TOMBSTONE, np.uint8)
         nothing = np.zeros(BATCHES, np.bool_)
-        outcomes = BatchDecisions(np.full(BATCHES, COPY), nothing, nothing)
+        outcomes = BatchRetentionDecisions(np.full(BATCHES, COPY), nothing, nothing)
         found = batches_that_may_change(table, outcomes, replace(directory, flags=flags), nothing, NOW)
         assert found.tolist() == [is_touched] * 3 + [True]  # the last one always is
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from bloom.siphash import hash_keys, key_halves
+from bloom.siphash import hash_keys, siphash_key_halves
 
 # The 64 SipHash-2-4-128 vectors of the reference implementation: key 00 01 .. 0f, messages of 0, 1, .. 63 bytes 00 01 ..
 VECTORS = bytes.fromhex(
@@ -38,7 +38,7 @@ def hashed(keys: list[bytes | None], secret: bytes = KEY, gap: int = 0) -> list[
     lengths = np.array([-1 if key is None else len(key) for key in keys], dtype=np.int32)
     starts = np.cumsum(np.maximum(lengths, 0) + gap).astype(np.int64) - np.maximum(lengths, 0)
     out = np.full((len(keys), 2), 77, dtype=np.uint64)
-    hash_keys(buf, starts, lengths, *key_halves(secret), out)
+    hash_keys(buf, starts, lengths, *siphash_key_halves(secret), out)
     return [row.tobytes() for row in out]
 
 
@@ -99,4 +99,4 @@ def test_nothing_to_hash() -> None:
 
 def test_a_secret_has_16_bytes() -> None:
     with pytest.raises(ValueError, match="16 bytes"):
-        key_halves(b"short")
+        siphash_key_halves(b"short")

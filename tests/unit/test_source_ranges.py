@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from compactor.cleaner.passes.source import PACKED_CHUNK, SourceSegment, open_source_segment
-from compactor.records.build import Producer, RecordToEncode, encode_batch, encode_txn_marker
+from compactor.records.build import ProducerFields, RecordToEncode, encode_batch, encode_txn_marker
 from compactor.records.codecs import LZ4, NONE
 
 
@@ -19,7 +19,7 @@ def opened(folder: Path, batches: Sequence[bytes]) -> SourceSegment:
 
 
 def data(offset: int, codec: int, value: bytes = b"value") -> bytes:
-    return encode_batch([RecordToEncode(offset, 1, b"key", value)], codec=codec, producer=Producer(1, 0, offset, True))
+    return encode_batch([RecordToEncode(offset, 1, b"key", value)], codec=codec, producer=ProducerFields(1, 0, offset, True))
 
 
 def end(offset: int) -> bytes:

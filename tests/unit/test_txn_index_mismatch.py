@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
-from compactor.cleaner.passes.transactions import txn_index_mismatch
+from compactor.cleaner.passes.transactions import reason_txn_index_is_invalid
 from compactor.records.indexes import TXN_ENTRY
 from tests.builders import LogBuilder
 
@@ -38,7 +38,7 @@ def source(tmp_path: Path) -> SourceSegment:
 
 
 def told(source: SourceSegment, *entries: Entry) -> str:
-    return txn_index_mismatch(np.frombuffer(b"".join(struct.pack(">hqqqq", 0, *entry) for entry in entries), TXN_ENTRY), source)
+    return reason_txn_index_is_invalid(np.frombuffer(b"".join(struct.pack(">hqqqq", 0, *entry) for entry in entries), TXN_ENTRY), source)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from compactor.cleaner.gate import parser as col
 from compactor.cleaner.gate.parser import GateRecords, HeaderFields
-from compactor.cleaner.passes.retention import RoundRules
+from compactor.cleaner.passes.retention import RetentionRules
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.kernels.common import Flags
 from compactor.kernels.jit import kernel
@@ -205,11 +205,11 @@ class ComparedGroup:
     outcomes: BatchTransactionOutcomes
     output: HeaderFields
     origin: Int64s
-    rules: RoundRules
+    rules: RetentionRules
 
 
 @dataclass(frozen=True, slots=True)
-class BatchPairs:
+class MatchedBatches:
     """Batches of one source segment that are still in the output: their numbers in the source (``origin``) and their headers in the
     output.
     """
@@ -219,14 +219,14 @@ class BatchPairs:
     output: HeaderFields
 
     @staticmethod
-    def select_from_group(group: ComparedGroup, source: SourceSegment, first_batch: int, chosen_flags: Flags) -> BatchPairs:
+    def select_matched_batches(group: ComparedGroup, source: SourceSegment, first_batch: int, chosen_flags: Flags) -> MatchedBatches:
         """Return the pairs of source batch and output batch of one source segment.
 
         :param first_batch: number of the source's first batch in the group.
         :param chosen_flags: a flag per source batch of the group: whether its pair is wanted.
         """
         mine = np.flatnonzero((group.origin >= first_batch) & (group.origin < first_batch + len(source.table)) & chosen_flags[group.origin])
-        return BatchPairs(source, group.origin[mine] - first_batch, group.output[:, mine])
+        return MatchedBatches(source, group.origin[mine] - first_batch, group.output[:, mine])
 
 
 def flag_unchanged_batches(sources: HeaderFields, outputs: HeaderFields) -> Flags:
@@ -282,7 +282,7 @@ def match_output_to_source_batches(
     return origin, None
 
 
-def flag_batches_that_must_stay(headers: SourceBatches, rules: RoundRules) -> Flags:
+def flag_batches_that_must_stay(headers: SourceBatches, rules: RetentionRules) -> Flags:
     """Return a flag per batch: whether its header must stay even if all its records are removed. These are the last batch of each live
     producer, and the
     batch that
@@ -334,7 +334,7 @@ def find_header_problems(group: ComparedGroup, path_by_kind: Mapping[str, Path])
     yield from _first_flagged_as_problem(
         out,
         "a marker without data that did not just get its horizon",
-        flag_markers_due_for_horizon(of, idle, gone[group.origin]) & ~_flag_batches_with_new_horizon(of, out, rules),
+        flag_markers_given_delete_horizon(of, idle, gone[group.origin]) & ~_flag_batches_given_delete_horizon(of, out, rules),
     )
     lost = np.ones(len(group.source), np.bool_)
     lost[group.origin] = False
@@ -354,25 +354,25 @@ def find_changed_copies(group: ComparedGroup) -> Iterator[BatchProblem]:
     yield from _first_flagged_as_problem(out, "unknown attributes", ~copied & (out[col.ATTRIBUTES] & ~known != 0))
     control = of[col.CONTROL_KIND] != NOT_CONTROL
     yield from _first_flagged_as_problem(
-        out, "a control batch was changed", control & ~gone & ~flag_markers_due_for_horizon(of, idle, gone) & ~copied
+        out, "a control batch was changed", control & ~gone & ~flag_markers_given_delete_horizon(of, idle, gone) & ~copied
     )
 
 
-def flag_markers_due_for_horizon(sources: HeaderFields, idle: Flags, removed: Flags) -> Flags:
+def flag_markers_given_delete_horizon(sources: HeaderFields, idle: Flags, removed: Flags) -> Flags:
     """Return a flag per batch: whether it is a transaction marker that gets its delete horizon in this round, because its transaction
     has no data left.
     """
     return idle & ~removed & (sources[col.ATTRIBUTES] & HORIZON == 0)
 
 
-def _flag_batches_with_new_horizon(sources: HeaderFields, outputs: HeaderFields, rules: RoundRules) -> Flags:
+def _flag_batches_given_delete_horizon(sources: HeaderFields, outputs: HeaderFields, rules: RetentionRules) -> Flags:
     """Return a flag per batch: whether this round has set its delete horizon and left its record."""
     dated = (outputs[col.ATTRIBUTES] & HORIZON != 0) & (outputs[col.BASE_TIMESTAMP] == rules.new_delete_horizon_ms)
     return dated & (outputs[col.COUNT] == sources[col.COUNT])
 
 
-def find_header_problems_by_records(
-    sources: HeaderFields, outputs: HeaderFields, records: GateRecords, rules: RoundRules
+def find_headers_not_matching_records(
+    sources: HeaderFields, outputs: HeaderFields, records: GateRecords, rules: RetentionRules
 ) -> Iterator[BatchProblem]:
     """Yield the problems of data batches whose headers do not match their records, such as a maximum timestamp that no record has.
 

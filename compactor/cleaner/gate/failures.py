@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from compactor.cleaner.gate.key_table import record_marks
+from compactor.cleaner.gate.key_table import record_fingerprints
 from compactor.cleaner.gate.parser import KEYLESS_RECORD, GateRecords
 from compactor.errors import CompactorError
 from compactor.kernels.common import Flags
@@ -36,11 +36,11 @@ class GateFailed(CompactorError):
 
 
 @dataclass(frozen=True, slots=True)
-class SumMismatch:
+class RecordSumMismatch:
     """Difference between a cleaned segment's records and those that must be left of its source.
 
     expected, found: number of records.
-    excess: sum of the record marks found, minus the sum expected, modulo 2^64.
+    excess: sum of the record fingerprints found, minus the sum expected, modulo 2^64.
     """
 
     segment: str
@@ -48,56 +48,62 @@ class SumMismatch:
     found: int
     excess: int
 
-    def to_gate_failure(self) -> GateFailed:
+    def to_error(self) -> GateFailed:
         """Return the error for this difference, for the case that no single record explains it."""
         what = LOST if self.found < self.expected else "records are left that must not be"
         return GateFailed(f"{what}, and not only one: {self.expected} must be left of it, {self.found} are", segment=self.segment)
 
 
-def source_row_of_written_records(segment: str, source: GateRecords, written: GateRecords) -> Int64s:
+def source_rows_of_written_records(segment: str, source: GateRecords, written: GateRecords) -> Int64s:
     """Return the rows of the source from which the written records come. Raises GateFailed for a record that the source does not have."""
     at = np.minimum(np.searchsorted(source.offset, written.offset), len(source.offset) - 1)
     invented = source.offset[at] != written.offset
     if invented.any():
-        raise gate_failure_of_first_record("a record that no source has", segment, written, invented)
+        raise first_invalid_record_error("a record that no source has", segment, written, invented)
     changed = source.digest[at] != written.digest
     if changed.any():
-        raise gate_failure_of_first_record("key, timestamp, value or headers are not the source's", segment, written, changed)
+        raise first_invalid_record_error("key, timestamp, value or headers are not the source's", segment, written, changed)
     return at
 
 
-def raise_for_record_by_key(
-    segment: str, source: GateRecords, in_output_flags: Flags, latest_offset_of_key: Int64s, must_go_flags: Flags, checked_flags: Flags
+def raise_for_missing_or_superseded_record(
+    segment: str,
+    source: GateRecords,
+    in_output_flags: Flags,
+    latest_offset_of_key: Int64s,
+    must_be_removed_flags: Flags,
+    checked_flags: Flags,
 ) -> None:
     """Raise GateFailed for the first record that is missing from the output, or that is there although a later record has its key.
 
     :param in_output_flags: a flag per source record, set if it is in the output.
     :param latest_offset_of_key: last offset of each record's key.
-    :param must_go_flags: records that must not be left.
+    :param must_be_removed_flags: records that must not be left.
     :param checked_flags: records to compare.
     """
-    invalid = checked_flags & (in_output_flags == must_go_flags)
+    invalid = checked_flags & (in_output_flags == must_be_removed_flags)
     for row in np.flatnonzero(invalid)[:1].tolist():
-        raise gate_failure_of_first_record(
+        raise first_invalid_record_error(
             f"superseded by the record at offset {latest_offset_of_key[row]}" if in_output_flags[row] else LOST, segment, source, invalid
         )
 
 
-def raise_for_record_by_mark(segment: str, source: GateRecords, in_output_flags: Flags, mismatch: SumMismatch) -> None:
-    """Raise GateFailed if a single missing or surplus record explains the mismatch of the sums; such a record is recognised by its mark.
+def raise_for_record_that_explains_sums(segment: str, source: GateRecords, in_output_flags: Flags, mismatch: RecordSumMismatch) -> None:
+    """Raise GateFailed if a single missing or surplus record explains the mismatch of the sums; such a record is recognised by its
+    fingerprint.
 
     :param in_output_flags: a flag per source record, set if it is in the output.
     """
-    marks, keyed = record_marks(source.offset, source.digest), source.flags & KEYLESS_RECORD == 0
+    fingerprints, keyed = record_fingerprints(source.offset, source.digest), source.flags & KEYLESS_RECORD == 0
     for cause, invalid in (
-        (LOST, ~in_output_flags & keyed & (marks == np.uint64(-mismatch.excess % 2**64))),
-        ("superseded by a later record of its key", in_output_flags & (marks == np.uint64(mismatch.excess))),
+        (LOST, ~in_output_flags & keyed & (fingerprints == np.uint64(-mismatch.excess % 2**64))),
+        ("superseded by a later record of its key", in_output_flags & (fingerprints == np.uint64(mismatch.excess))),
     ):
         if invalid.any():
-            raise gate_failure_of_first_record(cause, segment, source, invalid)
+            raise first_invalid_record_error(cause, segment, source, invalid)
 
 
-def gate_failure_of_first_record(cause: str, segment: str, records: GateRecords, invalid_flags: Flags) -> GateFailed:
+def first_invalid_record_error(cause: str, segment: str, records: GateRecords, invalid_flags: Flags) -> GateFailed:
     """Return the error that names the first record flagged as invalid."""
     row = int(np.flatnonzero(invalid_flags)[0])
     return GateFailed(cause, segment=segment, offset=int(records.offset[row]), key=records.key_of_row(row))

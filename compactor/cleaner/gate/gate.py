@@ -1,13 +1,13 @@
 """The gate: a second, simpler implementation compares what went into a group with what came out, before it is uploaded.
 
     Gate(terms, table)          once per round
-    read_markers_after_dirty_range, read_chunk, ...   pass 1, from the log's end: the last record of every key (``SecondReader``)
+    read_markers_after_dirty_range, read_pass_one_chunk, ...   pass 1, from the log's end: the last record of every key (``SecondReader``)
     compute_transaction_outcomes(...)   the transactions, computed once more from the log's beginning: both must agree
-    check_group(...)            each group: GateReport, or GateFailed with key, offset and segment
+    check_cleaned_group(...)            each group: GateReport, or GateFailed with key, offset and segment
 
-Of each source segment the gate knows how many records must be left and the sum of their marks, looked up by keys under its own hash; the
-output must have the same. Records outside the dirty range are looked up while they are read for the output. Batches are compared by their
-headers: order, offsets, producers, transactions, horizons, checksums, coverage.
+Of each source segment the gate knows how many records must be left and the sum of their fingerprints, looked up by keys under its own
+hash; the output must have the same. Records outside the dirty range are looked up while they are read for the output. Batches are compared
+by their headers: order, offsets, producers, transactions, horizons, checksums, coverage.
 
 Keys that exceed the gate's memory are checked for one range of its hash, all other checks stay complete. The range depends on the first
 dirty offset: it moves from round to round, and a round that was refused is checked for the same keys when it is retried.
@@ -29,21 +29,21 @@ from typing import Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from bloom.siphash import key_halves
+from bloom.siphash import siphash_key_halves
 from compactor.cleaner.gate import failures, parser as col
 from compactor.cleaner.gate.batch_checks import (
-    BatchPairs,
     BatchTransactionOutcomes,
     ComparedGroup,
+    MatchedBatches,
     SourceBatches,
     columns_of_batch_table,
     find_batch_table_mismatch,
     find_changed_copies,
     find_header_problems,
-    find_header_problems_by_records,
+    find_headers_not_matching_records,
     find_index_problems,
     flag_batches_that_must_stay,
-    flag_markers_due_for_horizon,
+    flag_markers_given_delete_horizon,
     flag_removable_markers,
     is_first_batch_offset_unset,
     is_possible_filler,
@@ -53,6 +53,7 @@ from compactor.cleaner.gate.batch_checks import (
 )
 from compactor.cleaner.gate.failures import GateFailed
 from compactor.cleaner.gate.key_table import DUE, GateSums, KeyTable, Words, pack_table_rows, zero_gate_sums
+from compactor.cleaner.gate.new_segment_balance import NewSegmentBalance
 from compactor.cleaner.gate.parser import (
     KEYLESS_RECORD,
     NULL_VALUE,
@@ -65,18 +66,17 @@ from compactor.cleaner.gate.parser import (
     iterate_header_blocks,
     read_all_headers,
     split_selected_batches_into_chunks,
-    sum_marks_by_batch,
+    sum_fingerprints_by_batch,
 )
-from compactor.cleaner.gate.result_sums import NewSegmentBalance
-from compactor.cleaner.passes.retention import RoundRules
+from compactor.cleaner.passes.retention import RetentionRules
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.worker_threads import ThreadBuffers
-from compactor.cleaner.witness import ReaderRows
+from compactor.cleaner.second_reader import SecondReaderRows
 from compactor.errors import CompactorError
 from compactor.kernels.common import Flags
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records.batches import ABORT, COMMIT, HORIZON, NOT_CONTROL, TRANSACTIONAL, BatchTable, Bytes, Int64s, map_file
-from compactor.records.rows import Chunk
+from compactor.records.rows import BatchChunk
 
 Mapped = Callable[[SourceSegment], AbstractContextManager[None]]
 
@@ -95,8 +95,8 @@ class GateReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _OutsideSums:
-    """Number and sum of marks, per batch, of the records that must remain outside the dirty range; valid where ``known`` is set."""
+class _SumsOutsideDirtyRange:
+    """Number and sum of fingerprints, per batch, of the records that must remain outside the dirty range; valid where ``known`` is set."""
 
     known: Flags
     sums: GateSums
@@ -114,7 +114,7 @@ class GateParameters:
     opened: by producer id, the first offset of a transaction that was open at the start of the first source.
     """
 
-    rules: RoundRules
+    rules: RetentionRules
     first_dirty: int
     hash_key: bytes
     inflate_limit: int
@@ -123,7 +123,7 @@ class GateParameters:
     @property
     def hash_key_halves(self) -> tuple[int, int]:
         """Return the gate's own hash key as two numbers. Keys that collide in the cleaner's map do not collide under it."""
-        return key_halves(hashlib.sha256(b"gate" + self.hash_key).digest()[:16])
+        return siphash_key_halves(hashlib.sha256(b"gate" + self.hash_key).digest()[:16])
 
     @property
     def checked_hash_point(self) -> int:
@@ -137,7 +137,7 @@ class GateParameters:
 
 class Gate:
     """Second, independent check of one round: reads the batches of both passes (``SecondReader``), then compares each group with its
-    sources. Used by one thread at a time, except ``read_chunk`` and ``read_expected_chunk``, which any thread may call.
+    sources. Used by one thread at a time, except ``read_pass_one_chunk`` and ``read_pass_two_chunk``, which any thread may call.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Gate:
 
         :param table: empty table for the last record of each key.
         :param txn_outcomes_by_ordinal: outcomes of transactions by the segment's number in the log (ordinal), if known from the start.
-        :param expected_sums_by_ordinal: number and sum of marks of the records that must remain, by ordinal, if known already.
+        :param expected_sums_by_ordinal: number and sum of fingerprints of the records that must remain, by ordinal, if known already.
         """
         self._terms = parameters
         self._rules = parameters.rules
@@ -166,13 +166,13 @@ class Gate:
         self._settled = False
         self._batches_read: Counter[int] = Counter()
         self._crcs: dict[int, npt.NDArray[np.uint32]] = {}
-        self._outside: dict[int, _OutsideSums] = {}
+        self._outside: dict[int, _SumsOutsideDirtyRange] = {}
         self._key = (*parameters.hash_key_halves, parameters.inflate_limit)
         self._reader = RecordReader(*self._key)
         self._output_reader = RecordReader(*self._key)
 
     @property
-    def coverage(self) -> float:
+    def checked_key_share(self) -> float:
         """Return the share of the keys that the gate looks up, 1.0 for all. It is less if memory does not suffice."""
         return 1 / self._table.range_count
 
@@ -190,7 +190,7 @@ class Gate:
     def compute_transaction_outcomes(self, sources: Sequence[SourceSegment]) -> None:
         """Compute the outcome of all transactions from the beginning of the log. May be called again when more segments are known.
 
-        :param sources: all live segments, or substitutes made from their sidecars (``stand_in_segment``).
+        :param sources: all live segments, or substitutes made from their sidecars (``substitute_segment_from_sidecar``).
         :raises GateFailed: if an outcome differs from the one found when the dirty range was read from its end.
         """
         before = {} if self._settled else {ordinal: self._outcomes_of[ordinal].aborted for ordinal in self._dirty}
@@ -233,13 +233,13 @@ class Gate:
         """Read the dirty range of a log from its files, if pass 1 does not pass its decompressed chunks to the gate. Raises GateFailed."""
         for source in reversed(sources):
             if self._terms.has_dirty_offsets(source):
-                self.read_segment(source)
+                self.read_dirty_segment_keys(source)
             elif source.base > self._rules.latest_offset:
                 self.read_markers_after_dirty_range(source)
         self.compute_transaction_outcomes(sources)
 
     @measure_stage(WorkStage.GATE, lambda self, source: source.size)
-    def read_segment(self, source: SourceSegment) -> None:
+    def read_dirty_segment_keys(self, source: SourceSegment) -> None:
         """Read the keys of a dirty segment from its bytes. Raises GateFailed if the cleaner's batch table does not match the bytes."""
         self.begin_segment(source)
         headers = columns_of_batch_table(source.table)
@@ -282,13 +282,15 @@ class Gate:
         if read != len(table):
             raise GateFailed(f"the cleaner saw {len(table)} batches, there are {read}", segment=source.name)
         self._crcs[source.ordinal] = crcs
-        self._outside[source.ordinal] = _OutsideSums(~self._flag_batches_to_read(source, outside_range=True), zero_gate_sums(len(table)))
+        self._outside[source.ordinal] = _SumsOutsideDirtyRange(
+            ~self._flag_batches_to_read(source, outside_range=True), zero_gate_sums(len(table))
+        )
 
     @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk, outside_range=False: chunk.body_size_bytes)
-    def read_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk, *, outside_range: bool = False) -> ReaderRows:
-        """Return key table rows of a chunk that pass 1 has decompressed: of records in (or, if ``outside_range``, outside) the dirty
-        range.
-        """
+    def read_pass_one_chunk(
+        self, buffers: ThreadBuffers, source: SourceSegment, chunk: BatchChunk, *, outside_range: bool = False
+    ) -> SecondReaderRows:
+        """Return the key table rows of a chunk's records in (or, if ``outside_range``, outside) the dirty range."""
         some = slice(chunk.first, chunk.last)
         data = (source.table.control[some] == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted[some]
         mine = self._flag_batches_to_read(source, outside_range)[some]
@@ -299,16 +301,16 @@ class Gate:
         return self._key_table_rows(records, headers, source, outside_range)
 
     @measure_stage(WorkStage.GATE)
-    def add_chunk_rows(self, source: SourceSegment, found: ReaderRows) -> None:
+    def add_chunk_rows(self, source: SourceSegment, chunk_rows: SecondReaderRows) -> None:
         """Add rows to the key table. If the table is full, a smaller range of keys is checked from then on. Raises OutOfBudget."""
-        done = self._table.put_rows_until_full(found.rows)
-        while done < len(found.rows):
+        done = self._table.put_rows_until_full(chunk_rows.rows)
+        while done < len(chunk_rows.rows):
             self._table.halve_hash_range(self._terms.checked_hash_point)
-            done += self._table.put_rows_until_full(found.rows[done:])
-        self._batches_read[source.ordinal] += found.batches
+            done += self._table.put_rows_until_full(chunk_rows.rows[done:])
+        self._batches_read[source.ordinal] += chunk_rows.batches
 
     @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk: chunk.body_size_bytes)
-    def read_expected_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk) -> None:
+    def read_pass_two_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
         """Compute which records outside the dirty range must be left of a chunk that pass 2 has decompressed."""
         if source.ordinal in self._left:
             return
@@ -316,10 +318,10 @@ class Gate:
         mine = chunk.wanted & self._flag_batches_to_read(source, outside_range=True)[some]
         if mine.any():
             headers, records = self._parse_chunk(buffers, source, chunk, mine)
-            self._add_outside_sums(source, chunk.first + np.flatnonzero(mine), headers, records)
+            self._add_sums_outside_dirty_range(source, chunk.first + np.flatnonzero(mine), headers, records)
 
     def _parse_chunk(
-        self, buffers: ThreadBuffers, source: SourceSegment, chunk: Chunk, selected: Flags
+        self, buffers: ThreadBuffers, source: SourceSegment, chunk: BatchChunk, selected: Flags
     ) -> tuple[HeaderFields, GateRecords]:
         """Parse the records of the batches flagged in ``selected``. Runs in a worker thread."""
         if buffers.second_reader is None:
@@ -339,7 +341,7 @@ class Gate:
         while waiting:
             some = waiting.pop()
             try:
-                records = reader.read_batches(buf, headers[:, some])
+                records = reader.parse_records_of_batches(buf, headers[:, some])
             except InflatedTooLargeError:
                 waiting += np.array_split(some, 2)[::-1]
                 continue
@@ -347,13 +349,7 @@ class Gate:
                 raise GateFailed(f"unreadable: {problem}", segment=segment) from None
             yield some, records
 
-    def _parse_batch(self, source: SourceSegment, batch: int) -> tuple[HeaderFields, GateRecords]:
-        """Parse one batch of a source segment, and return its header and its records."""
-        headers = columns_of_batch_table(source.table, slice(batch, batch + 1))
-        _, records = next(self._parse_batches(self._reader, source.buf, headers, np.ones(1, np.bool_), source.name))
-        return headers, records
-
-    def _key_table_rows(self, records: GateRecords, headers: HeaderFields, source: SourceSegment, outside_range: bool) -> ReaderRows:
+    def _key_table_rows(self, records: GateRecords, headers: HeaderFields, source: SourceSegment, outside_range: bool) -> SecondReaderRows:
         """Return the table rows of records inside the dirty range, or, with ``outside_range``, outside it."""
         digests, due, keyed = records.digest, self._flag_due_tombstones(records, headers, source), records.flags & KEYLESS_RECORD == 0
         picked = keyed & ((records.offset < self._first_dirty) == outside_range) & (records.offset <= self._rules.latest_offset)
@@ -362,8 +358,8 @@ class Gate:
         elif due.any():
             digests = np.where(due, digests | DUE, digests)
         if picked.all():
-            return ReaderRows(headers.shape[1], pack_table_rows(records.hashes, records.offset, digests))
-        return ReaderRows(headers.shape[1], pack_table_rows(records.hashes[picked], records.offset[picked], digests[picked]))
+            return SecondReaderRows(headers.shape[1], pack_table_rows(records.hashes, records.offset, digests))
+        return SecondReaderRows(headers.shape[1], pack_table_rows(records.hashes[picked], records.offset[picked], digests[picked]))
 
     def _flag_due_tombstones(self, records: GateRecords, headers: HeaderFields, source: SourceSegment) -> Flags:
         """Return a flag per record: whether it is a tombstone that this round must remove."""
@@ -375,13 +371,13 @@ class Gate:
         due = dated | (~v2 & (source.mtime_ms <= self._rules.legacy_horizon_ms))
         return tombstones & np.repeat(due, np.diff(records.first_row))
 
-    def _add_outside_sums(self, source: SourceSegment, batches: Int64s, headers: HeaderFields, records: GateRecords) -> None:
+    def _add_sums_outside_dirty_range(self, source: SourceSegment, batches: Int64s, headers: HeaderFields, records: GateRecords) -> None:
         """Add the records of some batches that lie outside the dirty range and must be left to the sums of their segment."""
         reported, latest = self._outside[source.ordinal], self._table.latest_offset_of_each_key(records.hashes)
         stays = ~self._flag_records_to_remove(records, headers, source, latest) & (
             (records.offset < self._first_dirty) | (records.offset > self._rules.latest_offset)
         )
-        reported.sums[batches] = sum_marks_by_batch(records, stays & self._flag_compared_records(records))
+        reported.sums[batches] = sum_fingerprints_by_batch(records, stays & self._flag_compared_records(records))
         reported.known[batches] = True
 
     def _flag_compared_records(self, records: GateRecords) -> Flags:
@@ -398,7 +394,7 @@ class Gate:
         return gone & (records.offset <= self._rules.latest_offset)
 
     def _expected_sums_of_segment(self, source: SourceSegment, map_bytes: Mapped) -> Words:
-        """Return the number of records that must be left of a segment, and the sum of their marks."""
+        """Return the number of records that must be left of a segment, and the sum of their fingerprints."""
         if source.ordinal in self._left:
             return self._left[source.ordinal]
         reported = self._outside[source.ordinal]
@@ -406,14 +402,14 @@ class Gate:
             headers = columns_of_batch_table(source.table)
             with map_bytes(source):
                 for some, records in self._parse_batches(self._reader, source.buf, headers, ~reported.known, source.name):
-                    self._add_outside_sums(source, some, headers[:, some], records)
+                    self._add_sums_outside_dirty_range(source, some, headers[:, some], records)
         below = reported.sums.sum(axis=0, dtype=np.uint64)
         dirty = self._expected_sums_of_dirty_segments.get(source.ordinal)
         return below if dirty is None else below + dirty
 
     @cached_property
     def _expected_sums_of_dirty_segments(self) -> dict[int, Words]:
-        """Return, for each dirty segment, the number of its records that must remain and the sum of their marks."""
+        """Return, for each dirty segment, the number of its records that must remain and the sum of their fingerprints."""
         dirty = [self._dirty[ordinal] for ordinal in sorted(self._dirty)]
         sums = zero_gate_sums(len(dirty))
         if dirty:
@@ -423,32 +419,32 @@ class Gate:
     # ---- one group
 
     @measure_stage(WorkStage.GATE, lambda self, sources, path_by_kind, **_: path_by_kind["log"].stat().st_size)
-    def check_group(
+    def check_cleaned_group(
         self,
         sources: Sequence[SourceSegment],
         path_by_kind: Mapping[str, Path],
         *,
         end_offset: int | None,
         map_bytes: Mapped = lambda source: nullcontext(),
-        result_sums: NewSegmentBalance | None = None,
+        new_segment_balance: NewSegmentBalance | None = None,
     ) -> GateReport:
         """Check that a cleaned segment holds exactly the records and batches that must be left of its sources.
 
         :param path_by_kind: files of the cleaned segment by kind: log, index, timeindex, txnindex.
         :param end_offset: last offset of the new segment, inclusive; None: as Kafka's cleaner leaves it.
         :param map_bytes: returns a context manager that makes a source's bytes available.
-        :param result_sums: receives the output's records as they are parsed.
+        :param new_segment_balance: receives the output's records as they are parsed.
         :raises GateFailed: if a record or batch is missing, surplus or different.
         """
         for source in self._dirty.values():
             read = self._batches_read[source.ordinal]
             if not self._settled or read != np.count_nonzero(self._flag_batches_to_read(source, outside_range=False)):
                 raise CompactorError("the gate was asked before it had read the dirty range", hint="This is a bug; please report it")
-        name, self._output_reader.on_records = sources[0].name, result_sums.add_parsed_records if result_sums else None
+        name, self._output_reader.on_records = sources[0].name, new_segment_balance.add_parsed_records if new_segment_balance else None
         output = map_file(path_by_kind["log"])
         headers = self._read_checked_output_headers(output, sources[0].base, end_offset, name)
-        if result_sums:
-            result_sums.set_segment(output, headers)
+        if new_segment_balance:
+            new_segment_balance.set_segment(output, headers)
         for cause in find_index_problems(headers, sources[0].base, path_by_kind):
             raise GateFailed(cause, segment=name)
         group = self._match_group_batches(sources, headers, end_offset, self._last_offset_of_first_wrapper(sources[0], map_bytes), name)
@@ -456,19 +452,21 @@ class Gate:
             raise GateFailed(cause, segment=name, offset=offset)
         data = group.source[col.CONTROL_KIND] == NOT_CONTROL
         may_go = flag_removable_markers(group.source, group.outcomes, self._rules.now_ms)
-        dated = flag_markers_due_for_horizon(group.source, group.outcomes.idle, may_go)
+        dated = flag_markers_given_delete_horizon(group.source, group.outcomes.idle, may_go)
         begin = records = 0
         for source in sources:
             if source.ordinal not in self._crcs:
                 with map_bytes(source):
                     self.begin_segment(source)
             group.source.crc[begin : begin + len(source.table)] = self._crcs[source.ordinal]
-            self._compare_markers_with_source(BatchPairs.select_from_group(group, source, begin, dated), output, map_bytes)
-            records += self._compare_records_with_source(BatchPairs.select_from_group(group, source, begin, data), output, map_bytes)
+            self._compare_markers_with_source(MatchedBatches.select_matched_batches(group, source, begin, dated), output, map_bytes)
+            records += self._compare_records_with_source(
+                MatchedBatches.select_matched_batches(group, source, begin, data), output, map_bytes
+            )
             begin += len(source.table)
         for cause, offset in find_changed_copies(group):
             raise GateFailed(cause, segment=name, offset=offset)
-        return GateReport(headers.shape[1], records, self._table.key_count, self.coverage)
+        return GateReport(headers.shape[1], records, self._table.key_count, self.checked_key_share)
 
     def _read_checked_output_headers(self, output: Bytes, base_offset: int, end_offset: int | None, segment_name: str) -> HeaderFields:
         """Return the batch headers of the cleaned segment after checking framing, checksums, order of offsets and the end offset."""
@@ -493,7 +491,9 @@ class Gate:
         if not is_first_batch_offset_unset(source.table):
             return -1
         with map_bytes(source):
-            return int(self._parse_batch(source, 0)[1].offset[-1])
+            headers = columns_of_batch_table(source.table, slice(1))
+            _, records = next(self._parse_batches(self._reader, source.buf, headers, np.ones(1, np.bool_), source.name))
+            return int(records.offset[-1])
 
     def _match_group_batches(
         self, sources: Sequence[SourceSegment], output: HeaderFields, end_offset: int | None, first_batch_end_offset: int, segment_name: str
@@ -515,21 +515,21 @@ class Gate:
             raise GateFailed(problem[0], segment=segment_name, offset=problem[1])
         return ComparedGroup(source, outcomes, output, origin, self._rules)
 
-    def _compare_records_with_source(self, pairs: BatchPairs, output: Bytes, map_bytes: Mapped) -> int:
+    def _compare_records_with_source(self, pairs: MatchedBatches, output: Bytes, map_bytes: Mapped) -> int:
         """Check that exactly the records that must be left of a segment are in the output. Return the number of records compared."""
         found = np.zeros(2, np.uint64)
         for _, records in self._parse_checked_output_records(pairs, output):
-            found += sum_marks_by_batch(records, self._flag_compared_records(records)).sum(axis=0, dtype=np.uint64)
+            found += sum_fingerprints_by_batch(records, self._flag_compared_records(records)).sum(axis=0, dtype=np.uint64)
         left = self._expected_sums_of_segment(pairs.source, map_bytes)
         if np.any(found != left):
             with map_bytes(pairs.source):
                 excess = (int(found[1]) - int(left[1])) % 2**64
                 self._raise_for_differing_record(
-                    pairs, output, failures.SumMismatch(pairs.source.name, int(left[0]), int(found[0]), excess)
+                    pairs, output, failures.RecordSumMismatch(pairs.source.name, int(left[0]), int(found[0]), excess)
                 )
         return int(found[0])
 
-    def _compare_markers_with_source(self, pairs: BatchPairs, output: Bytes, map_bytes: Mapped) -> None:
+    def _compare_markers_with_source(self, pairs: MatchedBatches, output: Bytes, map_bytes: Mapped) -> None:
         """Check that transaction markers that got their delete horizon in this round have the same record under a new header."""
         if not len(pairs.origin):
             return
@@ -546,24 +546,24 @@ class Gate:
     def _record_sums_by_batch(
         self, reader: RecordReader, buf: Bytes, headers: HeaderFields, segment: str
     ) -> tuple[npt.NDArray[np.uint64], Int64s]:
-        """Return (count, sum of marks, whether attributes are set) of each batch's records, and each batch's highest timestamp."""
+        """Return (count, sum of fingerprints, whether attributes are set) of each batch's records, and each batch's highest timestamp."""
         sums, highest = np.zeros((3, headers.shape[1]), np.uint64), np.zeros(headers.shape[1], np.int64)
         for some, records in self._parse_batches(reader, buf, headers, headers[col.COUNT] > 0, segment):
-            sums[:2, some] = sum_marks_by_batch(records, np.ones(len(records.offset), np.bool_)).T
+            sums[:2, some] = sum_fingerprints_by_batch(records, np.ones(len(records.offset), np.bool_)).T
             sums[2, some] = np.bitwise_or.reduceat(records.flags & col.ODD_ATTRIBUTES, records.first_row[:-1])
             highest[some] = np.maximum.reduceat(records.timestamp, records.first_row[:-1])
         return sums, highest
 
     # ---- output
 
-    def _parse_checked_output_records(self, pairs: BatchPairs, output: Bytes) -> Iterator[tuple[Int64s, GateRecords]]:
+    def _parse_checked_output_records(self, pairs: MatchedBatches, output: Bytes) -> Iterator[tuple[Int64s, GateRecords]]:
         """Yield the records of output batches in chunks, with their source batches, after checking the records against the headers."""
         name, sources = pairs.source.name, SourceBatches([pairs.source.table])
         sources.crc = self._crcs[pairs.source.ordinal]
         for some, records in self._parse_batches(self._output_reader, output, pairs.output, pairs.output[col.COUNT] > 0, name):
             out, of = pairs.output[:, some], sources.header_columns_of(pairs.origin[some])
             begin, end = records.first_row[:-1], records.first_row[1:] - 1
-            for cause, offset in find_header_problems_by_records(of, out, records, self._rules):
+            for cause, offset in find_headers_not_matching_records(of, out, records, self._rules):
                 raise GateFailed(cause, segment=name, offset=offset)
             inside = (records.offset[begin] >= out[col.BASE]) & (records.offset[end] <= out[col.LAST])
             if not inside.all() or np.any(np.diff(records.offset) <= 0):
@@ -574,12 +574,12 @@ class Gate:
                 raise GateFailed("a record without a key, which compaction removes", segment=name, offset=offset)
             due = self._flag_due_tombstones(records, of, pairs.source) & (records.offset <= self._rules.latest_offset)
             if due.any():
-                raise failures.gate_failure_of_first_record(failures.EXPIRED, name, records, due)
+                raise failures.first_invalid_record_error(failures.EXPIRED, name, records, due)
             yield pairs.origin[some], records
 
     # ---- what to say
 
-    def _raise_for_differing_record(self, pairs: BatchPairs, output: Bytes, mismatch: failures.SumMismatch) -> NoReturn:
+    def _raise_for_differing_record(self, pairs: MatchedBatches, output: Bytes, mismatch: failures.RecordSumMismatch) -> NoReturn:
         """Find the record that explains a mismatch of sums and raise GateFailed for it. Segment and output are parsed again."""
         source, name = pairs.source, pairs.source.name
         headers = columns_of_batch_table(source.table)
@@ -588,11 +588,11 @@ class Gate:
         for some, records in self._parse_batches(self._reader, source.buf, headers, data, name):
             there = np.zeros(len(records.offset), np.bool_)
             for _, written in self._parse_batches(self._output_reader, output, pairs.output, filled & np.isin(pairs.origin, some), name):
-                there[failures.source_row_of_written_records(name, records, written)] = True
+                there[failures.source_rows_of_written_records(name, records, written)] = True
             if source.ordinal in self._left:
-                failures.raise_for_record_by_mark(name, records, there, mismatch)
+                failures.raise_for_record_that_explains_sums(name, records, there, mismatch)
             else:
                 latest = self._table.latest_offset_of_each_key(records.hashes)
                 must_go = self._flag_records_to_remove(records, headers[:, some], source, latest)
-                failures.raise_for_record_by_key(name, records, there, latest, must_go, self._flag_compared_records(records))
-        raise mismatch.to_gate_failure()
+                failures.raise_for_missing_or_superseded_record(name, records, there, latest, must_go, self._flag_compared_records(records))
+        raise mismatch.to_error()

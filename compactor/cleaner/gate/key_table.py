@@ -6,7 +6,7 @@ the key's hash (0 marks an empty cell), the record's offset, and 30 more bits of
 A table holds the keys of one range of the hash: of all keys while they fit its memory, else of a range that fits (``halve_hash_range``).
 
 What must be left of a segment is described by a count and a sum: how many records, and the sum of a pseudo-random word for each record
-(``record_mark_bits``). Sums need no order, so that ranges of the keys can be checked one after the other, or on different machines.
+(``record_fingerprint``). Sums need no order, so that ranges of the keys can be checked one after the other, or on different machines.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ GateRows = Words
 """Shape (n, 3)."""
 
 GateSums = Words
-"""Per segment: how many records must be left, and the sum of their marks. Shape (segments, 2)."""
+"""Per segment: how many records must be left, and the sum of their fingerprints. Shape (segments, 2)."""
 
 
 class KeyTable:
@@ -138,16 +138,16 @@ def pack_table_rows(hashes: Words, offsets: Int64s, digests: Words) -> GateRows:
     return rows
 
 
-def record_marks(offsets: Int64s, digests: Words) -> Words:
-    """Return the mark of each record: 64 bits that depend on its offset and its content."""
+def record_fingerprints(offsets: Int64s, digests: Words) -> Words:
+    """Return the fingerprint of each record: 64 bits that depend on its offset and its content."""
     out = np.empty(len(offsets), np.uint64)
-    _compute_marks(offsets, digests, out)
+    _compute_fingerprints(offsets, digests, out)
     return out
 
 
 @inline_kernel
-def record_mark_bits(offset: np.uint64, digest: np.uint64) -> np.uint64:
-    """Return 64 pseudo-random bits for a record and its offset. A sum of marks identifies a set of records."""
+def record_fingerprint(offset: np.uint64, digest: np.uint64) -> np.uint64:
+    """Return 64 pseudo-random bits for a record and its offset. A sum of fingerprints identifies a set of records."""
     word = offset * np.uint64(0x9E3779B97F4A7C15) + (digest & np.uint64(2**32 - 1)) * np.uint64(0xD6E8FEB86659FD93)
     word = (word ^ (word >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(29))) * np.uint64(0x94D049BB133111EB)
@@ -214,9 +214,9 @@ def _pack_rows(hashes: Words, offsets: Int64s, digests: Words, rows: GateRows) -
 
 
 @kernel
-def _compute_marks(offsets: Int64s, digests: Words, out: Words) -> None:
+def _compute_fingerprints(offsets: Int64s, digests: Words, out: Words) -> None:
     for row in range(len(offsets)):
-        out[row] = record_mark_bits(np.uint64(offsets[row]), digests[row])
+        out[row] = record_fingerprint(np.uint64(offsets[row]), digests[row])
 
 
 @kernel
@@ -283,7 +283,7 @@ def _add_expected_sums(cells: Words, capacity: int, bounds: Int64s, sums: GateSu
         if cells[WORDS * cell] != 0 and cells[WORDS * cell + 2] & DUE == 0:
             segment = find_segment_number(cells[WORDS * cell + 1], bounds)
             sums[segment, 0] += np.uint64(1)
-            sums[segment, 1] += record_mark_bits(cells[WORDS * cell + 1], cells[WORDS * cell + 2])
+            sums[segment, 1] += record_fingerprint(cells[WORDS * cell + 1], cells[WORDS * cell + 2])
 
 
 @kernel
@@ -295,7 +295,7 @@ def _add_expected_sums_outside(cells: Words, state: Int64s, rows: GateRows, boun
         if _find_cell(cells, state[TABLE_CAPACITY], rows[row, 0], rows[row, 2] & _KEY_BITS) < 0:
             segment = find_segment_number(rows[row, 1], bounds)
             sums[segment, 0] += np.uint64(1)
-            sums[segment, 1] += record_mark_bits(rows[row, 1], rows[row, 2])
+            sums[segment, 1] += record_fingerprint(rows[row, 1], rows[row, 2])
 
 
 def zero_gate_sums(segment_count: int) -> GateSums:

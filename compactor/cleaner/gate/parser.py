@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.siphash import siphash128
-from compactor.cleaner.gate.key_table import record_mark_bits
+from compactor.cleaner.gate.key_table import record_fingerprint
 from compactor.constants import MAX_OFFSET
+from compactor.kernels.common import ValueAndNextPosition
 from compactor.kernels.crc import START, crc32c, extend, extend_word
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import prefetch_read
@@ -128,7 +129,7 @@ def _read_big_endian(buf: Bytes, position: int, size: int) -> int:
 
 
 @inline_kernel
-def parse_varint(buf: Bytes, position: int, end: int) -> tuple[int, int]:
+def parse_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
     """Read a varint. Return its value and the next position, which is beyond ``end`` if the number does not end before it."""
     if position < end and buf[position] < 128:
         low = np.int64(buf[position])
@@ -229,13 +230,13 @@ class RecordReader:
 
     def __init__(self, k0: np.uint64, k1: np.uint64, inflate_limit: int) -> None:
         self.on_records: Callable[[HeaderFields, GateRecords], None] | None = None
-        """Function that receives the headers and records of every ``read_batches``; None for none."""
+        """Function that receives the headers and records of every ``parse_records_of_batches``; None for none."""
         self._key = (k0, k1)
         self._limit = inflate_limit
         self._bodies = codecs.ByteBuffer()
         self._columns = _allocate_columns(1 << 14)
 
-    def read_batches(self, buf: Bytes, headers: HeaderFields) -> GateRecords:
+    def parse_records_of_batches(self, buf: Bytes, headers: HeaderFields) -> GateRecords:
         """Parse the records of these batches of one segment.
 
         Raises UnreadableBatchesError, and InflatedTooLargeError if several batches together inflate to too many bytes.
@@ -439,20 +440,20 @@ def _digest_with_java_header_names(records: GateRecords, row: int) -> int:
     key_end = int(records.key_start[row]) + max(int(records.key_length[row]), 0)
     end = len(buf)
 
-    def read_number(at: int) -> tuple[int, int]:
-        value, after = parse_varint(buf, at, end)
+    def parse_varint_at(position: int) -> ValueAndNextPosition:
+        value, after = parse_varint(buf, position, end)
         return int(value), int(after)
 
     parts = [int(records.timestamp[row]).to_bytes(8, "little", signed=True), *_digest_input_of_field(records.key_of_row(row))]
     with np.errstate(over="ignore"):
-        length, at = read_number(key_end)
+        length, at = parse_varint_at(key_end)
         parts += _digest_input_of_field(None if length < 0 else buf[at : at + length].tobytes())
-        names, at = read_number(at + max(length, 0))
+        names, at = parse_varint_at(at + max(length, 0))
         parts.append(names.to_bytes(8, "little", signed=True))
         for _ in range(names):
-            length, at = read_number(at)
+            length, at = parse_varint_at(at)
             parts += _digest_input_of_field(reencode_as_java_utf8(buf[at : at + length].tobytes()))
-            length, at = read_number(at + length)
+            length, at = parse_varint_at(at + length)
             parts += _digest_input_of_field(None if length < 0 else buf[at : at + length].tobytes())
             at += max(length, 0)
     return checksums.crc32c(b"".join(parts)) ^ int(START)
@@ -463,21 +464,21 @@ def _digest_input_of_field(data: bytes | None) -> tuple[bytes, bytes]:
     return (-1 if data is None else len(data)).to_bytes(8, "little", signed=True), data or b""
 
 
-def sum_marks_by_batch(records: GateRecords, counted_flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
-    """Return per batch the number of counted records and the sum of their marks, shape (batches, 2). ``counted_flags``: a flag per
+def sum_fingerprints_by_batch(records: GateRecords, counted_flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
+    """Return per batch the number of counted records and the sum of their fingerprints, shape (batches, 2). ``counted_flags``: a flag per
     record.
     """
     sums = np.zeros((len(records.first_row) - 1, 2), np.uint64)
-    _sum_marks(records.first_row, records.offset, records.digest, counted_flags, sums)
+    _sum_fingerprints(records.first_row, records.offset, records.digest, counted_flags, sums)
     return sums
 
 
 @kernel
-def _sum_marks(
+def _sum_fingerprints(
     first_row: Int64s, offset: Int64s, digest: npt.NDArray[np.uint64], counted: npt.NDArray[np.bool_], sums: npt.NDArray[np.uint64]
 ) -> None:
     for batch in range(first_row.size - 1):
         for row in range(first_row[batch], first_row[batch + 1]):
             if counted[row]:
                 sums[batch, 0] += np.uint64(1)
-                sums[batch, 1] += record_mark_bits(np.uint64(offset[row]), digest[row])
+                sums[batch, 1] += record_fingerprint(np.uint64(offset[row]), digest[row])

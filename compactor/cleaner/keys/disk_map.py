@@ -104,7 +104,7 @@ class DiskOffsetMap:
         """
         self._add_rows(DIRTY, hashes, self._check_ordinals(ordinals))
 
-    def add_answered_keys(self, hashes: Hashes) -> None:
+    def add_keys_with_known_newest_record(self, hashes: Hashes) -> None:
         """Add the keys of a full KeySet, whose newest records are known already, so that no row with such a key survives.
 
         Must be called before ``add_dirty_rows``.

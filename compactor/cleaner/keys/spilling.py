@@ -23,21 +23,21 @@ from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
 from compactor.errors import CompactorError, OutOfBudget
 from compactor.kernels.common import Flags, Hashes
 from compactor.records.batches import Int64s
-from compactor.records.rows import Chunk, Rows
+from compactor.records.rows import BatchChunk, RecordRows
 
 OpenDiskMap = Callable[[int, int], DiskOffsetMap]
 """(part, parts) -> an empty engine on disk."""
 
 
-class SpillingSurvivors(BackwardKeyScan):
-    """Pass 1 that moves its keys to disk when they do not fit. The survivors are known when ``finish_part_of_keys`` was called for every
-    part of the keys.
+class SpillingKeyScan(BackwardKeyScan):
+    """Pass 1 that moves its keys to disk when they do not fit. The survivors are known when ``find_survivors_of_key_part`` was called for
+    every part of the keys.
 
         for part in range(parts):
             scan ...         # dirty segments in descending order
             (keys)           # what filters are asked about
             scan_below ...   # segments below, in any order, that have rows to look up
-            finish_part_of_keys()
+            find_survivors_of_key_part()
 
     :param key_set: the set to begin with; None: on disk from the first row. With several parts always None.
     :param open_disk_map: told (part, parts).
@@ -77,7 +77,7 @@ class SpillingSurvivors(BackwardKeyScan):
         return self._scan
 
     @property
-    def is_on_disk(self) -> bool:
+    def are_rows_on_disk(self) -> bool:
         """Return whether the rows of the current part of the keys are on disk.
 
         If so, rows below the dirty range must be looked up in pass 1.
@@ -85,7 +85,7 @@ class SpillingSurvivors(BackwardKeyScan):
         return self._map is not None
 
     @property
-    def has_spilled(self) -> bool:
+    def has_moved_keys_to_disk(self) -> bool:
         """Return whether keys were moved to disk because memory did not suffice."""
         return self._map is not None or self._entries > 0
 
@@ -149,11 +149,11 @@ class SpillingSurvivors(BackwardKeyScan):
                 mine = np.zeros(rows, np.bool_)
                 mine[piece.picked[self._current_disk_map.flag_keys_in_part(piece.hashes)]] = True
                 added.append(np.packbits(mine))
-        bits.join_chunks()
+        bits.join_chunk_flags()
         self._clean.setdefault(source.ordinal, bits)
         self._clean_places[source.ordinal] = (begins, np.concatenate(added) if added else np.empty(0, np.uint8))
 
-    def finish_part_of_keys(self) -> None:
+    def find_survivors_of_key_part(self) -> None:
         """Finish one part of the keys: find its survivors on disk. Raises OutOfBudget, StoreError."""
         self._scan = replace(self._scan, second_reader=None)  # it has seen all keys
         if self._map is None:
@@ -184,8 +184,10 @@ class SpillingSurvivors(BackwardKeyScan):
         self._set = KeySet(MIN_MAP_BYTES)
 
     @override
-    def _flag_superseded_clean_rows(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
-        if not self.has_spilled:
+    def _flag_superseded_clean_rows(
+        self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: Int64s, below: Int64s
+    ) -> Flags:
+        if not self.has_moved_keys_to_disk:
             found = super()._flag_superseded_clean_rows(source, chunk, rows, first_row, below)
         elif source.ordinal in self._clean:
             found = self._clean[source.ordinal].flag_superseded_rows_of_chunk(chunk, first_row)[below]
@@ -216,6 +218,6 @@ class SpillingSurvivors(BackwardKeyScan):
         """Open an offset map on disk, and move the keys of the full set to it."""
         self._map = self._open(0, 1)
         for keys in self._set.iterate_key_hashes():
-            self._map.add_answered_keys(keys)
+            self._map.add_keys_with_known_newest_record(keys)
         self._peak = self._set.peak_bytes
         self._set = KeySet(MIN_MAP_BYTES)

@@ -14,21 +14,21 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bloom.siphash import key_halves, siphash128
+from bloom.siphash import siphash128, siphash_key_halves
 from compactor.cleaner.keys.key_set import BoundedOffsetMap, KeySet
 from compactor.cleaner.passes.chunks import CleanedChunkCache, clean_batches_of_chunk
-from compactor.cleaner.passes.retention import BatchDecisions, RoundRules, decide_batches_by_headers
+from compactor.cleaner.passes.retention import BatchRetentionDecisions, RetentionRules, decide_batches_by_headers
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
-from compactor.cleaner.witness import ReaderRows, SecondReader
+from compactor.cleaner.second_reader import SecondReader, SecondReaderRows
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import Flags, Hashes
 from compactor.kernels.jit import kernel
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
 from compactor.records.encode import FILTER
-from compactor.records.rows import Chunk, Int32s, Rows, parse_records
+from compactor.records.rows import BatchChunk, Int32s, RecordRows, parse_records
 
 _END = 2**63 - 1
 
@@ -63,7 +63,7 @@ class SurvivorLookup(Protocol):
     def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCounts | None:
         """Return the number of surviving records per batch, as far as it is known without reading records, or None."""
 
-    def flag_superseded_rows(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
+    def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: Int64s) -> Flags:
         """Return a flag per row of a chunk: whether the mapped range has a later record of its key."""
 
 
@@ -84,20 +84,20 @@ class KeyScanParameters:
     hash_key: bytes
     inflate_limit: int
     finished: CleanedChunkCache
-    rules: RoundRules | None = None
+    rules: RetentionRules | None = None
     second_reader: SecondReader | None = None
 
     def dirty_segments_with_batches(self) -> list[tuple[SourceSegment, Flags]]:
         """Return the segments that pass 1 reads, with the batches whose records may enter the map."""
         dirty = [source for source in self.sources if source.end > self.first_dirty and source.base < self.end]
-        return [(source, self.flag_batches_to_map(source)) for source in dirty]
+        return [(source, self.flag_batches_for_offset_map(source)) for source in dirty]
 
-    def flag_batches_to_map(self, source: SourceSegment) -> Flags:
+    def flag_batches_for_offset_map(self, source: SourceSegment) -> Flags:
         """Return a flag per batch of a segment: whether it may have records that enter the offset map."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.last_offset >= self.first_dirty)
 
-    def flag_batches_below_range(self, source: SourceSegment) -> Flags:
+    def flag_batches_below_dirty_range(self, source: SourceSegment) -> Flags:
         """Return a flag per batch of a segment: whether it may have records below the dirty range that have a later record of their key."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.base_offset < self.first_dirty)
@@ -124,8 +124,10 @@ class KeyScanParameters:
             rows, first_row = parse_records(source.table, chunk, buffers.rows, source.name)
             hashes, picked = _hash_keyed_rows_of_chunk(buffers, chunk, rows, low, high, self.hash_key, backwards)
             shown = self.second_reader is not None and backwards and not below_dirty_range
-            witnessed = self.second_reader.read_chunk(buffers, source, chunk) if self.second_reader is not None and shown else None
-            piece = HashedChunkKeys(chunk, first_row, hashes, picked, rows.offset, rows.value_length, rows, witnessed)
+            second_reader_rows = (
+                self.second_reader.read_pass_one_chunk(buffers, source, chunk) if self.second_reader is not None and shown else None
+            )
+            piece = HashedChunkKeys(chunk, first_row, hashes, picked, rows.offset, rows.value_length, rows, second_reader_rows)
             found.append(piece if chunk.last - chunk.first == end_batch - first_batch else piece.copy_from_buffers())
         return found
 
@@ -137,19 +139,19 @@ class HashedChunkKeys:
     rows: None if a range of batches came in several chunks, because only the other arrays outlive the next chunk.
     """
 
-    chunk: Chunk
+    chunk: BatchChunk
     first_row: Int64s
     hashes: Hashes
     picked: Int64s
     offset: Int64s
     value_length: Int32s
-    rows: Rows | None
-    witnessed: ReaderRows | None
+    rows: RecordRows | None
+    second_reader_rows: SecondReaderRows | None
 
     def copy_from_buffers(self) -> HashedChunkKeys:
         """Return a copy that stays valid when the thread's buffers are reused."""
         hashes, picked, offset, value_length = self.hashes.copy(), self.picked.copy(), self.offset.copy(), self.value_length.copy()
-        return HashedChunkKeys(self.chunk, self.first_row, hashes, picked, offset, value_length, None, self.witnessed)
+        return HashedChunkKeys(self.chunk, self.first_row, hashes, picked, offset, value_length, None, self.second_reader_rows)
 
 
 class SurvivorBitmap:
@@ -182,14 +184,14 @@ class SurvivorBitmap:
         self._parts.append(np.packbits(survives_flags))
         self._size += len(self._parts[-1])
 
-    def join_chunks(self) -> None:
+    def join_chunk_flags(self) -> None:
         """Join the flags of all chunks to the segment's bitmap. Called after the last chunk was added."""
         if self._parts:
             self.packed = np.concatenate(self._parts)
         self._parts = []
 
     @measure_stage(WorkStage.DECIDE)
-    def flag_superseded_rows_of_chunk(self, chunk: Chunk, first_row: Int64s) -> Flags:
+    def flag_superseded_rows_of_chunk(self, chunk: BatchChunk, first_row: Int64s) -> Flags:
         """Return a flag per row of the chunk: whether a later record has its key."""
         out = np.zeros(int(first_row[-1]), np.bool_)
         _unpack_superseded(self.packed, self.begin[chunk.first : chunk.last], first_row, out)
@@ -202,7 +204,7 @@ class _SegmentScan:
 
     source: SourceSegment
     bits: SurvivorBitmap
-    decisions: BatchDecisions | None
+    decisions: BatchRetentionDecisions | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +273,8 @@ class BackwardKeyScan:
             scanned, pieces = prepared
             marked = [(piece, *self._flag_first_rows_of_keys(piece)) for piece in pieces]
             for piece in pieces:
-                if key_scan.second_reader is not None and piece.witnessed is not None:
-                    key_scan.second_reader.add_chunk_rows(scanned.source, piece.witnessed)
+                if key_scan.second_reader is not None and piece.second_reader_rows is not None:
+                    key_scan.second_reader.add_chunk_rows(scanned.source, piece.second_reader_rows)
             for piece, survives, final in marked:
                 scanned.bits.add_chunk(piece, survives, key_scan.first_dirty, scanned.source, is_final=final)
             return (scanned, *marked[0][:2]) if len(marked) == 1 and marked[0][2] else None
@@ -280,7 +282,7 @@ class BackwardKeyScan:
         for _ in workers.run_three_step_jobs(hash_batch_range, mark_survivors, self._clean_decided_chunk, scan_jobs()):
             pass
         for scanned in begun:
-            scanned.bits.join_chunks()
+            scanned.bits.join_chunk_flags()
 
     def _prepare_segment_scan(self, source: SourceSegment, clean_at_once: bool) -> _SegmentScan:
         """Prepare the scan of a segment: an empty bitmap, and the decisions on its batches if chunks may be cleaned at once."""
@@ -334,7 +336,7 @@ class BackwardKeyScan:
         bits = self._bits.get(source.ordinal)
         return None if bits is None else SurvivorCounts(bits.kept, bits.tombstones)
 
-    def flag_superseded_rows(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
+    def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: Int64s) -> Flags:
         bits = self._bits.get(source.ordinal)
         superseded = bits.flag_superseded_rows_of_chunk(chunk, first_row) if bits is not None else np.zeros(len(rows), np.bool_)
         if source.base < self._scan.first_dirty:
@@ -343,7 +345,9 @@ class BackwardKeyScan:
                 superseded[below] = self._flag_superseded_clean_rows(source, chunk, rows, first_row, below)
         return superseded
 
-    def _flag_superseded_clean_rows(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s, below: Int64s) -> Flags:
+    def _flag_superseded_clean_rows(
+        self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: Int64s, below: Int64s
+    ) -> Flags:
         """Return a flag per row: whether it lies below the dirty range and the dirty range has its key."""
         found = np.empty(len(below), np.bool_)
         self._set.flag_contained_keys(_hash_picked_rows(chunk, rows, below, self._scan.hash_key), found)
@@ -376,7 +380,7 @@ class BoundedMapSurvivors:
     def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCounts | None:
         return None
 
-    def flag_superseded_rows(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
+    def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: Int64s) -> Flags:
         keyed = np.flatnonzero((rows.key_length >= 0) & (rows.offset <= self.last_mapped_offset))
         latest = np.empty(len(keyed), np.int64)
         self._table.find_latest_offsets(_hash_picked_rows(chunk, rows, keyed, self._scan.hash_key), latest)
@@ -426,22 +430,31 @@ def find_survivors_with_bounded_map(key_scan: KeyScanParameters, table: BoundedO
 
 @measure_stage(WorkStage.HASH, lambda buffers, chunk, rows, *_: int(np.maximum(rows.key_length, 0).sum()))
 def _hash_keyed_rows_of_chunk(
-    buffers: ThreadBuffers, chunk: Chunk, rows: Rows, first_offset: int, end_offset: int, hash_key: bytes, backwards: bool
+    buffers: ThreadBuffers, chunk: BatchChunk, rows: RecordRows, first_offset: int, end_offset: int, hash_key: bytes, backwards: bool
 ) -> tuple[Hashes, Int64s]:
     """Return the key hashes of the rows with offsets from ``first_offset`` up to ``end_offset`` (exclusive) that have a key, and the
     numbers of these rows.
     """
     hashes, picked = buffers.hashes.buffers_for_rows(_count_keyed_rows(rows.offset, rows.key_length, first_offset, end_offset))
     _hash_keyed_rows(
-        chunk.buf, rows.offset, rows.key_start, rows.key_length, first_offset, end_offset, *key_halves(hash_key), backwards, hashes, picked
+        chunk.buf,
+        rows.offset,
+        rows.key_start,
+        rows.key_length,
+        first_offset,
+        end_offset,
+        *siphash_key_halves(hash_key),
+        backwards,
+        hashes,
+        picked,
     )
     return hashes, picked
 
 
 @measure_stage(WorkStage.HASH, lambda chunk, rows, picked, _: int(rows.key_length[picked].sum()))
-def _hash_picked_rows(chunk: Chunk, rows: Rows, picked: Int64s, key: bytes) -> Hashes:
+def _hash_picked_rows(chunk: BatchChunk, rows: RecordRows, picked: Int64s, key: bytes) -> Hashes:
     """Return the key hashes of the rows with the numbers ``picked``."""
-    return _hash_rows(chunk.buf, picked, rows.key_start, rows.key_length, *key_halves(key))
+    return _hash_rows(chunk.buf, picked, rows.key_start, rows.key_length, *siphash_key_halves(key))
 
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from compactor.cleaner.passes.retention import BatchDecisions, RoundRules, decide_batches_by_records
+from compactor.cleaner.passes.retention import BatchRetentionDecisions, RetentionRules, decide_batches_by_records
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.worker_threads import ThreadBuffers
 from compactor.errors import BadData
@@ -20,8 +20,8 @@ from compactor.kernels.common import Flags
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records.balance import Sums, digest_sums_by_account
 from compactor.records.batches import NOT_CONTROL, Int64s
-from compactor.records.encode import COPY, EncodedBatches, encode_chunk
-from compactor.records.rows import Chunk, Rows
+from compactor.records.encode import COPY, EncodedBatches, encode_cleaned_chunk
+from compactor.records.rows import BatchChunk, RecordRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ class CleanedChunk:
 def clean_batches_of_chunk(
     buffers: ThreadBuffers,
     source: SourceSegment,
-    chunk: Chunk,
-    rows: Rows,
+    chunk: BatchChunk,
+    rows: RecordRows,
     first_row: Int64s,
     superseded: Flags,
-    decisions: BatchDecisions,
-    rules: RoundRules,
+    decisions: BatchRetentionDecisions,
+    rules: RetentionRules,
 ) -> CleanedChunk:
     """Clean the batches of a chunk: decide which records stay, and encode the batches. The result uses the thread's buffers. decisions:
     those of ``decide_batches_by_headers`` on the chunk's batches.
@@ -72,7 +72,7 @@ def clean_batches_of_chunk(
     keep, horizon = decide_batches_by_records(
         source.table, chunk, rows, first_row, superseded, action, decisions.retain_empty, rules, source.mtime_ms
     )
-    encoded = encode_chunk(source.buf, source.table, chunk, rows, first_row, keep, action, horizon, buffers.output, source.name)
+    encoded = encode_cleaned_chunk(source.buf, source.table, chunk, rows, first_row, keep, action, horizon, buffers.output, source.name)
     counts = np.maximum(source.table.count[chunk.first : chunk.last].astype(np.int64), np.diff(first_row))
     sums = None
     if rules.balance_key is not None:
@@ -92,7 +92,7 @@ def clean_batches_of_chunk(
     return CleanedChunk(encoded, int(counts.sum()), int(np.count_nonzero(keep)) + int(counts[copied].sum()), sums)
 
 
-def _reject_markers_without_value(source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> None:
+def _reject_markers_without_value(source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: Int64s) -> None:
     """Raise BadData for a control record without a value: Kafka's cleaner would take it for a tombstone, and brokers cannot load such a
     log.
     """
@@ -110,7 +110,7 @@ def _reject_markers_without_value(source: SourceSegment, chunk: Chunk, rows: Row
         )
 
 
-def _reject_unordered_wrappers(source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> None:
+def _reject_unordered_wrappers(source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: Int64s) -> None:
     """Raise BadData if the records of a v0/v1 wrapper are out of order, because the wrapper's header does not state its base offset."""
     table = source.table
     for i in np.flatnonzero(np.diff(first_row) > 0).tolist():
@@ -157,7 +157,7 @@ class CleanedChunkCache:
         return self._left > 0
 
     @measure_stage(WorkStage.KEEP, lambda self, source, chunk, cleaned: len(cleaned.encoded.data))
-    def store_chunk_within_budget(self, source: SourceSegment, chunk: Chunk, cleaned: CleanedChunk) -> None:
+    def store_chunk_within_budget(self, source: SourceSegment, chunk: BatchChunk, cleaned: CleanedChunk) -> None:
         """Store a copy of a cleaned chunk if the budget allows it."""
         size = len(cleaned.encoded.data)
         with self._dealing:

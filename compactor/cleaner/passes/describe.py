@@ -16,7 +16,7 @@ from compactor.records.rows import RowBuffers, parse_records
 
 
 @dataclass(frozen=True, slots=True)
-class ContentSummary:
+class SegmentContentSummary:
     """Timestamps and number of records of a segment.
 
     max_timestamp_ms: largest timestamp, without control records, whose timestamps come from the broker's clock; -1 for none.
@@ -28,17 +28,17 @@ class ContentSummary:
     records: int
 
 
-def summarize_content(table: BatchTable) -> ContentSummary:
+def summarize_segment_content(table: BatchTable) -> SegmentContentSummary:
     """Return timestamps and number of records of a segment."""
     data = table.max_timestamp[(table.control == NOT_CONTROL) & ((table.count > 0) | (table.magic < 2))]
-    return ContentSummary(
+    return SegmentContentSummary(
         max_timestamp_ms=int(data.max(initial=-1)),
         first_timestamp_ms=int(table.max_timestamp[0]) if len(table) else -1,
         records=int(table.count.sum()),
     )
 
 
-def read_earliest_due_ms(source: SourceSegment, inflate_limit: int) -> int:
+def read_earliest_delete_horizon_ms(source: SourceSegment, inflate_limit: int) -> int:
     """Return the earliest time at which a delete horizon of a marker or tombstone passes, in milliseconds, or -1. Reads the records of
     batches with a horizon.
     """
@@ -59,11 +59,11 @@ def read_earliest_due_ms(source: SourceSegment, inflate_limit: int) -> int:
     return due if due != NEVER_MS else NO_TIMESTAMP
 
 
-def earliest_due_ms_by_counts(table: BatchTable, counted: RemovableRecordCounts) -> int:
+def earliest_delete_horizon_ms(table: BatchTable, removable_counts: RemovableRecordCounts) -> int:
     """Return the earliest time at which a delete horizon passes, in milliseconds, or -1, from the numbers of tombstones that were collected
     for a sidecar.
     """
-    due = min(_earliest_marker_horizon_ms(table), counted.earliest_tombstone_horizon_ms)
+    due = min(_earliest_marker_horizon_ms(table), removable_counts.earliest_tombstone_horizon_ms)
     return due if due != NEVER_MS else NO_TIMESTAMP
 
 
@@ -78,7 +78,7 @@ def _earliest_marker_horizon_ms(table: BatchTable) -> int:
     return int(table.base_timestamp[_flag_batches_with_horizon(table) & (table.control != NOT_CONTROL)].min(initial=NEVER_MS))
 
 
-def read_last_record_offset(source: SourceSegment, inflate_limit: int) -> int:
+def read_offset_of_last_record(source: SourceSegment, inflate_limit: int) -> int:
     """Return the offset of the last record, including control records, or -1. A batch may end after its last record. Raises BadData."""
     table, buffers = source.table, RowBuffers()
     for batch in np.flatnonzero((table.count > 0) | (table.magic < 2))[::-1].tolist():

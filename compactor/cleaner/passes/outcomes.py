@@ -29,7 +29,7 @@ def txn_outcomes_by_batch(table: BatchTable, next_outcome_by_producer: dict[int,
         start.
     """
     kinds = np.full(len(table), UNDECIDED, np.int8)
-    transactional = table.is_transactional
+    transactional = table.transactional_flags
     some = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT) | ((table.control == NOT_CONTROL) & transactional))
     if len(some):
         ids, producer = np.unique(table.producer_id[some], return_inverse=True)

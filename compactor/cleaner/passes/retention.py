@@ -16,13 +16,13 @@ from compactor.records.balance import BalanceKey
 from compactor.records.batches import EMPTIED, HORIZON, MALFORMED, NOT_CONTROL, BatchTable, Int64s
 from compactor.records.encode import COPY, DROP, EMPTY, FILTER, REWRITE, Actions
 from compactor.records.producers import ProducerStates
-from compactor.records.rows import Chunk, Int32s, Rows
+from compactor.records.rows import BatchChunk, Int32s, RecordRows
 
 LAST_MS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class RoundRules:
+class RetentionRules:
     """Values on which the retention rules depend, besides batches and records. Times are in milliseconds.
 
     latest_offset: last offset that the offset map covers.
@@ -47,7 +47,7 @@ class RoundRules:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchDecisions:
+class BatchRetentionDecisions:
     """Decisions by header, per batch.
 
     action: DROP, COPY or EMPTY if the header is enough, FILTER if the records decide.
@@ -60,13 +60,15 @@ class BatchDecisions:
     retain_empty: Flags
     discarded: Flags
 
-    def decisions_of_rows(self, rows: slice) -> BatchDecisions:
+    def decisions_of_rows(self, rows: slice) -> BatchRetentionDecisions:
         """Return the decisions on the batches in a slice of rows."""
-        return BatchDecisions(self.action[rows], self.retain_empty[rows], self.discarded[rows])
+        return BatchRetentionDecisions(self.action[rows], self.retain_empty[rows], self.discarded[rows])
 
 
 @measure_stage(WorkStage.DECIDE)
-def decide_batches_by_headers(table: BatchTable, verdicts: TransactionVerdicts, rules: RoundRules, segment: str) -> BatchDecisions:
+def decide_batches_by_headers(
+    table: BatchTable, verdicts: TransactionVerdicts, rules: RetentionRules, segment: str
+) -> BatchRetentionDecisions:
     """Return the decision on each batch of a segment, as far as its header allows one. Raises BadData for a marker that cannot be read."""
     malformed = np.flatnonzero(table.control == MALFORMED)
     if len(malformed):
@@ -95,7 +97,7 @@ def decide_batches_by_headers(table: BatchTable, verdicts: TransactionVerdicts, 
     action = _header_action_of_batches(
         table.control, table.attributes, table.base_timestamp, verdicts.discardable, retain_empty, rules.now_ms
     )
-    return BatchDecisions(action, retain_empty, verdicts.discardable)
+    return BatchRetentionDecisions(action, retain_empty, verdicts.discardable)
 
 
 @kernel
@@ -120,13 +122,13 @@ def _header_action_of_batches(
 @measure_stage(WorkStage.DECIDE, lambda table, chunk, *_: chunk.body_size_bytes)
 def decide_batches_by_records(
     table: BatchTable,
-    chunk: Chunk,
-    rows: Rows,
+    chunk: BatchChunk,
+    rows: RecordRows,
     first_row: Int64s,
     superseded: Flags,
     action: Actions,
     retain_empty: Flags,
-    rules: RoundRules,
+    rules: RetentionRules,
     mtime_ms: int,
 ) -> tuple[Flags, Int64s]:
     """Decide the FILTER batches of a chunk by their records. Return a flag per row (whether the record stays) and the delete horizon of

@@ -13,12 +13,12 @@ import numpy as np
 
 from compactor.cleaner.keys.survivors import SurvivorCounts, SurvivorLookup
 from compactor.cleaner.passes.chunks import CleanedChunk, CleanedChunkCache, clean_batches_of_chunk
-from compactor.cleaner.passes.retention import BatchDecisions, RoundRules, decide_batches_by_headers
+from compactor.cleaner.passes.retention import BatchRetentionDecisions, RetentionRules, decide_batches_by_headers
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import BARRIER, Barrier, ThreadBuffers, WorkerThreads
 from compactor.cleaner.row_spool import NO_LIMIT, DiskReservation
-from compactor.cleaner.witness import SecondReader
+from compactor.cleaner.second_reader import SecondReader
 from compactor.errors import BadData
 from compactor.kernels.common import Flags
 from compactor.model.balance import DigestSum
@@ -27,7 +27,7 @@ from compactor.records.balance import Sums, digest_sum_of_segment, zero_sums_by_
 from compactor.records.batches import HEADER, HORIZON, NOT_CONTROL, BatchTable, Int64s
 from compactor.records.encode import COPY, DROP, EMPTY, FILTER, MAX_SEGMENT, EncodedBatches, encode_filler_batch
 from compactor.records.indexes import encode_offset_and_time_index
-from compactor.records.rows import Chunk, parse_records
+from compactor.records.rows import BatchChunk, parse_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class _BatchRange:
     source: SourceSegment
     first: int
     last: int
-    decisions: BatchDecisions
+    decisions: BatchRetentionDecisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class RewritePass:
     """Pass 2 of a round: writes the new segment of each of its groups."""
 
     survivors: SurvivorLookup
-    rules: RoundRules
+    rules: RetentionRules
     index_interval_bytes: int
     inflate_limit: int
     finished: CleanedChunkCache
@@ -197,7 +197,7 @@ class RewritePass:
         return job.source, self._clean_chunks_of_range(buffers, job.source, job.first, job.last, job.decisions)
 
     def _clean_chunks_of_range(
-        self, buffers: ThreadBuffers, source: SourceSegment, first: int, last: int, decisions: BatchDecisions
+        self, buffers: ThreadBuffers, source: SourceSegment, first: int, last: int, decisions: BatchRetentionDecisions
     ) -> list[CleanedChunk]:
         """Return the cleaned chunks of one range of batches: taken from pass 1, made from the batch headers alone, or read now."""
         action = decisions.action
@@ -209,7 +209,7 @@ class RewritePass:
         if not wanted.any():
             source.verify_crcs_once(first, last)
             nowhere = np.zeros(last - first, np.int64)
-            chunk = Chunk(first, last, source.buf[:0], nowhere, nowhere, wanted)
+            chunk = BatchChunk(first, last, source.buf[:0], nowhere, nowhere, wanted)
             none = np.empty(0, np.bool_)
             return [
                 clean_batches_of_chunk(
@@ -221,7 +221,7 @@ class RewritePass:
             some = slice(chunk.first - first, chunk.last - first)
             rows, first_row = parse_records(source.table, chunk, buffers.rows, source.name)
             if self.second_reader is not None:
-                self.second_reader.read_expected_chunk(buffers, source, chunk)
+                self.second_reader.read_pass_two_chunk(buffers, source, chunk)
             superseded = self.survivors.flag_superseded_rows(source, chunk, rows, first_row)
             clean = clean_batches_of_chunk(
                 buffers, source, chunk, rows, first_row, superseded, decisions.decisions_of_rows(some), self.rules
@@ -260,7 +260,7 @@ def _append_filler(file: BinaryIO, done: _RewriteProgress, base: int, end_offset
     done.add_encoded_batches(EncodedBatches(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
 
 
-def _decide_batches_by_counts(table: BatchTable, decisions: BatchDecisions, counts: SurvivorCounts, now_ms: int) -> None:
+def _decide_batches_by_counts(table: BatchTable, decisions: BatchRetentionDecisions, counts: SurvivorCounts, now_ms: int) -> None:
     """Decide those batches by the counts of pass 1 that need not be read again: no record survives, or all do and no tombstone is due."""
     action, retain_empty = decisions.action, decisions.retain_empty
     open_ = (action == FILTER) & (counts.kept >= 0)

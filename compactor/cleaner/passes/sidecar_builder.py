@@ -1,7 +1,7 @@
 """Sidecars made from segments, and stand-ins made from sidecars.
 
 In the transaction fold, a stand-in replaces a segment that is not read: its batches are the sidecar's producer runs and markers. If the
-segment is read later, ``segment_verdicts_from_stand_in`` converts the verdicts.
+segment is read later, ``verdicts_of_substituted_segment`` converts the verdicts.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import numpy.typing as npt
 
 from bloom.directory import HAS_KEYLESS_RECORD, HAS_TOMBSTONE, KeyDirectory, hash_prefixes
 from bloom.sidecar import KeyCollector, RemovableRecordCounts, Sidecar
-from bloom.siphash import hash_keys, key_halves
+from bloom.siphash import hash_keys, siphash_key_halves
 from bloom.sizing import FilterDesign
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import TransactionVerdicts, replace_with_given_entries
+from compactor.cleaner.passes.transactions import TransactionVerdicts, prefer_given_txn_index_entries
 from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
 from compactor.constants import NEVER_MS
 from compactor.records.batches import HORIZON, NOT_CONTROL, BatchTable, Int64s, read_only_view
-from compactor.records.headers import copy_headers
-from compactor.records.producer_runs import extract_runs_and_markers, stand_in_batch_table
-from compactor.records.rows import Chunk, Rows, parse_records
+from compactor.records.headers import copy_batch_headers
+from compactor.records.producer_runs import batch_table_from_runs_and_markers, extract_producer_runs_and_markers
+from compactor.records.rows import BatchChunk, RecordRows, parse_records
 
 NO_BYTES = read_only_view(np.empty(0, np.uint8))
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkSummary:
+class SidecarChunkSummary:
     """Facts about the batches of a chunk that a sidecar needs.
 
     first: number of the first of these batches.
@@ -69,13 +69,13 @@ class SidecarBuilder:
         self._table = source.table
         self._data = source.table.control == NOT_CONTROL
         self._hashing = counts_distinct_keys or collects_directory or design is not None
-        self._summaries: list[ChunkSummary] | None = [] if collects_directory else None
+        self._summaries: list[SidecarChunkSummary] | None = [] if collects_directory else None
         self._sidecar = KeyCollector(design)
         self.hash_key = hash_key
-        self._halves = key_halves(hash_key)
+        self._halves = siphash_key_halves(hash_key)
         self.due = RemovableRecordCounts()
 
-    def summarize_chunk(self, chunk: Chunk, rows: Rows, first_row: Int64s) -> ChunkSummary:
+    def summarize_chunk(self, chunk: BatchChunk, rows: RecordRows, first_row: Int64s) -> SidecarChunkSummary:
         """Summarize a chunk while its rows are valid, leaving out control records. May be called in any thread."""
         table = self._table
         keyed = rows.key_length >= 0
@@ -94,12 +94,12 @@ class SidecarBuilder:
         earliest = int(table.base_timestamp[batches][dated].min(initial=NEVER_MS))
         keyless = records - int(np.count_nonzero(keyed))
         keys, flags = self._directory_counts_and_flags(rows, first_row, chunk, keyed) if self._summaries is not None else _NO_DIRECTORY
-        return ChunkSummary(
+        return SidecarChunkSummary(
             hashes, chunk.first, keys, flags, len(tombstones), len(tombstones) - int(np.count_nonzero(dated)), earliest, keyless
         )
 
     def _directory_counts_and_flags(
-        self, rows: Rows, first_row: Int64s, chunk: Chunk, keyed: npt.NDArray[np.bool_]
+        self, rows: RecordRows, first_row: Int64s, chunk: BatchChunk, keyed: npt.NDArray[np.bool_]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
         """Return number of keys and flags of each batch, for the key directory."""
         keys = _count_flagged_rows_by_batch(keyed, first_row)
@@ -107,7 +107,7 @@ class SidecarBuilder:
         buried = _count_flagged_rows_by_batch(keyed & (rows.value_length < 0), first_row) > 0
         return keys.astype(np.int32), (keyless * np.uint8(HAS_KEYLESS_RECORD) | buried * np.uint8(HAS_TOMBSTONE)).astype(np.uint8)
 
-    def add_summary(self, summary: ChunkSummary) -> None:
+    def add_chunk_summary(self, summary: SidecarChunkSummary) -> None:
         """Add the summary of a chunk. Must be called by one thread at a time."""
         self._sidecar.add_hashes(summary.hashes)
         if self._summaries is not None:
@@ -121,7 +121,7 @@ class SidecarBuilder:
 
     def build_sidecar(self, segment_id: str) -> Sidecar:
         """Return the sidecar. Called after all batches with records were added."""
-        runs, markers = extract_runs_and_markers(self._table)
+        runs, markers = extract_producer_runs_and_markers(self._table)
         return self._sidecar.build_sidecar(segment_id, int(self._table.count[self._data].sum()), self.due, runs, markers)
 
     def build_key_directory(self, segment_id: str) -> KeyDirectory:
@@ -135,7 +135,7 @@ class SidecarBuilder:
             flags[one.first : one.first + len(one.flags)] = one.flags
         pieces = [hash_prefixes(one.hashes) for one in summary]
         return KeyDirectory(
-            segment_id, copy_headers(self._source.buf, table.position), table.control, table.coordinator_epoch, flags, keys,
+            segment_id, copy_batch_headers(self._source.buf, table.position), table.control, table.coordinator_epoch, flags, keys,
             np.concatenate(pieces) if pieces else np.empty(0, np.uint32),
         )  # fmt: skip
 
@@ -173,7 +173,7 @@ def add_segment_to_builder(builder: SidecarBuilder, source: SourceSegment, infla
     """Add every data batch of ``source`` to ``builder`` and return the builder. Raises BadData."""
     wanted = source.table.control == NOT_CONTROL
 
-    def summarize_batch_range(buffers: ThreadBuffers, job: tuple[int, int]) -> list[ChunkSummary]:
+    def summarize_batch_range(buffers: ThreadBuffers, job: tuple[int, int]) -> list[SidecarChunkSummary]:
         first, last = job
         chunks = source.read_chunks(first, last, wanted[first:last], inflate_limit, buffers.bodies)
         return [builder.summarize_chunk(chunk, *parse_records(source.table, chunk, buffers.rows, source.name)) for chunk in chunks]
@@ -182,34 +182,36 @@ def add_segment_to_builder(builder: SidecarBuilder, source: SourceSegment, infla
         summarize_batch_range, [(first, last) for first, last in source.uniform_batch_ranges() if wanted[first:last].any()]
     ):
         for summary in found:
-            builder.add_summary(summary)
+            builder.add_chunk_summary(summary)
     return builder
 
 
-def stand_in_segment(ordinal: int, name: str, base_offset: int, end_offset: int, mtime_ms: int, sidecar: Sidecar) -> SourceSegment:
+def substitute_segment_from_sidecar(
+    ordinal: int, name: str, base_offset: int, end_offset: int, mtime_ms: int, sidecar: Sidecar
+) -> SourceSegment:
     """Return a substitute for a segment, made from its sidecar, to compute outcomes of transactions without reading the segment.
 
     It has no bytes; its batches are the sidecar's producer runs and markers.
     """
-    table = stand_in_batch_table(sidecar.producer_runs, sidecar.markers)
+    table = batch_table_from_runs_and_markers(sidecar.producer_runs, sidecar.markers)
     return SourceSegment(ordinal, name, base_offset, end_offset, mtime_ms, NO_BYTES, table)
 
 
-def segment_verdicts_from_stand_in(source: SourceSegment, stand_in: SourceSegment, verdicts: TransactionVerdicts) -> TransactionVerdicts:
-    """Convert the outcomes of transactions (verdicts) for the batches of a segment's substitute (``stand_in_segment``) to those for the
-    batches of the segment itself.
+def verdicts_of_substituted_segment(source: SourceSegment, substitute: SourceSegment, verdicts: TransactionVerdicts) -> TransactionVerdicts:
+    """Convert the outcomes of transactions (verdicts) for the batches of a segment's substitute
+    (``substitute_segment_from_sidecar``) to those for the batches of the segment itself.
 
     A marker has a batch of its own in the substitute; a data batch has the verdict of its run, which is the next batch of its producer
     there.
     """
-    producers = np.unique(stand_in.table.producer_id)
-    offsets = np.unique(np.concatenate((stand_in.table.base_offset, source.table.base_offset)))
+    producers = np.unique(substitute.table.producer_id)
+    offsets = np.unique(np.concatenate((substitute.table.base_offset, source.table.base_offset)))
 
     def sort_key_by_producer_and_offset(table: BatchTable) -> npt.NDArray[np.int64]:
         """Return one number per batch that sorts by producer and base offset."""
         return np.searchsorted(producers, table.producer_id) * len(offsets) + np.searchsorted(offsets, table.base_offset)
 
-    events_at = sort_key_by_producer_and_offset(stand_in.table)
+    events_at = sort_key_by_producer_and_offset(substitute.table)
     order = np.argsort(events_at, kind="stable")
     following = np.searchsorted(events_at[order], sort_key_by_producer_and_offset(source.table))
     known = np.isin(source.table.producer_id, producers) & (following < len(order))
@@ -218,4 +220,4 @@ def segment_verdicts_from_stand_in(source: SourceSegment, stand_in: SourceSegmen
     for name in ("aborted", "discardable", "indexed"):
         flags[name] = np.zeros(len(source.table), np.bool_)
         flags[name][known] = getattr(verdicts, name)[event]
-    return replace(verdicts, **flags, txn_entries=replace_with_given_entries(verdicts.txn_entries.copy(), source.txn_entries))
+    return replace(verdicts, **flags, txn_entries=prefer_given_txn_index_entries(verdicts.txn_entries.copy(), source.txn_entries))

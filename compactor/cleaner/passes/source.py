@@ -28,9 +28,9 @@ from compactor.records.batches import (
     verify_crcs_of_batches,
 )
 from compactor.records.bulk import BatchUnreadable, decompress_batch_bodies
-from compactor.records.encode import DROP, REWRITE, OutputBuffer, encode_chunk
+from compactor.records.encode import DROP, REWRITE, OutputBuffer, encode_cleaned_chunk
 from compactor.records.indexes import TXN_ENTRY, TxnEntries
-from compactor.records.rows import Chunk, RowBuffers, parse_records, uncompressed_chunk
+from compactor.records.rows import BatchChunk, RowBuffers, parse_records, uncompressed_chunk
 
 PLAIN_CHUNK: Final = 1 << 22
 """Bytes of uncompressed batches handled at once: small enough to stay in the processor's cache, large enough to hide Python."""
@@ -130,7 +130,7 @@ class SourceSegment:
         bodies: codecs.ByteBuffer | None = None,
         *,
         backwards: bool = False,
-    ) -> Iterator[Chunk]:
+    ) -> Iterator[BatchChunk]:
         """Yield the batches from ``first_batch`` up to ``end_batch`` (exclusive) as chunks, with the bodies of the wanted batches.
 
         :param wanted: a flag per batch of the range.
@@ -147,7 +147,7 @@ class SourceSegment:
         ends = self._inflate_wanted_bodies(first_batch, end_batch, wanted, max_body_bytes, bodies)
         if ends is not None:
             starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
-            yield Chunk(first_batch, end_batch, read_only_view(bodies.array[: bodies.size]), starts, ends, wanted)
+            yield BatchChunk(first_batch, end_batch, read_only_view(bodies.array[: bodies.size]), starts, ends, wanted)
             return
         middle = (first_batch + end_batch) // 2
         for one, two in [(middle, end_batch), (first_batch, middle)] if backwards else [(first_batch, middle), (middle, end_batch)]:
@@ -227,7 +227,7 @@ def open_source_segment(
         ordinal, path.name, base_offset, end_offset if end_offset is not None else max(last + 1, base_offset + 1), mtime_ms, buf, table,
         txn_entries=txn_entries if txn_entries is not None else np.empty(0, TXN_ENTRY), is_last=end_offset is None,
     )  # fmt: skip
-    read_compressed_markers(source, max_body_bytes)
+    set_types_of_compressed_markers(source, max_body_bytes)
     return source
 
 
@@ -278,11 +278,13 @@ def bytes_from_offset(source: SourceSegment, offset: int, inflate_limit: int) ->
         keep = rows.offset >= offset
         action = np.full(1, REWRITE if keep.any() else DROP, np.uint8)
         horizon = np.where(table.attributes[first : first + 1] & HORIZON, table.base_timestamp[first : first + 1], NO_HORIZON)
-        head += encode_chunk(source.buf, table, chunk, rows, first_row, keep, action, horizon, OutputBuffer(), source.name).data.tobytes()
+        head += encode_cleaned_chunk(
+            source.buf, table, chunk, rows, first_row, keep, action, horizon, OutputBuffer(), source.name
+        ).data.tobytes()
     return head + source.buf[int(table.position[first] + table.size[first]) :].tobytes()
 
 
-def read_compressed_markers(source: SourceSegment, max_body_bytes: int) -> None:
+def set_types_of_compressed_markers(source: SourceSegment, max_body_bytes: int) -> None:
     """Set the control type of compressed control batches in the segment's table. No known client writes such batches, but Kafka reads
     them.
     """

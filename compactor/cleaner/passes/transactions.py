@@ -104,10 +104,10 @@ def _txn_index_entries_that_stay(source: SourceSegment, markers: Int64s, first_o
     entries["first_offset"] = first_offset
     entries["last_offset"] = source.table.last_offset[markers]
     entries["last_stable_offset"] = stable
-    return replace_with_given_entries(entries, source.txn_entries)
+    return prefer_given_txn_index_entries(entries, source.txn_entries)
 
 
-def replace_with_given_entries(entries: TxnEntries, given: TxnEntries) -> TxnEntries:
+def prefer_given_txn_index_entries(entries: TxnEntries, given: TxnEntries) -> TxnEntries:
     """Replace entries of a transaction index, in place, by the segment's given entries where there is one for the same transaction. A given
     entry that begins after remaining data of its transaction is not used: a broker without the producer's state wrote it, and readers would
     take that data for committed.
@@ -122,7 +122,7 @@ def replace_with_given_entries(entries: TxnEntries, given: TxnEntries) -> TxnEnt
     return entries
 
 
-def txn_index_mismatch(given: TxnEntries, source: SourceSegment) -> str:
+def reason_txn_index_is_invalid(given: TxnEntries, source: SourceSegment) -> str:
     """Return why ``given`` cannot be the transaction index of a segment, or an empty string. An entry must cover the remaining data of its
     transaction, and no data of the transaction before. With an invalid index, readers would hide committed records or return aborted ones.
     """

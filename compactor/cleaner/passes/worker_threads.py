@@ -113,10 +113,10 @@ class _OrderedDecisions(Generic[A, D, R]):
                 decided.append((waiting, self._decide(waiting.prepared)))  # type: ignore[arg-type]
             except BaseException as error:  # noqa: BLE001 - whoever waits for the result raises it
                 waiting.result.set_exception(error)
-                self.cancel_undecided()
+                self.cancel_undecided_jobs()
         return decided
 
-    def cancel_undecided(self) -> None:
+    def cancel_undecided_jobs(self) -> None:
         """Cancel all jobs that are not decided yet."""
         with self._lock:
             self.stopped = True
@@ -185,23 +185,23 @@ class WorkerThreads:
         pool, queue, order, numbers = self._pool, _JobQueue(jobs), _OrderedDecisions[A, D, R](decide), count()
         running: deque[tuple[ThreadBuffers, Future[R]]] = deque()
 
-        def start_job(number: int, buffers: ThreadBuffers, result: Future[R], job: J) -> None:
+        def start_job(job_number: int, buffers: ThreadBuffers, result: Future[R], job: J) -> None:
             try:
                 prepared = None if order.stopped else prepare(buffers, job)
             except BaseException as error:  # noqa: BLE001 - whoever waits for the result raises it
                 result.set_exception(error)
                 return
-            decided = order.add_prepared_job(number, _PreparedJob(buffers, prepared, result))
-            for waiting, what in decided[:-1]:
-                pool.submit(finish_job, waiting, what)
-            for waiting, what in decided[-1:]:
-                finish_job(waiting, what)
+            decided = order.add_prepared_job(job_number, _PreparedJob(buffers, prepared, result))
+            for decided_job, decision in decided[:-1]:
+                pool.submit(finish_job, decided_job, decision)
+            for decided_job, decision in decided[-1:]:
+                finish_job(decided_job, decision)
 
-        def finish_job(waiting: _PreparedJob[A, R], decided: D) -> None:
+        def finish_job(decided_job: _PreparedJob[A, R], decision: D) -> None:
             try:
-                waiting.result.set_result(finish(waiting.buffers, decided))
+                decided_job.result.set_result(finish(decided_job.buffers, decision))
             except BaseException as error:  # noqa: BLE001 - likewise
-                waiting.result.set_exception(error)
+                decided_job.result.set_exception(error)
 
         try:
             while True:
@@ -215,7 +215,7 @@ class WorkerThreads:
                 yield running[0][1].result()
                 self._free.put(running.popleft()[0])
         finally:
-            order.cancel_undecided()
+            order.cancel_undecided_jobs()
             self._wait_and_release_buffers(running)
 
     def _run_in_caller_thread(self, work: Callable[[ThreadBuffers, J], R], jobs: Iterable[J | Barrier]) -> Generator[R, None, None]:

@@ -17,14 +17,14 @@ import numpy as np
 
 from bloom.directory import HAS_KEYLESS_RECORD, HAS_TOMBSTONE, KeyDirectory, concatenate_key_directories, estimate_key_directory_bytes
 from bloom.sidecar import RemovableRecordCounts, Sidecar
-from compactor.cleaner.passes.retention import BatchDecisions
+from compactor.cleaner.passes.retention import BatchRetentionDecisions
 from compactor.constants import NEVER_MS
 from compactor.kernels.common import Flags
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import EMPTIED, HORIZON, NOT_CONTROL, BatchTable, Int64s
 from compactor.records.encode import COPY, FILTER
 from compactor.records.headers import crc32c_of_batches
-from compactor.records.producer_runs import extract_runs_and_markers
+from compactor.records.producer_runs import extract_producer_runs_and_markers
 from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange
 
 LEAST_COPY: Final = 256 << 10
@@ -134,7 +134,7 @@ def reason_to_read_whole(segment: RemoteLogSegmentMetadata, sidecar: Sidecar | N
 
 
 def batches_that_may_change(
-    table: BatchTable, decisions: BatchDecisions, directory: KeyDirectory, may_hold_dirty_key: Flags, now_ms: int
+    table: BatchTable, decisions: BatchRetentionDecisions, directory: KeyDirectory, may_hold_dirty_key: Flags, now_ms: int
 ) -> Flags:
     """Return a flag for each batch: whether cleaning may change it, so that it cannot be copied. The last batch always counts, because a
     filler may be needed after it (coverage, I1).
@@ -266,6 +266,6 @@ def derive_sidecar_of_composed_segment(old: Sidecar, segment_id: str, due: Remov
     :param due: records of the composed segment that later rounds will remove.
     :param table: all batches of the composed segment.
     """
-    runs, markers = extract_runs_and_markers(table)
+    runs, markers = extract_producer_runs_and_markers(table)
     records = int(table.count[table.control == NOT_CONTROL].sum())
     return Sidecar(segment_id, records, old.distinct_keys, due, runs, markers, old.sketch, old.made_for, old.filter, inherited=True)

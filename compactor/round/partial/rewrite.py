@@ -16,8 +16,8 @@ import numpy as np
 
 from bloom.directory import HashPrefixes, KeyDirectory
 from bloom.sidecar import RemovableRecordCounts
-from compactor.cleaner.passes.retention import RoundRules, decide_batches_by_headers
-from compactor.cleaner.passes.sidecar_builder import NO_BYTES, SidecarBuilder, add_segment_to_builder, segment_verdicts_from_stand_in
+from compactor.cleaner.passes.retention import RetentionRules, decide_batches_by_headers
+from compactor.cleaner.passes.sidecar_builder import NO_BYTES, SidecarBuilder, add_segment_to_builder, verdicts_of_substituted_segment
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
@@ -28,7 +28,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.balance import BalanceKey, digest_sum_of_headers
 from compactor.records.batches import BatchTable, Int64s, batch_table_from_headers, select_batch_rows
 from compactor.records.encode import MAX_SEGMENT
-from compactor.records.headers import copy_headers, digest_of_headers
+from compactor.records.headers import copy_batch_headers, digest_of_headers
 from compactor.round.partial.plan import (
     PartialRewritePlan,
     batches_that_may_change,
@@ -68,7 +68,7 @@ class SegmentPart:
         source = self.source
         length = int(source.table.size.sum())
         wanted = self.splice.directory().headers[self.rows]
-        if len(source.buf) != length or not np.array_equal(copy_headers(source.buf, source.table.position), wanted):
+        if len(source.buf) != length or not np.array_equal(copy_batch_headers(source.buf, source.table.position), wanted):
             raise NeedsWholeSegmentError(f"{source.name}: its batches do not match its key directory")
         try:
             source.verify_crcs_once(0, len(source.table))
@@ -132,7 +132,7 @@ class PartSearch:
     """
 
     reading: StagedSegmentReader
-    rules: RoundRules
+    rules: RetentionRules
     pieces: HashPrefixes
     directories: KeyDirectoryCache
 
@@ -157,7 +157,7 @@ class PartSearch:
             return None
         table = batch_table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
         whole = replace(header_source, table=table, buf=NO_BYTES)
-        of_all = segment_verdicts_from_stand_in(whole, header_source, verdicts)
+        of_all = verdicts_of_substituted_segment(whole, header_source, verdicts)
         if of_all.indexed.any() or len(of_all.txn_entries):
             return None
         decisions = decide_batches_by_headers(table, of_all, self.rules, whole.name)

@@ -70,11 +70,11 @@ class SharedSettings:
     @property
     def partition(self) -> str:
         """Return the partition as ``topic-number``."""
-        return str(self.plan.name)
+        return str(self.plan.topic_partition)
 
     def open_segments(self, staging: Staging, segments: Sequence[RemoteLogSegmentMetadata]) -> StagedSegmentReader:
         """Return a reader of these segments, in the given order."""
-        name = self.plan.name
+        name = self.plan.topic_partition
         return StagedSegmentReader(staging, name, segments, self.plan.policy.max_decompressed_batch_bytes)
 
 

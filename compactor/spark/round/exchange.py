@@ -39,7 +39,7 @@ from compactor.kernels.common import Flags, Hashes
 from compactor.kernels.jit import kernel
 from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
 from compactor.records.indexes import TXN_ENTRY
-from compactor.records.rows import Chunk, Int32s, Rows
+from compactor.records.rows import BatchChunk, Int32s, RecordRows
 from compactor.storage.port import ObjectStore
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -133,7 +133,13 @@ def write_spooled_rows(spool: RowSpool, file: BinaryIO) -> tuple[Int64s, npt.NDA
 
 
 def pack_key_rows(
-    chunk: Chunk, rows: Rows, first_row: Int64s, begin: Int64s, halves: tuple[np.uint64, np.uint64], first_offset: int, end_offset: int
+    chunk: BatchChunk,
+    rows: RecordRows,
+    first_row: Int64s,
+    begin: Int64s,
+    halves: tuple[np.uint64, np.uint64],
+    first_offset: int,
+    end_offset: int,
 ) -> ExchangeRows:
     """Return the key rows of a chunk's records whose offsets are in [low, end), from the last record to the first.
 
@@ -191,7 +197,7 @@ class StoredSurvivors:
         stored = self._segments.get(source.ordinal)
         return stored[2] if stored else None
 
-    def flag_superseded_rows(self, source: SourceSegment, chunk: Chunk, rows: Rows, first_row: Int64s) -> Flags:
+    def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: Int64s) -> Flags:
         """Return for each row of a chunk whether a newer record has its key."""
         out = np.zeros(len(rows), np.bool_)
         stored = self._segments.get(source.ordinal)

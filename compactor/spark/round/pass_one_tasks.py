@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.siphash import key_halves
+from bloom.siphash import siphash_key_halves
 from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.key_table import GATE_ROW_BYTES, WORDS
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, mark_absent_keys, mark_newest_of_each_key
@@ -183,7 +183,7 @@ class _BundleWriter:
         with self.reading.open_segment(ordinal) as source:
             pass  # its headers
         table, name = source.table, item.metadata.id
-        data = table.is_transactional & (table.control == NOT_CONTROL)
+        data = table.transactional_flags & (table.control == NOT_CONTROL)
         places = np.flatnonzero(data | (table.control != NOT_CONTROL))
         undecided = item.rows and item.verdicts is None and bool(data.any())
         first, ordinals_, rows = -1, 0, 0
@@ -248,7 +248,7 @@ def _collect_key_rows(
     The gate, an independent check of the output, reads the same decompressed chunks.
     """
     table, plan, buffers, begun_at = source.table, shared.plan, ThreadBuffers(), next_ordinal
-    halves, first_dirty = key_halves(shared.hash_key), plan.first_dirty_offset
+    halves, first_dirty = siphash_key_halves(shared.hash_key), plan.first_dirty_offset
     limit = plan.policy.max_decompressed_batch_bytes
     tombstones = np.zeros(len(table), np.bool_)
     counts = np.where(selected_batches, table.count.astype(np.int64), 0)
@@ -265,11 +265,11 @@ def _collect_key_rows(
             if source.end > first_dirty:
                 key_rows.add_rows(DIRTY_ROWS, pack_key_rows(chunk, rows, first_row, begin, halves, first_dirty, MAX_OFFSET))
                 if gate is not None and gate_rows is not None:
-                    gate_rows.add_rows(DIRTY_ROWS, gate.read_chunk(buffers, source, chunk).rows)
+                    gate_rows.add_rows(DIRTY_ROWS, gate.read_pass_one_chunk(buffers, source, chunk).rows)
             if source.base < first_dirty:
                 key_rows.add_rows(OUTSIDE, pack_key_rows(chunk, rows, first_row, begin, halves, 0, first_dirty))
                 if gate is not None and gate_rows is not None:
-                    gate_rows.add_rows(OUTSIDE, gate.read_chunk(buffers, source, chunk, outside_range=True).rows)
+                    gate_rows.add_rows(OUTSIDE, gate.read_pass_one_chunk(buffers, source, chunk, outside_range=True).rows)
     packed_legacy = (table.magic < 2) & (table.codec_ids > 0)
     return BatchRowFacts(tombstones, counts if (packed_legacy & selected_batches).any() else counts[:0]), next_ordinal - begun_at
 

@@ -29,7 +29,7 @@ from compactor.kernels.common import KEY_BYTES
 from compactor.local.staging import group_disk_bytes
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.producer_runs import reason_markers_are_due
+from compactor.records.producer_runs import reason_to_read_for_markers
 from compactor.round.engines import DraftAt
 from compactor.round.plan import RoundAssessment, RoundFacts, draft_plan
 from compactor.round.ports import LeadershipCheck, WorkSession, WorkStats
@@ -540,7 +540,7 @@ def _decide_about_clean_segments(
     inspections: dict[str, SidecarDecision] = {}
     for segment in assessment.clean:
         source, verdicts, _ = index.folded[segment.id]
-        why = reason_markers_are_due(source.table, verdicts.aborted, verdicts.discardable, now_ms)
+        why = reason_to_read_for_markers(source.table, verdicts.aborted, verdicts.discardable, now_ms)
         if why:
             due[segment.id] = why
         inspections[segment.id] = decide_by_sidecar(

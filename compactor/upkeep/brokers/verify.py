@@ -17,9 +17,9 @@ from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.cache import segment_lineage
 from compactor.brokers.metadata_topic.chain import broker_view, offset_gaps
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
-from compactor.cleaner.passes.describe import summarize_content
+from compactor.cleaner.passes.describe import summarize_segment_content
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
-from compactor.cleaner.passes.transactions import txn_index_mismatch
+from compactor.cleaner.passes.transactions import reason_txn_index_is_invalid
 from compactor.control.mirror import segment_from_broker
 from compactor.errors import BadData, NotFound, Refused
 from compactor.local.spool import process_spool_folder
@@ -308,12 +308,12 @@ class _SegmentChecker:
             some = ", ".join(f"producer {producer} at offset {offset}" for producer, offset in lacking[:MAX_TRANSACTIONS_SHOWN])
             some += " ..." * (len(lacking) > MAX_TRANSACTIONS_SHOWN)
             return f"{len(lacking)} of {len(expected)} aborted transactions are not in it ({some})"
-        return txn_index_mismatch(entries, source)
+        return reason_txn_index_is_invalid(entries, source)
 
     def _aborted_transactions(self, source: SourceSegment) -> list[tuple[int, int]]:
         """Return (producer id, offset of the abort marker) of each transaction with records whose abort marker lies in this segment."""
         table, found = source.table, []
-        for batch in np.flatnonzero(table.is_transactional).tolist():
+        for batch in np.flatnonzero(table.transactional_flags).tolist():
             producer, control = int(table.producer_id[batch]), int(table.control[batch])
             if control == NOT_CONTROL:
                 self.open.setdefault(producer, int(table.base_offset[batch]))
@@ -334,7 +334,7 @@ def _log_problems(record: RemoteLogSegmentMetadataRecord, source: SourceSegment)
         return
     # Brokers count the timestamps of markers, too; this program does not (docs/broker-protocol.md, R7).
     ours = record.broker_id == COMPACTOR_BROKER_ID
-    latest = summarize_content(table).max_timestamp_ms if ours else int(table.max_timestamp.max())
+    latest = summarize_segment_content(table).max_timestamp_ms if ours else int(table.max_timestamp.max())
     if source.size != record.size_bytes:
         yield "size", f"it has {source.size} bytes, metadata says {record.size_bytes}"
     if int(table.last_offset[-1]) != record.end_offset:

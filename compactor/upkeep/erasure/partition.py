@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bloom.siphash import hash_keys, key_halves
+from bloom.siphash import hash_keys, siphash_key_halves
 from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
@@ -352,7 +352,7 @@ def hash_keys_for_filters(keys: Sequence[bytes], hash_key: bytes) -> Hashes:
     lengths = np.array([len(key) for key in keys], np.int32)
     starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths[:-1], dtype=np.int64)))
     out = np.empty((len(keys), 2), np.uint64)
-    hash_keys(np.frombuffer(b"".join(keys) + bytes(8), np.uint8), starts, lengths, *key_halves(hash_key), out)
+    hash_keys(np.frombuffer(b"".join(keys) + bytes(8), np.uint8), starts, lengths, *siphash_key_halves(hash_key), out)
     return out
 
 

@@ -114,7 +114,7 @@ class NewSegmentBalance:
         while waiting:
             some = waiting.pop()
             try:
-                reader.read_batches(buf, headers[:, some])
+                reader.parse_records_of_batches(buf, headers[:, some])
             except InflatedTooLargeError:
                 waiting += np.array_split(some, 2)[::-1]
             except UnreadableBatchesError as problem:
