@@ -34,8 +34,8 @@ from compactor.cleaner.keys.key_set import KeySet
 from compactor.cleaner.row_spool import sort_rows_by_hash_range
 from compactor.config.settings import Settings
 from compactor.config.store_sections import S3
-from compactor.spark.round.bundles import OrdinalRange
-from compactor.spark.round.exchange import ExchangeRows, KeyBundle, decode_ordinal_gaps, encode_survivors, pack_tail_arrays
+from compactor.spark.round.bundles import RowNumberRange
+from compactor.spark.round.exchange import ExchangeRows, StoredKeyRows, decode_ordinal_gaps, encode_survivors, pack_tail_arrays
 from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
@@ -105,7 +105,7 @@ def by_store(case: Case, context: Any) -> tuple[list[int], int, int]:
     """(survivors by bundle, requests, bytes that the driver hands to every range task)."""
     requests = context.accumulator(0)
 
-    def write(bundle: int) -> KeyBundle:
+    def write(bundle: int) -> StoredKeyRows:
         counters = RequestCounters()
         begins, rows = case.made(bundle)
         with tempfile.NamedTemporaryFile() as file:
@@ -116,7 +116,7 @@ def by_store(case: Case, context: Any) -> tuple[list[int], int, int]:
             size = file.tell()
             case.store(counters).create_from_file(f"{case.name}/keys-{bundle}", Path(file.name), {})
         requests.add(_requests(counters))
-        return KeyBundle(f"{case.name}/keys-{bundle}", size, case.ranges, len(rows), len(rows), 0)
+        return StoredKeyRows(f"{case.name}/keys-{bundle}", size, case.ranges, len(rows), len(rows), 0)
 
     bundles = context.parallelize(range(case.bundles), case.bundles).map(write).collect()
 
@@ -124,9 +124,9 @@ def by_store(case: Case, context: Any) -> tuple[list[int], int, int]:
         from compactor.spark.round.range_rows import read_hash_ranges
 
         counters = RequestCounters()
-        ordinal_ranges = [OrdinalRange(place, 0, bundle.ordinals) for place, bundle in enumerate(bundles)]
+        row_number_ranges = [RowNumberRange(place, 0, bundle.ordinals) for place, bundle in enumerate(bundles)]
         for number, rows in read_hash_ranges(case.store(counters), dict(enumerate(bundles)), ranges):
-            yield from survivors(case, number, rows.read_dirty(ordinal_ranges))
+            yield from survivors(case, number, rows.read_dirty_rows(row_number_ranges))
         requests.add(_requests(counters))
 
     answers = context.parallelize(case.runs(), case.tasks).flatMap(answer).groupByKey(min(case.bundles, case.tasks))

@@ -36,18 +36,18 @@ from compactor.records.indexes import TXN_ENTRY
 from compactor.round.compaction import RoundReport, SegmentOutcome
 from compactor.round.pass_two import executor_fingerprint
 from compactor.round.plan import RoundFacts, plan_round
-from compactor.spark.cluster.executor import SharedSettings, TaskCost
+from compactor.spark.cluster.executor import RoundTaskSettings, TaskCost
 from compactor.spark.cluster.jobs import Cluster, JobListener, TaskOutcome
 from compactor.spark.cluster.round_jobs import RoundJobs
 from compactor.spark.recompaction import RecompactionCandidate, RecompactionResult, assess_whole_log, result_row
-from compactor.spark.round.bundles import IndexedBundle, IndexedSegment, SurvivorParts
-from compactor.spark.round.exchange import KeyBundle
-from compactor.spark.round.gate_rows import GateBundle
-from compactor.spark.round.pass_one_tasks import BundleToGather, GatheredObject
+from compactor.spark.round.bundles import IndexedBundle, IndexedSegment, StoredSurvivorLocations
+from compactor.spark.round.exchange import StoredKeyRows
+from compactor.spark.round.gate_rows import StoredGateRows
+from compactor.spark.round.pass_one_tasks import SurvivorBundle, WrittenSurvivors
 from compactor.spark.round.range_rows import COMBINED_FETCH_BYTES
-from compactor.spark.round.rewrite_tasks import GroupWork
+from compactor.spark.round.rewrite_tasks import GroupRewriteWork
 from compactor.spark.round.segment_index import SegmentIndex
-from compactor.spark.round.worker import MAX_KEY_SET_BYTES, MAX_RANGES, RANGE_TASKS_PER_SLOT, RangeTask, locate_survivors
+from compactor.spark.round.worker import MAX_KEY_SET_BYTES, MAX_RANGES, RANGE_TASKS_PER_SLOT, HashRangeTask, locate_survivors
 from compactor.views.prices import price_table_of_tier
 
 MOST_DRIVER_BYTES = 1 << 30
@@ -113,14 +113,14 @@ def indexed(items: Sequence[Any]) -> IndexedBundle:
         behind += -(-rows // 8) * 8
     key = f"partitions/orders-0/scratch/run/1-keys-{items[0].metadata.id}"
     rows = sum(each.rows for each in found)
-    gate = GateBundle(f"{key}-gate", rows * GATE_ROW_BYTES, 0, rows, 0)
-    return IndexedBundle(tuple(found), KeyBundle(key, behind * 16, 0, behind, rows, 0), gate)
+    gate = StoredGateRows(f"{key}-gate", rows * GATE_ROW_BYTES, 0, rows, 0)
+    return IndexedBundle(tuple(found), StoredKeyRows(key, behind * 16, 0, behind, rows, 0), gate)
 
 
-def gathered(item: BundleToGather) -> GatheredObject:
+def gathered(item: SurvivorBundle) -> WrittenSurvivors:
     key = f"partitions/orders-0/scratch/run/1-survivors-{item.name}"
-    parts = SurvivorParts({segment.indexed.id: (0, 1000, "0" * 64) for segment in item.segments})
-    return GatheredObject(ScratchObject(key=key, size=1000, sha256="0" * 64), parts, tuple(parts.parts))
+    parts = StoredSurvivorLocations({segment.indexed.id: (0, 1000, "0" * 64) for segment in item.segments})
+    return WrittenSurvivors(ScratchObject(key=key, size=1000, sha256="0" * 64), parts, tuple(parts.parts))
 
 
 def one_large(args: argparse.Namespace) -> None:
@@ -140,15 +140,15 @@ def one_large(args: argparse.Namespace) -> None:
     sets = -(-args.records * GATE_KEY_BYTES // min(budget, MAX_KEY_SET_BYTES))
     ranges = min(MAX_RANGES, -(-sets // args.slots) * args.slots)
     lean = plan.model_copy(update={"tasks": (), "skipped": (), "read": ()})
-    shared = SharedSettings(
+    shared = RoundTaskSettings(
         settings, b"0" * 16, lean, "partitions/orders-0/scratch/run/1-", ranges, budget, 3 * cleaner.segment_bytes, True, None
     )
     steps = RoundJobs(cast(Cluster, cluster), cast(Any, None), shared, TaskCost(), JobListener(), lambda **_: None)
     index, ids = SegmentIndex(state.live, {}), {segment.id for segment in state.live}
     index.read_segments(steps, ids, ids)
-    exchange, beside = index.hash_range_input(ids), index.gather_items(ids)
+    exchange, beside = index.hash_range_input(ids), index.survivor_bundles(ids)
     tasks = min(ranges, args.slots * RANGE_TASKS_PER_SLOT)
-    answer = RangeTask(shared, exchange, {place: place for place in range(len(beside))}, index.gate_input(), len(beside))
+    answer = HashRangeTask(shared, exchange, {place: place for place in range(len(beside))}, index.gate_input(), len(beside))
     cluster.closures["offset map"] = max(len(pickle.dumps(answer)), *(len(pickle.dumps(item)) for item in beside))
     cluster.tasks["offset map"] = tasks + len(beside)
     stored: dict[str, Any] = {}
@@ -156,8 +156,10 @@ def one_large(args: argparse.Namespace) -> None:
         found = gathered(item)
         stored |= locate_survivors(found.written.key, found.parts) if found.parts else {}
     by_id = state.live_by_id()
-    items = [GroupWork(t, tuple(by_id[name] for name in t.sources), tuple(stored[name] for name in t.sources), None) for t in plan.tasks]
-    for _ in steps.run_items("pass 2, groups rewritten", _nothing, items):
+    items = [
+        GroupRewriteWork(t, tuple(by_id[name] for name in t.sources), tuple(stored[name] for name in t.sources), None) for t in plan.tasks
+    ]
+    for _ in steps.run_task_per_item("pass 2, groups rewritten", _nothing, items):
         pass
     requests(args, plan, len(exchange.bundles), ranges, tasks)
     print(
@@ -168,7 +170,7 @@ def one_large(args: argparse.Namespace) -> None:
     keep("the driver's memory", peak_bytes(), MOST_DRIVER_BYTES)
 
 
-def _nothing(shared: SharedSettings, item: GroupWork, cost: TaskCost) -> CompactionReceipt | None:
+def _nothing(shared: RoundTaskSettings, item: GroupRewriteWork, cost: TaskCost) -> CompactionReceipt | None:
     return None
 
 

@@ -226,7 +226,7 @@ class KafkaTieredStream(DataSourceStreamReader):
 
 
 @dataclass(frozen=True)
-class ReadPart:
+class PartitionReadRange:
     """An offset range of one partition that one task reads.
 
     topic_id: topic id in a broker-managed tier, so that a task need not read the brokers' metadata; otherwise empty.
@@ -242,7 +242,7 @@ class ReadPart:
 class Split(InputPartition):
     """All offset ranges that one task reads."""
 
-    def __init__(self, parts: Sequence[ReadPart]) -> None:
+    def __init__(self, parts: Sequence[PartitionReadRange]) -> None:
         super().__init__(", ".join(f"{part.extent.name} {part.extent.first}..{part.extent.last}" for part in parts[:3]))
         self.parts = tuple(parts)
 
@@ -338,9 +338,9 @@ def map_requested_partitions(
         return list(zip(names, pool.map(partial(function, tier), names), strict=True))
 
 
-def _combine_into_splits(parts: Iterable[ReadPart], split_bytes: int) -> Iterator[Split]:
+def _combine_into_splits(parts: Iterable[PartitionReadRange], split_bytes: int) -> Iterator[Split]:
     """Combine neighbouring parts into splits of at most ``split_bytes``, counting PARTITION_OVERHEAD_BYTES for each part."""
-    together: list[ReadPart] = []
+    together: list[PartitionReadRange] = []
     size = 0
     for part in parts:
         weight = part.bytes + PARTITION_OVERHEAD_BYTES
@@ -353,7 +353,7 @@ def _combine_into_splits(parts: Iterable[ReadPart], split_bytes: int) -> Iterato
         yield Split(together)
 
 
-def _plan_partition_ranges(tier: Tier, request: ReadRequest, name: TopicPartition) -> list[ReadPart]:
+def _plan_partition_ranges(tier: Tier, request: ReadRequest, name: TopicPartition) -> list[PartitionReadRange]:
     """Return the parts of one partition. If a segment is replaced during planning, the state is read again and planning restarts."""
     return retry_if_object_missing(
         name, lambda: _partition_ranges_within_bounds(tier, request, name, tier.open(tier.current(name)).refresh()), MAX_RETRIES
@@ -365,7 +365,9 @@ def _end_offset_of_read(tier: Tier, request: ReadRequest, state: PartitionState)
     return last_stable_offset(tier, state) if request.committed else state.end_offset + 1
 
 
-def _partition_ranges_within_bounds(tier: Tier, request: ReadRequest, name: TopicPartition, state: PartitionState) -> list[ReadPart]:
+def _partition_ranges_within_bounds(
+    tier: Tier, request: ReadRequest, name: TopicPartition, state: PartitionState
+) -> list[PartitionReadRange]:
     """Return the offset ranges of one partition that satisfy the bounds of the request, cut to about ``split_bytes`` each."""
     limit = request.settings.cleaner_for(name.topic).max_decompressed_batch_bytes
     log_start = tier.first_readable_offset(state)
@@ -384,11 +386,15 @@ def _partition_ranges_within_bounds(tier: Tier, request: ReadRequest, name: Topi
     topic_id = tier.metadata.topic_id(name)
     if request.latest:
         extent, size = ReadRange(state.name, first, end - 1, tuple(segments), log), sum(segment.size_bytes for segment in segments)
-        each = _latest_views_of_partition(request, name, extent)
-        return [ReadPart(extent, ReadOptions(request.committed, limit, latest), topic_id, size) for latest in each]
+        each = _last_record_requests_of_tasks(request, name, extent)
+        return [PartitionReadRange(extent, ReadOptions(request.committed, limit, latest), topic_id, size) for latest in each]
     options = ReadOptions(request.committed, limit, skip_damaged=request.skip_damaged)
     cuts = [(max(a, first), min(b, end - 1), of) for a, b, of in _cut_segments_into_ranges(segments, request.split_bytes)]
-    return [ReadPart(ReadRange(state.name, a, b, of, log), options, topic_id, _estimate_bytes(a, b, of)) for a, b, of in cuts if a <= b]
+    return [
+        PartitionReadRange(ReadRange(state.name, a, b, of, log), options, topic_id, _estimate_bytes(a, b, of))
+        for a, b, of in cuts
+        if a <= b
+    ]
 
 
 def _estimate_bytes(first_offset: int, last_offset: int, segments: Sequence[RemoteLogSegmentMetadata]) -> int:
@@ -420,7 +426,7 @@ def _cut_segments_into_ranges(
         yield together[0].start_offset, together[-1].end_offset, tuple(together)
 
 
-def _latest_views_of_partition(request: ReadRequest, name: TopicPartition, read_range: ReadRange) -> list[LastRecordsOnly]:
+def _last_record_requests_of_tasks(request: ReadRequest, name: TopicPartition, read_range: ReadRange) -> list[LastRecordsOnly]:
     """Return how each task reads a partition with ``view = latest``: by default one task, which sorts its keys on local disk if they do not
     fit in memory. With ``keyRanges`` there is one task per key range.
     """

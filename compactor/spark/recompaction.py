@@ -51,7 +51,7 @@ SMALL_PARTITION_BYTES: Final = 32 << 20
 """A partition smaller than this is not spread over the cluster."""
 
 MAX_CACHED_LOGS: Final = 5_000
-"""With at most this many partitions, folded logs are cached between survey and round; with more they are folded again."""
+"""With at most this many partitions, folded logs are cached between the survey and the round; with more they are folded again."""
 
 CHANGES_PER_RECORD: Final = 64
 """Number of changed partitions that one catalog record announces."""
@@ -160,8 +160,8 @@ def survey_partitions(tier: Tier, partitions: Sequence[TopicPartition], now_ms: 
     """
     keeps = len(partitions) <= MAX_CACHED_LOGS and tier.kind.has_complete_log  # if not, a round reads the control log without the view
 
-    def survey(name: TopicPartition) -> RecompactionCandidate:
-        """Return the survey of one partition; an error becomes part of the survey."""
+    def survey_partition(name: TopicPartition) -> RecompactionCandidate:
+        """Return what was found of one partition; an error becomes part of it."""
         try:
             log = tier.open(name)
             state = log.refresh()
@@ -172,7 +172,7 @@ def survey_partitions(tier: Tier, partitions: Sequence[TopicPartition], now_ms: 
         return RecompactionCandidate(name, state.bytes, records, len(state.live), left, log=log if keeps else None)
 
     with ThreadPoolExecutor(SURVEY_THREADS, "survey") as pool:
-        return list(pool.map(survey, partitions))
+        return list(pool.map(survey_partition, partitions))
 
 
 def recompact_partitions(
@@ -194,18 +194,18 @@ def recompact_partitions(
     from compactor.spark.round.shared_jobs import SharedJobs
 
     recompaction = _Recompaction(tier, cluster, now_ms, cost, listener)
-    unfinished = recompaction.skip_unneeded(survey_partitions(tier, partitions, now_ms, min_benefit))
-    total = sum(survey.bytes for survey in unfinished)
-    large = [survey for survey in unfinished if recompaction.is_large(survey, total)]
-    small = sorted((survey for survey in unfinished if survey not in large), key=lambda survey: -survey.bytes)
+    unfinished = recompaction.record_skipped_partitions(survey_partitions(tier, partitions, now_ms, min_benefit))
+    total = sum(candidate.bytes for candidate in unfinished)
+    large = [candidate for candidate in unfinished if recompaction.is_large_partition(candidate, total)]
+    small = sorted((candidate for candidate in unfinished if candidate not in large), key=lambda candidate: -candidate.bytes)
     with ExitStack() as stack:
         flow = stack.enter_context(SharedJobs(cluster, tier, cost, listener.job_listener))
         spread = stack.enter_context(ThreadPoolExecutor(tier.settings.spark.large_at_once, "large"))
         pool = stack.enter_context(ThreadPoolExecutor(recompaction.max_led_partitions(), "partition"))
         try:
-            futures = [spread.submit(recompaction.run_partition, survey, recompaction.clean_on_cluster) for survey in large]
+            futures = [spread.submit(recompaction.run_partition, candidate, recompaction.clean_on_cluster) for candidate in large]
             futures += [
-                pool.submit(recompaction.run_partition, survey, partial(recompaction.clean_in_shared_job, flow)) for survey in small
+                pool.submit(recompaction.run_partition, candidate, partial(recompaction.clean_in_shared_job, flow)) for candidate in small
             ]
             for future in futures:
                 future.result()
@@ -215,7 +215,7 @@ def recompact_partitions(
                 workers.shutdown(wait=False, cancel_futures=True)
             raise
         finally:
-            recompaction.publish_changes()
+            recompaction.publish_catalog_changes()
     return [recompaction.finished[name] for name in partitions]
 
 
@@ -254,14 +254,16 @@ class _Recompaction:
         self._changed: list[PartitionLog] = []
         self.finished: dict[TopicPartition, RecompactionResult] = {}
 
-    def skip_unneeded(self, surveys: Sequence[RecompactionCandidate]) -> list[RecompactionCandidate]:
-        """Record the partitions that failed the survey or need no round as finished. Return the surveys of the others."""
-        for survey in surveys:
-            if survey.error is not None or survey.skip_reason:
+    def record_skipped_partitions(self, candidates: Sequence[RecompactionCandidate]) -> list[RecompactionCandidate]:
+        """Record the partitions that failed the survey or need no round as finished. Return the others."""
+        for candidate in candidates:
+            if candidate.error is not None or candidate.skip_reason:
                 self._record_result(
-                    RecompactionResult(survey.name, None, survey.error, 0.0, survey.skip_reason, survey.segments, survey.bytes)
+                    RecompactionResult(
+                        candidate.name, None, candidate.error, 0.0, candidate.skip_reason, candidate.segments, candidate.bytes
+                    )
                 )
-        return [survey for survey in surveys if survey.error is None and not survey.skip_reason]
+        return [candidate for candidate in candidates if candidate.error is None and not candidate.skip_reason]
 
     def max_led_partitions(self) -> int:
         """Return how many small partitions may be led at the same time."""
@@ -269,53 +271,55 @@ class _Recompaction:
             max(LED_LIMITS[0], self._cluster.task_slots * LED_PARTITIONS_PER_SLOT), LED_LIMITS[1]
         )
 
-    def is_large(self, survey: RecompactionCandidate, total_bytes: int) -> bool:
+    def is_large_partition(self, candidate: RecompactionCandidate, total_bytes: int) -> bool:
         """Return whether the partition should be spread over the cluster: it does not fit one executor, or it would take longer than an
         equal share of the work. A ``map_engine`` other than "auto" decides instead.
         """
-        cleaner = self._tier.cleaner_for(survey.name.topic)
+        cleaner = self._tier.cleaner_for(candidate.name.topic)
         if cleaner.map_engine != "auto":
             return cleaner.map_engine == "spark"
-        if survey.records * KEY_BYTES > cleaner.map_budget_bytes // self._cluster.task_slots_per_executor:
+        if candidate.records * KEY_BYTES > cleaner.map_budget_bytes // self._cluster.task_slots_per_executor:
             return True
-        return self._cluster.task_slots > 1 and survey.bytes > max(SMALL_PARTITION_BYTES, total_bytes // self._cluster.task_slots)
+        return self._cluster.task_slots > 1 and candidate.bytes > max(SMALL_PARTITION_BYTES, total_bytes // self._cluster.task_slots)
 
-    def run_partition(self, survey: RecompactionCandidate, run_rounds: Callable[[RecompactionCandidate], RoundReport]) -> None:
+    def run_partition(self, candidate: RecompactionCandidate, run_rounds: Callable[[RecompactionCandidate], RoundReport]) -> None:
         """Run the rounds of one partition with ``run_rounds`` and record the result; an exception becomes its error."""
         begin = time.monotonic()
         report, problem = None, None
         try:
-            report = run_rounds(survey)
+            report = run_rounds(candidate)
         except CompactorError as error:
             problem = error
         except Exception as error:  # noqa: BLE001 - a bug of ours in one partition is no reason to lose the others (I9)
             problem = CompactorError(f"a bug: {type(error).__name__}: {error}")
-        self._record_result(RecompactionResult(survey.name, report, problem, time.monotonic() - begin, "", survey.segments, survey.bytes))
+        self._record_result(
+            RecompactionResult(candidate.name, report, problem, time.monotonic() - begin, "", candidate.segments, candidate.bytes)
+        )
 
-    def clean_on_cluster(self, survey: RecompactionCandidate) -> RoundReport:
+    def clean_on_cluster(self, candidate: RecompactionCandidate) -> RoundReport:
         """Clean a large partition with tasks on all executors."""
         from compactor.round.engines import Engine
         from compactor.spark.round.worker import SparkWorker
 
-        cleaner = self._tier.cleaner_for(survey.name.topic)
+        cleaner = self._tier.cleaner_for(candidate.name.topic)
 
         def worker_of(stats: WorkStats) -> SparkWorker:
             return SparkWorker(lambda: self._cluster, self._tier, cleaner, stats, self._cost, self._listener.job_listener)
 
-        return self._run_round_over_whole_log(survey, Engine("spark", worker_of))
+        return self._run_round_over_whole_log(candidate, Engine("spark", worker_of))
 
-    def clean_in_shared_job(self, flow: SharedJobs, survey: RecompactionCandidate) -> RoundReport:
+    def clean_in_shared_job(self, flow: SharedJobs, candidate: RecompactionCandidate) -> RoundReport:
         """Clean a small partition on one executor, in a Spark job that it shares with other partitions."""
         from compactor.round.engines import Engine
 
-        cleaner = self._tier.cleaner_for(survey.name.topic)
+        cleaner = self._tier.cleaner_for(candidate.name.topic)
         engine = "partitioned" if cleaner.map_engine == "partitioned" else "memory"
-        return self._run_round_over_whole_log(survey, Engine(engine, lambda stats: flow.create_worker(cleaner, stats)))
+        return self._run_round_over_whole_log(candidate, Engine(engine, lambda stats: flow.create_worker(cleaner, stats)))
 
-    def publish_changes(self, at_least: int = 1) -> None:
-        """Publish which partitions have changed, in one catalog record, if there are at least ``at_least`` of them."""
+    def publish_catalog_changes(self, min_changes: int = 1) -> None:
+        """Publish which partitions have changed, in one catalog record, if there are at least ``min_changes`` of them."""
         with self._lock:
-            if len(self._changed) < at_least:
+            if len(self._changed) < min_changes:
                 return
             changed, self._changed = self._changed, []
             self._tier.changes.publish(changed)
@@ -334,7 +338,7 @@ class _Recompaction:
             if report.status in CHANGING:
                 with self._lock:
                     self._changed.append(log)
-                self.publish_changes(CHANGES_PER_RECORD)
+                self.publish_catalog_changes(CHANGES_PER_RECORD)
             if report.status != RoundStatus.RESUMED or report.first_dirty_offset <= log.state.log_start:
                 return report
             log = None

@@ -35,7 +35,7 @@ from compactor.spark import register
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.cluster.jobs import JobListener, TaskOutcome
 from compactor.spark.cluster.session import StartedCluster, start_cluster
-from compactor.spark.round.rewrite_tasks import PartitionWork
+from compactor.spark.round.rewrite_tasks import PartitionCleaningWork
 from compactor.spark.round.shared_jobs import clean_partition_bin
 from compactor.transfer.import_ import import_directory
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder
@@ -499,7 +499,7 @@ def test_where_spark_gives_up_the_others_are_done_alone(started: StartedCluster,
     assert "\tat " not in answer.stderr
 
 
-def deadly_bin(place: int, items: Sequence[tuple[int, PartitionWork]], cost: TaskCost) -> list[TaskOutcome]:
+def deadly_bin(place: int, items: Sequence[tuple[int, PartitionCleaningWork]], cost: TaskCost) -> list[TaskOutcome]:
     if any(item.shared.partition == "orders-1" for _, item in items):
         os._exit(9)
     return clean_partition_bin(place, items, cost)

@@ -50,7 +50,7 @@ class HereCluster:
     def distribute_items(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
         return list(enumerate(items))
 
-    def shuffle_answers(
+    def shuffle_answers_to_targets(
         self, what: str, items: Sequence[Any], answer: Callable[[Any], Iterator[tuple[int, Any]]], beside: Sequence[Any]
     ) -> list[tuple[int, Any]]:
         grouped: dict[int, list[Any]] = {place: [pickle.loads(pickle.dumps(one))] for place, one in enumerate(beside)}

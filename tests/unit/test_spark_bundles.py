@@ -14,18 +14,18 @@ from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
 from compactor.spark.round import bundles, range_rows
 from compactor.spark.round.bundles import (
-    BatchRowFacts,
+    BatchScanSummary,
     IndexedBundle,
     IndexedSegment,
-    OrdinalRange,
+    RowNumberRange,
     decode_bundle,
-    decode_row_facts,
+    decode_scan_summaries,
     encode_bundle_result,
-    ordinal_ranges,
-    plan_bundles,
+    plan_segment_bundles,
+    row_number_ranges,
 )
-from compactor.spark.round.exchange import KeyBundle, pack_tail_arrays, read_tail_arrays
-from compactor.spark.round.gate_rows import GateBundle
+from compactor.spark.round.exchange import StoredKeyRows, pack_tail_arrays, read_tail_arrays
+from compactor.spark.round.gate_rows import StoredGateRows
 from tests.support.spark_tier import HereCluster, Twins
 from tests.unit.test_spark_worker import SMALL, growing
 
@@ -41,15 +41,15 @@ def segment(number: int, size: int, records: int) -> RemoteLogSegmentMetadata:
 def test_neighbours_go_together_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [100] * 20 + [2000] + [100] * 20
     segments = [segment(number, size, 10) for number, size in enumerate(sizes)]
-    runs = plan_bundles(segments, slots=2, disk_bytes=1 << 30)
+    runs = plan_segment_bundles(segments, slots=2, disk_bytes=1 << 30)
     assert [number for begin, end in runs for number in range(begin, end)] == list(range(41))
     assert 3 <= len(runs) <= 5
     monkeypatch.setattr(bundles, "MAX_BUNDLE_BYTES", 300)
-    assert max(sum(sizes[begin:end]) for begin, end in plan_bundles(segments, slots=2, disk_bytes=1 << 30)) == 2000, (
+    assert max(sum(sizes[begin:end]) for begin, end in plan_segment_bundles(segments, slots=2, disk_bytes=1 << 30)) == 2000, (
         "one segment is never cut"
     )
-    assert len(plan_bundles(segments, slots=2, disk_bytes=4000 + 2 * 16 * 10)) == 41, "there is room for the rows of one"
-    assert plan_bundles([], slots=2, disk_bytes=1) == []
+    assert len(plan_segment_bundles(segments, slots=2, disk_bytes=4000 + 2 * 16 * 10)) == 41, "there is room for the rows of one"
+    assert plan_segment_bundles([], slots=2, disk_bytes=1) == []
 
 
 def indexed(name: str, first: int, ordinals: int) -> IndexedSegment:
@@ -59,24 +59,24 @@ def indexed(name: str, first: int, ordinals: int) -> IndexedSegment:
 def test_rows_of_bundles_that_lie_between_each_other() -> None:
     """Segments with transactions are read again, in bundles of their own: 9, 7 and 6 lie in one, 8 and 5 in the other."""
     order = [(0, indexed("9", 0, 5)), (1, indexed("8", 0, 4)), (0, indexed("7", 8, 2)), (0, indexed("6", 16, 9)), (1, indexed("5", 8, 1))]
-    assert ordinal_ranges(order) == (OrdinalRange(0, 0, 5), OrdinalRange(1, 0, 4), OrdinalRange(0, 8, 25), OrdinalRange(1, 8, 9))
-    assert ordinal_ranges([(0, indexed("2", 0, 5)), (0, indexed("1", 8, 5))]) == (OrdinalRange(0, 0, 13),)
+    assert row_number_ranges(order) == (RowNumberRange(0, 0, 5), RowNumberRange(1, 0, 4), RowNumberRange(0, 8, 25), RowNumberRange(1, 8, 9))
+    assert row_number_ranges([(0, indexed("2", 0, 5)), (0, indexed("1", 8, 5))]) == (RowNumberRange(0, 0, 13),)
 
 
 def test_a_bundle_says_what_was_found(tmp_path: Path) -> None:
     store = Twins(tmp_path).remote.ports.control
     segments = (indexed("b", 0, 11), IndexedSegment("headers", 2, np.array([0, 1]), BatchTable.allocate(2), np.zeros(2, TXN_ENTRY), True))
-    keys = KeyBundle("scratch/keys-x", 0, 7, 11, 9, 2)
-    gate = GateBundle("scratch/gate-x", 500, 7, 9, 2)
-    facts = {"b": BatchRowFacts(np.array([True, False, True]), np.array([3, 3, 5]))}
+    keys = StoredKeyRows("scratch/keys-x", 0, 7, 11, 9, 2)
+    gate = StoredGateRows("scratch/gate-x", 500, 7, 9, 2)
+    facts = {"b": BatchScanSummary(np.array([True, False, True]), np.array([3, 3, 5]))}
     data = b"rows" + pack_tail_arrays(encode_bundle_result(IndexedBundle(segments, keys, gate), facts))
     store.create(keys.key, data)
     tail = read_tail_arrays(store, keys.key, len(data))
     again = decode_bundle(tail, keys.key, len(data))
     shown = [(s.id, s.batches, s.undecided, s.first, s.ordinals, len(s.places), len(s.txn_entries)) for s in again.segments]
     assert shown == [("b", 3, False, 0, 11, 1, 0), ("headers", 2, True, -1, 0, 2, 2)]
-    assert (again.gate, again.keys) == (gate, KeyBundle(keys.key, len(data), 7, 11, 9, 2))
-    assert decode_row_facts(tail)["b"].tombstones.tolist() == [True, False, True]
+    assert (again.gate, again.keys) == (gate, StoredKeyRows(keys.key, len(data), 7, 11, 9, 2))
+    assert decode_scan_summaries(tail)["b"].tombstones.tolist() == [True, False, True]
     store.create("scratch/cut", data[:-3])
     with pytest.raises(BadData, match="the end of a scratch object is damaged"):
         read_tail_arrays(store, "scratch/cut", len(data) - 3)

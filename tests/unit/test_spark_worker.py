@@ -20,7 +20,7 @@ from compactor.spark.cluster import jobs
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.round import exchange, gate_ranges
 from compactor.spark.round.exchange import create_scratch_once, decode_ordinal_gaps, encode_survivors
-from compactor.spark.round.gate_rows import ExpectedSums, GateBundle
+from compactor.spark.round.gate_rows import ExpectedRecordSums, StoredGateRows
 from compactor.upkeep.retire import retire_partition
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import cleaner_round, names, unpack
@@ -186,14 +186,14 @@ def test_rows_of_the_gate_that_the_store_has_changed(tmp_path: Path, monkeypatch
     _, folder = growing(tmp_path / "log", 5)
     twins.bring(folder)
     before = state_of(twins.remote)
-    rows = GateBundle.read_rows
+    rows = StoredGateRows.read_rows
 
-    def changed(self: GateBundle, *place: Any) -> Any:
+    def changed(self: StoredGateRows, *place: Any) -> Any:
         found = rows(self, *place).copy()
         found[0, 2] ^= np.uint64(1)
         return found
 
-    monkeypatch.setattr(GateBundle, "read_rows", changed)
+    monkeypatch.setattr(StoredGateRows, "read_rows", changed)
     report = _spark_round(twins, TaskCost())
     assert report.status == "quarantined"
     assert "the gate's rows in a scratch object are not what was written" in report.reason
@@ -389,7 +389,7 @@ def test_what_an_earlier_version_recorded_for_the_gate_is_not_taken_for_sums(tmp
     twins.bring(folder)
     with monkeypatch.context() as earlier:
         earlier.setattr(gate_ranges, "GATE_SUMS_NAME", "sample")
-        earlier.setattr(ExpectedSums, "to_arrays", lambda self: {"hashes": np.zeros(3, np.uint64)})
+        earlier.setattr(ExpectedRecordSums, "to_arrays", lambda self: {"hashes": np.zeros(3, np.uint64)})
         with pytest.raises(Unavailable):
             twins.round(Dying("pass 2", 0))
     assert _spark_round(twins, TaskCost(), HereCluster()).status == "resumed"

@@ -45,7 +45,7 @@ class FilterSettings:
 
 
 @dataclass(frozen=True)
-class SharedSettings:
+class RoundTaskSettings:
     """Settings that all tasks of a round share.
 
     scratch: key prefix of this attempt's scratch objects.
@@ -112,7 +112,7 @@ def _open_tier(settings: str, topic: str, topic_id: TopicId) -> Tier:
     return open_tier(Settings.model_validate_json(settings), topics={topic: topic_id} if topic_id else None)
 
 
-def open_task_tier(shared: SharedSettings) -> Tier:
+def open_task_tier(shared: RoundTaskSettings) -> Tier:
     """Return this process's clients for the tier of a round.
 
     Brokers are not contacted: what a task needs to know of them is in ``shared``.
@@ -121,7 +121,7 @@ def open_task_tier(shared: SharedSettings) -> Tier:
 
 
 @contextmanager
-def task_staging(shared: SharedSettings, cost: TaskCost) -> Iterator[Staging]:
+def open_task_staging(shared: RoundTaskSettings, cost: TaskCost) -> Iterator[Staging]:
     """Provide a staging folder on the executor's local disk, limited to the task's disk budget, and delete it at the end. Fetched bytes and
     peaks are added to ``cost``.
     """
@@ -144,14 +144,14 @@ def record_peak_memory(cost: TaskCost) -> None:
     cost.peak_memory_bytes = max(cost.peak_memory_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
-def open_sidecars(shared: SharedSettings) -> Sidecars | None:
+def open_sidecars(shared: RoundTaskSettings) -> Sidecars | None:
     """Return access to the partition's sidecars, or None if filters are switched off."""
     filters = shared.filters
     return Sidecars(open_task_tier(shared).ports.control, filters.log_prefix, shared.hash_key) if filters else None
 
 
 def create_local_worker(
-    shared: SharedSettings, staging: Staging, stats: WorkStats | None = None, sent_files: Mapping[tuple[str, str], bytes] | None = None
+    shared: RoundTaskSettings, staging: Staging, stats: WorkStats | None = None, sent_files: Mapping[tuple[str, str], bytes] | None = None
 ) -> LocalWorker:
     """Return a LocalWorker that cleans with the budgets of one task.
 

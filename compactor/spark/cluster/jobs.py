@@ -198,7 +198,7 @@ class Cluster:
         """Return an RDD of (index, item) with one task per item."""
         return self._context.parallelize(list(enumerate(items)), len(items))
 
-    def shuffle_answers(
+    def shuffle_answers_to_targets(
         self, description: str, items: Sequence[Any], make_answers: Callable[[Any], Iterator[tuple[int, Any]]], targets: Sequence[Any]
     ) -> RDD[tuple[int, Any]]:
         """Return an RDD that groups the answers of all items by target index, together with the target itself.
@@ -208,7 +208,7 @@ class Cluster:
         :param targets: the targets; each is grouped with its own answers.
         """
         parts = min(len(targets), self.task_slots * SHUFFLE_PARTS_PER_SLOT)
-        with named_stages(self._context, description):
+        with name_started_stages(self._context, description):
             target_rdd = self._context.parallelize(list(enumerate(targets)), parts)
             answers = self._context.parallelize(list(items), max(1, len(items))).flatMap(make_answers)
             return answers.union(target_rdd).groupByKey(parts, shuffle_partition_of_target)
@@ -250,7 +250,7 @@ def shuffle_partition_of_target(target: int) -> int:
 
 
 @contextmanager
-def named_stages(context: SparkContext, description: str) -> Iterator[None]:
+def name_started_stages(context: SparkContext, description: str) -> Iterator[None]:
     """Name the Spark stages that this thread starts. PySpark would otherwise name them after its own source lines."""
     with _naming_lock:
         SCCallSiteSync._spark_stack_depth += 1
@@ -282,7 +282,7 @@ class _RunningJob:
             """Run the job and keep its exception for ``next_outcome``."""
             try:
                 self._context.setJobGroup(self._group, description, interruptOnCancel=True)
-                with named_stages(self._context, description):
+                with name_started_stages(self._context, description):
                     rdd.setName(description).foreachPartition(task)
             except BaseException as error:  # noqa: BLE001 - raised again where the results are awaited
                 self._error = error
@@ -294,8 +294,8 @@ class _RunningJob:
         self._thread.start()
         return self
 
-    def next_outcome(self, check: Callable[[], object]) -> TaskOutcome:
-        """Wait for the next outcome, calling ``check`` regularly. Raises Unavailable if the job ended without one."""
+    def next_outcome(self, check_leadership: Callable[[], object]) -> TaskOutcome:
+        """Wait for the next outcome, calling ``check_leadership`` regularly. Raises Unavailable if the job ended without one."""
         while True:
             over = not self._thread.is_alive()
             try:
@@ -304,7 +304,7 @@ class _RunningJob:
                 if over:
                     raise job_aborted_error(self._error) from None
             self._cluster.check_not_cancelled()
-            check()
+            check_leadership()
 
     def __exit__(self, *_: object) -> None:
         if self._thread.is_alive():

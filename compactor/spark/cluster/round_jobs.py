@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from compactor.errors import CompactorError
 from compactor.round.ports import LeadershipCheck
-from compactor.spark.cluster.executor import SharedSettings, TaskCost
+from compactor.spark.cluster.executor import RoundTaskSettings, TaskCost
 from compactor.spark.cluster.jobs import Cluster, JobListener, TaskWork
 from compactor.storage.port import ObjectStore
 
@@ -30,18 +30,18 @@ class RoundJobs:
 
     cluster: Cluster
     control: ObjectStore
-    shared: SharedSettings
+    shared: RoundTaskSettings
     cost: TaskCost
     job_listener: JobListener
     check: LeadershipCheck
 
-    def run_items(self, step: str, work: Callable[..., Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    def run_task_per_item(self, step: str, work: Callable[..., Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         """Run one task per item and yield (item index, result) as the tasks finish. Raises the first error of a task.
 
         :param work: function that each task calls as ``work(shared, item, cost)``.
         """
         if items:
-            yield from self.run_step(step, self.cluster.distribute_items(items), BoundWork(work, self.shared), len(items))
+            yield from self.run_tasks_over_rdd(step, self.cluster.distribute_items(items), TaskWithSettings(work, self.shared), len(items))
 
     def delete_scratch(self, keys: Sequence[str]) -> None:
         """Delete scratch objects of this attempt. An error is only logged, because `retire` deletes what remains."""
@@ -50,7 +50,7 @@ class RoundJobs:
         except CompactorError as error:
             logging.getLogger(__name__).info("scratch objects stay until `retire`: %s", error)
 
-    def run_step(self, step: str, rdd: RDD[tuple[int, Any]], work: TaskWork, count: int) -> Iterator[tuple[int, Any]]:
+    def run_tasks_over_rdd(self, step: str, rdd: RDD[tuple[int, Any]], work: TaskWork, count: int) -> Iterator[tuple[int, Any]]:
         """Run ``work`` over an RDD of (index, item) with ``count`` items and yield (index, result) as the tasks finish. Raises the first
         error of a task.
         """
@@ -65,11 +65,11 @@ class RoundJobs:
 
 
 @dataclass(frozen=True)
-class BoundWork:
+class TaskWithSettings:
     """Picklable function of a task, with the settings that all tasks share already applied."""
 
     work: Callable[..., Any]
-    shared: SharedSettings
+    shared: RoundTaskSettings
 
     def __call__(self, index: int, item: Any, cost: TaskCost) -> Any:
         return self.work(self.shared, item, cost)

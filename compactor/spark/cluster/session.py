@@ -87,14 +87,14 @@ def _run_first_job(session: SparkSession, begin: float) -> StartedCluster:
     """Run a first job so that executors are registered, have loaded the kernels and are known to run the driver's version. Raises
     UsageError otherwise.
     """
-    from compactor.spark.cluster.jobs import Cluster, named_stages
+    from compactor.spark.cluster.jobs import Cluster, name_started_stages
 
     context = session.sparkContext
     context.setJobDescription("first job: are the executors ready?")
     try:
         wanted = max(2, context.defaultParallelism)
         # With a shuffle, as the JVM loads what that needs when it is first asked.
-        with named_stages(context, "are the executors ready?"):
+        with name_started_stages(context, "are the executors ready?"):
             answers = (
                 context.parallelize(range(wanted), wanted)
                 .map(_load_kernels_and_report_version)
@@ -102,7 +102,7 @@ def _run_first_job(session: SparkSession, begin: float) -> StartedCluster:
                 .map(_first_reported_version)
             )
             differing = set(answers.collect()) - {_version_of_this_process()}
-    except _spark_errors() as error:
+    except _spark_error_types() as error:
         raise executors_not_ready_error(error) from None
     finally:
         context.setJobDescription(None)  # type: ignore[arg-type]
@@ -186,13 +186,13 @@ def _start_session(settings: SparkSettings, app_name: str, folder: Path) -> Spar
             gateway = SparkContext._gateway or launch_gateway(conf, {"stdout": file, "stderr": file})  # type: ignore[no-untyped-call]
         SparkContext(conf=conf, gateway=gateway)
         return SparkSession.builder.getOrCreate()
-    except _spark_errors() as error:
+    except _spark_error_types() as error:
         raise UsageError(
             f"Spark did not start on {master}: {first_error_line(error)}", hint=f"Check [spark] master; {log} says more"
         ) from None
 
 
-def _spark_errors() -> tuple[type[Exception], ...]:
+def _spark_error_types() -> tuple[type[Exception], ...]:
     """Return the exception types that Spark raises if it cannot start or run a job."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException

@@ -18,8 +18,8 @@ from compactor.errors import BadData
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import BatchTable, Int64s
 from compactor.records.indexes import TXN_ENTRY, TxnEntries
-from compactor.spark.round.exchange import Arrays, KeyBundle
-from compactor.spark.round.gate_rows import GateBundle
+from compactor.spark.round.exchange import Arrays, StoredKeyRows
+from compactor.spark.round.gate_rows import StoredGateRows
 
 BUNDLES_PER_SLOT: Final = 2
 MAX_BUNDLE_BYTES: Final = 16 << 30
@@ -61,7 +61,7 @@ class IndexedSegment:
 
 
 @dataclass(frozen=True)
-class BatchRowFacts:
+class BatchScanSummary:
     """Summary of the rows (records) of each batch of a segment, made while its records were scanned.
     tombstones: whether the batch contains a tombstone.
     counts: number of records in each batch, only if headers do not state it; otherwise empty.
@@ -80,12 +80,12 @@ class IndexedBundle:
     """
 
     segments: tuple[IndexedSegment, ...]
-    keys: KeyBundle | None
-    gate: GateBundle | None = None
+    keys: StoredKeyRows | None
+    gate: StoredGateRows | None = None
 
 
 @dataclass(frozen=True)
-class OrdinalRange:
+class RowNumberRange:
     """Range of row numbers [first, end) within one bundle (segments that one task has read). The rows belong to neighbouring segments.
 
     place: index of the bundle.
@@ -101,7 +101,7 @@ def max_record_count(segment: RemoteLogSegmentMetadata) -> int:
     return segment.records or min(segment.end_offset - segment.start_offset + 1, segment.size_bytes // MIN_RECORD_BYTES + 1)
 
 
-def plan_bundles(
+def plan_segment_bundles(
     segments: Sequence[RemoteLogSegmentMetadata], slots: int, disk_bytes: int, row_bytes: int = KEY_ROW_BYTES
 ) -> list[tuple[int, int]]:
     """Divide segments into bundles (neighbours that one task reads) of about equal bytes. Return each bundle as indexes [begin, end).
@@ -130,20 +130,20 @@ def plan_bundles(
     return [*runs, (begin, len(sizes))]
 
 
-def ordinal_ranges(newest_first: Sequence[tuple[int, IndexedSegment]]) -> tuple[OrdinalRange, ...]:
+def row_number_ranges(newest_first: Sequence[tuple[int, IndexedSegment]]) -> tuple[RowNumberRange, ...]:
     """Return the ranges of row numbers that belong to these segments, newest first.
 
     Neighbours in one bundle (the segments that one task has read) are merged, so most bundles have a single range.
 
     :param newest_first: (bundle index, segment) pairs.
     """
-    found: list[OrdinalRange] = []
+    found: list[RowNumberRange] = []
     for place, segment in newest_first:
         last = found[-1] if found else None
         if last is not None and last.place == place and last.end <= segment.first:
-            found[-1] = OrdinalRange(place, last.first, segment.first + segment.ordinals)
+            found[-1] = RowNumberRange(place, last.first, segment.first + segment.ordinals)
         else:
-            found.append(OrdinalRange(place, segment.first, segment.first + segment.ordinals))
+            found.append(RowNumberRange(place, segment.first, segment.first + segment.ordinals))
     return tuple(found)
 
 
@@ -152,8 +152,8 @@ def ordinal_ranges(newest_first: Sequence[tuple[int, IndexedSegment]]) -> tuple[
 _TABLE_COLUMNS: Final = tuple(field.name for field in fields(BatchTable))
 
 
-def encode_bundle_result(bundle: IndexedBundle, facts: Mapping[str, BatchRowFacts]) -> Arrays:
-    """Encode the result of a pass 1 task as arrays, which ``decode_bundle`` and ``decode_row_facts`` restore.
+def encode_bundle_result(bundle: IndexedBundle, facts: Mapping[str, BatchScanSummary]) -> Arrays:
+    """Encode the result of a pass 1 task as arrays, which ``decode_bundle`` and ``decode_scan_summaries`` restore.
 
     :param bundle: the result for the segments that the task has read.
     :param facts: facts about batches by segment id, for the segments whose keys were indexed.
@@ -195,17 +195,17 @@ def decode_bundle(tail: Arrays, key: str, size: int) -> IndexedBundle:
         txn = np.frombuffer(raw.tobytes(), TXN_ENTRY)
         segments.append(IndexedSegment(name, batches, tail["places"][some], table, txn, bool(undecided), first, ordinals, rows))
     ranges, ordinals, dirty, clean = (int(number) for number in tail["keys"])
-    gate = [GateBundle(name, *(int(number) for number in tail["gate_rows"])) for name in _decode_lines(tail["gate"])]
-    return IndexedBundle(tuple(segments), KeyBundle(key, size, ranges, ordinals, dirty, clean), gate[0] if gate else None)
+    gate = [StoredGateRows(name, *(int(number) for number in tail["gate_rows"])) for name in _decode_lines(tail["gate"])]
+    return IndexedBundle(tuple(segments), StoredKeyRows(key, size, ranges, ordinals, dirty, clean), gate[0] if gate else None)
 
 
-def decode_row_facts(tail: Arrays) -> dict[str, BatchRowFacts]:
+def decode_scan_summaries(tail: Arrays) -> dict[str, BatchScanSummary]:
     """Restore the facts about batches, by segment id, for the segments whose keys were indexed."""
     names = [name for name, first in zip(_decode_lines(tail["ids"]), tail["first"], strict=True) if first >= 0]
     batches = tail["batches"][tail["first"] >= 0]
     flags = np.split(np.unpackbits(tail["tombstones"], count=int(batches.sum())).astype(np.bool_), np.cumsum(batches)[:-1])
     counts = np.split(tail["counts"], np.cumsum(tail["counted"])[:-1])
-    return {name: BatchRowFacts(*both) for name, *both in zip(names, flags, counts, strict=False)}
+    return {name: BatchScanSummary(*both) for name, *both in zip(names, flags, counts, strict=False)}
 
 
 def _concatenate_arrays(parts: list[npt.NDArray[np.generic]], kind: type[np.generic]) -> npt.NDArray[np.generic]:
@@ -227,7 +227,7 @@ def _decode_lines(text: npt.NDArray[np.uint8]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class SurvivorParts:
+class StoredSurvivorLocations:
     """Position, size and SHA-256 of each segment's surviving records within one scratch object, by segment id."""
 
     parts: Mapping[str, tuple[int, int, str]]
@@ -239,7 +239,7 @@ class SurvivorParts:
         return {"ids": _encode_lines(list(self.parts)), "places": places, "sha256": np.frombuffer(digests, np.uint8)}
 
     @staticmethod
-    def from_arrays(tail: Arrays) -> SurvivorParts:
+    def from_arrays(tail: Arrays) -> StoredSurvivorLocations:
         """Restore the parts from the arrays at the end of the object."""
         parts = zip(_decode_lines(tail["ids"]), tail["places"], tail["sha256"].reshape(-1, 32), strict=True)
-        return SurvivorParts({name: (int(place[0]), int(place[1]), digest.tobytes().hex()) for name, place, digest in parts})
+        return StoredSurvivorLocations({name: (int(place[0]), int(place[1]), digest.tobytes().hex()) for name, place, digest in parts})

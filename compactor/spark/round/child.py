@@ -41,7 +41,7 @@ POLL_S = 0.2
 _log = logging.getLogger(__name__)
 
 
-class _RoundOrder(NamedTuple):
+class _RoundRequest(NamedTuple):
     """Request to the child process to run one round.
 
     settings: the parent's present settings, which may have been read again since the child started.
@@ -53,7 +53,7 @@ class _RoundOrder(NamedTuple):
     force: bool
 
 
-class _Child(NamedTuple):
+class _SparkChildProcess(NamedTuple):
     """A child process that runs Spark, the parent's end of the pipe to it, and the settings with which Spark was started."""
 
     process: BaseProcess
@@ -75,7 +75,7 @@ class SparkChild:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._child: _Child | None = None
+        self._child: _SparkChildProcess | None = None
         self._failed_at: float | None = None
         self._problem = ""
 
@@ -91,15 +91,15 @@ class SparkChild:
         if not self._lock.acquire(blocking=False):
             raise Leased(f"{state.name} waits for Spark, which works on another partition")
         try:
-            child = self._child_started_if_needed(tier.settings, check_stop)
+            child = self._start_child_if_needed(tier.settings, check_stop)
             if child is None:
                 return self._problem
             _log.info("%s goes to Spark on %s: %s", state.name, tier.settings.spark.master, why)
-            return self._request_round(child, _RoundOrder(tier.settings, state.name, now_ms, force), check_stop)
+            return self._request_round(child, _RoundRequest(tier.settings, state.name, now_ms, force), check_stop)
         finally:
             self._lock.release()
 
-    def _child_started_if_needed(self, settings: Settings, check_stop: Callable[[], None]) -> _Child | None:
+    def _start_child_if_needed(self, settings: Settings, check_stop: Callable[[], None]) -> _SparkChildProcess | None:
         """Return the child process, started if necessary; None if Spark does not start, which is logged."""
         if self._child is not None and (not self._child.process.is_alive() or self._child.spark != settings.spark):
             self._stop_child()
@@ -110,7 +110,7 @@ class SparkChild:
         process = context.Process(target=_serve_rounds, args=(settings, theirs), daemon=True, name="tiered-compactor-spark")
         process.start()
         theirs.close()
-        child = self._child = _Child(process, pipe, settings.spark)
+        child = self._child = _SparkChildProcess(process, pipe, settings.spark)
         problem = self._receive_answer(child, check_stop, START_S)
         if problem is None:
             self._failed_at = None
@@ -121,7 +121,7 @@ class SparkChild:
         _log.warning("large partitions are %s", self._problem)
         return None
 
-    def _request_round(self, child: _Child, order: _RoundOrder, check_stop: Callable[[], None]) -> RoundReport:
+    def _request_round(self, child: _SparkChildProcess, order: _RoundRequest, check_stop: Callable[[], None]) -> RoundReport:
         """Have the child run a round and return its report. Raises the round's error, and Unavailable if the child has ended."""
         try:
             child.pipe.send(order)
@@ -135,7 +135,7 @@ class SparkChild:
             self._stop_child()  # the next round begins with a new Spark
         raise answer if isinstance(answer, CompactorError) else CompactorError(f"Spark's process answered {answer!r}")
 
-    def _receive_answer(self, child: _Child, check_stop: Callable[[], None], timeout_s: float | None = None) -> object:
+    def _receive_answer(self, child: _SparkChildProcess, check_stop: Callable[[], None], timeout_s: float | None = None) -> object:
         """Return the child's next answer, or the error that the child ended or took too long.
 
         :param check_stop: raises to end the child.
@@ -178,7 +178,7 @@ def _serve_rounds(settings: Settings, pipe: Connection) -> None:
         return  # the parent has ended
 
 
-def _round_outcome(order: _RoundOrder, cluster: Cluster) -> RoundReport | CompactorError:
+def _round_outcome(order: _RoundRequest, cluster: Cluster) -> RoundReport | CompactorError:
     """Run the requested round and return its report, or the error with which it failed."""
     from compactor.spark.round.worker import SparkWorker
 

@@ -54,7 +54,7 @@ _GONE_HINT: Final = "Run it again: missing data is read from the segments again"
 
 
 @dataclass(frozen=True)
-class KeyBundle:
+class StoredKeyRows:
     """Location of the stored key rows of one bundle (neighbouring segments that one task has read).
 
     size: bytes of the object.
@@ -102,7 +102,7 @@ class KeyBundle:
 
 
 @dataclass(frozen=True)
-class ScratchPart:
+class ScratchObjectPart:
     """A byte range of a scratch object, [position, position + size), with the SHA-256 of its content."""
 
     key: str
@@ -300,9 +300,9 @@ def is_scratch_kind(kind: str, key: str) -> bool:
     return kind in key.rpartition("/")[2]
 
 
-def read_scratch_arrays(store: ObjectStore, scratch: ScratchObject | ScratchPart) -> Arrays:
+def read_scratch_arrays(store: ObjectStore, scratch: ScratchObject | ScratchObjectPart) -> Arrays:
     """Read the arrays of a scratch object or of a part of one. Raises BadData if its size or digest is not the recorded one."""
-    position = scratch.position if isinstance(scratch, ScratchPart) else 0
+    position = scratch.position if isinstance(scratch, ScratchObjectPart) else 0
     data = read_scratch_bytes(store, scratch.key, position, scratch.size)
     if len(data) != scratch.size or hashlib.sha256(data).hexdigest() != scratch.sha256:
         raise BadData("a scratch object is not what was recorded", segment=scratch.key, hint="Run it again")

@@ -13,10 +13,10 @@ import numpy as np
 from compactor.cleaner.gate.key_table import MAX_GATE_RANGES, GateRows, GateSums, KeyTable, zero_gate_sums
 from compactor.control.records import ScratchObject
 from compactor.errors import OutOfBudget
-from compactor.spark.cluster.executor import SharedSettings, TaskCost, open_task_tier, record_peak_memory
+from compactor.spark.cluster.executor import RoundTaskSettings, TaskCost, open_task_tier, record_peak_memory
 from compactor.spark.round.exchange import create_scratch_once, pack_arrays
-from compactor.spark.round.gate_rows import DIRTY_ROWS, OUTSIDE, ExpectedSums, GateBundle, HashBounds
-from compactor.spark.round.range_rows import RangeRows, read_hash_ranges
+from compactor.spark.round.gate_rows import DIRTY_ROWS, OUTSIDE, ExpectedRecordSums, HashBounds, StoredGateRows
+from compactor.spark.round.range_rows import HashRangeRows, read_hash_ranges
 from compactor.storage.port import ObjectStore
 
 GATE_SUMS_NAME = "judged"
@@ -24,16 +24,16 @@ GATE_SUMS_NAME = "judged"
 
 
 @dataclass(frozen=True)
-class GateInput:
+class GateRangeInput:
     """Input of the gate (the independent check of the output) for all tasks over hash ranges: its stored rows, and the offsets at which the
     segments begin.
     """
 
-    bundles: tuple[GateBundle, ...]
+    bundles: tuple[StoredGateRows, ...]
     bounds: HashBounds
 
 
-def sum_gate_ranges(shared: SharedSettings, ranges: range, gate_input: GateInput, cost: TaskCost) -> bytes:
+def encode_sums_of_gate_ranges(shared: RoundTaskSettings, ranges: range, gate_input: GateRangeInput, cost: TaskCost) -> bytes:
     """Compute checksums over the records that must remain of each segment, for some ranges of the key hash.
 
     The gate, an independent check of the output, later compares them with the rewritten segments. Return the sums encoded, followed by the
@@ -47,7 +47,7 @@ def sum_gate_ranges(shared: SharedSettings, ranges: range, gate_input: GateInput
     return sums.tobytes() + keys.to_bytes(8, "little")
 
 
-def write_expected_sums(shared: SharedSettings, gate_input: GateInput, answers: Iterable[bytes], cost: TaskCost) -> ScratchObject:
+def write_expected_sums(shared: RoundTaskSettings, gate_input: GateRangeInput, answers: Iterable[bytes], cost: TaskCost) -> ScratchObject:
     """Add up the sums of all tasks over hash ranges and write the total as one scratch object. The gate, an independent check, expects
     these sums in the output.
     """
@@ -56,7 +56,7 @@ def write_expected_sums(shared: SharedSettings, gate_input: GateInput, answers: 
         sums += np.frombuffer(answer[:-8], np.uint64).reshape(-1, 2)
         keys += int.from_bytes(answer[-8:], "little")
         cost.exchanged_bytes += len(answer)
-    judged = ExpectedSums(gate_input.bounds, sums, keys)
+    judged = ExpectedRecordSums(gate_input.bounds, sums, keys)
     written = create_scratch_once(
         open_task_tier(shared).ports.control, f"{shared.scratch}{GATE_SUMS_NAME}", pack_arrays(judged.to_arrays(), dense=True)
     )
@@ -71,8 +71,8 @@ class StoredGateRange:
     one task each). They can be read several times.
     """
 
-    bundles: Mapping[int, GateBundle]
-    rows_of_range: RangeRows
+    bundles: Mapping[int, StoredGateRows]
+    rows_of_range: HashRangeRows
 
     def count_rows(self, section: int) -> int:
         """Return the number of rows in a section (0: in the dirty range, 1: outside it)."""
@@ -85,12 +85,12 @@ class StoredGateRange:
         for place, rows in self.rows_of_range.read_section(list(self.bundles), section):
             crc = int(self.rows_of_range.directories[place][:1, 2].copy().view(np.uint32)[section])
             if zlib.crc32(np.ascontiguousarray(rows).view(np.uint8).data) != crc:
-                self.bundles[place].raise_damaged_bundle()
+                self.bundles[place].raise_damaged_rows_error()
             yield np.ascontiguousarray(rows)
 
 
 def compute_gate_sums(
-    store: ObjectStore, bundles: Sequence[GateBundle], ranges: range, all_ranges: int, budget_bytes: int, bounds: HashBounds
+    store: ObjectStore, bundles: Sequence[StoredGateRows], ranges: range, all_ranges: int, budget_bytes: int, bounds: HashBounds
 ) -> tuple[GateSums, int]:
     """Return the sums over the records that must remain in neighbouring hash ranges, and the number of their keys. Raises StoreError,
     BadData, OutOfBudget.

@@ -47,7 +47,7 @@ HashBounds = Int64s
 
 
 @dataclass(frozen=True)
-class GateBundle:
+class StoredGateRows:
     """Location of the rows that the gate (the independent check of the output) has stored of one bundle of segments.
 
     size: bytes of the object.
@@ -77,22 +77,22 @@ class GateBundle:
             else np.empty((0, 3), np.int64)
         )
         if not len(found) or (np.diff(found[:, :2], axis=0) < 0).any() or found[-1, 0] > self.dirty_rows or found[-1, 1] > total:
-            self.raise_damaged_bundle()
+            self.raise_damaged_rows_error()
         return found
 
     def read_rows(self, store: ObjectStore, begin: int, end: int) -> GateRows:
         """Read the gate's rows [begin, end). Raises BadData if the object is too short."""
         data = read_scratch_bytes(store, self.key, begin * GATE_ROW_BYTES, (end - begin) * GATE_ROW_BYTES)
         if len(data) != (end - begin) * GATE_ROW_BYTES:
-            self.raise_damaged_bundle()
+            self.raise_damaged_rows_error()
         return np.frombuffer(data, np.uint64).reshape(-1, WORDS)
 
-    def raise_damaged_bundle(self) -> NoReturn:
+    def raise_damaged_rows_error(self) -> NoReturn:
         """Raise BadData because the stored rows are not those that were written."""
         raise BadData("the gate's rows in a scratch object are not what was written", segment=self.key, hint="Run it again")
 
 
-def write_gate_bundle(spool: RowSpool, path: Path, key: str) -> GateBundle:
+def write_gate_bundle(spool: RowSpool, path: Path, key: str) -> StoredGateRows:
     """Write the gate's collected rows, and a directory of them, to a local file that is then stored under ``key``. Raises StoreError if the
     disk fails.
     """
@@ -100,14 +100,14 @@ def write_gate_bundle(spool: RowSpool, path: Path, key: str) -> GateBundle:
         begins, crcs = write_spooled_rows(spool, file)
         file.write(np.column_stack((begins, np.append(crcs.view(np.int64), 0))).tobytes())
         dirty, total = begins[-1].tolist()
-        return GateBundle(key, file.tell(), spool.ranges.count, dirty, total - dirty)
+        return StoredGateRows(key, file.tell(), spool.ranges.count, dirty, total - dirty)
 
 
 # ---- transactions -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class SparseOutcomes:
+class SparseTransactionOutcomes:
     """Transaction results that the gate (the independent check of the output) has computed for one segment, stored only for batches that
     belong to transactions.
 
@@ -127,17 +127,17 @@ class SparseOutcomes:
         return BatchTransactionOutcomes(aborted, idle, began)
 
 
-def empty_outcomes(batches: int) -> BatchTransactionOutcomes:
+def outcomes_without_transactions(batches: int) -> BatchTransactionOutcomes:
     """Return the transaction results of a segment in which no batch belongs to a transaction."""
     return BatchTransactionOutcomes(np.zeros(batches, np.bool_), np.zeros(batches, np.bool_), np.full(batches, -1, np.int64))
 
 
-def encode_outcomes(outcomes: BatchTransactionOutcomes) -> Arrays:
+def encode_transaction_outcomes(outcomes: BatchTransactionOutcomes) -> Arrays:
     """Return transaction results as arrays for a scratch object."""
     return {"gate_aborted": np.packbits(outcomes.aborted), "gate_idle": np.packbits(outcomes.idle), "gate_began": outcomes.began}
 
 
-def decode_outcomes(arrays: Arrays, batches: int) -> BatchTransactionOutcomes:
+def decode_transaction_outcomes(arrays: Arrays, batches: int) -> BatchTransactionOutcomes:
     """Restore the transaction results of a segment with ``batches`` batches."""
     aborted, idle = (np.unpackbits(arrays[name], count=batches).astype(np.bool_) for name in ("gate_aborted", "gate_idle"))
     return BatchTransactionOutcomes(aborted, idle, arrays["gate_began"].astype(np.int64))
@@ -147,7 +147,7 @@ def decode_outcomes(arrays: Arrays, batches: int) -> BatchTransactionOutcomes:
 
 
 @dataclass(frozen=True)
-class ExpectedSums:
+class ExpectedRecordSums:
     """Sums over the records that must remain of each segment, with which the gate compares the output.
 
     bounds: the first offset of each segment, ascending, and the end of the last one.
@@ -164,9 +164,9 @@ class ExpectedSums:
         return {"gate_bounds": self.bounds, "gate_sums": self.sums, "gate_keys": np.array([self.keys], np.int64)}
 
     @staticmethod
-    def from_arrays(arrays: Arrays) -> ExpectedSums:
+    def from_arrays(arrays: Arrays) -> ExpectedRecordSums:
         """Restore the sums from the arrays of a scratch object."""
-        return ExpectedSums(arrays["gate_bounds"], arrays["gate_sums"], int(arrays["gate_keys"][0]))
+        return ExpectedRecordSums(arrays["gate_bounds"], arrays["gate_sums"], int(arrays["gate_keys"][0]))
 
     def sum_of_segment(self, source: SourceSegment) -> Words:
         """Return the sum that is expected for one segment. Raises CompactorError if the gate has not seen the segment."""
@@ -191,7 +191,7 @@ def create_group_gate(
     hash_key: bytes,
     sources: Sequence[SourceSegment],
     outcomes: Sequence[BatchTransactionOutcomes],
-    expected_sums: ExpectedSums | None,
+    expected_sums: ExpectedRecordSums | None,
 ) -> Gate:
     """Return a gate that compares rewritten groups of segments with their sources in pass 2.
 

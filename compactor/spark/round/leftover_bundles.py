@@ -39,7 +39,9 @@ def unannounced_scratch_prefix(log: PartitionLog, plan: CompactionPlan, live: Se
     return f"{scratch_prefix(log)}{SCOUTED}{plan.now_ms}-{kin}/"
 
 
-def resumed_time_ms(store: ObjectStore, log: PartitionLog, live: Sequence[RemoteLogSegmentMetadata], now_ms: int, draft_at: DraftAt) -> int:
+def plan_time_of_resumable_attempt_ms(
+    store: ObjectStore, log: PartitionLog, live: Sequence[RemoteLogSegmentMetadata], now_ms: int, draft_at: DraftAt
+) -> int:
     """Return the time for the new plan: that of the newest interrupted pass 1 that read exactly what the new plan would read, or ``now_ms``
     if there is none.
 
@@ -61,7 +63,7 @@ def resumed_time_ms(store: ObjectStore, log: PartitionLog, live: Sequence[Remote
     return now_ms
 
 
-def list_bundles(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
+def list_stored_bundles(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
     """Return the stored results of pass 1 tasks (key rows and rows for the gate) below a key prefix."""
     return [info for info in store.list(prefix) if is_scratch_kind(KEYS_PREFIX, info.key) or is_scratch_kind(GATE_PREFIX, info.key)]
 
@@ -77,7 +79,7 @@ def claim_leftover_bundles(jobs: RoundJobs, log: PartitionLog, round_prefix: str
     return [info for info in found if info.key.startswith(round_prefix)]
 
 
-def adopt_bundles(jobs: RoundJobs, index: SegmentIndex, leftovers: Sequence[ObjectInfo]) -> RoundJobs:
+def add_matching_leftovers(jobs: RoundJobs, index: SegmentIndex, leftovers: Sequence[ObjectInfo]) -> RoundJobs:
     """Add those stored pass 1 results of earlier attempts to the index that match this round. Return the job runner with as many hash
     ranges as these results have.
 

@@ -32,19 +32,26 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import NOT_CONTROL, BatchTable
 from compactor.records.rows import parse_records
 from compactor.round.sources import StagedSegmentReader
-from compactor.spark.cluster.executor import SharedSettings, TaskCost, open_sidecars, open_task_tier, record_peak_memory, task_staging
+from compactor.spark.cluster.executor import (
+    RoundTaskSettings,
+    TaskCost,
+    open_sidecars,
+    open_task_staging,
+    open_task_tier,
+    record_peak_memory,
+)
 from compactor.spark.round.bundles import (
-    BatchRowFacts,
+    BatchScanSummary,
     IndexedBundle,
     IndexedSegment,
-    OrdinalRange,
-    SurvivorParts,
-    decode_row_facts,
+    RowNumberRange,
+    StoredSurvivorLocations,
+    decode_scan_summaries,
     encode_bundle_result,
 )
 from compactor.spark.round.exchange import (
     ExchangeRows,
-    KeyBundle,
+    StoredKeyRows,
     create_scratch_once,
     decode_ordinal_gaps,
     encode_survivors,
@@ -61,13 +68,13 @@ from compactor.spark.round.gate_rows import (
     DIRECTORY_ENTRY_BYTES,
     DIRTY_ROWS,
     OUTSIDE,
-    SparseOutcomes,
+    SparseTransactionOutcomes,
     create_scan_gate,
-    empty_outcomes,
-    encode_outcomes,
+    encode_transaction_outcomes,
+    outcomes_without_transactions,
     write_gate_bundle,
 )
-from compactor.spark.round.range_rows import RangeRows, read_hash_ranges
+from compactor.spark.round.range_rows import HashRangeRows, read_hash_ranges
 
 GATE_PREFIX: Final = "gate-"
 """Prefix of the names of scratch objects with the gate's rows."""
@@ -84,12 +91,12 @@ class SegmentToIndex:
 
     metadata: RemoteLogSegmentMetadata
     rows: bool
-    verdicts: SparseVerdicts | None = None
-    outcomes: SparseOutcomes | None = None
+    verdicts: SparseTransactionVerdicts | None = None
+    outcomes: SparseTransactionOutcomes | None = None
 
 
 @dataclass(frozen=True)
-class SparseVerdicts:
+class SparseTransactionVerdicts:
     """The cleaner's transaction verdicts of one segment, stored only for batches that belong to transactions.
 
     places: the batch numbers of ``verdicts``.
@@ -109,7 +116,7 @@ class SparseVerdicts:
         return TransactionVerdicts(**flags, txn_entries=self.verdicts.txn_entries)
 
 
-def index_bundle(shared: SharedSettings, segments: tuple[SegmentToIndex, ...], cost: TaskCost) -> IndexedBundle:
+def index_segments_of_bundle(shared: RoundTaskSettings, segments: tuple[SegmentToIndex, ...], cost: TaskCost) -> IndexedBundle:
     """Read the headers of some neighbouring segments (a bundle) and, where wanted, write their keys as rows of one scratch object.
 
     :param segments: the segments of the bundle, newest first.
@@ -118,17 +125,17 @@ def index_bundle(shared: SharedSettings, segments: tuple[SegmentToIndex, ...], c
     name = hashlib.sha256("".join(f"{item.metadata.id} {item.rows} {item.verdicts is None}\n" for item in segments).encode()).hexdigest()[
         :16
     ]
-    with task_staging(shared, cost) as staging, ExitStack() as reserved:
+    with open_task_staging(shared, cost) as staging, ExitStack() as reserved:
 
-        def reserve_disk(size: int) -> None:
+        def reserve_disk_bytes(size: int) -> None:
             """Reserve disk until the task ends. Raises OutOfBudget."""
             reserved.enter_context(staging.reserve_without_waiting(size, f"the keys of {len(segments)} segments of {shared.partition}"))
 
-        def open_spool(name: str, words: int, dtype: type[np.generic]) -> RowSpool:
+        def open_row_spool(name: str, words: int, dtype: type[np.generic]) -> RowSpool:
             """Open an empty spool for rows that consist of ``words`` numbers."""
             spool = RowSpool(
                 staging.folder / f"{name}.spool",
-                _TaskReservation(reserve_disk),
+                _TaskReservation(reserve_disk_bytes),
                 HashRanges(shared.ranges),
                 words,
                 dtype,
@@ -139,13 +146,13 @@ def index_bundle(shared: SharedSettings, segments: tuple[SegmentToIndex, ...], c
         bundle = _BundleWriter(
             shared,
             shared.open_segments(staging, [item.metadata for item in segments]),
-            open_spool("keys", 4, np.uint32),
-            open_spool("gate", WORDS, np.uint64) if shared.gate else None,
+            open_row_spool("keys", 4, np.uint32),
+            open_row_spool("gate", WORDS, np.uint64) if shared.gate else None,
         )
         indexed = [bundle.index_segment(ordinal, item) for ordinal, item in enumerate(segments)]
         done = IndexedBundle(tuple(indexed), None)
         if any(item.rows for item in segments):
-            done = bundle.write_bundle(done, name, staging.folder / "keys", reserve_disk)
+            done = bundle.write_bundle(done, name, staging.folder / "keys", reserve_disk_bytes)
             cost.rows += bundle.key_rows.row_count
             cost.exchanged_bytes += sum(part.size for part in (done.keys, done.gate) if part)
         return done
@@ -168,11 +175,11 @@ class _BundleWriter:
     next_ordinal: the next row number.
     """
 
-    shared: SharedSettings
+    shared: RoundTaskSettings
     reading: StagedSegmentReader
     key_rows: RowSpool
     gate_rows: RowSpool | None
-    facts: dict[str, BatchRowFacts] = field(default_factory=dict)
+    facts: dict[str, BatchScanSummary] = field(default_factory=dict)
     next_ordinal: int = 0
 
     def index_segment(self, ordinal: int, item: SegmentToIndex) -> IndexedSegment:
@@ -199,7 +206,7 @@ class _BundleWriter:
     def _add_key_rows(self, source: SourceSegment, item: SegmentToIndex) -> int:
         """Collect the key rows of one segment and return how many row numbers they take."""
         aborted = item.verdicts.expand_to_all_batches().aborted if item.verdicts else np.zeros(len(source.table), np.bool_)
-        outcomes = item.outcomes.expand_to_all_batches() if item.outcomes else empty_outcomes(len(source.table))
+        outcomes = item.outcomes.expand_to_all_batches() if item.outcomes else outcomes_without_transactions(len(source.table))
         with self.reading.map_segment(source):
             gate = create_scan_gate(self.shared.plan, self.shared.hash_key, source, outcomes) if self.gate_rows else None
             wanted = flag_mappable_batches(source, aborted)
@@ -224,7 +231,7 @@ class _BundleWriter:
             begins, _ = write_spooled_rows(self.key_rows, file)
             file.write(begins.tobytes())
             dirty, total = begins[-1].tolist()
-            keys = KeyBundle(f"{shared.scratch}{KEYS_PREFIX}{name}", 0, shared.ranges, self.next_ordinal, dirty, total - dirty)
+            keys = StoredKeyRows(f"{shared.scratch}{KEYS_PREFIX}{name}", 0, shared.ranges, self.next_ordinal, dirty, total - dirty)
             tail = pack_tail_arrays(encode_bundle_result(replace(bundle, keys=keys, gate=gate), self.facts))
             reserve(len(tail))
             file.write(tail)
@@ -234,14 +241,14 @@ class _BundleWriter:
 
 
 def _collect_key_rows(
-    shared: SharedSettings,
+    shared: RoundTaskSettings,
     source: SourceSegment,
     selected_batches: Flags,
     key_rows: RowSpool,
     gate: Gate | None,
     gate_rows: RowSpool | None,
     next_ordinal: int,
-) -> tuple[BatchRowFacts, int]:
+) -> tuple[BatchScanSummary, int]:
     """Collect a segment's key rows from the last record to the first, numbered from ``next_ordinal`` on. Return the facts about its batches
     and the number of row numbers used.
 
@@ -271,21 +278,21 @@ def _collect_key_rows(
                 if gate is not None and gate_rows is not None:
                     gate_rows.add_rows(OUTSIDE, gate.read_pass_one_chunk(buffers, source, chunk, outside_range=True).rows)
     packed_legacy = (table.magic < 2) & (table.codec_ids > 0)
-    return BatchRowFacts(tombstones, counts if (packed_legacy & selected_batches).any() else counts[:0]), next_ordinal - begun_at
+    return BatchScanSummary(tombstones, counts if (packed_legacy & selected_batches).any() else counts[:0]), next_ordinal - begun_at
 
 
 # ---- clean segments that need not be read -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class FilterQuery:
+class BloomFilterQuery:
     """Segments, by id, whose Bloom filters one task compares with all dirty keys. bundles: locations of the stored dirty keys."""
 
     segments: tuple[str, ...]
-    bundles: tuple[KeyBundle, ...]
+    bundles: tuple[StoredKeyRows, ...]
 
 
-def query_filters(shared: SharedSettings, item: FilterQuery, cost: TaskCost) -> tuple[dict[str, str], int]:
+def query_bloom_filters(shared: RoundTaskSettings, item: BloomFilterQuery, cost: TaskCost) -> tuple[dict[str, str], int]:
     """Compare Bloom filters with all dirty keys. Return, by segment id, why a segment must be read, and the number of bytes fetched.
 
     Segments that match no dirty key are absent from the result. Raises StoreError.
@@ -303,29 +310,29 @@ def query_filters(shared: SharedSettings, item: FilterQuery, cost: TaskCost) -> 
 
 
 @dataclass(frozen=True)
-class RangeInput:
+class HashRangeInput:
     """Input of all tasks over hash ranges.
 
     dirty: ranges of rows of the dirty segments, newest first.
     wanted_bundles: indexes of the bundles (segments indexed by one task) whose survivors are wanted.
     """
 
-    bundles: tuple[KeyBundle, ...]
-    dirty: tuple[OrdinalRange, ...]
+    bundles: tuple[StoredKeyRows, ...]
+    dirty: tuple[RowNumberRange, ...]
     wanted_bundles: frozenset[int]
 
 
 @dataclass(frozen=True)
-class SegmentToGather:
+class SegmentWithSurvivors:
     """Segment whose surviving records are to be written to scratch objects. If it has no key rows, none of its records is superseded."""
 
     indexed: IndexedSegment
-    verdicts: SparseVerdicts
-    outcomes: SparseOutcomes
+    verdicts: SparseTransactionVerdicts
+    outcomes: SparseTransactionOutcomes
 
 
 @dataclass(frozen=True)
-class BundleToGather:
+class SurvivorBundle:
     """Segments whose surviving records are written as one object.
 
     name: last part of the object's key.
@@ -333,11 +340,13 @@ class BundleToGather:
     """
 
     name: str
-    segments: tuple[SegmentToGather, ...]
-    keys: KeyBundle | None
+    segments: tuple[SegmentWithSurvivors, ...]
+    keys: StoredKeyRows | None
 
 
-def find_survivors(shared: SharedSettings, ranges: range, exchange: RangeInput, cost: TaskCost) -> Iterator[tuple[int, bytes]]:
+def find_survivors_of_ranges(
+    shared: RoundTaskSettings, ranges: range, exchange: HashRangeInput, cost: TaskCost
+) -> Iterator[tuple[int, bytes]]:
     """Find the surviving records of neighbouring hash ranges and yield (bundle index, encoded survivors). A bundle may appear several times
     or never.
     """
@@ -349,7 +358,7 @@ def find_survivors(shared: SharedSettings, ranges: range, exchange: RangeInput, 
 
 
 def _find_survivors_of_range(
-    shared: SharedSettings, range_number: int, exchange: RangeInput, rows_of: RangeRows, cost: TaskCost
+    shared: RoundTaskSettings, range_number: int, exchange: HashRangeInput, rows_of: HashRangeRows, cost: TaskCost
 ) -> Iterator[tuple[int, bytes]]:
     """Find the surviving records of one hash range. If its keys exceed the memory budget, the range is split and its rows are read again
     for each part.
@@ -362,7 +371,7 @@ def _find_survivors_of_range(
             raise OutOfBudget("more keys than the map budget holds share one hash", hint="Raise map_budget_bytes")
         keys = KeySet(shared.map_budget_bytes, expected_keys=guess)
         full = False
-        for place, rows in rows_of.read_dirty(exchange.dirty):
+        for place, rows in rows_of.read_dirty_rows(exchange.dirty):
             by_row, kept = _replace_ordinals_by_row_numbers(rows)
             taken = mark_newest_of_each_key(keys.table, keys.state, by_row, 0, ranges, wanted, kept)
             while taken < len(rows) and keys.grow_within_budget():
@@ -395,7 +404,7 @@ def _replace_ordinals_by_row_numbers(rows: ExchangeRows) -> tuple[ExchangeRows, 
 
 
 @dataclass(frozen=True)
-class GatheredObject:
+class WrittenSurvivors:
     """A scratch object with surviving records, or with the sums that the gate (the independent check of the output) expects.
 
     parts: location of each segment's survivors; None for the gate's object.
@@ -403,11 +412,11 @@ class GatheredObject:
     """
 
     written: ScratchObject
-    parts: SurvivorParts | None = None
+    parts: StoredSurvivorLocations | None = None
     superseded: tuple[str, ...] = ()
 
 
-def write_survivors(shared: SharedSettings, item: BundleToGather, answers: Iterable[bytes], cost: TaskCost) -> GatheredObject:
+def write_survivors(shared: RoundTaskSettings, item: SurvivorBundle, answers: Iterable[bytes], cost: TaskCost) -> WrittenSurvivors:
     """Combine the answers of all hash ranges about one bundle, and write them as one scratch object with everything that pass 2 needs of
     each segment.
     """
@@ -419,12 +428,14 @@ def write_survivors(shared: SharedSettings, item: BundleToGather, answers: Itera
             if not decode_ordinal_gaps(np.frombuffer(answer, np.uint8), bitmap):
                 raise CompactorError(f"an answer does not fit {item.keys.key}", hint="This is a bug; please report it")
             cost.exchanged_bytes += len(answer)
-        facts = decode_row_facts(item.keys.read_stored_result(store))
+        facts = decode_scan_summaries(item.keys.read_stored_result(store))
     out, parts, superseded = bytearray(), {}, []
     for segment in item.segments:
         known = segment.indexed
         # With or without a gate: whoever takes the round up may have one.
-        arrays = encode_verdicts(segment.verdicts.expand_to_all_batches()) | encode_outcomes(segment.outcomes.expand_to_all_batches())
+        arrays = encode_verdicts(segment.verdicts.expand_to_all_batches()) | encode_transaction_outcomes(
+            segment.outcomes.expand_to_all_batches()
+        )
         if known.has_rows:
             mine = bitmap[known.first // 8 : -(-(known.first + known.ordinals) // 8)]
             if int(np.bitwise_count(mine).sum(dtype=np.int64)) < known.rows:
@@ -433,11 +444,11 @@ def write_survivors(shared: SharedSettings, item: BundleToGather, answers: Itera
         data = pack_arrays(arrays)
         parts[known.id] = (len(out), len(data), hashlib.sha256(data).hexdigest())
         out += data
-    found = SurvivorParts(parts)
+    found = StoredSurvivorLocations(parts)
     written = create_scratch_once(store, f"{shared.scratch}{SURVIVORS_PREFIX}{item.name}", bytes(out) + pack_tail_arrays(found.to_arrays()))
     cost.exchanged_bytes += written.size
     record_peak_memory(cost)
-    return GatheredObject(written, found, tuple(superseded))
+    return WrittenSurvivors(written, found, tuple(superseded))
 
 
 def load_kernels() -> None:

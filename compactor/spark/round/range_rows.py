@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from compactor.spark.round.bundles import OrdinalRange
+from compactor.spark.round.bundles import RowNumberRange
 from compactor.storage.port import ObjectStore
 
 PREFETCHED_BUNDLES: Final = 4
@@ -24,7 +24,7 @@ Directory = npt.NDArray[np.int64]
 FetchedRows = npt.NDArray[Any]
 
 
-class RowBundle(Protocol):
+class StoredRows(Protocol):
     """An object in the store that holds the rows of some segments by range of the key's hash, in two sections (0: dirty, 1: clean)."""
 
     @property
@@ -41,7 +41,7 @@ class RowBundle(Protocol):
 
 
 @dataclass(frozen=True)
-class RangeRows:
+class HashRangeRows:
     """Rows of one hash range from all bundles (each holds the rows of some neighbouring segments).
 
     directories: for each bundle, the row numbers where the range begins and where it ends in each section.
@@ -49,12 +49,12 @@ class RangeRows:
     """
 
     store: ObjectStore
-    bundles: Mapping[int, RowBundle]
+    bundles: Mapping[int, StoredRows]
     directories: Mapping[int, Directory]
     prefetched: Mapping[tuple[int, int], tuple[int, Future[FetchedRows]]]
     pool: ThreadPoolExecutor
 
-    def read_dirty(self, order: Sequence[OrdinalRange]) -> Iterator[tuple[int, FetchedRows]]:
+    def read_dirty_rows(self, order: Sequence[RowNumberRange]) -> Iterator[tuple[int, FetchedRows]]:
         """Yield (bundle index, rows) of the dirty section in the given order. A bundle stays in memory from the first of its rows to the
         last.
         """
@@ -98,7 +98,7 @@ class RangeRows:
             yield at, arrived.result()
 
 
-def read_hash_ranges(store: ObjectStore, bundles: Mapping[int, RowBundle], ranges: range) -> Iterator[tuple[int, RangeRows]]:
+def read_hash_ranges(store: ObjectStore, bundles: Mapping[int, StoredRows], ranges: range) -> Iterator[tuple[int, HashRangeRows]]:
     """Yield (range number, rows) for neighbouring hash ranges, in order. Raises StoreError if a bundle cannot be fetched, BadData if it
     is damaged.
     """
@@ -118,7 +118,7 @@ def read_hash_ranges(store: ObjectStore, bundles: Mapping[int, RowBundle], range
                 at = number - ranges.start
                 yield (
                     number,
-                    RangeRows(
+                    HashRangeRows(
                         store, bundles, {place: directory[at : at + 2] for place, directory in directories.items()}, prefetched, pool
                     ),
                 )

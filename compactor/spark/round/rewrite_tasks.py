@@ -19,13 +19,13 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.pass_two import PlanExecution
 from compactor.round.ports import WorkStats
 from compactor.round.sources import StagedSegmentReader
-from compactor.spark.cluster.executor import SharedSettings, TaskCost, create_local_worker, open_task_tier, task_staging
-from compactor.spark.round.exchange import ScratchPart, StoredSurvivors, decode_verdicts, read_scratch_arrays
-from compactor.spark.round.gate_rows import ExpectedSums, create_group_gate, decode_outcomes
+from compactor.spark.cluster.executor import RoundTaskSettings, TaskCost, create_local_worker, open_task_staging, open_task_tier
+from compactor.spark.round.exchange import ScratchObjectPart, StoredSurvivors, decode_verdicts, read_scratch_arrays
+from compactor.spark.round.gate_rows import ExpectedRecordSums, create_group_gate, decode_transaction_outcomes
 
 
 @dataclass(frozen=True)
-class GroupWork:
+class GroupRewriteWork:
     """Work of pass 2 on one group (neighbouring segments that become one), with the metadata and stored survivors of its sources, in order.
 
     judged: the sums that the gate, an independent check, expects of the output; None if nothing is dirty.
@@ -33,12 +33,12 @@ class GroupWork:
 
     task: CompactionTask
     sources: tuple[RemoteLogSegmentMetadata, ...]
-    survivors: tuple[ScratchPart | ScratchObject, ...]
-    judged: ScratchPart | ScratchObject | None = None
+    survivors: tuple[ScratchObjectPart | ScratchObject, ...]
+    judged: ScratchObjectPart | ScratchObject | None = None
 
 
 @dataclass(frozen=True)
-class StoredPassOne:
+class StoredPassOneAnswers:
     """Results of pass 1 for the sources of one group, read from scratch objects for pass 2. Implements the port
     round.pass_two.PassOneAnswers.
     """
@@ -67,11 +67,11 @@ class StoredPassOne:
         """
 
 
-def rewrite_group(shared: SharedSettings, item: GroupWork, cost: TaskCost) -> CompactionReceipt | CompactionFailure:
+def rewrite_group(shared: RoundTaskSettings, item: GroupRewriteWork, cost: TaskCost) -> CompactionReceipt | CompactionFailure:
     """Rewrite one group of segments into one segment, and upload it under the announced id. Raises BadData, StoreError, OutOfBudget,
     GateFailed.
     """
-    with task_staging(shared, cost) as staging, WorkerThreads(1) as workers:
+    with open_task_staging(shared, cost) as staging, WorkerThreads(1) as workers:
         stats, reading = WorkStats(), shared.open_segments(staging, item.sources)
         answers = _read_pass_one_answers(shared, item, reading)
         receipt = PlanExecution(create_local_worker(shared, staging, stats), shared.plan, reading, workers, answers).rewrite_and_upload(
@@ -81,7 +81,7 @@ def rewrite_group(shared: SharedSettings, item: GroupWork, cost: TaskCost) -> Co
         return receipt
 
 
-def _read_pass_one_answers(shared: SharedSettings, item: GroupWork, reader: StagedSegmentReader) -> StoredPassOne:
+def _read_pass_one_answers(shared: RoundTaskSettings, item: GroupRewriteWork, reader: StagedSegmentReader) -> StoredPassOneAnswers:
     """Read the headers of the sources and their stored survivors and verdicts."""
     survivors = StoredSurvivors(shared.plan.next_dirty_offset - 1)
     store = open_task_tier(shared).ports.control
@@ -93,31 +93,31 @@ def _read_pass_one_answers(shared: SharedSettings, item: GroupWork, reader: Stag
         verdicts.append(decode_verdicts(arrays, len(source.table)))
         survivors.add_survivors_of_segment(source, verdicts[-1], arrays)
         if shared.gate:
-            outcomes.append(decode_outcomes(arrays, len(source.table)))
+            outcomes.append(decode_transaction_outcomes(arrays, len(source.table)))
     gate = None
     if shared.gate:
-        judged = ExpectedSums.from_arrays(read_scratch_arrays(store, item.judged)) if item.judged else None
+        judged = ExpectedRecordSums.from_arrays(read_scratch_arrays(store, item.judged)) if item.judged else None
         gate = create_group_gate(shared.plan, shared.hash_key, sources, outcomes, judged)
-    return StoredPassOne(reader, sources, verdicts, survivors, gate)
+    return StoredPassOneAnswers(reader, sources, verdicts, survivors, gate)
 
 
 @dataclass(frozen=True)
-class PartitionWork:
+class PartitionCleaningWork:
     """Tasks of a small partition's plan that are still to be run, for one executor. snapshot: producer snapshot of the last segment, if the
     driver has read it.
     """
 
-    shared: SharedSettings
+    shared: RoundTaskSettings
     tasks: tuple[CompactionTask, ...]
     live: tuple[RemoteLogSegmentMetadata, ...]
     snapshot: bytes = b""
 
 
-def clean_partition(item: PartitionWork, cost: TaskCost) -> list[CompactionReceipt | CompactionFailure]:
+def clean_partition(item: PartitionCleaningWork, cost: TaskCost) -> list[CompactionReceipt | CompactionFailure]:
     """Run all tasks of a plan with a local worker on this executor. Raises BadData, StoreError, OutOfBudget."""
     shared, stats = item.shared, WorkStats()
     known = {(item.live[-1].id, "snapshot"): item.snapshot} if item.snapshot else {}
-    with task_staging(shared, cost) as staging:
+    with open_task_staging(shared, cost) as staging:
         outcomes = list(create_local_worker(shared, staging, stats, known)(shared.plan, item.tasks, _ExecutorSession(shared, item.live)))
     cost.map_entries += stats.map_entries
     cost.peak_map_bytes = max(cost.peak_map_bytes, stats.peak_map_bytes)
@@ -130,7 +130,7 @@ class _ExecutorSession:
 
     stored_survivors: tuple[ScratchObject, ...] = ()
 
-    def __init__(self, shared: SharedSettings, live: tuple[RemoteLogSegmentMetadata, ...]) -> None:
+    def __init__(self, shared: RoundTaskSettings, live: tuple[RemoteLogSegmentMetadata, ...]) -> None:
         plan = shared.plan
         self.state = PartitionState(topic=plan.topic, partition=plan.partition, incarnation=plan.incarnation, live=live)
         self._scratch = shared.scratch

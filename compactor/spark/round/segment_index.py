@@ -22,11 +22,18 @@ from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts, transaction_verdicts_by_source
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.spark.cluster.round_jobs import RoundJobs
-from compactor.spark.round.bundles import IndexedBundle, IndexedSegment, ordinal_ranges, plan_bundles
-from compactor.spark.round.exchange import KeyBundle
-from compactor.spark.round.gate_ranges import GateInput
-from compactor.spark.round.gate_rows import GateBundle, SparseOutcomes
-from compactor.spark.round.pass_one_tasks import BundleToGather, RangeInput, SegmentToGather, SegmentToIndex, SparseVerdicts, index_bundle
+from compactor.spark.round.bundles import IndexedBundle, IndexedSegment, plan_segment_bundles, row_number_ranges
+from compactor.spark.round.exchange import StoredKeyRows
+from compactor.spark.round.gate_ranges import GateRangeInput
+from compactor.spark.round.gate_rows import SparseTransactionOutcomes, StoredGateRows
+from compactor.spark.round.pass_one_tasks import (
+    HashRangeInput,
+    SegmentToIndex,
+    SegmentWithSurvivors,
+    SparseTransactionVerdicts,
+    SurvivorBundle,
+    index_segments_of_bundle,
+)
 
 SEGMENTS_PER_GATHER_TASK = 256
 """Number of segments without keys whose verdicts one task writes."""
@@ -48,8 +55,8 @@ class SegmentIndex:
     stand_ins: Mapping[str, Sidecar]
     segments: dict[str, IndexedSegment] = field(default_factory=dict)
     folded: dict[str, tuple[SourceSegment, TransactionVerdicts, BatchTransactionOutcomes]] = field(default_factory=dict)
-    bundles: list[KeyBundle] = field(default_factory=list)
-    gate_bundles: list[GateBundle] = field(default_factory=list)
+    bundles: list[StoredKeyRows] = field(default_factory=list)
+    gate_bundles: list[StoredGateRows] = field(default_factory=list)
     bundle_places: dict[str, int] = field(default_factory=dict)
 
     def read_segments(self, jobs: RoundJobs, rows: AbstractSet[str], sources: AbstractSet[str] = frozenset()) -> None:
@@ -90,7 +97,7 @@ class SegmentIndex:
             self.gate_bundles.append(bundle.gate)
         return True
 
-    def hash_range_input(self, sources: AbstractSet[str]) -> RangeInput:
+    def hash_range_input(self, sources: AbstractSet[str]) -> HashRangeInput:
         """Return the input of the tasks over hash ranges.
 
         :param sources: ids of the segments whose survivors are wanted.
@@ -99,43 +106,43 @@ class SegmentIndex:
         dirty = [
             (self.bundle_places[segment.id], segment) for segment in with_rows if self.bundles[self.bundle_places[segment.id]].dirty_rows
         ]
-        return RangeInput(
+        return HashRangeInput(
             tuple(self.bundles),
-            ordinal_ranges(dirty),
+            row_number_ranges(dirty),
             frozenset(self.bundle_places[name] for name in sources if name in self.bundle_places),
         )
 
-    def gate_input(self) -> GateInput:
+    def gate_input(self) -> GateRangeInput:
         """Return the input of the gate (the independent check of the output) for tasks over hash ranges: all rows that it has stored."""
         shown = [segment for segment in self.live if segment.id in self.bundle_places]
         bounds = [*(segment.start_offset for segment in shown), *(segment.end_offset + 1 for segment in shown[-1:])]
-        return GateInput(tuple(self.gate_bundles), np.array(bounds, np.int64))
+        return GateRangeInput(tuple(self.gate_bundles), np.array(bounds, np.int64))
 
-    def gather_items(self, sources: AbstractSet[str]) -> list[BundleToGather]:
+    def survivor_bundles(self, sources: AbstractSet[str]) -> list[SurvivorBundle]:
         """Return the work items for gathering the survivors of the segments in ``sources``: first each bundle that has keys, then segments
         without keys.
         """
-        of_bundle: dict[int, list[SegmentToGather]] = {}
-        without: list[SegmentToGather] = []
+        of_bundle: dict[int, list[SegmentWithSurvivors]] = {}
+        without: list[SegmentWithSurvivors] = []
         for segment in self.live:
             if segment.id in sources:
                 place = self.bundle_places.get(segment.id)
                 (without if place is None else of_bundle.setdefault(place, [])).append(self._segment_for_survivors(segment.id))
-        found = [BundleToGather(f"{place}", tuple(of_bundle[place]), self.bundles[place]) for place in sorted(of_bundle)]
+        found = [SurvivorBundle(f"{place}", tuple(of_bundle[place]), self.bundles[place]) for place in sorted(of_bundle)]
         together = range(0, len(without), SEGMENTS_PER_GATHER_TASK)
-        return found + [BundleToGather(f"headers-{n}", tuple(without[n : n + SEGMENTS_PER_GATHER_TASK]), None) for n in together]
+        return found + [SurvivorBundle(f"headers-{n}", tuple(without[n : n + SEGMENTS_PER_GATHER_TASK]), None) for n in together]
 
     @property
     def scratch_keys(self) -> list[str]:
         """Return the keys of the scratch objects that were written."""
         return [bundle.key for bundle in self.bundles] + [bundle.key for bundle in self.gate_bundles]
 
-    def _segment_for_survivors(self, segment_id: str) -> SegmentToGather:
+    def _segment_for_survivors(self, segment_id: str) -> SegmentWithSurvivors:
         """Return a segment that was read, with its transaction verdicts, as an item of gathering survivors."""
         indexed = self.segments[segment_id]
         _, verdicts, outcomes = self.folded[segment_id]
         places = indexed.batches, indexed.places
-        return SegmentToGather(indexed, SparseVerdicts(*places, verdicts), SparseOutcomes(*places, outcomes))
+        return SegmentWithSurvivors(indexed, SparseTransactionVerdicts(*places, verdicts), SparseTransactionOutcomes(*places, outcomes))
 
     def _segment_to_index_with_keys(self, segment: RemoteLogSegmentMetadata) -> SegmentToIndex:
         """Return the instruction to read a segment again, this time with its keys."""
@@ -147,9 +154,9 @@ class SegmentIndex:
     def _index_bundles(self, jobs: RoundJobs, items: Sequence[SegmentToIndex], description: str) -> None:
         """Index segments, one task for each bundle of neighbours, and add the results."""
         row_bytes = KEY_ROW_BYTES + (GATE_ROW_BYTES if jobs.shared.gate else 0)
-        runs = plan_bundles([item.metadata for item in items], jobs.cluster.task_slots, jobs.shared.disk_budget_bytes, row_bytes)
+        runs = plan_segment_bundles([item.metadata for item in items], jobs.cluster.task_slots, jobs.shared.disk_budget_bytes, row_bytes)
         what = f"pass 1, keys of {len(items)} segments{description}, in {len(runs)} bundles"
-        for result in jobs.run_items(what, index_bundle, [tuple(reversed(items[begin:end])) for begin, end in runs]):
+        for result in jobs.run_task_per_item(what, index_segments_of_bundle, [tuple(reversed(items[begin:end])) for begin, end in runs]):
             self.add_bundle(result[1])
 
     def _fold_transactions(self) -> None:

@@ -33,8 +33,8 @@ from compactor.round.skip import CleanVerdicts
 from compactor.spark.cluster.binpack import pack_bins
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.cluster.jobs import FENCING_CHECK_SECONDS, Cluster, JobListener, TaskOutcome, VersionMismatch, run_task
-from compactor.spark.round.rewrite_tasks import PartitionWork, clean_partition
-from compactor.spark.round.worker import copy_cost_to_stats, shared_settings
+from compactor.spark.round.rewrite_tasks import PartitionCleaningWork, clean_partition
+from compactor.spark.round.worker import copy_cost_to_stats, create_round_task_settings
 
 GATHER_SECONDS: Final = 0.2
 """Time for which the first ready partition waits for others, because a job costs more than a small partition."""
@@ -50,7 +50,7 @@ BINS_PER_SLOT: Final = 2
 class _QueuedPartition:
     """A partition that waits for a task, with the queue to which its outcome will be sent."""
 
-    item: PartitionWork
+    item: PartitionCleaningWork
     bytes: int
     answer: SimpleQueue[TaskOutcome] = field(default_factory=SimpleQueue)
 
@@ -167,7 +167,7 @@ class SharedJobs:
             yield
 
 
-def clean_partition_bin(bin_number: int, items: Sequence[tuple[int, PartitionWork]], cost: TaskCost) -> list[TaskOutcome]:
+def clean_partition_bin(bin_number: int, items: Sequence[tuple[int, PartitionCleaningWork]], cost: TaskCost) -> list[TaskOutcome]:
     """Clean the partitions that were assigned to one task, one after the other, and return an outcome for each."""
     return [run_task(number, partial(clean_partition, item), item.shared.plan) for number, item in items]
 
@@ -200,8 +200,10 @@ class SharedJobWorker(RemoteWorker):
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         """Submit the partition and yield its receipts once a task has cleaned it."""
         jobs, live = self.jobs, session.state.live
-        shared = shared_settings(jobs.cluster, jobs.tier, self.cleaner, plan, session.scratch_key(""), session.state)
-        ticket = _QueuedPartition(PartitionWork(shared, tuple(tasks), live, self._snapshot), sum(segment.size_bytes for segment in live))
+        shared = create_round_task_settings(jobs.cluster, jobs.tier, self.cleaner, plan, session.scratch_key(""), session.state)
+        ticket = _QueuedPartition(
+            PartitionCleaningWork(shared, tuple(tasks), live, self._snapshot), sum(segment.size_bytes for segment in live)
+        )
         jobs.submit_partition(ticket)
         outcome = self._wait_for_outcome(ticket, session)
         copy_cost_to_stats(self.stats, outcome.cost)

@@ -47,30 +47,30 @@ from compactor.round.skip import (
     sum_filter_records,
 )
 from compactor.spark.cluster.binpack import pack_bins
-from compactor.spark.cluster.executor import FilterSettings, SharedSettings, TaskCost
+from compactor.spark.cluster.executor import FilterSettings, RoundTaskSettings, TaskCost
 from compactor.spark.cluster.jobs import Cluster, JobListener, TaskOutcome, VersionMismatch, run_task
 from compactor.spark.cluster.round_jobs import RoundJobs
-from compactor.spark.round.bundles import SurvivorParts
-from compactor.spark.round.exchange import ScratchPart, is_scratch_kind, read_tail_arrays
-from compactor.spark.round.gate_ranges import GATE_SUMS_NAME, GateInput, sum_gate_ranges, write_expected_sums
+from compactor.spark.round.bundles import StoredSurvivorLocations
+from compactor.spark.round.exchange import ScratchObjectPart, is_scratch_kind, read_tail_arrays
+from compactor.spark.round.gate_ranges import GATE_SUMS_NAME, GateRangeInput, encode_sums_of_gate_ranges, write_expected_sums
 from compactor.spark.round.leftover_bundles import (
-    adopt_bundles,
+    add_matching_leftovers,
     claim_leftover_bundles,
-    list_bundles,
-    resumed_time_ms,
+    list_stored_bundles,
+    plan_time_of_resumable_attempt_ms,
     unannounced_scratch_prefix,
 )
 from compactor.spark.round.pass_one_tasks import (
     SURVIVORS_PREFIX,
-    BundleToGather,
-    FilterQuery,
-    GatheredObject,
-    RangeInput,
-    find_survivors,
-    query_filters,
+    BloomFilterQuery,
+    HashRangeInput,
+    SurvivorBundle,
+    WrittenSurvivors,
+    find_survivors_of_ranges,
+    query_bloom_filters,
     write_survivors,
 )
-from compactor.spark.round.rewrite_tasks import GroupWork, rewrite_group
+from compactor.spark.round.rewrite_tasks import GroupRewriteWork, rewrite_group
 from compactor.spark.round.segment_index import SegmentIndex
 from compactor.storage.port import ObjectInfo
 from compactor.tier.sidecars import SidecarHead, Sidecars
@@ -109,7 +109,7 @@ class SparkWorker:
 
     def plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftAt) -> int:
         """Return the start time of an interrupted pass 1 whose results can be reused, or ``now_ms`` if there is none."""
-        return resumed_time_ms(self.tier.ports.control, self.tier.open(state.name), state.live, now_ms, draft_at)
+        return plan_time_of_resumable_attempt_ms(self.tier.ports.control, self.tier.open(state.name), state.live, now_ms, draft_at)
 
     def check_clean_segments(self, facts: RoundFacts, check: LeadershipCheck) -> CleanVerdicts:
         """Run pass 1 over the dirty segments and return which clean segments the plan can skip. Raises Fenced, BadData, StoreError,
@@ -117,8 +117,8 @@ class SparkWorker:
         """
         self.delete_unused_results()
         state, plan = facts.state, draft_plan(facts)
-        place = self.unannounced_scratch(plan, state)
-        jobs = self.create_jobs(plan, state, f"{place}{self.tier.ports.new_id()}/", check)
+        place = self.unannounced_scratch_prefix(plan, state)
+        jobs = self.create_round_jobs(plan, state, f"{place}{self.tier.ports.new_id()}/", check)
         left = claim_leftover_bundles(jobs, self.tier.open(state.name), place)
         sidecars = self.sidecars(state)
         if sidecars is None or not facts.assessment.clean:
@@ -158,12 +158,12 @@ class SparkWorker:
             self.cost.add_cost(self._used)
             self._used = TaskCost()
 
-    def create_jobs(self, plan: CompactionPlan, state: PartitionState, scratch: str, check: LeadershipCheck) -> RoundJobs:
+    def create_round_jobs(self, plan: CompactionPlan, state: PartitionState, scratch: str, check: LeadershipCheck) -> RoundJobs:
         """Return the job runner for one plan."""
-        shared = shared_settings(self.cluster, self.tier, self.cleaner, plan, scratch, state)
+        shared = create_round_task_settings(self.cluster, self.tier, self.cleaner, plan, scratch, state)
         return RoundJobs(self.cluster, self.tier.ports.control, shared, self._used, self.job_listener, check)
 
-    def unannounced_scratch(self, plan: CompactionPlan, state: PartitionState) -> str:
+    def unannounced_scratch_prefix(self, plan: CompactionPlan, state: PartitionState) -> str:
         """Return the key prefix of scratch objects that are written before this plan is announced."""
         return unannounced_scratch_prefix(self.tier.open(state.name), plan, state.live)
 
@@ -183,9 +183,9 @@ def copy_cost_to_stats(stats: WorkStats, cost: TaskCost) -> None:
     stats.sidecar_bytes_written = cost.sidecar_bytes
 
 
-def shared_settings(
+def create_round_task_settings(
     cluster: Cluster, tier: Tier, cleaner: Cleaner, plan: CompactionPlan, scratch: str, state: PartitionState
-) -> SharedSettings:
+) -> RoundTaskSettings:
     """Return the settings that all tasks of a round share.
 
     Budgets are divided by the number of tasks that run on one executor at a time. Only dirty keys are held in memory; clean records are
@@ -205,7 +205,7 @@ def shared_settings(
     if cleaner.bloom:
         filters = FilterSettings(tier.open(state.name).prefix, sum_filter_records(state.runs), expected_round_keys(cleaner, state.runs, 0))
     hash_key, topic_id = tier.identity.hash_key(), tier.metadata.topic_id(state.name)
-    return SharedSettings(tier.settings, hash_key, lean, scratch, ranges, budget, disk, gate, filters, topic_id)
+    return RoundTaskSettings(tier.settings, hash_key, lean, scratch, ranges, budget, disk, gate, filters, topic_id)
 
 
 def _dirty_segments(live: Sequence[RemoteLogSegmentMetadata], plan: CompactionPlan) -> list[RemoteLogSegmentMetadata]:
@@ -236,7 +236,7 @@ class _AnnouncedPlan:
         self._superseded: set[str] = set()
         epoch = session.state.leader.epoch if session.state.leader else plan.leader_epoch
         # An attempt's objects have its epoch in their names: a zombie's deletions are its own affair.
-        jobs = worker.create_jobs(plan, session.state, session.scratch_key(f"{epoch}-"), session.check_leadership)
+        jobs = worker.create_round_jobs(plan, session.state, session.scratch_key(f"{epoch}-"), session.check_leadership)
         if prepared is not None:
             # The log may have grown since, and other sizes would be cut into other ranges.
             jobs = replace(jobs, shared=replace(prepared.jobs.shared, plan=jobs.shared.plan, scratch=jobs.shared.scratch))
@@ -261,25 +261,25 @@ class _AnnouncedPlan:
                 [info.key for info in self._list_bundles_of_earlier_attempts()]
             )  # bundles whose survivors were recorded by one that died then
         items = [
-            GroupWork(
+            GroupRewriteWork(
                 task, tuple(by_id[name] for name in task.sources), tuple(stored[name] for name in task.sources), stored.get(GATE_SUMS_NAME)
             )
             # Newest first: of them the most is kept, and tasks that take long are not to be the last.
             for task in sorted(self._tasks, key=lambda task: -task.end_offset)
         ]
-        yield from (result for _, result in self._jobs.run_items(f"pass 2, {len(items)} groups rewritten", rewrite_group, items))
+        yield from (result for _, result in self._jobs.run_task_per_item(f"pass 2, {len(items)} groups rewritten", rewrite_group, items))
         if self._prepared is not None:
             self._worker.stats.filters = filter_history_stats(self._prepared.verdicts, self._plan, self._session.state, self._superseded)
 
-    def _read_stored_survivors(self) -> dict[str, ScratchPart | ScratchObject]:
+    def _read_stored_survivors(self) -> dict[str, ScratchObjectPart | ScratchObject]:
         """Return where an earlier attempt stored the survivors of each segment, by segment id, and under GATE_SUMS_NAME the sums that the
         gate expects.
         """
         store = self._worker.tier.ports.control
-        found: dict[str, ScratchPart | ScratchObject] = {}
+        found: dict[str, ScratchObjectPart | ScratchObject] = {}
         for item in self._session.stored_survivors:
             if is_scratch_kind(SURVIVORS_PREFIX, item.key):
-                found |= locate_survivors(item.key, SurvivorParts.from_arrays(read_tail_arrays(store, item.key, item.size)))
+                found |= locate_survivors(item.key, StoredSurvivorLocations.from_arrays(read_tail_arrays(store, item.key, item.size)))
             elif is_scratch_kind(GATE_SUMS_NAME, item.key):  # else another version's, which says nothing here
                 found[GATE_SUMS_NAME] = item
         return found
@@ -299,7 +299,7 @@ class _AnnouncedPlan:
                 hint=f"Set disk_budget_bytes to at least {need * each}, lower segment_bytes, or run fewer tasks at a time",
             )
 
-    def _run_pass_one(self, sources: Sequence[RemoteLogSegmentMetadata]) -> dict[str, ScratchPart | ScratchObject]:
+    def _run_pass_one(self, sources: Sequence[RemoteLogSegmentMetadata]) -> dict[str, ScratchObjectPart | ScratchObject]:
         """Run pass 1 and find the surviving records; record them so that later attempts skip this step.
 
         The result of a task is complete once its object exists. If the store or Spark fails, finished results are kept for the next
@@ -308,7 +308,7 @@ class _AnnouncedPlan:
         index = self._prepared.index if self._prepared else SegmentIndex(self._live, self._load_sidecars())
         adopted = list(self._prepared.leftover_keys) if self._prepared else self._reuse_bundles_of_earlier_attempts(index)
         written: list[ScratchObject] = []
-        found: dict[str, ScratchPart | ScratchObject] = {}
+        found: dict[str, ScratchObjectPart | ScratchObject] = {}
         stay: Collection[str] = ()
         try:
             index.read_segments(self._jobs, self._segments_needing_keys(sources), {source.id for source in sources})
@@ -332,14 +332,14 @@ class _AnnouncedPlan:
         or not.
         """
         left = self._list_bundles_of_earlier_attempts()
-        self._jobs = adopt_bundles(self._jobs, index, left)
+        self._jobs = add_matching_leftovers(self._jobs, index, left)
         return [info.key for info in left]
 
     def _list_bundles_of_earlier_attempts(self) -> list[ObjectInfo]:
         """Return the stored pass 1 results of all attempts at this plan, from before and after its announcement."""
         store = self._worker.tier.ports.control
-        places = (self._session.scratch_key(""), self._worker.unannounced_scratch(self._plan, self._session.state))
-        return [info for place in places for info in list_bundles(store, place)]
+        places = (self._session.scratch_key(""), self._worker.unannounced_scratch_prefix(self._plan, self._session.state))
+        return [info for place in places for info in list_stored_bundles(store, place)]
 
     def _load_sidecars(self) -> dict[str, Sidecar]:
         """Return the sidecars of segments that are not read: those that the plan skips, and those after its range."""
@@ -355,7 +355,7 @@ class _AnnouncedPlan:
             return set()
         return {segment.id for segment in (*_dirty_segments(self._live, self._plan), *sources)}
 
-    def _find_and_write_survivors(self, sources: Sequence[RemoteLogSegmentMetadata], index: SegmentIndex) -> Iterator[GatheredObject]:
+    def _find_and_write_survivors(self, sources: Sequence[RemoteLogSegmentMetadata], index: SegmentIndex) -> Iterator[WrittenSurvivors]:
         """Find the surviving records of all hash ranges and write them, one object per bundle. With the gate (the independent check of the
         output), also write the sums that it expects, as one object.
 
@@ -363,7 +363,7 @@ class _AnnouncedPlan:
         """
         ids, shared, cluster = {source.id for source in sources}, self._jobs.shared, self._worker.cluster
         range_input = index.hash_range_input(ids)
-        beside: list[BundleToGather | GateInput] = list(index.gather_items(ids))
+        beside: list[SurvivorBundle | GateRangeInput] = list(index.survivor_bundles(ids))
         targets = {place: number for number, place in enumerate(sorted(range_input.wanted_bundles))}
         gate_input = index.gate_input() if index.gate_bundles else None
         if gate_input is not None:
@@ -372,13 +372,13 @@ class _AnnouncedPlan:
         tasks = min(ranges, cluster.task_slots * RANGE_TASKS_PER_SLOT)
         runs = [range(ranges * task // tasks, ranges * (task + 1) // tasks) for task in range(tasks)]
         step = f"offset map, {ranges} ranges of keys in {len(range_input.bundles)} bundles{', and for the gate' if gate_input else ''}"
-        answers = cluster.shuffle_answers(
+        answers = cluster.shuffle_answers_to_targets(
             f"{shared.partition}: {ranges} ranges answered",
             runs,
-            RangeTask(shared, range_input, targets, gate_input, len(beside) - 1),
+            HashRangeTask(shared, range_input, targets, gate_input, len(beside) - 1),
             beside,
         )
-        yield from (gathered for _, gathered in self._jobs.run_step(step, answers, _GatherTask(shared), len(beside)))
+        yield from (gathered for _, gathered in self._jobs.run_tasks_over_rdd(step, answers, _WriteSurvivorsTask(shared), len(beside)))
 
     def _delete_scratch(self, keys: Sequence[str]) -> None:
         """Delete scratch objects of this attempt if this process still leads. A StoreError is ignored so that it does not hide an earlier
@@ -390,13 +390,13 @@ class _AnnouncedPlan:
                 self._jobs.delete_scratch(keys)
 
 
-def locate_survivors(key: str, parts: SurvivorParts) -> dict[str, ScratchPart | ScratchObject]:
+def locate_survivors(key: str, parts: StoredSurvivorLocations) -> dict[str, ScratchObjectPart | ScratchObject]:
     """Return where the survivors of each segment are stored in the scratch object ``key``, by segment id."""
-    return {name: ScratchPart(key, *part) for name, part in parts.parts.items()}
+    return {name: ScratchObjectPart(key, *part) for name, part in parts.parts.items()}
 
 
 @dataclass(frozen=True)
-class RangeTask:
+class HashRangeTask:
     """Task that answers some hash ranges for all bundles and returns (target index, answer) pairs. A target is a bundle or the gate.
 
     An error is sent to every target.
@@ -406,10 +406,10 @@ class RangeTask:
     gate_place: target index of the gate's answers.
     """
 
-    shared: SharedSettings
-    range_input: RangeInput
+    shared: RoundTaskSettings
+    range_input: HashRangeInput
     targets: Mapping[int, int]
-    gate_input: GateInput | None
+    gate_input: GateRangeInput | None
     gate_place: int
 
     def __call__(self, ranges: range) -> Iterator[tuple[int, bytes | TaskOutcome]]:
@@ -424,19 +424,23 @@ class RangeTask:
 
     def _answer_ranges(self, ranges: range, cost: TaskCost) -> Iterator[tuple[int, bytes]]:
         """Yield the cleaner's answers for the hash ranges, then the gate's answer."""
-        yield from ((self.targets[place], answer) for place, answer in find_survivors(self.shared, ranges, self.range_input, cost))
+        yield from (
+            (self.targets[place], answer) for place, answer in find_survivors_of_ranges(self.shared, ranges, self.range_input, cost)
+        )
         if self.gate_input is not None:
-            yield self.gate_place, sum_gate_ranges(self.shared, ranges, self.gate_input, cost)
+            yield self.gate_place, encode_sums_of_gate_ranges(self.shared, ranges, self.gate_input, cost)
 
 
 @dataclass(frozen=True)
-class _GatherTask:
+class _WriteSurvivorsTask:
     """Task that combines the answers of all hash ranges for one target (a bundle or the gate) and writes them as one scratch object."""
 
-    shared: SharedSettings
+    shared: RoundTaskSettings
 
-    def __call__(self, target: int, answers: Iterable[bytes | TaskOutcome | BundleToGather | GateInput], cost: TaskCost) -> GatheredObject:
-        what: BundleToGather | GateInput | None = None
+    def __call__(
+        self, target: int, answers: Iterable[bytes | TaskOutcome | SurvivorBundle | GateRangeInput], cost: TaskCost
+    ) -> WrittenSurvivors:
+        what: SurvivorBundle | GateRangeInput | None = None
         some: list[bytes] = []
         for answer in answers:
             if isinstance(answer, bytes):
@@ -447,8 +451,8 @@ class _GatherTask:
                     raise answer.error
             else:
                 what = answer
-        if isinstance(what, GateInput):
-            return GatheredObject(write_expected_sums(self.shared, what, some, cost))
+        if isinstance(what, GateRangeInput):
+            return WrittenSurvivors(write_expected_sums(self.shared, what, some, cost))
         if what is None:
             raise CompactorError("answers came for nobody", hint="This is a bug; please report it")
         return write_survivors(self.shared, what, some, cost)
@@ -508,7 +512,7 @@ def prepare_pass_one(
     if all(heads[segment.id].sidecar is None for segment in assessment.clean):
         return None
     index = SegmentIndex(state.live, {name: head.sidecar for name, head in heads.items() if head.sidecar is not None})
-    jobs = adopt_bundles(jobs, index, leftovers)
+    jobs = add_matching_leftovers(jobs, index, leftovers)
     keys = tuple(info.key for info in leftovers)
     try:
         # Where something is dirty, a clean segment without a sidecar is read in any case: its keys now, and not once more for them.
@@ -549,10 +553,10 @@ def _decide_about_clean_segments(
     asked = [name for name, decision in inspections.items() if decision.askable and not decision.must and not decision.may]
     sizes = {segment.id: segment.size_bytes for segment in assessment.clean}
     bunches = pack_bins([sizes[name] for name in asked], jobs.cluster.task_slots)
-    items = [FilterQuery(tuple(asked[n] for n in bunch), bundles) for bunch in bunches]
+    items = [BloomFilterQuery(tuple(asked[n] for n in bunch), bundles) for bunch in bunches]
     met: dict[str, str] = {}
     size = sum(head.bytes for head in heads.values())
-    for _, (why_of, fetched) in jobs.run_items(f"filters of {len(asked)} clean segments", query_filters, items):
+    for _, (why_of, fetched) in jobs.run_task_per_item(f"filters of {len(asked)} clean segments", query_bloom_filters, items):
         met |= why_of
         size += fetched
     return clean_verdicts(inspections, met, due, asked=asked, keys=keys, sidecar_bytes=size)
