@@ -138,13 +138,14 @@ def read_table_status(opened: Tier, name: TopicPartition) -> TableStatus | None:
         known = table.partition_entry(name.partition) if table else None
         files = table.data_files(name.partition).values() if table else ()
     state, view, _ = _read_view(opened, name)
-    shown = known is not None and known.is_same_view(view.model_copy(update={"empty": known.empty}))
+    is_waiting = end_of_unfinished_round(state) >= 0
+    shown = not is_waiting and known is not None and known.is_same_view(view.model_copy(update={"empty": known.empty}))
     since = [run.ended_ms for run in state.runs if run.published_slot > (known.slot if known else 0)]
     current = table.snapshot if table else None
     cleaner_offset = known.cleaner_offset if known else view.log_start
     return TableStatus(
         name.topic, name.partition, settings.table,
-        "current" if shown else "waiting" if end_of_unfinished_round(state) >= 0 else "behind" if known else "missing",
+        "current" if shown else "waiting" if is_waiting else "behind" if known else "missing",
         current.snapshot_id if current else None, current.timestamp_ms if current else None,
         cleaner_offset, view.cleaner_offset, view.cleaner_offset - cleaner_offset,
         0 if shown or not since else max(0, opened.ports.clock_ms() - min(since)),

@@ -139,7 +139,18 @@ class TopicTable:
             except BaseException:
                 self.table.io.delete(path)
                 raise
-            return parquet_file_to_data_file(self.table.io, self.table.metadata, path)
+            return self._describe_file(path)
+
+    def _describe_file(self, path: str) -> DataFile:
+        """Return what a manifest is to say of a written file. It has no bounds of timestamps if one is after the year 9999, because
+        pyiceberg cannot convert that.
+        """
+        metadata = self.table.metadata
+        try:
+            return parquet_file_to_data_file(self.table.io, metadata, path)
+        except OverflowError:
+            without = {**metadata.properties, "write.metadata.metrics.column.timestamp": "counts"}
+            return parquet_file_to_data_file(self.table.io, metadata.model_copy(update={"properties": without}), path)
 
     def read_keys(self, path: str) -> Iterator[pa.Array]:
         """Yield the keys in a data file, as arrays of type large_binary."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from checkpoint.offsets import clean_end_offset
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
+from compactor.consumer.last_values import latest
 from compactor.errors import BadData, Unavailable, UsageError
 from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
@@ -98,6 +100,13 @@ class House(GrowingTier):
 
     def check(self) -> None:
         assert self.rows() == self.expected()
+
+    def compare_with_latest(self) -> None:
+        """The rows are what the view `latest` of the tier shows below the cleaner offset."""
+        opened = self.opened()
+        view = latest(opened, ORDERS, last=self.entry().cleaner_offset - 1)
+        found = [row for batch in view.arrow("key", "value", "offset") for row in batch.to_pylist()]
+        assert self.rows() == sorted((row["key"], row["value"], row["offset"]) for row in found)
 
     def rows(self, snapshot_id: int | None = None) -> list[Row]:
         found = self.scan(snapshot_id).to_pylist()
@@ -210,6 +219,42 @@ def test_another_incarnation_replaces_all_files_of_the_partition(house: House) -
     assert house.update().status == "written"
     assert [row[:2] for row in house.rows()] == [(b"z", b"1")]
     assert (house.entry().incarnation, house.entry().topic_id) == (2, "BBBBBBBBBBBBBBBBBBBBBQ")
+
+
+@pytest.mark.parametrize("is_retired", [False, True])
+def test_a_truncation_cuts_the_rows_and_the_new_branch_takes_their_place(tmp_path: Path, is_retired: bool) -> None:
+    """Offsets and leader epochs in the snapshot's summary fall back, and its slot rises. An import undoes a round that reached beyond the
+    cut, if what that round replaced is still there, so that no value is lost that a discarded one had superseded.
+    """
+    house = House(tmp_path)
+    house.cli.set(cleaner={"segment_bytes": 14})
+    house.segment("a=1", "b=1")
+    house.segment("c=1", "a=2")
+    kept = copy.deepcopy(house.log)
+    house.advance("d=1", "e=1", "c=2")
+    files, longer = house.files(), house.entry()
+    assert [row[:2] for row in house.rows()] == [(b"a", b"2"), (b"b", b"1"), (b"c", b"2"), (b"d", b"1"), (b"e", b"1")]
+    accepted = ["--accept-loss"] if is_retired else []
+    if is_retired:
+        house.cli.do("retire")
+    house.log = kept
+    house.log.leader_epoch = 1
+    house.segment("d=other", "f=1")
+    house.segment("a=other")
+    branch = house.log.write(house.folder / "branch", indexes=True)
+    house.cli.do("import", branch, "--topic", "orders", "--partition", 0, "--accept-truncation", *accepted)
+    assert house.update().status == "written"
+    shown = house.entry()
+    assert (longer.cleaner_offset, shown.cleaner_offset, shown.leader_epochs) == ((7, 4, ((0, 0),)) if is_retired else (7, 0, ()))
+    assert shown.order > longer.order
+    assert [row[:2] for row in house.rows()] == ([(b"a", b"2"), (b"b", b"1")] if is_retired else [])
+    assert house.files() < files
+    house.cli.run()
+    house.update()
+    assert house.entry().leader_epochs == ((0, 0), (1, 4))
+    restored = [] if is_retired else [(b"c", b"1")]
+    assert [row[:2] for row in house.rows()] == sorted([(b"a", b"other"), (b"b", b"1"), (b"d", b"other"), (b"f", b"1"), *restored])
+    house.compare_with_latest()
 
 
 def test_a_commit_on_top_of_another_snapshot_is_planned_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

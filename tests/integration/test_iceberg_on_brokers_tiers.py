@@ -1,4 +1,4 @@
-"""A table of a topic on a broker-managed tier: it follows rounds, and the log start that brokers raise."""
+"""A table of a topic on a broker-managed tier: it follows rounds and the log start, and waits while its view is incomplete."""
 
 from __future__ import annotations
 
@@ -7,50 +7,139 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyiceberg.catalog import load_catalog
 
 from checkpoint.offsets import clean_end_offset
 from compactor.access.rounds import compact
+from compactor.access.tier import Tier
+from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, TopicIdPartition, uuid_bytes
 from compactor.consumer.last_values import latest
+from compactor.control.stages import Stage
+from compactor.errors import CompactorError, Unavailable
 from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
-from compactor.outputs.iceberg import IcebergOutput
+from compactor.model.segment import SegmentState
+from compactor.outputs.iceberg import IcebergOutput, read_table_status
+from compactor.upkeep.operator_changes import undo_round_by_copies
+from tests.integration.test_undo_on_brokers_tiers import after
+from tests.simulation.memory_topic import MemoryMetadataTopic
 from tests.support.deployment import GrowingLog
-from tests.support.memory_brokers import MemoryBrokers
+from tests.support.memory_brokers import BROKER, MemoryBrokers
 
 NAME = TopicPartition("orders", 0)
 
 
-def test_a_table_of_a_broker_managed_topic_holds_the_last_values(tmp_path: Path) -> None:
-    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": (tmp_path / "warehouse").as_uri()}
-    settings: dict[str, dict[str, Any]] = {
-        "cleaner": {"min_cleanable_dirty_ratio": 0.0, "segment_bytes": 4_096},
-        "outputs.iceberg.catalog": catalog,
-        "outputs.iceberg.topics.orders": {},
-    }
-    brokers = MemoryBrokers(tmp_path / "brokers", settings)
-    brokers.topic("orders")
-    log = GrowingLog(*NAME, tmp_path, random.Random(0))
+class BrokersTable:
+    """A topic that brokers tier, and its table."""
 
-    def table_matches() -> int:
+    def __init__(self, folder: Path) -> None:
+        self.catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": (folder / "warehouse").as_uri()}
+        settings: dict[str, dict[str, Any]] = {
+            "cleaner": {"min_cleanable_dirty_ratio": 0.0, "segment_bytes": 4_096},
+            "publish": {"grace_ms": 0},
+            "lease": {"ttl_ms": 300},
+            "outputs.iceberg.catalog": self.catalog,
+            "outputs.iceberg.topics.orders": {},
+        }
+        self.brokers = MemoryBrokers(folder / "brokers", settings)
+        self.brokers.topic("orders")
+        self.log = GrowingLog(*NAME, folder, random.Random(0))
+
+    def write(self) -> None:
+        self.brokers.tier(NAME, self.log.write_part(4))
+
+    def clean(self, **options: Any) -> None:
+        compact(self.brokers.opened(), NAME, int(time.time() * 1000), **options)
+
+    @staticmethod
+    def undo(opened: Tier, run_id: str) -> None:
+        undo_round_by_copies(opened, opened.open(NAME, leads=True), run_id)
+
+    def delete_segment(self, segment_id: str) -> None:
+        """Brokers delete a segment."""
+        where = TopicIdPartition(self.brokers.cluster.known[NAME.topic].topic_id, *NAME)
+        for state in (SegmentState.DELETE_SEGMENT_STARTED, SegmentState.DELETE_SEGMENT_FINISHED):
+            self.brokers.write(RemoteLogSegmentMetadataUpdateRecord(where, uuid_bytes(segment_id), BROKER, 6, state))
+
+    def update(self) -> str:
+        return IcebergOutput().update_output(self.brokers.opened(), NAME, Budget(1 << 30)).status
+
+    def rows(self) -> list[dict[str, Any]]:
+        opened = load_catalog("compacted", **self.catalog)
+        rows = opened.load_table("kafka.orders").scan(selected_fields=("key", "value", "offset")).to_arrow().to_pylist()
+        opened.close()
+        return sorted(rows, key=lambda row: row["offset"])
+
+    def check(self) -> int:
         """Compare the table with the last values below the cleaner offset; return how many there are."""
-        opened = brokers.opened()
+        opened = self.brokers.opened()
         state = opened.open(NAME).refresh()
         view = latest(opened, NAME, last=clean_end_offset(state.vector) - 1)
         found = [row for batch in view.arrow("key", "value", "offset") for row in batch.to_pylist()]
-        opened_catalog = load_catalog("compacted", **catalog)
-        rows = opened_catalog.load_table("kafka.orders").scan(selected_fields=("key", "value", "offset")).to_arrow().to_pylist()
-        opened_catalog.close()
-        assert sorted(rows, key=lambda row: row["offset"]) == sorted(found, key=lambda row: row["offset"])
+        rows = self.rows()
+        assert rows == sorted(found, key=lambda row: row["offset"])
         return len(rows)
 
-    sizes = []
+    def check_waiting(self, rows: list[dict[str, Any]]) -> None:
+        """The table stays at its snapshot and is shown as waiting, until a round completes."""
+        assert self.update() == "behind"
+        status = read_table_status(self.brokers.opened(), NAME)
+        assert status is not None
+        assert (status.status, status.snapshots, status.lag_ms > 0) == ("waiting", 1, True)
+        assert self.rows() == rows
+        self.write()
+        self.clean()
+        assert self.update() == "written"
+        assert self.check() > 0
+        assert self.rows() != rows
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> BrokersTable:
+    return BrokersTable(tmp_path)
+
+
+def test_a_table_of_a_broker_managed_topic_holds_the_last_values(table: BrokersTable) -> None:
     for _ in range(3):
-        brokers.tier(NAME, log.write_part(4))
-        compact(brokers.opened(), NAME, int(time.time() * 1000))
-        assert IcebergOutput().update_output(brokers.opened(), NAME, Budget(1 << 30)).status == "written"
-        sizes.append(table_matches())
-    live = brokers.opened().open(NAME).refresh().live
-    brokers.expire(NAME, live[len(live) // 2].end_offset + 1)
-    assert IcebergOutput().update_output(brokers.opened(), NAME, Budget(1 << 30)).status == "written"
-    assert table_matches() < sizes[-1]
+        table.write()
+        table.clean()
+        assert table.update() == "written"
+        size = table.check()
+    live = table.brokers.opened().open(NAME).refresh().live
+    table.brokers.expire(NAME, live[len(live) // 2].end_offset + 1)
+    assert table.update() == "written"
+    assert table.check() < size
+
+
+def test_a_table_waits_after_a_round_that_brokers_cut_off(table: BrokersTable) -> None:
+    table.write()
+    table.clean()
+    assert table.update() == "written"
+    rows = table.rows()
+    table.write()
+
+    def delete_source(stage: Stage, plan: Any) -> None:
+        if stage is Stage.PUBLISH_BEGUN:
+            table.brokers.expire(NAME, plan.tasks[0].end_offset + 1, rises=False)
+
+    table.clean(on_stage=delete_source)
+    table.check_waiting(rows)
+
+
+def test_a_table_waits_after_a_round_that_was_undone_in_part(table: BrokersTable) -> None:
+    table.write()
+    table.clean()
+    assert table.update() == "written"
+    rows = table.rows()
+    table.write()
+    table.clean()
+    state = table.brokers.opened().open(NAME).refresh()
+    made = [segment.id for segment in state.live if segment.id in state.published_by]
+    dying = MemoryMetadataTopic(table.brokers.log, fate=after(len(made)))
+    with pytest.raises(Unavailable):
+        table.undo(table.brokers.opened(appending=dying), state.published[-1])
+    table.delete_segment(made[0])
+    with pytest.raises(CompactorError, match="undone in part"):
+        table.undo(table.brokers.opened(), state.published[-1])
+    table.check_waiting(rows)

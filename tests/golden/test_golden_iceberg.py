@@ -1,0 +1,57 @@
+"""Iceberg tables of what brokers wrote for real clients, with transactions: the last values that `latest` and a consumer see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyiceberg.catalog import load_catalog
+
+from checkpoint.offsets import clean_end_offset
+from compactor.bootstrap import open_tier
+from compactor.config.settings import load_settings
+from compactor.consumer.last_values import latest
+from compactor.model.ids import TopicPartition
+from tests.golden_cases import Round, cleaner_round, client_rounds, names
+from tests.support.tier_cli import TierCli, visible
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+ORDERS = TopicPartition("orders", 0)
+
+REFUSED = {"negative-times"}
+
+
+@pytest.mark.parametrize("name", [name for name in names("clients") if name not in REFUSED])
+def test_a_table_holds_what_a_consumer_of_a_clients_log_is_left_with(name: str, client_cases: Path, tmp_path: Path) -> None:
+    compare_table(client_rounds(client_cases / name, "keep", tmp_path)[0], tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in names("cleaner") if name.startswith(("txn", "gaps-1", "legacy-1", "logappend-2"))])
+def test_a_table_holds_what_a_consumer_of_a_brokers_log_is_left_with(name: str, cleaner_cases: Path, tmp_path: Path) -> None:
+    compare_table(cleaner_round(cleaner_cases / name, tmp_path), tmp_path)
+
+
+def compare_table(case: Round, folder: Path) -> None:
+    """Import a log, run a round, and compare the table with two readers of other kinds."""
+    properties = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": (folder / "warehouse").as_uri()}
+    cli = TierCli(folder / "own", {"outputs.iceberg.catalog": properties, "outputs.iceberg.topics.orders": {}})
+    cli.bring(case.log_dir)
+    assert cli.run("--now", case.params["now"])["status"] == "cleaned"
+    assert cli.do("outputs", "write")["partitions"][0]["status"] == "written"
+    catalog = load_catalog("compacted", **properties)
+    found = catalog.load_table("kafka.orders").scan(selected_fields=("key", "value", "offset")).to_arrow().to_pylist()
+    catalog.close()
+    rows = sorted((row["offset"], row["key"], row["value"]) for row in found)
+
+    opened = open_tier(load_settings(str(cli.config), {}))
+    end = clean_end_offset(opened.open(ORDERS).refresh().vector)
+    consumed: dict[bytes, tuple[int, bytes | None]] = {}
+    for offset, _, key, value, _ in visible(case.log_dir):
+        if key is not None and offset < end:
+            consumed[key] = (offset, value)
+    assert rows == sorted((offset, key, value) for key, (offset, value) in consumed.items() if value is not None)
+
+    view = latest(opened, ORDERS, last=end - 1)
+    read = [row for batch in view.arrow("key", "value", "offset") for row in batch.to_pylist()]
+    assert rows == sorted((row["offset"], row["key"], row["value"]) for row in read)
