@@ -101,6 +101,7 @@ def table(tmp_path: Path) -> BrokersTable:
 
 
 def test_a_table_of_a_broker_managed_topic_holds_the_last_values(table: BrokersTable) -> None:
+    size = 0
     for _ in range(3):
         table.write()
         table.clean()
