@@ -37,7 +37,11 @@ PARTIAL_MUTATIONS: Mapping[str, tuple[Mutation, Check]] = {
         lambda _, found: near.TestTheDirectoryIsTheSegments().test_by_the_digest_of_its_headers(found),
     ),
     "headers of what was read are not compared": (
-        edited(SegmentPart.require_matching_batches, " or not np.array_equal(copy_headers(source.buf, source.table.position), wanted)", ""),
+        edited(
+            SegmentPart.require_matching_batches,
+            " or not np.array_equal(copy_batch_headers(source.buf, source.table.position), wanted)",
+            "",
+        ),
         lambda log, keys: near.TestWhatIsReadIsWhatTheDirectorySays().test_another_header(log, keys, 1),
     ),
     "the recorded sum is not compared": (
