@@ -224,6 +224,8 @@ class _TableUpdate:
         if unfinished >= 0:
             content = replace(content, waits_for=f"a round that cleans up to {unfinished}")
             return OutputReport("behind", state.slot, summary=f"table {self.table.name} waits for {content.waits_for}", content=content)
+        if known is not None and known.is_same_view(view.model_copy(update={"empty": known.empty})):
+            return OutputReport("up_to_date", state.slot, content=content)  # a later round that superseded none of the rows
         plan = plan_table(partition, view, slices, files, known)
         checked = self._write_files(state, plan)
         added = [file for each in plan.write if (file := self.written[each]) is not None]

@@ -19,11 +19,13 @@ from checkpoint.offsets import clean_end_offset
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
+from compactor.constants import Offset
 from compactor.consumer.last_values import latest
+from compactor.control.state import PartitionState
 from compactor.errors import BadData, Unavailable, UsageError
 from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
-from compactor.outputs import iceberg, iceberg_plan
+from compactor.outputs import iceberg
 from compactor.outputs.iceberg import IcebergOutput
 from compactor.outputs.iceberg_plan import DataFileName, PartitionEntry, entry_key
 from compactor.outputs.iceberg_table import TopicTable, open_table
@@ -323,15 +325,14 @@ def test_a_key_that_occurs_twice_is_refused(house: House, monkeypatch: pytest.Mo
     before = house.rows()
     house.segment("a=4")
     house.bring()
-    end = house.log.next_offset
-    real = iceberg_plan.view_slices
-    monkeypatch.setattr(
-        iceberg,
-        "view_slices",
-        lambda state, start: real(
-            state.model_copy(update={"vector": tuple(v.__class__(v.leader_epoch, end) for v in state.vector)}), start
-        ),
-    )
+    end = Offset(house.log.next_offset)
+
+    def with_later_vector(state: PartitionState) -> PartitionState:
+        return state.model_copy(update={"vector": tuple(v.__class__(v.leader_epoch, end) for v in state.vector)})
+
+    for name in ("view_entry", "view_slices"):
+        real = getattr(iceberg, name)
+        monkeypatch.setattr(iceberg, name, lambda state, start, real=real: real(with_later_vector(state), start))
     with pytest.raises(BadData, match="occurs twice"):
         house.update()
     assert house.rows() == before

@@ -98,6 +98,7 @@ class House:
     def finish(self) -> None:
         """A daemon that nobody kills brings the table up to date; then the table is compared, and every file of it is in use."""
         daemon = self.start()
+        wait_for(lambda: "status at http://" in daemon.said(), daemon)  # from then on it handles SIGTERM
         wait_for(lambda: self.is_current() and not self.orphans(), daemon)
         daemon.send_signal(signal.SIGTERM)
         assert daemon.wait(30) == 0, daemon.said()
