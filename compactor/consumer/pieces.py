@@ -224,14 +224,14 @@ class PiecePrefetcher:
         fetch = self._fetches.get((reader.metadata.id, position))
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
-    def prefetch_pieces(self, places: Iterable[tuple[SegmentReader, int]]) -> None:
-        """Begin to fetch the pieces at these positions, which will be needed next. Pieces that earlier calls fetched for other positions
-        are dropped.
+    def prefetch_pieces(self, positions: Iterable[tuple[SegmentReader, int]]) -> None:
+        """Begin to fetch the pieces at these byte positions of segments, which will be needed next. Pieces that earlier calls fetched for
+        other positions are dropped.
         """
         if self._pool is None:
             return
         before, self._fetches = self._fetches, {}
-        for reader, position in islice(places, self._most):
+        for reader, position in islice(positions, self._most):
             key = (reader.metadata.id, position)
             fetch = before.pop(key, None)
             self._fetches[key] = self._pool.submit(self._fetch_piece, reader, position) if fetch is None else fetch

@@ -254,7 +254,7 @@ class RangeReader:
         self._live_ids: frozenset[str] | None = None
         self._log_start = 0
         self._pieces = PiecePrefetcher(0 if options.last_records_only else options.requests_in_advance)
-        self._outcomes = TransactionOutcomes(self._segments_from, self._open_segment, self._pieces)
+        self._outcomes = TransactionOutcomes(self._read_segments_from, self._open_segment, self._pieces)
         self._scratch = _ParseBuffers()
 
     def selections(self) -> Iterator[Selection]:
@@ -457,7 +457,7 @@ class RangeReader:
         """Read the control log again after an object was missing, and return ``retries`` plus one. Raises BadData if the segment is still
         live, or after MAX_RETRIES.
         """
-        self._segments = tuple(self._segments_from(self._extent.first))
+        self._segments = tuple(self._read_segments_from(self._extent.first))
         self._outcomes.drop_prefetched_pieces()
         if retries >= MAX_RETRIES or any(segment.id == error.metadata.id for segment in self._segments):
             raise error.to_bad_data_error() from None
@@ -467,7 +467,7 @@ class RangeReader:
         """Return a reader of one segment of the range."""
         return SegmentReader(self._tier.ports.layout, self._extent.name, metadata, self._wanted.inflate_limit)
 
-    def _segments_from(self, offset: int) -> Sequence[RemoteLogSegmentMetadata]:
+    def _read_segments_from(self, offset: int) -> Sequence[RemoteLogSegmentMetadata]:
         """Read the control log again and return the live segments that end at or above ``offset``. Raises LogChanged."""
         extent, state = self._extent, self._tier.open(self._extent.name).refresh()
         changed = (

@@ -224,8 +224,9 @@ class _TableUpdate:
         if unfinished >= 0:
             content = replace(content, waits_for=f"a round that cleans up to {unfinished}")
             return OutputReport("behind", state.slot, summary=f"table {self.table.name} waits for {content.waits_for}", content=content)
-        if known is not None and known.is_same_view(view.model_copy(update={"empty": known.empty})):
-            return OutputReport("up_to_date", state.slot, content=content)  # a later round that superseded none of the rows
+        # Before files are written: a later round may have superseded none of the rows, and no snapshot would name the files.
+        if known is not None and (known.order == view.order or known.is_same_view(view.model_copy(update={"empty": known.empty}))):
+            return OutputReport("up_to_date", state.slot, content=content)
         plan = plan_table(partition, view, slices, files, known)
         checked = self._write_files(state, plan)
         added = [file for each in plan.write if (file := self.written[each]) is not None]
@@ -233,8 +234,6 @@ class _TableUpdate:
         view = view.model_copy(update={"empty": empty, "checked": checked})
         if known is None and not state.vector:
             return OutputReport("empty", state.slot)
-        if known is not None and (known.is_same_view(view) or known.order == view.order):
-            return OutputReport("up_to_date", state.slot, content=content)
         _, again, slices_again = _read_view(self.opened, self.name)
         if slices_again != slices or not again.is_same_view(view.model_copy(update={"empty": ()})):
             return None

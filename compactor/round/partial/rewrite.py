@@ -142,14 +142,17 @@ class PartSearch:
         :param header_source: the segment's batch headers, taken from its sidecar.
         :param verdicts: verdicts on these batches.
         """
-        holding = directory.flag_batches_with_keys(self.pieces)
-        return PartSearchResult(self._build_part(directory, holding, header_source, verdicts), meets_none=not holding.any())
+        may_hold_dirty_key = directory.flag_batches_with_keys(self.pieces)
+        return PartSearchResult(
+            self._part_to_read(directory, may_hold_dirty_key, header_source, verdicts), meets_none=not may_hold_dirty_key.any()
+        )
 
-    def _build_part(
-        self, directory: KeyDirectory, holding: Flags, header_source: SourceSegment, verdicts: TransactionVerdicts
+    def _part_to_read(
+        self, directory: KeyDirectory, may_hold_dirty_key: Flags, header_source: SourceSegment, verdicts: TransactionVerdicts
     ) -> SegmentPart | None:
-        """Return the part of a segment to read, or None if it must be read completely. ``holding``: flag for each batch: whether it may
-        hold a dirty key.
+        """Return the part of a segment to read, or None if it must be read completely.
+
+        :param may_hold_dirty_key: a flag for each batch of the segment.
         """
         layout = self.reading.staging.layout
         copies = layout.range_copies
@@ -161,7 +164,7 @@ class PartSearch:
         if of_all.indexed.any() or len(of_all.txn_entries):
             return None
         decisions = decide_batches_by_headers(table, of_all, self.rules, whole.name)
-        marked = batches_that_may_change(table, decisions, directory, holding, self.rules.now_ms)
+        marked = batches_that_may_change(table, decisions, directory, may_hold_dirty_key, self.rules.now_ms)
         stretches = divide_into_ranges(table, marked, copies)
         if not any(stretch.is_copied for stretch in stretches):
             return None
