@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from checkpoint.lineage import EpochEntry
-from compactor.control.importing import register_import, tier_segments
+from compactor.control.importing import record_tiered_segments, register_import
 from compactor.control.leadership import acquire_leadership
 from compactor.control.logs import PartitionLog, open_partition_log
 from compactor.control.ports import Lease, Ports
@@ -76,7 +76,7 @@ def filled(ports: Ports, name: TopicPartition, count: int) -> PartitionLog:
     log = open_partition_log(ports, name)
     made = segments(0, count)
     register_import(ports, log, "import", [segment.id for segment in made])
-    tier_segments(ports, log, "import", made)
+    record_tiered_segments(ports, log, "import", made)
     return log
 
 

@@ -155,7 +155,7 @@ def one_large(args: argparse.Namespace) -> None:
     for item in beside:
         found = gathered(item)
         stored |= locate_survivors(found.written.key, found.parts) if found.parts else {}
-    by_id = state.live_by_id()
+    by_id = state.live_segments_by_id()
     items = [
         GroupRewriteWork(t, tuple(by_id[name] for name in t.sources), tuple(stored[name] for name in t.sources), None) for t in plan.tasks
     ]

@@ -26,7 +26,7 @@ from benchmarks.control_log import segments
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
-from compactor.control.importing import register_import, tier_segments
+from compactor.control.importing import record_tiered_segments, register_import
 from compactor.control.logs import PartitionLog
 from compactor.model.ids import TopicPartition
 
@@ -43,7 +43,7 @@ def make(opened: Tier, partitions: int, per_partition: int) -> None:
         log = opened.open(name)
         made = segments(0, per_partition)
         register_import(opened.ports, log, "import", [segment.id for segment in made])
-        tier_segments(opened.ports, log, "import", made)
+        record_tiered_segments(opened.ports, log, "import", made)
         return log
 
     with ThreadPoolExecutor(8) as pool:

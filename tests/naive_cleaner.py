@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tests.plain_format import Batch, Record, Unreadable, java_utf8
-from tests.plain_log import Segment, control_type, live_producers, load, transaction_index
+from tests.plain_log import Segment, control_type, load, transaction_index, unexpired_producers
 
 MAX32 = 2**31 - 1
 ABORT, COMMIT = 0, 1
@@ -58,7 +58,7 @@ def clean(folder: Path, ask: Request) -> Cleaned:
     latest, map_end = build_map(segments, first_dirty, upper, aborted, ask.map_entries)
     cleaned_before = [s for s in segments if s.base < first_dirty]
     legacy_horizon = cleaned_before[-1].mtime_ms - ask.delete_retention_ms if cleaned_before else 0
-    producers = live_producers(folder, segments)
+    producers = unexpired_producers(folder, segments)
     fold = Transactions(aborted)
     out = Cleaned(map_end + 1, {}, {}, {})
     for group in grouped([s for s in segments if s.base <= map_end], ask, upper):

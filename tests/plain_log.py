@@ -83,7 +83,7 @@ def control_type(batch: Batch, *, strict: bool = True) -> int | None:
     return -1
 
 
-def live_producers(folder: Path, segments: list[Segment]) -> dict[int, tuple[int, int]]:
+def unexpired_producers(folder: Path, segments: list[Segment]) -> dict[int, tuple[int, int]]:
     """Producer id -> (epoch, last data offset or -1): the newest snapshot and the log behind it (ProducerStateManager)."""
     end = segments[-1].next_base
     bases = {segment.base for segment in segments[1:]} | {end}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
-from compactor.control.mirror import apply_broker_view
+from compactor.control.mirror import state_with_broker_view
 from compactor.control.state import CatalogState, PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -139,7 +139,7 @@ class BrokerManagedMetadata(TierMetadata):
         from compactor.brokers.view import METADATA_MAX_AGE_S
 
         # One command asks about many partitions.
-        seen = apply_broker_view(state, self.broker_view(state.name, METADATA_MAX_AGE_S))
+        seen = state_with_broker_view(state, self.broker_view(state.name, METADATA_MAX_AGE_S))
         return seen.model_copy(update={"topic_id": self.topic_id(state.name)})
 
     @override

@@ -14,7 +14,7 @@ from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import CHANGING
-from compactor.round.compaction import AssessWith, OnStage, Round, RoundContext, RoundReport, disk_budget_bytes
+from compactor.round.compaction import AssessRound, OnStage, Round, RoundContext, RoundReport, disk_budget_bytes
 from compactor.round.engines import Engine
 from compactor.round.plan import assess_round
 from compactor.round.sources import StagedSegmentReader, closing_reader, live_segment_reader, segment_reader
@@ -43,7 +43,7 @@ def new_round(
     on_stage: OnStage = lambda s, p: None,
     disk: Budget | None = None,
     engine: Engine | None = None,
-    assess_with: AssessWith | None = None,
+    assess_with: AssessRound | None = None,
 ) -> Round:
     """Return a round over one partition, with the parameters of Round.
 

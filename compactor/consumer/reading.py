@@ -48,7 +48,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import ABORT, NOT_CONTROL, Bytes, Int64s
 from compactor.records.codecs import ByteBuffer
 from compactor.records.rows import Int32s, RowBuffers, parse_records
-from compactor.round.mirroring import complete_metadata
+from compactor.round.mirroring import read_missing_metadata_fields
 
 T = TypeVar("T")
 
@@ -153,7 +153,7 @@ def last_stable_offset(tier: Tier, state: PartitionState) -> int:
         return first_open_transaction_offset(tier, tier.listed, state)
     last = state.live[-1]
     if not last.files:
-        last = complete_metadata(tier.ports.layout, state.name, last)
+        last = read_missing_metadata_fields(tier.ports.layout, state.name, last)
     return state.end_offset + 1 if last.open_txn_offset < 0 else last.open_txn_offset
 
 

@@ -73,10 +73,10 @@ class ExpiredSources:
         """Return whether all sources of a task have expired, or its new segment, which had replaced them before it expired."""
         return self.ids.issuperset(task.sources) or task.new_segment_id in self.ids
 
-    def partly_expired(self, tasks: Iterable[CompactionTask]) -> CompactionTask | None:
+    def find_partly_expired_task(self, tasks: Iterable[CompactionTask]) -> CompactionTask | None:
         """Return the first task some of whose source segments brokers have expired and others not, or None."""
         return next((task for task in tasks if self.ids.intersection(task.sources) and not self.has_expired(task)), None)
 
-    def without_expired(self, state: PartitionState) -> PartitionState:
+    def state_without_expired_segments(self, state: PartitionState) -> PartitionState:
         """Return the partition's state without the expired segments, whose objects can no longer be read."""
         return state.model_copy(update={"live": tuple(segment for segment in state.live if segment.id not in self.ids)})

@@ -109,7 +109,7 @@ class RoundsResumed(Value):
     by: str
 
 
-class RoundWanted(_RecordAboutPartition):
+class RoundRequested(_RecordAboutPartition):
     """Record: a person or program requests a round over this partition whatever its dirty ratio; a daemon starts it at its next scan."""
 
     type: Literal["round_wanted"] = "round_wanted"
@@ -166,7 +166,7 @@ CatalogBody = Annotated[
     | PartitionsInspected
     | RoundsPaused
     | RoundsResumed
-    | RoundWanted
+    | RoundRequested
     | TopicsConfirmed
     | TopicRecreated
     | TopicsInspected,

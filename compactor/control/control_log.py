@@ -132,7 +132,7 @@ class ControlLog(Generic[S]):
         :param empty_state: the state of a log without records.
         :param incarnation: random id, used by no other instance.
         :param min_slot: slot that the log is known to have had; a fold that ends below it is refused. 0 if none is known.
-        :param state_for_readers: function folded state -> state that ``state`` returns. ``transact`` decides on the folded state itself.
+        :param state_for_readers: function folded state -> state that ``state`` returns. ``append_until_done`` uses the folded state itself.
         """
         self.store = store
         self.floor = min_slot
@@ -164,7 +164,7 @@ class ControlLog(Generic[S]):
             return self._state
         if not self._adopt_loaded_state():
             self._reset_to_snapshot()
-        return self._fold_to_tail(None)
+        return self._fold_to_log_end(None)
 
     def _visible_state(self, state: S) -> S:
         """Return a folded state as readers see it, after applying ``state_for_readers``."""
@@ -207,7 +207,7 @@ class ControlLog(Generic[S]):
         """Read new records up to the end of the log, and return the state."""
         if self._state is None and not self._adopt_loaded_state():
             self._reset_to_snapshot()
-        self._fold_to_tail(None)
+        self._fold_to_log_end(None)
         return self.state
 
     def refresh_and_check_gaps(self) -> S:
@@ -247,12 +247,12 @@ class ControlLog(Generic[S]):
         number = self._boundary.number if object_kind == "boundary" else self.state.slot
         return f"{self.prefix}/{object_kind}/{number:020d}.json"
 
-    def reload(self) -> S:
+    def reload_from_snapshot(self) -> S:
         """Read the log again from its snapshot, and return the state. Unlike an older state in memory, a snapshot has the modification
         times of deleted records.
         """
         self._reset_to_snapshot()
-        self._fold_to_tail(None)
+        self._fold_to_log_end(None)
         return self.state
 
     def records_with_states(self) -> tuple[S, list[tuple[Record[Any], S]]]:
@@ -278,7 +278,7 @@ class ControlLog(Generic[S]):
             return self._read_object(self.record_key(state.slot + 1)) is not None or self._read_boundary().slot > state.slot
         if not self.has_changed_since(state.slot, mark):
             return False
-        tied = self.has_state(state.slot, mark)
+        tied = self.contains_state(state.slot, mark)
         if not tied:
             self._state, self._last, self._boundary = None, None, self._nothing
             self.diverged = tied is False
@@ -290,12 +290,12 @@ class ControlLog(Generic[S]):
         :param identity: identity of that process's state. A log that no longer has the record which it names is reported as changed.
         """
         self._boundary = identity.boundary
-        if self.floor > slot or not self.has_state(slot, identity):
+        if self.floor > slot or not self.contains_state(slot, identity):
             return True
         # Where the record still stands nobody has cut beyond it; a snapshot's own slot is gone, so that the boundary has to be asked.
         return self._read_object(self.record_key(slot + 1)) is not None or (not identity.incarnation and self._read_boundary().slot > slot)
 
-    def is_behind_by(self, slot_count: int) -> bool:
+    def has_at_least_new_records(self, slot_count: int) -> bool:
         """Return whether at least ``slot_count`` records were added to the log after the present state. Makes one request."""
         return self._read_object(self.record_key(self.state.slot + slot_count)) is not None
 
@@ -304,39 +304,39 @@ class ControlLog(Generic[S]):
         not there.
         """
         state, mark = self.state, self.state_identity()
-        return state.slot if mark is not None and self.has_state(state.slot, mark) else 0
+        return state.slot if mark is not None and self.contains_state(state.slot, mark) else 0
 
-    def transact(self, decide: Callable[[S], Body | None], *, max_lost_slots: int = 0) -> S:
-        """Append the record that ``decide`` returns, again and again until it returns None, and return the state in which it did.
+    def append_until_done(self, decide_record: Callable[[S], Body | None], *, max_lost_slots: int = 0) -> S:
+        """Append the record that ``decide_record`` returns, again and again until it returns None, and return the state in which it did.
 
-        ``decide`` is called again after every append and whenever the log has grown. It must tell from the state whether its record has
-        taken effect, because nothing else proves that. It may raise an exception to give up.
+        ``decide_record`` is called again after every append and whenever the log has grown. It must tell from the state whether its record
+        has taken effect, because nothing else proves that. It may raise an exception to give up.
 
         After a StoreError the last record may or may not be in the log, so the caller must not change anything that depends on it.
 
-        :param decide: function present state -> body of the record to append, or None if there is nothing left to append.
+        :param decide_record: function present state -> body of the record to append, or None if there is nothing left to append.
         :param max_lost_slots: number of positions lost to other writers after which SlotContention is raised; 0 for no limit.
         """
         lost = 0
         while True:
             state = self._folded_state
-            body = decide(state)
+            body = decide_record(state)
             if body is None:
                 return state
             self._attempt += 1
             record = self.candidate_record(body)
             try:
-                self.store.create(self.record_key(record.slot), records.seal_document(record.model_dump_json().encode()))
+                self.store.create(self.record_key(record.slot), records.append_checksum(record.model_dump_json().encode()))
             except AlreadyExists:
                 pass
             else:
-                self._fold_to_tail(record)
+                self._fold_to_log_end(record)
                 continue
             stored = self._read_slot(record.slot)
             if stored is not None and is_same_attempt(stored, record):
-                self._fold_to_tail(record)
+                self._fold_to_log_end(record)
             elif stored is not None:
-                self._fold_to_tail(None)
+                self._fold_to_log_end(None)
                 lost += 1
                 if lost == max_lost_slots:
                     raise SlotContention
@@ -364,7 +364,7 @@ class ControlLog(Generic[S]):
         self._state = timed
         return True
 
-    def restart_empty(self, create_empty_state: Callable[[int], S]) -> S:
+    def restart_as_empty_log(self, create_empty_state: Callable[[int], S]) -> S:
         """Abandon a log that is damaged for good: write a snapshot of ``empty(slot)`` above every position that was ever used. Return
         that state.
 
@@ -378,7 +378,7 @@ class ControlLog(Generic[S]):
             raise Unavailable(f"{self.store.url}/{self._snapshot_key(state.slot)} cannot be read back", hint="Try again")
         self._create_boundary(state.slot)
         self._delete_records_below_boundary()
-        return self.reload()
+        return self.reload_from_snapshot()
 
     def _highest_listed_number(self, object_kind: str) -> int:
         """Return the highest number among the listed objects of this kind, or 0."""
@@ -386,7 +386,7 @@ class ControlLog(Generic[S]):
         names = (info.key.removeprefix(prefix) for info in self.store.list(prefix))
         return max((int(name[:20]) for name in names if _NUMBERED.fullmatch(name)), default=0)
 
-    def _fold_to_tail(self, appended: Record[Any] | None) -> S:
+    def _fold_to_log_end(self, appended: Record[Any] | None) -> S:
         """Read the log to its end and then its boundary; read everything again if the log was cut meanwhile. Return the state.
 
         :param appended: record that was just created, so that it need not be read back; None to read the log up to its end.
@@ -415,12 +415,12 @@ class ControlLog(Generic[S]):
             )
             raise BadControlRecord(cause, segment=f"{self.store.url}/{self.record_key(state.slot + 1)}", hint=hint)
 
-    def has_state(self, slot: int, identity: StateIdentity) -> bool | None:
+    def contains_state(self, slot: int, identity: StateIdentity) -> bool | None:
         """Return whether the log still has the record or boundary that a state's identity names; None if the record was deleted after a
         snapshot, or lost.
         """
         if not identity.incarnation:
-            return self._read_value(Boundary, self._boundary_key(identity.boundary.number)) == identity.boundary
+            return self._read_control_object(Boundary, self._boundary_key(identity.boundary.number)) == identity.boundary
         record = self._read_slot(slot)
         return None if record is None else (record.incarnation, record.attempt) == (identity.incarnation, identity.attempt)
 
@@ -435,7 +435,7 @@ class ControlLog(Generic[S]):
         if self._kept is None:
             return False
         (state, mark), self._kept = self._kept, None
-        found = self.has_state(state.slot, mark)
+        found = self.contains_state(state.slot, mark)
         self.diverged = found is False  # a slot that is gone was cut
         if found:
             self._state, self._boundary = state, mark.boundary
@@ -470,7 +470,7 @@ class ControlLog(Generic[S]):
         another position or log.
         """
         key = self.record_key(slot)
-        record = self._read_value(self._form.record, key)
+        record = self._read_control_object(self._form.record, key)
         if record is not None and (record.slot != slot or record.log != self.name):
             cause = f"it is slot {record.slot} of {record.log}, in the place of slot {slot} of {self.name}"
             raise BadControlRecord(cause, segment=f"{self.store.url}/{key}", hint="Restore the object that belongs here")
@@ -485,7 +485,7 @@ class ControlLog(Generic[S]):
         another position or log.
         """
         key = self._snapshot_key(slot)
-        snapshot = self._read_value(self._form.snapshot, key)
+        snapshot = self._read_control_object(self._form.snapshot, key)
         if snapshot is None:
             return None
         if snapshot.state.slot != slot or snapshot.log != self.name:
@@ -499,7 +499,7 @@ class ControlLog(Generic[S]):
         """
         snapshot = self._form.snapshot(version=records.VERSION, log=self.name, state=state)
         try:
-            self.store.create(self._snapshot_key(state.slot), records.seal_document(snapshot.model_dump_json().encode()))
+            self.store.create(self._snapshot_key(state.slot), records.append_checksum(snapshot.model_dump_json().encode()))
         except (AlreadyExists, Unavailable):
             pass
         return self.read_snapshot(state.slot) is not None
@@ -514,11 +514,11 @@ class ControlLog(Generic[S]):
         """
         known = self._boundary
         step = 1
-        while (found := self._read_value(Boundary, self._boundary_key(known.number + step))) is not None:
+        while (found := self._read_control_object(Boundary, self._boundary_key(known.number + step))) is not None:
             known, step = found, step * 2
         while step > 1:
             step //= 2
-            found = self._read_value(Boundary, self._boundary_key(known.number + step))
+            found = self._read_control_object(Boundary, self._boundary_key(known.number + step))
             if found is not None:
                 known = found
         self._boundary = known
@@ -531,7 +531,7 @@ class ControlLog(Generic[S]):
         number = self._boundary.number + 1
         boundary = Boundary(version=records.VERSION, log=self.name, number=number, slot=slot)
         try:
-            self.store.create(self._boundary_key(number), records.seal_document(boundary.model_dump_json().encode()))
+            self.store.create(self._boundary_key(number), records.append_checksum(boundary.model_dump_json().encode()))
         except (AlreadyExists, Unavailable):
             pass
 
@@ -549,7 +549,7 @@ class ControlLog(Generic[S]):
                 keys.append(info.key)
             self.store.delete(keys)
 
-    def _read_value(self, value_type: type[records.ValueT], key: str) -> records.ValueT | None:
+    def _read_control_object(self, value_type: type[records.ValueT], key: str) -> records.ValueT | None:
         """Return the object at ``key`` as a value of this type, or None if there is none. A corrupt object is fetched once more before it
         is refused.
         """
@@ -558,10 +558,10 @@ class ControlLog(Generic[S]):
             return None
         where = f"{self.store.url}/{key}"
         try:
-            return records.decode_sealed(value_type, data, where)
+            return records.decode_checksummed(value_type, data, where)
         except BadControlRecord:
             again = self._read_object(key)
-            return records.decode_sealed(value_type, data if again is None else again, where)
+            return records.decode_checksummed(value_type, data if again is None else again, where)
 
     def _read_object(self, key: str) -> bytes | None:
         """Return an object's bytes, or None if there is none."""

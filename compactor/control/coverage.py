@@ -17,7 +17,7 @@ def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new: RemoteLog
     """
     if not sources:
         return f"segment {new.id} replaces nothing that is live"
-    gap = gap_problem(sources)
+    gap = offset_gap_problem(sources)
     if gap:
         return gap
     if (new.start_offset, new.end_offset) != (sources[0].start_offset, sources[-1].end_offset):
@@ -32,17 +32,17 @@ def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new: RemoteLog
     return ""
 
 
-def task_problem(task: CompactionTask, sources: Sequence[RemoteLogSegmentMetadata]) -> str:
+def task_coverage_problem(task: CompactionTask, sources: Sequence[RemoteLogSegmentMetadata]) -> str:
     """Return why the future segment of a task would not cover its sources exactly (I1), or an empty string."""
     if tuple(source.id for source in sources) != task.sources or not sources:
         return f"group {task.group} does not list live sources"
     epochs = lineage.merge_segment_lineages([source.leader_epochs for source in sources])
     if (task.start_offset, task.end_offset, task.leader_epochs) != (sources[0].start_offset, sources[-1].end_offset, epochs):
         return f"group {task.group} does not cover its sources exactly"
-    return gap_problem(sources)
+    return offset_gap_problem(sources)
 
 
-def segment_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata) -> str:
+def new_segment_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata) -> str:
     """Return how a receipt's segment differs from the one that its task announced, or an empty string."""
     announced = (task.new_segment_id, task.start_offset, task.end_offset, task.leader_epochs)
     if (segment.id, segment.start_offset, segment.end_offset, segment.leader_epochs) != announced:
@@ -58,7 +58,7 @@ def invalid_segment_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> str
     return ""
 
 
-def gap_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> str:
+def offset_gap_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> str:
     """Return where segments do not follow each other without a gap, or an empty string."""
     for before, after in pairwise(segments):
         if after.start_offset != before.end_offset + 1:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.leadership import Leadership, RecordRefused, hold_leadership, require_appendable
-from compactor.control.log_start import log_start_record, removable_below
-from compactor.control.logs import PartitionLog, snapshot_if_due
+from compactor.control.log_start import build_log_start_record, segments_removable_below
+from compactor.control.logs import PartitionLog, write_snapshot_if_due
 from compactor.control.ports import Lease, Ports
 from compactor.control.records import LogStartRaised, PartitionDeleted
 from compactor.control.state import PartitionState
@@ -22,7 +22,7 @@ def restart_lost_log(log: PartitionLog) -> PartitionState:
     """Restart a control log that is lost for good as an empty log. The tier then no longer knows the objects of its segments."""
     name = TopicPartition.parse_prefix(log.name)
     empty = PartitionState(topic=name.topic, partition=name.partition, incarnation=name.incarnation)
-    return log.restart_empty(lambda slot: empty.model_copy(update={"slot": slot, "deleted_slot": slot}))
+    return log.restart_as_empty_log(lambda slot: empty.model_copy(update={"slot": slot, "deleted_slot": slot}))
 
 
 def delete_partition(
@@ -41,7 +41,7 @@ def delete_partition(
             state = leadership.append_record(body, lambda state: state.deleted_slot > before.slot and not state.has_segments)
         except RecordRefused as refused:
             raise UsageError(f"{log.state.name} cannot be deleted: {refused}", hint="`topics` lists what the tier holds") from refused
-        snapshot_if_due(log)
+        write_snapshot_if_due(log)
         return before, state
 
 
@@ -57,12 +57,12 @@ def raise_log_start(leadership: Leadership, choose_offset: Callable[[PartitionSt
 
     def decide_record(state: PartitionState) -> LogStartRaised | None:
         offset = choose_offset(state)
-        if offset is None or (offset == state.log_start and not removable_below(state.live, offset)):
+        if offset is None or (offset == state.log_start and not segments_removable_below(state.live, offset)):
             return None
         leadership.require_in_state(state)
-        body = log_start_record(state, offset, leadership.epoch, leadership.ports.grace_ms)
+        body = build_log_start_record(state, offset, leadership.epoch, leadership.ports.grace_ms)
         require_appendable(leadership.log, state, body)
         return body
 
     leadership.pulse.steps += 1
-    return leadership.log.transact(decide_record)
+    return leadership.log.append_until_done(decide_record)

@@ -1,7 +1,7 @@
 """Effects of records on the folded state: one function per record type, which returns the changed fields.
 
-Whether a record counts is decided by ``refusal``, the rules of compactor/control/ordering.py, which are passed in because imports point
-down. A record that is refused changes nothing but the list of fenced appends: the sources of a void publication, for example, stay live.
+Whether a record counts is decided by ``find_violation``, the rules of compactor/control/ordering.py, which are passed in because imports
+point down. A refused record changes nothing but the list of fenced appends: the sources of a void publication, for example, stay live.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from compactor.control.state import (
     PartitionState,
     Pause,
     Quarantine,
+    RequestedRound,
     Run,
     WaitingGroup,
-    WantedRound,
 )
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.model.status import RunStatus
@@ -38,22 +38,22 @@ TAIL = 16
 VOIDED = 1000
 """Number of last void ids that a state remembers."""
 
-Refusal = Callable[[PartitionState, Record[Any]], str]
+RuleCheck = Callable[[PartitionState, Record[Any]], str]
 Changes = dict[str, Any]
 
 
-def fold_partition(state: PartitionState, record: Record[Any], refusal: Refusal) -> PartitionState:
+def apply_partition_record(state: PartitionState, record: Record[Any], find_violation: RuleCheck) -> PartitionState:
     """Return the partition's state after one more record of its control log.
 
-    :param refusal: returns why the record has no effect in a state, or an empty string.
+    :param find_violation: returns why the record has no effect in a state, or an empty string.
     """
-    reason = refusal(state, record)
+    reason = find_violation(state, record)
     changes = _changes_by_record_without_effect(state, record, reason) if reason else EFFECTS[type(record.body)](state, record, record.body)
     changes["slot"] = record.slot
     return state.model_copy(update=changes)
 
 
-def fold_catalog(state: CatalogState, record: Record[Any]) -> CatalogState:
+def apply_catalog_record(state: CatalogState, record: Record[Any]) -> CatalogState:
     """Return the state of the tier-wide log after one more record. Only the first tier identity is valid; a later one lost the race to
     create it.
     """
@@ -67,7 +67,7 @@ def _catalog_changes(state: CatalogState, record: Record[Any], body: Any) -> Cha
     if isinstance(body, r.PartitionsChanged):
         return _changes_by_partition_hints(state, record, body.slots)
     if isinstance(body, r.SlotsReached):
-        return {"reached": _merge_min_slots(state.reached, body.slots)}
+        return {"reached": _merge_slots_by_maximum(state.reached, body.slots)}
     if isinstance(body, r.PartitionsInspected):
         # A look that was overtaken says nothing of what came after it.
         return {
@@ -78,10 +78,10 @@ def _catalog_changes(state: CatalogState, record: Record[Any], body: Any) -> Cha
         return {"paused": state.paused | {body.pattern: Pause(by=body.by, reason=body.reason, at_ms=record.at_ms)}}
     if isinstance(body, r.RoundsResumed):
         return {"paused": {pattern: pause for pattern, pause in state.paused.items() if pattern != body.pattern}}
-    if isinstance(body, r.RoundWanted):
+    if isinstance(body, r.RoundRequested):
         name = str(body.name)
         others = [(other, wanted) for other, wanted in state.wanted.items() if other != name]
-        return {"wanted": dict([*others, (name, WantedRound(record.slot, record.at_ms))][-HISTORY:])}
+        return {"wanted": dict([*others, (name, RequestedRound(record.slot, record.at_ms))][-HISTORY:])}
     if isinstance(body, (r.TopicsConfirmed, r.TopicRecreated, r.TopicsInspected)):
         return incarnations.catalog_changes_by_topic_record(state, body)
     return {} if state.tier_id else body.model_dump(exclude={"type", "created_by"})
@@ -95,13 +95,13 @@ def _changes_by_partition_hints(state: CatalogState, record: Record[Any], slots:
     """
     changes: Changes = {
         "partitions": state.partitions | dict.fromkeys(slots, record.slot),
-        "reached": _merge_min_slots(state.reached, slots),
+        "reached": _merge_slots_by_maximum(state.reached, slots),
     }
     unsaid = {name for name, slot in slots.items() if not slot} & state.looks.keys()
     return changes | {"looks": {name: inspection for name, inspection in state.looks.items() if name not in unsaid}} if unsaid else changes
 
 
-def _merge_min_slots(slots: dict[str, int], newer_slots: Mapping[str, int]) -> dict[str, int]:
+def _merge_slots_by_maximum(slots: dict[str, int], newer_slots: Mapping[str, int]) -> dict[str, int]:
     """Return for each control log, by its name, the larger of two positions (slots) that it is known to have reached."""
     return slots | {name: slot for name, slot in newer_slots.items() if slot > slots.get(name, 0)}
 
@@ -161,22 +161,22 @@ def _apply_leadership_acquired(state: PartitionState, record: Record[Any], body:
         at_ms=leader.at_ms,
         delivery_timeout_ms=body.delivery_timeout_ms,
     )
-    return {"leader": leader, "epochs": (*_mark_last_epoch_ended(state, record, "replaced"), entry)[-HISTORY:]}
+    return {"leader": leader, "epochs": (*_epochs_with_last_ended(state, record, "replaced"), entry)[-HISTORY:]}
 
 
 def _apply_leadership_released(state: PartitionState, record: Record[Any], body: r.LeadershipReleased) -> Changes:
     leader = state.leader.model_copy(update={"released": True}) if state.leader else None
-    return {"leader": leader, "epochs": _mark_last_epoch_ended(state, record, "released")}
+    return {"leader": leader, "epochs": _epochs_with_last_ended(state, record, "released")}
 
 
-def _mark_last_epoch_ended(state: PartitionState, record: Record[Any], ending: str) -> tuple[EpochHistory, ...]:
+def _epochs_with_last_ended(state: PartitionState, record: Record[Any], ending: str) -> tuple[EpochHistory, ...]:
     """Return the compactor epochs with the last one marked as ended. ``ending``: how it ended, ``replaced`` or ``released``."""
     if not state.epochs or state.epochs[-1].ended:
         return state.epochs
     return (*state.epochs[:-1], state.epochs[-1].model_copy(update={"ended": ending, "ended_ms": record.at_ms}))
 
 
-def _apply_ids_registered(state: PartitionState, record: Record[Any], body: r.IdsRegistered) -> Changes:
+def _apply_ids_registered(state: PartitionState, record: Record[Any], body: r.SegmentIdsRegistered) -> Changes:
     entry = OpenImport(import_id=body.import_id, ids=body.ids, holder=body.holder, slot=record.slot)
     return {"registrations": state.registrations | {body.import_id: entry}}
 
@@ -215,11 +215,11 @@ def _apply_tail_truncated(state: PartitionState, record: Record[Any], body: r.Ta
     """
     gone = set(body.voided)
     kept = tuple(segment for segment in state.live if segment.id not in gone)
-    changes = _lower_cleaner_offsets(state, body.offset)
+    changes = _changes_by_lowered_cleaner_offsets(state, body.offset)
     group = WaitingGroup(
         slot=record.slot,
         run_id=body.cut_id,
-        leader_epoch=state.last_epoch,
+        leader_epoch=state.last_compactor_epoch,
         undone=True,
         segments=tuple(segment for segment in state.live if segment.id in gone),
         vector_before=changes["vector"],
@@ -364,10 +364,14 @@ def _changes_by_broker_lineage(state: PartitionState, newer: tuple[EpochEntry, .
     """
     parted = lineage.first_divergent_offset(state.lineage, state.end_offset + 1, newer, end_offset)
     moved: Changes = {"lineage": newer, "lineage_end": end_offset}
-    return moved if parted is None or parted >= offsets.clean_end_offset(state.vector) else moved | _lower_cleaner_offsets(state, parted)
+    return (
+        moved
+        if parted is None or parted >= offsets.clean_end_offset(state.vector)
+        else moved | _changes_by_lowered_cleaner_offsets(state, parted)
+    )
 
 
-def _lower_cleaner_offsets(state: PartitionState, divergence_offset: int) -> Changes:
+def _changes_by_lowered_cleaner_offsets(state: PartitionState, divergence_offset: int) -> Changes:
     """Return the changes that lower all cleaner offsets above ``divergence_offset`` to it, including those stored for undo and for
     deletions.
     """
@@ -419,7 +423,7 @@ def _apply_round_published(state: PartitionState, record: Record[Any], body: r.R
     """Return the changes by a publication: new segments replace their sources for all readers at once. The sources' objects begin to wait
     for grace, a period before their deletion.
     """
-    by_id = state.live_by_id()
+    by_id = state.live_segments_by_id()
     replaced_by = {source: new.segment.id for new in body.replacements for source in new.sources}
     outputs = {new.sources[0]: new.segment for new in body.replacements}
     live: list[RemoteLogSegmentMetadata] = []
@@ -503,7 +507,7 @@ def _changes_by_restored_round(state: PartitionState, run_id: str, outputs: Wait
     }
 
 
-def _apply_retire_begun(state: PartitionState, record: Record[Any], body: r.RetireBegun) -> Changes:
+def _apply_retire_begun(state: PartitionState, record: Record[Any], body: r.SegmentDeletionBegun) -> Changes:
     ids = set(body.ids)
     gone = [segment for group in state.waiting for segment in group.segments if segment.id in ids]
     return {
@@ -513,7 +517,7 @@ def _apply_retire_begun(state: PartitionState, record: Record[Any], body: r.Reti
     }
 
 
-def _apply_retired(state: PartitionState, record: Record[Any], body: r.Retired) -> Changes:
+def _apply_retired(state: PartitionState, record: Record[Any], body: r.SegmentDeletionEnded) -> Changes:
     ids = set(body.ids)
     return {"retiring": tuple(segment for segment in state.retiring if segment.id not in ids)} | _changes_by_voided_ids(state, body.ids)
 
@@ -569,7 +573,7 @@ def _run_history_with_changed_run(state: PartitionState, run_id: str, **changes:
 EFFECTS: dict[type, Callable[[PartitionState, Record[Any], Any], Changes]] = {
     r.LeadershipAcquired: _apply_leadership_acquired,
     r.LeadershipReleased: _apply_leadership_released,
-    r.IdsRegistered: _apply_ids_registered,
+    r.SegmentIdsRegistered: _apply_ids_registered,
     r.SegmentsTiered: _apply_segments_tiered,
     r.SegmentsPrepended: _apply_segments_prepended,
     r.TailTruncated: _apply_tail_truncated,
@@ -578,17 +582,17 @@ EFFECTS: dict[type, Callable[[PartitionState, Record[Any], Any], Changes]] = {
     r.PartitionDeleted: _apply_partition_deleted,
     r.LogStartRaised: _apply_log_start_raised,
     r.LineageRecorded: lambda state, record, body: _changes_by_broker_lineage(state, body.lineage, body.end_offset),
-    r.SegmentsMirrored: lambda state, record, body: mirror.mirrored_changes(state, body),
+    r.SegmentsMirrored: lambda state, record, body: mirror.changes_by_mirrored_segments(state, body),
     r.BrokerLogStartSeen: lambda state, record, body: {"broker_log_start": body.offset},
     r.ImportVoided: _apply_import_voided,
     r.PlanAnnounced: _apply_plan_announced,
     r.ReceiptsAdded: _apply_receipts_added,
     r.SurvivorsStored: lambda state, record, body: {"intent": _require_open_intent(state).model_copy(update={"survivors": body.objects})},
     r.IntentUndone: _apply_intent_undone,
-    r.PublishBegun: lambda state, record, body: {"intent": _require_open_intent(state).model_copy(update={"begun_slot": record.slot})},
+    r.PublicationBegun: lambda state, record, body: {"intent": _require_open_intent(state).model_copy(update={"begun_slot": record.slot})},
     r.RoundPublished: _apply_round_published,
-    r.RetireBegun: _apply_retire_begun,
-    r.Retired: _apply_retired,
+    r.SegmentDeletionBegun: _apply_retire_begun,
+    r.SegmentDeletionEnded: _apply_retired,
     r.RoundUndone: _apply_round_undone,
     r.RunEnded: _apply_run_ended,
 }

@@ -16,7 +16,7 @@ ReplacedGroup = WaitingGroup | WaitingSummary
 """Segments that left the view and wait for deletion."""
 
 
-def retention_time_ms(group: ReplacedGroup, retention: Retention) -> int:
+def grace_period_ms(group: ReplacedGroup, retention: Retention) -> int:
     """Return how long a group of replaced segments is kept after readers stopped using it: the larger of the recorded and the configured
     time, in milliseconds.
 
@@ -31,10 +31,10 @@ def earliest_retire_ms(group: ReplacedGroup, retention: Retention, slot_times_ms
 
     :param slot_times_ms: position of a record in the control log (slot) -> the store's modification time of that record, in milliseconds.
     """
-    return slot_times_ms.get(group.slot, now_ms) + retention_time_ms(group, retention)
+    return slot_times_ms.get(group.slot, now_ms) + grace_period_ms(group, retention)
 
 
-def import_abandoned_ms(
+def import_abandoned_at_ms(
     registration: OpenImport | ImportSummary, retention: Retention, slot_times_ms: Mapping[int, int], now_ms: int
 ) -> int:
     """Return the first time at which an open import is regarded as abandoned, in milliseconds.

@@ -49,7 +49,7 @@ class DataRootId:
         return f"tier {self.tier_id}" + (f" ({' '.join(made)})" if made else "")
 
 
-def read_root_id(ports: Ports) -> DataRootId | None:
+def read_data_root_id(ports: Ports) -> DataRootId | None:
     """Return the tier id that is stored in the data root, or None if there is none. Raises BadData if the object is corrupt.
 
     The object has no checksum, so it is read until two answers in a row are equal.
@@ -96,7 +96,7 @@ class DataRootOwnership:
             self.tier_id = open_catalog(ports).refresh().tier_id
         if not self.tier_id:
             return  # nothing was ever imported: there is nothing to write into, and nothing that could be swept
-        found = read_root_id(ports)
+        found = read_data_root_id(ports)
         if found is None:
             found = self._write_tier_id(ports)
         self._require_same_id(ports, found)
@@ -106,7 +106,7 @@ class DataRootOwnership:
         """Raise UsageError if the data root belongs to another tier. For reading commands: a root without an id is accepted and left
         unchanged.
         """
-        found = read_root_id(ports) if self.ours else None
+        found = read_data_root_id(ports) if self.ours else None
         self.tier_id = catalog.tier_id
         if found is not None:
             self._require_same_id(ports, found)
@@ -117,11 +117,11 @@ class DataRootOwnership:
         """
         if not self.ours or catalog.tier_id:
             return
-        found = read_root_id(ports)
+        found = read_data_root_id(ports)
         if found is not None:
             self._require_same_id(ports, found)
         self.require_no_broker_objects(ports)
-        stranger = _find_unnamed_segment(ports, catalog)
+        stranger = _find_object_unknown_to_catalog(ports, catalog)
         if stranger:
             raise UsageError(
                 f"{ports.data.url} holds segments already ({stranger}), and the control store {ports.control.url} knows no tier",
@@ -150,7 +150,7 @@ class DataRootOwnership:
         Raises UsageError if the root holds segments that the catalog does not name, or none of those that it names.
         """
         catalog = open_catalog(ports).refresh()
-        stranger = _find_unnamed_segment(ports, catalog)
+        stranger = _find_object_unknown_to_catalog(ports, catalog)
         named = _find_live_segment_id_without_objects(ports, catalog)
         if named:
             raise UsageError(
@@ -170,13 +170,13 @@ class DataRootOwnership:
             ports.data.create(KEY, json.dumps(made).encode())
         except (AlreadyExists, Unavailable):
             pass
-        found = read_root_id(ports)
+        found = read_data_root_id(ports)
         if found is None:
             raise Unavailable(f"{ports.data.url}/{KEY} was written and cannot be read", hint="Try again")
         return found
 
 
-def _find_unnamed_segment(ports: Ports, catalog: CatalogState) -> str:
+def _find_object_unknown_to_catalog(ports: Ports, catalog: CatalogState) -> str:
     """Return the key of a segment's object that the catalog does not know, or an empty string.
 
     Objects are listed before the logs are folded, so that a segment which is being imported is already registered.
@@ -187,7 +187,7 @@ def _find_unnamed_segment(ports: Ports, catalog: CatalogState) -> str:
         known: set[str] = set()
         if listed and text in catalog.partitions:
             state = open_partition_log(ports, name, catalog.reached.get(text, 0)).refresh_and_check_gaps()
-            known = ordering.protected_ids(state).union(segment.id for segment in state.retiring).union(state.voided)
+            known = ordering.protected_segment_ids(state).union(segment.id for segment in state.retiring).union(state.voided)
         for item in listed:
             if item.segment_id not in known:
                 return item.key

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.leadership import append_problem
-from compactor.control.logs import PartitionLog, snapshot_if_due
+from compactor.control.logs import PartitionLog, write_snapshot_if_due
 from compactor.control.ports import Ports
 from compactor.control.records import (
-    IdsRegistered,
     IncarnationOpened,
+    SegmentIdsRegistered,
     SegmentsPrepended,
     SegmentsTiered,
     TailBatch,
@@ -45,20 +45,20 @@ def register_import(
     """
     ports.require_ownership()
     began = log.refresh_and_check_gaps().slot
-    body = IdsRegistered(import_id=import_id, ids=tuple(ids), holder=ports.holder)
+    body = SegmentIdsRegistered(import_id=import_id, ids=tuple(ids), holder=ports.holder)
 
-    def decide_record(state: PartitionState) -> IdsRegistered | None:
-        if import_id in state.registrations or closed_import(state, import_id):
+    def decide_record(state: PartitionState) -> SegmentIdsRegistered | None:
+        if import_id in state.registrations or find_closed_import(state, import_id):
             return None
         if state.slot - began >= HISTORY:  # it may have been registered, voided and forgotten: such ids must not come back
             raise Unavailable(f"{state.name}: the log went on while this import was being registered", hint="Import again")
         require_match(state)
         return _require_record_accepted(log, state, body, "Nothing was changed")
 
-    return log.transact(decide_record)
+    return log.append_until_done(decide_record)
 
 
-def tier_segments(
+def record_tiered_segments(
     ports: Ports,
     log: PartitionLog,
     import_id: str,
@@ -88,7 +88,7 @@ def tier_segments(
     return _append_import_record(log, body)
 
 
-def prepend_segments(
+def record_prepended_segments(
     ports: Ports,
     log: PartitionLog,
     import_id: str,
@@ -98,7 +98,7 @@ def prepend_segments(
 ) -> PartitionState:
     """Make uploaded segments readable before the first segment of the log, if no part of it is compacted yet.
 
-    Parameters and errors as for ``tier_segments``.
+    Parameters and errors as for ``record_tiered_segments``.
     """
     return _append_import_record(
         log, SegmentsPrepended(import_id=import_id, segments=tuple(segments), lineage=tuple(lineage), topic_id=topic_id)
@@ -112,19 +112,19 @@ def _append_import_record(log: PartitionLog, body: SegmentsTiered | SegmentsPrep
 
     def decide_record(state: PartitionState) -> SegmentsTiered | SegmentsPrepended | None:
         entry = state.registrations.get(import_id)
-        known = entry or closed_import(state, import_id)
+        known = entry or find_closed_import(state, import_id)
         if known is not None and known.tiered_end >= end and state.end_offset >= end:
             return None
         if entry is None:
             raise _voided_import_error(state, import_id)
         return _require_record_accepted(log, state, body, "Another process was faster. Run the import again")
 
-    state = log.transact(decide_record)
-    snapshot_if_due(log)
+    state = log.append_until_done(decide_record)
+    write_snapshot_if_due(log)
     return state
 
 
-def truncate_tail(ports: Ports, log: PartitionLog, body: TailTruncated) -> PartitionState:
+def record_tail_truncation(ports: Ports, log: PartitionLog, body: TailTruncated) -> PartitionState:
     """Replace the end of the log, from an offset on, by the first segments of the broker's new branch, in one record. Return the resulting
     state.
 
@@ -141,12 +141,12 @@ def truncate_tail(ports: Ports, log: PartitionLog, body: TailTruncated) -> Parti
             raise _voided_import_error(state, body.cut_id)
         return _require_record_accepted(log, state, body, "Another process was faster. Import again")
 
-    state = log.transact(decide_record)
-    snapshot_if_due(log)
+    state = log.append_until_done(decide_record)
+    write_snapshot_if_due(log)
     return state
 
 
-def adopt_topic(log: PartitionLog, body: TopicAdopted) -> PartitionState:
+def record_topic_adoption(log: PartitionLog, body: TopicAdopted) -> PartitionState:
     """Declare that the log in the tier is that of a topic, or that it continues at an offset; return the resulting state. Raises BadData if
     a rule refuses the declaration.
     """
@@ -158,10 +158,10 @@ def adopt_topic(log: PartitionLog, body: TopicAdopted) -> PartitionState:
             return None
         return _require_record_accepted(log, state, body, "Nothing was changed")
 
-    return log.transact(decide_record)
+    return log.append_until_done(decide_record)
 
 
-def open_incarnation(log: PartitionLog, topic_id: TopicId, by: str) -> PartitionState:
+def record_incarnation_opening(log: PartitionLog, topic_id: TopicId, by: str) -> PartitionState:
     """Open the control log of a later incarnation of the topic name (the topic was deleted and created again) for a topic id. Raises
     BadData if the log is in use for another topic id.
     """
@@ -173,7 +173,7 @@ def open_incarnation(log: PartitionLog, topic_id: TopicId, by: str) -> Partition
             return None
         return _require_record_accepted(log, state, body, "Import again: another process was faster")
 
-    return log.transact(decide_record)
+    return log.append_until_done(decide_record)
 
 
 def _require_record_accepted(log: PartitionLog, state: PartitionState, body: BodyT, hint: str) -> BodyT:
@@ -186,14 +186,14 @@ def _require_record_accepted(log: PartitionLog, state: PartitionState, body: Bod
     return body
 
 
-def closed_import(state: PartitionState, import_id: str) -> ClosedImport | None:
+def find_closed_import(state: PartitionState, import_id: str) -> ClosedImport | None:
     """Return the import if the state remembers it as complete or void, else None."""
     return next((entry for entry in state.closed_imports if entry.import_id == import_id), None)
 
 
 def _voided_import_error(state: PartitionState, import_id: str) -> Fenced:
     """Return the error for an import that was voided."""
-    closed = closed_import(state, import_id)
+    closed = find_closed_import(state, import_id)
     return Fenced(
         f"{state.name}: import {import_id} was voided: {closed.voided if closed else 'it took too long to come back'}",
         hint="Import again; the objects that it had uploaded are swept by `retire`",

@@ -77,7 +77,7 @@ def current_incarnations(incarnations: Iterable[TopicPartition]) -> list[TopicPa
     return sorted({name.first_incarnation: name for name in sorted(incarnations, key=lambda name: name.incarnation)}.values())
 
 
-def recreation_problem(state: CatalogState, body: TopicRecreated) -> str:
+def topic_recreation_problem(state: CatalogState, body: TopicRecreated) -> str:
     """Return why a topic id does not supersede another one, or an empty string. Used when the catalog's log is replayed and before the
     append.
     """
@@ -93,7 +93,7 @@ def recreation_problem(state: CatalogState, body: TopicRecreated) -> str:
     return ""
 
 
-def topics_of_cluster(state: CatalogState, topic_ids: Iterable[TopicId], cluster_id: str) -> set[TopicId]:
+def topic_ids_of_cluster(state: CatalogState, topic_ids: Iterable[TopicId], cluster_id: str) -> set[TopicId]:
     """Return those of the topic ids that are recorded as belonging to this cluster. Only that cluster can report whether they exist."""
     return {topic_id for topic_id in topic_ids if state.topic_clusters.get(topic_id) == cluster_id}
 
@@ -108,10 +108,10 @@ def check_same_topic(state: PartitionState, record: Record[Any]) -> RuleViolatio
     """Return a conflict of topics, or an empty string. Requires the known topic id, if the record names one; a partition with segments but
     without an id gets one by adoption only.
     """
-    return topic_conflict(state, record.body.topic_id)
+    return topic_id_mismatch(state, record.body.topic_id)
 
 
-def topic_conflict(state: PartitionState, topic_id: TopicId) -> str:
+def topic_id_mismatch(state: PartitionState, topic_id: TopicId) -> str:
     """Return why a log with this topic id is not the one that the tier holds, or an empty string. An empty id conflicts with none."""
     if not topic_id or topic_id == state.topic_id:
         return ""
@@ -120,7 +120,7 @@ def topic_conflict(state: PartitionState, topic_id: TopicId) -> str:
     return f"it is of topic id {topic_id}, and the tier holds segments of a topic whose id it does not know" if state.has_segments else ""
 
 
-def check_adopted_topic(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_topic_id_adoptable(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why the tier's log cannot be declared to be that of a topic, or an empty string. Requires a topic id, or a seam (the offset at
     which the next import continues) at the end of the tier; and the topic id that the tier had when this was decided.
     """
@@ -134,7 +134,7 @@ def check_adopted_topic(state: PartitionState, record: Record[Any]) -> RuleViola
     return "" if body.topic_id or body.seam >= 0 else "it names neither a topic id nor a seam"
 
 
-def check_incarnation_opened(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_incarnation_was_opened(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why an import cannot register ids in the log of a later incarnation of its topic name, or an empty string. Requires, in the
     log of a later incarnation, that it was opened for a topic id, or that the partition was deleted since.
     """
@@ -142,7 +142,7 @@ def check_incarnation_opened(state: PartitionState, record: Record[Any]) -> Rule
     return f"no topic id was recorded for {state.name}" if unopened else ""
 
 
-def check_unused_incarnation(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_incarnation_is_unused(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why the log of a later incarnation cannot be opened for a topic id, or an empty string. Requires the log of a later
     incarnation that holds nothing of another topic: no topic id, segments or open imports.
     """
@@ -152,7 +152,7 @@ def check_unused_incarnation(state: PartitionState, record: Record[Any]) -> Rule
     return f"{state.name} is in use for topic id {state.topic_id or 'unknown'}" if used else ""
 
 
-def check_deleted_topic(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_deleted_topic_id_matches(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why a deleted topic is not the one in the tier, or an empty string. Requires the known topic id, if the record names the topic
     that the cluster has deleted.
     """
@@ -167,12 +167,12 @@ def catalog_changes_by_topic_record(state: CatalogState, body: TopicsConfirmed |
         new = {topic_id: body.cluster_id for topic_id in body.topic_ids.values() if topic_id not in state.topic_clusters}
         return {"topic_clusters": state.topic_clusters | new}
     if isinstance(body, TopicRecreated):
-        if recreation_problem(state, body):
+        if topic_recreation_problem(state, body):
             return {}
         former = state.superseded.get(body.topic, {}) | {body.superseded_id: body.topic_id}
         clusters = {body.topic_id: body.cluster_id} if body.cluster_id else {}
         return {"superseded": state.superseded | {body.topic: former}, "topic_clusters": clusters | state.topic_clusters}
-    asked = topics_of_cluster(state, (*body.missing, *body.present), body.cluster_id)
+    asked = topic_ids_of_cluster(state, (*body.missing, *body.present), body.cluster_id)
     missing = {topic_id: entry for topic_id, entry in state.missing.items() if topic_id not in asked.intersection(body.present)}
     for topic_id in asked.intersection(body.missing).difference(body.present):
         first_ms = missing[topic_id].first_ms if topic_id in missing else body.asked_ms

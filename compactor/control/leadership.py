@@ -98,7 +98,7 @@ class Leadership:
             return body
 
         self.pulse.steps += 1
-        return self.log.transact(decide_record)
+        return self.log.append_until_done(decide_record)
 
     def require_record_appendable(self, body: Any) -> None:
         """Raise Fenced or RecordRefused if ``append_record`` would raise it now. Called before readers are told of the change."""
@@ -139,7 +139,7 @@ class Leadership:
 
 def append_problem(log: PartitionLog, state: PartitionState, body: Any) -> str:
     """Return why a record would have no effect if it were appended now, or an empty string. Saves the log a record without effect."""
-    return ordering.refusal(state, log.candidate_record(body))
+    return ordering.find_rule_violation(state, log.candidate_record(body))
 
 
 def require_appendable(log: PartitionLog, state: PartitionState, body: Any) -> None:
@@ -185,10 +185,10 @@ def acquire_leadership(ports: Ports, log: PartitionLog, lease: Lease) -> Leaders
         holder = _other_living_leader(ports, log, state)
         if holder is None:
             before = state.leader
-            epoch = state.next_epoch
+            epoch = state.next_compactor_epoch
             max_delivery_ms = ports.publisher.max_delivery_ms
             body = LeadershipAcquired(leader_epoch=epoch, holder=ports.holder, ttl_ms=lease.ttl_ms, delivery_timeout_ms=max_delivery_ms)
-            state = log.transact(partial(_acquisition_unless_changed, log, before, body))
+            state = log.append_until_done(partial(_acquisition_unless_changed, log, before, body))
             leader = state.leader
             if leader is not None and leader.incarnation == log.incarnation and leader.epoch == epoch:
                 _delete_heartbeat(ports, log, before)
@@ -267,7 +267,7 @@ def _last_heartbeat_ms(ports: Ports, log: PartitionLog, leader: Leader) -> int:
     try:
         return ports.control.head(log.record_key(leader.slot)).modified_ms
     except NotFound:
-        kept = log.reload().leader  # cut, by somebody who has left its time in the snapshot
+        kept = log.reload_from_snapshot().leader  # cut, by somebody who has left its time in the snapshot
         return kept.since_ms or 0 if kept is not None and kept.epoch == leader.epoch else 0
 
 

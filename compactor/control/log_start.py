@@ -16,27 +16,27 @@ from typing import Any, TypeVar
 
 from compactor.constants import CompactorEpoch, Offset
 from compactor.control.records import LogStartRaised, Record, SegmentsTiered
-from compactor.control.state import PartitionState, RuleViolation, WaitingGroup, sum_batches_of
+from compactor.control.state import PartitionState, RuleViolation, WaitingGroup, sum_batch_digests
 from compactor.control.summary import SegmentFacts
 
 S = TypeVar("S", bound=SegmentFacts)
 
 
-def removable_below(live: Sequence[S], offset: int) -> tuple[S, ...]:
+def segments_removable_below(live: Sequence[S], offset: int) -> tuple[S, ...]:
     """Return the live segments that lie wholly below an offset, except the newest segment, which always stays."""
     return tuple(segment for segment in live[:-1] if segment.end_offset < offset)
 
 
-def log_start_record(state: PartitionState, offset: int, leader_epoch: CompactorEpoch, grace_ms: int | None) -> LogStartRaised:
+def build_log_start_record(state: PartitionState, offset: int, leader_epoch: CompactorEpoch, grace_ms: int | None) -> LogStartRaised:
     """Return the record that raises the log start to this offset. The ordering rules decide whether it takes effect."""
-    gone = removable_below(state.live, offset)
+    gone = segments_removable_below(state.live, offset)
     return LogStartRaised(
         leader_epoch=leader_epoch,
         offset=Offset(offset),
         ids=tuple(segment.id for segment in gone),
         grace_ms=grace_ms,
-        removed=sum_batches_of(gone),
-        content=sum_batches_of(state.live[len(gone) :]),
+        removed=sum_batch_digests(gone),
+        content=sum_batch_digests(state.live[len(gone) :]),
     )
 
 
@@ -55,18 +55,18 @@ def check_removed_segments(state: PartitionState, record: Record[Any]) -> RuleVi
     wholly below the offset, never the newest.
     """
     body: LogStartRaised = record.body
-    gone = tuple(segment.id for segment in removable_below(state.live, body.offset))
+    gone = tuple(segment.id for segment in segments_removable_below(state.live, body.offset))
     return "" if gone == body.ids else f"the live segments below offset {body.offset} are others"
 
 
-def check_removed_balance(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_digest_sums_of_removed_segments(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return that the record's sums of batches are not those of its segments, or an empty string. Requires the recorded sums of the batches
     that are removed and of those that stay.
     """
     body: LogStartRaised = record.body
     gone = set(body.ids)
-    removed = sum_batches_of(segment for segment in state.live if segment.id in gone)
-    content = sum_batches_of(segment for segment in state.live if segment.id not in gone)
+    removed = sum_batch_digests(segment for segment in state.live if segment.id in gone)
+    content = sum_batch_digests(segment for segment in state.live if segment.id not in gone)
     return "" if (body.removed, body.content) == (removed, content) else "the batches that it removes are others than were recorded"
 
 
@@ -105,7 +105,7 @@ def check_broker_log_start_rises(state: PartitionState, record: Record[Any]) -> 
     return "" if record.body.offset > known else f"brokers have reported the log start {known} already"
 
 
-def check_expired_groups(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_groups_expired_at_brokers(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which group is declared expired although brokers have not deleted all of its sources, or an empty string. Requires expired
     groups that lie wholly below the log start of brokers and that are not also left out for another reason.
     """
@@ -130,7 +130,7 @@ def restored_below_log_start_problem(state: PartitionState, group: WaitingGroup)
     return f"segment {below.id}, which it replaced, ends below the log start {state.log_start_offset}" if below else ""
 
 
-def unlive_outputs_problem(state: PartitionState, group: WaitingGroup) -> str:
+def outputs_not_live_problem(state: PartitionState, group: WaitingGroup) -> str:
     """Return which new segment of a round is no longer live, as a message, or an empty string. Segments that brokers expired are
     ignored.
     """

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from compactor.control import ordering
 from compactor.control.control_log import ControlLog, LogFormat, SlotContention, Snapshot
-from compactor.control.fold import fold_catalog, fold_partition, with_modification_times
+from compactor.control.fold import apply_catalog_record, apply_partition_record, with_modification_times
 from compactor.control.ports import Ports
 from compactor.control.records import (
     BadControlRecord,
@@ -32,8 +32,8 @@ from compactor.control.records import (
     RetireInspection,
     SlotsReached,
     TierCreated,
-    decode_sealed,
-    seal_document,
+    append_checksum,
+    decode_checksummed,
 )
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import BadData, NotFound, OutOfBudget, StoreError, Unavailable, UsageError
@@ -56,14 +56,14 @@ INBOX = 1000
 
 def fold_partition_record(state: PartitionState, record: Record[Any]) -> PartitionState:
     """Fold one record into a partition's state, subject to the ordering rules."""
-    return fold_partition(state, record, ordering.refusal)
+    return apply_partition_record(state, record, ordering.find_rule_violation)
 
 
 PARTITION = LogFormat(
     record=PartitionRecord, snapshot=Snapshot[PartitionState], apply=fold_partition_record, with_modification_times=with_modification_times
 )
 CATALOG = LogFormat(
-    record=CatalogRecord, snapshot=Snapshot[CatalogState], apply=fold_catalog, with_modification_times=lambda state, _: state
+    record=CatalogRecord, snapshot=Snapshot[CatalogState], apply=apply_catalog_record, with_modification_times=lambda state, _: state
 )
 
 
@@ -130,7 +130,7 @@ def create_tier(
         url=url,
         cluster_id=cluster_id,
     )
-    state = log.transact(lambda state: None if state.tier_id else made)
+    state = log.append_until_done(lambda state: None if state.tier_id else made)
     check_tier_settings(state, ports.layout.url, kind, layout, key_entropy_bits)
     return state
 
@@ -156,7 +156,7 @@ def publish_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> N
 
     Raises StoreError only if a partition is new; a lost hint about a known partition merely delays others.
     """
-    if all(str(name) in catalog.state.partitions for name in slots) and catalog.is_behind_by(FAR_BEHIND):
+    if all(str(name) in catalog.state.partitions for name in slots) and catalog.has_at_least_new_records(FAR_BEHIND):
         _queue_hints(catalog, slots)
         return
     known = catalog.refresh().partitions
@@ -172,7 +172,7 @@ def publish_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> N
     listed = all(seen.values())
     try:
         # A thousand writers do not wait for each other: where slots are taken away, what is known already is left in the inbox.
-        catalog.transact(decide_record, max_lost_slots=MOST_LOST if listed else 0)
+        catalog.append_until_done(decide_record, max_lost_slots=MOST_LOST if listed else 0)
     except SlotContention:
         _queue_hints(catalog, slots)
         return
@@ -180,7 +180,7 @@ def publish_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> N
         # A hint that is lost costs the others time; a partition that nobody has listed would be lost to them.
         if not listed:
             raise
-    snapshot_if_due(catalog)
+    write_snapshot_if_due(catalog)
 
 
 def record_min_slots(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
@@ -196,10 +196,10 @@ def record_min_slots(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
         return SlotsReached(slots=new) if new else None
 
     try:
-        catalog.transact(decide_record, max_lost_slots=MOST_LOST)
+        catalog.append_until_done(decide_record, max_lost_slots=MOST_LOST)
     except SlotContention:
         return  # bounds are told again with the next change
-    snapshot_if_due(catalog)
+    write_snapshot_if_due(catalog)
 
 
 def record_inspections(catalog: CatalogLog, inspections: Mapping[str, RetireInspection]) -> None:
@@ -215,10 +215,10 @@ def record_inspections(catalog: CatalogLog, inspections: Mapping[str, RetireInsp
         return PartitionsInspected(looks=new) if new else None
 
     try:
-        catalog.transact(decide_record, max_lost_slots=MOST_LOST)
+        catalog.append_until_done(decide_record, max_lost_slots=MOST_LOST)
     except SlotContention:
         return
-    snapshot_if_due(catalog)
+    write_snapshot_if_due(catalog)
 
 
 def collect_queued_hints(catalog: CatalogLog) -> int:
@@ -229,7 +229,7 @@ def collect_queued_hints(catalog: CatalogLog) -> int:
     keys: list[str] = []
     for info in islice(catalog.store.list(f"{catalog.prefix}/inbox/"), INBOX):
         try:
-            hint = decode_sealed(PartitionChanged, catalog.store.get(info.key), f"{catalog.store.url}/{info.key}")
+            hint = decode_checksummed(PartitionChanged, catalog.store.get(info.key), f"{catalog.store.url}/{info.key}")
         except NotFound:
             continue  # somebody else was faster
         except BadControlRecord:
@@ -246,9 +246,9 @@ def collect_queued_hints(catalog: CatalogLog) -> int:
         new = {name: slot for name, slot in found.items() if not _is_slot_hinted_since(state, name, slot, seen)}
         return PartitionsChanged(slots=new) if new else None
 
-    catalog.transact(decide_record)
+    catalog.append_until_done(decide_record)
     catalog.store.delete(keys)
-    snapshot_if_due(catalog)
+    write_snapshot_if_due(catalog)
     return len(keys)
 
 
@@ -265,10 +265,10 @@ def _queue_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> No
         key = f"{catalog.prefix}/inbox/{catalog.incarnation}-{slot}-{zlib.crc32(str(name).encode()):08x}.json"
         hint = PartitionChanged(topic=name.topic, partition=name.partition, incarnation=name.incarnation, slot=slot)
         with suppress(StoreError):
-            catalog.store.put(key, seal_document(hint.model_dump_json().encode()))
+            catalog.store.put(key, append_checksum(hint.model_dump_json().encode()))
 
 
-def snapshot_if_due(log: ControlLog[Any]) -> None:
+def write_snapshot_if_due(log: ControlLog[Any]) -> None:
     """Replace old records of a control log by a snapshot if that saves requests. Called after records were added. If the store is busy, the
     next call does it.
     """

@@ -1,7 +1,7 @@
 """Mirror of a broker-managed tier: ``__remote_log_metadata`` decides what readers find, and the control log follows it.
 
-Readers apply the difference in memory (``apply_broker_view``). A compactor appends it (*segments mirrored*), so that the fold, the rules
-and all decisions work as on a tier without brokers.
+Readers apply the difference in memory (``state_with_broker_view``). A compactor appends it (*segments mirrored*), so that the fold, the
+rules and all decisions work as on a tier without brokers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
 
 
-def segment_from_broker(record: RemoteLogSegmentMetadataRecord, last_offset: int | None = None) -> RemoteLogSegmentMetadata:
+def segment_from_broker_record(record: RemoteLogSegmentMetadataRecord, last_offset: int | None = None) -> RemoteLogSegmentMetadata:
     """Convert a broker's segment record to this program's metadata.
 
     :param last_offset: last offset that readers read from it, inclusive; None for its end offset.
@@ -47,19 +47,21 @@ def segment_from_broker(record: RemoteLogSegmentMetadataRecord, last_offset: int
     )
 
 
-def mirroring_record(state: PartitionState, view: BrokerView, leader_epoch: CompactorEpoch = NO_COMPACTOR_EPOCH) -> SegmentsMirrored | None:
+def build_mirroring_record(
+    state: PartitionState, view: BrokerView, leader_epoch: CompactorEpoch = NO_COMPACTOR_EPOCH
+) -> SegmentsMirrored | None:
     """Return the record that brings the control log up to the brokers' view, or None if it is up to date. Known details of segments are
     kept.
     """
-    known = state.live_by_id()
+    known = state.live_segments_by_id()
     there = {(segment.id, segment.end_offset) for segment in state.live}
     wanted = {(link.segment.id, link.last) for link in view.links}
     added = tuple(
         known[link.segment.id].model_copy(
-            update=_fields_that_depend_on_end_offset(segment_from_broker(link.segment, link.last)) | {"content": None}
+            update=_fields_that_depend_on_end_offset(segment_from_broker_record(link.segment, link.last)) | {"content": None}
         )
         if link.segment.id in known
-        else segment_from_broker(link.segment, link.last)
+        else segment_from_broker_record(link.segment, link.last)
         for link in view.links
         if (link.segment.id, link.last) not in there
     )
@@ -81,15 +83,15 @@ def _fields_that_depend_on_end_offset(segment: RemoteLogSegmentMetadata) -> dict
     return {name: getattr(segment, name) for name in ("end_offset", "copied_end_offset", "leader_epochs")}
 
 
-def mirrored_changes(state: PartitionState, body: SegmentsMirrored) -> dict[str, Any]:
+def changes_by_mirrored_segments(state: PartitionState, body: SegmentsMirrored) -> dict[str, Any]:
     """Return the fields of the state that a *segments mirrored* record changes.
 
     Cleaner offsets are lowered to the first offset at which the brokers' lineage diverges from the known one, or at which a segment of the
     brokers covers offsets that compaction had already cleaned, because a later leader has tiered them again.
     """
-    changes: dict[str, Any] = {"live": live_after_mirroring(state, body), "mirrored": True}
+    changes: dict[str, Any] = {"live": live_segments_after_mirroring(state, body), "mirrored": True}
     parted = first_divergent_offset(state.lineage, state.end_offset + 1, body.lineage, body.end_offset) if body.lineage else None
-    begins = [begin for begin in (parted, _first_retiered_offset(state, body)) if begin is not None]
+    begins = [begin for begin in (parted, _first_offset_tiered_again(state, body)) if begin is not None]
     parted = min(begins, default=None)
     if parted is not None and parted < offsets.clean_end_offset(state.vector):
         changes["vector"] = offsets.clamp_vector(state.vector, parted)
@@ -100,7 +102,7 @@ def mirrored_changes(state: PartitionState, body: SegmentsMirrored) -> dict[str,
     return changes | {"lineage": body.lineage, "lineage_end": body.end_offset}
 
 
-def _first_retiered_offset(state: PartitionState, body: SegmentsMirrored) -> int | None:
+def _first_offset_tiered_again(state: PartitionState, body: SegmentsMirrored) -> int | None:
     """Return the first offset that readers now read from another segment than before, unless a round of this program wrote that segment."""
     ends = {segment.id: segment.end_offset for segment in state.live}
     planned = {task.new_segment_id for task in state.intent.plan.tasks} if state.intent else set()
@@ -109,20 +111,20 @@ def _first_retiered_offset(state: PartitionState, body: SegmentsMirrored) -> int
     return min(begins, default=None)
 
 
-def live_after_mirroring(state: PartitionState, body: SegmentsMirrored) -> tuple[RemoteLogSegmentMetadata, ...]:
+def live_segments_after_mirroring(state: PartitionState, body: SegmentsMirrored) -> tuple[RemoteLogSegmentMetadata, ...]:
     """Return the segments that readers use after a record of the brokers' changes (*segments mirrored*)."""
     gone = set(body.gone)
     kept = (segment for segment in state.live if segment.id not in gone)
     return tuple(sorted((*kept, *body.added), key=lambda segment: segment.end_offset))
 
 
-def apply_broker_view(state: PartitionState, view: BrokerView) -> PartitionState:
+def state_with_broker_view(state: PartitionState, view: BrokerView) -> PartitionState:
     """Return the state with the segments that brokers report, in memory only. For code that only reads."""
-    body = mirroring_record(state, view)
-    return state if body is None else state.model_copy(update=mirrored_changes(state, body))
+    body = build_mirroring_record(state, view)
+    return state if body is None else state.model_copy(update=changes_by_mirrored_segments(state, body))
 
 
-def segments_of_open_round(state: PartitionState) -> Iterable[str]:
+def segment_ids_of_open_round(state: PartitionState) -> Iterable[str]:
     """Return the segments that the open round reads or skips. None of them may leave the view while it is open."""
     plan = state.intent.plan if state.intent else None
     return (*plan.sources, *(skipped.id for skipped in plan.skipped)) if plan else ()

@@ -4,7 +4,7 @@ Two tables:
 
 * ``REQUIREMENTS``: the conditions under which a control record counts. The **fold** checks them before it applies a record, so that a
     record which raced past its writer's check changes nothing; the **writer** checks them before it appends, so that it learns the reason.
-* ``protected_ids``: the segment ids whose objects must not be deleted in a given state. Every deletion checks it.
+* ``protected_segment_ids``: the segment ids whose objects must not be deleted in a given state. Every deletion checks it.
 
 docs/publication.md shows the first table; tests/unit/test_control_ordering.py compares them. The stages of a round are in ``stages``.
 """
@@ -18,7 +18,13 @@ from typing import Any
 from checkpoint import lineage, offsets
 from compactor.constants import CompactorEpoch
 from compactor.control import incarnations, log_start, mirror, records as r
-from compactor.control.coverage import coverage_problem, gap_problem, invalid_segment_problem, segment_problem, task_problem
+from compactor.control.coverage import (
+    coverage_problem,
+    invalid_segment_problem,
+    new_segment_problem,
+    offset_gap_problem,
+    task_coverage_problem,
+)
 from compactor.control.records import Record
 from compactor.control.state import Intent, PartitionState, RuleViolation, WaitingGroup
 from compactor.errors import CompactorError, Fenced
@@ -28,10 +34,10 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 # --- who may write -----------------------------------------------------------------------------------------------------------
 
 
-def check_next_epoch(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_epoch_follows_last(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why the record's epoch is refused, or an empty string. Requires a compactor epoch one higher than the last."""
-    if record.body.leader_epoch != state.next_epoch:
-        return f"epoch {record.body.leader_epoch} does not follow epoch {state.last_epoch}"
+    if record.body.leader_epoch != state.next_compactor_epoch:
+        return f"epoch {record.body.leader_epoch} does not follow epoch {state.last_compactor_epoch}"
     return ""
 
 
@@ -64,16 +70,16 @@ def require_leadership(state: PartitionState, incarnation: str, epoch: Compactor
 # --- imports -----------------------------------------------------------------------------------------------------------------
 
 
-def check_fresh_import(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_import_ids_unused(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which id was used before, or an empty string. Requires an import id and segment ids that were never used before."""
-    body: r.IdsRegistered = record.body
+    body: r.SegmentIdsRegistered = record.body
     is_known = body.import_id in state.registrations or any(closed.import_id == body.import_id for closed in state.closed_imports)
     if is_known or not body.ids:
         return f"import {body.import_id} is known already, or registers nothing"
-    return _used_id_problem(state, body.ids)
+    return _segment_id_in_use_problem(state, body.ids)
 
 
-def check_registered_ids(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_segment_ids_registered(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which id is not registered, or an empty string. Requires segment ids that this import has registered and that are not void."""
     body: r.SegmentsTiered = record.body
     entry = state.registrations.get(body.import_id)
@@ -83,7 +89,7 @@ def check_registered_ids(state: PartitionState, record: Record[Any]) -> RuleViol
     return f"import {body.import_id} has not registered {min(strange)}" if strange else ""
 
 
-def check_continues_log(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_segments_continue_log(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why the record's segments cannot follow the log, or an empty string. Requires segments that start at the end offset + 1,
     without gaps between them.
     """
@@ -92,10 +98,10 @@ def check_continues_log(state: PartitionState, record: Record[Any]) -> RuleViola
         return "no segments, or one of them twice"
     if state.has_segments and segments[0].start_offset != state.end_offset + 1:
         return f"segment {segments[0].id} starts at {segments[0].start_offset}, the log ends at {state.end_offset}"
-    return invalid_segment_problem(segments) or gap_problem(segments)
+    return invalid_segment_problem(segments) or offset_gap_problem(segments)
 
 
-def check_lineage_kept(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_lineage_agrees_with_tier(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why the record's leader-epoch lineage contradicts the tier's, or an empty string. Requires a lineage that gives no live offset
     to another epoch (checked for records that state their last batches, which early versions did not).
     """
@@ -105,7 +111,7 @@ def check_lineage_kept(state: PartitionState, record: Record[Any]) -> RuleViolat
     return "" if parted is None else f"its lineage gives offset {parted} to another leader epoch than the tier's"
 
 
-def check_precedes_log(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_segments_precede_log(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why the record's segments cannot precede the log, or an empty string. Requires segments that end at the start offset - 1,
     without gaps between them.
     """
@@ -114,21 +120,21 @@ def check_precedes_log(state: PartitionState, record: Record[Any]) -> RuleViolat
         return "no segments, or one of them twice"
     if not state.has_segments or segments[-1].end_offset != state.start_offset - 1:
         return f"segment {segments[-1].id} ends at {segments[-1].end_offset}, the log starts at {state.start_offset}"
-    return invalid_segment_problem(segments) or gap_problem(segments)
+    return invalid_segment_problem(segments) or offset_gap_problem(segments)
 
 
-def check_whole_import(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_all_registered_segments_added(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return that some segments are missing, or an empty string. Requires all registered segments of the import at once."""
     entry = state.registrations.get(record.body.import_id)
     return "" if entry and set(entry.ids) == {segment.id for segment in record.body.segments} else "not all that the import has registered"
 
 
-def check_nothing_compacted(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_never_compacted(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return what was compacted, or an empty string. Requires a partition of which no part was compacted or is being compacted."""
-    return compacted_problem(state)
+    return compaction_begun_problem(state)
 
 
-def compacted_problem(state: PartitionState) -> str:
+def compaction_begun_problem(state: PartitionState) -> str:
     """Return why segments can no longer be prepended to the log, or an empty string.
 
     Compaction drops records that have newer values, and tombstones. Older records added after that would appear as current values.
@@ -157,7 +163,7 @@ def check_truncated_segments(state: PartitionState, record: Record[Any]) -> Rule
     return ""
 
 
-def check_new_branch(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_segments_after_truncation(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why the segments that a truncation adds are not valid, or an empty string. Requires all segments that the truncation has
     registered: the part of the first discarded segment below the offset, and a new branch that begins at the offset and has no gap.
     """
@@ -168,10 +174,10 @@ def check_new_branch(state: PartitionState, record: Record[Any]) -> RuleViolatio
         return f"the new segments are not those that cut {body.cut_id} has registered"
     if body.segments and body.segments[0].start_offset != body.offset:
         return f"segment {body.segments[0].id} starts at {body.segments[0].start_offset}, the log is cut at {body.offset}"
-    return invalid_segment_problem(new) or gap_problem(new)
+    return invalid_segment_problem(new) or offset_gap_problem(new)
 
 
-def check_loss_accepted(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_data_loss_accepted(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why a truncation would lose the last values of some keys, or an empty string. Requires cleaner offsets that do not exceed the
     offset, or a loss that a person has accepted (checked for records from version 5 on).
     """
@@ -196,27 +202,27 @@ def check_lineage_ascends(state: PartitionState, record: Record[Any]) -> RuleVio
     return "" if entries and rising else "the lineage is empty or does not ascend"
 
 
-def check_import_open(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_import_is_open(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return that the record's import is complete or void, or an empty string. Requires an import that is still open."""
     return "" if record.body.import_id in state.registrations else f"import {record.body.import_id} is not open"
 
 
-def check_open_round_untouched(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_open_round_keeps_sources(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which needed segment is removed, or an empty string. Requires that no segment of the open round is removed."""
-    lost = set(mirror.segments_of_open_round(state)).intersection(record.body.gone)
+    lost = set(mirror.segment_ids_of_open_round(state)).intersection(record.body.gone)
     return f"run {state.intent.plan.run_id} needs segment {min(lost)}" if lost and state.intent else ""
 
 
-def check_mirrored_chain(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_mirrored_segments_contiguous(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return what would be invalid in the partition afterwards, or an empty string. Requires removed ids that were live, and a result
     without gaps between segments.
     """
     strange = set(record.body.gone) - {segment.id for segment in state.live}
     if strange:
         return f"segment {min(strange)} is not live"
-    after = mirror.live_after_mirroring(state, record.body)
+    after = mirror.live_segments_after_mirroring(state, record.body)
     ids = [segment.id for segment in after]
-    return "a segment is in the view twice" if len(set(ids)) != len(ids) else invalid_segment_problem(after) or gap_problem(after)
+    return "a segment is in the view twice" if len(set(ids)) != len(ids) else invalid_segment_problem(after) or offset_gap_problem(after)
 
 
 # --- a round -----------------------------------------------------------------------------------------------------------------
@@ -227,7 +233,7 @@ def check_no_open_intent(state: PartitionState, record: Record[Any]) -> RuleViol
     return f"run {state.intent.plan.run_id} is still open" if state.intent else ""
 
 
-def check_plan(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_plan_valid(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why the record's plan is not valid for this partition and leader, or an empty string. Requires a plan of this partition and
     leader with a new run id, tasks and new ids, whose cleaner offset does not decrease.
     """
@@ -239,17 +245,17 @@ def check_plan(state: PartitionState, record: Record[Any]) -> RuleViolation:
     back = plan.next_dirty_offset < offsets.clean_end_offset(plan.vector) and not plan.restores
     if len({task.group for task in plan.tasks}) != len(plan.tasks) or back:
         return "two tasks are one group, or the cleaner offset goes back"
-    return _used_id_problem(state, [task.new_segment_id for task in plan.tasks])
+    return _segment_id_in_use_problem(state, [task.new_segment_id for task in plan.tasks])
 
 
-def check_restored_round(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_round_is_restorable(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why a plan cannot restore an earlier round's sources, or an empty string. Requires, if the plan undoes a round, the latest one
     as a whole, with outputs that no later round has rewritten and sources that wait for deletion above the log start.
     """
     plan: CompactionPlan = record.body.plan
     if not plan.restores:
         return ""
-    problem = restorable_problem(state, plan.restores, plan.leader_epoch)
+    problem = restore_round_problem(state, plan.restores, plan.leader_epoch)
     if problem:
         return problem
     group = next(group for group in state.waiting if group.run_id == plan.restores and not group.undone)
@@ -258,10 +264,10 @@ def check_restored_round(state: PartitionState, record: Record[Any]) -> RuleViol
     return "" if whole else f"the plan takes back a part of run {plan.restores}"
 
 
-def check_vector_unchanged(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_cleaner_offsets_unchanged(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return that the cleaner offsets have changed, or an empty string. Requires the cleaner offsets from which the plan started."""
     plan = _plan_of_record(state, record)
-    return _vector_problem(state, plan) if plan else ""
+    return _cleaner_offsets_changed_problem(state, plan) if plan else ""
 
 
 def check_sources_live(state: PartitionState, record: Record[Any]) -> RuleViolation:
@@ -275,15 +281,15 @@ def check_tasks_cover_sources(state: PartitionState, record: Record[Any]) -> Rul
     plan = _plan_of_record(state, record)
     if plan is None:
         return ""
-    by_id = state.live_by_id()
+    by_id = state.live_segments_by_id()
     for task in plan.tasks:
-        problem = task_problem(task, [by_id[name] for name in task.sources if name in by_id])
+        problem = task_coverage_problem(task, [by_id[name] for name in task.sources if name in by_id])
         if problem:
             return problem
     return "" if all(a.end_offset < b.start_offset for a, b in pairwise(plan.tasks)) else "the tasks do not ascend"
 
 
-def check_intent_open(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_intent_is_open(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return that the run is no longer open, or an empty string. Requires that the run has the open intent."""
     run_id = _run_id_of_record(record)
     return "" if state.intent and state.intent.plan.run_id == run_id else f"run {run_id} is not open: it was undone or published"
@@ -294,25 +300,25 @@ def check_receipts_match_tasks(state: PartitionState, record: Record[Any]) -> Ru
     intent = state.intent
     if intent is None:
         return ""
-    tasks = {task.group: task for task in intent.pending}
+    tasks = {task.group: task for task in intent.pending_tasks}
     for receipt in record.body.receipts:
         task = tasks.pop(receipt.group, None)
         if task is None or receipt.run_id != intent.plan.run_id:
             return f"group {receipt.group} of run {receipt.run_id} has a receipt already, or is none of the plan"
-        problem = segment_problem(task, receipt.segment)
+        problem = new_segment_problem(task, receipt.segment)
         if problem:
             return problem
     return ""
 
 
-def check_single_run(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_receipts_of_single_run(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return that runs are mixed or absent, or an empty string. Requires receipts of a single run."""
     return "" if len({receipt.run_id for receipt in record.body.receipts}) == 1 else "no receipts, or receipts of several runs"
 
 
-def check_all_receipts(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_all_groups_have_receipts(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which group is not done, or an empty string. Requires a receipt for each group not wholly below the log start of brokers."""
-    pending = [task for task in state.intent.pending if task.end_offset >= state.broker_log_start] if state.intent else []
+    pending = [task for task in state.intent.pending_tasks if task.end_offset >= state.broker_log_start] if state.intent else []
     return f"group {pending[0].group} has no receipt" if pending else ""
 
 
@@ -322,7 +328,7 @@ def check_publication_not_begun(state: PartitionState, record: Record[Any]) -> R
     return f"readers are being switched since slot {begun}" if begun else ""
 
 
-def check_whole_round(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_replacements_match_receipts(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return how the published replacements differ from the round's receipts, or an empty string. Requires all outputs of the round, as its
     receipts state them, in ascending order (I5), except groups whose sources brokers deleted after publication had begun.
     """
@@ -341,9 +347,9 @@ def check_whole_round(state: PartitionState, record: Record[Any]) -> RuleViolati
     return "" if given == expected else "the replacements are not what the receipts say"
 
 
-def check_coverage(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_replacements_cover_sources(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which replacement is not valid, or an empty string. Requires that each replacement covers exactly its sources (I1)."""
-    by_id = state.live_by_id()
+    by_id = state.live_segments_by_id()
     for new in record.body.replacements:
         problem = coverage_problem([by_id[name] for name in new.sources if name in by_id], new.segment)
         if problem:
@@ -351,7 +357,7 @@ def check_coverage(state: PartitionState, record: Record[Any]) -> RuleViolation:
     return ""
 
 
-def check_new_vector(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_new_cleaner_offsets(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return that the cleaner offsets are not the round's, or an empty string. Requires the cleaner offsets before the round and after it:
     the plan's end under the leader's epoch (unchanged if brokers deleted sources of a group, lowered if the round restores segments).
     """
@@ -368,7 +374,7 @@ def check_new_vector(state: PartitionState, record: Record[Any]) -> RuleViolatio
 # --- retire and undo ---------------------------------------------------------------------------------------------------------
 
 
-def check_whole_groups(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_whole_groups_retired(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which segment lacks its group, or an empty string. Requires whole groups of segments that wait for grace."""
     ids = set(record.body.ids)
     for group in _waiting_groups_within(state, ids):
@@ -378,7 +384,7 @@ def check_whole_groups(state: PartitionState, record: Record[Any]) -> RuleViolat
     return ""
 
 
-def check_deletion_permitted(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_cleaner_offsets_permit_deletion(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which segments must not be deleted, or an empty string. Requires segments replaced by publications whose cleaner offset is
     valid.
     """
@@ -388,20 +394,20 @@ def check_deletion_permitted(state: PartitionState, record: Record[Any]) -> Rule
     return ""
 
 
-def check_retire_begun(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_deletion_begun(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return which deletion was not announced, or an empty string. Requires segments whose deletion has begun."""
     strange = set(record.body.ids) - {segment.id for segment in state.retiring}
     return f"retiring {min(strange)} was not begun" if strange else ""
 
 
-def check_latest_round(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_round_is_undoable(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why the record's round cannot be undone, or an empty string. Requires the latest round, whose outputs no later round has
     rewritten, a higher epoch, and that all its sources wait for deletion and do not lie below the log start.
     """
-    return restorable_problem(state, record.body.run_id, record.body.leader_epoch)
+    return restore_round_problem(state, record.body.run_id, record.body.leader_epoch)
 
 
-def restorable_problem(state: PartitionState, run_id: str, leader_epoch: CompactorEpoch) -> str:
+def restore_round_problem(state: PartitionState, run_id: str, leader_epoch: CompactorEpoch) -> str:
     """Return why a compactor with this epoch cannot restore the segments that the run replaced, or an empty string."""
     if not state.published or state.published[-1] != run_id:
         return f"run {run_id} is not the latest round that readers have"
@@ -411,7 +417,7 @@ def restorable_problem(state: PartitionState, run_id: str, leader_epoch: Compact
     if leader_epoch <= group.leader_epoch:
         return f"epoch {leader_epoch} is not above the epoch that published run {run_id}"
     problem = log_start.restored_below_log_start_problem(state, group)
-    return problem or log_start.unlive_outputs_problem(state, group)
+    return problem or log_start.outputs_not_live_problem(state, group)
 
 
 # --- the table ---------------------------------------------------------------------------------------------------------------
@@ -419,85 +425,85 @@ def restorable_problem(state: PartitionState, run_id: str, leader_epoch: Compact
 Requirement = Callable[[PartitionState, Record[Any]], str]
 
 REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
-    r.LeadershipAcquired: (check_next_epoch,),
+    r.LeadershipAcquired: (check_epoch_follows_last,),
     r.LeadershipReleased: (check_writer_leads,),
-    r.IdsRegistered: (incarnations.check_incarnation_opened, check_fresh_import),
+    r.SegmentIdsRegistered: (incarnations.check_incarnation_was_opened, check_import_ids_unused),
     r.SegmentsTiered: (
-        check_registered_ids,
+        check_segment_ids_registered,
         incarnations.check_same_topic,
-        check_continues_log,
-        check_lineage_kept,
+        check_segments_continue_log,
+        check_lineage_agrees_with_tier,
         log_start.check_imported_log_start,
     ),
     r.SegmentsPrepended: (
-        check_registered_ids,
+        check_segment_ids_registered,
         incarnations.check_same_topic,
-        check_whole_import,
-        check_precedes_log,
-        check_nothing_compacted,
+        check_all_registered_segments_added,
+        check_segments_precede_log,
+        check_never_compacted,
         log_start.check_log_start_never_raised,
     ),
     r.TailTruncated: (
         incarnations.check_same_topic,
         check_truncated_segments,
-        check_new_branch,
-        check_loss_accepted,
+        check_segments_after_truncation,
+        check_data_loss_accepted,
         log_start.check_truncation_above_log_start,
     ),
-    r.TopicAdopted: (incarnations.check_adopted_topic,),
-    r.IncarnationOpened: (incarnations.check_unused_incarnation,),
-    r.PartitionDeleted: (check_writer_leads, check_partition_not_empty, incarnations.check_deleted_topic),
+    r.TopicAdopted: (incarnations.check_topic_id_adoptable,),
+    r.IncarnationOpened: (incarnations.check_incarnation_is_unused,),
+    r.PartitionDeleted: (check_writer_leads, check_partition_not_empty, incarnations.check_deleted_topic_id_matches),
     r.LogStartRaised: (
         check_writer_leads,
         check_no_open_intent,
         log_start.check_log_start_rises,
         log_start.check_removed_segments,
-        log_start.check_removed_balance,
+        log_start.check_digest_sums_of_removed_segments,
     ),
     r.LineageRecorded: (check_lineage_ascends,),
-    r.SegmentsMirrored: (check_writer_leads, check_open_round_untouched, check_mirrored_chain),
+    r.SegmentsMirrored: (check_writer_leads, check_open_round_keeps_sources, check_mirrored_segments_contiguous),
     r.BrokerLogStartSeen: (check_writer_leads, log_start.check_broker_log_start_rises),
-    r.ImportVoided: (check_writer_leads, check_import_open),
+    r.ImportVoided: (check_writer_leads, check_import_is_open),
     r.PlanAnnounced: (
         check_writer_leads,
         check_no_open_intent,
-        check_plan,
-        check_restored_round,
-        check_vector_unchanged,
+        check_plan_valid,
+        check_round_is_restorable,
+        check_cleaner_offsets_unchanged,
         check_sources_live,
         check_tasks_cover_sources,
     ),
-    r.ReceiptsAdded: (check_writer_leads, check_single_run, check_intent_open, check_receipts_match_tasks),
-    r.SurvivorsStored: (check_writer_leads, check_intent_open),
-    r.IntentUndone: (check_writer_leads, check_intent_open, check_publication_not_begun),
-    r.PublishBegun: (
+    r.ReceiptsAdded: (check_writer_leads, check_receipts_of_single_run, check_intent_is_open, check_receipts_match_tasks),
+    r.SurvivorsStored: (check_writer_leads, check_intent_is_open),
+    r.IntentUndone: (check_writer_leads, check_intent_is_open, check_publication_not_begun),
+    r.PublicationBegun: (
         check_writer_leads,
-        check_intent_open,
+        check_intent_is_open,
         check_publication_not_begun,
-        check_vector_unchanged,
+        check_cleaner_offsets_unchanged,
         check_sources_live,
-        check_all_receipts,
+        check_all_groups_have_receipts,
     ),
     r.RoundPublished: (
         check_writer_leads,
-        check_intent_open,
-        check_vector_unchanged,
+        check_intent_is_open,
+        check_cleaner_offsets_unchanged,
         check_sources_live,
-        check_all_receipts,
-        check_whole_round,
-        log_start.check_expired_groups,
-        check_coverage,
-        check_new_vector,
+        check_all_groups_have_receipts,
+        check_replacements_match_receipts,
+        log_start.check_groups_expired_at_brokers,
+        check_replacements_cover_sources,
+        check_new_cleaner_offsets,
     ),
-    r.RetireBegun: (check_writer_leads, check_whole_groups, check_deletion_permitted),
-    r.Retired: (check_writer_leads, check_retire_begun),
-    r.RoundUndone: (check_writer_leads, check_no_open_intent, check_latest_round),
+    r.SegmentDeletionBegun: (check_writer_leads, check_whole_groups_retired, check_cleaner_offsets_permit_deletion),
+    r.SegmentDeletionEnded: (check_writer_leads, check_deletion_begun),
+    r.RoundUndone: (check_writer_leads, check_no_open_intent, check_round_is_undoable),
     r.RunEnded: (check_writer_leads,),
 }
 """Conditions under which a record counts, by its type. The docstring of each function states its condition."""
 
 
-def refusal(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def find_rule_violation(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why a record has no effect in this state, or an empty string. Used to replay the log and by writers before they append."""
     for requirement in REQUIREMENTS[type(record.body)]:
         problem = requirement(state, record)
@@ -523,10 +529,10 @@ def resume_problem(state: PartitionState, intent: Intent) -> str:
     """Return why an open intent can no longer be published, or an empty string. Once its publication has begun, nothing prevents it."""
     if intent.begun_slot:
         return ""
-    return _missing_source_problem(state, intent.plan) or _vector_problem(state, intent.plan)
+    return _missing_source_problem(state, intent.plan) or _cleaner_offsets_changed_problem(state, intent.plan)
 
 
-def protected_ids(state: PartitionState) -> set[str]:
+def protected_segment_ids(state: PartitionState) -> set[str]:
     """Return the segment ids whose objects must not be deleted: live, waiting for deletion, registered, or announced by the open intent.
 
     An object that was uploaded before this state was read and is not protected can never be needed again: ids are registered or announced
@@ -540,15 +546,15 @@ def protected_ids(state: PartitionState) -> set[str]:
     return ids
 
 
-def ids_with_possible_objects(state: PartitionState) -> set[str]:
-    """Return the ids of segments whose objects may exist: ``protected_ids`` and the ids whose deletion has begun."""
-    return protected_ids(state).union(segment.id for segment in state.retiring)
+def segment_ids_with_possible_objects(state: PartitionState) -> set[str]:
+    """Return the ids of segments whose objects may exist: ``protected_segment_ids`` and the ids whose deletion has begun."""
+    return protected_segment_ids(state).union(segment.id for segment in state.retiring)
 
 
-def require_deletable(state: PartitionState, incarnation: str, epoch: CompactorEpoch, ids: Iterable[str]) -> None:
+def require_segments_deletable(state: PartitionState, incarnation: str, epoch: CompactorEpoch, ids: Iterable[str]) -> None:
     """Raise Fenced if this process does not lead, and CompactorError (a bug) if one of the ids is protected."""
     require_leadership(state, incarnation, epoch)
-    wrong = protected_ids(state).intersection(ids)
+    wrong = protected_segment_ids(state).intersection(ids)
     if wrong:
         raise CompactorError(f"segment {min(wrong)} of {state.name} must not be deleted", hint="This is a bug; please report it")
 
@@ -560,7 +566,7 @@ def _plan_of_record(state: PartitionState, record: Record[Any]) -> CompactionPla
     return state.intent.plan if state.intent else None
 
 
-def _vector_problem(state: PartitionState, plan: CompactionPlan) -> str:
+def _cleaner_offsets_changed_problem(state: PartitionState, plan: CompactionPlan) -> str:
     """Return a message if the cleaner offsets differ from those that the plan started from, else an empty string."""
     return "" if plan.vector == state.vector else "the cleaner offsets are not those that the plan started from"
 
@@ -585,9 +591,9 @@ def _waiting_groups_within(state: PartitionState, ids: set[str]) -> list[Waiting
     return [group for group in state.waiting if ids.issuperset(segment.id for segment in group.segments)]
 
 
-def _used_id_problem(state: PartitionState, ids: Sequence[str]) -> str:
+def _segment_id_in_use_problem(state: PartitionState, ids: Sequence[str]) -> str:
     """Return which segment id is used already, or an empty string. Ids are never reused."""
-    used = protected_ids(state).union(segment.id for segment in state.retiring)
+    used = protected_segment_ids(state).union(segment.id for segment in state.retiring)
     old = next((name for name in ids if name in used), "")
     if old or len(set(ids)) != len(ids):
         return f"segment id {old or ids[0]} is in use already"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from compactor.control.logs import CatalogLog, snapshot_if_due
-from compactor.control.records import RoundsPaused, RoundsResumed, RoundWanted
+from compactor.control.logs import CatalogLog, write_snapshot_if_due
+from compactor.control.records import RoundRequested, RoundsPaused, RoundsResumed
 from compactor.control.state import CatalogState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
@@ -38,8 +38,8 @@ def pause_rounds(catalog: CatalogLog, pattern: str, by: str, reason: str) -> boo
             f"{pattern!r} is not a valid regular expression: {error}", hint="Name a topic, a TOPIC-PARTITION or a whole regular expression"
         ) from error
     before = pattern in catalog.refresh().paused
-    catalog.transact(lambda state: None if pattern in state.paused else RoundsPaused(pattern=pattern, by=by, reason=reason))
-    snapshot_if_due(catalog)
+    catalog.append_until_done(lambda state: None if pattern in state.paused else RoundsPaused(pattern=pattern, by=by, reason=reason))
+    write_snapshot_if_due(catalog)
     return not before
 
 
@@ -49,13 +49,13 @@ def resume_rounds(catalog: CatalogLog, pattern: str, by: str) -> None:
     if pattern not in known:
         hint = f"Paused are: {', '.join(known)}" if known else "Nothing is paused"
         raise UsageError(f"nothing was paused by {pattern!r}", hint=hint)
-    catalog.transact(lambda state: RoundsResumed(pattern=pattern, by=by) if pattern in state.paused else None)
-    snapshot_if_due(catalog)
+    catalog.append_until_done(lambda state: RoundsResumed(pattern=pattern, by=by) if pattern in state.paused else None)
+    write_snapshot_if_due(catalog)
 
 
 def request_round(catalog: CatalogLog, name: TopicPartition, by: str) -> None:
     """Record a person's request for a round over a partition. A daemon starts it at its next scan."""
     since = catalog.refresh().slot
-    body = RoundWanted(topic=name.topic, partition=name.partition, incarnation=name.incarnation, by=by)
-    catalog.transact(lambda state: None if str(name) in state.wanted and state.wanted[str(name)].slot > since else body)
-    snapshot_if_due(catalog)
+    body = RoundRequested(topic=name.topic, partition=name.partition, incarnation=name.incarnation, by=by)
+    catalog.append_until_done(lambda state: None if str(name) in state.wanted and state.wanted[str(name)].slot > since else body)
+    write_snapshot_if_due(catalog)

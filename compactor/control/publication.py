@@ -17,14 +17,14 @@ from compactor.control.ports import Ports
 from compactor.control.records import (
     IntentUndone,
     PlanAnnounced,
-    PublishBegun,
+    PublicationBegun,
     ReceiptsAdded,
     RoundPublished,
     RunEnded,
     ScratchObject,
     SurvivorsStored,
 )
-from compactor.control.state import Intent, PartitionState, sum_batches_of
+from compactor.control.state import Intent, PartitionState, sum_batch_digests
 from compactor.errors import NotFound
 from compactor.model.balance import Balance, DigestSum
 from compactor.model.plan import CompactionPlan, CompactionReceipt, Replacement
@@ -34,11 +34,11 @@ from compactor.tier.ports import AnnouncedSegment, SegmentRef
 from compactor.tier.sidecars import sidecar_keys
 
 
-def balance_problem(state: PartitionState, intent: Intent) -> str:
+def receipt_balance_problem(state: PartitionState, intent: Intent) -> str:
     """Return which equation of the balance does not hold for a round's receipts, or an empty string. Receipts of earlier versions have
     none.
     """
-    live = state.live_by_id()
+    live = state.live_segments_by_id()
     tasks = {task.group: task for task in intent.plan.tasks}
     for receipt in intent.receipts:
         balance = receipt.balance
@@ -46,7 +46,7 @@ def balance_problem(state: PartitionState, intent: Intent) -> str:
             continue
         found = balance.imbalance_problem()
         sources = tasks[receipt.group].sources
-        recorded = sum_batches_of(live[source] for source in sources) if live.keys() >= set(sources) else None
+        recorded = sum_batch_digests(live[source] for source in sources) if live.keys() >= set(sources) else None
         if not found and recorded not in (None, balance.sources):
             found = f"the sources hold {balance.sources} batches, and {recorded} were recorded when they were written"
         if not found and receipt.segment.content != balance.result:
@@ -56,17 +56,17 @@ def balance_problem(state: PartitionState, intent: Intent) -> str:
     return ""
 
 
-def round_balance(intent: Intent, replacements: Sequence[Replacement]) -> Balance | None:
+def sum_group_balances(intent: Intent, replacements: Sequence[Replacement]) -> Balance | None:
     """Return the sum of the balances of the groups that are published; None if one of them has no balance."""
     ids = {new.segment.id for new in replacements}
     found = [receipt.balance for receipt in intent.receipts if receipt.segment.id in ids]
     return None if not found or None in found else reduce(Balance.plus, (balance for balance in found if balance))
 
 
-def content_after_round(state: PartitionState, replacements: Sequence[Replacement]) -> DigestSum | None:
+def content_digest_after_round(state: PartitionState, replacements: Sequence[Replacement]) -> DigestSum | None:
     """Return the sum of all batches that readers have after these replacements; None if it is not known of each segment."""
     gone = {source for new in replacements for source in new.sources}
-    return sum_batches_of([*(segment for segment in state.live if segment.id not in gone), *(new.segment for new in replacements)])
+    return sum_batch_digests([*(segment for segment in state.live if segment.id not in gone), *(new.segment for new in replacements)])
 
 
 POLL_INTERVAL_MS = 1000
@@ -78,7 +78,7 @@ def announce_plan(leadership: Leadership, plan: CompactionPlan) -> PartitionStat
     return leadership.append_record(body, lambda state: _is_open_run(state, plan.run_id))
 
 
-def add_receipts(leadership: Leadership, receipts: Sequence[CompactionReceipt]) -> PartitionState:
+def record_receipts(leadership: Leadership, receipts: Sequence[CompactionReceipt]) -> PartitionState:
     """Record receipts of finished groups, so that a process which resumes the round does not repeat them. Raises RecordRefused,
     Fenced.
     """
@@ -128,18 +128,18 @@ def publish_round(
     def append_publish_begun() -> None:
         """Append *publish begun* and wait until messages of replaced leaders can no longer arrive."""
         leadership.append_record(
-            PublishBegun(leader_epoch=leadership.epoch, run_id=run_id), lambda state: _has_publication_begun(state, run_id)
+            PublicationBegun(leader_epoch=leadership.epoch, run_id=run_id), lambda state: _has_publication_begun(state, run_id)
         )
-        _wait_for_predecessors(leadership)
+        _wait_until_former_leaders_cannot_write(leadership)
         on_begun()
 
     def append_round_published(unpublished: Collection[str]) -> None:
         """Append *round published* without the replacements whose sources brokers had deleted or have expired."""
-        body = _published_record(leadership, intent, replacements, unpublished, expired, outcome)
+        body = _build_round_published_record(leadership, intent, replacements, unpublished, expired, outcome)
         leadership.append_record(body, lambda state: was_published(state, run_id))
 
     if len(done) == len(intent.plan.tasks):  # a round with expired groups can be recorded only once its publication has begun
-        leadership.require_record_appendable(_published_record(leadership, intent, replacements, (), expired, outcome))
+        leadership.require_record_appendable(_build_round_published_record(leadership, intent, replacements, (), expired, outcome))
     leadership.ports.publisher.publish_replacements(
         leadership.state.name,
         replacements,
@@ -152,7 +152,7 @@ def publish_round(
     return leadership.state
 
 
-def _published_record(
+def _build_round_published_record(
     leadership: Leadership,
     intent: Intent,
     replacements: Sequence[Replacement],
@@ -181,14 +181,14 @@ def _published_record(
         expired=gone,
         grace_ms=ports.grace_ms,
         undo_window_ms=ports.retention.undo_window_ms if ports.retention else None,
-        balance=round_balance(intent, kept),
-        content=content_after_round(state, kept),
+        balance=sum_group_balances(intent, kept),
+        content=content_digest_after_round(state, kept),
         status=outcome.status,
         stats=outcome.stats,
     )
 
 
-def _wait_for_predecessors(leadership: Leadership) -> None:
+def _wait_until_former_leaders_cannot_write(leadership: Leadership) -> None:
     """Wait until messages of replaced leaders can no longer reach readers. Raises Fenced.
 
     The messages of a replaced leader may arrive until its own delivery timeout has passed, which its record states; for a record of an
@@ -216,7 +216,7 @@ def remove_stray_segments(leadership: Leadership) -> int:
         return 0  # readers go by the control log: there are no others to be told of anything
     state = leadership.check_still_leading()
     live = [segment for segment in state.live if segment.id in state.published_by]
-    return leadership.ports.publisher.withdraw_unrecorded_segments(state.name, live, ordering.ids_with_possible_objects(state))
+    return leadership.ports.publisher.withdraw_unrecorded_segments(state.name, live, ordering.segment_ids_with_possible_objects(state))
 
 
 def undo_intent(leadership: Leadership, intent: Intent, reason: str) -> PartitionState:
@@ -232,8 +232,8 @@ def undo_intent(leadership: Leadership, intent: Intent, reason: str) -> Partitio
         AnnouncedSegment(task.new_segment_id, task.start_offset, task.end_offset, task.leader_epochs) for task in intent.plan.tasks
     ]
     leadership.ports.publisher.withdraw_segments(state.name, announced, include_unannounced=intent.plan.leader_epoch != leadership.epoch)
-    delete_objects(leadership, state, announced)
-    delete_scratch(leadership, intent)
+    delete_segment_objects(leadership, state, announced)
+    delete_scratch_objects(leadership, intent)
     return state
 
 
@@ -248,7 +248,7 @@ def record_run_end(leadership: Leadership, ended: RunEnded) -> PartitionState:
     return leadership.append_record(ended, has_taken_effect)
 
 
-def delete_scratch(leadership: Leadership, intent: Intent) -> None:
+def delete_scratch_objects(leadership: Leadership, intent: Intent) -> None:
     """Delete the scratch objects of a run that is no longer open. Raises Fenced."""
     leadership.require_in_state(leadership.state)
     keys = [item.key for item in intent.survivors]
@@ -256,9 +256,9 @@ def delete_scratch(leadership: Leadership, intent: Intent) -> None:
         leadership.ports.control.delete(keys)
 
 
-def delete_objects(leadership: Leadership, state: PartitionState, segments: Sequence[SegmentRef]) -> None:
+def delete_segment_objects(leadership: Leadership, state: PartitionState, segments: Sequence[SegmentRef]) -> None:
     """Delete the objects and sidecars of segments. None of them may be protected in ``state``. Raises Fenced."""
-    ordering.require_deletable(state, leadership.log.incarnation, leadership.epoch, [segment.id for segment in segments])
+    ordering.require_segments_deletable(state, leadership.log.incarnation, leadership.epoch, [segment.id for segment in segments])
     ports = leadership.ports
     ports.layout.delete_segments(state.name, segments)
     ports.control.delete([key for segment in segments for key in sidecar_keys(leadership.log.prefix, segment.id)])

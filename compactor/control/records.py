@@ -18,9 +18,9 @@ from compactor.control.catalog_records import (
     PartitionsChanged as PartitionsChanged,
     PartitionsInspected as PartitionsInspected,
     RetireInspection as RetireInspection,
+    RoundRequested as RoundRequested,
     RoundsPaused as RoundsPaused,
     RoundsResumed as RoundsResumed,
-    RoundWanted as RoundWanted,
     SlotsReached as SlotsReached,
     TierCreated as TierCreated,
     TopicRecreated as TopicRecreated,
@@ -88,7 +88,7 @@ class LeadershipReleased(LeaderRecord):
     type: Literal["leadership_released"] = "leadership_released"
 
 
-class IdsRegistered(Value):
+class SegmentIdsRegistered(Value):
     """Record: an import or uploader is about to create objects under these segment ids. Needs no leadership."""
 
     type: Literal["ids_registered"] = "ids_registered"
@@ -304,7 +304,7 @@ class IntentUndone(LeaderRecord):
     reason: str
 
 
-class PublishBegun(LeaderRecord):
+class PublicationBegun(LeaderRecord):
     """Record: readers are about to be directed to the round's new segments in more than one step, so the round can no longer be undone.
     Broker-managed tiers only.
     """
@@ -341,14 +341,14 @@ class RoundPublished(LeaderRecord):
     stats: dict[str, int | float | str] = Field(default_factory=dict, exclude_if=lambda value: not value)
 
 
-class RetireBegun(LeaderRecord):
+class SegmentDeletionBegun(LeaderRecord):
     """Record: the objects of these replaced or undone segments are about to be deleted; their ids are unusable for ever."""
 
     type: Literal["retire_begun"] = "retire_begun"
     ids: tuple[str, ...]
 
 
-class Retired(LeaderRecord):
+class SegmentDeletionEnded(LeaderRecord):
     """Record: the objects of these segments have been deleted."""
 
     type: Literal["retired"] = "retired"
@@ -384,7 +384,7 @@ class RunEnded(LeaderRecord):
 PartitionBody = Annotated[
     LeadershipAcquired
     | LeadershipReleased
-    | IdsRegistered
+    | SegmentIdsRegistered
     | SegmentsTiered
     | SegmentsPrepended
     | TailTruncated
@@ -400,10 +400,10 @@ PartitionBody = Annotated[
     | ReceiptsAdded
     | SurvivorsStored
     | IntentUndone
-    | PublishBegun
+    | PublicationBegun
     | RoundPublished
-    | RetireBegun
-    | Retired
+    | SegmentDeletionBegun
+    | SegmentDeletionEnded
     | RoundUndone
     | RunEnded,
     Field(discriminator="type"),
@@ -438,12 +438,12 @@ PartitionRecord = Record[PartitionBody]
 CatalogRecord = Record[CatalogBody]
 
 
-def seal_document(document: bytes) -> bytes:
+def append_checksum(document: bytes) -> bytes:
     """Wrap ``document`` (JSON text) together with its checksum."""
     return b'{"crc":"%08x","record":%s}' % (zlib.crc32(document), document)
 
 
-def unseal_document(data: bytes, where: str) -> bytes:
+def verify_and_strip_checksum(data: bytes, where: str) -> bytes:
     """Return the JSON text of a sealed object after checking its checksum. Raises BadControlRecord.
 
     :param where: the object's name, for the message.
@@ -464,7 +464,7 @@ class _VersionField(Value):
     version: int
 
 
-def check_version(document: bytes, where: str) -> None:
+def check_format_version(document: bytes, where: str) -> None:
     """Raise BadControlRecord if a document has a later version than this program knows. Called before its other fields are read."""
     try:
         version = _VersionField.model_validate_json(document).version
@@ -481,13 +481,13 @@ def check_version(document: bytes, where: str) -> None:
 ValueT = TypeVar("ValueT", bound=Value)
 
 
-def decode_sealed(kind: type[ValueT], data: bytes, where: str) -> ValueT:
+def decode_checksummed(kind: type[ValueT], data: bytes, where: str) -> ValueT:
     """Return a sealed object as a value of this type. Raises BadControlRecord with the object's name and the reason."""
-    document = unseal_document(data, where)
+    document = verify_and_strip_checksum(data, where)
     try:
         return kind.model_validate_json(document)
     except ValidationError as error:
-        check_version(document, where)
+        check_format_version(document, where)
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
         raise _corrupt_record_error(where, f"field {field}: {first['msg']}") from error

@@ -52,7 +52,7 @@ def recorded_stage(intent: Intent) -> Stage:
     """Return the stage that an open intent has reached according to the control log. A resumed round continues from there."""
     if intent.begun_slot:
         return Stage.PUBLISH_BEGUN
-    return Stage.ANNOUNCED if intent.pending else Stage.UPLOADED
+    return Stage.ANNOUNCED if intent.pending_tasks else Stage.UPLOADED
 
 
 class StageTracker:

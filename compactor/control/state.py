@@ -82,7 +82,7 @@ class Intent(Value):
     begun_slot: int = 0
 
     @property
-    def pending(self) -> tuple[CompactionTask, ...]:
+    def pending_tasks(self) -> tuple[CompactionTask, ...]:
         """Return the tasks without a receipt, which a resumed run still has to do."""
         done = {receipt.group for receipt in self.receipts}
         return tuple(task for task in self.plan.tasks if task.group not in done)
@@ -299,14 +299,14 @@ class PartitionState(LogState):
         return next((max(0, run.ended_ms - run.started_ms) for run in reversed(self.runs) if run.published_slot), 0)
 
     @property
-    def last_epoch(self) -> CompactorEpoch:
+    def last_compactor_epoch(self) -> CompactorEpoch:
         """The highest compactor epoch that was acquired; -1 before the first."""
         return self.leader.epoch if self.leader else NO_COMPACTOR_EPOCH
 
     @property
-    def next_epoch(self) -> CompactorEpoch:
+    def next_compactor_epoch(self) -> CompactorEpoch:
         """The compactor epoch of the next leader."""
-        return CompactorEpoch(self.last_epoch + 1)
+        return CompactorEpoch(self.last_compactor_epoch + 1)
 
     @property
     def last_take_over(self) -> EpochHistory | None:
@@ -314,7 +314,7 @@ class PartitionState(LogState):
         pairs = list(zip(self.epochs, self.epochs[1:], strict=False))
         return next((later for earlier, later in reversed(pairs) if earlier.ended == "replaced"), None)
 
-    def live_by_id(self) -> dict[str, RemoteLogSegmentMetadata]:
+    def live_segments_by_id(self) -> dict[str, RemoteLogSegmentMetadata]:
         """Return the live segments by id. Builds a new dictionary at each call."""
         return {segment.id: segment for segment in self.live}
 
@@ -326,14 +326,14 @@ class PartitionState(LogState):
     @property
     def content(self) -> DigestSum | None:
         """Return the digest sum over all batches of the live segments; None if one of them has no recorded sum."""
-        return sum_batches_of(self.live)
+        return sum_batch_digests(self.live)
 
     def find_run(self, run_id: str) -> Run | None:
         """Return the latest entry of the run history with this id, or None."""
         return next((run for run in reversed(self.runs) if run.run_id == run_id), None)
 
 
-def sum_batches_of(segments: Iterable[RemoteLogSegmentMetadata]) -> DigestSum | None:
+def sum_batch_digests(segments: Iterable[RemoteLogSegmentMetadata]) -> DigestSum | None:
     """Return the sum of the digests of all batches of these segments, as recorded when the segments were written; None if one has no
     recorded sum, or if only a part of it is read.
     """
@@ -349,7 +349,7 @@ class Pause(Value):
     at_ms: int
 
 
-class WantedRound(NamedTuple):
+class RequestedRound(NamedTuple):
     """A requested round: the log position (slot) and the time of the request."""
 
     slot: int
@@ -387,7 +387,7 @@ class CatalogState(LogState):
     """``topic-partition`` -> the last check by `retire`. Valid as long as ``reached`` is not above its slot."""
     paused: dict[str, Pause] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """Pattern (control.pauses) -> the pause."""
-    wanted: dict[str, WantedRound] = Field(default_factory=dict, exclude_if=_is_field_empty)
+    wanted: dict[str, RequestedRound] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """``topic-partition`` -> the latest request for a round. Only the most recent requests are kept."""
 
     topic_clusters: dict[TopicId, str] = Field(default_factory=dict, exclude_if=_is_field_empty)

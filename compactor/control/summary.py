@@ -222,7 +222,7 @@ def summarize_state(state: PartitionState) -> PartitionSummary:
         leader=state.leader,
         open_run=state.intent.plan.run_id if state.intent else "",
         quarantine=state.quarantine,
-        waiting=tuple(_summarize_waiting(group) for group in state.waiting),
+        waiting=tuple(_summarize_waiting_group(group) for group in state.waiting),
         imports=tuple(ImportSummary(slot=entry.slot, since_ms=entry.since_ms) for entry in state.registrations.values()),
         retiring=len(state.retiring),
         undone_slot=max((run.slot for run in state.runs if run.status == RunStatus.UNDONE), default=0),
@@ -276,7 +276,7 @@ def unpack_summary(data: bytes) -> PartitionSummary:
     return summary.model_copy(update={"columns": data[start + length :]})
 
 
-def _summarize_waiting(group: WaitingGroup) -> WaitingSummary:
+def _summarize_waiting_group(group: WaitingGroup) -> WaitingSummary:
     """Return the summary of one group of waiting segments."""
     return WaitingSummary(
         slot=group.slot,

@@ -37,7 +37,7 @@ def undo_round(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> Pa
 
         def append_round_undone() -> None:
             """Append *round undone* unless the state shows that it has taken effect."""
-            leadership.append_record(body, lambda state: was_reverted(state, run_id))
+            leadership.append_record(body, lambda state: was_round_undone(state, run_id))
 
         try:
             leadership.require_record_appendable(body)
@@ -67,7 +67,7 @@ def _require_intact_segments(ports: Ports, state: PartitionState, run_id: str, s
         raise BadData(f"what run {run_id} replaced is damaged: {problem}", segment=str(state.name), hint=hint)
 
 
-def was_reverted(state: PartitionState, run_id: str) -> bool:
+def was_round_undone(state: PartitionState, run_id: str) -> bool:
     """Return whether the control log shows that the run was undone, judged by the replayed state alone."""
     run = state.find_run(run_id)
     return run is not None and run.status == RunStatus.REVERTED

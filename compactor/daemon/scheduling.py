@@ -17,7 +17,7 @@ from enum import StrEnum
 from checkpoint.offsets import CleanerOffset
 from compactor.config.settings import Cleaner
 from compactor.constants import NEVER_MS, NO_COMPACTOR_EPOCH, CompactorEpoch
-from compactor.control.grace import earliest_retire_ms, import_abandoned_ms
+from compactor.control.grace import earliest_retire_ms, import_abandoned_at_ms
 from compactor.control.ports import Retention
 from compactor.control.summary import LastRound, PartitionSummary, SegmentFacts
 from compactor.model.ids import TopicPartition
@@ -154,7 +154,7 @@ def _next_deletion_ms(summary: PartitionSummary, retention: Retention, slot_time
     if summary.retiring:
         return now_ms
     moments = [earliest_retire_ms(group, retention, slot_times_ms, now_ms) for group in summary.waiting]
-    moments += [import_abandoned_ms(entry, retention, slot_times_ms, now_ms) for entry in summary.imports]
+    moments += [import_abandoned_at_ms(entry, retention, slot_times_ms, now_ms) for entry in summary.imports]
     return min(min(moments, default=NEVER_MS) + CLOCK_RESOLUTION_MS, NEVER_MS)
 
 

@@ -246,7 +246,7 @@ class _TableUpdate:
     def _write_files(self, state: PartitionState, plan: TablePlan) -> float:
         """Write the files that are missing, and check that no key occurs twice. Return the share of keys that was checked."""
         todo = [each for each in plan.write if each not in self.written]
-        live = state.live_by_id()
+        live = state.live_segments_by_id()
         cleaner = self.opened.cleaner_for(self.name.topic)
         log = log_identity(self.opened, state)
         records = sum(live[each.segment_id].records or each.last - each.first + 1 for each in todo)

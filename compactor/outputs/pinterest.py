@@ -330,7 +330,7 @@ class _GenerationWriter:
         name, limit = self.state.name, reading.inflate_limit
         if segment.end_offset < log_start:
             return PublishedSegment(segment=segment.id, timestamp_ms=latest_timestamp_ms)
-        with reading.staging.open_file(reading.log_request(ordinal)) as path:
+        with reading.staging.open_file(reading.log_file_to_stage(ordinal)) as path:
             source = open_source_segment(ordinal, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
             source.name = reading.log_key(ordinal)
             last = read_offset_of_last_record(source, limit)
@@ -351,7 +351,7 @@ class _GenerationWriter:
             for kind, data in contents.items():
                 if not create_object(self.target.store, f"{generation}/{self.target.keys.file_key(name, base_offset, kind)}", data):
                     return None
-        reading.staging.delete_cached_copies([reading.log_request(ordinal)])
+        reading.staging.delete_cached_copies([reading.log_file_to_stage(ordinal)])
         return PublishedSegment(segment=segment.id, base=base_offset, last=last, timestamp_ms=latest_timestamp_ms, log_bytes=size)
 
     def _read_index(self, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:

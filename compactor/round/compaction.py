@@ -32,19 +32,19 @@ from compactor.round.drive import RoundResult, run_round
 from compactor.round.engines import Engine
 from compactor.round.expiry import find_expired_segments
 from compactor.round.pass_one import CleanSegmentQuery, PassOneResult, PassOneSettings, bound_remaining_bytes, run_pass_one
-from compactor.round.pass_two import LocalWorker, cleaner_rules, executor_fingerprint
-from compactor.round.plan import RoundAssessment, RoundFacts, assess_round, draft_plan, expected_metadata_records, plan_round
+from compactor.round.pass_two import LocalWorker, executor_fingerprint, round_rules_of_plan
+from compactor.round.plan import RoundAssessment, RoundFacts, assess_round, draft_plan, expected_metadata_record_count, plan_round
 from compactor.round.ports import OVERDUE, LeadershipCheck, PostponedError, Stats, WorkSession, WorkStats
-from compactor.round.roles import RoundExtent
+from compactor.round.roles import RoundRange
 from compactor.round.skip import (
-    FilterRecord,
+    FilterStatistics,
     design_filter,
     expected_round_keys,
     filter_history_stats,
-    filter_record_of_run,
-    sum_filter_records,
+    filter_statistics_of_run,
+    sum_filter_statistics,
 )
-from compactor.round.sources import StagedSegmentReader, live_segment_reader, parse_end_snapshot, read_end_snapshot
+from compactor.round.sources import StagedSegmentReader, live_segment_reader, parse_producer_snapshot_at_end, read_producer_snapshot_at_end
 from compactor.tier.sidecars import Sidecars
 
 OPEN_ROUND_MAX_MS = 86_400_000
@@ -53,7 +53,7 @@ COPY_SEGMENT_STARTED hold up the expiry of segments behind them.
 """
 
 OnStage = Callable[[Stage, CompactionPlan], None]
-AssessWith = Callable[[PartitionState, Cleaner, int], RoundAssessment[RemoteLogSegmentMetadata]]
+AssessRound = Callable[[PartitionState, Cleaner, int], RoundAssessment[RemoteLogSegmentMetadata]]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class RoundReport:
     passes: int = 0
     saved_bytes: int = 0
     segments: tuple[SegmentOutcome, ...] = ()
-    filters: FilterRecord = field(default_factory=FilterRecord)
+    filters: FilterStatistics = field(default_factory=FilterStatistics)
     useless_rate: float = 0.0
     until_ms: int = 0
     log_start_offset: int = 0
@@ -144,7 +144,7 @@ class LocalPassOne:
 
 
 @dataclass(frozen=True)
-class GatheredRound:
+class RoundInputs:
     """Values from which a round is planned.
 
     indexed: result of pass 1 if this process ran it; None if a remote engine does.
@@ -164,7 +164,7 @@ class Round:
         context: RoundContext,
         now_ms: int,
         *,
-        assess_with: AssessWith = assess_round,
+        assess_with: AssessRound = assess_round,
         on_stage: OnStage = lambda s, p: None,
         disk: Budget | None = None,
         engine: Engine | None = None,
@@ -184,7 +184,7 @@ class Round:
         self._disk = disk
         self._map_engine = engine.map_engine if engine else ""
         self._stats = WorkStats()
-        self._remote = engine.worker_of(self._stats) if engine else None
+        self._remote = engine.create_remote_worker(self._stats) if engine else None
         self.on_stage = on_stage
 
     def execute_round(self, log: PartitionLog) -> RoundReport:
@@ -201,10 +201,10 @@ class Round:
             if log.state.intent is None and not waits:  # an open intent still has records to write
                 self._context.ports.publisher.release_reservation(log.state.name)
 
-    def is_due(self, state: PartitionState) -> bool:
-        return self._assess(state, self._cleaner, self._now_ms).due or self.new_log_start(state) is not None
+    def is_round_due(self, state: PartitionState) -> bool:
+        return self._assess(state, self._cleaner, self._now_ms).due or self.log_start_to_record(state) is not None
 
-    def new_log_start(self, state: PartitionState) -> int | None:
+    def log_start_to_record(self, state: PartitionState) -> int | None:
         ports = self._context.ports
         now_ms = min(self._now_ms, ports.clock_ms())
         if find_expired_segments(state, self._cleaner, now_ms) is None:
@@ -233,9 +233,9 @@ class Round:
         return f"it was open for more than a day, with {done} of {tasks} groups done, and brokers expire nothing after its new segments"
 
     @contextmanager
-    def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> Iterator[GatheredRound | None]:
+    def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> Iterator[RoundInputs | None]:
         now_ms = (
-            self._remote.plan_time_ms(state, self._now_ms, partial(self._draft_plan_at_time, state))
+            self._remote.choose_plan_time_ms(state, self._now_ms, partial(self._draft_plan_at_time, state))
             if self._remote is not None
             else self._now_ms
         )
@@ -247,12 +247,12 @@ class Round:
         self._reserve_metadata_records_or_postpone(state.name, 2 * (1 + len(at_least)))
         cleaner = self._cleaner
         layout = self._context.ports.layout
-        snapshot = read_end_snapshot(layout, state)
-        producers = live_producers(parse_end_snapshot(layout, state, snapshot), now_ms, cleaner.producer_id_expiration_ms)
+        snapshot = read_producer_snapshot_at_end(layout, state)
+        producers = unexpired_producers(parse_producer_snapshot_at_end(layout, state, snapshot), now_ms, cleaner.producer_id_expiration_ms)
         facts = RoundFacts(state, assessment, cleaner, now_ms, producers, executor_fingerprint(), self._map_engine, snapshot=snapshot)
         if self._remote is not None:
             try:
-                yield GatheredRound(replace(facts, clean=self._remote.check_clean_segments(facts, check)))
+                yield RoundInputs(replace(facts, clean=self._remote.check_clean_segments(facts, check)))
             finally:
                 self._remote.delete_unused_results()
             return
@@ -264,7 +264,7 @@ class Round:
             known = replace(
                 facts, map_engine=found.engine, clean=found.clean, left=bound_remaining_bytes(found, state) if state.mirrored else {}
             )
-            yield GatheredRound(known, LocalPassOne(found, workers, reading), disk.total)
+            yield RoundInputs(known, LocalPassOne(found, workers, reading), disk.total)
 
     def _draft_plan_at_time(self, state: PartitionState, now_ms: int) -> CompactionPlan | None:
         """Return the plan, without ids, that would be made at a time in milliseconds; None if no round would be due then."""
@@ -273,14 +273,14 @@ class Round:
             return None
         return draft_plan(RoundFacts(state, assessment, self._cleaner, now_ms, (), executor_fingerprint(), self._map_engine))
 
-    def make_plan(self, facts: GatheredRound, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
+    def make_plan(self, facts: RoundInputs, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
         plan = plan_round(facts.facts, leader_epoch, new_id)
         if facts.disk_bytes is not None:
             check_plan_fits_disk(plan, facts.facts.state, facts.disk_bytes)
         return plan
 
     def admit_plan(self, plan: CompactionPlan) -> None:
-        self._reserve_metadata_records_or_postpone(plan.topic_partition, expected_metadata_records(plan.tasks))
+        self._reserve_metadata_records_or_postpone(plan.topic_partition, expected_metadata_record_count(plan.tasks))
 
     def _reserve_metadata_records_or_postpone(self, name: TopicPartition, records: int) -> None:
         """Reserve so many records of [publish] metadata_records_per_hour for the round. Raises PostponedError if the limit does not admit
@@ -294,7 +294,7 @@ class Round:
             raise PostponedError(detail, wait.until_ms)
 
     def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: GatheredRound | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: RoundInputs | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         sources = set(plan.sources)
         dirty = (one for one in session.state.live if one.id in sources and one.end_offset >= plan.first_dirty_offset)
@@ -304,12 +304,12 @@ class Round:
         for outcome in self._execute_tasks(plan, tasks, session, facts):
             yield outcome
             intent = session.state.intent
-            if intent is not None and intent.pending and (problem := self._overdue_problem(intent)):
+            if intent is not None and intent.pending_tasks and (problem := self._overdue_problem(intent)):
                 yield CompactionFailure(run_id=plan.run_id, group=-1, kind=OVERDUE, message=problem)
                 return
 
     def _execute_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: GatheredRound | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: RoundInputs | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         if self._remote is not None:
             try:
@@ -328,7 +328,7 @@ class Round:
             with self._open_workers_and_reader(session.state, self._open_disk_budget()) as (workers, reading):
                 yield from self._run_tasks_in_this_process(plan, tasks, session, workers, reading, None)
 
-    def history_stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
+    def stats_for_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
         return {
             "records_read": sum(r.records_read for r in receipts),
             "records_kept": sum(r.records_kept for r in receipts),
@@ -366,10 +366,10 @@ class Round:
         settings = PassOneSettings(
             cleaner.map_engine, cleaner.map_budget_bytes, context.hash_key, workers, cleaner.verify_before_publish, check
         )
-        extent = RoundExtent(assessment.first_dirty, end, cleaner_rules(draft_plan(facts), BalanceKey(context.hash_key)))
+        extent = RoundRange(assessment.first_dirty, end, round_rules_of_plan(draft_plan(facts), BalanceKey(context.hash_key)))
         parts = None if cleaner.splice else frozenset[str]()
         return run_pass_one(
-            reading, extent, settings, CleanSegmentQuery(context.sidecars, sum_filter_records(facts.state.runs), in_part=parts)
+            reading, extent, settings, CleanSegmentQuery(context.sidecars, sum_filter_statistics(facts.state.runs), in_part=parts)
         )
 
     def _run_tasks_in_this_process(
@@ -396,7 +396,7 @@ class Round:
             engine=plan.map_engine if plan.map_engine == "partitioned" else "auto",
             verify_before_publish=cleaner.verify_before_publish,
             sidecars=context.sidecars,
-            filter_for=partial(design_filter, cleaner, sum_filter_records(state.runs), expected_round_keys(cleaner, state.runs, keys)),
+            filter_for=partial(design_filter, cleaner, sum_filter_statistics(state.runs), expected_round_keys(cleaner, state.runs, keys)),
             found=pass_one,
             workers=workers,
             splices=cleaner.splice,
@@ -415,7 +415,7 @@ class Round:
 
 def check_plan_fits_disk(plan: CompactionPlan, state: PartitionState, disk_bytes: int) -> None:
     """Raise OutOfBudget if the largest group of a plan does not fit within ``disk_bytes``. Called before the plan is announced."""
-    live = state.live_by_id()
+    live = state.live_segments_by_id()
     interval = plan.policy.index_interval_bytes
     need, group = max(
         (group_disk_bytes([live[name] for name in task.sources], interval, max_output_bytes=task.most_bytes), task.group)
@@ -428,7 +428,7 @@ def check_plan_fits_disk(plan: CompactionPlan, state: PartitionState, disk_bytes
         )
 
 
-def live_producers(at_end: ProducerStates, now_ms: int, expiration_ms: int) -> tuple[ActiveProducer, ...]:
+def unexpired_producers(at_end: ProducerStates, now_ms: int, expiration_ms: int) -> tuple[ActiveProducer, ...]:
     """Return the producers that a broker would still remember at the time ``now_ms``: those in a transaction, or last seen less than
     ``expiration_ms`` ago.
     """
@@ -472,7 +472,7 @@ def _build_report(result: RoundResult, stats: WorkStats) -> RoundReport:
     )
     if plan is None or not result.receipts:
         return base
-    filters = filter_record_of_run(stats.filters | {"filter_bytes_written": stats.sidecar_bytes_written})
+    filters = filter_statistics_of_run(stats.filters | {"filter_bytes_written": stats.sidecar_bytes_written})
     published = [receipt for receipt in result.receipts if receipt.segment.id in state.published_by]
     unpublished = len(result.receipts) - len(published)
     cut = unpublished if state.first_dirty_offset < plan.next_dirty_offset else 0  # the others have expired
@@ -511,15 +511,15 @@ def report_if_nothing_to_do(cleaner: Cleaner, summary: PartitionSummary, now_ms:
     """
     if summary.open_run or assess_round(summary, cleaner, now_ms, force=force).due or find_expired_segments(summary, cleaner, now_ms):
         return None
-    return _idle_report(summary, RoundStatus.NOTHING_TO_DO)
+    return _report_without_round(summary, RoundStatus.NOTHING_TO_DO)
 
 
-def paused_report(facts: PartitionFacts[Any], reason: str) -> RoundReport:
+def paused_round_report(facts: PartitionFacts[Any], reason: str) -> RoundReport:
     """Return the report of a partition whose rounds are paused. ``reason``: why they are paused."""
-    return replace(_idle_report(facts, RoundStatus.PAUSED), reason=reason)
+    return replace(_report_without_round(facts, RoundStatus.PAUSED), reason=reason)
 
 
-def _idle_report(facts: PartitionFacts[Any], status: RoundStatus) -> RoundReport:
+def _report_without_round(facts: PartitionFacts[Any], status: RoundStatus) -> RoundReport:
     """Return the report of a partition that was left as it is, with this status."""
     name, first_dirty = facts.name, facts.first_dirty_offset
     return RoundReport(
@@ -527,7 +527,7 @@ def _idle_report(facts: PartitionFacts[Any], status: RoundStatus) -> RoundReport
     )
 
 
-def failed_report(name: TopicPartition, error: CompactorError) -> RoundReport:
+def failed_round_report(name: TopicPartition, error: CompactorError) -> RoundReport:
     """Return the report of a partition whose round failed with an error. Other partitions are not affected (isolation, I9), and the next
     run tries this one again.
     """

@@ -48,11 +48,13 @@ class FinishedSegment:
         :param limit: bytes that one batch may inflate to.
         :param digests: whether to record the digest of the batch headers, too (``SegmentLayout.keeps_digests``).
         """
-        log = describe_log(output) if digests else describe_file(contents["log"])
+        log = describe_log_file(output) if digests else describe_segment_file(contents["log"])
         return FinishedSegment(output.table, log, contents, read_earliest_delete_horizon_ms(output, limit))
 
     @staticmethod
-    def from_pieces(composed: ComposedSegment, pieces: Sequence[ComposeSource], contents: Mapping[str, Path | bytes]) -> FinishedSegment:
+    def from_composed_pieces(
+        composed: ComposedSegment, pieces: Sequence[ComposeSource], contents: Mapping[str, Path | bytes]
+    ) -> FinishedSegment:
         """Return a new segment whose log the store composes from ranges of existing objects and new bytes.
 
         :param contents: file or bytes of each kind except the log.
@@ -92,7 +94,7 @@ def upload_segment(
         max_timestamp_ms=TimestampMs(about.max_timestamp_ms),
         mtime_ms=task.mtime_ms,
         leader_epochs=task.leader_epochs,
-        files={"log": segment.log} | {kind: describe_file(data) for kind, data in segment.contents.items() if kind != "log"},
+        files={"log": segment.log} | {kind: describe_segment_file(data) for kind, data in segment.contents.items() if kind != "log"},
         first_timestamp_ms=about.first_timestamp_ms,
         due_ms=segment.due_ms,
         open_txn_offset=open_txn_offset,
@@ -108,14 +110,14 @@ def upload_segment(
     return metadata, layout.upload_segment(name, metadata, segment.contents)
 
 
-def describe_file(content: Path | bytes) -> SegmentFile:
+def describe_segment_file(content: Path | bytes) -> SegmentFile:
     """Return size and SHA-256 of an object, as segment metadata records them."""
     if isinstance(content, bytes):
         return SegmentFile(size=len(content), sha256=hashlib.sha256(content).hexdigest())
     return SegmentFile(size=content.stat().st_size, sha256=file_sha256(content))
 
 
-def describe_log(source: SourceSegment) -> SegmentFile:
+def describe_log_file(source: SourceSegment) -> SegmentFile:
     """Return size and SHA-256 of a new log, and the digest of its batch headers unless it has batches of v0 or v1.
 
     :param source: a log whose CRCs are known to be valid.

@@ -64,7 +64,7 @@ def dirty_ratio_threshold(
     segment_bytes = live / len(clean)
     in_vain = min(1.0, saved_per_dirty_byte) if saved_per_dirty_byte is not None else 1.0
 
-    def usd_month(ratio: float) -> float:
+    def monthly_cost_usd(ratio: float) -> float:
         """Return the part of the monthly costs of requests and storage that depends on the ratio."""
         dirty_bytes = live * ratio / (1 - ratio)
         rounds = written_month / dirty_bytes
@@ -72,6 +72,6 @@ def dirty_ratio_threshold(
         requests = costs.prices.round_usd(ceil((live + dirty_bytes) / segment_bytes), len(clean))
         return stored / GIB * costs.prices.stored_gib_month_usd + rounds * requests
 
-    ratio = min(CHOICES, key=usd_month)
+    ratio = min(CHOICES, key=monthly_cost_usd)
     turnovers = f"{written_month / live:.1f} times its clean size are written a month"
-    return DirtyRatioThreshold(ratio, f"the cheapest, as {turnovers}", round(usd_month(KAFKA_RATIO) - usd_month(ratio), 6))
+    return DirtyRatioThreshold(ratio, f"the cheapest, as {turnovers}", round(monthly_cost_usd(KAFKA_RATIO) - monthly_cost_usd(ratio), 6))

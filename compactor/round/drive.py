@@ -16,7 +16,7 @@ from compactor.control import ordering, publication
 from compactor.control.broker_expiry import ExpiredSources, find_expired_segments
 from compactor.control.deletion import raise_log_start
 from compactor.control.leadership import Leadership, RecordRefused, hold_leadership
-from compactor.control.logs import PartitionLog, snapshot_if_due
+from compactor.control.logs import PartitionLog, write_snapshot_if_due
 from compactor.control.ports import Lease, Ports
 from compactor.control.records import RunEnded, ScratchObject
 from compactor.control.stages import Stage, StageTracker, recorded_stage
@@ -67,7 +67,7 @@ class _DriverSession:
 
     @property
     def state(self) -> PartitionState:
-        return self.missing.without_expired(self.leadership.state) if self.missing else self.leadership.state
+        return self.missing.state_without_expired_segments(self.leadership.state) if self.missing else self.leadership.state
 
     @property
     def stored_survivors(self) -> tuple[ScratchObject, ...]:
@@ -98,14 +98,14 @@ def run_round(ports: Ports, log: PartitionLog, lease: Lease, work: RoundWork[Fac
         return RoundResult(RoundStatus.NOTHING_TO_DO, log.state)
     with hold_leadership(ports, log, lease) as leadership:
         result = run_round_as_leader(leadership, work)
-        snapshot_if_due(log)
+        write_snapshot_if_due(log)
         return result
 
 
 def _is_round_needed(ports: Ports, state: PartitionState, work: RoundWork[FactsT]) -> bool:
     """Return whether a partition has an open intent to be finished or a round is due. Does not require leadership."""
     try:
-        return state.intent is not None or work.is_due(mirroring.state_with_broker_segments(ports, state))
+        return state.intent is not None or work.is_round_due(mirroring.state_with_broker_segments(ports, state))
     except BadData:
         return True  # the leader meets the error again and records it
 
@@ -118,20 +118,20 @@ def run_round_as_leader(leadership: Leadership, work: RoundWork[FactsT]) -> Roun
     :raises BadData: if a source is damaged or the output is refused.
     :raises StoreError: if the store or the brokers fail for longer than the retries last.
     """
-    settled = settle_open_intent(leadership, work)
+    settled = finish_or_undo_open_intent(leadership, work)
     if settled is not None and not settled.undone:
         return settled
     leadership.ports.publisher.check_publishing_allowed(leadership.state.name)
     undone = settled.undone if settled else ""
     before = leadership.state
-    if work.new_log_start(before) is None:
+    if work.log_start_to_record(before) is None:
         return _plan_and_run_round(leadership, work, undone)
     # Before anything is planned, so that what has expired is neither read nor rewritten.
-    after = raise_log_start(leadership, work.new_log_start)
+    after = raise_log_start(leadership, work.log_start_to_record)
     result = _plan_and_run_round(leadership, work, undone)
     if after.log_start_slot == before.log_start_slot:
         return result
-    live = after.live_by_id()
+    live = after.live_segments_by_id()
     expired = tuple(segment for segment in before.live if segment.id not in live)
     return replace(result, status=RoundStatus.EXPIRED if result.status == RoundStatus.NOTHING_TO_DO else result.status, expired=expired)
 
@@ -181,7 +181,7 @@ def _plan_and_run_round(leadership: Leadership, work: RoundWork[FactsT], undone_
     return RoundResult(RoundStatus.NOTHING_TO_DO, leadership.state, undone=undone_reason)
 
 
-def settle_open_intent(leadership: Leadership, work: RoundWork[FactsT] | None) -> RoundResult | None:
+def finish_or_undo_open_intent(leadership: Leadership, work: RoundWork[FactsT] | None) -> RoundResult | None:
     """Finish the open intent (an announced plan that is neither published nor undone): resume it, or undo it and delete its objects.
 
     :param work: None if this process cannot do the work, as for ``retire``: the intent is then undone.
@@ -238,14 +238,14 @@ def _finish_open_intent(
         raise
     if failed is not None:
         return _undo_and_quarantine(leadership, steps, *failed)
-    parted = expired.partly_expired(_require_intent(leadership).pending)
+    parted = expired.find_partly_expired_task(_require_intent(leadership).pending_tasks)
     if parted is not None:
         reason = f"brokers have expired a part of what group {parted.group} replaces"
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, reason), plan, undone=reason)
-    if intent.pending:
+    if intent.pending_tasks:
         steps.advance_to(Stage.UPLOADED)
         intent = _require_intent(leadership)
-    problem = publication.balance_problem(leadership.state, intent)
+    problem = publication.receipt_balance_problem(leadership.state, intent)
     if problem:
         return _undo_and_quarantine(leadership, steps, CompactionFailure(run_id=plan.run_id, group=-1, kind="balance", message=problem), "")
     problem = _damaged_output_problem(leadership, intent, expired)
@@ -281,9 +281,11 @@ def _publish_intent(
     if gone:
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, gone), plan, undone=gone)
     status = RoundStatus.RESUMED if facts is None else RoundStatus.CLEANED
-    stats = work.history_stats(plan, intent.receipts) if work is not None else {}
+    stats = work.stats_for_history(plan, intent.receipts) if work is not None else {}
     try:
-        publication.publish_round(leadership, intent, publication.RunOutcome(_recorded_status(plan, status), stats), on_publication_begun)
+        publication.publish_round(
+            leadership, intent, publication.RunOutcome(_status_for_run_history(plan, status), stats), on_publication_begun
+        )
     except RecordRefused as refused:
         if steps.stage is Stage.PUBLISH_BEGUN:
             raise CompactorError(
@@ -293,11 +295,11 @@ def _publish_intent(
     steps.advance_to(Stage.PUBLISHED)
     if work is not None:
         work.on_stage(Stage.PUBLISHED, plan)
-    publication.delete_scratch(leadership, intent)
+    publication.delete_scratch_objects(leadership, intent)
     return RoundResult(status, leadership.state, plan, intent.receipts, undone=undone_reason)
 
 
-def _recorded_status(plan: CompactionPlan, status: RoundStatus) -> RunStatus:
+def _status_for_run_history(plan: CompactionPlan, status: RoundStatus) -> RunStatus:
     """Return the status under which the run history records a published round."""
     return RunStatus.RESTORED if plan.restores else RunStatus.REPAIRED if plan.map_engine == REPAIR else RunStatus(status)
 
@@ -312,7 +314,7 @@ def _run_pending_tasks(
     """
     while True:
         intent = _require_intent(leadership)
-        if expired.partly_expired(intent.pending):
+        if expired.find_partly_expired_task(intent.pending_tasks):
             return None
         known = frozenset(expired.ids)
         run_id, failure, segment = intent.plan.run_id, None, ""
@@ -339,14 +341,14 @@ def _try_pending_tasks(
 ) -> CompactionFailure | None:
     """Give the worker the pending tasks that have not expired, and record each receipt as it arrives. Return the first failure, or None."""
     run_id = intent.plan.run_id
-    tasks = [task for task in intent.pending if not expired.has_expired(task)]
+    tasks = [task for task in intent.pending_tasks if not expired.has_expired(task)]
     session = _DriverSession(leadership, run_id, expired if facts is None else None)
     for outcome in work.run_tasks(intent.plan, tasks, session, facts) if tasks else ():
         if isinstance(outcome, CompactionFailure):
             return outcome
-        publication.add_receipts(leadership, [outcome])
+        publication.record_receipts(leadership, [outcome])
         work.on_stage(Stage.UPLOADED, intent.plan)
-    missing = [task for task in _require_intent(leadership).pending if not expired.has_expired(task)]
+    missing = [task for task in _require_intent(leadership).pending_tasks if not expired.has_expired(task)]
     if missing:
         return CompactionFailure(run_id=run_id, group=missing[0].group, kind="worker", message="the worker left this task undone")
     return None
@@ -357,13 +359,13 @@ def _damaged_output_problem(leadership: Leadership, intent: Intent, expired: Exp
     are ignored.
     """
 
-    def first_problem() -> str:
+    def first_damaged_output() -> str:
         tasks = {task.group: task for task in intent.plan.tasks}
         outputs = [receipt.segment for receipt in intent.receipts if not expired.has_expired(tasks[receipt.group])]
         return publication.stored_segments_problem(leadership.ports, leadership.state, outputs)
 
-    found = first_problem()
-    return first_problem() if found and expired.refresh(intent) else found
+    found = first_damaged_output()
+    return first_damaged_output() if found and expired.refresh(intent) else found
 
 
 def _undo_intent(leadership: Leadership, steps: StageTracker, intent: Intent, reason: str) -> PartitionState:

@@ -10,7 +10,7 @@ from compactor.control.state import PartitionState
 from compactor.model.plan import CompactionPlan
 from compactor.round.plan import RoundFacts
 from compactor.round.ports import LeadershipCheck, Worker, WorkStats
-from compactor.round.skip import CleanVerdicts
+from compactor.round.skip import CleanSegmentVerdicts
 
 DraftAt = Callable[[int], CompactionPlan | None]
 """Returns the plan that would be made at a time in milliseconds, or None if no round would be due then."""
@@ -19,11 +19,11 @@ DraftAt = Callable[[int], CompactionPlan | None]
 class RemoteWorker(Worker, Protocol):
     """Worker that runs outside of this process and does pass 1 itself."""
 
-    def plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftAt) -> int:
+    def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftAt) -> int:
         """Return the cleaner's time for a new plan: the start of an interrupted pass 1 that can be resumed, else ``now_ms``."""
         return now_ms
 
-    def check_clean_segments(self, facts: RoundFacts, check: LeadershipCheck) -> CleanVerdicts:
+    def check_clean_segments(self, facts: RoundFacts, check: LeadershipCheck) -> CleanSegmentVerdicts:
         """Return which clean segments the plan can skip. ``check`` raises Fenced if leadership is lost. Raises BadData, StoreError,
         OutOfBudget.
         """
@@ -36,8 +36,8 @@ class RemoteWorker(Worker, Protocol):
 class Engine:
     """Engine that runs a round's work outside of this process.
 
-    worker_of: creates the worker, and receives the statistics that the worker fills in.
+    create_remote_worker: creates the worker, and receives the statistics that the worker fills in.
     """
 
     map_engine: str
-    worker_of: Callable[[WorkStats], RemoteWorker]
+    create_remote_worker: Callable[[WorkStats], RemoteWorker]

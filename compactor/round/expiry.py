@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from compactor.config.settings import Cleaner
 from compactor.constants import NEVER_MS
-from compactor.control.log_start import removable_below
+from compactor.control.log_start import segments_removable_below
 from compactor.control.summary import PartitionFacts, SegmentFacts
 
 S = TypeVar("S", bound=SegmentFacts)
@@ -51,11 +51,11 @@ def find_expired_segments(state: PartitionFacts[S], cleaner: Cleaner, now_ms: in
     if state.mirrored or not state.has_segments:
         return None
     readable = [segment for segment in state.live if segment.end_offset >= state.log_start]
-    aged = _count_aged_segments(readable, cleaner, now_ms)
-    surplus = _count_surplus_segments(readable[aged:], cleaner)
+    aged = _count_segments_past_retention_time(readable, cleaner, now_ms)
+    surplus = _count_segments_past_retention_size(readable[aged:], cleaner)
     count = aged + surplus
     offset = readable[count - 1].end_offset + 1 if count else state.log_start
-    gone = removable_below(state.live, offset)
+    gone = segments_removable_below(state.live, offset)
     if offset == state.log_start and not gone:
         return None
     why = [f"{aged} segments are older than retention_ms"] * bool(aged) + [f"{surplus} exceed retention_bytes"] * bool(surplus)
@@ -79,7 +79,7 @@ def largest_timestamp_ms(segment: SegmentFacts) -> int:
     return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.mtime_ms
 
 
-def _count_aged_segments(readable: Sequence[S], cleaner: Cleaner, now_ms: int) -> int:
+def _count_segments_past_retention_time(readable: Sequence[S], cleaner: Cleaner, now_ms: int) -> int:
     """Return how many of the oldest segments are older than ``retention_ms``."""
     if not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
         return 0
@@ -87,7 +87,7 @@ def _count_aged_segments(readable: Sequence[S], cleaner: Cleaner, now_ms: int) -
     return next(young, len(readable))
 
 
-def _count_surplus_segments(readable: Sequence[S], cleaner: Cleaner) -> int:
+def _count_segments_past_retention_size(readable: Sequence[S], cleaner: Cleaner) -> int:
     """Return how many of the oldest segments can be removed so that at least ``retention_bytes`` remain."""
     if not is_retention_enabled(cleaner) or cleaner.retention_bytes < 0:
         return 0

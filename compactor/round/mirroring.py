@@ -17,7 +17,7 @@ from checkpoint.lineage import EpochEntry, first_divergent_offset, leader_epoch_
 from compactor.brokers.metadata_topic.chain import BrokerView
 from compactor.control.broker_expiry import ExpiredSources, fetch_and_record_log_start
 from compactor.control.leadership import Leadership, RecordRefused
-from compactor.control.mirror import apply_broker_view, mirroring_record, segments_of_open_round
+from compactor.control.mirror import build_mirroring_record, segment_ids_of_open_round, state_with_broker_view
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
@@ -34,7 +34,7 @@ _MAX_TIMESTAMP_AT: Final = 35
 
 def state_with_broker_segments(ports: Ports, state: PartitionState) -> PartitionState:
     """Return the state with the segments that brokers serve now; the unchanged state if no broker writes the tier."""
-    return state if ports.brokers is None else apply_broker_view(state, ports.brokers(state.name))
+    return state if ports.brokers is None else state_with_broker_view(state, ports.brokers(state.name))
 
 
 def open_round_problem(leadership: Leadership, expired: ExpiredSources) -> str:
@@ -46,12 +46,12 @@ def open_round_problem(leadership: Leadership, expired: ExpiredSources) -> str:
         return ""
     there = {(link.segment.id, link.last) for link in ports.brokers(state.name).links}
     ends = {segment.id: segment.end_offset for segment in state.live}
-    missing = [name for name in segments_of_open_round(state) if (name, ends.get(name)) not in there]
+    missing = [name for name in segment_ids_of_open_round(state) if (name, ends.get(name)) not in there]
     explained = expired.find_expired(missing)
     gone = next((name for name in missing if name not in explained), "")
     if gone:
         return f"segment {gone} is not what brokers read any more"
-    parted = expired.partly_expired(state.intent.pending)
+    parted = expired.find_partly_expired_task(state.intent.pending_tasks)
     return f"brokers have expired a part of what group {parted.group} replaces" if parted else ""
 
 
@@ -63,27 +63,27 @@ def mirror_broker_segments(leadership: Leadership) -> PartitionState:
     if ports.brokers is None:
         return leadership.state
     name = leadership.state.name
-    view = _without_expired_front(leadership, ports.brokers(name))
-    body = mirroring_record(leadership.state, view, leadership.epoch)
+    view = _view_without_expired_segments(leadership, ports.brokers(name))
+    body = build_mirroring_record(leadership.state, view, leadership.epoch)
     if body is None:
         return leadership.state
     if body.gone:
         fetch_and_record_log_start(leadership)  # it explains later what has become of a round's segments
     try:
-        added = tuple(segment if segment.files else complete_metadata(ports.layout, name, segment) for segment in body.added)
+        added = tuple(segment if segment.files else read_missing_metadata_fields(ports.layout, name, segment) for segment in body.added)
     except BadData:
-        if _without_expired_front(leadership, ports.brokers(name)).links == view.links:
+        if _view_without_expired_segments(leadership, ports.brokers(name)).links == view.links:
             raise
         return mirror_broker_segments(leadership)  # brokers have deleted a segment since the view was taken
     if added and added[-1].id == view.links[-1].segment.id:
-        check_newest_lineage(ports.layout, name, added[-1], view.lineage)
+        check_lineage_of_newest_segment(ports.layout, name, added[-1], view.lineage)
     try:
-        return leadership.append_record(body.model_copy(update={"added": added}), lambda state: mirroring_record(state, view) is None)
+        return leadership.append_record(body.model_copy(update={"added": added}), lambda state: build_mirroring_record(state, view) is None)
     except RecordRefused as refused:
         raise BadData(f"the segments that brokers read are not a complete log: {refused}", segment=str(name)) from refused
 
 
-def _without_expired_front(leadership: Leadership, view: BrokerView) -> BrokerView:
+def _view_without_expired_segments(leadership: Leadership, view: BrokerView) -> BrokerView:
     """Return the brokers' view without the segments that lie below a gap and below the log start of brokers. These are late copies of
     expired data.
     """
@@ -95,7 +95,7 @@ def _without_expired_front(leadership: Leadership, view: BrokerView) -> BrokerVi
     return replace(view, links=view.links[front:])
 
 
-def check_newest_lineage(
+def check_lineage_of_newest_segment(
     layout: SegmentLayout, name: TopicPartition, newest: RemoteLogSegmentMetadata, reported: Sequence[EpochEntry]
 ) -> None:
     """Raise BadData if the newest segment's leader-epoch-checkpoint contradicts the lineage that the segments' metadata gives.
@@ -121,7 +121,9 @@ def check_newest_lineage(
         )
 
 
-def complete_metadata(layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+def read_missing_metadata_fields(
+    layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata
+) -> RemoteLogSegmentMetadata:
     """Return a segment's metadata extended by what brokers do not record: files, first open transaction and timestamp of the first batch.
     Raises StoreError, and BadData if an object is missing.
     """
@@ -135,11 +137,14 @@ def complete_metadata(layout: SegmentLayout, name: TopicPartition, segment: Remo
         detail = error.message if isinstance(error, NotFound) else "it has no producer snapshot"
         raise BadData(detail, segment=layout.object_name(name, segment, "log"), hint="Run `verify`; restore the object") from error
     undecided = entries["txn_first_offset"][entries["txn_first_offset"] >= 0]
-    update = {"open_txn_offset": int(undecided.min()) if len(undecided) else -1, "first_timestamp_ms": _max_timestamp_of_header_ms(head)}
+    update = {
+        "open_txn_offset": int(undecided.min()) if len(undecided) else -1,
+        "first_timestamp_ms": _max_timestamp_in_batch_header_ms(head),
+    }
     return segment.model_copy(update=update)
 
 
-def _max_timestamp_of_header_ms(header: bytes) -> int:
+def _max_timestamp_in_batch_header_ms(header: bytes) -> int:
     """Return the largest timestamp in a batch header, in milliseconds; -1 for a batch of v0 or v1."""
     if len(header) < _BATCH_HEADER or header[_MAGIC_AT] < 2:
         return -1

@@ -30,11 +30,11 @@ def reason_for_spark(cleaner: Cleaner, spark: SparkSettings, assessment: RoundAs
         return f"its largest segment of {largest} bytes and the output do not fit disk_budget_bytes"
     if sum(estimate_records(segment) for segment in assessment.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
         return ""
-    passes = passes_over_keys(cleaner, assessment)
+    passes = count_key_passes(cleaner, assessment)
     return f"the keys would need {passes} passes" if passes > FEW_PASSES else ""
 
 
-def passes_over_keys(cleaner: Cleaner, assessment: RoundAssessment[S]) -> int:
+def count_key_passes(cleaner: Cleaner, assessment: RoundAssessment[S]) -> int:
     """Return how many times the partitioned engine would have to read the dirty range to collect its keys."""
     if not isinstance(cleaner.disk_budget_bytes, int):
         return 1

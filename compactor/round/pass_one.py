@@ -42,13 +42,13 @@ from compactor.records.producer_runs import reason_to_read_for_markers
 from compactor.round.partial.plan import reason_to_read_whole
 from compactor.round.partial.rewrite import KeyDirectoryCache, PartSearch, SegmentPart
 from compactor.round.plan import RemainingBound
-from compactor.round.roles import RoundExtent, SegmentRoles, SourceTable
+from compactor.round.roles import RoundRange, RoundSources, SegmentRoles
 from compactor.round.skip import (
-    CleanVerdicts,
-    FilterRecord,
+    CleanSegmentVerdicts,
+    FilterStatistics,
     SidecarDecision,
+    build_clean_verdicts,
     choose_engine,
-    clean_verdicts,
     decide_by_sidecar,
     horizon_passed_reason,
 )
@@ -99,7 +99,7 @@ class CleanSegmentQuery:
     """
 
     sidecars: Sidecars | None
-    record: FilterRecord
+    record: FilterStatistics
     only: frozenset[str] | None = None
     in_part: frozenset[str] | None = frozenset()
 
@@ -113,12 +113,12 @@ class PassOneResult:
     clean: which clean segments must be read, and why.
     """
 
-    opened: SourceTable
+    opened: RoundSources
     survivors: SpillingKeyScan
     finished: CleanedChunkCache
     engine: str
     passes: int
-    clean: CleanVerdicts
+    clean: CleanSegmentVerdicts
     gate: Gate | None
 
     @property
@@ -134,7 +134,7 @@ class PassOneResult:
     @contextmanager
     def open_segment(self, ordinal: int, reservation: SpaceReservation | None) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
         """Open a segment: yield its bytes and batch verdicts. Raises BadData, StoreError, OutOfBudget, NeedsWholeSegmentError."""
-        known, part = self.opened.is_segment_open(ordinal), self.part_of_segment(ordinal)
+        known, part = self.opened.is_segment_open(ordinal), self.part_to_read_of_segment(ordinal)
         with self.opened.map_segment(ordinal, reservation) as source:
             if not known and self.gate is not None:
                 self.gate.compute_transaction_outcomes(self.sources)
@@ -142,14 +142,14 @@ class PassOneResult:
                 self.gate.restrict_to_rewritten_batches(source, part.rows)
             yield source, self.opened.verdicts[ordinal] if part is None else part.verdicts
 
-    def free_memory(self) -> None:
+    def free_key_memory(self) -> None:
         """Free the memory of keys and cleaned chunks. Their counts are still available."""
         self.survivors.free_key_set()
         self.finished.clear_and_stop_storing()
         if self.gate is not None:
             self.gate.free_key_table()
 
-    def part_of_segment(self, ordinal: int) -> SegmentPart | None:
+    def part_to_read_of_segment(self, ordinal: int) -> SegmentPart | None:
         """Return the part of a segment that is read, or None if all of it is."""
         return self.opened.parts.get(ordinal)
 
@@ -159,11 +159,11 @@ class _PassOneJob:
     """Inputs shared by all attempts at one pass 1. Segments that one attempt opened stay open for the next."""
 
     reading: StagedSegmentReader
-    extent: RoundExtent
+    extent: RoundRange
     settings: PassOneSettings
     inquiry: CleanSegmentQuery
     roles: SegmentRoles
-    opened: SourceTable
+    opened: RoundSources
     cost: _SidecarCost
 
 
@@ -202,21 +202,21 @@ class FilterAnswers:
     met: Mapping[int, str] = field(default_factory=dict)
 
 
-def run_pass_one(reader: StagedSegmentReader, extent: RoundExtent, settings: PassOneSettings, query: CleanSegmentQuery) -> PassOneResult:
+def run_pass_one(reader: StagedSegmentReader, extent: RoundRange, settings: PassOneSettings, query: CleanSegmentQuery) -> PassOneResult:
     """Run pass 1. Holds no disk space when it is done; fetched segments stay staged while the space is not needed.
 
     Raises BadData, StoreError, OutOfBudget, GateFailed, and what ``settings.check`` raises.
     """
     roles = SegmentRoles.assign_segment_roles(reader.live, extent, query.sidecars)
     cost = _SidecarCost(sum(head.bytes for head in roles.heads.values()))
-    job = _PassOneJob(reader, extent, settings, query, roles, SourceTable(reader, roles), cost)
+    job = _PassOneJob(reader, extent, settings, query, roles, RoundSources(reader, roles), cost)
     expected, rows = roles.expected_dirty_keys, roles.expected_dirty_records
     if choose_engine(settings.engine, expected, settings.map_budget_bytes) == "memory":
         try:
             return _scan_with_keys_in_memory(job, expected, rows)
         except Overrun:
             pass  # the keys do not fit in memory, and there was no disk space at that moment to move them to
-    parts = _count_key_parts(job, rows)
+    parts = _count_hash_ranges(job, rows)
     while True:
         try:
             return _scan_with_keys_on_disk(job, rows, parts)
@@ -260,7 +260,7 @@ def _scan_with_keys_in_memory(job: _PassOneJob, expected_key_count: int, expecte
     try:
         _scan_dirty_segments(scan)
         _fold_transactions(scan)
-        decisions = _decide_by_sidecars(
+        decisions = _decide_segments_by_sidecars(
             job, _max_dirty_key_count_on_disk(job, expected_row_count) if survivors.are_rows_on_disk else survivors.key_count
         )
         answers = _ask_filters_about_dirty_keys(scan, decisions, FilterAnswers())
@@ -302,7 +302,9 @@ def _scan_with_keys_on_disk(job: _PassOneJob, expected_row_count: int, part_coun
                 _scan_dirty_segments(scan)
                 _fold_transactions(scan)
                 decisions = (
-                    decisions if decisions is not None else _decide_by_sidecars(job, _max_dirty_key_count_on_disk(job, expected_row_count))
+                    decisions
+                    if decisions is not None
+                    else _decide_segments_by_sidecars(job, _max_dirty_key_count_on_disk(job, expected_row_count))
                 )
                 answers = _ask_filters_about_dirty_keys(scan, decisions, answers)
                 survivors.find_survivors_of_key_part()
@@ -318,7 +320,7 @@ def _max_dirty_key_count_on_disk(job: _PassOneJob, rows: int) -> int:
     return max(1, rows) if job.roles.dirty else 0
 
 
-def _count_key_parts(job: _PassOneJob, expected_row_count: int) -> int:
+def _count_hash_ranges(job: _PassOneJob, expected_row_count: int) -> int:
     """Return into how many parts the keys must be split so that one part's rows and the segment being read fit the disk budget.
 
     Raises OutOfBudget if more than MOST_PASSES would be needed.
@@ -375,7 +377,7 @@ def _scan_dirty_segments(scan: _ScanAttempt) -> None:
         ordinal = coming.pop()
         with opened.map_segment(ordinal, scan.space.reservation) as source:
             if coming:
-                job.reading.staging.prefetch_file(job.reading.log_request(coming[-1]))
+                job.reading.staging.prefetch_file(job.reading.log_file_to_stage(coming[-1]))
             job.settings.check()
             aborted = txn_outcomes_by_batch(source.table, outcomes) == ABORT
             if not opened.folded:
@@ -401,7 +403,7 @@ def _fold_transactions(scan: _ScanAttempt) -> None:
         scan.gate.compute_transaction_outcomes(job.opened.sources)
 
 
-def _decide_by_sidecars(job: _PassOneJob, dirty_key_count: int) -> dict[int, SidecarDecision]:
+def _decide_segments_by_sidecars(job: _PassOneJob, dirty_key_count: int) -> dict[int, SidecarDecision]:
     """Return the decision that each clean segment's sidecar allows, by position of the segment.
 
     :param dirty_key_count: number of keys of the dirty range, or a bound on it.
@@ -482,7 +484,7 @@ def _choose_segments_to_read_in_part(scan: _ScanAttempt, decisions: dict[int, Si
         job.settings.check()
         if directory is None:
             continue
-        found, decision = search.find_part(directory, opened.sources[ordinal], opened.verdicts[ordinal]), decisions[ordinal]
+        found, decision = search.find_part_to_read(directory, opened.sources[ordinal], opened.verdicts[ordinal]), decisions[ordinal]
         if found.meets_none and (decision.for_keys or not decision.must):
             decisions[ordinal] = replace(decision, must="", may=MEETS_NONE, for_keys=False)
             met.pop(ordinal, None)
@@ -518,7 +520,7 @@ def _build_pass_one_result(
         scan.finished,
         engine="partitioned" if survivors.has_moved_keys_to_disk else "memory",
         passes=passes,
-        clean=clean_verdicts(
+        clean=build_clean_verdicts(
             {live[n].id: decision for n, decision in decisions.items()},
             {live[n].id: why for n, why in answers.met.items()},
             {live[n].id: why for n in job.roles.clean if (why := _reason_due_by_fold(job, n))},

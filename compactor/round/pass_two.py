@@ -43,8 +43,8 @@ from compactor.records import codecs
 from compactor.records.balance import BalanceKey
 from compactor.records.indexes import encode_offset_and_time_index
 from compactor.records.producers import ENTRY, ProducerStates, format_producer_snapshot, parse_producer_snapshot
-from compactor.round.delivery import FinishedSegment, describe_file, upload_segment
-from compactor.round.partial.plan import derive_sidecar_of_composed_segment, is_key_directory_worthwhile, new_log_pieces
+from compactor.round.delivery import FinishedSegment, describe_segment_file, upload_segment
+from compactor.round.partial.plan import derive_sidecar_of_composed_segment, is_key_directory_worthwhile, pieces_of_new_log
 from compactor.round.partial.rewrite import (
     ComposedSegment,
     NeedsWholeSegmentError,
@@ -54,8 +54,8 @@ from compactor.round.partial.rewrite import (
 )
 from compactor.round.pass_one import CleanSegmentQuery, PassOneResult, PassOneSettings, run_pass_one
 from compactor.round.ports import WorkSession, WorkStats
-from compactor.round.roles import RoundExtent
-from compactor.round.skip import FilterRecord
+from compactor.round.roles import RoundRange
+from compactor.round.skip import FilterStatistics
 from compactor.round.sources import StagedSegmentReader
 from compactor.tier.ports import SegmentLayout, SegmentPublisher
 from compactor.tier.sidecars import Sidecars
@@ -116,7 +116,7 @@ class LocalWorker:
                     _log.warning("%s is read whole: %s", plan.topic_partition, why)
                 if left:
                     if self.found is not None:
-                        self.found.free_memory()
+                        self.found.free_key_memory()
                     yield from self._run_tasks_once(plan, list(left.values()), session, workers, None, in_part=False)
         except GateFailed as refused:
             yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
@@ -164,11 +164,11 @@ class LocalWorker:
         settings = PassOneSettings(
             self.engine, self.map_budget_bytes, self.hash_key, workers, self.verify_before_publish, session.check_leadership
         )
-        extent = RoundExtent(plan.first_dirty_offset, plan.end_offset, cleaner_rules(plan, BalanceKey(self.hash_key)))
+        extent = RoundRange(plan.first_dirty_offset, plan.end_offset, round_rules_of_plan(plan, BalanceKey(self.hash_key)))
         parts = frozenset(task.sources[0] for task in tasks if task.in_part) if in_part else frozenset()
         # If every segment is a source, all are read and no sidecar is needed as a stand-in.
         sidecars = self.sidecars if parts or any(s.id not in wanted for s in reader.live) else None
-        return run_pass_one(reader, extent, settings, CleanSegmentQuery(sidecars, FilterRecord(), clean, parts))
+        return run_pass_one(reader, extent, settings, CleanSegmentQuery(sidecars, FilterStatistics(), clean, parts))
 
     def _rewrite_and_upload_groups(
         self, execution: PlanExecution, tasks: Sequence[CompactionTask], session: WorkSession
@@ -212,7 +212,7 @@ class RewrittenGroup:
     part: SegmentPart | None = None
 
     @property
-    def unread_records(self) -> int:
+    def unread_record_count(self) -> int:
         """Return the number of records in batches that were not read because the store copies them."""
         return int(self.part.whole.table.count.sum() - self.part.source.table.count.sum()) if self.part else 0
 
@@ -243,13 +243,13 @@ class PassOneAnswers(Protocol):
     ) -> AbstractContextManager[tuple[SourceSegment, TransactionVerdicts]]:
         """Open a segment: yield its bytes and the verdicts on its batches.
 
-        If ``part_of_segment`` returns a part, only that part is opened; NeedsWholeSegmentError is raised if it is not enough. Raises
-        BadData, StoreError, OutOfBudget.
+        If ``part_to_read_of_segment`` returns a part, only that part is opened; NeedsWholeSegmentError is raised if it is not enough.
+        Raises BadData, StoreError, OutOfBudget.
 
         :param ordinal: position of the segment in the partition.
         """
 
-    def part_of_segment(self, ordinal: int) -> SegmentPart | None:
+    def part_to_read_of_segment(self, ordinal: int) -> SegmentPart | None:
         """Return the part of a segment that ``open_segment`` opens, or None if it opens all of it.
 
         :param ordinal: position of the segment in the partition.
@@ -271,7 +271,7 @@ class PlanExecution:
         self._limit = reader.inflate_limit
         self._forward_read = reader
         self._key = BalanceKey(worker.hash_key)
-        self._rules = cleaner_rules(plan, self._key)
+        self._rules = round_rules_of_plan(plan, self._key)
 
     def rewrite_and_upload(self, task: CompactionTask) -> CompactionReceipt | CompactionFailure:
         """Rewrite one group and upload it under the announced id; return its receipt or failure."""
@@ -286,7 +286,7 @@ class PlanExecution:
         :raises NeedsWholeSegmentError: if a segment must be read completely after all.
         """
         members = tuple(ordinal for ordinal, metadata in enumerate(self._live) if metadata.id in task.sources)
-        inputs = [self._forward_read.log_request(ordinal) for ordinal in members]
+        inputs = [self._forward_read.log_file_to_stage(ordinal) for ordinal in members]
         staging = self._worker.staging
         what = f"group {task.group} of {self._partition}"
         interval = self._plan.policy.index_interval_bytes
@@ -355,7 +355,7 @@ class PlanExecution:
         """Return the part to read if the group is one segment of which a part is enough; else None. ``members``: positions of its
         sources.
         """
-        return self._answers.part_of_segment(members[0]) if len(members) == 1 else None
+        return self._answers.part_to_read_of_segment(members[0]) if len(members) == 1 else None
 
     def upload_group(self, group: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
         """Upload a rewritten group, then release its disk space. May run while another group is rewritten.
@@ -381,7 +381,7 @@ class PlanExecution:
         negative = any(self._live[ordinal].negative_timestamps for ordinal in group.members)
         joined = None
         if group.part is None:
-            contents: dict[str, Path | bytes] = {**cleaned.paths, **self._snapshot_and_checkpoint(group)}
+            contents: dict[str, Path | bytes] = {**cleaned.paths, **self._build_snapshot_and_checkpoint(group)}
             made = FinishedSegment.from_local_files(output, contents, self._limit, digests=layout.keeps_digests)
         else:
             joined = describe_composed_segment(group.part, task.new_segment_id, output, self._worker.hash_key, self._limit)
@@ -410,8 +410,8 @@ class PlanExecution:
             run_id=self._plan.run_id,
             group=task.group,
             segment=metadata,
-            records_read=cleaned.records_read + group.unread_records,
-            records_kept=cleaned.records_kept + group.unread_records,
+            records_read=cleaned.records_read + group.unread_record_count,
+            records_kept=cleaned.records_kept + group.unread_record_count,
             bytes_read=sum(self._live[ordinal].size_bytes for ordinal in group.members),
             bytes_written=made.log.size,
             balance=group.balance,
@@ -425,13 +425,13 @@ class PlanExecution:
             task.start_offset, table.size, table.last_offset, table.max_timestamp, self._plan.policy.index_interval_bytes
         )
         log_key = self._worker.layout.object_name(self._partition, source, "log")
-        return FinishedSegment.from_pieces(
+        return FinishedSegment.from_composed_pieces(
             composed,
-            new_log_pieces(part.splice, log_key, group.cleaned.paths["log"], output.table),
-            {"index": index, "timeindex": timeindex, **self._snapshot_and_checkpoint(group)},
+            pieces_of_new_log(part.splice, log_key, group.cleaned.paths["log"], output.table),
+            {"index": index, "timeindex": timeindex, **self._build_snapshot_and_checkpoint(group)},
         )
 
-    def _snapshot_and_checkpoint(self, group: RewrittenGroup) -> dict[str, bytes]:
+    def _build_snapshot_and_checkpoint(self, group: RewrittenGroup) -> dict[str, bytes]:
         """Return the producer snapshot and leader-epoch checkpoint at the group's end: those of its last source, cut where that source ends
         for readers.
         """
@@ -471,7 +471,7 @@ class PlanExecution:
         for entry in (entry for before in self._live[: ordinal + 1] for entry in before.leader_epochs):
             known.setdefault(entry.epoch, entry)
         made = format_leader_epoch_checkpoint(list(known.values())).encode()
-        return made if describe_file(made).is_same(segment.files[kind]) else self._forward_read.read_small_file(segment, kind)
+        return made if describe_segment_file(made).is_same(segment.files[kind]) else self._forward_read.read_small_file(segment, kind)
 
     def _store_sidecar(self, metadata: RemoteLogSegmentMetadata, output: SourceSegment) -> None:
         """Build and store the new segment's sidecar, while the segment's bytes are in the page cache."""
@@ -501,7 +501,7 @@ class PlanExecution:
     def _prefetch_sources_of_task(self, task: CompactionTask) -> None:
         for ordinal, metadata in enumerate(self._live):
             if metadata.id in task.sources:
-                self._worker.staging.prefetch_file(self._forward_read.log_request(ordinal))
+                self._worker.staging.prefetch_file(self._forward_read.log_file_to_stage(ordinal))
                 return
 
     def _update_round_stats(self) -> None:
@@ -509,7 +509,7 @@ class PlanExecution:
         self._worker.stats.peak_disk_bytes = self._worker.staging.peak_bytes
 
 
-def cleaner_rules(plan: CompactionPlan, balance_key: BalanceKey | None = None) -> RetentionRules:
+def round_rules_of_plan(plan: CompactionPlan, balance_key: BalanceKey | None = None) -> RetentionRules:
     """Return the cleaner's rules for a plan.
 
     :param balance_key: key of the record sums for the balance; None to compute none.
@@ -520,12 +520,12 @@ def cleaner_rules(plan: CompactionPlan, balance_key: BalanceKey | None = None) -
         legacy_horizon_ms=plan.legacy_horizon_ms,
         high_watermark=plan.high_watermark,
         latest_offset=plan.next_dirty_offset - 1,
-        producers=plan_producer_states(plan),
+        producers=producer_states_of_plan(plan),
         balance_key=balance_key,
     )
 
 
-def plan_producer_states(plan: CompactionPlan) -> ProducerStates:
+def producer_states_of_plan(plan: CompactionPlan) -> ProducerStates:
     """Return the plan's live producers in the form that the cleaner's rules use."""
     entries = np.zeros(len(plan.producers), ENTRY)
     for row, producer in enumerate(sorted(plan.producers, key=lambda p: p.producer_id)):

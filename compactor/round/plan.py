@@ -20,7 +20,7 @@ from compactor.model.plan import ActiveProducer, CompactionPlan, CompactionTask,
 from compactor.model.policy import MAX32
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.dirty_ratio import KAFKA_RATIO, DirtyRatioThreshold, dirty_ratio_threshold
-from compactor.round.skip import CleanVerdicts
+from compactor.round.skip import CleanSegmentVerdicts
 
 S = TypeVar("S", bound=SegmentFacts)
 
@@ -159,7 +159,7 @@ class RoundFacts:
     producers: tuple[ActiveProducer, ...]
     fingerprint: str
     map_engine: str
-    clean: CleanVerdicts = field(default_factory=CleanVerdicts)
+    clean: CleanSegmentVerdicts = field(default_factory=CleanSegmentVerdicts)
     left: Mapping[str, RemainingBound] = field(default_factory=dict)
     snapshot: bytes = b""
 
@@ -316,7 +316,7 @@ class GroupingRules:
 
 
 def _choose_groups_to_rewrite(
-    assessed: _Assessed, clean: CleanVerdicts, rules: GroupingRules
+    assessed: _Assessed, clean: CleanSegmentVerdicts, rules: GroupingRules
 ) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
     """Return the groups of neighbouring segments that become one segment each, ascending, and the ids of the segments that are only
     included because they are small.
@@ -355,7 +355,7 @@ def _is_worth_merging(members: Sequence[GroupCandidate]) -> bool:
     return len(members) >= MERGE_AT_LEAST and 2 * max(member.size for member in members) <= sum(member.size for member in members)
 
 
-def expected_metadata_records(tasks: Sequence[CompactionTask]) -> int:
+def expected_metadata_record_count(tasks: Sequence[CompactionTask]) -> int:
     """Return the approximate number of records in the metadata topic that a round over these tasks causes, up to the deletion of the
     replaced segments: two for each new and replaced segment, and four for each marker where a leader epoch ends (docs/broker-protocol.md).
     """

@@ -113,13 +113,13 @@ class RoundWork(Protocol[FactsT]):
     Each step gets the result of the one before.
     """
 
-    def is_due(self, state: PartitionState) -> bool:
+    def is_round_due(self, state: PartitionState) -> bool:
         """Return whether a round is due, cheaply and before leadership is acquired. Raises BadData."""
 
     def resume_problem(self, intent: Intent) -> str:
         """Return why this process cannot resume an open round (other settings, other versions, too old), or an empty string."""
 
-    def new_log_start(self, state: PartitionState) -> int | None:
+    def log_start_to_record(self, state: PartitionState) -> int | None:
         """Return the offset to which retention raises the log start before the round is planned, or None. Raises StoreError."""
 
     def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> AbstractContextManager[FactsT | None]:
@@ -147,7 +147,7 @@ class RoundWork(Protocol[FactsT]):
         :param facts: None if an earlier process made the plan.
         """
 
-    def history_stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
+    def stats_for_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
         """Return the figures of a round for the run history."""
 
     def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:

@@ -19,7 +19,7 @@ from compactor.cleaner.passes.describe import count_negative_timestamps
 from compactor.cleaner.passes.source import open_source_segment
 from compactor.config.settings import Cleaner
 from compactor.constants import CompactorEpoch, Offset, TimestampMs
-from compactor.control.ordering import restorable_problem
+from compactor.control.ordering import restore_round_problem
 from compactor.control.ports import Ports
 from compactor.control.stages import Stage
 from compactor.control.state import Intent, PartitionState, WaitingGroup
@@ -88,7 +88,7 @@ class RestoreRound:
     run_id: str
     now_ms: int
 
-    def is_due(self, state: PartitionState) -> bool:
+    def is_round_due(self, state: PartitionState) -> bool:
         return True
 
     def resume_problem(self, intent: Intent) -> str:
@@ -100,7 +100,9 @@ class RestoreRound:
     @contextmanager
     def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> Iterator[PartitionState | None]:
         """Yield the state if the run can be undone. Raises UsageError otherwise."""
-        problem = restorable_problem(state, self.run_id, state.last_epoch) or restore_problem(groups_to_restore(state, self.run_id))
+        problem = restore_round_problem(state, self.run_id, state.last_compactor_epoch) or restore_problem(
+            groups_to_restore(state, self.run_id)
+        )
         if problem:
             raise UsageError(f"run {self.run_id} of {state.name} cannot be undone: {problem}", hint="Nothing was changed")
         yield state
@@ -117,7 +119,7 @@ class RestoreRound:
             first_dirty_offset=Offset(state.first_dirty_offset),
             end_offset=Offset(groups[-1].made.end_offset + 1),
             next_dirty_offset=Offset(
-                min(clean_end_offset(self._waiting_segments_of_run(state).vector_before), clean_end_offset(state.vector))
+                min(clean_end_offset(self._waiting_group_of_run(state).vector_before), clean_end_offset(state.vector))
             ),
             high_watermark=state.end_offset + 1,
             legacy_horizon_ms=0,
@@ -130,7 +132,7 @@ class RestoreRound:
             restores=self.run_id,
         )
 
-    def new_log_start(self, state: PartitionState) -> int | None:
+    def log_start_to_record(self, state: PartitionState) -> int | None:
         return None  # brokers expire what is theirs
 
     def admit_plan(self, plan: CompactionPlan) -> None:
@@ -150,13 +152,13 @@ class RestoreRound:
         finally:
             reading.staging.close()
 
-    def history_stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
+    def stats_for_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
         return {"bytes_written": sum(receipt.bytes_written for receipt in receipts), "restores": self.run_id}
 
     def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:
         """Ignore stages."""
 
-    def _waiting_segments_of_run(self, state: PartitionState) -> WaitingGroup:
+    def _waiting_group_of_run(self, state: PartitionState) -> WaitingGroup:
         """Return the replaced segments of the run, which wait for deletion."""
         return next(group for group in state.waiting if group.run_id == self.run_id and not group.undone)
 
@@ -170,7 +172,7 @@ class RestoreRound:
         """Write the sources of one group into one segment and upload it under its announced id. Raises BadData, StoreError, OutOfBudget."""
         staging = reader.staging
         ordinals = [ordinal for ordinal, segment in enumerate(reader.live) if segment in group.sources]
-        inputs = [reader.log_request(ordinal) for ordinal in ordinals]
+        inputs = [reader.log_file_to_stage(ordinal) for ordinal in ordinals]
         need = group_disk_bytes(group.sources, plan.policy.index_interval_bytes)
         log = staging.folder / f"group-{task.group}.log"
         with staging.reserve_space(need, f"group {task.group} of {reader.partition}", inputs) as reservation:

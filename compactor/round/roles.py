@@ -24,7 +24,7 @@ from compactor.tier.sidecars import SidecarHead, Sidecars
 
 
 @dataclass(frozen=True)
-class RoundExtent:
+class RoundRange:
     """Range of a round with the cleaner's rules. Offsets from ``first_dirty`` to ``end`` (exclusive) are dirty. The range is empty if the
     round is due only for delete horizons.
     """
@@ -51,7 +51,7 @@ class SegmentRoles:
     heads: Mapping[str, SidecarHead]
 
     @staticmethod
-    def assign_segment_roles(live: Sequence[RemoteLogSegmentMetadata], extent: RoundExtent, sidecars: Sidecars | None) -> SegmentRoles:
+    def assign_segment_roles(live: Sequence[RemoteLogSegmentMetadata], extent: RoundRange, sidecars: Sidecars | None) -> SegmentRoles:
         """Return the roles of the live segments in a round.
 
         :param sidecars: None if sidecars are switched off (``bloom = false``). Raises StoreError.
@@ -85,7 +85,7 @@ class SegmentRoles:
         return max((round_up_to_blocks(segment.size_bytes) for segment in self.live), default=0)
 
 
-class SourceTable:
+class RoundSources:
     """Source segments and batch verdicts by position.
 
     A segment that was not opened is represented by the headers in its sidecar, or is empty. Headers stay in memory; record bytes do not.
@@ -135,7 +135,7 @@ class SourceTable:
         """
         self.parts[ordinal] = part
         self.sources[ordinal], self.verdicts[ordinal] = part.whole, part.whole_verdicts
-        self.reading.ranges[ordinal] = part.splice.ranges_read
+        self.reading.ranges[ordinal] = part.splice.byte_ranges_read
         self._opened.add(ordinal)
 
     def is_segment_open(self, ordinal: int) -> bool:

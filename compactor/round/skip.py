@@ -30,7 +30,7 @@ WORTH_ASKING = 0.5
 
 
 @dataclass(frozen=True)
-class FilterRecord:
+class FilterStatistics:
     """Record of the reads that Bloom filters saved on a partition, summed over its run history.
 
     asked: number of segments whose filter was asked.
@@ -47,7 +47,7 @@ class FilterRecord:
     bytes_saved: int = 0
 
     @property
-    def are_filters_paying(self) -> bool:
+    def are_filters_worthwhile(self) -> bool:
         """Return whether filters have saved more bytes on this partition than they cost."""
         return should_keep_filters(self.asked, self.bytes_read, self.bytes_saved)
 
@@ -71,19 +71,19 @@ class FilterRecord:
         )
 
 
-def sum_filter_records(runs: Iterable[Run]) -> FilterRecord:
+def sum_filter_statistics(runs: Iterable[Run]) -> FilterStatistics:
     """Return the reads that filters saved in the runs of the run history. Runs that the history no longer has are ignored, so that filters
     are tried again.
     """
-    records = [filter_record_of_run(run.stats) for run in runs]
-    return FilterRecord(**{name: sum(getattr(each, name) for each in records) for name in FilterRecord.__dataclass_fields__})
+    records = [filter_statistics_of_run(run.stats) for run in runs]
+    return FilterStatistics(**{name: sum(getattr(each, name) for each in records) for name in FilterStatistics.__dataclass_fields__})
 
 
-def filter_record_of_run(stats: Mapping[str, int | float | str]) -> FilterRecord:
+def filter_statistics_of_run(stats: Mapping[str, int | float | str]) -> FilterStatistics:
     """Return the reads that filters saved in one run, from its figures in the run history."""
     counts = {name: int(stats.get(f"filter_{name}", 0)) for name in ("asked", "skipped", "useless")}
     read = int(stats.get("filter_bytes_read", 0)) + int(stats.get("filter_bytes_written", 0))
-    return FilterRecord(**counts, bytes_read=read, bytes_saved=int(stats.get("bytes_skipped", 0)))
+    return FilterStatistics(**counts, bytes_read=read, bytes_saved=int(stats.get("bytes_skipped", 0)))
 
 
 def expected_round_keys(cleaner: Cleaner, runs: Sequence[Run], present_keys: int) -> int:
@@ -98,13 +98,13 @@ def expected_round_keys(cleaner: Cleaner, runs: Sequence[Run], present_keys: int
     return max([present_keys, *brought]) or DEFAULT_KEYS
 
 
-def design_filter(cleaner: Cleaner, record: FilterRecord, probes: int, records: int, segment_bytes: int) -> FilterDesign | None:
+def design_filter(cleaner: Cleaner, record: FilterStatistics, probes: int, records: int, segment_bytes: int) -> FilterDesign | None:
     """Return the design of a new segment's filter, or None if filters are off or do not pay.
 
     :param probes: number of keys that a round will ask about.
     :param records: records of the segment; after cleaning hardly a key occurs twice.
     """
-    if not cleaner.bloom or not record.are_filters_paying:
+    if not cleaner.bloom or not record.are_filters_worthwhile:
         return None
     return sizing.design_filter_if_worthwhile(
         records,
@@ -161,7 +161,7 @@ def horizon_passed_reason(segment: SegmentFacts, now_ms: int) -> str:
     return "a delete horizon has passed" if 0 <= segment.due_ms <= now_ms else ""
 
 
-def decide_by_sidecar(head: SidecarHead, due_reason: str, *, keys: int, record: FilterRecord, now_ms: int) -> SidecarDecision:
+def decide_by_sidecar(head: SidecarHead, due_reason: str, *, keys: int, record: FilterStatistics, now_ms: int) -> SidecarDecision:
     """Return the decision about a clean segment that the header of its sidecar allows.
 
     :param due_reason: why the segment must be read whatever its sidecar says; empty if there is no such reason.
@@ -177,7 +177,7 @@ def decide_by_sidecar(head: SidecarHead, due_reason: str, *, keys: int, record: 
         return SidecarDecision(sidecar, must, "" if must else "it has no key" if keys else "nothing is due in it", askable and keys > 0)
     if sidecar.made_for is None:
         return SidecarDecision(sidecar, must="no filter pays for it", for_keys=True)
-    if not record.are_filters_paying:
+    if not record.are_filters_worthwhile:
         return SidecarDecision(
             sidecar, must=f"filters do not pay on this partition and are off: {record.saved_reads_text()}", for_keys=True
         )
@@ -188,7 +188,7 @@ def decide_by_sidecar(head: SidecarHead, due_reason: str, *, keys: int, record: 
 
 
 @dataclass(frozen=True)
-class CleanVerdicts:
+class CleanSegmentVerdicts:
     """Decision of pass 1 about each clean segment of a partition, by segment id.
 
     read: segments to read, with the reason.
@@ -207,7 +207,7 @@ class CleanVerdicts:
     in_part: frozenset[str] = frozenset()
 
 
-def clean_verdicts(
+def build_clean_verdicts(
     decisions: Mapping[str, SidecarDecision],
     met: Mapping[str, str],
     due: Mapping[str, str],
@@ -216,7 +216,7 @@ def clean_verdicts(
     keys: int,
     sidecar_bytes: int,
     in_part: Iterable[str] = (),
-) -> CleanVerdicts:
+) -> CleanSegmentVerdicts:
     """Combine the decisions by sidecars and filters about clean segments, by segment id.
 
     :param decisions: decisions by sidecars.
@@ -228,14 +228,14 @@ def clean_verdicts(
     """
     read = {name: decision.must or met[name] for name, decision in decisions.items() if decision.must or name in met}
     skip = {name: decision.may or f"its filter matches none of {keys} keys" for name, decision in decisions.items() if name not in read}
-    return CleanVerdicts(read, skip, due, frozenset(asked), sidecar_bytes, frozenset(in_part))
+    return CleanSegmentVerdicts(read, skip, due, frozenset(asked), sidecar_bytes, frozenset(in_part))
 
 
 def filter_history_stats(
-    verdicts: CleanVerdicts, plan: CompactionPlan, state: PartitionState, superseded: AbstractSet[str]
+    verdicts: CleanSegmentVerdicts, plan: CompactionPlan, state: PartitionState, superseded: AbstractSet[str]
 ) -> dict[str, int | float | str]:
     """Return figures for the run history that state how many reads filters saved in a round whose groups are all written (see
-    ``sum_filter_records``).
+    ``sum_filter_statistics``).
 
     :param superseded: ids of segments in which the dirty range superseded a record.
     """

@@ -74,10 +74,10 @@ def read_producers_at_end(layout: SegmentLayout, state: PartitionState) -> Produ
 
     Raises BadData if the last segment's snapshot is missing or cannot be parsed.
     """
-    return parse_end_snapshot(layout, state, read_end_snapshot(layout, state))
+    return parse_producer_snapshot_at_end(layout, state, read_producer_snapshot_at_end(layout, state))
 
 
-def parse_end_snapshot(layout: SegmentLayout, state: PartitionState, snapshot: bytes) -> ProducerStates:
+def parse_producer_snapshot_at_end(layout: SegmentLayout, state: PartitionState, snapshot: bytes) -> ProducerStates:
     """Return the producer states of the last segment's snapshot; none if ``snapshot`` is empty. Raises BadData."""
     return (
         parse_producer_snapshot(snapshot, layout.object_name(state.name, state.live[-1], "snapshot"))
@@ -86,7 +86,7 @@ def parse_end_snapshot(layout: SegmentLayout, state: PartitionState, snapshot: b
     )
 
 
-def read_end_snapshot(layout: SegmentLayout, state: PartitionState) -> bytes:
+def read_producer_snapshot_at_end(layout: SegmentLayout, state: PartitionState) -> bytes:
     """Return the last segment's producer snapshot, or empty bytes if it has none. Raises BadData if it is missing or differs from its
     digest.
     """
@@ -135,7 +135,7 @@ class StagedSegmentReader:
         :param txn_index: False if the caller does not need aborted transactions, so that the index is not fetched.
         """
         metadata = self.live[ordinal]
-        with self.staging.open_file(self.log_request(ordinal), reservation) as path:
+        with self.staging.open_file(self.log_file_to_stage(ordinal), reservation) as path:
             source = open_source_segment(
                 ordinal, path, metadata.start_offset, metadata.last_copied_offset + 1, metadata.mtime_ms, -1, self.inflate_limit,
                 txn_entries=self.read_txn_index(metadata) if txn_index else None,
@@ -150,7 +150,7 @@ class StagedSegmentReader:
     @contextmanager
     def map_segment(self, source: SourceSegment, reservation: SpaceReservation | None = None) -> Iterator[None]:
         """Map the bytes of a source that was opened before into memory, for the duration of a ``with`` block."""
-        with self.staging.open_file(self.log_request(source.ordinal), reservation) as path:
+        with self.staging.open_file(self.log_file_to_stage(source.ordinal), reservation) as path:
             table, buf = source.table, map_file(path)
             # No balance accounts for bytes after the end up to which the segment is read.
             has_offsets_after_end = self.live[source.ordinal].has_offsets_after_end
@@ -168,11 +168,11 @@ class StagedSegmentReader:
         """Return the key of one of a segment's objects, for messages."""
         return self.staging.layout.object_name(self.partition, metadata, kind)
 
-    def log_request(self, ordinal: int) -> FileToStage:
+    def log_file_to_stage(self, ordinal: int) -> FileToStage:
         """Return the file to stage for a segment's log, or for those ranges of it that are read."""
-        return replace(self.object_request(self.live[ordinal], "log"), ranges=self.ranges.get(ordinal))
+        return replace(self.segment_file_to_stage(self.live[ordinal], "log"), ranges=self.ranges.get(ordinal))
 
-    def object_request(self, metadata: RemoteLogSegmentMetadata, kind: str) -> FileToStage:
+    def segment_file_to_stage(self, metadata: RemoteLogSegmentMetadata, kind: str) -> FileToStage:
         """Return the file to stage for one of a segment's objects. A log may also be copied from the broker's directory."""
         local = f"{self.partition}/{metadata.start_offset:020d}.log" if kind == "log" else ""
         return FileToStage(self.partition, metadata, kind, local)
@@ -180,7 +180,7 @@ class StagedSegmentReader:
     def read_small_file(self, metadata: RemoteLogSegmentMetadata, kind: str) -> bytes:
         """Return the content of a small object other than the log. Raises BadData, StoreError."""
         known = self.known.get((metadata.id, kind))
-        return known if known is not None else self.staging.fetch_into_memory(self.object_request(metadata, kind))
+        return known if known is not None else self.staging.fetch_into_memory(self.segment_file_to_stage(metadata, kind))
 
     def read_txn_index(self, metadata: RemoteLogSegmentMetadata) -> TxnEntries:
         """Return the aborted transactions of a segment's transaction index. Raises BadData, StoreError."""

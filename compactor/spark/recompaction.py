@@ -303,10 +303,10 @@ class _Recompaction:
 
         cleaner = self._tier.cleaner_for(candidate.name.topic)
 
-        def worker_of(stats: WorkStats) -> SparkWorker:
+        def create_remote_worker(stats: WorkStats) -> SparkWorker:
             return SparkWorker(lambda: self._cluster, self._tier, cleaner, stats, self._cost, self._listener.job_listener)
 
-        return self._run_round_over_whole_log(candidate, Engine("spark", worker_of))
+        return self._run_round_over_whole_log(candidate, Engine("spark", create_remote_worker))
 
     def clean_in_shared_job(self, flow: SharedJobs, candidate: RecompactionCandidate) -> RoundReport:
         """Clean a small partition on one executor, in a Spark job that it shares with other partitions."""

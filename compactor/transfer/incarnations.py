@@ -17,9 +17,15 @@ from dataclasses import dataclass
 from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.leaders import ClusterTopics
 from compactor.constants import TopicId
-from compactor.control.importing import open_incarnation
-from compactor.control.incarnations import TopicIdRelation, classify_topic_id, current_incarnation, latest_topic_id, recreation_problem
-from compactor.control.logs import CatalogLog, open_catalog, publish_hints, snapshot_if_due
+from compactor.control.importing import record_incarnation_opening
+from compactor.control.incarnations import (
+    TopicIdRelation,
+    classify_topic_id,
+    current_incarnation,
+    latest_topic_id,
+    topic_recreation_problem,
+)
+from compactor.control.logs import CatalogLog, open_catalog, publish_hints, write_snapshot_if_due
 from compactor.control.records import TopicRecreated, TopicsConfirmed
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import BadData
@@ -84,7 +90,7 @@ def find_or_open_incarnation(
         _record_topic_recreation(catalog, state, topic_id, id_source, rule, tier.ports.holder)
     following = tier.open(partition_of_incarnation(state.topic, state.partition, state.incarnation + 1))
     if following.refresh().topic_id not in catalog.state.superseded.get(state.topic, {}):
-        open_incarnation(following, topic_id, tier.ports.holder)
+        record_incarnation_opening(following, topic_id, tier.ports.holder)
     # Listed before its first segment comes: its topic may be superseded until then, and the next one is found through it.
     publish_hints(catalog, {following.state.name: following.confirmed_slot()})
     return following.state.name
@@ -114,8 +120,8 @@ def record_confirmed_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicId
         new = {topic: given for topic, given in found.items() if given not in state.topic_clusters}
         return TopicsConfirmed(cluster_id=answer.cluster_id, topic_ids=new) if new and answer.cluster_id else None
 
-    catalog.transact(missing_confirmation)
-    snapshot_if_due(catalog)
+    catalog.append_until_done(missing_confirmation)
+    write_snapshot_if_due(catalog)
 
 
 def _has_equal_records(count_equal_records: Callable[[], int]) -> bool:
@@ -150,13 +156,13 @@ def _record_topic_recreation(
         """Return the record to append to this state of the catalog, or None if the same recreation is recorded already."""
         if known.superseded.get(state.topic, {}).get(former_id) == topic_id:
             return None
-        problem = recreation_problem(known, body)
+        problem = topic_recreation_problem(known, body)
         if problem:
             raise other_topic_error(state, topic_id, id_source, problem)
         return body
 
-    catalog.transact(missing_recreation)
-    snapshot_if_due(catalog)
+    catalog.append_until_done(missing_recreation)
+    write_snapshot_if_due(catalog)
 
 
 def other_topic_error(state: PartitionState, topic_id: TopicId, id_source: str, reason: str) -> BadData:

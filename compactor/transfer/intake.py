@@ -13,7 +13,13 @@ from typing import Protocol
 
 from checkpoint.lineage import Lineage
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
-from compactor.control.importing import closed_import, prepend_segments, register_import, tier_segments, truncate_tail
+from compactor.control.importing import (
+    find_closed_import,
+    record_prepended_segments,
+    record_tail_truncation,
+    record_tiered_segments,
+    register_import,
+)
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Ports
 from compactor.control.records import TailBatch, TailTruncated
@@ -78,9 +84,9 @@ def add_segments(ports: Ports, log: PartitionLog, incoming: Sequence[IncomingSeg
     :raises StoreError: if the store fails. The next attempt finds created objects again, or a sweep deletes them.
     """
     for import_id in _import_ids_by_attempt(incoming, arrival.cut):
-        if closed_import(log.state, import_id) is None and _try_import_under_id(ports, log, import_id, incoming, arrival):
+        if find_closed_import(log.state, import_id) is None and _try_import_under_id(ports, log, import_id, incoming, arrival):
             return True
-        closed = closed_import(log.state, import_id)
+        closed = find_closed_import(log.state, import_id)
         if closed is not None and not closed.voided and closed.tiered_end <= log.state.end_offset:
             return False
     raise StoreError("this import was voided too often", hint="See why with `explain`, or raise publish.orphan_age_ms")
@@ -104,13 +110,13 @@ def _try_import_under_id(
     if segments is None:
         return False
     if settings.cut is not None:
-        truncate_tail(ports, log, _truncation_record(settings.cut, import_id, segments, settings))
+        record_tail_truncation(ports, log, _truncation_record(settings.cut, import_id, segments, settings))
     elif settings.before:
-        prepend_segments(ports, log, import_id, segments, settings.lineage, settings.topic_id)
+        record_prepended_segments(ports, log, import_id, segments, settings.lineage, settings.topic_id)
     else:
         start = min(settings.log_start, segments[-1].end_offset + 1)
         log_start = start if start > segments[0].start_offset else None
-        tier_segments(ports, log, import_id, segments, settings.lineage, settings.tail, settings.topic_id, log_start)
+        record_tiered_segments(ports, log, import_id, segments, settings.lineage, settings.tail, settings.topic_id, log_start)
     settings.noted()
     return True
 

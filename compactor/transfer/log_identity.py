@@ -27,7 +27,7 @@ from pathlib import Path
 
 from compactor.access.tier import Tier
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
-from compactor.control.importing import adopt_topic
+from compactor.control.importing import record_topic_adoption
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Ports
 from compactor.control.records import TopicAdopted
@@ -327,7 +327,7 @@ class IdentityCheck:
         if should_record_topic_id(evidence):
             why = "its seam was adopted" if evidence.adopted else f"{evidence.compared} records or batches compared equal"
             why = why if evidence.adopted or evidence.compared else "its directory is the one that was compared last"
-            adopt_topic(self.log, TopicAdopted(topic_id=self.given_id, by=self.ports.holder, why=why))
+            record_topic_adoption(self.log, TopicAdopted(topic_id=self.given_id, by=self.ports.holder, why=why))
 
 
 def create_identity_check(opened: Tier, log: PartitionLog, log_dir: Path, topic_id: TopicId | None = None) -> IdentityCheck:

@@ -19,7 +19,7 @@ from compactor.access.tier import Tier
 from compactor.cleaner.passes.describe import count_negative_timestamps
 from compactor.cleaner.passes.source import open_source_segment, segment_of_batch_range
 from compactor.control import ordering
-from compactor.control.fold import fold_partition
+from compactor.control.fold import apply_partition_record
 from compactor.control.logs import PartitionLog
 from compactor.control.records import RoundUndone
 from compactor.control.state import PartitionState
@@ -77,11 +77,11 @@ def _reason_rounds_cannot_be_undone(log: PartitionLog, offset: int) -> str:
         run_id = state.published[-1] if state.published else ""
         if state.intent is not None:
             return f"run {state.intent.plan.run_id} is open"
-        problem = ordering.restorable_problem(state, run_id, state.next_epoch)
+        problem = ordering.restore_round_problem(state, run_id, state.next_compactor_epoch)
         if problem:
             return problem
-        record = log.candidate_record(RoundUndone(leader_epoch=state.next_epoch, run_id=run_id))
-        state = fold_partition(state, record, lambda state, record: "")
+        record = log.candidate_record(RoundUndone(leader_epoch=state.next_compactor_epoch, run_id=run_id))
+        state = apply_partition_record(state, record, lambda state, record: "")
     return ""
 
 

@@ -12,8 +12,8 @@ from compactor.access.tier import Tier
 from compactor.brokers.topic_ids import TopicIdAnswers
 from compactor.constants import TopicId
 from compactor.control.deletion import delete_partition
-from compactor.control.incarnations import CONFIRMATION_MS, is_deletion_confirmed, topics_of_cluster
-from compactor.control.logs import CatalogLog, open_catalog, snapshot_if_due
+from compactor.control.incarnations import CONFIRMATION_MS, is_deletion_confirmed, topic_ids_of_cluster
+from compactor.control.logs import CatalogLog, open_catalog, write_snapshot_if_due
 from compactor.control.records import TopicsInspected
 from compactor.control.state import CatalogState
 from compactor.errors import UsageError
@@ -48,8 +48,8 @@ def delete_removed_topics(tier: Tier, ask_about_topics: AskAboutTopics) -> list[
     answers = ask_about_topics(topic_ids)
     _record_answers(catalog, answers, later_ms, lambda state, topic_id: topic_id not in state.missing)
     state = _record_answers(catalog, answers, earlier_ms, partial(_confirms_absence, asked_ms=earlier_ms))
-    snapshot_if_due(catalog)
-    asked = topics_of_cluster(state, answers.missing, answers.cluster_id)
+    write_snapshot_if_due(catalog)
+    asked = topic_ids_of_cluster(state, answers.missing, answers.cluster_id)
     due = {topic_id for topic_id in asked if _is_deletion_due(tier, state, topic_id, earlier_ms)}
     return _delete_topics(tier, due) if due else []
 
@@ -61,14 +61,14 @@ def _record_answers(
 
     def decide_record(state: CatalogState) -> TopicsInspected | None:
         # The fold ignores what another cluster says: recorded, it would be decided again for ever.
-        asked = topics_of_cluster(state, (*answers.missing, *answers.present), answers.cluster_id)
+        asked = topic_ids_of_cluster(state, (*answers.missing, *answers.present), answers.cluster_id)
         missing = tuple(topic_id for topic_id in answers.missing if topic_id in asked and adds_information(state, topic_id))
         present = tuple(topic_id for topic_id in answers.present if topic_id in asked and topic_id in state.missing)
         if not missing and not present:
             return None
         return TopicsInspected(cluster_id=answers.cluster_id, missing=missing, present=present, asked_ms=asked_ms)
 
-    return catalog.transact(decide_record)
+    return catalog.append_until_done(decide_record)
 
 
 def _confirms_absence(state: CatalogState, topic_id: TopicId, asked_ms: int) -> bool:

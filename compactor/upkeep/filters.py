@@ -24,7 +24,7 @@ from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.partial.plan import is_key_directory_worthwhile
-from compactor.round.skip import design_filter, expected_round_keys, sum_filter_records
+from compactor.round.skip import design_filter, expected_round_keys, sum_filter_statistics
 from compactor.tier.sidecars import SidecarHead
 
 
@@ -48,7 +48,7 @@ def sidecars_json(opened: Tier, name: TopicPartition, now_ms: int) -> dict[str, 
     """
     state = opened.open(name).refresh()
     cleaner = opened.cleaner_for(name.topic)
-    record = sum_filter_records(state.runs)
+    record = sum_filter_statistics(state.runs)
     sidecars = opened.sidecars(name)
     sizes = sidecars.stored_sizes()
     heads = sidecars.load_heads([segment.id for segment in state.live])
@@ -56,11 +56,11 @@ def sidecars_json(opened: Tier, name: TopicPartition, now_ms: int) -> dict[str, 
     return {
         "topic": name.topic,
         "partition": name.partition,
-        "on": cleaner.bloom and record.are_filters_paying,
+        "on": cleaner.bloom and record.are_filters_worthwhile,
         "reason": "bloom = false"
         if not cleaner.bloom
         else ""
-        if record.are_filters_paying
+        if record.are_filters_worthwhile
         else f"filters do not pay on this partition: {record.saved_reads_text()}",
         "design_keys": probes,
         "asked": record.asked,
@@ -121,7 +121,7 @@ def rebuild_sidecars(
     sidecars = opened.sidecars(name)
     heads = sidecars.load_heads([segment.id for segment in state.live])
     wanted = [n for n, segment in enumerate(state.live) if not unusable_only or heads[segment.id].sidecar is None]
-    record, probes = sum_filter_records(state.runs), expected_round_keys(cleaner, state.runs, 0)
+    record, probes = sum_filter_statistics(state.runs), expected_round_keys(cleaner, state.runs, 0)
     written, size = [], 0
     reading = read_partition(opened, state, budget, "bloom")
     try:
@@ -143,10 +143,10 @@ def rebuild_sidecars(
                         add_segment_to_builder(builder, source, reading.inflate_limit, workers)
                         keys = builder.build_key_directory(segment.id) if directory else None
                 except NotFound:
-                    if segment.id in opened.open(name).refresh().live_by_id():
+                    if segment.id in opened.open(name).refresh().live_segments_by_id():
                         raise
                     continue  # replaced and retired meanwhile
-                reading.staging.delete_cached_copies([reading.log_request(ordinal)])
+                reading.staging.delete_cached_copies([reading.log_file_to_stage(ordinal)])
                 size += sidecars.save_sidecar(builder.build_sidecar(segment.id), keys)
                 written.append(segment.id)
                 on_segment(segment.size_bytes)

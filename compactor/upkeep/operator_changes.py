@@ -7,13 +7,13 @@ from compactor.access.tier import Tier
 from compactor.control import publication
 from compactor.control.deletion import raise_log_start
 from compactor.control.leadership import RecordRefused, hold_leadership
-from compactor.control.logs import PartitionLog, snapshot_if_due
-from compactor.control.ordering import restorable_problem
+from compactor.control.logs import PartitionLog, write_snapshot_if_due
+from compactor.control.ordering import restore_round_problem
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Unavailable, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.status import PUBLISHING, RoundStatus, RunStatus
-from compactor.round.drive import run_round_as_leader, settle_open_intent
+from compactor.round.drive import finish_or_undo_open_intent, run_round_as_leader
 from compactor.round.mirroring import mirror_broker_segments
 from compactor.round.restoring import RestoreRound, groups_to_restore
 
@@ -32,7 +32,7 @@ def delete_records(opened: Tier, name: TopicPartition, offset: int) -> tuple[Par
     with hold_leadership(opened.ports, log, opened.lease) as leadership:
         before = leadership.state
         if leadership.state.intent is not None:
-            settle_open_intent(leadership, new_round(opened, name, opened.ports.clock_ms()))
+            finish_or_undo_open_intent(leadership, new_round(opened, name, opened.ports.clock_ms()))
         if not before.has_segments or offset > before.end_offset + 1:
             end = f"it ends at {before.end_offset}" if before.has_segments else "it holds nothing"
             raise UsageError(f"offset {offset} lies beyond {name}: {end}", hint="Nothing was changed. `topics` lists what the tier holds")
@@ -40,7 +40,7 @@ def delete_records(opened: Tier, name: TopicPartition, offset: int) -> tuple[Par
             after = raise_log_start(leadership, choose_log_start)
         except RecordRefused as refused:
             raise UsageError(f"the log start of {name} cannot be raised: {refused}", hint="Nothing was changed") from refused
-        snapshot_if_due(log)
+        write_snapshot_if_due(log)
     opened.changes.publish([log])
     return before, after
 
@@ -69,7 +69,7 @@ def undo_round_by_copies(opened: Tier, log: PartitionLog, run_id: str) -> Partit
             hint = "Nothing was changed, readers have what the run made. Restore the object from the store's versions, then undo"
             raise BadData(f"what run {run_id} replaced is damaged: {damage}", segment=str(name), hint=hint)
         result = run_round_as_leader(leadership, work)
-        snapshot_if_due(log)
+        write_snapshot_if_due(log)
     if result.status == RoundStatus.QUARANTINED:
         raise BadData(result.reason, segment=result.segment or str(name), hint="Readers have what the run made")
     if result.status not in PUBLISHING:
@@ -93,6 +93,10 @@ def _require_undoable_run(state: PartitionState, run_id: str) -> None:
         return
     if run.status == RunStatus.REVERTED_IN_PART:
         raise UsageError(f"run {run_id} of {state.name} was undone in part: {run.reason}", hint="Nothing more of it can be taken back")
-    problem = f"run {state.intent.plan.run_id} is still open" if state.intent else restorable_problem(state, run_id, state.next_epoch)
+    problem = (
+        f"run {state.intent.plan.run_id} is still open"
+        if state.intent
+        else restore_round_problem(state, run_id, state.next_compactor_epoch)
+    )
     if problem:
         raise UsageError(f"run {run_id} of {state.name} cannot be undone: {problem}", hint="Nothing was changed")

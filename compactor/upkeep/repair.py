@@ -26,8 +26,8 @@ from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.control.leadership import Leadership, hold_leadership
-from compactor.control.logs import snapshot_if_due
-from compactor.control.ordering import restorable_problem
+from compactor.control.logs import write_snapshot_if_due
+from compactor.control.ordering import restore_round_problem
 from compactor.control.stages import Stage
 from compactor.control.state import Intent, PartitionState
 from compactor.control.undo import undo_round
@@ -42,7 +42,7 @@ from compactor.records.balance import BalanceKey, digest_sum_of_segment
 from compactor.records.batches import map_file, scan_batches
 from compactor.records.indexes import encode_offset_and_time_index
 from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot
-from compactor.round.delivery import describe_file
+from compactor.round.delivery import describe_segment_file
 from compactor.round.drive import run_round_as_leader
 from compactor.round.ports import LeadershipCheck, Stats, WorkSession
 from compactor.tier.contents import has_recorded_content, read_verified_file
@@ -242,7 +242,7 @@ def repair_partition(
             _create_missing_objects(opened, leadership, [one.damage for one in decisions if one.action == "create"], finder)
             replaced = [one.damage for one in decisions if one.action == "replace"]
             new_ids = _replace_damaged_segments(opened, leadership, replaced, finder) if replaced else {}
-            snapshot_if_due(log)
+            write_snapshot_if_due(log)
     opened.changes.publish([log])
     return _repair_report(opened, state, decisions, new_ids)
 
@@ -277,7 +277,9 @@ def _undo_or_nothing(opened: Tier, state: PartitionState, damage: DamagedSegment
     nowhere = f"{nowhere}. It is compacted, and so it is in no broker's log directory"
     if not run_id:
         return Repair(damage, "none", f"{nowhere}; what it replaced is deleted")
-    problem = f"run {state.intent.plan.run_id} is open" if state.intent else restorable_problem(state, run_id, state.next_epoch)
+    problem = (
+        f"run {state.intent.plan.run_id} is open" if state.intent else restore_round_problem(state, run_id, state.next_compactor_epoch)
+    )
     if not problem:
         sources = [segment for group in state.waiting if group.run_id == run_id and not group.undone for segment in group.segments]
         bad = find_damage(opened, state, sources, lambda size: None)
@@ -418,7 +420,7 @@ def _create_missing_objects(opened: Tier, leadership: Leadership, damaged: Seque
     layout = opened.ports.layout
     for damage in damaged:
         segment = damage.segment
-        if segment.id not in leadership.check_still_leading().live_by_id():
+        if segment.id not in leadership.check_still_leading().live_segments_by_id():
             continue  # expired or replaced since
         with _scratch_folder(opened) as scratch:
             paths = {kind: scratch / kind for kind in damage.missing}
@@ -459,13 +461,13 @@ class RepairRound:
     finder: _FileFinder
     damaged: tuple[DamagedSegment, ...]
 
-    def is_due(self, state: PartitionState) -> bool:
+    def is_round_due(self, state: PartitionState) -> bool:
         return True
 
     def resume_problem(self, intent: Intent) -> str:
         return "a repair makes a plan of its own"
 
-    def new_log_start(self, state: PartitionState) -> int | None:
+    def log_start_to_record(self, state: PartitionState) -> int | None:
         return None
 
     @contextmanager
@@ -515,9 +517,9 @@ class RepairRound:
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         for task in tasks:
             session.check_leadership()
-            yield self._replace_segment(plan, task, session.state.live_by_id()[task.sources[0]])
+            yield self._replace_segment(plan, task, session.state.live_segments_by_id()[task.sources[0]])
 
-    def history_stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
+    def stats_for_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
         return {"bytes_written": sum(receipt.bytes_written for receipt in receipts)}
 
     def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:
@@ -538,7 +540,7 @@ class RepairRound:
             source.verify_crcs_once(0, len(source.table))
             held = digest_sum_of_segment(source.buf, BalanceKey(self.opened.identity.hash_key()))
             # What the broker or a round recorded of the log stays true, because the log is the same.
-            others = {kind: describe_file(path) for kind, path in paths.items() if kind != "log"}
+            others = {kind: describe_segment_file(path) for kind, path in paths.items() if kind != "log"}
             made = segment.model_copy(
                 update={"id": task.new_segment_id, "files": {"log": segment.recorded_file("log"), **others}, "content": held}
             )

@@ -21,16 +21,16 @@ from typing import Any
 from compactor.constants import HOUR_MS, NEVER_MS
 from compactor.control import grace, ordering
 from compactor.control.leadership import Leadership, hold_leadership
-from compactor.control.logs import PartitionLog, snapshot_if_due
+from compactor.control.logs import PartitionLog, write_snapshot_if_due
 from compactor.control.ports import Lease, Ports, Retention
-from compactor.control.publication import delete_objects
-from compactor.control.records import ImportVoided, RetireBegun, Retired
+from compactor.control.publication import delete_segment_objects
+from compactor.control.records import ImportVoided, SegmentDeletionBegun, SegmentDeletionEnded
 from compactor.control.stages import Stage, StageTracker
 from compactor.control.state import CatalogState, OpenImport, PartitionState, WaitingGroup
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.drive import SCOUTED, scratch_prefix, settle_open_intent
+from compactor.round.drive import SCOUTED, finish_or_undo_open_intent, scratch_prefix
 from compactor.round.ports import RoundWork
 from compactor.storage.port import ObjectStore
 from compactor.tier.ports import AnnouncedSegment, ListedObject, SegmentLayout, SegmentName, SegmentRef
@@ -139,7 +139,7 @@ def retire_partition(
         return _retire_report(ports.layout, log.state.name, found, is_dry_run=dry_run)
     with hold_leadership(ports, log, lease) as leadership:
         report = retire_as_leader(leadership, retention, clock=clock, work=work)
-        snapshot_if_due(log)
+        write_snapshot_if_due(log)
         return report
 
 
@@ -158,7 +158,7 @@ def retire_as_leader(
         leadership, retention, clock
     )
     if leadership.state.intent is not None:
-        settle_open_intent(leadership, work)
+        finish_or_undo_open_intent(leadership, work)
         gone += _delete_segments_after_grace(leadership, retention, clock)
     for import_id in _stale_imports(ports, log, retention, clock):
         leadership.append_record(
@@ -170,7 +170,7 @@ def retire_as_leader(
     left: list[SegmentRef] = [*dict.fromkeys(SegmentName(item.segment_id, item.start_offset) for item in found.orphans)]
     reported = {segment.id for segment in found.strays}
     left = [segment for segment in left if segment.id not in reported] + list(found.strays)
-    ordering.require_deletable(log.state, log.incarnation, leadership.epoch, [segment.id for segment in left])
+    ordering.require_segments_deletable(log.state, log.incarnation, leadership.epoch, [segment.id for segment in left])
     ports.layout.delete_segments(log.state.name, left)
     ports.publisher.record_deletion(log.state.name, left)
     ports.control.delete(found.scratch)
@@ -189,7 +189,7 @@ def survey_retirable(ports: Ports, log: PartitionLog, retention: Retention, cloc
     sidecars = [info.key for info in ports.control.list(sidecar_prefix(log.prefix))]
     state = log.refresh_and_check_gaps()
     due, waiting = _split_segments_by_grace(ports, log, retention, clock)
-    known = ordering.protected_ids(state).union(segment.id for segment in state.retiring)
+    known = ordering.protected_segment_ids(state).union(segment.id for segment in state.retiring)
     unknown = [item for item in listed if item.segment_id and item.segment_id not in known]
     reported = ports.publisher.find_unrecorded_segments(state.name, known)
     cut_off = [one for one in reported or () if one.cut_off_ms >= 0]
@@ -209,7 +209,7 @@ def survey_retirable(ports: Ports, log: PartitionLog, retention: Retention, cloc
     left += [key for key in sidecars if segment_id_of(key) and segment_id_of(key) not in known]
     young = tuple(item for item in unknown if item not in set(orphans))
     # Heartbeats of earlier epochs are deleted; that of the present epoch may still be in use.
-    left += [match[0] for match in beats if int(match[1]) < state.last_epoch]
+    left += [match[0] for match in beats if int(match[1]) < state.last_compactor_epoch]
     return RetireSurvey(
         due=due,
         waiting=waiting,
@@ -233,7 +233,7 @@ def _next_deletion_due_ms(ports: Ports, log: PartitionLog, retention: Retention,
     if state.waiting or state.registrations:
         now, since = clock.now_ms(ports.control), read_slot_times(ports, log)
         moments += [grace.earliest_retire_ms(group, retention, since, now) for group in state.waiting]
-        moments += [grace.import_abandoned_ms(entry, retention, since, now) for entry in state.registrations.values()]
+        moments += [grace.import_abandoned_at_ms(entry, retention, since, now) for entry in state.registrations.values()]
     return min(moments, default=NEVER_MS)
 
 
@@ -257,8 +257,8 @@ def _delete_segments_after_grace(leadership: Leadership, retention: Retention, c
     steps = StageTracker(Stage.PUBLISHED)
     steps.advance_to(Stage.RETIRE_BEGUN)
     leadership.append_record(
-        RetireBegun(leader_epoch=leadership.epoch, ids=tuple(segment.id for segment in due)),
-        lambda state: not {segment.id for segment in due}.intersection(ordering.protected_ids(state)),
+        SegmentDeletionBegun(leader_epoch=leadership.epoch, ids=tuple(segment.id for segment in due)),
+        lambda state: not {segment.id for segment in due}.intersection(ordering.protected_segment_ids(state)),
     )
     return _complete_begun_deletions(leadership, steps)
 
@@ -270,11 +270,12 @@ def _complete_begun_deletions(leadership: Leadership, steps: StageTracker) -> tu
     state = leadership.state
     segments = state.retiring
     if segments:
-        delete_objects(leadership, state, segments)
+        delete_segment_objects(leadership, state, segments)
         steps.advance_to(Stage.DELETED)
         ids = tuple(segment.id for segment in segments)
         leadership.append_record(
-            Retired(leader_epoch=leadership.epoch, ids=ids), lambda state: not any(segment.id in ids for segment in state.retiring)
+            SegmentDeletionEnded(leader_epoch=leadership.epoch, ids=ids),
+            lambda state: not any(segment.id in ids for segment in state.retiring),
         )
         steps.advance_to(Stage.RETIRED)
     return segments
@@ -303,7 +304,7 @@ def _stale_imports(ports: Ports, log: PartitionLog, retention: Retention, clock:
     now = (STORES_OWN if clock.spares_young else clock).now_ms(ports.control)
     since = read_slot_times(ports, log)
     entries = log.state.registrations.values()
-    return tuple(entry.import_id for entry in entries if now >= grace.import_abandoned_ms(entry, retention, since, now))
+    return tuple(entry.import_id for entry in entries if now >= grace.import_abandoned_at_ms(entry, retention, since, now))
 
 
 def read_slot_times(ports: Ports, log: PartitionLog) -> dict[int, int]:
@@ -314,7 +315,7 @@ def read_slot_times(ports: Ports, log: PartitionLog) -> dict[int, int]:
     try:
         return _times_of_first_slots(ports, log)
     except NotFound:
-        log.reload()
+        log.reload_from_snapshot()
     try:
         return _times_of_first_slots(ports, log)
     except NotFound:

@@ -85,8 +85,8 @@ def vector_problems(state: PartitionState) -> Iterator[str]:
     clean = offsets.clean_end_offset(state.vector)
     if state.has_segments and clean > state.end_offset + 1:
         yield f"they state clean data up to {clean}, the log ends at {state.end_offset}"
-    if state.vector and state.vector[-1].leader_epoch > state.last_epoch:
-        yield f"they name epoch {state.vector[-1].leader_epoch}, the last that was acquired is {state.last_epoch}"
+    if state.vector and state.vector[-1].leader_epoch > state.last_compactor_epoch:
+        yield f"they name epoch {state.vector[-1].leader_epoch}, the last that was acquired is {state.last_compactor_epoch}"
 
 
 def segments_beyond_cleaner_offset(state: PartitionState) -> Iterator[str]:

@@ -72,7 +72,7 @@ def verify_partition(
             check = _SegmentVerifier(opened, name, segment, Path(scratch), cleaner.max_decompressed_batch_bytes, key)
             problems, last = check.verify_segment(previous_last)
             previous_last = max(previous_last, last)
-            if problems and log.refresh().slot != state.slot and segment.id not in log.state.live_by_id():
+            if problems and log.refresh().slot != state.slot and segment.id not in log.state.live_segments_by_id():
                 continue  # replaced and retired during the check
             found += problems
             on_bytes(segment.size_bytes)

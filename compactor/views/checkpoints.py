@@ -45,7 +45,7 @@ def checkpoint_document(ports: Ports, log: PartitionLog) -> Document:
         "start_offset": state.start_offset,
         "end_offset": state.end_offset,
         "first_dirty_offset": state.first_dirty_offset,
-        "compactor_epoch": state.last_epoch,
+        "compactor_epoch": state.last_compactor_epoch,
         "open_run": state.intent.plan.run_id if state.intent else None,
         "quarantine": state.quarantine.reason if state.quarantine else None,
         "leader_epochs": state.lineage,

@@ -12,7 +12,7 @@ import numpy as np
 from compactor.access.rounds import read_segments
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.control.mirror import segment_from_broker
+from compactor.control.mirror import segment_from_broker_record
 from compactor.control.state import PartitionState
 from compactor.errors import UsageError
 from compactor.kernels.memory import read_varint
@@ -51,7 +51,7 @@ def unread_broker_segments(opened: Tier, state: PartitionState) -> list[dict[str
     shown.update(segment.id for group in state.waiting for segment in group.segments)
     shown.update(segment.id for segment in state.retiring)
     return [
-        _segment_row(segment_from_broker(record), record.state)
+        _segment_row(segment_from_broker_record(record), record.state)
         for record in opened.metadata.broker_records(state.name)
         if record.id not in shown
     ]

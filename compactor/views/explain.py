@@ -12,7 +12,7 @@ from typing import Any
 
 from compactor.access.tier import Tier
 from compactor.config.settings import Cleaner
-from compactor.control.grace import retention_time_ms
+from compactor.control.grace import grace_period_ms
 from compactor.control.leadership import LeaseInfo, current_lease
 from compactor.control.logs import retry_if_object_missing
 from compactor.control.pauses import pause_reason
@@ -220,7 +220,7 @@ def _facts_about_leftovers(state: PartitionState, opened: Tier, now_ms: int) -> 
     """Yield facts about replaced segments that wait for deletion and about imports that were not finished."""
     for group in state.waiting:
         size = sum(segment.size_bytes for segment in group.segments)
-        keep = retention_time_ms(group, opened.retention)
+        keep = grace_period_ms(group, opened.retention)
         what = "the outputs of undone run" if group.undone else "what was replaced by run"
         named = f"what left because {group.why}" if group.why else f"{what} {group.run_id}"
         held = f"{count_noun(len(group.segments), 'segment')}, {format_size(size)}"

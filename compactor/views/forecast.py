@@ -11,16 +11,16 @@ from compactor.config.settings import Cleaner
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition, partition_of_incarnation
-from compactor.round.offload import passes_over_keys, reason_for_spark
+from compactor.round.offload import count_key_passes, reason_for_spark
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.skip import (
-    FilterRecord,
+    FilterStatistics,
     choose_engine,
     decide_by_sidecar,
     estimate_distinct_keys,
     estimate_records,
     horizon_passed_reason,
-    sum_filter_records,
+    sum_filter_statistics,
 )
 from compactor.storage.probe import deletes_free_space
 from compactor.storage.schemes import CONTROL_WRITES
@@ -119,7 +119,7 @@ class SidecarEvidence:
     """
 
     heads: Mapping[str, SidecarHead]
-    record: FilterRecord
+    record: FilterStatistics
 
 
 def read_sidecar_evidence(opened: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> SidecarEvidence | None:
@@ -137,7 +137,7 @@ def read_sidecar_evidence(opened: Tier, summary: PartitionSummary, now_ms: int, 
         return None  # whatever they say, all is read and the keys fit
     runs = opened.open(summary.name).refresh().runs if found.clean else ()
     return SidecarEvidence(
-        opened.sidecars(summary.name).load_heads([segment.id for segment in found.covered_segments]), sum_filter_records(runs)
+        opened.sidecars(summary.name).load_heads([segment.id for segment in found.covered_segments]), sum_filter_statistics(runs)
     )
 
 
@@ -197,7 +197,7 @@ def forecast_summary(
     writing = sizes["rewrite"] + sizes["filter"]
     offloaded = reason_for_spark(cleaner, opened.settings.spark, found)
     engine = "spark" if offloaded else choose_engine(cleaner.map_engine, keys, cleaner.map_budget_bytes)
-    passes = (passes_over_keys(cleaner, found) if engine == "partitioned" else 1) if writing else 0
+    passes = (count_key_passes(cleaner, found) if engine == "partitioned" else 1) if writing else 0
     files = {s.id: s.file_count for s in summary.live}
     touched = [files[s.id] for s in segments if s.action == "rewrite"] + [files[s.id] for s in segments if s.action == "filter"]
     objects_read = passes * len(found.dirty) + sum(touched) + len(heads) + count["filter"] if writing else 0

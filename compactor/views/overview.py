@@ -106,7 +106,7 @@ def _log_still_has_last_record(opened: Tier, name: TopicPartition, progress: Log
     log is read.
     """
     try:
-        return bool(open_partition_log(opened.ports, name).has_state(progress.slot, progress.mark))
+        return bool(open_partition_log(opened.ports, name).contains_state(progress.slot, progress.mark))
     except CompactorError:
         return False
 

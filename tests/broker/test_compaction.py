@@ -130,7 +130,7 @@ ConfluentMetadataTopic.append = append
 KILLED_ONCE_BEGUN = """
 import os
 from compactor.control import publication
-publication._wait_for_predecessors = lambda leadership: os.kill(os.getpid(), 9)
+publication._wait_until_former_leaders_cannot_write = lambda leadership: os.kill(os.getpid(), 9)
 """
 
 

@@ -22,7 +22,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.round import mirroring
-from compactor.round.mirroring import check_newest_lineage, complete_metadata
+from compactor.round.mirroring import check_lineage_of_newest_segment, read_missing_metadata_fields
 from compactor.storage.factory import open_store
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
 from tests.simulation.memory_topic import MemoryMetadataTopic
@@ -102,7 +102,7 @@ class TestObjects:
         (folder / "a chunk").write_bytes(b"not Kafka's")
         layout = KafkaLocalLayout(open_store(str(tmp_path)), lambda name: TopicId("topic-id"))
         with pytest.raises(BadData) as refused:
-            complete_metadata(layout, NAME, described(0, 0, 9).model_copy(update={"files": {}}))
+            read_missing_metadata_fields(layout, NAME, described(0, 0, 9).model_copy(update={"files": {}}))
         assert "log does not exist" in refused.value.message
 
     def test_a_newest_segment_whose_lineage_is_another_one(self) -> None:
@@ -118,8 +118,8 @@ class TestObjects:
         newest = described(4, 150, 199, {2: 150}).model_copy(update={"files": dict(files)})
         told = (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(1), Offset(100)), EpochEntry(LeaderEpoch(2), Offset(150)))
         with pytest.raises(BadData, match="gives offset 100 to leader epoch 0, the segments' metadata to 1"):
-            check_newest_lineage(Checkpoint(), NAME, newest, told)  # type: ignore[arg-type]
-        check_newest_lineage(Checkpoint(), NAME, newest, (told[0], told[2]))  # type: ignore[arg-type]
+            check_lineage_of_newest_segment(Checkpoint(), NAME, newest, told)  # type: ignore[arg-type]
+        check_lineage_of_newest_segment(Checkpoint(), NAME, newest, (told[0], told[2]))  # type: ignore[arg-type]
 
     def test_nothing_is_mirrored_where_the_newest_segments_lineage_is_another_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         world, appended = BrokerWorld(), []
@@ -129,7 +129,7 @@ class TestObjects:
         view = BrokerView(segment_read_ranges(cache, lineage_from_segments(cache)), lineage_from_segments(cache), cache.applied)
         text = format_leader_epoch_checkpoint((EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(2), Offset(150))))
         kinds = {"leader-epoch-checkpoint": SegmentFile(size=len(text))}
-        monkeypatch.setattr(mirroring, "complete_metadata", lambda layout, name, one: one.model_copy(update={"files": kinds}))
+        monkeypatch.setattr(mirroring, "read_missing_metadata_fields", lambda layout, name, one: one.model_copy(update={"files": kinds}))
         monkeypatch.setattr(mirroring, "read_verified_file", lambda *_: text.encode())
         layout = SimpleNamespace(object_name=lambda name, one, kind: f"{one.id}.{kind}")
         leadership = SimpleNamespace(

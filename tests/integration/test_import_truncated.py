@@ -361,7 +361,7 @@ def test_a_cut_that_dies_before_its_record_has_changed_nothing_and_is_resumed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(intake, "truncate_tail", dies)
+        patch.setattr(intake, "record_tail_truncation", dies)
         with pytest.raises(KeyboardInterrupt):
             bring(opened(cli), second, accept_truncation=True)
     assert held(cli, tmp_path / "out") == first.written
@@ -385,7 +385,7 @@ def test_a_cut_is_one_record_and_any_later_import_goes_on_without_an_option(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(intake, "tier_segments", dies)
+        patch.setattr(intake, "record_tiered_segments", dies)
         with pytest.raises(KeyboardInterrupt):
             bring(opened(cli), second, live=True, accept_truncation=True)
     assert held(cli, tmp_path / "out") == second.written[:60]

@@ -370,7 +370,7 @@ def test_a_killed_import_with_other_settings(cli: TierCli, tmp_path: Path, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(intake, "tier_segments", crash)
+        broken.setattr(intake, "record_tiered_segments", crash)
         assert cli.ask("import", log_dir, "--topic", "orders", "--partition", 0).code == 130
     cli.set(cleaner={"index_interval_bytes": 64})
     cli.bring(log_dir)

@@ -14,7 +14,7 @@ from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.constants import LeaderEpoch, Offset
-from compactor.control.records import seal_document
+from compactor.control.records import append_checksum
 from compactor.upkeep.segment_check import check_companion_files
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
@@ -145,7 +145,7 @@ def test_a_control_log_that_was_set_back_is_not_believed_from_memory(cli: TierCl
         document = json.loads(path.read_bytes())["record"]
         document["version"] = 1
         document["body"].pop("slot", None)
-        path.write_bytes(seal_document(json.dumps(document).encode()))
+        path.write_bytes(append_checksum(json.dumps(document).encode()))
     cleaned = cli.do("topics")["partitions"]
     for path in set(folder.iterdir()) - {folder / name for name in backup}:
         path.unlink()
@@ -164,7 +164,7 @@ def test_metadata_that_does_not_fit_its_object(field: str, value: int, word: str
     record = cli.tier / f".tiered-compactor/partitions/orders-0/log/{2:020}.json"
     document = json.loads(record.read_bytes())["record"]
     document["body"]["segments"][1][field] = value
-    record.write_bytes(seal_document(json.dumps(document).encode()))
+    record.write_bytes(append_checksum(json.dumps(document).encode()))
     answer = cli.ask("verify")
     assert (answer.code, [problem["kind"] for problem in answer.document["problems"]]) == (3, ["metadata"])
     assert word in answer.stderr

@@ -185,7 +185,7 @@ def test_a_second_driver_takes_over_from_one_that_is_held_up(tmp_path: Path) -> 
             second.put_down()
     state = state_of(tier)
     assert began.intent is not None
-    assert state.last_epoch == began.next_epoch
+    assert state.last_compactor_epoch == began.next_compactor_epoch
     assert [(run.run_id, run.status) for run in state.runs] == [(began.intent.plan.run_id, "resumed")]
     assert compare(twin_of(tmp_path, log_dir), deployment) == ""
     assert deployment.do("verify")["ok"]

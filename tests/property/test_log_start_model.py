@@ -73,14 +73,14 @@ class History:
         """Fold one record; return whether it counts."""
         slot, fenced = self.state.slot + 1, len(self.state.fenced)
         record = records.PartitionRecord(version=records.VERSION, log="t-0", slot=slot, incarnation="me", attempt=slot, at_ms=0, body=body)
-        self.state = fold.fold_partition(self.state, record, ordering.refusal)
+        self.state = fold.apply_partition_record(self.state, record, ordering.find_rule_violation)
         return len(self.state.fenced) == fenced
 
     def import_one(self, length: int) -> None:
         self.made += 1
         first = self.model.end + 1 if self.model.spans else 10
         name, span = f"s{self.made:03d}", (first, first + length - 1)
-        assert self.append(records.IdsRegistered(import_id=name, ids=(name,), holder="me"))
+        assert self.append(records.SegmentIdsRegistered(import_id=name, ids=(name,), holder="me"))
         assert self.append(records.SegmentsTiered(import_id=name, segments=(segment(name, span),)))
         self.model.spans[name] = span
 
@@ -88,7 +88,7 @@ class History:
         """Registered before or after a raise: it never counts once the log start was raised."""
         self.made += 1
         name = f"p{self.made:03d}"
-        self.append(records.IdsRegistered(import_id=name, ids=(name,), holder="me"))
+        self.append(records.SegmentIdsRegistered(import_id=name, ids=(name,), holder="me"))
         if not self.model.spans:
             return
         first = min(first for first, _ in self.model.spans.values())

@@ -11,7 +11,7 @@ from compactor.config.settings import Cleaner
 from compactor.constants import Offset
 from compactor.control.deletion import raise_log_start
 from compactor.control.identity import DataRootOwnership
-from compactor.control.importing import register_import, truncate_tail
+from compactor.control.importing import record_tail_truncation, register_import
 from compactor.control.leadership import RecordRefused, hold_leadership
 from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_partition_log
 from compactor.control.ports import Lease, Ports, Retention
@@ -20,7 +20,7 @@ from compactor.control.state import PartitionState
 from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, NotFound, OutOfBudget, StoreError, UsageError
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.drive import run_round, settle_open_intent
+from compactor.round.drive import finish_or_undo_open_intent, run_round
 from compactor.round.expiry import find_expired_segments
 from compactor.transfer.intake import SegmentAddition, add_segments
 from compactor.upkeep.retire import retire_partition
@@ -141,7 +141,7 @@ class Actors:
             offset = dice.choice(replaced).end_offset + 1  # a round may have made one segment of it and of its neighbour
         with hold_leadership(ports, log, LEASE) as leadership:
             if dice.random() < 0.7:
-                settle_open_intent(leadership, self.work(ports))
+                finish_or_undo_open_intent(leadership, self.work(ports))
             try:
                 raise_log_start(leadership, lambda state: None if (state.log_start_offset or -1) == offset else offset)
             except RecordRefused:
@@ -197,7 +197,7 @@ class Actors:
         body = TailTruncated(
             cut_id=cut_id, offset=Offset(offset), voided=tuple(segment.id for segment in voided), head=head, accept_loss=lost
         )
-        truncate_tail(ports, log, body)
+        record_tail_truncation(ports, log, body)
 
     def stranger(self, ports: Ports, log: PartitionLog) -> None:
         """Somebody whose control store was mistyped: an empty one over the same data. He imports nothing, and would sweep everything."""

@@ -544,7 +544,7 @@ class Worker:
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        name, by_id = session.state.name, session.state.live_by_id()
+        name, by_id = session.state.name, session.state.live_segments_by_id()
         latest: dict[str, int] = {}
         for source in plan.sources:
             if source in by_id and by_id[source].end_offset >= plan.first_dirty_offset:

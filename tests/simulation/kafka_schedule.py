@@ -177,9 +177,9 @@ KAFKA_MUTATIONS: dict[str, Mutation] = {
         patch.object(KafkaPublisher, "withdraw_unrecorded_segments", lambda *_: 0),
         patch.object(KafkaPublisher, "withdraw_segments", lambda *_, **__: None),
     ),
-    "wait": lambda: unasked(patch.object(publication, "_wait_for_predecessors", lambda leadership: None)),
+    "wait": lambda: unasked(patch.object(publication, "_wait_until_former_leaders_cannot_write", lambda leadership: None)),
     "in flight": lambda: patch.object(KafkaPublisher, "_stop_unfinished_copies", lambda *_: None),
-    "tiered again": lambda: patch.object(mirror, "_first_retiered_offset", lambda *_: None),
+    "tiered again": lambda: patch.object(mirror, "_first_offset_tiered_again", lambda *_: None),
 }
 
 

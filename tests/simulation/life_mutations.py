@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from compactor.constants import TopicId
 from compactor.control import incarnations as rule
-from compactor.control.importing import open_incarnation
+from compactor.control.importing import record_incarnation_opening
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError
 from compactor.model.ids import TopicPartition, partition_of_incarnation as named
@@ -38,19 +38,19 @@ def nobody_is_asked() -> Iterator[None]:
 @contextmanager
 def any_cluster_is_believed() -> Iterator[None]:
     """It does not matter which cluster says that a topic was created again."""
-    problem = rule.recreation_problem
+    problem = rule.topic_recreation_problem
 
     def careless(state: Any, body: Any) -> str:
         return problem(state, body.model_copy(update={"cluster_id": ""}))
 
-    with patch.object(rule, "recreation_problem", careless), patch.object(incarnations, "recreation_problem", careless):
+    with patch.object(rule, "topic_recreation_problem", careless), patch.object(incarnations, "topic_recreation_problem", careless):
         yield
 
 
 @contextmanager
 def superseded_topics_come_back() -> Iterator[None]:
     """An id that was superseded is one like any other."""
-    judge, problem = rule.classify_topic_id, rule.recreation_problem
+    judge, problem = rule.classify_topic_id, rule.topic_recreation_problem
 
     def forgetful(recorded_id: str, given_id: str, superseded: Any) -> rule.TopicIdRelation:
         return judge(TopicId(recorded_id), TopicId(given_id), {})
@@ -62,8 +62,8 @@ def superseded_topics_come_back() -> Iterator[None]:
         patch.object(incarnations, "classify_topic_id", forgetful),
         patch.object(incarnations, "latest_topic_id", lambda topic_id, superseded: topic_id),
         patch.object(import_, "require_topic_not_superseded", lambda *_: None),
-        patch.object(rule, "recreation_problem", careless),
-        patch.object(incarnations, "recreation_problem", careless),
+        patch.object(rule, "topic_recreation_problem", careless),
+        patch.object(incarnations, "topic_recreation_problem", careless),
     ):
         yield
 
@@ -92,7 +92,7 @@ def incarnations_are_listed_late() -> Iterator[None]:
             following = tier.open(named(state.topic, state.partition, state.incarnation + 1))
             found = find(tier, state, TopicId(topic_id), *means)
             if found != state.name and found == following.state.name:
-                open_incarnation(following, TopicId(topic_id), "")
+                record_incarnation_opening(following, TopicId(topic_id), "")
             return found
 
     with patch.object(import_, "find_or_open_incarnation", late):
@@ -165,9 +165,9 @@ OPENING_MUTATIONS: Mapping[str, Mutation] = {
 """Rare in lives: tests/integration/test_incarnations.py notices."""
 
 COVERED_MUTATIONS: Mapping[str, Mutation] = {
-    "incarnations are opened twice": without(rule.check_unused_incarnation),
-    "incarnations need not be opened": without(rule.check_incarnation_opened),
-    "a deletion is any topic's": without(rule.check_deleted_topic),
+    "incarnations are opened twice": without(rule.check_incarnation_is_unused),
+    "incarnations need not be opened": without(rule.check_incarnation_was_opened),
+    "a deletion is any topic's": without(rule.check_deleted_topic_id_matches),
 }
 """Writers ask these rules before they append, so that lives do not notice: tests/unit/test_control_incarnations.py does."""
 

@@ -120,7 +120,7 @@ def boundary_not_read_again() -> Iterator[None]:
         self._state = state
         return state
 
-    with patch.object(ControlLog, "_fold_to_tail", settle):
+    with patch.object(ControlLog, "_fold_to_log_end", settle):
         yield
 
 
@@ -154,7 +154,7 @@ def delete_before_retire_begun() -> Iterator[None]:
     append = Leadership.append_record
 
     def early(self: Leadership, body: Any, counted: Any) -> PartitionState:
-        if isinstance(body, r.RetireBegun):
+        if isinstance(body, r.SegmentDeletionBegun):
             ids = set(body.ids)
             segments = [segment for group in self.state.waiting for segment in group.segments if segment.id in ids]
             self.ports.data.delete([object_key(self.state.name, segment, kind) for segment in segments for kind in segment.files])
@@ -288,9 +288,9 @@ def blind_import() -> Iterator[None]:
             import_id=import_id, segments=tuple(segments), lineage=tuple(lineage), tail=tuple(tail), topic_id=TopicId(topic_id)
         )
         start = log.refresh().slot
-        return log.transact(lambda state: None if state.slot > start else body)
+        return log.append_until_done(lambda state: None if state.slot > start else body)
 
-    with patch.object(intake, "tier_segments", tier), patch.object(importing, "tier_segments", tier):
+    with patch.object(intake, "record_tiered_segments", tier), patch.object(importing, "record_tiered_segments", tier):
         yield
 
 
@@ -305,7 +305,7 @@ def tiered_unregistered() -> Iterator[None]:
             state = state.model_copy(update={"registrations": state.registrations | {body.import_id: entry}})
         return effect(state, record, body)
 
-    with patch.dict(fold.EFFECTS, {r.SegmentsTiered: tiered}), without(ordering.check_registered_ids)():
+    with patch.dict(fold.EFFECTS, {r.SegmentsTiered: tiered}), without(ordering.check_segment_ids_registered)():
         yield
 
 
@@ -319,19 +319,21 @@ def undo_does_not_ask() -> Iterator[None]:
 @contextmanager
 def truncation_does_not_clamp() -> Iterator[None]:
     """The cleaner offsets stay where they were when the broker's log was truncated below them."""
-    with patch.object(fold, "_lower_cleaner_offsets", lambda state, parted: {"vector": state.vector, "waiting": state.waiting}):
+    with patch.object(
+        fold, "_changes_by_lowered_cleaner_offsets", lambda state, parted: {"vector": state.vector, "waiting": state.waiting}
+    ):
         yield
 
 
 @contextmanager
 def swept_though_announced() -> Iterator[None]:
     """The sweep does not know what the open intent has announced."""
-    protected = ordering.protected_ids
+    protected = ordering.protected_segment_ids
 
     def without_intent(state: PartitionState) -> set[str]:
         return protected(state.model_copy(update={"intent": None}))
 
-    with patch.object(ordering, "protected_ids", without_intent):
+    with patch.object(ordering, "protected_segment_ids", without_intent):
         yield
 
 
@@ -340,7 +342,7 @@ def clamp_leaves_waiting_groups() -> Iterator[None]:
     """What waits keeps the cleaner offsets from before the truncation."""
     with patch.object(
         fold,
-        "_lower_cleaner_offsets",
+        "_changes_by_lowered_cleaner_offsets",
         lambda state, parted: {"vector": offsets.clamp_vector(state.vector, parted), "waiting": state.waiting},
     ):
         yield
@@ -365,7 +367,7 @@ def whoever_has_the_data() -> Iterator[None]:
     """Nobody asks whose the data root is."""
     with (
         patch.object(DataRootOwnership, "_require_same_id", lambda *_: None),
-        patch.object(identity, "_find_unnamed_segment", lambda *_: ""),
+        patch.object(identity, "_find_object_unknown_to_catalog", lambda *_: ""),
     ):
         yield
 
@@ -373,12 +375,12 @@ def whoever_has_the_data() -> Iterator[None]:
 @contextmanager
 def grace_by_whoever_retires() -> Iterator[None]:
     """What was recorded with a publication is not asked."""
-    keep_ms = grace.retention_time_ms
+    keep_ms = grace.grace_period_ms
 
     def configured(group: grace.ReplacedGroup, retention: Retention) -> int:
         return keep_ms(WaitingSummary(slot=group.slot, since_ms=None, run_id="", undone=group.undone, segments=0, size_bytes=0), retention)
 
-    with patch.object(grace, "retention_time_ms", configured):
+    with patch.object(grace, "grace_period_ms", configured):
         yield
 
 
@@ -389,7 +391,7 @@ def newest_segment_expires() -> Iterator[None]:
     def below(live: Any, offset: int) -> tuple[Any, ...]:
         return tuple(segment for segment in live if segment.end_offset < offset)
 
-    with patch.object(log_start, "removable_below", below), patch.object(deletion, "removable_below", below):
+    with patch.object(log_start, "segments_removable_below", below), patch.object(deletion, "segments_removable_below", below):
         yield
 
 
@@ -399,9 +401,9 @@ def always(where: Any, name: str, answer: Any) -> Mutation:
 
 
 FENCING: Mutation = without(ordering.check_writer_leads)
-OPEN_INTENT: Mutation = together(without(ordering.check_intent_open, ordering.check_whole_round), tolerant_fold)
-LIVE: Mutation = together(without(ordering.check_coverage), nowhere("_missing_source_problem"), tolerant_fold)
-VECTOR: Mutation = together(without(ordering.check_new_vector), nowhere("_vector_problem"))
+OPEN_INTENT: Mutation = together(without(ordering.check_intent_is_open, ordering.check_replacements_match_receipts), tolerant_fold)
+LIVE: Mutation = together(without(ordering.check_replacements_cover_sources), nowhere("_missing_source_problem"), tolerant_fold)
+VECTOR: Mutation = together(without(ordering.check_new_cleaner_offsets), nowhere("_cleaner_offsets_changed_problem"))
 
 MUTATIONS: dict[str, Mutation] = {
     "vector advanced inside a round": vector_advanced_inside_the_round,
@@ -414,13 +416,13 @@ MUTATIONS: dict[str, Mutation] = {
     "fenced process cleans up": fenced_process_cleans_up,
     "slots deleted before the boundary": slots_deleted_before_the_boundary,
     "times not kept in the snapshot": times_not_kept,
-    "epochs may repeat": together(without(ordering.check_next_epoch), blind_acquisition),
+    "epochs may repeat": together(without(ordering.check_epoch_follows_last), blind_acquisition),
     "voided imports count": together(tiered_unregistered, blind_import),
-    "imports need not continue the log": without(ordering.check_continues_log),
+    "imports need not continue the log": without(ordering.check_segments_continue_log),
     "lineage truncation does not clamp": truncation_does_not_clamp,
     "a clamp leaves waiting groups": clamp_leaves_waiting_groups,
     "import does not check that its file is unchanged": changed_sources_are_taken,
-    "undo of any round": together(without(ordering.check_latest_round), tolerant_fold),
+    "undo of any round": together(without(ordering.check_round_is_undoable), tolerant_fold),
     "undo with an open intent": undo_does_not_ask,
     "undo with an open intent, no vector check": together(undo_does_not_ask, VECTOR),
     "undo with an open intent, no vector check, no live check": together(undo_does_not_ask, VECTOR, LIVE),
@@ -440,7 +442,7 @@ MUTATIONS: dict[str, Mutation] = {
     "undo below the log start": always(log_start, "restored_below_log_start_problem", ""),
     "truncation below the log start": without(log_start.check_truncation_above_log_start),
     "removed ids are not checked": without(log_start.check_removed_segments),
-    "removed balance is not checked": without(log_start.check_removed_balance),
+    "removed balance is not checked": without(log_start.check_digest_sums_of_removed_segments),
     "imported log start is not checked": without(log_start.check_imported_log_start),
     "segments come before a raised log start": without(log_start.check_log_start_never_raised),
     "no fencing": FENCING,

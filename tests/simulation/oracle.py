@@ -18,8 +18,8 @@ from compactor.control.records import (
     LeadershipAcquired,
     LogStartRaised,
     PartitionRecord,
-    RetireBegun,
     RoundPublished,
+    SegmentDeletionBegun,
     SegmentsTiered,
     TailTruncated,
 )
@@ -68,7 +68,7 @@ class Oracle:
         """A record counts as written when its slot is created for the first time, directly behind the tail."""
         if not key.startswith(self.log) or int(key[len(self.log) : len(self.log) + 20]) != self.state.slot + 1:
             return
-        record = records.decode_sealed(PartitionRecord, data, key)
+        record = records.decode_checksummed(PartitionRecord, data, key)
         before, self.state = self.state, logs.fold_partition_record(self.state, record)
         self.times[record.slot] = int(self.world.now_ms)
         self.fingerprints[record.slot] = fingerprint(self.state)
@@ -163,7 +163,7 @@ class Oracle:
             self.world.violate(f"{body.type} advanced the cleaner offset")
         if isinstance(body, ImportVoided) and self.world.now_ms - self.times[before.registrations[body.import_id].slot] < ORPHAN_AGE_MS - 1:
             self.world.violate(f"import {body.import_id} was voided before anybody could take it for abandoned")
-        if isinstance(body, RetireBegun):
+        if isinstance(body, SegmentDeletionBegun):
             for group in before.waiting:
                 keep = GRACE_MS if group.undone else max(GRACE_MS, UNDO_WINDOW_MS)
                 if group.segments and group not in state.waiting and self.world.now_ms - self.times[group.slot] < keep - 1:

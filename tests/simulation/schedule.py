@@ -160,7 +160,12 @@ def _finish(world: World, actors: Actors, ports: Ports) -> None:
 def watched(world: World, *oracles: Oracle) -> Iterator[None]:
     """Shows each partition's oracle what every process comes to believe, and decodes each object once (values are frozen)."""
     judges = {str(oracle.name): oracle for oracle in oracles}
-    settle, acquire, decode, survey = ControlLog._fold_to_tail, leading.acquire_leadership, records.decode_sealed, upkeep.survey_retirable
+    settle, acquire, decode, survey = (
+        ControlLog._fold_to_log_end,
+        leading.acquire_leadership,
+        records.decode_checksummed,
+        upkeep.survey_retirable,
+    )
 
     def watched_survey(ports: Ports, log: PartitionLog, *means: Any) -> upkeep.RetireSurvey:
         found = survey(ports, log, *means)
@@ -185,9 +190,9 @@ def watched(world: World, *oracles: Oracle) -> Iterator[None]:
         return leadership
 
     with (
-        patch.object(ControlLog, "_fold_to_tail", watched_settle),
+        patch.object(ControlLog, "_fold_to_log_end", watched_settle),
         patch.object(leading, "acquire_leadership", watched_acquire),
         patch.object(upkeep, "survey_retirable", watched_survey),
-        patch.object(records, "decode_sealed", lru_cache(maxsize=2000)(decode)),
+        patch.object(records, "decode_checksummed", lru_cache(maxsize=2000)(decode)),
     ):
         yield

@@ -207,12 +207,12 @@ class SymbolicRound:
         self._planner = planner
         self._worker = worker
         self._resumable = resumable
-        self.new_log_start = expires
+        self.log_start_to_record = expires
 
-    def is_due(self, state: PartitionState) -> bool:
-        if self.new_log_start(state) is not None:
+    def is_round_due(self, state: PartitionState) -> bool:
+        if self.log_start_to_record(state) is not None:
             return True
-        return self._planner(state, self._now_ms, state.next_epoch, self._ports.new_id) is not None
+        return self._planner(state, self._now_ms, state.next_compactor_epoch, self._ports.new_id) is not None
 
     def resume_problem(self, intent: Intent) -> str:
         return self._resumable(intent.plan)
@@ -232,7 +232,7 @@ class SymbolicRound:
     ) -> Iterable[CompactionReceipt | CompactionFailure]:
         return self._worker(plan, tasks, session)
 
-    def history_stats(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> dict[str, int | float | str]:
+    def stats_for_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> dict[str, int | float | str]:
         return {}
 
     def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:
@@ -250,7 +250,7 @@ class SymbolicWorker:
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        by_id = session.state.live_by_id()
+        by_id = session.state.live_segments_by_id()
         latest = self._pass_one(plan, session, by_id)
         for task in tasks:
             if self.fails():

@@ -254,7 +254,7 @@ class TestImports:
         swept = play.process("sweeper").retire().swept
         assert swept == (object_key(NAME, segment),)
         with pytest.raises(Fenced, match="voided"):
-            importing.tier_segments(sleeper.ports, sleeper.log, import_id, [segment])
+            importing.record_tiered_segments(sleeper.ports, sleeper.log, import_id, [segment])
         upload(sleeper.ports, segment, encode(rows))  # and even when it uploads once more, it is swept every time
         assert play.process("sweeper").retire().swept == swept
         end_well(play)
@@ -268,7 +268,7 @@ class TestImports:
         upload(importer.ports, segment, encode(rows))
         play.pass_time(ORPHAN_AGE_MS / 2)
         assert play.process("sweeper").retire().swept == ()
-        assert importing.tier_segments(importer.ports, importer.log, import_id, [segment]).end_offset == rows[-1][0]
+        assert importing.record_tiered_segments(importer.ports, importer.log, import_id, [segment]).end_offset == rows[-1][0]
 
     def test_the_sweep_lists_before_it_folds(self, play: Play) -> None:
         """An import that is tiered between the sweep's LIST and its fold is known to the fold."""
@@ -322,7 +322,7 @@ class TestUndo:
         other = play.process("b")
         after = undo_round(other.ports, other.log, LEASE, run.plan.run_id)
         assert (after.live, after.vector) == (before.live, before.vector)
-        assert after.last_epoch > run.plan.leader_epoch
+        assert after.last_compactor_epoch > run.plan.leader_epoch
         end_well(play)
 
     def test_outputs_of_an_undone_round_wait_for_grace_too(self, play: Play) -> None:
@@ -370,6 +370,6 @@ def test_a_store_that_fails_leaves_the_intent_to_the_next_run_and_no_segment_is_
 def _plan_of(play: Play) -> CompactionPlan:
     """What the next round will look like."""
     state = play.process("peek").state()
-    plan = SymbolicPlanner(play.oracle.contents)(state, 0, state.next_epoch, lambda: "x" * 22)
+    plan = SymbolicPlanner(play.oracle.contents)(state, 0, state.next_compactor_epoch, lambda: "x" * 22)
     assert plan is not None
     return plan

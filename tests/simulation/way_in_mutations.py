@@ -37,7 +37,7 @@ def topic_id_not_compared() -> AbstractContextManager[Any]:
     """Neither the directory's topic id nor that of a record is compared with the tier's."""
     return together(
         lambda: patch.object(log_identity, "read_topic_id", lambda log_dir: ""),
-        lambda: patch.object(incarnations, "topic_conflict", lambda state, topic_id: ""),
+        lambda: patch.object(incarnations, "topic_id_mismatch", lambda state, topic_id: ""),
     )()
 
 
@@ -77,13 +77,13 @@ def listed_once() -> Iterator[None]:
 @contextmanager
 def closed_imports_count() -> Iterator[None]:
     """An import that was complete once is complete, though its segments were cut since."""
-    closed = importing.closed_import
+    closed = importing.find_closed_import
 
     def believed(state: Any, import_id: str) -> Any:
         found = closed(state, import_id)
         return found and found.model_copy(update={"tiered_end": -1})
 
-    with patch.object(intake, "closed_import", believed):
+    with patch.object(intake, "find_closed_import", believed):
         yield
 
 

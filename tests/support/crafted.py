@@ -59,10 +59,10 @@ class Author:
             return body
 
         self.log.refresh()
-        return self.log.transact(decide)
+        return self.log.append_until_done(decide)
 
     def lead(self) -> PartitionState:
-        self.epoch = self.log.refresh().next_epoch
+        self.epoch = self.log.refresh().next_compactor_epoch
         return self.append(r.LeadershipAcquired(leader_epoch=self.epoch, holder=self.ports.holder, ttl_ms=1_000))
 
     def release(self) -> PartitionState:
@@ -153,7 +153,7 @@ class Crafted:
     def import_segments(self, *bounds: tuple[int, int]) -> list[str]:
         author = self.author("importer")
         ids = [f"in-{start}" for start, _ in bounds]
-        author.append(r.IdsRegistered(import_id=f"import-{ids[0]}", ids=tuple(ids), holder="importer"))
+        author.append(r.SegmentIdsRegistered(import_id=f"import-{ids[0]}", ids=tuple(ids), holder="importer"))
         made = tuple(segment(name, start, end) for name, (start, end) in zip(ids, bounds, strict=True))
         author.append(r.SegmentsTiered(import_id=f"import-{ids[0]}", segments=made, lineage=LINEAGE))
         return ids

@@ -62,7 +62,7 @@ class Idle:
         )
         import_id = tier.ports.new_id()
         importing.register_import(tier.ports, log, import_id, [new_id])
-        importing.tier_segments(tier.ports, log, import_id, [segment])
+        importing.record_tiered_segments(tier.ports, log, import_id, [segment])
         if hint:
             tier.changes.publish([log])
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compactor.constants import HOUR_MS, NEVER_MS
-from compactor.control.fold import fold_catalog
+from compactor.control.fold import apply_catalog_record
 from compactor.control.logs import collect_queued_hints, open_catalog, publish_hints
 from compactor.control.pauses import pause_reason, pause_rounds, request_round, resume_rounds
 from compactor.control.records import (
@@ -18,7 +18,7 @@ from compactor.control.records import (
     PartitionsInspected,
     RetireInspection,
     SlotsReached,
-    seal_document,
+    append_checksum,
 )
 from compactor.control.state import CatalogState
 from compactor.errors import UsageError
@@ -33,7 +33,9 @@ NAMES = [TopicPartition("t", number) for number in range(3 * MAX_UNHINTED_INSPEC
 def folded(*bodies: Any) -> CatalogState:
     state = CatalogState()
     for slot, body in enumerate(bodies, start=1):
-        state = fold_catalog(state, CatalogRecord(version=4, log="catalog", slot=slot, incarnation="x", attempt=slot, at_ms=NOW, body=body))
+        state = apply_catalog_record(
+            state, CatalogRecord(version=4, log="catalog", slot=slot, incarnation="x", attempt=slot, at_ms=NOW, body=body)
+        )
     return state
 
 
@@ -71,7 +73,7 @@ class TestWhere:
             found = partitions_to_inspect(state, NAMES, now)
             seen.update(found)
             body = PartitionsInspected(looks={str(name): RetireInspection(5, NEVER_MS, now) for name in found})
-            state = fold_catalog(
+            state = apply_catalog_record(
                 state, CatalogRecord(version=4, log="catalog", slot=slot, incarnation="x", attempt=1, at_ms=now, body=body)
             )
         assert seen == set(NAMES)
@@ -195,7 +197,7 @@ def test_a_hint_from_the_inbox_counts_where_another_one_comes_that_knows_less(tm
     ports, (name, *_) = idle.tier().ports, idle.names
     catalog, other = open_catalog(ports), open_catalog(ports)
     left = PartitionChanged(topic=name.topic, partition=name.partition, slot=9)
-    catalog.store.put(f"{catalog.prefix}/inbox/x-9-0.json", seal_document(left.model_dump_json().encode()))
+    catalog.store.put(f"{catalog.prefix}/inbox/x-9-0.json", append_checksum(left.model_dump_json().encode()))
     refresh = catalog.refresh
 
     def overtaken() -> CatalogState:

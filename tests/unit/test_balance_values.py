@@ -74,21 +74,21 @@ def announced(balance: Balance | None, *, recorded: DigestSum | None, result: Di
 
 
 def test_the_driver_goes_by_receipts_and_metadata() -> None:
-    assert publication.balance_problem(*announced(BALANCE, recorded=add_sums((ONE, TWO)), result=ONE)) == ""
-    assert publication.balance_problem(*announced(BALANCE, recorded=None, result=ONE)) == "", "whoever wrote the source did not say"
-    assert "were recorded when they were written" in publication.balance_problem(*announced(BALANCE, recorded=ONE, result=ONE))
-    assert "its metadata says" in publication.balance_problem(*announced(BALANCE, recorded=None, result=TWO))
+    assert publication.receipt_balance_problem(*announced(BALANCE, recorded=add_sums((ONE, TWO)), result=ONE)) == ""
+    assert publication.receipt_balance_problem(*announced(BALANCE, recorded=None, result=ONE)) == "", "whoever wrote the source did not say"
+    assert "were recorded when they were written" in publication.receipt_balance_problem(*announced(BALANCE, recorded=ONE, result=ONE))
+    assert "its metadata says" in publication.receipt_balance_problem(*announced(BALANCE, recorded=None, result=TWO))
     lost = BALANCE.model_copy(update={"left": DigestSum()})
-    assert "group 0: the sources hold" in publication.balance_problem(*announced(lost, recorded=None, result=ONE))
+    assert "group 0: the sources hold" in publication.receipt_balance_problem(*announced(lost, recorded=None, result=ONE))
 
 
 def test_what_was_recorded_of_a_segment_says_nothing_of_the_part_that_is_read() -> None:
     """Brokers have tiered its end anew: a round is given fewer batches than it was written with."""
     balance = Balance(sources=DigestSum.from_halves(1, 1, 1), left=DigestSum.from_halves(1, 1, 1), result=DigestSum.from_halves(1, 1, 1))
     state, intent = announced(balance, recorded=DigestSum.from_halves(2, 3, 4), result=balance.result)
-    assert "were recorded" in publication.balance_problem(state, intent)
+    assert "were recorded" in publication.receipt_balance_problem(state, intent)
     cut = [one.model_copy(update={"copied_end_offset": one.end_offset + 1}) for one in state.live]
-    assert publication.balance_problem(state.model_copy(update={"live": tuple(cut)}), intent) == ""
+    assert publication.receipt_balance_problem(state.model_copy(update={"live": tuple(cut)}), intent) == ""
 
 
 def test_a_receipt_of_an_earlier_program_has_no_balance() -> None:
@@ -97,16 +97,16 @@ def test_a_receipt_of_an_earlier_program_has_no_balance() -> None:
     assert "balance" not in text
     assert "content" not in text
     assert CompactionReceipt.model_validate_json(text) == intent.receipts[0]
-    assert publication.balance_problem(state, intent) == ""
+    assert publication.receipt_balance_problem(state, intent) == ""
     new = Replacement(sources=intent.plan.tasks[0].sources, segment=intent.receipts[0].segment)
-    assert publication.round_balance(intent, [new]) is None
-    assert publication.content_after_round(state, [new]) is None
+    assert publication.sum_group_balances(intent, [new]) is None
+    assert publication.content_digest_after_round(state, [new]) is None
     assert state.content == ONE
 
 
 def test_what_readers_have_after_a_round() -> None:
     state, intent = announced(BALANCE, recorded=add_sums((ONE, TWO)), result=ONE)
     new = Replacement(sources=intent.plan.tasks[0].sources, segment=intent.receipts[0].segment)
-    assert publication.content_after_round(state, [new]) == ONE
-    assert publication.round_balance(intent, [new]) == BALANCE
-    assert publication.content_after_round(state, []) == state.content
+    assert publication.content_digest_after_round(state, [new]) == ONE
+    assert publication.sum_group_balances(intent, [new]) == BALANCE
+    assert publication.content_digest_after_round(state, []) == state.content

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.control.grace import earliest_retire_ms, import_abandoned_ms, retention_time_ms
+from compactor.control.grace import earliest_retire_ms, grace_period_ms, import_abandoned_at_ms
 from compactor.control.ports import Retention
 from compactor.control.summary import ImportSummary, WaitingSummary
 
@@ -24,7 +24,7 @@ def group(*, undone: bool = False, slot: int = 7, grace_ms: int | None = None, u
 def test_the_longer_of_grace_and_undo_window_counts_but_what_was_undone_needs_no_window(
     undone: bool, grace_ms: int, undo_window_ms: int, kept_ms: int
 ) -> None:
-    assert retention_time_ms(group(undone=undone), Retention(grace_ms, undo_window_ms)) == kept_ms
+    assert grace_period_ms(group(undone=undone), Retention(grace_ms, undo_window_ms)) == kept_ms
 
 
 def test_a_group_waits_from_the_time_of_its_own_slot() -> None:
@@ -34,11 +34,11 @@ def test_a_group_waits_from_the_time_of_its_own_slot() -> None:
 
 def test_a_slot_whose_time_is_not_known_counts_from_now() -> None:
     assert earliest_retire_ms(group(), RETENTION, {8: 1_000}, 99_999) == 100_899
-    assert import_abandoned_ms(ImportSummary(slot=7, since_ms=None), RETENTION, {}, 99_999) == 104_999
+    assert import_abandoned_at_ms(ImportSummary(slot=7, since_ms=None), RETENTION, {}, 99_999) == 104_999
 
 
 def test_an_import_is_stale_by_the_age_of_orphans() -> None:
-    assert import_abandoned_ms(ImportSummary(slot=7, since_ms=None), RETENTION, {7: 1_000}, 99_999) == 6_000
+    assert import_abandoned_at_ms(ImportSummary(slot=7, since_ms=None), RETENTION, {7: 1_000}, 99_999) == 6_000
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_an_import_is_stale_by_the_age_of_orphans() -> None:
 )
 def test_what_was_recorded_at_publication_is_kept_by_everybody(recorded: tuple[int | None, int | None], kept_ms: int) -> None:
     waits = group(grace_ms=recorded[0], undo_window_ms=recorded[1])
-    assert retention_time_ms(waits, RETENTION) == kept_ms
-    assert retention_time_ms(waits, Retention(0, 0)) == max(recorded[0] or 0, recorded[1] or 0), (
+    assert grace_period_ms(waits, RETENTION) == kept_ms
+    assert grace_period_ms(waits, Retention(0, 0)) == max(recorded[0] or 0, recorded[1] or 0), (
         "zero is at once only where zero was recorded"
     )
 
 
 def test_an_undone_rounds_outputs_are_kept_for_the_recorded_grace() -> None:
-    assert retention_time_ms(group(undone=True, grace_ms=5_000, undo_window_ms=9_000), Retention(0, 0)) == 5_000
+    assert grace_period_ms(group(undone=True, grace_ms=5_000, undo_window_ms=9_000), Retention(0, 0)) == 5_000

@@ -14,7 +14,7 @@ from compactor.model.ids import partition_of_incarnation
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from tests.simulation.life_mutations import COVERED_MUTATIONS
 
-REGISTERED = records.IdsRegistered(import_id="i", ids=("a",), holder="me")
+REGISTERED = records.SegmentIdsRegistered(import_id="i", ids=("a",), holder="me")
 OPENED = records.IncarnationOpened(topic_id=TopicId("new"), by="me")
 SEGMENT = RemoteLogSegmentMetadata(
     id="a", start_offset=Offset(0), end_offset=Offset(9), size_bytes=9, max_timestamp_ms=TimestampMs(-1), mtime_ms=0,
@@ -39,7 +39,7 @@ def folded(number: int, *bodies: Any) -> PartitionState:
             at_ms=0,
             body=body,
         )
-        state = fold.fold_partition(state, record, ordering.refusal)
+        state = fold.apply_partition_record(state, record, ordering.find_rule_violation)
     return state
 
 

@@ -52,7 +52,7 @@ def test_a_foreign_lease_is_waited_for_one_ttl_and_then_leased(play: Play) -> No
     assert error.value.exit_code == 4
     assert TTL_MS <= play.world.now_ms - began < TTL_MS * 2
     play.rules.clear()
-    assert other.log.refresh().last_epoch == leadership.epoch
+    assert other.log.refresh().last_compactor_epoch == leadership.epoch
 
 
 def test_a_silent_leader_is_replaced_within_one_ttl_and_learns_of_it(play: Play) -> None:
@@ -172,7 +172,7 @@ def test_what_a_replaced_leader_has_said_is_waited_for_by_its_own_timeout(play: 
         leaders.append(acquire_leadership(replace(actor.ports, publisher=LatePublisher(max_delivery_ms)), actor.log, LEASE))
     log, control = leaders[-1].log, leaders[-1].ports.control
     taken_ms = control.head(log.record_key(log.state.slot)).modified_ms
-    publication._wait_for_predecessors(leaders[-1])
+    publication._wait_until_former_leaders_cannot_write(leaders[-1])
     waited = control.clock_ms() - taken_ms
     assert (waits <= waited <= waits + 2 * publication.POLL_INTERVAL_MS) if waits else waited < publication.POLL_INTERVAL_MS
 
@@ -182,6 +182,6 @@ def test_a_leader_that_released_is_not_waited_for(play: Play) -> None:
     acquire_leadership(replace(first.ports, publisher=LatePublisher(90_000)), first.log, LEASE).release()
     leadership = acquire_leadership(replace(second.ports, publisher=LatePublisher(90_000)), second.log, LEASE)
     began = play.world.now_ms
-    publication._wait_for_predecessors(leadership)
+    publication._wait_until_former_leaders_cannot_write(leadership)
     assert play.world.now_ms == began
     assert [entry.delivery_timeout_ms for entry in second.log.state.epochs] == [90_000, 90_000]

@@ -9,7 +9,7 @@ import pytest
 
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control import fold, ordering, records
-from compactor.control.log_start import check_expired_groups, log_start_record, removable_below
+from compactor.control.log_start import build_log_start_record, check_groups_expired_at_brokers, segments_removable_below
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
 from compactor.model.balance import DigestSum, add_sums
@@ -33,12 +33,12 @@ def folded(state: PartitionState, *bodies: Any, incarnation: str = "me") -> Part
         record = records.PartitionRecord(
             version=records.VERSION, log=str(NAME), slot=slot, incarnation=incarnation, attempt=slot, at_ms=0, body=body
         )
-        state = fold.fold_partition(state, record, ordering.refusal)
+        state = fold.apply_partition_record(state, record, ordering.find_rule_violation)
     return state
 
 
 def tiered(number: int, *segments: RemoteLogSegmentMetadata) -> tuple[Any, Any]:
-    registered = records.IdsRegistered(import_id=f"i{number}", ids=tuple(one.id for one in segments), holder="me")
+    registered = records.SegmentIdsRegistered(import_id=f"i{number}", ids=tuple(one.id for one in segments), holder="me")
     return registered, records.SegmentsTiered(import_id=f"i{number}", segments=segments)
 
 
@@ -50,7 +50,7 @@ def three() -> PartitionState:
 
 
 def rise(state: PartitionState, offset: int, **changes: Any) -> PartitionState:
-    return folded(state, log_start_record(state, offset, CompactorEpoch(EPOCH), 5).model_copy(update=changes))
+    return folded(state, build_log_start_record(state, offset, CompactorEpoch(EPOCH), 5).model_copy(update=changes))
 
 
 def ids(state: PartitionState) -> str:
@@ -71,7 +71,7 @@ class TestRaising:
         (group,) = rise(three(), 20).waiting
         assert (group.undone, group.grace_ms, group.replaced_by) == (True, 5, {})
         assert "below offset 20" in group.why
-        assert ordering.protected_ids(rise(three(), 20)) >= {"a", "b", "c"}
+        assert ordering.protected_segment_ids(rise(three(), 20)) >= {"a", "b", "c"}
 
     def test_the_newest_segment_stays_as_the_anchor_and_goes_once_another_one_has_arrived(self) -> None:
         state = rise(three(), 30)
@@ -84,7 +84,7 @@ class TestRaising:
 
     def test_the_record_subtracts_what_it_removes(self) -> None:
         state = three()
-        body = log_start_record(state, 20, CompactorEpoch(EPOCH), 5)
+        body = build_log_start_record(state, 20, CompactorEpoch(EPOCH), 5)
         assert None not in (body.removed, body.content)
         assert add_sums(part for part in (body.removed, body.content) if part) == state.content
         assert rise(state, 20).content == body.content
@@ -108,13 +108,13 @@ class TestRaising:
         assert state.fenced
 
     def test_the_newest_segment_is_never_removed(self) -> None:
-        assert removable_below(three().live, 30) == three().live[:2]
+        assert segments_removable_below(three().live, 30) == three().live[:2]
         assert ids(rise(three(), 30, ids=("a", "b", "c"))) == "abc"
 
     def test_only_the_leader_raises_it(self) -> None:
         state = three()
-        assert folded(state, log_start_record(state, 20, CompactorEpoch(EPOCH + 1), 5)).live == state.live
-        assert folded(state, log_start_record(state, 20, CompactorEpoch(EPOCH), 5), incarnation="somebody").live == state.live
+        assert folded(state, build_log_start_record(state, 20, CompactorEpoch(EPOCH + 1), 5)).live == state.live
+        assert folded(state, build_log_start_record(state, 20, CompactorEpoch(EPOCH), 5), incarnation="somebody").live == state.live
 
     def test_an_empty_partition_has_no_log_start_to_raise(self) -> None:
         empty = folded(
@@ -129,7 +129,7 @@ class TestWhatItKeepsOut:
         acquired = records.LeadershipAcquired(leader_epoch=CompactorEpoch(EPOCH), holder="me", ttl_ms=1)
         before = records.SegmentsPrepended(import_id="older", segments=(segment("z", 0, 9),))
         # Registered while nothing was raised: the record of the segments decides, not the registration.
-        registered = records.IdsRegistered(import_id="older", ids=("z",), holder="me")
+        registered = records.SegmentIdsRegistered(import_id="older", ids=("z",), holder="me")
         state = folded(PartitionState(topic="orders", partition=0), *tiered(0, *parts), acquired, registered)
         assert ids(folded(state, before)) == "zbc"
         state = rise(state, 11)
@@ -139,7 +139,7 @@ class TestWhatItKeepsOut:
     @pytest.mark.parametrize(("offset", "counts"), [(15, False), (16, True)])
     def test_a_truncation_at_or_below_it_does_not_count(self, offset: int, counts: bool) -> None:
         head = segment("h", 10, offset - 1)
-        registered = records.IdsRegistered(import_id="cut", ids=("h",), holder="me")
+        registered = records.SegmentIdsRegistered(import_id="cut", ids=("h",), holder="me")
         cut = records.TailTruncated(cut_id="cut", offset=Offset(offset), voided=("b", "c"), head=head)
         state = folded(rise(three(), 15), registered, cut)
         assert ids(state) == ("h" if counts else "bc")
@@ -198,21 +198,21 @@ class TestBrokers:
         tasks = tuple(SimpleNamespace(group=group, end_offset=10 * group + 9) for group in (0, 1))
         state: Any = SimpleNamespace(broker_log_start=10, intent=SimpleNamespace(plan=SimpleNamespace(tasks=tasks)))
         record: Any = SimpleNamespace(body=SimpleNamespace(expired=expired, cut_off=cut_off))
-        assert problem in check_expired_groups(state, record)
-        assert bool(problem) == bool(check_expired_groups(state, record))
+        assert problem in check_groups_expired_at_brokers(state, record)
+        assert bool(problem) == bool(check_groups_expired_at_brokers(state, record))
 
 
 def test_programs_that_cannot_raise_it_refuse_record_and_snapshot_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     state = rise(three(), 15)
-    body = log_start_record(three(), 15, CompactorEpoch(EPOCH), None)
+    body = build_log_start_record(three(), 15, CompactorEpoch(EPOCH), None)
     record = records.PartitionRecord(version=records.VERSION, log="x", slot=1, incarnation="me", attempt=1, at_ms=0, body=body)
-    sealed = records.seal_document(record.model_dump_json().encode())
-    assert records.decode_sealed(records.PartitionRecord, sealed, "x").body == body
+    sealed = records.append_checksum(record.model_dump_json().encode())
+    assert records.decode_checksummed(records.PartitionRecord, sealed, "x").body == body
     assert PartitionState.model_validate_json(state.model_dump_json()) == state
     assert "log_start" not in three().model_dump_json()
-    unknown = records.seal_document(record.model_dump_json().replace("log_start_raised", "log_start_turned").encode())
+    unknown = records.append_checksum(record.model_dump_json().replace("log_start_raised", "log_start_turned").encode())
     with pytest.raises(BadData, match="log_start_turned"):
-        records.decode_sealed(records.PartitionRecord, unknown, "x")
+        records.decode_checksummed(records.PartitionRecord, unknown, "x")
     monkeypatch.setattr(records, "VERSION", records.VERSION - 1)
     with pytest.raises(BadData, match="format version"):
-        records.decode_sealed(records.PartitionRecord, unknown, "x")
+        records.decode_checksummed(records.PartitionRecord, unknown, "x")

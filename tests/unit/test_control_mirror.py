@@ -8,8 +8,8 @@ from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.chain import BrokerView, lineage_from_segments, segment_read_ranges
 from compactor.brokers.metadata_topic.codec import MetadataRecord
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset
-from compactor.control.mirror import apply_broker_view, mirroring_record
-from compactor.control.ordering import check_mirrored_chain, check_open_round_untouched
+from compactor.control.mirror import build_mirroring_record, state_with_broker_view
+from compactor.control.ordering import check_mirrored_segments_contiguous, check_open_round_keeps_sources
 from compactor.control.records import VERSION, PartitionRecord, SegmentsMirrored
 from compactor.control.state import PartitionState
 from compactor.model.segment import SegmentState
@@ -36,50 +36,50 @@ def record(body: SegmentsMirrored) -> PartitionRecord:
 
 def test_what_brokers_tier_and_delete_is_followed() -> None:
     first = [*finished(1, 0, 9), *finished(2, 10, 19)]
-    state = apply_broker_view(EMPTY, view(*first))
+    state = state_with_broker_view(EMPTY, view(*first))
     assert spans(state) == [(0, 9), (10, 19)]
     assert (state.lineage, state.lineage_end) == ((EpochEntry(LeaderEpoch(0), Offset(0)),), 20)
     assert (state.live[0].size_bytes, state.live[0].mtime_ms, state.live[0].files) == (100, 1000, {})
-    assert mirroring_record(state, view(*first)) is None
-    later = apply_broker_view(state, view(*first, *finished(3, 20, 29), update(1, SegmentState.DELETE_SEGMENT_STARTED)))
+    assert build_mirroring_record(state, view(*first)) is None
+    later = state_with_broker_view(state, view(*first, *finished(3, 20, 29), update(1, SegmentState.DELETE_SEGMENT_STARTED)))
     assert spans(later) == [(10, 19), (20, 29)]
 
 
 def test_what_the_log_knows_of_a_segment_stays() -> None:
-    state = apply_broker_view(EMPTY, view(*finished(1, 0, 9)))
+    state = state_with_broker_view(EMPTY, view(*finished(1, 0, 9)))
     known = state.live[0].model_copy(update={"records": 7, "due_ms": 5})
     state = state.model_copy(update={"live": (known,)})
-    assert apply_broker_view(state, view(*finished(1, 0, 9), *finished(2, 10, 19))).live[0] == known
+    assert state_with_broker_view(state, view(*finished(1, 0, 9), *finished(2, 10, 19))).live[0] == known
 
 
 def test_an_overlap_ends_where_readers_leave_the_segment() -> None:
-    state = apply_broker_view(EMPTY, view(*finished(1, 0, 12), *finished(2, 10, 19)))
+    state = state_with_broker_view(EMPTY, view(*finished(1, 0, 12), *finished(2, 10, 19)))
     assert spans(state) == [(0, 9), (10, 19)]
-    without = apply_broker_view(state, view(*finished(1, 0, 12), *finished(2, 10, 19), update(2, SegmentState.DELETE_SEGMENT_STARTED)))
+    without = state_with_broker_view(state, view(*finished(1, 0, 12), *finished(2, 10, 19), update(2, SegmentState.DELETE_SEGMENT_STARTED)))
     assert spans(without) == [(0, 12)]
-    shadowed = apply_broker_view(EMPTY, view(*finished(1, 5, 9), *finished(2, 0, 19)))
+    shadowed = state_with_broker_view(EMPTY, view(*finished(1, 5, 9), *finished(2, 0, 19)))
     assert spans(shadowed) == [(0, 19)]
 
 
 def test_a_later_leader_truncates_what_an_earlier_one_wrote() -> None:
     lost: list[MetadataRecord] = [segment(1, 0, 9), update(1, SegmentState.COPY_SEGMENT_FINISHED), segment(2, 10, 19, {1: 10})]
     lost.append(update(2, SegmentState.COPY_SEGMENT_FINISHED))
-    assert spans(apply_broker_view(EMPTY, view(*lost))) == [(0, 9), (10, 19)]
+    assert spans(state_with_broker_view(EMPTY, view(*lost))) == [(0, 9), (10, 19)]
     seen = view(*lost, segment(3, 5, 14, {2: 5}), update(3, SegmentState.COPY_SEGMENT_FINISHED))
     assert seen.lineage == (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(2), Offset(5)))
-    cleaned = apply_broker_view(EMPTY, view(*lost)).model_copy(update={"vector": (CleanerOffset(CompactorEpoch(4), Offset(18)),)})
-    state = apply_broker_view(cleaned, seen)
+    cleaned = state_with_broker_view(EMPTY, view(*lost)).model_copy(update={"vector": (CleanerOffset(CompactorEpoch(4), Offset(18)),)})
+    state = state_with_broker_view(cleaned, seen)
     assert spans(state) == [(0, 4), (5, 14)]
     assert [(entry.leader_epoch, entry.offset) for entry in state.vector] == [(4, 5)]
 
 
 def test_a_record_must_leave_a_log_without_gaps() -> None:
-    body = mirroring_record(EMPTY, view(*finished(1, 0, 9), *finished(2, 15, 19)), leader_epoch=CompactorEpoch(3))
+    body = build_mirroring_record(EMPTY, view(*finished(1, 0, 9), *finished(2, 15, 19)), leader_epoch=CompactorEpoch(3))
     assert body is not None
-    assert "starts at 15" in check_mirrored_chain(EMPTY, record(body))
-    good = mirroring_record(EMPTY, view(*finished(1, 0, 9), *finished(2, 10, 19)), leader_epoch=CompactorEpoch(3))
+    assert "starts at 15" in check_mirrored_segments_contiguous(EMPTY, record(body))
+    good = build_mirroring_record(EMPTY, view(*finished(1, 0, 9), *finished(2, 10, 19)), leader_epoch=CompactorEpoch(3))
     assert good is not None
-    assert check_mirrored_chain(EMPTY, record(good)) == ""
-    assert check_open_round_untouched(EMPTY, record(good)) == ""
-    assert "is not live" in check_mirrored_chain(EMPTY, record(good.model_copy(update={"gone": ("x",)})))
+    assert check_mirrored_segments_contiguous(EMPTY, record(good)) == ""
+    assert check_open_round_keeps_sources(EMPTY, record(good)) == ""
+    assert "is not live" in check_mirrored_segments_contiguous(EMPTY, record(good.model_copy(update={"gone": ("x",)})))
     assert raw_id(1) == b"\0" * 15 + b"\1"

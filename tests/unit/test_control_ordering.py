@@ -38,7 +38,7 @@ class TestTables:
     def test_whoever_writes_without_leadership_is_an_importer_or_acquires_it(self) -> None:
         free = {kind for kind, rules in ordering.REQUIREMENTS.items() if ordering.check_writer_leads not in rules}
         importers = {
-            records.IdsRegistered,
+            records.SegmentIdsRegistered,
             records.SegmentsTiered,
             records.SegmentsPrepended,
             records.TailTruncated,
@@ -172,7 +172,7 @@ class Led:
         return plan.model_copy(update=changes)
 
     def refusal(self, body: Any) -> str:
-        return ordering.refusal(self.state, self.actor.log.candidate_record(body))
+        return ordering.find_rule_violation(self.state, self.actor.log.candidate_record(body))
 
     def announce(self, **changes: Any) -> str:
         return self.refusal(records.PlanAnnounced(leader_epoch=CompactorEpoch(self.epoch), plan=self.plan(**changes)))
@@ -202,7 +202,7 @@ class TestAnnouncing:
     def test_from_another_vector(self, led: Led) -> None:
         state = led.state.model_copy(update={"vector": (*led.plan().vector, (5, 5))})
         body = records.PlanAnnounced(leader_epoch=CompactorEpoch(led.epoch), plan=led.plan())
-        assert "cleaner offsets" in ordering.refusal(state, led.actor.log.candidate_record(body))
+        assert "cleaner offsets" in ordering.find_rule_violation(state, led.actor.log.candidate_record(body))
 
     def test_with_a_source_that_is_not_live(self, led: Led) -> None:
         task = led.plan().tasks[0]
@@ -230,7 +230,9 @@ class TestAnnouncing:
         led.play.dead = False
         led.actor.log.refresh()
         assert led.state.intent
-        body = records.PlanAnnounced(leader_epoch=led.state.last_epoch, plan=led.plan(leader_epoch=led.state.last_epoch))
+        body = records.PlanAnnounced(
+            leader_epoch=led.state.last_compactor_epoch, plan=led.plan(leader_epoch=led.state.last_compactor_epoch)
+        )
         assert "still open" in led.refusal(body)
 
 
@@ -243,7 +245,7 @@ class TestLeaders:
         stranger = led.play.process("leader")  # the same name, another process
         stranger.state()
         body = records.LeadershipReleased(leader_epoch=CompactorEpoch(led.epoch))
-        assert "fenced" in ordering.refusal(led.state, stranger.log.candidate_record(body))
+        assert "fenced" in ordering.find_rule_violation(led.state, stranger.log.candidate_record(body))
         assert led.refusal(body) == ""
 
     def test_a_released_epoch_is_over(self, led: Led) -> None:
@@ -256,11 +258,11 @@ class TestLeaders:
 class TestDeleting:
     def test_only_the_current_leader_deletes_and_nothing_that_is_protected(self, led: Led) -> None:
         incarnation = led.actor.log.incarnation
-        ordering.require_deletable(led.state, incarnation, CompactorEpoch(led.epoch), ["nobody knows it"])
+        ordering.require_segments_deletable(led.state, incarnation, CompactorEpoch(led.epoch), ["nobody knows it"])
         with pytest.raises(CompactorError, match="must not be deleted"):
-            ordering.require_deletable(led.state, incarnation, CompactorEpoch(led.epoch), [led.state.live[0].id])
+            ordering.require_segments_deletable(led.state, incarnation, CompactorEpoch(led.epoch), [led.state.live[0].id])
         with pytest.raises(Fenced):
-            ordering.require_deletable(led.state, "another", CompactorEpoch(led.epoch), [])
+            ordering.require_segments_deletable(led.state, "another", CompactorEpoch(led.epoch), [])
 
     def test_only_what_waits_and_whole_groups_and_what_the_vector_grants(self, led: Led) -> None:
         led.leadership.release()
@@ -269,13 +271,13 @@ class TestDeleting:
         led.leadership = acquire_leadership(led.actor.ports, led.actor.log, LEASE)
         waiting = tuple(segment.id for group in led.state.waiting for segment in group.segments)
         assert len(waiting) > 1
-        begin = records.RetireBegun(leader_epoch=CompactorEpoch(led.epoch), ids=waiting)
+        begin = records.SegmentDeletionBegun(leader_epoch=CompactorEpoch(led.epoch), ids=waiting)
         assert led.refusal(begin) == ""
         assert "only a part" in led.refusal(begin.model_copy(update={"ids": waiting[:1]}))
         assert "does not wait" in led.refusal(begin.model_copy(update={"ids": (led.state.live[0].id,)}))
-        assert "not begun" in led.refusal(records.Retired(leader_epoch=CompactorEpoch(led.epoch), ids=waiting))
+        assert "not begun" in led.refusal(records.SegmentDeletionEnded(leader_epoch=CompactorEpoch(led.epoch), ids=waiting))
         voided = led.state.model_copy(update={"vector": ()})
-        assert "do not grant" in ordering.refusal(voided, led.actor.log.candidate_record(begin))
+        assert "do not grant" in ordering.find_rule_violation(voided, led.actor.log.candidate_record(begin))
 
 
 class TestTakingBack:
@@ -340,19 +342,19 @@ class TestTakingBack:
         more = task.model_copy(update={"group": 7, "sources": ("untouched",), "start_offset": 99, "end_offset": 99, "new_segment_id": "x"})
         plan = self.plan(compacted).model_copy(update={"tasks": (task, more)})
         body = records.PlanAnnounced(leader_epoch=CompactorEpoch(compacted.epoch), plan=plan)
-        assert "a part of run" in ordering.refusal(state, compacted.actor.log.candidate_record(body))
+        assert "a part of run" in ordering.find_rule_violation(state, compacted.actor.log.candidate_record(body))
 
     def test_not_once_its_sources_go(self, compacted: Led) -> None:
         plan = self.plan(compacted)
         state = compacted.state.model_copy(update={"waiting": ()})
         body = records.PlanAnnounced(leader_epoch=CompactorEpoch(compacted.epoch), plan=plan)
-        assert "has begun" in ordering.refusal(state, compacted.actor.log.candidate_record(body))
+        assert "has begun" in ordering.find_rule_violation(state, compacted.actor.log.candidate_record(body))
 
     def test_not_by_the_epoch_that_published_it(self, compacted: Led) -> None:
         group = compacted.state.waiting[-1].model_copy(update={"leader_epoch": compacted.epoch})
         state = compacted.state.model_copy(update={"waiting": (group,)})
         body = records.PlanAnnounced(leader_epoch=CompactorEpoch(compacted.epoch), plan=self.plan(compacted))
-        assert "is not above the epoch" in ordering.refusal(state, compacted.actor.log.candidate_record(body))
+        assert "is not above the epoch" in ordering.find_rule_violation(state, compacted.actor.log.candidate_record(body))
 
 
 TOPIC, ANOTHER = "Xy3Jr0mXSGaBcbTsZBZfJA", "Qm9CQm9CQm9CQm9CQm9CQg"
@@ -365,13 +367,13 @@ class TestTopicIdentity:
             record = records.PartitionRecord(
                 version=records.VERSION, log="orders-0", slot=slot, incarnation="me", attempt=slot, at_ms=0, body=body
             )
-            state = fold.fold_partition(state, record, ordering.refusal)
+            state = fold.apply_partition_record(state, record, ordering.find_rule_violation)
         return state
 
     def tiered(self, number: int, topic_id: str) -> tuple[Any, Any]:
         """Two records: an import of the offsets 10 * number and nine more."""
         made = segment(f"s{number}", 10 * number, 10 * number + 9, (0, 0))
-        registered = records.IdsRegistered(import_id=f"i{number}", ids=(made.id,), holder="me")
+        registered = records.SegmentIdsRegistered(import_id=f"i{number}", ids=(made.id,), holder="me")
         return registered, records.SegmentsTiered(import_id=f"i{number}", segments=(made,), topic_id=TopicId(topic_id))
 
     def state(self, topic_id: str) -> PartitionState:

@@ -17,26 +17,26 @@ from compactor.control.records import (
     IncarnationOpened,
     PartitionRecord,
     RunEnded,
-    decode_sealed,
-    seal_document,
-    unseal_document,
+    append_checksum,
+    decode_checksummed,
+    verify_and_strip_checksum,
 )
 from compactor.errors import gravest_exit_code
 
 WHERE = "sim://control/partitions/t-0/log/00000000000000000007.json"
 ENDED = RunEnded(leader_epoch=CompactorEpoch(3), run_id="r", status="cleaned", stats={"seconds": 1.5, "n": 3})
 RECORD = PartitionRecord(version=VERSION, log="t-0", slot=7, incarnation="me", attempt=2, at_ms=5, body=ENDED)
-SEALED = seal_document(RECORD.model_dump_json().encode())
+SEALED = append_checksum(RECORD.model_dump_json().encode())
 
 
 def test_a_record_reads_back_as_it_was_written() -> None:
-    assert decode_sealed(PartitionRecord, SEALED, WHERE) == RECORD
+    assert decode_checksummed(PartitionRecord, SEALED, WHERE) == RECORD
 
 
 @pytest.mark.parametrize("length", range(len(SEALED)))
 def test_a_truncated_record_is_named_and_refused(length: int) -> None:
     with pytest.raises(BadControlRecord) as error:
-        decode_sealed(PartitionRecord, SEALED[:length], WHERE)
+        decode_checksummed(PartitionRecord, SEALED[:length], WHERE)
     assert error.value.segment == WHERE
     assert gravest_exit_code([error.value.exit_code]) == 3
 
@@ -46,24 +46,26 @@ def test_a_flipped_bit_is_refused_wherever_it_is(position: int) -> None:
     broken = bytearray(SEALED)
     broken[position] ^= 1
     with pytest.raises(BadControlRecord):
-        decode_sealed(PartitionRecord, bytes(broken), WHERE)
+        decode_checksummed(PartitionRecord, bytes(broken), WHERE)
 
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"", b"null", b"\xff" * 300, b"<html>503</html>", b"{}", seal_document(b"null"), seal_document(b"{}"), seal_document(b"[1]")],
+    [b"", b"null", b"\xff" * 300, b"<html>503</html>", b"{}", append_checksum(b"null"), append_checksum(b"{}"), append_checksum(b"[1]")],
 )
 def test_garbage_is_refused(garbage: bytes) -> None:
     with pytest.raises(BadControlRecord):
-        decode_sealed(PartitionRecord, garbage, WHERE)
+        decode_checksummed(PartitionRecord, garbage, WHERE)
 
 
 def test_a_future_version_is_named_as_such() -> None:
     document = (
-        unseal_document(SEALED, WHERE).replace(b'"version":%d' % VERSION, b'"version":9').replace(b'"attempt"', b'"novelty":1,"attempt"')
+        verify_and_strip_checksum(SEALED, WHERE)
+        .replace(b'"version":%d' % VERSION, b'"version":9')
+        .replace(b'"attempt"', b'"novelty":1,"attempt"')
     )
     with pytest.raises(BadControlRecord, match="version 9") as error:
-        decode_sealed(PartitionRecord, seal_document(document), WHERE)
+        decode_checksummed(PartitionRecord, append_checksum(document), WHERE)
     assert "Upgrade" in error.value.hint
 
 
@@ -88,19 +90,19 @@ def test_a_program_of_format_version_6_refuses_what_version_7_has_added_by_the_v
     """It does not know the type of the record, and says that it needs an upgrade instead of calling the record corrupt."""
     record = kind(version=VERSION, log=log, slot=7, incarnation="me", attempt=2, at_ms=5, body=body)
     document = record.model_dump_json().encode()
-    assert decode_sealed(kind, seal_document(document), WHERE) == record
-    unknown = seal_document(document.replace(f'"type":"{body.type}"'.encode(), b'"type":"of_version_7"'))
+    assert decode_checksummed(kind, append_checksum(document), WHERE) == record
+    unknown = append_checksum(document.replace(f'"type":"{body.type}"'.encode(), b'"type":"of_version_7"'))
     with pytest.raises(BadControlRecord, match="body"):
-        decode_sealed(kind, unknown, WHERE)
+        decode_checksummed(kind, unknown, WHERE)
     monkeypatch.setattr(records, "VERSION", 6)
     with pytest.raises(BadControlRecord, match="of format version 7, this program knows version 6") as error:
-        decode_sealed(kind, unknown, WHERE)
+        decode_checksummed(kind, unknown, WHERE)
     assert "Upgrade" in error.value.hint
 
 
 def test_an_unknown_field_or_type_is_refused_and_named() -> None:
-    document = unseal_document(SEALED, WHERE)
+    document = verify_and_strip_checksum(SEALED, WHERE)
     with pytest.raises(BadControlRecord, match="novelty"):
-        decode_sealed(PartitionRecord, seal_document(document.replace(b'"attempt"', b'"novelty":1,"attempt"')), WHERE)
+        decode_checksummed(PartitionRecord, append_checksum(document.replace(b'"attempt"', b'"novelty":1,"attempt"')), WHERE)
     with pytest.raises(BadControlRecord, match="body"):
-        decode_sealed(PartitionRecord, seal_document(document.replace(b"run_ended", b"run_began")), WHERE)
+        decode_checksummed(PartitionRecord, append_checksum(document.replace(b"run_ended", b"run_began")), WHERE)

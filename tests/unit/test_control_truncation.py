@@ -12,8 +12,8 @@ from checkpoint.offsets import clean_end_offset
 from compactor.constants import LeaderEpoch, Offset
 from compactor.control import ordering
 from compactor.control.deletion import delete_partition
-from compactor.control.fold import fold_partition
-from compactor.control.importing import prepend_segments, register_import, tier_segments, truncate_tail
+from compactor.control.fold import apply_partition_record
+from compactor.control.importing import record_prepended_segments, record_tail_truncation, record_tiered_segments, register_import
 from compactor.control.ports import Retention
 from compactor.control.records import SegmentsPrepended, TailBatch, TailTruncated
 from compactor.control.undo import undo_round
@@ -94,11 +94,11 @@ class TestTruncation:
             offset = before.live[3].start_offset if not inside else next(s for s in before.live if s.end_offset > s.start_offset).end_offset
             body = truncated_at(play, actor, offset)
             play.oracle.rows = [row for row in play.oracle.rows if row[0] < offset]
-            state = truncate_tail(actor.ports, actor.log, body)
+            state = record_tail_truncation(actor.ports, actor.log, body)
             assert state.end_offset == offset - 1
             assert (body.head is not None) == inside
             assert {segment.id for segment in state.waiting[-1].segments} == set(body.voided)
-            assert truncate_tail(actor.ports, actor.log, body) == state
+            assert record_tail_truncation(actor.ports, actor.log, body) == state
             play.pass_time(GRACE_MS * 2 + UNDO_WINDOW_MS)
             assert len(play.process("b").retire().deleted) == len(body.voided)
 
@@ -109,7 +109,7 @@ class TestTruncation:
         offset = actor.state().live[3].start_offset
         body = truncated_at(play, actor, offset)
         play.oracle.rows = [row for row in play.oracle.rows if row[0] < offset]
-        state = truncate_tail(careful, actor.log, body)
+        state = record_tail_truncation(careful, actor.log, body)
         assert state.waiting[-1].grace_ms == 10 * GRACE_MS
         play.pass_time(5 * GRACE_MS)
         assert play.process("b").retire().deleted == ()
@@ -124,7 +124,7 @@ class TestTruncation:
         offset = before.live[-1].start_offset + 1
         body = truncated_at(play, actor, offset)
         play.oracle.rows = [row for s in before.live for row in play.oracle.contents[s.id] if row[0] < offset]
-        state = truncate_tail(actor.ports, actor.log, body)
+        state = record_tail_truncation(actor.ports, actor.log, body)
         assert [entry.offset for entry in state.vector] == [offset]
         assert {entry.offset for group in state.waiting for entry in group.vector} == {offset}
         run_id = state.runs[-1].run_id
@@ -155,8 +155,8 @@ class TestTruncation:
             (body.model_copy(update={"offset": offset - 1}), "are others"),
             (body.model_copy(update={"segments": (new.model_copy(update={"start_offset": offset + 1}),)}), "the log is cut at"),
         ):
-            assert cause in ordering.refusal(actor.state(), actor.log.candidate_record(broken))
-        state = truncate_tail(actor.ports, actor.log, body)
+            assert cause in ordering.find_rule_violation(actor.state(), actor.log.candidate_record(broken))
+        state = record_tail_truncation(actor.ports, actor.log, body)
         assert state.live == (*before.live[:-1], new)
         kept = tuple(batch for batch in before.tail if batch.last_offset < offset)
         assert (state.lineage, state.lineage_end, state.tail) == (lineage, new.end_offset + 1, (*kept, *tail))
@@ -165,8 +165,8 @@ class TestTruncation:
         assert {entry.import_id: bool(entry.voided) for entry in state.closed_imports[-2:]} == {cut_id: False, overtaken[0]: True}
         assert set(state.voided) == {segment.id for segment in overtaken[1]}
         with pytest.raises(Fenced, match="truncated at offset"):
-            tier_segments(actor.ports, actor.log, *overtaken)
-        assert truncate_tail(actor.ports, actor.log, body) == state
+            record_tiered_segments(actor.ports, actor.log, *overtaken)
+        assert record_tail_truncation(actor.ports, actor.log, body) == state
 
     def test_an_import_whose_segments_were_cut_is_made_again(self, play: Play) -> None:
         """Its id is made of its content, and it was complete once."""
@@ -177,7 +177,7 @@ class TestTruncation:
         arrival = SegmentAddition((EpochEntry(LeaderEpoch(0), Offset(0)),))
         assert add_segments(actor.ports, actor.log, again, arrival)
         whole = actor.state()
-        truncate_tail(actor.ports, actor.log, truncated_at(play, actor, last.end_offset + 1))
+        record_tail_truncation(actor.ports, actor.log, truncated_at(play, actor, last.end_offset + 1))
         assert actor.state().end_offset == last.end_offset
         assert add_segments(actor.ports, actor.log, again, arrival)
         assert actor.state().end_offset == whole.end_offset
@@ -190,9 +190,9 @@ class TestTruncation:
         body = truncated_at(play, actor, actor.state().live[-1].start_offset + 1)
         assert body.accept_loss
         careless = actor.log.candidate_record(body.model_copy(update={"accept_loss": False}))
-        assert "was compacted up to" in ordering.refusal(actor.state(), careless)
+        assert "was compacted up to" in ordering.find_rule_violation(actor.state(), careless)
         earlier = careless.model_copy(update={"version": 4})
-        assert ordering.refusal(actor.state(), earlier) == ""
+        assert ordering.find_rule_violation(actor.state(), earlier) == ""
 
     def test_a_record_of_an_earlier_version_leaves_open_imports_open(self, play: Play) -> None:
         """What was tiered after it counts, as it did for the program that wrote it."""
@@ -202,8 +202,8 @@ class TestTruncation:
         before = actor.state()
         body = truncated_at(play, actor, before.live[-1].start_offset)
         record = actor.log.candidate_record(body).model_copy(update={"version": 4})
-        assert set(fold_partition(actor.state(), record, ordering.refusal).registrations) == {open_import[0]}
-        assert fold_partition(actor.state(), actor.log.candidate_record(body), ordering.refusal).registrations == {}
+        assert set(apply_partition_record(actor.state(), record, ordering.find_rule_violation).registrations) == {open_import[0]}
+        assert apply_partition_record(actor.state(), actor.log.candidate_record(body), ordering.find_rule_violation).registrations == {}
 
     def test_a_program_of_an_earlier_version_refuses_every_truncation_by_name(self) -> None:
         """It would keep imports open that are void, and end the log where new segments follow."""
@@ -215,19 +215,19 @@ class TestTruncation:
         body = truncated_at(play, actor, actor.state().live[-1].start_offset)
         play.process("b").run()
         with pytest.raises(BadData, match="are others"):
-            truncate_tail(actor.ports, actor.log, body)
+            record_tail_truncation(actor.ports, actor.log, body)
 
     def test_a_lineage_that_disowns_the_tail_is_refused(self, play: Play) -> None:
         actor = play.process()
         first, second = uploaded(play, actor, 0), None
-        end = tier_segments(actor.ports, actor.log, *first, (EpochEntry(LeaderEpoch(0), Offset(0)),)).end_offset
+        end = record_tiered_segments(actor.ports, actor.log, *first, (EpochEntry(LeaderEpoch(0), Offset(0)),)).end_offset
         second = uploaded(play, actor, 1)
         tail = (TailBatch(base_offset=Offset(end + 1), last_offset=Offset(end + 1), digest="d"),)
         with pytest.raises(BadData, match=f"offset {end} to another"):
-            tier_segments(
+            record_tiered_segments(
                 actor.ports, actor.log, *second, (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(1), Offset(end))), tail
             )
-        state = tier_segments(
+        state = record_tiered_segments(
             actor.ports, actor.log, *second, (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(1), Offset(end + 1))), tail
         )
         assert state.tail == tail
@@ -238,21 +238,21 @@ class TestPrepending:
         actor = play.process()
         later = uploaded(play, actor, 2, 3)
         play.oracle.rows = [row for row in play.oracle.rows if row[0] >= later[1][0].start_offset]
-        tier_segments(actor.ports, actor.log, *later)
+        record_tiered_segments(actor.ports, actor.log, *later)
         earlier = uploaded(play, actor, 0, 1)
         play.oracle.rows = [row for segment in play.broker for row in segment]
-        assert prepend_segments(actor.ports, actor.log, *earlier).live == (*earlier[1], *later[1])
+        assert record_prepended_segments(actor.ports, actor.log, *earlier).live == (*earlier[1], *later[1])
 
     def test_a_round_gathers_anew_after_segments_were_prepended_since_its_pass_one(self, play: Play) -> None:
         actor = play.process("importer")
         later = uploaded(play, actor, 2, 3)
         play.oracle.rows = [row for row in play.oracle.rows if row[0] >= later[1][0].start_offset]
-        slot = tier_segments(actor.ports, actor.log, *later).slot
+        slot = record_tiered_segments(actor.ports, actor.log, *later).slot
         earlier = uploaded(play, actor, 0, 1)
 
         def prepend_earlier() -> None:
             play.oracle.rows = [row for segment in play.broker for row in segment]
-            prepend_segments(actor.ports, actor.log, *earlier)
+            record_prepended_segments(actor.ports, actor.log, *earlier)
 
         first = play.process("b")
         # Leadership is the first record of the round, the announced plan the second.
@@ -267,16 +267,16 @@ class TestPrepending:
         actor = play.process()
         later = uploaded(play, actor, 2, 3)
         play.oracle.rows = [row for row in play.oracle.rows if row[0] >= later[1][0].start_offset]
-        tier_segments(actor.ports, actor.log, *later)
+        record_tiered_segments(actor.ports, actor.log, *later)
         with pytest.raises(BadData, match="the log starts at"):
-            prepend_segments(actor.ports, actor.log, *uploaded(play, actor, 0))
+            record_prepended_segments(actor.ports, actor.log, *uploaded(play, actor, 0))
         fitting = uploaded(play, actor, 0, 1)
         record = actor.log.candidate_record(SegmentsPrepended(import_id=fitting[0], segments=tuple(fitting[1])))
-        assert ordering.refusal(actor.state(), record) == ""
+        assert ordering.find_rule_violation(actor.state(), record) == ""
         assert play.process("b").run().status == "cleaned"
-        assert "was compacted up to" in ordering.refusal(actor.state(), record)
+        assert "was compacted up to" in ordering.find_rule_violation(actor.state(), record)
         with pytest.raises(BadData, match="was compacted up to"):
-            prepend_segments(actor.ports, actor.log, *fitting)
+            record_prepended_segments(actor.ports, actor.log, *fitting)
 
 
 class TestDeleting:
@@ -290,14 +290,14 @@ class TestDeleting:
         assert (state.live, state.vector, state.lineage, state.registrations) == ((), (), (), {})
         assert state.deleted_slot
         with pytest.raises(Fenced, match="was deleted"):
-            tier_segments(actor.ports, actor.log, *open_import)
+            record_tiered_segments(actor.ports, actor.log, *open_import)
         with pytest.raises(UsageError, match="is empty"):
             delete_partition(actor.ports, actor.log, LEASE)
         play.pass_time(GRACE_MS * 2)
         play.process("c").retire()
         assert play.world.data.objects == {}
         anew = uploaded(play, actor, 0, 1)
-        state = tier_segments(actor.ports, actor.log, *anew)
+        state = record_tiered_segments(actor.ports, actor.log, *anew)
         assert (state.live, state.deleted_slot) == (tuple(anew[1]), 0)
 
     def test_an_open_round_is_given_up(self, play: Play) -> None:

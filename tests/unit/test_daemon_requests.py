@@ -126,4 +126,4 @@ def test_a_dead_leader_is_replaced_although_the_stores_clock_was_set_back(tmp_pa
     daemon.scan()
     daemon.start_due_jobs()
     daemon.collect_results(30)
-    assert tier.open(idle.names[0]).refresh().last_epoch == 1
+    assert tier.open(idle.names[0]).refresh().last_compactor_epoch == 1

@@ -15,7 +15,7 @@ from compactor.errors import BadData
 from compactor.records.build import ProducerFields, RecordToEncode, encode_batch, encode_varint
 from tests.builders import Life, LogBuilder, live, snapshot, txn_index
 from tests.plain_format import fix_crc
-from tests.plain_log import live_producers, load, transaction_index
+from tests.plain_log import load, transaction_index, unexpired_producers
 
 LATER = 10**12
 
@@ -28,10 +28,10 @@ def test_duplicates_are_still_found_after_cleaning(tmp_path: Path) -> None:
     log.put("2=c", "3=c", "1=c", pid=3)
     log.put("1=d", pid=4)
     life = Life(tmp_path, log)
-    before = live_producers(life.folder, load(life.folder, 4096))
+    before = unexpired_producers(life.folder, load(life.folder, 4096))
     for _ in range(2):
         life.round()
-        assert live_producers(life.folder, load(life.folder, 4096)) == before
+        assert unexpired_producers(life.folder, load(life.folder, 4096)) == before
         assert life.shape() == ["(0-2)", "(3-4)", "5-7", "8-8"]
         assert life.live() == ["5:2=c", "6:3=c", "8:1=d"]
         assert [(b.base_sequence, b.base_sequence + b.last_offset - b.base_offset) for b in life.batches()] == [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from checkpoint.offsets import CleanerOffset
 from compactor.brokers.metadata_topic.chain import BrokerView, lineage_from_segments, merged_read_ranges, segment_read_ranges
 from compactor.constants import CompactorEpoch, Offset
-from compactor.control.mirror import apply_broker_view, mirroring_record
+from compactor.control.mirror import build_mirroring_record, state_with_broker_view
 from compactor.control.state import PartitionState
 from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.plan import Replacement
@@ -111,13 +111,13 @@ def test_a_copy_that_came_to_its_end_within_what_was_compacted_goes_again() -> N
 def test_one_that_reaches_beyond_what_was_compacted_is_read_and_is_dirty() -> None:
     world = BrokerWorld()
     first, second = world.tier(0, 0, 99), world.tier(1, 100, 199)
-    state = apply_broker_view(PartitionState(topic=NAME.topic, partition=NAME.partition), view(world))
+    state = state_with_broker_view(PartitionState(topic=NAME.topic, partition=NAME.partition), view(world))
     new = replace(world, 50, first)
     state = state.model_copy(update={"live": (new, *state.live[1:]), "vector": (CleanerOffset(CompactorEpoch(0), Offset(100)),)})
-    assert mirroring_record(state, view(world)) is None
+    assert build_mirroring_record(state, view(world)) is None
     across = world.tier(7, 60, 250)
     assert world.publisher().withdraw_unrecorded_segments(NAME, [new], [new.id, first.id, second.id]) == 0
-    after = apply_broker_view(state, view(world))
+    after = state_with_broker_view(state, view(world))
     assert [(one.id, one.start_offset, one.end_offset, one.last_copied_offset) for one in after.live] == [
         (new.id, 0, 59, 99),
         (across.id, 60, 250, 250),

@@ -14,7 +14,7 @@ import pytest
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import Settings, TierSettings
-from compactor.control.importing import register_import, tier_segments
+from compactor.control.importing import record_tiered_segments, register_import
 from compactor.control.leadership import acquire_leadership
 from compactor.control.logs import open_partition_log
 from compactor.control.records import RoundPublished
@@ -53,7 +53,7 @@ class World:
         made = segment(next_number, random.Random(next_number)).model_copy(update={"id": self.writer.ports.new_id()})
         import_id = self.writer.ports.new_id()
         register_import(self.writer.ports, log, import_id, [made.id])
-        tier_segments(self.writer.ports, log, import_id, [made])
+        record_tiered_segments(self.writer.ports, log, import_id, [made])
         if hint:
             self.writer.changes.publish([log])
 
@@ -158,7 +158,7 @@ def test_where_somebody_is_at_work_it_is_read_summaryed_every_time(world: World)
     first = world.machine("a")
     shown(first)
     body = RoundPublished(leader_epoch=leadership.epoch, run_id="none", replacements=(), vector_before=(), vector=())
-    log.transact(lambda state, slot=log.state.slot: body if state.slot == slot else None)  # type: ignore[misc]
+    log.append_until_done(lambda state, slot=log.state.slot: body if state.slot == slot else None)  # type: ignore[misc]
     assert same(shown(first), world.truth())
 
 

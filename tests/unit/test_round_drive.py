@@ -14,10 +14,10 @@ from compactor.constants import CompactorEpoch, Offset
 from compactor.control import publication
 from compactor.control.broker_expiry import ExpiredSources
 from compactor.control.deletion import raise_log_start
-from compactor.control.fold import fold_partition
+from compactor.control.fold import apply_partition_record
 from compactor.control.leadership import RecordRefused, acquire_leadership, hold_leadership
-from compactor.control.ordering import refusal
-from compactor.control.records import PartitionRecord, RoundPublished, RunEnded, decode_sealed
+from compactor.control.ordering import find_rule_violation
+from compactor.control.records import PartitionRecord, RoundPublished, RunEnded, decode_checksummed
 from compactor.control.stages import Stage, StageTracker
 from compactor.control.state import PartitionState
 from compactor.control.undo import undo_round
@@ -68,7 +68,7 @@ class TestTheTable:
         assert intent
         session = type("Session", (), {"state": a.log.state, "stored_survivors": ()})()
         outcomes = [outcome for outcome in SymbolicWorker(a.ports)(plan, plan.tasks, session) if not isinstance(outcome, CompactionFailure)]
-        publication.add_receipts(late, outcomes)
+        publication.record_receipts(late, outcomes)
         play.pass_time(TTL_MS * 2)
         work = SymbolicRound(
             b.ports, 0, SymbolicPlanner(play.oracle.contents), SymbolicWorker(b.ports), resumable=lambda plan: "other settings"
@@ -92,23 +92,25 @@ class TestTheTable:
         publication.announce_plan(late, plan)
         session = type("Session", (), {"state": a.log.state, "stored_survivors": ()})()
         outcomes = [outcome for outcome in SymbolicWorker(a.ports)(plan, plan.tasks, session) if not isinstance(outcome, CompactionFailure)]
-        publication.add_receipts(late, outcomes)
+        publication.record_receipts(late, outcomes)
         shared, intent = a.log.state, a.log.state.intent
         assert intent
         replacements = [Replacement(sources=task.sources, segment=one.segment) for task, one in zip(plan.tasks, outcomes, strict=True)]
         outcome = publication.RunOutcome(RunStatus.CLEANED, {})
-        claim = a.log.candidate_record(publication._published_record(late, intent, replacements, (), ExpiredSources(late), outcome))
+        claim = a.log.candidate_record(
+            publication._build_round_published_record(late, intent, replacements, (), ExpiredSources(late), outcome)
+        )
         play.pass_time(TTL_MS * 2)
         planner, worker = SymbolicPlanner(play.oracle.contents), SymbolicWorker(b.ports)
         run_round(b.ports, b.log, LEASE, SymbolicRound(b.ports, 0, planner, worker, resumable=lambda plan: "other settings"))
         slots = range(shared.slot + 1, b.log.state.slot + 1)
-        theirs = [decode_sealed(PartitionRecord, b.log.store.get(b.log.record_key(slot)), "") for slot in slots]
+        theirs = [decode_checksummed(PartitionRecord, b.log.store.get(b.log.record_key(slot)), "") for slot in slots]
         assert theirs[0].body.type == "leadership_acquired"
         assert "round_published" in [record.body.type for record in theirs]
         for place in range(len(theirs) + 1):
             state = shared
             for record in (*theirs[:place], claim, *theirs[place:]):
-                state = fold_partition(state, record.model_copy(update={"slot": state.slot + 1}), refusal)
+                state = apply_partition_record(state, record.model_copy(update={"slot": state.slot + 1}), find_rule_violation)
             by_a = [segment.id for segment in state.live if segment.id in {new.segment.id for new in replacements}]
             if place == 0:
                 assert by_a == [new.segment.id for new in replacements]
@@ -133,7 +135,7 @@ class TestTheTable:
         acquire_leadership(b.ports, b.log, LEASE)
         body = RunEnded(leader_epoch=leadership.epoch, run_id="x", status="cleaned")
         a.log.refresh()
-        a.log.transact(lambda state: None if state.fenced else body)
+        a.log.append_until_done(lambda state: None if state.fenced else body)
         [fenced] = play.process("c").state().fenced
         assert (fenced.leader_epoch, fenced.by, fenced.type) == (0, "a", "run_ended")
         assert "epoch 1" in fenced.reason
@@ -213,7 +215,7 @@ class TestResume:
         assert result.status == "resumed"
         assert intent.receipts[0] in result.receipts
         assert intent.receipts[0].group not in worked
-        assert worked == [task.group for task in intent.pending]
+        assert worked == [task.group for task in intent.pending_tasks]
         assert result.plan == intent.plan
         assert result.state.vector[-1].leader_epoch == 1  # published by the epoch that finished it
 

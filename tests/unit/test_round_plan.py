@@ -14,7 +14,7 @@ from compactor.constants import CompactorEpoch, LeaderEpoch, Offset
 from compactor.control.state import PartitionState, Run
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.round.plan import RemainingBound, RoundFacts, assess_round, expected_metadata_records, plan_round
+from compactor.round.plan import RemainingBound, RoundFacts, assess_round, expected_metadata_record_count, plan_round
 
 NOW = 1_000_000
 
@@ -233,6 +233,6 @@ def test_neighbours_in_which_something_is_due_go_together_where_brokers_keep_fil
 
 def test_records_for_brokers_are_counted() -> None:
     plan = planned(under_brokers(*FOUR), cleaner(segment_bytes=250))
-    assert expected_metadata_records(plan.tasks) == 2 * (4 + 2)
+    assert expected_metadata_record_count(plan.tasks) == 2 * (4 + 2)
     later = [one.model_copy(update={"leader_epochs": (EpochEntry(LeaderEpoch(1), one.start_offset),)}) for one in FOUR[2:]]
-    assert expected_metadata_records(planned(under_brokers(*FOUR[:2], *later), cleaner()).tasks) == 2 * (4 + 2) + 4
+    assert expected_metadata_record_count(planned(under_brokers(*FOUR[:2], *later), cleaner()).tasks) == 2 * (4 + 2) + 4

@@ -46,7 +46,7 @@ def keep(crafted: Crafted, state: PartitionState) -> str:
     """Writes a snapshot as a damaged process might have."""
     key = f"partitions/{ORDERS}/snapshot/{state.slot:020d}.json"
     made = Snapshot[PartitionState](version=records.VERSION, log=str(ORDERS), state=state)
-    crafted.store.put(key, records.seal_document(made.model_dump_json().encode()))
+    crafted.store.put(key, records.append_checksum(made.model_dump_json().encode()))
     return key
 
 

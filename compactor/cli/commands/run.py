@@ -23,7 +23,7 @@ from compactor.local.spool import process_spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.status import RoundStatus
-from compactor.round.compaction import failed_report, paused_report, report_if_nothing_to_do
+from compactor.round.compaction import failed_round_report, paused_round_report, report_if_nothing_to_do
 from compactor.service.journal import ServiceEventLogger
 from compactor.views.forecast import forecast_summary
 from compactor.views.overview import read_summaries
@@ -41,7 +41,7 @@ def run_rounds(args: argparse.Namespace, out: Output) -> int:
                 held.append(summary.name)
             why = pause_reason(opened.catalog.state, summary.name)
             idle = (
-                paused_report(summary, why)
+                paused_round_report(summary, why)
                 if why and not summary.open_run
                 else report_if_nothing_to_do(opened.cleaner_for(summary.topic), summary, now, force=args.force)
             )
@@ -132,7 +132,7 @@ def _run_due_rounds(
                         out.note(f"{name}: {report.reason}")
                     outcomes.record_success()
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
-                report = failed_report(name, outcomes.record_failure(str(name), error))
+                report = failed_round_report(name, outcomes.record_failure(str(name), error))
             requests = opened.counters.usage().since(before).total_requests
             rows[name] = tiers.report_document(report) | {"requests": requests, "seconds": round(time.monotonic() - begin, 3)}
     return rows

@@ -11,7 +11,7 @@ from compactor.cli import audit, frame, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.constants import TopicId
 from compactor.control.deletion import delete_partition, restart_lost_log
-from compactor.control.importing import adopt_topic
+from compactor.control.importing import record_topic_adoption
 from compactor.control.incarnations import superseding_topic_id
 from compactor.control.pauses import pattern_matches
 from compactor.control.records import BadControlRecord, TopicAdopted
@@ -133,7 +133,7 @@ def adopt_topic_command(args: argparse.Namespace, out: Output) -> int:
                 )
                 status, reason, after = "adopted", "", before
                 try:
-                    after = adopt_topic(log, body)
+                    after = record_topic_adoption(log, body)
                     status = "unchanged" if after.slot == before.slot else status
                     opened.changes.publish([log])
                     outcomes.record_success()

@@ -7,7 +7,7 @@ import argparse
 from compactor.access.tier import Tier
 from compactor.cli import audit, tiers
 from compactor.cli.output import Output, Table, format_size
-from compactor.control.undo import undo_round, was_reverted
+from compactor.control.undo import undo_round, was_round_undone
 from compactor.errors import UsageError
 from compactor.model.status import RunStatus
 from compactor.upkeep.operator_changes import undo_round_by_copies
@@ -39,7 +39,7 @@ def run_undo(args: argparse.Namespace, out: Output) -> None:
     with out.progress("looking for the run", len(names), "partitions") as progress:
         before, run_id = find_run(opened, args.run_id, names, progress.advance)
     name = before.name
-    if was_reverted(before, run_id):
+    if was_round_undone(before, run_id):
         out.note(f"{name}: run {run_id} was undone before; nothing to do")
         state = before
     else:

@@ -72,9 +72,9 @@ class PartialRewritePlan:
         return np.concatenate([np.arange(stretch.first, stretch.last) for stretch in self.stretches if not stretch.is_copied])
 
     @property
-    def ranges_read(self) -> tuple[tuple[int, int], ...]:
+    def byte_ranges_read(self) -> tuple[tuple[int, int], ...]:
         """Return (position, length) in bytes of each range of the log that is read."""
-        return tuple(log_range(self.table, stretch) for stretch in self.stretches if not stretch.is_copied)
+        return tuple(byte_range_of_batches(self.table, stretch) for stretch in self.stretches if not stretch.is_copied)
 
     @property
     def is_copied(self) -> Flags:
@@ -89,7 +89,7 @@ class PartialRewritePlan:
         return int(self.table.size[self.is_copied].sum())
 
 
-def log_range(table: BatchTable, batches: BatchRange) -> tuple[int, int]:
+def byte_range_of_batches(table: BatchTable, batches: BatchRange) -> tuple[int, int]:
     """Return position and length in the log of consecutive batches."""
     start = int(table.position[batches.first])
     return start, int(table.position[batches.last - 1] + table.size[batches.last - 1]) - start
@@ -103,12 +103,12 @@ def is_key_directory_worthwhile(segment: RemoteLogSegmentMetadata, batches: int,
     must be small enough.
     """
     size = segment.size_bytes
-    if copies is None or size < LEAST_COPIES * shortest_copy_bytes(copies) or not segment.recorded_file("log").batches:
+    if copies is None or size < LEAST_COPIES * min_copied_run_bytes(copies) or not segment.recorded_file("log").batches:
         return False
     return MOST_SHARE * estimate_key_directory_bytes(batches, segment.records) <= size
 
 
-def shortest_copy_bytes(copies: CopyLimits) -> int:
+def min_copied_run_bytes(copies: CopyLimits) -> int:
     """Return the size in bytes of the smallest range that is worth a copy by the store: the store's limit, and at least LEAST_COPY."""
     return max(copies.min_run_bytes, LEAST_COPY)
 
@@ -120,7 +120,7 @@ def reason_to_read_whole(segment: RemoteLogSegmentMetadata, sidecar: Sidecar | N
     """
     if copies is None:
         return "its store does not copy ranges"
-    if segment.size_bytes < LEAST_COPIES * shortest_copy_bytes(copies):
+    if segment.size_bytes < LEAST_COPIES * min_copied_run_bytes(copies):
         return "it is short"
     if sidecar is None:
         return "it has no sidecar"
@@ -163,7 +163,7 @@ def divide_into_ranges(table: BatchTable, may_change: Flags, copies: CopyLimits)
     if MOST_READ * int(table.size[may_change].sum()) > int(table.size.sum()):
         return ()
     end = np.concatenate((table.position, table.position[-1:] + table.size[-1:]))
-    least, shortest_copy, total = copies.min_run_bytes, shortest_copy_bytes(copies), len(table)
+    least, shortest_copy, total = copies.min_run_bytes, min_copied_run_bytes(copies), len(table)
     places = [*np.flatnonzero(may_change).tolist(), total]
     found: list[BatchRange] = []
     at = number = 0
@@ -185,14 +185,14 @@ def divide_into_ranges(table: BatchTable, may_change: Flags, copies: CopyLimits)
             number = min(number + 1, len(places) - 1)
         if at > first:
             found.append(BatchRange(first, at, is_copied=False))
-    read = sum(log_range(table, stretch)[1] for stretch in found if not stretch.is_copied)
+    read = sum(byte_range_of_batches(table, stretch)[1] for stretch in found if not stretch.is_copied)
     return tuple(found) if MOST_READ * read <= int(end[-1]) else ()
 
 
 # ---- the new segment
 
 
-def new_log_pieces(plan: PartialRewritePlan, key: str, log: Path, cleaned: BatchTable) -> list[ComposeSource]:
+def pieces_of_new_log(plan: PartialRewritePlan, key: str, log: Path, cleaned: BatchTable) -> list[ComposeSource]:
     """Return the pieces from which the store composes the new log: ranges of the source's object and of a local file.
 
     :param key: key of the source's object.
@@ -203,11 +203,11 @@ def new_log_pieces(plan: PartialRewritePlan, key: str, log: Path, cleaned: Batch
     headers = plan.directory().headers
     for stretch, (first, last) in zip(plan.stretches, _rewritten_batch_ranges(plan, cleaned), strict=True):
         if stretch.is_copied:
-            start, length = log_range(plan.table, stretch)
+            start, length = byte_range_of_batches(plan.table, stretch)
             crc = crc32c_of_batches(headers[stretch.first : stretch.last])
             made.append(CopiedRange(key, start, length, plan.version, crc))
         elif last > first:
-            made.append(FileRange(log, *log_range(cleaned, BatchRange(first, last, is_copied=False))))
+            made.append(FileRange(log, *byte_range_of_batches(cleaned, BatchRange(first, last, is_copied=False))))
     return made
 
 

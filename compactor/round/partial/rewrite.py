@@ -136,7 +136,7 @@ class PartSearch:
     pieces: HashPrefixes
     directories: KeyDirectoryCache
 
-    def find_part(self, directory: KeyDirectory, header_source: SourceSegment, verdicts: TransactionVerdicts) -> PartSearchResult:
+    def find_part_to_read(self, directory: KeyDirectory, header_source: SourceSegment, verdicts: TransactionVerdicts) -> PartSearchResult:
         """Return which part of a segment must be read, by its key directory. Raises StoreError.
 
         :param header_source: the segment's batch headers, taken from its sidecar.

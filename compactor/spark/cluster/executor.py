@@ -25,7 +25,7 @@ from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.pass_two import LocalWorker
 from compactor.round.ports import WorkStats
-from compactor.round.skip import FilterRecord, design_filter
+from compactor.round.skip import FilterStatistics, design_filter
 from compactor.round.sources import StagedSegmentReader
 from compactor.tier.publishers import ObjectLogPublisher
 from compactor.tier.sidecars import Sidecars
@@ -40,7 +40,7 @@ class FilterSettings:
     """
 
     log_prefix: str
-    record: FilterRecord
+    record: FilterStatistics
     probes: int
 
 

@@ -199,7 +199,7 @@ class _BundleWriter:
             first, ordinals_ = self.next_ordinal, self._add_key_rows(source, item)
             self.next_ordinal = -(-(first + ordinals_) // 8) * 8
             rows = self.key_rows.row_count - before
-        self.reading.staging.delete_cached_copies([self.reading.log_request(ordinal)])
+        self.reading.staging.delete_cached_copies([self.reading.log_file_to_stage(ordinal)])
         deciding = BatchTable(**{name: getattr(table, name)[places] for name in table.__dataclass_fields__})
         return IndexedSegment(name, len(table), places, deciding, source.txn_entries, undecided, first, ordinals_, rows)
 

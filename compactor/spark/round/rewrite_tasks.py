@@ -60,7 +60,7 @@ class StoredPassOneAnswers:
         with self.reading.map_segment(self.sources[ordinal], reservation):
             yield self.sources[ordinal], self.verdicts[ordinal]
 
-    def part_of_segment(self, ordinal: int) -> None:
+    def part_to_read_of_segment(self, ordinal: int) -> None:
         """Return None: Spark always rewrites segments as a whole.
 
         :param ordinal: position of the segment in the group.

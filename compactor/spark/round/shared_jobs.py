@@ -29,7 +29,7 @@ from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionRe
 from compactor.round.engines import RemoteWorker
 from compactor.round.plan import RoundFacts
 from compactor.round.ports import LeadershipCheck, WorkSession, WorkStats
-from compactor.round.skip import CleanVerdicts
+from compactor.round.skip import CleanSegmentVerdicts
 from compactor.spark.cluster.binpack import pack_bins
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.cluster.jobs import FENCING_CHECK_SECONDS, Cluster, JobListener, TaskOutcome, VersionMismatch, run_task
@@ -182,13 +182,13 @@ class SharedJobWorker(RemoteWorker):
     _snapshot: bytes = field(default=b"", init=False)
 
     @override
-    def check_clean_segments(self, facts: RoundFacts, check: LeadershipCheck) -> CleanVerdicts:
+    def check_clean_segments(self, facts: RoundFacts, check: LeadershipCheck) -> CleanSegmentVerdicts:
         """Return that no clean segment is skipped, because the executor reads the whole partition.
 
         A small producer snapshot that was read for the plan is remembered and sent along with the work.
         """
         self._snapshot = facts.snapshot if len(facts.snapshot) <= MAX_SNAPSHOT_BYTES else b""
-        return CleanVerdicts()
+        return CleanSegmentVerdicts()
 
     @override
     def delete_unused_results(self) -> None:

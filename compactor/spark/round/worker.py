@@ -34,17 +34,17 @@ from compactor.round.engines import DraftAt
 from compactor.round.plan import RoundAssessment, RoundFacts, draft_plan
 from compactor.round.ports import LeadershipCheck, WorkSession, WorkStats
 from compactor.round.skip import (
-    CleanVerdicts,
-    FilterRecord,
+    CleanSegmentVerdicts,
+    FilterStatistics,
     SidecarDecision,
-    clean_verdicts,
+    build_clean_verdicts,
     decide_by_sidecar,
     estimate_distinct_keys,
     estimate_records,
     expected_round_keys,
     filter_history_stats,
     horizon_passed_reason,
-    sum_filter_records,
+    sum_filter_statistics,
 )
 from compactor.spark.cluster.binpack import pack_bins
 from compactor.spark.cluster.executor import FilterSettings, RoundTaskSettings, TaskCost
@@ -107,11 +107,11 @@ class SparkWorker:
         """Return the cluster on which the rounds run."""
         return self.open_cluster()
 
-    def plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftAt) -> int:
+    def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftAt) -> int:
         """Return the start time of an interrupted pass 1 whose results can be reused, or ``now_ms`` if there is none."""
         return plan_time_of_resumable_attempt_ms(self.tier.ports.control, self.tier.open(state.name), state.live, now_ms, draft_at)
 
-    def check_clean_segments(self, facts: RoundFacts, check: LeadershipCheck) -> CleanVerdicts:
+    def check_clean_segments(self, facts: RoundFacts, check: LeadershipCheck) -> CleanSegmentVerdicts:
         """Run pass 1 over the dirty segments and return which clean segments the plan can skip. Raises Fenced, BadData, StoreError,
         OutOfBudget.
         """
@@ -123,14 +123,14 @@ class SparkWorker:
         sidecars = self.sidecars(state)
         if sidecars is None or not facts.assessment.clean:
             jobs.delete_scratch([info.key for info in left])
-            return CleanVerdicts()
+            return CleanSegmentVerdicts()
         try:
-            self._prepared = prepare_pass_one(jobs, state, facts.assessment, sidecars, sum_filter_records(state.runs), left)
+            self._prepared = prepare_pass_one(jobs, state, facts.assessment, sidecars, sum_filter_statistics(state.runs), left)
         except VersionMismatch:
-            return CleanVerdicts()  # the round meets it again, and then there is a plan that can be given up for it
+            return CleanSegmentVerdicts()  # the round meets it again, and then there is a plan that can be given up for it
         finally:
             copy_cost_to_stats(self.stats, self._used)
-        return self._prepared.verdicts if self._prepared else CleanVerdicts()
+        return self._prepared.verdicts if self._prepared else CleanSegmentVerdicts()
 
     def delete_unused_results(self) -> None:
         """Delete the results of ``check_clean_segments`` that no plan used. If another compactor leads now, they are left for it."""
@@ -203,7 +203,9 @@ def create_round_task_settings(
     lean = plan.model_copy(update={"tasks": (), "skipped": (), "read": ()})
     filters = None
     if cleaner.bloom:
-        filters = FilterSettings(tier.open(state.name).prefix, sum_filter_records(state.runs), expected_round_keys(cleaner, state.runs, 0))
+        filters = FilterSettings(
+            tier.open(state.name).prefix, sum_filter_statistics(state.runs), expected_round_keys(cleaner, state.runs, 0)
+        )
     hash_key, topic_id = tier.identity.hash_key(), tier.metadata.topic_id(state.name)
     return RoundTaskSettings(tier.settings, hash_key, lean, scratch, ranges, budget, disk, gate, filters, topic_id)
 
@@ -476,7 +478,7 @@ class PreparedPassOne:
 
     jobs: RoundJobs
     index: SegmentIndex
-    verdicts: CleanVerdicts
+    verdicts: CleanSegmentVerdicts
     leftover_keys: tuple[str, ...]
 
     def matches_plan(self, plan: CompactionPlan) -> bool:
@@ -497,7 +499,7 @@ def prepare_pass_one(
     state: PartitionState,
     assessment: RoundAssessment[RemoteLogSegmentMetadata],
     sidecars: Sidecars,
-    record: FilterRecord,
+    record: FilterStatistics,
     leftovers: Sequence[ObjectInfo],
 ) -> PreparedPassOne | None:
     """Index the dirty segments and decide which clean segments can be skipped.
@@ -531,8 +533,8 @@ def _decide_about_clean_segments(
     index: SegmentIndex,
     assessment: RoundAssessment[RemoteLogSegmentMetadata],
     heads: dict[str, SidecarHead],
-    record: FilterRecord,
-) -> CleanVerdicts:
+    record: FilterStatistics,
+) -> CleanSegmentVerdicts:
     """Decide for each clean segment whether it can be skipped, using its sidecar header and, if needed, its Bloom filter."""
     now_ms = jobs.shared.plan.now_ms
     bundles = tuple(bundle for bundle in index.bundles if bundle.dirty_rows)
@@ -559,4 +561,4 @@ def _decide_about_clean_segments(
     for _, (why_of, fetched) in jobs.run_task_per_item(f"filters of {len(asked)} clean segments", query_bloom_filters, items):
         met |= why_of
         size += fetched
-    return clean_verdicts(inspections, met, due, asked=asked, keys=keys, sidecar_bytes=size)
+    return build_clean_verdicts(inspections, met, due, asked=asked, keys=keys, sidecar_bytes=size)

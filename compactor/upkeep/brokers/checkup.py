@@ -10,7 +10,7 @@ from compactor.brokers.conditions import AdminQueries
 from compactor.brokers.metadata_topic.admin import TopicFacts, metadata_topic_problem
 from compactor.brokers.metadata_topic.chain import broker_view, offset_gaps
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
-from compactor.control.mirror import segment_from_broker
+from compactor.control.mirror import segment_from_broker_record
 from compactor.errors import BadData, Refused
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.brokers.doctor import ExaminedPartition, PendingRecord, newest_tiered, partition_findings
@@ -65,7 +65,7 @@ def _examine_partition(opened: Tier, admin: HealthQueries, name: TopicPartition,
     seen = inspect_partition_objects(opened, name)
     segments = list(seen.folded.cache.segments.values())
     missing = [
-        opened.ports.layout.object_name(name, segment_from_broker(one), part)
+        opened.ports.layout.object_name(name, segment_from_broker_record(one), part)
         for one in seen.readable
         for part in seen.missing_parts(one, opened.ports.layout.required_parts)
     ]

@@ -20,7 +20,7 @@ from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecor
 from compactor.cleaner.passes.describe import summarize_segment_content
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import reason_txn_index_is_invalid
-from compactor.control.mirror import segment_from_broker
+from compactor.control.mirror import segment_from_broker_record
 from compactor.errors import BadData, NotFound, Refused
 from compactor.local.spool import process_spool_folder
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
@@ -221,7 +221,7 @@ def _part_findings(
     opened: Tier, name: TopicPartition, objects: PartitionObjects, record: RemoteLogSegmentMetadataRecord
 ) -> Iterator[BrokerFinding]:
     """Yield objects of a readable segment that are absent, have another size or cannot be read."""
-    layout, segment = opened.ports.layout, segment_from_broker(record)
+    layout, segment = opened.ports.layout, segment_from_broker_record(record)
     missing = objects.missing_parts(record, layout.required_parts)
     for part in missing:
         yield broker_finding("missing", name, layout.object_name(name, segment, part), f"it is not in the store (segment {record.id})")
@@ -251,7 +251,7 @@ class _SegmentChecker:
         :param scratch: directory for its files.
         """
         layout = self.opened.ports.layout
-        segment = segment_from_broker(record)
+        segment = segment_from_broker_record(record)
         try:
             segment = segment.model_copy(update={"files": dict(layout.segment_files(self.name, segment))})
             check_disk_budget(self.opened, self.name, segment, ", or use --fast")

@@ -19,7 +19,7 @@ from compactor.bootstrap import open_tier
 from compactor.constants import LeaderEpoch, Offset, TimestampMs
 from compactor.control import grace, ordering
 from compactor.control.logs import PartitionLog, retry_if_object_missing
-from compactor.control.mirror import segment_from_broker
+from compactor.control.mirror import segment_from_broker_record
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound, Refused
 from compactor.kernels.common import Hashes
@@ -192,7 +192,7 @@ class _KeySearch:
         known = {segment.id for segment in (*state.live, *state.retiring)}
         known |= {receipt.segment.id for receipt in state.intent.receipts} if state.intent else set()
         known |= {segment.id for group in state.waiting for segment in group.segments}
-        theirs = {record.id: segment_from_broker(record) for record in self.opened.metadata.broker_records(self.name)}
+        theirs = {record.id: segment_from_broker_record(record) for record in self.opened.metadata.broker_records(self.name)}
         for item in listed:
             if item.kind == "log" and item.segment_id not in known:
                 why, waits_for, until = self._state_of_unknown_object(item, theirs)
@@ -210,7 +210,7 @@ class _KeySearch:
         state, identity = self.state, item.segment_id
         if any(identity in entry.ids for entry in state.registrations.values()):
             return HolderState.IMPORTING, "the end of its import, which makes it live, or orphan_age_ms and `retire`", None
-        if identity in ordering.protected_ids(state):
+        if identity in ordering.protected_segment_ids(state):
             return HolderState.OPEN_ROUND, "the end of the open round, then `retire`", None
         if identity in broker_segments:
             return HolderState.BROKERS, "the brokers, which copy or delete it", None
@@ -245,7 +245,7 @@ class _KeySearch:
         """Find keyed hashes of the keys, in filters and in scratch objects of rounds."""
         control, state = self.opened.ports.control, self.state
         holding = {holder.segment: holder for holder in self.holders if holder.has_found_record}
-        known = ordering.ids_with_possible_objects(state)
+        known = ordering.segment_ids_with_possible_objects(state)
         sidecars = self.opened.sidecars(self.name)
         listed = list(control.list(sidecar_prefix(self.log.prefix)))
         inherited = self._segments_with_inherited_filter({segment_id_of(info.key) for info in listed} & known - holding.keys())

@@ -14,7 +14,7 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.brokers.metadata_topic.codec import uuid_text
 from compactor.config.settings import Cleaner
-from compactor.control.grace import retention_time_ms
+from compactor.control.grace import grace_period_ms
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Refused, UsageError
 from compactor.extras import require_extra
@@ -22,7 +22,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import PUBLISHING, RoundStatus
 from compactor.outputs.pinterest_names import GenerationLog
-from compactor.round.compaction import AssessWith
+from compactor.round.compaction import AssessRound
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.storage.factory import open_store
 from compactor.tier.kinds import pinterest_keys
@@ -206,7 +206,7 @@ def expedite_erasure(
     return replace(find_key_holders(opened, survey.name, question), removals=survey.removals)
 
 
-def assess_with_segments(segments: frozenset[str]) -> AssessWith:
+def assess_with_segments(segments: frozenset[str]) -> AssessRound:
     """Return an assessment function under which a round also rewrites these segments, if they lie below the round's end offset."""
 
     def assess_them(state: PartitionState, cleaner: Cleaner, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:
@@ -240,7 +240,7 @@ def _retire_replaced_segments(
     log = opened.open(survey.name, leads=True)
     clock = STORES_OWN
     if shorten_grace:
-        kept = [retention_time_ms(group, opened.retention) for group in log.refresh().waiting]
+        kept = [grace_period_ms(group, opened.retention) for group in log.refresh().waiting]
         ahead = max(kept, default=0) + opened.retention.grace_ms + 1
         clock = GraceClock(opened.ports.control.clock_ms() + ahead, forced=True, spares_young=True)
     report = retire_partition(opened.ports, log, opened.lease, opened.retention, clock=clock, work=new_round(opened, survey.name, now_ms))
