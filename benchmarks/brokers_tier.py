@@ -21,6 +21,7 @@ from pathlib import Path
 
 from confluent_kafka import Producer
 
+from benchmarks.doc_tables import BenchmarkTable, report_table
 from tests.support.kafka_admin import ClusterAdmin
 from tests.support.kafka_broker import KafkaCluster, prepare
 from tests.support.kafka_demo import ROOT, TOPIC, settings_for
@@ -102,14 +103,19 @@ def main() -> int:
         readings.append(read(cluster, end))
     spent = used.ru_utime + used.ru_stime - began.ru_utime - began.ru_stime
     print(f"{arguments.records} records of {arguments.keys} keys, values of {arguments.value_bytes} bytes; Kafka {version}")
-    print("                    before     after")
-    print(f"remote log bytes {sizes[0]:>9} {sizes[1]:>9}")
-    print(f"remote records   {readings[0].records:>9} {readings[1].records:>9}")
-    for name, said in (("seconds", "read, s"), ("reader", "CPU s, reader"), ("broker", "CPU s, broker")):
-        print(f"{said:<16} {getattr(readings[0], name):>9.2f} {getattr(readings[1], name):>9.2f}")
+    (before, after), (bytes_before, bytes_after) = readings, sizes
+    figures = [
+        ("remote log, bytes", "{:,.0f}", bytes_before, bytes_after),
+        ("remote records", "{:,.0f}", before.records, after.records),
+        ("topic read from the start", "{:.2f} s", before.seconds, after.seconds),
+        ("CPU time of the reader", "{:.2f} s", before.reader, after.reader),
+        ("CPU time of the broker", "{:.2f} s", before.broker, after.broker),
+    ]
+    rows = [(what, unit.format(old), unit.format(new), f"{old / max(new, 0.01):.1f}") for what, unit, old, new in figures]
     print(f"compaction: {spent:.1f} CPU s")
     same = all({key: value for key, value in reading.last.items() if value is not None} == left(readings[0]) for reading in readings)
     print(f"each key has the same last value: {'yes' if same else 'NO'}")
+    report_table(BenchmarkTable("brokers_tier", ("", "before", "after `run`, `run`, `retire`", "ratio"), rows, compared=("ratio",)))
     return 0 if same and sizes[1] < sizes[0] else 1
 
 

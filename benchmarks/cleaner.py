@@ -2,8 +2,7 @@
 the bytes cost in any case, what a second thread gives beside what two processes reach, and what the gate costs.
 
     python -m benchmarks.cleaner                                     # all profiles (benchmarks.cleaner_logs), 200 MB of records each: hours
-    python -m benchmarks.cleaner --profile 1k-none-10 --profile 1k-lz4-10 --rows build/cleaner.jsonl
-    python -m benchmarks.cleaner_report build/cleaner.jsonl --plot docs/speed.svg     # the README's table and plot of such rows
+    python -m benchmarks.cleaner --profile 1k-none-10 --profile 1k-lz4-10
 
 A profile is a size of values, a codec and so many records a batch; half of the records are superseded: nearly every batch is written
 anew. CPU time is user and system time of all threads: of Kafka's cleaner (Cleaner.doClean, both passes) in a warm process, collector and
@@ -18,7 +17,6 @@ Both results must have the same records and the same next dirty offset. Needs a 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import shutil
@@ -28,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,6 +34,8 @@ import numpy as np
 from crc32c import crc32c as check_crc
 
 from benchmarks.cleaner_logs import NOW_MS, PROFILES, Profile, write_log
+from benchmarks.cleaner_plot import draw_cleaner_speed
+from benchmarks.doc_tables import ROOT, WRITE_VARIABLE, BenchmarkTable, report_table
 from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_log_directory
 from compactor.cleaner.passes.source import open_source_segment
 from compactor.cleaner.precompile import precompile_kernels
@@ -195,7 +195,6 @@ def main() -> None:
     parser.add_argument("--profile", choices=PROFILES, action="append", help="may be given several times; default: all")
     parser.add_argument("--megabytes", type=int, default=200, help="records of each profile, before compression")
     parser.add_argument("--rounds", type=int, default=3, help="the best of so many counts")
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="a JSON line for each profile is added to it")
     parser.add_argument("--no-compile", action="store_true", help="leave out how long the first compilation takes")
     asked = parser.parse_args()
     chosen = [PROFILES[name] for name in asked.profile or PROFILES]
@@ -213,19 +212,34 @@ def main() -> None:
                 "profile             Kafka     ours  Mrec/s   ratio (target)  of floor   wall  2 threads (processes)  gate's share",
                 flush=True,
             )
+            measured = []
             for row in rows(kafka, chosen, asked.megabytes, asked.rounds, Path(name), pool):
                 print(
                     f"{row.profile:17} {row.kafka:7.1f}  {row.ours:7.1f}  {row.records:6.2f}   {row.ratio:5.2f}  ({row.target:.1f})"
                     f"      {row.floor:4.2f}    {row.wall:5.2f}      {row.threads:5.2f} ({row.processes:.2f})        {row.gate:6.1%}",
                     flush=True,
                 )
-                if asked.rows:
-                    with asked.rows.open("a") as file:
-                        file.write(json.dumps(asdict(row)) + "\n")
+                measured.append(row)
     except Unavailable as missing:
         raise SystemExit(str(missing)) from None
     if not asked.no_compile:
         print(f"first compilation of all kernels: {compile_seconds():.1f} s")
+    report_table(documented(measured))
+    if os.environ.get(WRITE_VARIABLE):
+        (ROOT / "docs" / "speed.svg").write_text(draw_cleaner_speed(measured))
+
+
+def documented(measured: list[Measured]) -> BenchmarkTable:
+    """Return the rows that docs/benchmarks.md has: the usual batches, a database's changes, and nearly clean logs."""
+    rows = [
+        (
+            PROFILES[row.profile].title, f"{row.kafka:,.0f}", f"{row.ours:,.0f}",
+            *(f"{number:.1f}" for number in (row.ratio, row.floor, row.threads, row.processes)),
+        )
+        for row in measured if "a batch" not in PROFILES[row.profile].title
+    ]  # fmt: skip
+    columns = ("values, codec", "Kafka", "ours", "ratio", "of floor", "two threads", "two processes")
+    return BenchmarkTable("cleaner", columns, rows, compared=("ratio", "of floor", "two threads", "two processes"))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,19 @@ class Profile:
     clean: float = 0.0
     cdc: bool = False
 
+    @property
+    def title(self) -> str:
+        """As the documents name it: the usual batches of a size are not mentioned."""
+        if self.cdc:
+            return "changes of a database, lz4, transactions"
+        size, codec = ("1 KB" if self.value == VALUES["1k"] else "100 B"), next(name for name, code in CODECS.items() if code == self.codec)
+        usual = self.per_batch == USUAL["1k" if self.value == VALUES["1k"] else "100b"]
+        return (
+            f"{size}, {codec}"
+            + ("" if usual else f", {self.per_batch} a batch")
+            + (f", {self.clean:.0%} clean".replace("%", " %") if self.clean else "")
+        )
+
 
 def _profiles() -> Iterator[Profile]:
     for per_batch in (0, *BATCHES):

@@ -1,6 +1,6 @@
 """The same topic read by confluent-kafka from a broker, by TieredConsumer from a tier in a directory, and as a state, on one machine.
 
-    python benchmarks/consumer.py [--megabytes 64] [--value-bytes 1000] [--keys 20000] [--codec lz4] [--rounds 3]
+    python -m benchmarks.consumer [--megabytes 64] [--value-bytes 1000 100] [--keys 20000] [--codec lz4] [--rounds 3]
 
 ``broker_poll`` and ``tier_poll`` read message by message with ``poll``, as most applications do; their medians are compared.
 
@@ -19,10 +19,11 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.doc_tables import BenchmarkTable, report_table
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
@@ -69,8 +70,9 @@ def by_broker(cluster: KafkaCluster, end: int) -> int:
     size, at = 0, 0
     while at < end:
         for message in consumer.consume(1000, 0.05):
-            size += len(message.value() or b"") + len(message.key() or b"")
             at = (message.offset() or 0) + 1
+            if at <= end:  # the broker has records that the tier does not have
+                size += len(message.value() or b"") + len(message.key() or b"")
     consumer.close()
     return size
 
@@ -129,19 +131,13 @@ def measure(rounds: int, ways: dict[str, Callable[[], int]]) -> dict[str, list[t
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=64)
-    parser.add_argument("--value-bytes", type=int, default=1000)
-    parser.add_argument("--keys", type=int, default=20_000)
-    parser.add_argument("--codec", default="lz4")
-    parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
-    prepare(VERSION)
+def measure_size(args: argparse.Namespace, value_bytes: int) -> list[tuple[str, ...]]:
+    """Return the rows of the documents' table for values of this size, on a broker and a tier of their own."""
+    figures: dict[str, Any] = {"value_bytes": value_bytes, "codec": args.codec}
     with tempfile.TemporaryDirectory() as scratch, KafkaCluster(VERSION, Path(scratch) / "cluster") as cluster:
         with ClusterAdmin(cluster) as admin:
             admin.create_topic(NAME.topic, segment_bytes=4 << 20, settings={"remote.storage.enable": "false"})
-            fill(cluster, args.megabytes, args.value_bytes, args.keys, args.codec)
+            fill(cluster, args.megabytes, value_bytes, args.keys, args.codec)
         config = Path(scratch) / "tier.toml"
         config.write_text(f'[tier]\nurl = "{(Path(scratch) / "tier").as_uri()}"\nstate_dir = "{Path(scratch) / "state"}"\n')
         tier = open_tier(load_settings(str(config), {}))
@@ -149,7 +145,6 @@ def main() -> None:
         import_directory(tier, log_dir, NAME, tier.settings.cleaner.cleaner_policy(), options=ImportOptions(live=True))
         end = tier.open(NAME).refresh().end_offset + 1
         by_tier(tier, end)  # compiles
-        figures: dict[str, Any] = {"records": end, "value_bytes": args.value_bytes, "codec": args.codec}
         ways: dict[str, Callable[[], int]] = {
             "broker": lambda: by_broker(cluster, end),
             "tier": lambda: by_tier(tier, end),
@@ -157,16 +152,43 @@ def main() -> None:
             "tier_poll": lambda: by_tier_poll(tier, end),
             "restored": lambda: state_of(tier),
         }
-        for who, rounds in measure(args.rounds, ways).items():
-            seconds, cpu, made = min(rounds)
-            figures[who] = {"seconds": round(seconds, 3), "cpu_seconds": round(cpu, 3), "records_per_s": round(end / seconds)}
-            figures[who] |= {"keys": made} if who == "restored" else {"mb_per_s": round(made / seconds / 1e6)}
-            for name, taken in (("median_seconds", 0), ("median_cpu_seconds", 1)):
-                figures[who][name] = round(statistics.median(found[taken] for found in rounds), 3)
-        for name in ("seconds", "cpu_seconds"):
-            median = f"median_{name}"
-            figures[f"poll_ratio_{name}"] = round(figures["tier_poll"][median] / figures["broker_poll"][median], 2)
-    print(json.dumps(figures))
+        measured = measure(args.rounds, ways)
+    for who, rounds in measured.items():
+        seconds, cpu, made = min(rounds)
+        figures[who] = {"seconds": round(seconds, 3), "cpu_seconds": round(cpu, 3), "records_per_s": round(end / seconds)}
+        figures[who] |= {"keys": made} if who == "restored" else {"mb_per_s": round(made / seconds / 1e6)}
+    print(json.dumps(figures | {"records": end}))
+    return [
+        row
+        for what, theirs, ours in (
+            ("message by message", "broker_poll", "tier_poll"),
+            ("many at a time", "broker", "tier"),
+            ("last value of each key", "broker", "restored"),
+        )
+        for row in _compare(f"{value_bytes} B", what, measured[theirs], measured[ours])
+    ]
+
+
+def _compare(
+    size: str, what: str, theirs: list[tuple[float, float, int]], ours: list[tuple[float, float, int]]
+) -> Iterator[tuple[str, ...]]:
+    for index, unit in enumerate(("median seconds", "median CPU seconds")):
+        before, after = (statistics.median(taken[index] for taken in rounds) for rounds in (theirs, ours))
+        yield size, what, unit, f"{before:.3f}", f"{after:.3f}", f"{after / before:.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=64)
+    parser.add_argument("--value-bytes", type=int, nargs="+", default=[1000, 100])
+    parser.add_argument("--keys", type=int, default=20_000)
+    parser.add_argument("--codec", default="lz4")
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    prepare(VERSION)
+    rows = [row for value_bytes in args.value_bytes for row in measure_size(args, value_bytes)]
+    columns = ("values", "read", "", "confluent-kafka from a broker", "TieredConsumer from the tier", "ratio")
+    report_table(BenchmarkTable("consumer", columns, rows, compared=("ratio",), label_columns=3))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Read a topic with Spark: our data source from a tier beside Spark's own Kafka source from a broker.
 
-    python -m benchmarks.spark_kafka [--records 2000000] [--value-bytes 1000] [--keys 200000] [--rounds 2]     (needs Java and Maven)
+    python -m benchmarks.spark_kafka [--records 2000000] [--value-bytes 200 1000] [--keys 200000] [--rounds 2]     (needs Java and Maven)
 
 A broker of its own is filled with a topic of two partitions (lz4), whose log directories are imported into a directory and into a bucket of
 versitygw. Each way reads the topic on local[2] in one Spark session: into a count, an aggregate by key, a Parquet file, and the last value
@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.doc_tables import BenchmarkTable, report_table
 from benchmarks.exchange import below, cpu_seconds
 from benchmarks.spark_plain import TICKS
 from compactor.bootstrap import open_tier
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 TOPIC = "orders"
 VERSION = "4.4.0"
 PARTITIONS = 2
-WORK = ("count", "aggregate", "parquet", "latest")
+WORK = {"count": "count", "aggregate": "aggregate by key", "parquet": "Parquet", "latest": "last value of each key"}
 READ_COLUMNS = {"count": "offset", "aggregate": "key,offset", "parquet": "key,value,offset,timestamp", "latest": "key,value,offset"}
 
 
@@ -122,19 +123,13 @@ def consume(work: str, frame: DataFrame, out: Path) -> int:
     return int(frame.selectExpr("count(value)", "sum(length(value))").collect()[0][0])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=2_000_000)
-    parser.add_argument("--value-bytes", type=int, default=1000)
-    parser.add_argument("--keys", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--dir", default=None)
-    args = parser.parse_args()
-    prepare(VERSION)
+def measure(args: argparse.Namespace, value_bytes: int) -> list[tuple[str, ...]]:
+    """Return a row of the documents' table for each kind of work with values of this size."""
+    measured: list[tuple[str, ...]] = []
     with tempfile.TemporaryDirectory(dir=args.dir) as scratch, KafkaCluster(VERSION, Path(scratch) / "cluster") as cluster:
         folder = Path(scratch)
         (folder / "served").mkdir()
-        fill_topic(cluster, args.records, args.value_bytes, args.keys)
+        fill_topic(cluster, args.records, value_bytes, args.keys)
         with running_versitygw(versitygw_binary(), folder / "served") as server:
             os.environ.update(server.environment())
             bucket = server.make_bucket()
@@ -159,7 +154,7 @@ def main() -> None:
                 **{name: (lambda work, url=url: from_tier(url, work)) for name, url in urls.items()},
             }
             peers = {"broker": cluster.nodes[1].pid}
-            for work in WORK:
+            for work, title in WORK.items():
                 best: dict[str, float] = {}
                 rows: dict[str, int] = {}
                 for _ in range(args.rounds):
@@ -173,10 +168,29 @@ def main() -> None:
                     raise SystemExit(f"{work}: the ways disagree: {rows}")
                 figures = {way: round(seconds, 2) for way, seconds in best.items()}
                 ratios = {way: round(best["broker"] / best[way], 1) for way in urls}
-                row = {"value_bytes": args.value_bytes, "work": work, "rows": rows["broker"], "cpu_seconds": figures, "ratio": ratios}
+                row = {"value_bytes": value_bytes, "work": work, "rows": rows["broker"], "cpu_seconds": figures, "ratio": ratios}
                 print(json.dumps(row | {"load": round(os.getloadavg()[0], 1)}), flush=True)
+                told = "1 KB" if value_bytes == 1000 else f"{value_bytes} B"
+                measured.append(
+                    (told, title, *(f"{best[way]:.1f}" for way in ("broker", *urls)), ", ".join(f"{ratios[way]:.1f}" for way in urls))
+                )
                 shutil.rmtree(folder / "out", ignore_errors=True)
             spark.stop()
+    return measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--value-bytes", type=int, nargs="+", default=[200, 1000])
+    parser.add_argument("--keys", type=int, default=200_000)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--dir", default=None)
+    args = parser.parse_args()
+    prepare(VERSION)
+    rows = [row for value_bytes in args.value_bytes for row in measure(args, value_bytes)]
+    columns = ("values", "work", "Kafka source, CPU s", "directory", "S3", "ratio")
+    report_table(BenchmarkTable("spark_kafka", columns, rows, compared=("ratio",), label_columns=2))
 
 
 if __name__ == "__main__":

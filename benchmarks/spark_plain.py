@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.doc_tables import BenchmarkTable, report_table
 from benchmarks.exchange import below
 from benchmarks.spark import NAME, NOW_MS, write_log
 from compactor.bootstrap import open_tier
@@ -236,10 +237,10 @@ def _cleaned(checkpoint: Path) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=8_000_000)
-    parser.add_argument("--keys", type=int, default=3_000_000)
+    parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--keys", type=int, default=750_000)
     parser.add_argument("--value-bytes", type=int, default=200)
-    parser.add_argument("--broker-part", type=int, default=8, help="0: without a broker")
+    parser.add_argument("--broker-part", type=int, default=2, help="0: without a broker")
     parser.add_argument("--dir", default=None)
     parser.add_argument("--job", nargs=3, metavar=("URL", "ENDPOINT", "OUT"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -254,12 +255,23 @@ def main() -> None:
             tiers.bring(name, log_dir)
         shutil.rmtree(log_dir)
         print(json.dumps(sizes | {"load": os.getloadavg()[0]}), flush=True)
-        print(json.dumps(tiers.job("one")), flush=True)
-        print(json.dumps(tiers.recompact("one", gate=True)), flush=True)
-        print(json.dumps(tiers.recompact("two", gate=False)), flush=True)
-        if args.broker_part:
-            part = args.broker_part
-            print(json.dumps(through_broker(Path(folder), args.records // part, args.keys // part, args.value_bytes)), flush=True)
+        job = tiers.job("one")
+        ways = {
+            "the PySpark job": job,
+            "`recompact`, spread": tiers.recompact("one", gate=True),
+            "without the gate": tiers.recompact("two", gate=False),
+        }
+        if part := args.broker_part:
+            through = through_broker(Path(folder), args.records // part, args.keys // part, args.value_bytes)
+            ways[f"through a broker, 1/{part} of the records"] = through
+    rows = []
+    for name, found in ways.items():
+        print(json.dumps(found), flush=True)
+        per_record = found["cpu_seconds"] / found.get("records", args.records)
+        ratio = per_record * args.records / job["cpu_seconds"]
+        rows.append((name, f"{found['cpu_seconds']:.1f}", f"{ratio:.2f}", str(found["requests"]), str(found["exchanged_mb"])))
+    columns = ("", "CPU s", "of the job's, per record", "requests", "moved, MB")
+    report_table(BenchmarkTable("spark_plain", columns, rows, compared=columns[2:]))
 
 
 if __name__ == "__main__":

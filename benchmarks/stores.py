@@ -14,11 +14,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.doc_tables import BenchmarkTable, report_table
 from benchmarks.logs import write_log
 from compactor import bootstrap
 from compactor.storage.counting import RequestCounters, StoreUsage
@@ -59,7 +61,16 @@ def bucket_on_new_server(server: str, folder: Path) -> Iterator[AnyBucket]:
             yield running.make_bucket()
 
 
-def timed(name: str, command: Callable[[], StoreUsage]) -> None:
+@dataclass(frozen=True)
+class Cost:
+    """What one command took, in seconds."""
+
+    seconds: float
+    cpu_seconds: float
+    requests: int
+
+
+def timed(name: str, command: Callable[[], StoreUsage]) -> Cost:
     """Run a command and print its row."""
     cpu, wall = time.process_time(), time.perf_counter()
     usage = command()
@@ -67,9 +78,11 @@ def timed(name: str, command: Callable[[], StoreUsage]) -> None:
     requests = " ".join(f"{kind} {count}" for kind, count in usage.requests.items())
     read, written = usage.bytes_read / 1e6, usage.bytes_written / 1e6
     print(f"{name:10}{wall:9.2f} s{cpu:9.2f} s CPU{read:10.1f} MB read{written:10.1f} MB written   {requests}", flush=True)
+    return Cost(wall, cpu, usage.total_requests)
 
 
-def measure(bucket: AnyBucket, log: Path, folder: Path) -> None:
+def measure(bucket: AnyBucket, log: Path, folder: Path) -> dict[str, Cost]:
+    """Return the cost of each command, and of the bare transfers."""
     cli = BucketCli(folder / "cli", bucket, publish={"grace_ms": 0}, cleaner={"segment_bytes": 1 << 28})
 
     def used(*words: object) -> StoreUsage:
@@ -79,14 +92,15 @@ def measure(bucket: AnyBucket, log: Path, folder: Path) -> None:
             cli.do(*words)
         return counters.usage()
 
-    timed("import", lambda: used("import", log, "--topic", "orders", "--partition", 0))
+    costs = {"import": timed("import", lambda: used("import", log, "--topic", "orders", "--partition", 0))}
     sources = segments(cli)
-    timed("run", lambda: used("run"))
+    costs["run"] = timed("run", lambda: used("run"))
     made = sorted(set(segments(cli)) - set(sources))
-    timed("bare", lambda: bare(bucket, sources, made, folder))
-    timed("verify", lambda: used("verify"))
+    costs["bare"] = timed("bare", lambda: bare(bucket, sources, made, folder))
+    costs["verify"] = timed("verify", lambda: used("verify"))
     time.sleep(2)
-    timed("retire", lambda: used("retire"))
+    costs["retire"] = timed("retire", lambda: used("retire"))
+    return costs
 
 
 def segments(cli: BucketCli) -> list[str]:
@@ -114,6 +128,7 @@ def main() -> None:
     parser.add_argument("--server", nargs="+", default=["versitygw", "fake-gcs-server", "Azurite", "HDFS"])
     arguments = parser.parse_args()
     keys = arguments.mb * 1_000_000 // RECORD_BYTES // (2 * SEGMENTS * PER_BATCH) * SEGMENTS * PER_BATCH
+    rows = []
     for server in arguments.server:
         with tempfile.TemporaryDirectory(prefix="stores-") as scratch, bucket_on_new_server(server, Path(scratch)) as bucket:
             folder = Path(scratch)
@@ -121,7 +136,17 @@ def main() -> None:
             parts = [np.arange(start, start + size) for start in range(0, keys, size)] * 2
             write_log(folder / "log", parts, value_bytes=VALUE_BYTES, per_batch=PER_BATCH)
             print(f"{server}: {sum(path.stat().st_size for path in (folder / 'log').glob('*.log')) / 1e6:.1f} MB")
-            measure(bucket, folder / "log", folder)
+            costs = measure(bucket, folder / "log", folder)
+        run, bare_transfers = costs["run"], costs["bare"]
+        rows.append(
+            (
+                server, f"{run.seconds:.1f} s", f"{bare_transfers.seconds:.1f} s", f"{run.seconds / bare_transfers.seconds:.2f}",
+                f"{run.cpu_seconds:.1f} s, {bare_transfers.cpu_seconds:.1f} s",
+                *(str(costs[name].requests) for name in ("import", "run", "bare", "verify", "retire")),
+            )
+        )  # fmt: skip
+    columns = ("", "`run`", "bare transfers", "ratio", "CPU of `run`, of bare", "requests: import", "run", "bare", "verify", "retire")
+    report_table(BenchmarkTable("stores", columns, rows, compared=columns[5:]))
 
 
 if __name__ == "__main__":
