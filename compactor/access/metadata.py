@@ -48,11 +48,11 @@ class TierMetadata:
         """Return the id of the Kafka cluster that writes the tier, or an empty string."""
         return ""
 
-    def topic_id(self, name: TopicPartition) -> TopicId:
+    def topic_id(self, partition: TopicPartition) -> TopicId:
         """Return the topic id by which brokers know the partition now, or an empty string if no broker writes the tier."""
         return EMPTY_TOPIC_ID
 
-    def log_start(self, name: TopicPartition) -> int:
+    def log_start(self, partition: TopicPartition) -> int:
         """Return the first offset that brokers serve (DeleteRecords, retention); 0 if they do not say."""
         return 0
 
@@ -64,11 +64,11 @@ class TierMetadata:
         """Return after how many milliseconds brokers expire segments of the topic (-1: never), or None if no broker expires any."""
         return None
 
-    def state_view(self, name: TopicPartition) -> StateView | None:
+    def state_view(self, partition: TopicPartition) -> StateView | None:
         """Return a function that turns the state of a control log into the state that readers see, or None if the two are equal."""
         return None
 
-    def broker_records(self, name: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
+    def broker_records(self, partition: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
         """Return the brokers' records of a partition's segments in all states."""
         return ()
 
@@ -94,12 +94,12 @@ class BrokerManagedMetadata(TierMetadata):
         return self.brokers.cluster_id()
 
     @override
-    def topic_id(self, name: TopicPartition) -> TopicId:
-        return TopicIdLookup(self.brokers.topic_ids())(name)
+    def topic_id(self, partition: TopicPartition) -> TopicId:
+        return TopicIdLookup(self.brokers.topic_ids())(partition)
 
     @override
-    def log_start(self, name: TopicPartition) -> int:
-        return max(0, self.brokers.topic_status(name.topic).log_starts.get(name.partition, 0))
+    def log_start(self, partition: TopicPartition) -> int:
+        return max(0, self.brokers.topic_status(partition.topic).log_starts.get(partition.partition, 0))
 
     @override
     def topic_settings(self, topic: str) -> Mapping[str, str] | None:
@@ -110,7 +110,7 @@ class BrokerManagedMetadata(TierMetadata):
         value = self.brokers.topic_status(topic).settings.get("retention.ms") if topic in self.brokers.topic_ids() else None
         return None if value is None else int(value)
 
-    def broker_view(self, name: TopicPartition, max_age_s: float = 0.0) -> BrokerView:
+    def broker_view(self, partition: TopicPartition, max_age_s: float = 0.0) -> BrokerView:
         """Return the segments that brokers' readers find of a partition. The metadata topic is read first if the last read is older than
         ``max_age_s`` seconds.
         """
@@ -118,10 +118,10 @@ class BrokerManagedMetadata(TierMetadata):
         from compactor.brokers.view import TOPICS_MAX_AGE_S
 
         self.brokers.refresh(max_age_s=max_age_s, topics_max_age_s=TOPICS_MAX_AGE_S)
-        return broker_view(self.brokers.folded_partition(name).cache, name)
+        return broker_view(self.brokers.folded_partition(partition).cache, partition)
 
     @override
-    def state_view(self, name: TopicPartition) -> StateView:
+    def state_view(self, partition: TopicPartition) -> StateView:
         """Return a function that adds the brokers' segments to a state. The result is computed once per state of the log, so that it stays
         the same for a reader until the log has new records.
         """
@@ -143,8 +143,8 @@ class BrokerManagedMetadata(TierMetadata):
         return seen.model_copy(update={"topic_id": self.topic_id(state.name)})
 
     @override
-    def broker_records(self, name: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
-        return self.brokers.folded_partition(name).cache.list_segments()
+    def broker_records(self, partition: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
+        return self.brokers.folded_partition(partition).cache.list_segments()
 
     @override
     def deleted_topic_partitions(self) -> Sequence[TopicIdPartition]:
@@ -168,7 +168,7 @@ class ListedMetadata(TierMetadata):
         return CatalogState(layout=self._layout, partitions=dict.fromkeys(map(str, self.listed.partition_names()), 0))
 
     @override
-    def state_view(self, name: TopicPartition) -> StateView:
+    def state_view(self, partition: TopicPartition) -> StateView:
         """Return a function that adds the listed segments to a state. The partition is listed once, so that the result stays the same for a
         reader.
         """
@@ -176,7 +176,7 @@ class ListedMetadata(TierMetadata):
 
         def state_for_reader(state: PartitionState) -> PartitionState:
             if not live:
-                live.append(self.listed.live_segments(name))
+                live.append(self.listed.live_segments(partition))
             return state.model_copy(update={"live": live[0]})
 
         return state_for_reader

@@ -26,17 +26,17 @@ def read_partition(tier: Tier, state: PartitionState, budget: Budget, purpose: s
 
 
 def read_segments(
-    tier: Tier, name: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], purpose: str
+    tier: Tier, partition: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], purpose: str
 ) -> AbstractContextManager[StagedSegmentReader]:
     """Return a reader of any of a partition's segments, one after the other within ``disk_budget_bytes`` (bounded disk, I10)."""
-    cleaner = tier.cleaner_for(name.topic)
+    cleaner = tier.cleaner_for(partition.topic)
     budget = Budget(disk_budget_bytes(cleaner, tier.state_dir))
-    return closing_reader(segment_reader(tier.ports, cleaner, tier.state_dir, name, segments, budget, purpose))
+    return closing_reader(segment_reader(tier.ports, cleaner, tier.state_dir, partition, segments, budget, purpose))
 
 
 def new_round(
     tier: Tier,
-    name: TopicPartition,
+    partition: TopicPartition,
     now_ms: int,
     *,
     force: bool = False,
@@ -51,14 +51,14 @@ def new_round(
     :param engine: None for the engine that the tier chooses.
     """
     if engine is None and tier.engines is not None:
-        engine = tier.engines(tier, name)
-    cleaner = tier.cleaner_for(name.topic)
+        engine = tier.engines(tier, partition)
+    cleaner = tier.cleaner_for(partition.topic)
     context = RoundContext(
         ports=tier.ports,
         lease=tier.lease,
         cleaner=cleaner,
         hash_key=tier.identity.hash_key(),
-        sidecars=tier.sidecars(name) if cleaner.bloom else None,
+        sidecars=tier.sidecars(partition) if cleaner.bloom else None,
         threads=tier.settings.daemon.threads,
         state_dir=tier.state_dir,
         records_per_hour=tier.settings.publish.metadata_records_per_hour,
@@ -70,7 +70,7 @@ def new_round(
 
 def execute_round(
     tier: Tier,
-    name: TopicPartition,
+    partition: TopicPartition,
     log: PartitionLog,
     now_ms: int,
     *,
@@ -92,14 +92,16 @@ def execute_round(
             log.refresh()
             return remote
         why = remote
-    report = new_round(tier, name, now_ms, force=force, on_stage=on_stage, disk=disk).execute_round(log)
+    report = new_round(tier, partition, now_ms, force=force, on_stage=on_stage, disk=disk).execute_round(log)
     return replace(report, reason=report.reason or why)
 
 
-def compact(tier: Tier, name: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None) -> RoundReport:
+def compact(
+    tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None
+) -> RoundReport:
     """Run a round over one partition, publish a change hint for other processes, and return the report. Raises the errors of Round.run."""
-    log, hint = tier.open(name, leads=True), tier.changes.change_hint(name)
-    report = execute_round(tier, name, log, now_ms, force=force, on_stage=on_stage)
+    log, hint = tier.open(partition, leads=True), tier.changes.change_hint(partition)
+    report = execute_round(tier, partition, log, now_ms, force=force, on_stage=on_stage)
     tier.changes.cache_log_state(log, hint)
     if tier.local:
         tier.local.delete_sidecar_heads([segment.id for segment in report.segments if segment.action == "rewritten"])

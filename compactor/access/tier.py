@@ -178,9 +178,9 @@ class ChangeNotifier:
     local: LocalState | None
     hints: bool
 
-    def change_hint(self, name: TopicPartition) -> int:
+    def change_hint(self, partition: TopicPartition) -> int:
         """Return the latest hint about a partition, as of the last read of the catalog. Call it before reading the partition's log."""
-        return self.catalog.state.partitions.get(str(name), 0)
+        return self.catalog.state.partitions.get(str(partition), 0)
 
     def cache_log_state(self, log: PartitionLog, hint: int) -> None:
         """Store the state of a control log in local state on this machine.
@@ -218,7 +218,7 @@ READER_THREADS = 16
 class EngineChooser(Protocol):
     """Function that chooses the engine for a partition's rounds. It returns None if this process does the work."""
 
-    def __call__(self, tier: Tier, name: TopicPartition) -> Engine | None: ...
+    def __call__(self, tier: Tier, partition: TopicPartition) -> Engine | None: ...
 
 
 class RemoteRounds(Protocol):
@@ -351,23 +351,23 @@ class Tier:
         """
         return current_incarnations(self.partitions())
 
-    def current(self, name: TopicPartition) -> TopicPartition:
+    def current(self, partition: TopicPartition) -> TopicPartition:
         """Return the latest incarnation of a partition, as of the last read of the catalog."""
-        return current_incarnation(name, self.catalog.state.incarnations_of(name))
+        return current_incarnation(partition, self.catalog.state.incarnations_of(partition))
 
-    def partition_of_topic(self, name: TopicPartition, topic_id: TopicId) -> TopicPartition:
+    def partition_of_topic(self, partition: TopicPartition, topic_id: TopicId) -> TopicPartition:
         """Return the incarnation of a partition (one life of its topic name) that has this topic id. Raises UsageError if the tier has
         none.
         """
-        known = [each for each in self.partitions() if each.first_incarnation == name.first_incarnation]
+        known = [each for each in self.partitions() if each.first_incarnation == partition.first_incarnation]
         for each in reversed(known):
             if self.open(each).refresh().topic_id == topic_id:
                 return each
         raise UsageError(
-            f"the tier holds no partition {name.first_incarnation} of topic id {topic_id}", hint="`topics` lists the ids that it has"
+            f"the tier holds no partition {partition.first_incarnation} of topic id {topic_id}", hint="`topics` lists the ids that it has"
         )
 
-    def open(self, name: TopicPartition, *, leads: bool = False) -> PartitionLog:
+    def open(self, partition: TopicPartition, *, leads: bool = False) -> PartitionLog:
         """Return a partition's control log, loaded from local state if possible.
 
         The log must not end below the position that the catalog has recorded for it.
@@ -375,23 +375,25 @@ class Tier:
         :param leads: whether the caller runs a round. A round uses the control log alone, in which its leader first records the brokers'
             changes (*segments mirrored*). For all other callers the state includes the brokers' present changes.
         """
-        view = None if leads else self.metadata.state_view(name)
-        log = open_partition_log(self.ports, name, self.min_log_slot(name), log_name=self.log_name(name), state_for_readers=view)
-        kept = self.local.cached_state(name) if self.local and self.local.is_bound_to_tier else None
+        view = None if leads else self.metadata.state_view(partition)
+        log = open_partition_log(
+            self.ports, partition, self.min_log_slot(partition), log_name=self.log_name(partition), state_for_readers=view
+        )
+        kept = self.local.cached_state(partition) if self.local and self.local.is_bound_to_tier else None
         if kept:
             log.adopt_state(*kept)
         return log
 
-    def log_name(self, name: TopicPartition) -> str:
+    def log_name(self, partition: TopicPartition) -> str:
         """Return the name of a partition's control log. It contains the brokers' topic id, because a recreated topic is
         another one.
         """
-        topic_id = self.metadata.topic_id(name)
-        return f"{name}-{topic_id}" if topic_id else str(name)
+        topic_id = self.metadata.topic_id(partition)
+        return f"{partition}-{topic_id}" if topic_id else str(partition)
 
-    def min_log_slot(self, name: TopicPartition) -> int:
+    def min_log_slot(self, partition: TopicPartition) -> int:
         """Return the position that a partition's control log is known to have reached, as of the last read of the catalog."""
-        return self.catalog.state.reached.get(self.log_name(name), 0)
+        return self.catalog.state.reached.get(self.log_name(partition), 0)
 
     def state_for_readers(self, state: PartitionState) -> PartitionState:
         """Return the state as readers of the partition see it, for example with the segments that brokers report."""
@@ -402,19 +404,19 @@ class Tier:
         """Return the first offset that readers may see. Segments below it may still be in the tier, although no reader may use them."""
         return max(state.log_start, self.metadata.log_start(state.name))
 
-    def sidecars(self, name: TopicPartition) -> Sidecars:
+    def sidecars(self, partition: TopicPartition) -> Sidecars:
         """Return access to the sidecars of a partition, which may have none. Raises UsageError if there is no tier."""
         hash_key = self.identity.hash_key() if self.identity.has_hash_key() else bytes(HASH_KEY_BYTES)
         kept = self.local if self.local and self.local.is_bound_to_tier else None
-        return Sidecars(self.ports.control, self.open(name).prefix, hash_key, kept)
+        return Sidecars(self.ports.control, self.open(partition).prefix, hash_key, kept)
 
     def read_logs(
-        self, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
+        self, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
     ) -> list[PartitionLog | CompactorError]:
         """Read the control logs of several partitions. Return each log, or the error with which reading it failed, in the given order."""
 
-        def read(name: TopicPartition) -> PartitionLog | CompactorError:
-            log = self.open(name)
+        def read(partition: TopicPartition) -> PartitionLog | CompactorError:
+            log = self.open(partition)
             try:
                 log.refresh()
             except CompactorError as error:
@@ -424,7 +426,7 @@ class Tier:
             return log
 
         with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="logs") as pool:
-            return list(pool.map(read, names))
+            return list(pool.map(read, partitions))
 
 
 def no_such_partition_error(given_name: str, partitions: Sequence[TopicPartition]) -> UsageError:

@@ -74,7 +74,7 @@ class BrokerPublicationCheck:
         self._checked_at: dict[str, float] = {}
         self._topic_ids: dict[str, bytes] = {}
 
-    def require_publishing_allowed(self, name: TopicPartition) -> None:
+    def require_publishing_allowed(self, partition: TopicPartition) -> None:
         """Ask the cluster about itself and the partition's topic, unless both have passed this check recently.
 
         Raises Refused if nothing may be written about this partition, and Unavailable if the brokers do not answer.
@@ -87,9 +87,9 @@ class BrokerPublicationCheck:
                 if problem:
                     raise Refused(f"nothing is compacted under these brokers: {problem}", hint="Readers are not affected")
                 self._checked_at[_CLUSTER_KEY] = time.monotonic()
-            if self._is_check_due(name.topic):
-                self._check_topic_permits_compaction(name.topic)
-                self._checked_at[name.topic] = time.monotonic()
+            if self._is_check_due(partition.topic):
+                self._check_topic_permits_compaction(partition.topic)
+                self._checked_at[partition.topic] = time.monotonic()
 
     def _is_check_due(self, topic: str) -> bool:
         """Return whether the last passed check is older than ``max_age_s``. topic: its name, or an empty string for the cluster."""

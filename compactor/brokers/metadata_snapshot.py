@@ -91,18 +91,18 @@ def take_metadata_snapshot(brokers: BrokerMetadata, *, url: str, layout: str, no
     )
 
 
-def _take_partition_snapshot(brokers: BrokerMetadata, name: TopicPartition, topic_status: TopicStatus) -> PartitionSnapshot:
+def _take_partition_snapshot(brokers: BrokerMetadata, partition: TopicPartition, topic_status: TopicStatus) -> PartitionSnapshot:
     """Return the snapshot of one partition."""
-    folded = brokers.folded_partition(name)
-    view = broker_view(folded.cache, name)
+    folded = brokers.folded_partition(partition)
+    view = broker_view(folded.cache, partition)
     return PartitionSnapshot(
-        partition=name.partition,
+        partition=partition.partition,
         folded=base64.b64encode(pack_fold(folded.cache, folded.findings)).decode(),
         lineage=view.lineage,
         start_offset=view.links[0].first if view.links else 0,
         end_offset=view.links[-1].last if view.links else -1,
-        log_start=topic_status.log_starts.get(name.partition, -1),
-        last_stable=topic_status.last_stable.get(name.partition, -1),
+        log_start=topic_status.log_starts.get(partition.partition, -1),
+        last_stable=topic_status.last_stable.get(partition.partition, -1),
     )
 
 
@@ -176,10 +176,10 @@ class SnapshotBrokerMetadata:
         chosen = {name: topic.settings[name] for name in topic.chosen if name in topic.settings}
         return TopicStatus(uuid_bytes(topic.topic_id), starts, stable, topic.settings, chosen)
 
-    def folded_partition(self, name: TopicPartition) -> FoldedPartition:
-        if name not in self._partitions:
-            raise UsageError(f"the tier holds no partition {name}", hint="`topics` lists what it holds")
-        return _decode_partition_snapshot(*self._partitions[name])
+    def folded_partition(self, partition: TopicPartition) -> FoldedPartition:
+        if partition not in self._partitions:
+            raise UsageError(f"the tier holds no partition {partition}", hint="`topics` lists what it holds")
+        return _decode_partition_snapshot(*self._partitions[partition])
 
     def is_incomplete(self) -> bool:
         """Return False: a snapshot is taken from complete metadata only."""

@@ -79,44 +79,46 @@ class KafkaPublisher:
         self._appending = threading.Lock()
         self._bucket = MetadataTokenBucket()
 
-    def check_publishing_allowed(self, name: TopicPartition) -> None:
+    def check_publishing_allowed(self, partition: TopicPartition) -> None:
         """Raise Refused if cluster or topic settings rule out switching readers of this partition."""
-        self._require_allowed(name)
+        self._require_allowed(partition)
 
-    def reserve_metadata_records(self, name: TopicPartition, records: int, max_records_per_hour: int) -> RateLimitWait | None:
+    def reserve_metadata_records(self, partition: TopicPartition, records: int, max_records_per_hour: int) -> RateLimitWait | None:
         """Reserve metadata records with the token bucket; return until when the round has to wait, or None if it is admitted."""
         if not max_records_per_hour:
             return None
         with self._appending:
-            self._read_fold(name)  # under the lock: records that others have appended are not reserved any more, so they have to be read
+            self._read_fold(
+                partition
+            )  # under the lock: records that others have appended are not reserved any more, so they have to be read
             self._bucket, wait = self._bucket.admit_round(
-                self._followed.compactor_records_by_minute(), name, records, max_records_per_hour, self._clock_ms()
+                self._followed.compactor_records_by_minute(), partition, records, max_records_per_hour, self._clock_ms()
             )
         return wait
 
-    def release_reservation(self, name: TopicPartition) -> None:
+    def release_reservation(self, partition: TopicPartition) -> None:
         """Return the unused reservation of a partition to the token bucket."""
         with self._appending:
-            self._bucket = self._bucket.without_reservation(name)
+            self._bucket = self._bucket.without_reservation(partition)
 
-    def announce_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
+    def announce_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """Append COPY_SEGMENT_STARTED, unless an equal record is there already. Raises Refused if a rule forbids it."""
-        self._require_allowed(name)
-        where, cache = self._read_fold(name)
+        self._require_allowed(partition)
+        where, cache = self._read_fold(partition)
         record = self._introduction_record(where, segment)
         known = cache.segments.get(record.segment_id)
         if known is None and record.segment_id not in cache.finished:
             why = rules.replacement_refusal(cache, lineage_from_segments(cache), record)
             if why:
-                raise _forbidden_record_error(name, why)
+                raise _forbidden_record_error(partition, why)
             self._append_records(where, cache, [record])
         elif known is None or known.state is not _S.COPY_SEGMENT_STARTED or _immutable_fields(known) != _immutable_fields(record):
             message = "was cut off" if known is None or known.state in _DELETED_STATES else "was introduced with other figures"
-            raise _forbidden_record_error(name, f"segment {segment.id} {message}")
+            raise _forbidden_record_error(partition, f"segment {segment.id} {message}")
 
     def publish_replacements(
         self,
-        name: TopicPartition,
+        partition: TopicPartition,
         replacements: Sequence[Replacement],
         record_begun: Callable[[], None],
         record_published: Callable[[Collection[str]], None],
@@ -135,28 +137,28 @@ class KafkaPublisher:
         later groups removed. With ``last_group_first`` (the round restores values) the order is descending, and so groups with lower
         offsets are withdrawn after a withdrawn group.
         """
-        self._require_allowed(name)
+        self._require_allowed(partition)
         ordered = sorted(replacements, key=lambda each: each.segment.start_offset)
         if last_group_first:
             ordered.reverse()
         if not is_begun_recorded:
-            self._try_all_records(name, ordered)
+            self._try_all_records(partition, ordered)
         record_begun()
-        self._stop_unfinished_copies(name, ordered)
+        self._stop_unfinished_copies(partition, ordered)
         cut: list[str] = []
         gone: list[str] = []
         for new in ordered:
-            outcome = self._switch_group(name, new, find_expired, must_withdraw=bool(cut))
+            outcome = self._switch_group(partition, new, find_expired, must_withdraw=bool(cut))
             if outcome is not _SwitchOutcome.SWITCHED:
                 (cut if outcome is _SwitchOutcome.CUT_OFF else gone).append(new.segment.id)
         record_published([*cut, *gone])
         with self._appending:
             left = sum(len(new.sources) for new in ordered if new.segment.id not in {*cut, *gone})
-            self._bucket = self._bucket.after_publication(name, left, self._clock_ms())
+            self._bucket = self._bucket.after_publication(partition, left, self._clock_ms())
 
     def restore_segments(
         self,
-        name: TopicPartition,
+        partition: TopicPartition,
         restored: Sequence[RemoteLogSegmentMetadata],
         withdrawn: Sequence[SegmentRef],
         record_undone: Callable[[], None],
@@ -167,13 +169,15 @@ class KafkaPublisher:
             hint="`undo` copies them under new ids, until `retire` deletes them",
         )
 
-    def withdraw_segments(self, name: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False) -> None:
+    def withdraw_segments(
+        self, partition: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False
+    ) -> None:
         """Append DELETE_SEGMENT_STARTED for these segments.
 
         :param include_unannounced: append it also for segments that were never introduced, so that brokers ignore introductions which
             arrive late.
         """
-        where, cache = self._read_fold(name)
+        where, cache = self._read_fold(partition)
         records: list[MetadataRecord] = []
         for segment in segments:
             raw_id = uuid_bytes(segment.id)
@@ -185,31 +189,31 @@ class KafkaPublisher:
                 records += [made, self._update_record(made, _S.DELETE_SEGMENT_STARTED)]
         self._append_records(where, cache, records)
 
-    def record_deletion(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+    def record_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Append DELETE_SEGMENT_FINISHED for these segments."""
-        where, cache = self._read_fold(name)
+        where, cache = self._read_fold(partition)
         known = [cache.segments.get(uuid_bytes(segment.id)) for segment in segments]
         going = [one for one in known if one is not None and one.state is _S.DELETE_SEGMENT_STARTED]
         self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_FINISHED) for one in going])
 
-    def deleted_by_brokers(self, name: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
+    def deleted_by_brokers(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         """Return which of these segments brokers have begun to delete or have deleted, after reading the topic to its end."""
-        _, cache = self._read_fold(name)
+        _, cache = self._read_fold(partition)
         return frozenset(one for one in segment_ids if _is_deleted_by_broker(cache, uuid_bytes(one)))
 
-    def find_unrecorded_segments(self, name: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
+    def find_unrecorded_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
         """Return segments written by compactors that are not in ``recorded_ids`` (the control log's segments) and that readers do not
         use.
         """
-        _, cache = self._read_fold(name)
+        _, cache = self._read_fold(partition)
         return [_announced_segment_from_record(one) for one in _unrecorded_compactor_segments(cache, recorded_ids)]
 
-    def withdraw_unrecorded_segments(self, name: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
+    def withdraw_unrecorded_segments(self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
         """Delete segments written by compactors that are not in ``recorded_ids``, in the brokers' metadata.
 
         Live segments that lookups find no longer because of them are finished again first. Returns the number of deleted segments.
         """
-        where, cache = self._read_fold(name)
+        where, cache = self._read_fold(partition)
         back = [cache.segments.get(uuid_bytes(segment.id)) for segment in live]
         ours = [one for one in back if one is not None and one.state in rules.READABLE_STATES]
         late = rules.unrecorded_broker_copies(cache, lineage_from_segments(cache), ours, recorded_ids)
@@ -219,17 +223,17 @@ class KafkaPublisher:
             return 0
         for one in ours:
             if not rules.is_found_by_lookups(cache, one):
-                self._require_allowed(name)
+                self._require_allowed(partition)
                 self._append_copy_finished(where, one)
-                where, cache = self._read_fold(name)
+                where, cache = self._read_fold(partition)
         strays = [one for one in _unrecorded_compactor_segments(cache, recorded_ids) if one.state in rules.UNDELETED_STATES]
         going = sorted((*strays, *late), key=lambda one: one.start_offset)
         self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in going])
         return len(going)
 
-    def _try_all_records(self, name: TopicPartition, replacements: Sequence[Replacement]) -> None:
+    def _try_all_records(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
         """Try all records of a publication on a copy of the fold. Raises Refused, before the first is appended, if a rule forbids one."""
-        _, cache = self._read_fold(name)
+        _, cache = self._read_fold(partition)
         lineage, news = lineage_from_segments(cache), [cache.segments.get(uuid_bytes(new.segment.id)) for new in replacements]
         sources = [cache.segments.get(uuid_bytes(source)) for new in replacements for source in new.sources]
         here = [one for one in news if one is not None and one.state is _S.COPY_SEGMENT_STARTED]
@@ -242,7 +246,7 @@ class KafkaPublisher:
             for record in records:
                 why = rules.record_refusal(trial.cache, lineage, record)
                 if why:
-                    raise _forbidden_record_error(name, why)
+                    raise _forbidden_record_error(partition, why)
                 trial.apply_record(record)
 
         def try_finish(segment: RemoteLogSegmentMetadataRecord) -> None:
@@ -259,13 +263,13 @@ class KafkaPublisher:
             ascending = sorted((one for one in left.values() if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
             try_records([self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
 
-    def _stop_unfinished_copies(self, name: TopicPartition, replacements: Sequence[Replacement]) -> None:
+    def _stop_unfinished_copies(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
         """Delete unfinished copies of earlier leaders in the range to be replaced, and finish hidden segments again.
 
         A copy that finished after the round would bring back values whose tombstones were removed. A hidden segment is one that lookups
         find only after its start; it must be found from its start before the segment below it is replaced by one that ends there.
         """
-        where, cache = self._read_fold(name)
+        where, cache = self._read_fold(partition)
         last = max((new.segment.end_offset for new in replacements), default=-1)
         copies = rules.unfinished_copies(cache, lineage_from_segments(cache), last)
         self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in copies])
@@ -276,14 +280,19 @@ class KafkaPublisher:
                 self._append_copy_finished(where, one)
 
     def _switch_group(
-        self, name: TopicPartition, replacement: Replacement, expired: Callable[[Collection[str]], Collection[str]], *, must_withdraw: bool
+        self,
+        partition: TopicPartition,
+        replacement: Replacement,
+        expired: Callable[[Collection[str]], Collection[str]],
+        *,
+        must_withdraw: bool,
     ) -> _SwitchOutcome:
         """Switch readers to one group's new segment: append COPY_SEGMENT_FINISHED, verify that lookups find the segment, and append
         DELETE_SEGMENT_STARTED for its sources.
 
         :param must_withdraw: withdraw the new segment instead, because an earlier group was withdrawn.
         """
-        where, cache = self._read_fold(name)
+        where, cache = self._read_fold(partition)
         raw_id = uuid_bytes(replacement.segment.id)
         sources = [uuid_bytes(source) for source in replacement.sources]
         known = cache.segments.get(raw_id)
@@ -294,10 +303,10 @@ class KafkaPublisher:
             asked = [*missing, replacement.segment.id] if is_gone and len(missing) == len(replacement.sources) else missing
             explained = expired(asked) if asked else ()
             if replacement.segment.id in explained or all(source in explained for source in replacement.sources):
-                return self._withdraw_expired_replacement(name, raw_id)
+                return self._withdraw_expired_replacement(partition, raw_id)
             if known is None or is_gone:
                 return _SwitchOutcome.CUT_OFF
-            where, cache = self._read_fold(name)  # asking about expired segments took time
+            where, cache = self._read_fold(partition)  # asking about expired segments took time
             deleted = [one for one in replacement.sources if one not in explained and not _is_segment_readable(cache, uuid_bytes(one))]
             also = [one.segment_id for one in rules.redundant_segments(cache, lineage_from_segments(cache), known)]
             if must_withdraw or deleted or rules.source_deletion_refusal(cache, lineage_from_segments(cache), known, [*sources, *also]):
@@ -306,12 +315,14 @@ class KafkaPublisher:
             if rules.finish_refusal(cache, lineage_from_segments(cache), known, self._clock_ms()):
                 return self._withdraw_replacement(where, cache, known)
             self._append_copy_finished(where, known)
-            where, cache = self._read_fold(name)
+            where, cache = self._read_fold(partition)
             found = cache.segments.get(raw_id)
             if found is None or found.state in _DELETED_STATES:
                 return _SwitchOutcome.CUT_OFF
             if not rules.is_found_by_lookups(cache, found):
-                raise _forbidden_record_error(name, f"look: segment {replacement.segment.id} does not count after COPY_SEGMENT_FINISHED")
+                raise _forbidden_record_error(
+                    partition, f"look: segment {replacement.segment.id} does not count after COPY_SEGMENT_FINISHED"
+                )
             known = found
         if rules.hides_offsets(cache, lineage_from_segments(cache), known):
             return self._withdraw_replacement(where, cache, known)
@@ -328,9 +339,9 @@ class KafkaPublisher:
         self._append_records(partition, cache, [self._update_record(segment, _S.DELETE_SEGMENT_STARTED)])
         return _SwitchOutcome.CUT_OFF
 
-    def _withdraw_expired_replacement(self, name: TopicPartition, raw_id: bytes) -> _SwitchOutcome:
+    def _withdraw_expired_replacement(self, partition: TopicPartition, raw_id: bytes) -> _SwitchOutcome:
         """Append DELETE_SEGMENT_STARTED for the new segment of a group whose sources have all expired, if it was introduced."""
-        where, cache = self._read_fold(name)
+        where, cache = self._read_fold(partition)
         known = cache.segments.get(raw_id)
         if known is not None and known.state in rules.UNDELETED_STATES:
             self._append_records(where, cache, [self._update_record(known, _S.DELETE_SEGMENT_STARTED)])
@@ -369,9 +380,11 @@ class KafkaPublisher:
                     f"{self._topic.name}-{number}: offset {offset} was appended and is not read", hint="Run the command again to continue"
                 )
 
-    def _read_fold(self, name: TopicPartition) -> tuple[TopicIdPartition, RemoteLogMetadataCache]:
+    def _read_fold(self, partition: TopicPartition) -> tuple[TopicIdPartition, RemoteLogMetadataCache]:
         """Return a partition with its topic id, and its folded metadata, after reading the metadata topic to its end."""
-        return self._read_newest_metadata_by_id(TopicIdPartition(uuid_bytes(self._topic_id(name)), name.topic, name.partition))
+        return self._read_newest_metadata_by_id(
+            TopicIdPartition(uuid_bytes(self._topic_id(partition)), partition.topic, partition.partition)
+        )
 
     def _read_newest_metadata_by_id(self, partition: TopicIdPartition) -> tuple[TopicIdPartition, RemoteLogMetadataCache]:
         """Return the partition and its folded metadata after reading the metadata topic to its end.
@@ -456,9 +469,9 @@ def _immutable_fields(segment: RemoteLogSegmentMetadataRecord) -> tuple[object, 
     return (*offsets, segment.max_timestamp_ms, segment.size_bytes, segment.custom_metadata)
 
 
-def _forbidden_record_error(name: TopicPartition, rule: str) -> Refused:
+def _forbidden_record_error(partition: TopicPartition, rule: str) -> Refused:
     """Return the error for a metadata record that must not be appended. rule: why not."""
     return Refused(
-        f"{name}: nothing more is written into the metadata topic: {rule}",
+        f"{partition}: nothing more is written into the metadata topic: {rule}",
         hint="Brokers serve the same segments as before; run the command again",
     )

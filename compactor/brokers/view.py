@@ -103,7 +103,7 @@ class BrokerMetadata(Protocol):
     def topic_status(self, name: str) -> TopicStatus:
         """Return the status of a topic. Raises UsageError if the cluster has no such topic."""
 
-    def folded_partition(self, name: TopicPartition) -> FoldedPartition:
+    def folded_partition(self, partition: TopicPartition) -> FoldedPartition:
         """Return all segments of a partition in all states.
 
         Raises UsageError if the tier has no such partition, and BadData if a metadata record is corrupt.
@@ -224,15 +224,15 @@ class LiveBrokerMetadata:
             raise UsageError(f"the cluster has no topic {name} that topics under [kafka] names", hint="`topics` lists what the tier holds")
         return found
 
-    def folded_partition(self, name: TopicPartition) -> FoldedPartition:
+    def folded_partition(self, partition: TopicPartition) -> FoldedPartition:
         with self._lock:
             self._refresh_if_unread()
-            status = self._versions.get(name)
+            status = self._versions.get(partition)
             if status is None:
-                raise _unknown_partition_error(name)
-            found = self.followed.folded_partition(status.topic_id, name.partition)
+                raise _unknown_partition_error(partition)
+            found = self.followed.folded_partition(status.topic_id, partition.partition)
         if found is None:
-            raise _unknown_partition_error(name)
+            raise _unknown_partition_error(partition)
         return found
 
     def is_incomplete(self) -> bool:
@@ -277,6 +277,6 @@ class LiveBrokerMetadata:
                 _log.warning(message, self.source_name, reached.missing, number)
 
 
-def _unknown_partition_error(name: TopicPartition) -> UsageError:
+def _unknown_partition_error(partition: TopicPartition) -> UsageError:
     """Return the error for a partition that the tier does not have."""
-    return UsageError(f"the tier holds no partition {name}", hint="`topics` lists what it holds")
+    return UsageError(f"the tier holds no partition {partition}", hint="`topics` lists what it holds")

@@ -66,10 +66,10 @@ def superseding_topic_id(state: CatalogState, topic: str, topic_id: TopicId) -> 
     return latest_topic_id(topic_id, former) if topic_id in former else EMPTY_TOPIC_ID
 
 
-def current_incarnation(name: TopicPartition, incarnations: Iterable[TopicPartition]) -> TopicPartition:
+def current_incarnation(partition: TopicPartition, incarnations: Iterable[TopicPartition]) -> TopicPartition:
     """Return the latest incarnation of a partition among ``incarnations``; the first incarnation if none of them is of this partition."""
-    same = (each for each in incarnations if each.first_incarnation == name.first_incarnation)
-    return max(same, key=lambda each: each.incarnation, default=name.first_incarnation)
+    same = (each for each in incarnations if each.first_incarnation == partition.first_incarnation)
+    return max(same, key=lambda each: each.incarnation, default=partition.first_incarnation)
 
 
 def current_incarnations(incarnations: Iterable[TopicPartition]) -> list[TopicPartition]:

@@ -69,7 +69,7 @@ CATALOG = LogFormat(
 
 def open_partition_log(
     ports: Ports,
-    name: TopicPartition,
+    partition: TopicPartition,
     min_slot: int = 0,
     *,
     log_name: str = "",
@@ -82,12 +82,12 @@ def open_partition_log(
     :param log_name: name of the log if the partition's name is not unique: on broker-managed tiers it contains the topic id.
     :param state_for_readers: changes the state that readers get, as in ControlLog.
     """
-    empty = PartitionState(topic=name.topic, partition=name.partition, incarnation=name.incarnation)
-    called = log_name or str(name)
+    empty = PartitionState(topic=partition.topic, partition=partition.partition, incarnation=partition.incarnation)
+    called = log_name or str(partition)
     return _open_control_log(ports, f"partitions/{called}", called, empty, PARTITION, min_slot, state_for_readers)
 
 
-def retry_if_object_missing(name: TopicPartition, read_once: Callable[[], T], attempts: int = READ_ATTEMPTS) -> T:
+def retry_if_object_missing(partition: TopicPartition, read_once: Callable[[], T], attempts: int = READ_ATTEMPTS) -> T:
     """Return the result of ``read_once()``, which folds the partition's log and reads objects. Call it again if an object was deleted
     meanwhile.
 
@@ -99,7 +99,7 @@ def retry_if_object_missing(name: TopicPartition, read_once: Callable[[], T], at
     try:
         return read_once()
     except NotFound as error:
-        raise BadData(f"an object of the view is missing: {error.message}", segment=str(name), hint="Run `verify`") from error
+        raise BadData(f"an object of the view is missing: {error.message}", segment=str(partition), hint="Run `verify`") from error
 
 
 def open_catalog(ports: Ports) -> CatalogLog:

@@ -11,17 +11,19 @@ from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 
 
-def pattern_matches(pattern: str, name: TopicPartition) -> bool:
+def pattern_matches(pattern: str, partition: TopicPartition) -> bool:
     """Return whether a pattern matches a topic or a ``topic-partition``, in all incarnations or in one, as a whole regular expression."""
-    return any(re.fullmatch(pattern, text) for text in (name.topic, str(name.first_incarnation), str(name)))
+    return any(re.fullmatch(pattern, text) for text in (partition.topic, str(partition.first_incarnation), str(partition)))
 
 
-def pause_reason(state: CatalogState, name: TopicPartition) -> str:
+def pause_reason(state: CatalogState, partition: TopicPartition) -> str:
     """Return why no round may begin over this partition, with author and pattern of the pause, or an empty string."""
     for pattern, pause in state.paused.items():
-        if pattern_matches(pattern, name):
+        if pattern_matches(pattern, partition):
             return (
-                f"paused by {pause.by}" + (f": {pause.reason}" if pause.reason else "") + (f" ({pattern})" if pattern != str(name) else "")
+                f"paused by {pause.by}"
+                + (f": {pause.reason}" if pause.reason else "")
+                + (f" ({pattern})" if pattern != str(partition) else "")
             )
     return ""
 
@@ -53,9 +55,9 @@ def resume_rounds(catalog: CatalogLog, pattern: str, by: str) -> None:
     write_snapshot_if_due(catalog)
 
 
-def request_round(catalog: CatalogLog, name: TopicPartition, by: str) -> None:
+def request_round(catalog: CatalogLog, partition: TopicPartition, by: str) -> None:
     """Record a person's request for a round over a partition. A daemon starts it at its next scan."""
     since = catalog.refresh().slot
-    body = RoundRequested(topic=name.topic, partition=name.partition, incarnation=name.incarnation, by=by)
-    catalog.append_until_done(lambda state: None if str(name) in state.wanted and state.wanted[str(name)].slot > since else body)
+    body = RoundRequested(topic=partition.topic, partition=partition.partition, incarnation=partition.incarnation, by=by)
+    catalog.append_until_done(lambda state: None if str(partition) in state.wanted and state.wanted[str(partition)].slot > since else body)
     write_snapshot_if_due(catalog)

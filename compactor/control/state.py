@@ -402,11 +402,11 @@ class CatalogState(LogState):
         """Return all partitions, sorted by topic, number and incarnation."""
         return sorted(map(TopicPartition.parse_prefix, self.partitions), key=lambda name: (*name, name.incarnation))
 
-    def incarnations_of(self, name: TopicPartition) -> list[TopicPartition]:
+    def incarnations_of(self, partition: TopicPartition) -> list[TopicPartition]:
         """Return the incarnations of a partition that are listed, ascending, found without a pass over all partitions."""
-        found = [name.first_incarnation] if str(name.first_incarnation) in self.partitions else []
+        found = [partition.first_incarnation] if str(partition.first_incarnation) in self.partitions else []
         number = 2
-        while str(later := partition_of_incarnation(*name, number)) in self.partitions:
+        while str(later := partition_of_incarnation(*partition, number)) in self.partitions:
             found.append(later)
             number += 1
         return found

@@ -132,13 +132,13 @@ class LocalState:
             return {}
         return found
 
-    def cached_state(self, name: TopicPartition) -> tuple[PartitionState, StateIdentity] | None:
+    def cached_state(self, partition: TopicPartition) -> tuple[PartitionState, StateIdentity] | None:
         """Return the cached state of a partition and the mark of the last control-log record in it, or None. ``ControlLog.load`` reads only
         the records after that mark.
         """
         state, seen = (
-            self._read_cached_value(PartitionState, _partition_key(_STATE, name)),
-            self._read_cached_value(LogReadProgress, _partition_key(_SEEN, name)),
+            self._read_cached_value(PartitionState, _partition_key(_STATE, partition)),
+            self._read_cached_value(LogReadProgress, _partition_key(_SEEN, partition)),
         )
         return (state, seen.mark) if state is not None and seen is not None and state.slot == seen.slot else None
 
@@ -202,6 +202,6 @@ class LocalState:
             )
 
 
-def _partition_key(kind: bytes, name: TopicPartition) -> bytes:
+def _partition_key(kind: bytes, partition: TopicPartition) -> bytes:
     """Return the database key under which a value of this kind is stored for a partition."""
-    return kind + str(name).encode()
+    return kind + str(partition).encode()

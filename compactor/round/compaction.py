@@ -282,12 +282,12 @@ class Round:
     def admit_plan(self, plan: CompactionPlan) -> None:
         self._reserve_metadata_records_or_postpone(plan.topic_partition, expected_metadata_record_count(plan.tasks))
 
-    def _reserve_metadata_records_or_postpone(self, name: TopicPartition, records: int) -> None:
+    def _reserve_metadata_records_or_postpone(self, partition: TopicPartition, records: int) -> None:
         """Reserve so many records of [publish] metadata_records_per_hour for the round. Raises PostponedError if the limit does not admit
         them now.
         """
         per_hour = self._context.records_per_hour
-        wait = self._context.ports.publisher.reserve_metadata_records(name, records, per_hour)
+        wait = self._context.ports.publisher.reserve_metadata_records(partition, records, per_hour)
         if wait is not None:
             alone = ", for an hour that has none: it is larger than that" if wait.records > per_hour else ""
             detail = f"metadata_records_per_hour is {per_hour}: a round of about {wait.records} records has to wait{alone}"
@@ -527,7 +527,7 @@ def _report_without_round(facts: PartitionFacts[Any], status: RoundStatus) -> Ro
     )
 
 
-def failed_round_report(name: TopicPartition, error: CompactorError) -> RoundReport:
+def failed_round_report(partition: TopicPartition, error: CompactorError) -> RoundReport:
     """Return the report of a partition whose round failed with an error. Other partitions are not affected (isolation, I9), and the next
     run tries this one again.
     """
@@ -535,4 +535,6 @@ def failed_round_report(name: TopicPartition, error: CompactorError) -> RoundRep
         RoundStatus.LEASED if isinstance(error, Leased) else RoundStatus.FENCED if isinstance(error, Fenced) else RoundStatus.QUARANTINED
     )
     segment = error.segment if isinstance(error, BadData) else ""
-    return RoundReport(name.topic, name.partition, status, 0, 0, reason=error.message, segment=segment, incarnation=name.incarnation)
+    return RoundReport(
+        partition.topic, partition.partition, status, 0, 0, reason=error.message, segment=segment, incarnation=partition.incarnation
+    )

@@ -66,7 +66,7 @@ class FinishedSegment:
 
 def upload_segment(
     destination: tuple[SegmentLayout, SegmentPublisher],
-    name: TopicPartition,
+    partition: TopicPartition,
     task: CompactionTask,
     segment: FinishedSegment,
     *,
@@ -102,12 +102,12 @@ def upload_segment(
         content=content,
         negative_timestamps=negative_timestamps,
     )
-    reported = layout.custom_metadata(name, metadata, segment.contents)
+    reported = layout.custom_metadata(partition, metadata, segment.contents)
     metadata = metadata.model_copy(update={"custom_metadata": reported}) if reported else metadata
-    publisher.announce_segment(name, metadata)
+    publisher.announce_segment(partition, metadata)
     if segment.pieces:
-        return metadata, layout.compose_segment(name, metadata, segment.pieces, segment.contents)
-    return metadata, layout.upload_segment(name, metadata, segment.contents)
+        return metadata, layout.compose_segment(partition, metadata, segment.pieces, segment.contents)
+    return metadata, layout.upload_segment(partition, metadata, segment.contents)
 
 
 def describe_segment_file(content: Path | bytes) -> SegmentFile:

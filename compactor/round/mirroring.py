@@ -96,7 +96,7 @@ def _view_without_expired_segments(leadership: Leadership, view: BrokerView) -> 
 
 
 def check_lineage_of_newest_segment(
-    layout: SegmentLayout, name: TopicPartition, newest: RemoteLogSegmentMetadata, reported: Sequence[EpochEntry]
+    layout: SegmentLayout, partition: TopicPartition, newest: RemoteLogSegmentMetadata, reported: Sequence[EpochEntry]
 ) -> None:
     """Raise BadData if the newest segment's leader-epoch-checkpoint contradicts the lineage that the segments' metadata gives.
 
@@ -109,8 +109,8 @@ def check_lineage_of_newest_segment(
     kind = "leader-epoch-checkpoint"
     if kind not in newest.files:
         return
-    where, end = layout.object_name(name, newest, kind), newest.end_offset + 1
-    known = parse_leader_epoch_checkpoint(read_verified_file(layout, name, newest, kind).decode(errors="replace"), where)
+    where, end = layout.object_name(partition, newest, kind), newest.end_offset + 1
+    known = parse_leader_epoch_checkpoint(read_verified_file(layout, partition, newest, kind).decode(errors="replace"), where)
     parted = first_divergent_offset(reported, end, known, end)
     if parted is not None:
         epochs = f"{leader_epoch_at(known, parted)}, the segments' metadata to {leader_epoch_at(reported, parted)}"
@@ -122,20 +122,20 @@ def check_lineage_of_newest_segment(
 
 
 def read_missing_metadata_fields(
-    layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata
+    layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata
 ) -> RemoteLogSegmentMetadata:
     """Return a segment's metadata extended by what brokers do not record: files, first open transaction and timestamp of the first batch.
     Raises StoreError, and BadData if an object is missing.
     """
     try:
-        segment = segment.model_copy(update={"files": dict(layout.segment_files(name, segment))})
-        head = layout.read_file(name, segment, "log", 0, _BATCH_HEADER)
+        segment = segment.model_copy(update={"files": dict(layout.segment_files(partition, segment))})
+        head = layout.read_file(partition, segment, "log", 0, _BATCH_HEADER)
         entries = parse_producer_snapshot(
-            read_verified_file(layout, name, segment, "snapshot"), layout.object_name(name, segment, "snapshot")
+            read_verified_file(layout, partition, segment, "snapshot"), layout.object_name(partition, segment, "snapshot")
         ).entries
     except (NotFound, KeyError) as error:
         detail = error.message if isinstance(error, NotFound) else "it has no producer snapshot"
-        raise BadData(detail, segment=layout.object_name(name, segment, "log"), hint="Run `verify`; restore the object") from error
+        raise BadData(detail, segment=layout.object_name(partition, segment, "log"), hint="Run `verify`; restore the object") from error
     undecided = entries["txn_first_offset"][entries["txn_first_offset"] >= 0]
     update = {
         "open_txn_offset": int(undecided.min()) if len(undecided) else -1,

@@ -51,7 +51,7 @@ def segment_reader(
     ports: Ports,
     cleaner: Cleaner,
     state_dir: Path,
-    name: TopicPartition,
+    partition: TopicPartition,
     segments: Sequence[RemoteLogSegmentMetadata],
     budget: Budget,
     purpose: str,
@@ -66,7 +66,7 @@ def segment_reader(
         sleep=ports.sleep,
         local_log_dirs=[Path(folder) for folder in cleaner.local_log_dirs],
     )
-    return StagedSegmentReader(staging, name, segments, cleaner.max_decompressed_batch_bytes)
+    return StagedSegmentReader(staging, partition, segments, cleaner.max_decompressed_batch_bytes)
 
 
 def read_producers_at_end(layout: SegmentLayout, state: PartitionState) -> ProducerStates:

@@ -172,9 +172,9 @@ class KafkaTieredStream(DataSourceStreamReader):
         stable offset.
         """
 
-        def read_end(tier: Tier, name: TopicPartition) -> ReadHistory:
+        def read_end(tier: Tier, partition: TopicPartition) -> ReadHistory:
             """Return the end offset of one partition with its leader epoch and topic id."""
-            state = tier.open(tier.current(name)).refresh()
+            state = tier.open(tier.current(partition)).refresh()
             return log_identity(tier, state).history_below(_end_offset_of_read(tier, self._request, state))
 
         ends = {str(name): log for name, log in map_requested_partitions(self._request, read_end)}
@@ -206,12 +206,13 @@ class KafkaTieredStream(DataSourceStreamReader):
         """
         known: dict[str, list[Any]] = offsets.get(HISTORY_KEY, {})
 
-        def mismatch_of(tier: Tier, name: TopicPartition) -> LogMismatch | None:
+        def mismatch_of(tier: Tier, partition: TopicPartition) -> LogMismatch | None:
             """Return how the log of a partition differs from the stream's history, or None if it matches."""
-            if str(name) not in known:
+            if str(partition) not in known:
                 return None
             return find_mismatch(
-                position_history(offsets[str(name)], *known[str(name)]), log_identity(tier, tier.open(tier.current(name)).refresh())
+                position_history(offsets[str(partition)], *known[str(partition)]),
+                log_identity(tier, tier.open(tier.current(partition)).refresh()),
             )
 
         for name, found in map_requested_partitions(self._request, mismatch_of) if known else ():
@@ -267,7 +268,7 @@ def read_split(request: ReadRequest, schema: StructType, split: InputPartition) 
             yield arrow_batch(selection, name.topic, name.partition, columns, decode)
 
 
-def _text_decoder_of_partition(request: ReadRequest, name: TopicPartition) -> TextFunction:
+def _text_decoder_of_partition(request: ReadRequest, partition: TopicPartition) -> TextFunction:
     """Return the function that decodes keys and values of a partition. It raises BadData for bytes that cannot be decoded, if the request
     says so.
     """
@@ -277,7 +278,7 @@ def _text_decoder_of_partition(request: ReadRequest, name: TopicPartition) -> Te
         found = decoder.decode(data, request.key_format if field == "key" else request.value_format)
         if found.error and request.fails_on_decoding_error:
             hint = "onDecodingError = null reads on; the columns key and value have the bytes"
-            raise BadData(f"the {field} cannot be decoded: {found.error}", segment=str(name), offset=offset, hint=hint)
+            raise BadData(f"the {field} cannot be decoded: {found.error}", segment=str(partition), offset=offset, hint=hint)
         return found.format_text() if found.is_decoded else None
 
     return decode
@@ -353,10 +354,12 @@ def _combine_into_splits(parts: Iterable[PartitionReadRange], split_bytes: int) 
         yield Split(together)
 
 
-def _plan_partition_ranges(tier: Tier, request: ReadRequest, name: TopicPartition) -> list[PartitionReadRange]:
+def _plan_partition_ranges(tier: Tier, request: ReadRequest, partition: TopicPartition) -> list[PartitionReadRange]:
     """Return the parts of one partition. If a segment is replaced during planning, the state is read again and planning restarts."""
     return retry_if_object_missing(
-        name, lambda: _partition_ranges_within_bounds(tier, request, name, tier.open(tier.current(name)).refresh()), MAX_RETRIES
+        partition,
+        lambda: _partition_ranges_within_bounds(tier, request, partition, tier.open(tier.current(partition)).refresh()),
+        MAX_RETRIES,
     )
 
 
@@ -366,13 +369,13 @@ def _end_offset_of_read(tier: Tier, request: ReadRequest, state: PartitionState)
 
 
 def _partition_ranges_within_bounds(
-    tier: Tier, request: ReadRequest, name: TopicPartition, state: PartitionState
+    tier: Tier, request: ReadRequest, partition: TopicPartition, state: PartitionState
 ) -> list[PartitionReadRange]:
     """Return the offset ranges of one partition that satisfy the bounds of the request, cut to about ``split_bytes`` each."""
-    limit = request.settings.cleaner_for(name.topic).max_decompressed_batch_bytes
+    limit = request.settings.cleaner_for(partition.topic).max_decompressed_batch_bytes
     log_start = tier.first_readable_offset(state)
-    first = max(request.starting.get(name, request.starting_offset), log_start)
-    end = min(request.ending.get(name, request.ending_offset), _end_offset_of_read(tier, request, state))
+    first = max(request.starting.get(partition, request.starting_offset), log_start)
+    end = min(request.ending.get(partition, request.ending_offset), _end_offset_of_read(tier, request, state))
     if request.starting_ms is not None:
         found = find_offset_by_time(tier, state.name, state.live, request.starting_ms, limit, log_start)
         first = end if found is None else max(first, found)
@@ -383,10 +386,10 @@ def _partition_ranges_within_bounds(
     segments = [segment for segment in state.live if segment.end_offset >= first and segment.start_offset < end]
     if not segments or first >= end:
         return []
-    topic_id = tier.metadata.topic_id(name)
+    topic_id = tier.metadata.topic_id(partition)
     if request.latest:
         extent, size = ReadRange(state.name, first, end - 1, tuple(segments), log), sum(segment.size_bytes for segment in segments)
-        each = _last_record_requests_of_tasks(request, name, extent)
+        each = _last_record_requests_of_tasks(request, partition, extent)
         return [PartitionReadRange(extent, ReadOptions(request.committed, limit, latest), topic_id, size) for latest in each]
     options = ReadOptions(request.committed, limit, skip_damaged=request.skip_damaged)
     cuts = [(max(a, first), min(b, end - 1), of) for a, b, of in _cut_segments_into_ranges(segments, request.split_bytes)]
@@ -426,11 +429,11 @@ def _cut_segments_into_ranges(
         yield together[0].start_offset, together[-1].end_offset, tuple(together)
 
 
-def _last_record_requests_of_tasks(request: ReadRequest, name: TopicPartition, read_range: ReadRange) -> list[LastRecordsOnly]:
+def _last_record_requests_of_tasks(request: ReadRequest, partition: TopicPartition, read_range: ReadRange) -> list[LastRecordsOnly]:
     """Return how each task reads a partition with ``view = latest``: by default one task, which sorts its keys on local disk if they do not
     fit in memory. With ``keyRanges`` there is one task per key range.
     """
-    cleaner = request.settings.cleaner_for(name.topic)
+    cleaner = request.settings.cleaner_for(partition.topic)
     budget = max(cleaner.map_budget_bytes, 1 << 16)
     records = sum(_max_record_count(segment) for segment in read_range.segments)
     ranges = request.key_ranges or -(-records * KEY_BYTES // budget) or 1

@@ -160,16 +160,16 @@ def survey_partitions(tier: Tier, partitions: Sequence[TopicPartition], now_ms: 
     """
     keeps = len(partitions) <= MAX_CACHED_LOGS and tier.kind.has_complete_log  # if not, a round reads the control log without the view
 
-    def survey_partition(name: TopicPartition) -> RecompactionCandidate:
+    def survey_partition(partition: TopicPartition) -> RecompactionCandidate:
         """Return what was found of one partition; an error becomes part of it."""
         try:
-            log = tier.open(name)
+            log = tier.open(partition)
             state = log.refresh()
             left = reason_to_skip_round(tier, state, now_ms, min_benefit)
         except CompactorError as error:
-            return RecompactionCandidate(name, error=error)
+            return RecompactionCandidate(partition, error=error)
         records = sum(segment.records for segment in state.live)
-        return RecompactionCandidate(name, state.bytes, records, len(state.live), left, log=log if keeps else None)
+        return RecompactionCandidate(partition, state.bytes, records, len(state.live), left, log=log if keeps else None)
 
     with ThreadPoolExecutor(SURVEY_THREADS, "survey") as pool:
         return list(pool.map(survey_partition, partitions))

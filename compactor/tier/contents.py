@@ -185,13 +185,13 @@ class Download:
 
 
 def download_segment_file(
-    layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path
+    layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path
 ) -> Download:
     """Download one file of a segment into a new local file. Raises NotFound, StoreError."""
     file = segment.recorded_file(kind)
-    arrived = _digest_download(layout.download_file(name, segment, kind, path), path, file)
+    arrived = _digest_download(layout.download_file(partition, segment, kind, path), path, file)
     if not arrived.has_recorded_content(file):
-        arrived = _digest_download(arrived.transferred + layout.download_file(name, segment, kind, path), path, file)
+        arrived = _digest_download(arrived.transferred + layout.download_file(partition, segment, kind, path), path, file)
     return arrived
 
 
@@ -202,14 +202,14 @@ def has_recorded_content(path: Path, recorded: SegmentFile) -> bool:
     )
 
 
-def read_verified_file(layout: SegmentLayout, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:
+def read_verified_file(layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:
     """Return a small file of a segment. Raises BadData if it differs from what was recorded; NotFound, StoreError."""
     file = segment.recorded_file(kind)
     most = file.size + 1  # for a range the store states what it sends, so that a truncated body is noticed
-    data = layout.read_file(name, segment, kind, 0, most)
+    data = layout.read_file(partition, segment, kind, 0, most)
     if not _digest_bytes(data, file).has_recorded_content(file):
-        data = layout.read_file(name, segment, kind, 0, most)
-    _digest_bytes(data, file).require_recorded_content(layout.object_name(name, segment, kind), file)
+        data = layout.read_file(partition, segment, kind, 0, most)
+    _digest_bytes(data, file).require_recorded_content(layout.object_name(partition, segment, kind), file)
     return data
 
 

@@ -34,12 +34,12 @@ class TopicIdLookup:
 
     by_topic: Mapping[str, TopicId]
 
-    def __call__(self, name: TopicPartition) -> TopicId:
+    def __call__(self, partition: TopicPartition) -> TopicId:
         """Return the id of the partition's topic. Raises UsageError if it is unknown or invalid."""
-        found = self.by_topic.get(name.topic, EMPTY_TOPIC_ID)
+        found = self.by_topic.get(partition.topic, EMPTY_TOPIC_ID)
         if not is_topic_id(found):
             what = f"{found!r} is not a valid id" if found else "no id is known"
-            raise UsageError(f"{what} of topic {name.topic}", hint="It comes from the brokers, or from a snapshot of their metadata")
+            raise UsageError(f"{what} of topic {partition.topic}", hint="It comes from the brokers, or from a snapshot of their metadata")
         return found
 
 

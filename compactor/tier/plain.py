@@ -56,7 +56,7 @@ class PlainLayout(NonComposableLayout):
         self._store = store
 
     @abstractmethod
-    def partition_folder(self, name: TopicPartition) -> str:
+    def partition_folder(self, partition: TopicPartition) -> str:
         """Return the key prefix of a partition's objects, with a slash at the end."""
 
     @abstractmethod
@@ -77,35 +77,37 @@ class PlainLayout(NonComposableLayout):
     def url(self) -> str:
         return self._store.url
 
-    def object_name(self, name: TopicPartition, segment: SegmentRef, kind: str) -> str:
-        return self.partition_folder(name) + self.file_name(segment, kind)
+    def object_name(self, partition: TopicPartition, segment: SegmentRef, kind: str) -> str:
+        return self.partition_folder(partition) + self.file_name(segment, kind)
 
-    def segment_files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
+    def segment_files(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
         """Return a segment's files by kind.
 
         If the metadata records none, they are found by a LIST request and have no digests. Raises NotFound if there is no log.
         """
         if segment.files:
             return segment.files
-        log = self.object_name(name, segment, "log")
+        log = self.object_name(partition, segment, "log")
         found = {
-            one.kind: SegmentFile(size=one.size) for one in self._list_objects_with_prefix(name, log.rpartition(".")[0] + ".") if one.kind
+            one.kind: SegmentFile(size=one.size)
+            for one in self._list_objects_with_prefix(partition, log.rpartition(".")[0] + ".")
+            if one.kind
         }
         if "log" not in found:
             raise NotFound(f"{self.url}/{log} does not exist")
         return {kind: found[kind] for kind in self.kinds if kind in found}
 
     def read_file(
-        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None
     ) -> bytes:
-        return self._store.get(self.object_name(name, segment, kind), start, length)
+        return self._store.get(self.object_name(partition, segment, kind), start, length)
 
-    def download_file(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
-        return self._store.download(self.object_name(name, segment, kind), path)
+    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
+        return self._store.download(self.object_name(partition, segment, kind), path)
 
-    def upload_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
+    def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
         for kind, content in contents.items():
-            key = self.object_name(name, segment, kind)
+            key = self.object_name(partition, segment, kind)
             if not create_object(self._store, key, content):
                 return f"{key} exists already with other content"
         return ""
@@ -113,16 +115,16 @@ class PlainLayout(NonComposableLayout):
     def upload_space_bytes(self, log_bytes: int) -> int:
         return 0
 
-    def custom_metadata(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
+    def custom_metadata(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
         return ""
 
-    def stored_segment_problem(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+    def stored_segment_problem(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         """Return why a stored segment is not as recorded, or an empty string.
 
         Compares size and digest of each object. An object whose metadata has no digest is read.
         """
         problems = (
-            stored_file_problem(self._store, self.object_name(name, segment, kind), segment, kind)
+            stored_file_problem(self._store, self.object_name(partition, segment, kind), segment, kind)
             for kind in self._expected_file_kinds(segment)
         )
         return next(filter(None, problems), "")
@@ -131,15 +133,15 @@ class PlainLayout(NonComposableLayout):
         """Return the kinds of files that a valid segment must have in the store."""
         return segment.files or self.required_parts
 
-    def delete_segments(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        self._store.delete([self.object_name(name, segment, kind) for segment in segments for kind in self.kinds])
+    def delete_segments(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+        self._store.delete([self.object_name(partition, segment, kind) for segment in segments for kind in self.kinds])
 
-    def list_objects(self, name: TopicPartition) -> Iterator[ListedObject]:
-        return self._list_objects_with_prefix(name, self.partition_folder(name))
+    def list_objects(self, partition: TopicPartition) -> Iterator[ListedObject]:
+        return self._list_objects_with_prefix(partition, self.partition_folder(partition))
 
-    def _list_objects_with_prefix(self, name: TopicPartition, prefix: str) -> Iterator[ListedObject]:
+    def _list_objects_with_prefix(self, partition: TopicPartition, prefix: str) -> Iterator[ListedObject]:
         """Yield the objects under a key prefix, with segment and kind where their names are those of this layout."""
-        folder = self.partition_folder(name)
+        folder = self.partition_folder(partition)
         for info in self._store.list(prefix):
             yield ListedObject(info.key, info.size, info.modified_ms, *(self.parse_file_name(info.key.removeprefix(folder)) or ()))
 
@@ -158,8 +160,8 @@ class ComposableLayout(PlainLayout):
         return self._store.copy_limits
 
     @override
-    def log_version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
-        key, recorded = self.object_name(name, segment, "log"), segment.recorded_file("log")
+    def log_version(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+        key, recorded = self.object_name(partition, segment, "log"), segment.recorded_file("log")
         info = self._store.head(key)
         stated = file_from_object_metadata(info)
         if not stated.is_same(recorded):  # one without our digests is somebody else's
@@ -167,21 +169,25 @@ class ComposableLayout(PlainLayout):
         return info.etag
 
     @override
-    def upload_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
-        return self._create_objects(name, segment, {kind: partial(self._write_object, content) for kind, content in contents.items()})
+    def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
+        return self._create_objects(partition, segment, {kind: partial(self._write_object, content) for kind, content in contents.items()})
 
     @override
     def compose_segment(
-        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, log: Sequence[ComposeSource], contents: Mapping[str, FileContent]
+        self,
+        partition: TopicPartition,
+        segment: RemoteLogSegmentMetadata,
+        log: Sequence[ComposeSource],
+        contents: Mapping[str, FileContent],
     ) -> str:
         """Create the objects, the log first, so that nothing was created if the store cannot copy ranges."""
         beside = {kind: partial(self._write_object, content) for kind, content in contents.items()}
-        return self._create_objects(name, segment, {"log": lambda key, about: self._store.compose(key, log, about), **beside})
+        return self._create_objects(partition, segment, {"log": lambda key, about: self._store.compose(key, log, about), **beside})
 
-    def _create_objects(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, writes: Mapping[str, _CreateObject]) -> str:
+    def _create_objects(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, writes: Mapping[str, _CreateObject]) -> str:
         """Create an object for each file. Returns the name of an existing object with other content, or an empty string."""
         for kind, write in writes.items():
-            key, file = self.object_name(name, segment, kind), segment.files[kind]
+            key, file = self.object_name(partition, segment, kind), segment.files[kind]
             about = {"sha256": file.sha256, "batches": file.batches, "mtime_ms": str(segment.mtime_ms)}
             try:
                 write(key, {field: value for field, value in about.items() if value})

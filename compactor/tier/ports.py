@@ -65,24 +65,24 @@ class SegmentLayout(Protocol):
     def required_parts(self) -> frozenset[str]:
         """Return the kinds of objects, as ``list_objects`` names them, without which a segment cannot be read."""
 
-    def partition_folder(self, name: TopicPartition) -> str:
+    def partition_folder(self, partition: TopicPartition) -> str:
         """Return the key prefix of a partition's objects. It ends in a slash, so that partition 1 is not a prefix of partition 10."""
 
-    def object_name(self, name: TopicPartition, segment: SegmentRef, kind: str) -> str:
+    def object_name(self, partition: TopicPartition, segment: SegmentRef, kind: str) -> str:
         """Return the name of the object that holds this file, for messages and reports."""
 
-    def segment_files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
+    def segment_files(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
         """Return the files of a segment by kind. Makes a request if the metadata does not list them."""
 
     def read_file(
-        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None
     ) -> bytes:
         """Return bytes [start, start + length) of one file; fewer only at its end. length: None for the rest of the file."""
 
-    def download_file(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
+    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
         """Download one file into a new local file, and return the number of bytes transferred."""
 
-    def upload_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
+    def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
         """Create a segment's objects. Objects that exist with equal content are left as they are.
 
         Returns the name of an existing object with other content, or an empty string (determinism, I7: such a task fails).
@@ -96,14 +96,18 @@ class SegmentLayout(Protocol):
     def range_copies(self) -> CopyLimits | None:
         """Return the limits of server-side copies that ``compose_segment`` may use now, or None if logs can only be uploaded whole."""
 
-    def log_version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+    def log_version(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         """Return the version (ObjectInfo.etag) of the log's object, for CopiedRange.
 
         :raises BadData: if the object differs from what was recorded, as far as the store can tell without reading it.
         """
 
     def compose_segment(
-        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, log: Sequence[ComposeSource], contents: Mapping[str, Path | bytes]
+        self,
+        partition: TopicPartition,
+        segment: RemoteLogSegmentMetadata,
+        log: Sequence[ComposeSource],
+        contents: Mapping[str, Path | bytes],
     ) -> str:
         """Create a segment's objects like ``upload_segment``, with the log composed of copied ranges and new bytes (ObjectStore.compose).
 
@@ -118,19 +122,19 @@ class SegmentLayout(Protocol):
     def upload_space_bytes(self, log_bytes: int) -> int:
         """Return the bytes of local disk that ``upload_segment`` needs beside a log of this size until it ends."""
 
-    def custom_metadata(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
+    def custom_metadata(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
         """Return the custom metadata (base64, or empty) that brokers need for the objects that ``upload_segment`` will create."""
 
-    def stored_segment_problem(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+    def stored_segment_problem(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         """Read every object of the segment back, and return why one is not as recorded, or an empty string."""
 
-    def delete_segments(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+    def delete_segments(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Delete all objects of these segments, including those of unfinished uploads. Absent objects are ignored.
 
         The caller has checked with ``control.ordering`` that they may be deleted.
         """
 
-    def list_objects(self, name: TopicPartition) -> Iterator[ListedObject]:
+    def list_objects(self, partition: TopicPartition) -> Iterator[ListedObject]:
         """Yield every object below the partition's prefix, including those whose names this layout does not make."""
 
     def partition_of(self, key: str) -> str:
@@ -175,10 +179,10 @@ class SegmentPublisher(Protocol):
         never.
         """
 
-    def check_publishing_allowed(self, name: TopicPartition) -> None:
+    def check_publishing_allowed(self, partition: TopicPartition) -> None:
         """Raise Refused if the segments that readers of this partition see must not be replaced. Called before a round is planned."""
 
-    def reserve_metadata_records(self, name: TopicPartition, records: int, max_records_per_hour: int) -> RateLimitWait | None:
+    def reserve_metadata_records(self, partition: TopicPartition, records: int, max_records_per_hour: int) -> RateLimitWait | None:
         """Reserve the metadata records of a round and return None, or return until when the round has to wait.
 
         May be called again when the number of records is known more exactly.
@@ -187,10 +191,10 @@ class SegmentPublisher(Protocol):
         :param max_records_per_hour: cap for all partitions together; 0 for no cap.
         """
 
-    def release_reservation(self, name: TopicPartition) -> None:
+    def release_reservation(self, partition: TopicPartition) -> None:
         """Release the metadata records that were reserved for a round and not written, because the round has ended or is no longer due."""
 
-    def announce_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
+    def announce_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """Announce a finished rewrite before its first object is uploaded (COPY_SEGMENT_STARTED).
 
         Its size and largest timestamp are final.
@@ -198,7 +202,7 @@ class SegmentPublisher(Protocol):
 
     def publish_replacements(
         self,
-        name: TopicPartition,
+        partition: TopicPartition,
         replacements: Sequence[Replacement],
         record_begun: Callable[[], None],
         record_published: Callable[[Collection[str]], None],
@@ -221,7 +225,7 @@ class SegmentPublisher(Protocol):
 
     def restore_segments(
         self,
-        name: TopicPartition,
+        partition: TopicPartition,
         restored: Sequence[RemoteLogSegmentMetadata],
         withdrawn: Sequence[SegmentRef],
         record_undone: Callable[[], None],
@@ -232,20 +236,22 @@ class SegmentPublisher(Protocol):
         :raises UsageError: before anything is changed, if readers cannot be switched back.
         """
 
-    def withdraw_segments(self, name: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False) -> None:
+    def withdraw_segments(
+        self, partition: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False
+    ) -> None:
         """Make sure that these segments are never published.
 
         :param include_unannounced: withdraw also segments that were never announced, so that announcements which arrive late have no
             effect.
         """
 
-    def record_deletion(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+    def record_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Record that the objects of these segments are deleted (DELETE_SEGMENT_FINISHED)."""
 
-    def deleted_by_brokers(self, name: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
+    def deleted_by_brokers(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         """Return the ids of those segments which brokers have begun to delete or have deleted, as the newest metadata shows."""
 
-    def find_unrecorded_segments(self, name: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
+    def find_unrecorded_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
         """Return segments that a dead compactor announced to brokers and that are not in ``recorded_ids``.
 
         Returns None on a tier whose readers use the control log alone, so that objects of other segments in the store are orphans.
@@ -253,7 +259,7 @@ class SegmentPublisher(Protocol):
         :param recorded_ids: ids of all segments that the control log names.
         """
 
-    def withdraw_unrecorded_segments(self, name: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
+    def withdraw_unrecorded_segments(self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
         """Withdraw the segments that ``find_unrecorded_segments`` returns, and return their number. Live segments that became unreadable
         because of them are made readable again first.
         """
@@ -270,11 +276,15 @@ class NonComposableLayout:
     def range_copies(self) -> CopyLimits | None:
         return None
 
-    def log_version(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+    def log_version(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         raise _cannot_compose_error()
 
     def compose_segment(
-        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, log: Sequence[ComposeSource], contents: Mapping[str, Path | bytes]
+        self,
+        partition: TopicPartition,
+        segment: RemoteLogSegmentMetadata,
+        log: Sequence[ComposeSource],
+        contents: Mapping[str, Path | bytes],
     ) -> str:
         raise _cannot_compose_error()
 

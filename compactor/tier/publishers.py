@@ -24,21 +24,21 @@ class ObjectLogPublisher:
 
     max_delivery_ms: int = 0
 
-    def check_publishing_allowed(self, name: TopicPartition) -> None:
+    def check_publishing_allowed(self, partition: TopicPartition) -> None:
         """Permit every round: only this program decides what readers of the tier see."""
 
-    def reserve_metadata_records(self, name: TopicPartition, records: int, max_records_per_hour: int) -> RateLimitWait | None:
+    def reserve_metadata_records(self, partition: TopicPartition, records: int, max_records_per_hour: int) -> RateLimitWait | None:
         return None
 
-    def release_reservation(self, name: TopicPartition) -> None:
+    def release_reservation(self, partition: TopicPartition) -> None:
         """Do nothing, because this kind of tier has no rate limit."""
 
-    def announce_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
+    def announce_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """Do nothing, because the plan in the control log names the segment's id already."""
 
     def publish_replacements(
         self,
-        name: TopicPartition,
+        partition: TopicPartition,
         replacements: Sequence[Replacement],
         record_begun: Callable[[], None],
         record_published: Callable[[Collection[str]], None],
@@ -52,26 +52,28 @@ class ObjectLogPublisher:
 
     def restore_segments(
         self,
-        name: TopicPartition,
+        partition: TopicPartition,
         restored: Sequence[RemoteLogSegmentMetadata],
         withdrawn: Sequence[SegmentRef],
         record_undone: Callable[[], None],
     ) -> None:
         record_undone()
 
-    def withdraw_segments(self, name: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False) -> None:
+    def withdraw_segments(
+        self, partition: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False
+    ) -> None:
         """Do nothing, because the control log's record that closed the plan has withdrawn the segments already."""
 
-    def record_deletion(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+    def record_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Do nothing, because a record of the control log follows, and readers need no other."""
 
-    def deleted_by_brokers(self, name: TopicPartition, wanted: Collection[str]) -> frozenset[str]:
+    def deleted_by_brokers(self, partition: TopicPartition, wanted: Collection[str]) -> frozenset[str]:
         return frozenset()
 
-    def find_unrecorded_segments(self, name: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
+    def find_unrecorded_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
         return None
 
-    def withdraw_unrecorded_segments(self, name: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
+    def withdraw_unrecorded_segments(self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
         return 0
 
 
@@ -79,10 +81,10 @@ class ReadOnlyPublisher(ObjectLogPublisher):
     """SegmentPublisher that refuses every change, for listed tiers and snapshots of a broker-managed tier."""
 
     @override
-    def check_publishing_allowed(self, name: TopicPartition, *args: Any, **options: Any) -> NoReturn:
+    def check_publishing_allowed(self, partition: TopicPartition, *args: Any, **options: Any) -> NoReturn:
         """Raise UsageError, because this tier is only read."""
         raise UsageError(
-            f"{name} was opened for reading only",
+            f"{partition} was opened for reading only",
             hint="Nothing was changed. Listed tiers and snapshots of a broker-managed tier are only read",
         )
 
@@ -90,5 +92,5 @@ class ReadOnlyPublisher(ObjectLogPublisher):
     record_deletion = withdraw_unrecorded_segments = check_publishing_allowed
 
     @override
-    def find_unrecorded_segments(self, name: TopicPartition, known: Collection[str]) -> Sequence[AnnouncedSegment]:
+    def find_unrecorded_segments(self, partition: TopicPartition, known: Collection[str]) -> Sequence[AnnouncedSegment]:
         return ()

@@ -18,26 +18,26 @@ LOG_STARTS = "log-start-offset-checkpoint"
 """Has the format of the cleaner's checkpoint (Kafka: OffsetCheckpointFile)."""
 
 
-def read_broker_cleaner_offset(partition_dir: Path, name: TopicPartition) -> int:
+def read_broker_cleaner_offset(partition_dir: Path, partition: TopicPartition) -> int:
     """Return the first offset of a partition that the broker's own log cleaner has not cleaned; 0 if none is recorded. Parameters and
     errors are those of ``_read_checkpointed_offset``.
     """
-    return _read_checkpointed_offset(partition_dir, name, CLEANED)
+    return _read_checkpointed_offset(partition_dir, partition, CLEANED)
 
 
-def read_broker_log_start(partition_dir: Path, name: TopicPartition) -> int:
+def read_broker_log_start(partition_dir: Path, partition: TopicPartition) -> int:
     """Return the broker's log start offset of a partition, or 0 if none is recorded because the log starts with its first segment.
     Parameters and errors are those of ``_read_checkpointed_offset``.
     """
-    return _read_checkpointed_offset(partition_dir, name, LOG_STARTS)
+    return _read_checkpointed_offset(partition_dir, partition, LOG_STARTS)
 
 
-def _read_checkpointed_offset(partition_dir: Path, name: TopicPartition, file: str) -> int:
+def _read_checkpointed_offset(partition_dir: Path, partition: TopicPartition, file: str) -> int:
     """Return a partition's offset in a checkpoint file of its broker, or 0 if there is no such file or the file does not name the
     partition.
 
     :param partition_dir: the partition's directory; the file lies in its parent.
-    :param name: the partition; used if the directory's name is not a partition's.
+    :param partition: the partition; used if the directory's name is not a partition's.
     :param file: name of the checkpoint file.
     :raises UsageError: if the file cannot be read.
     :raises BadData: if it is not a checkpoint file.
@@ -45,7 +45,7 @@ def _read_checkpointed_offset(partition_dir: Path, name: TopicPartition, file: s
     folder = Path(os.path.abspath(partition_dir))
     path = folder.parent / file
     try:
-        name = TopicPartition.parse(folder.name)
+        partition = TopicPartition.parse(folder.name)
     except UsageError:
         pass  # the directory has another name than the broker gave it
     try:
@@ -54,10 +54,12 @@ def _read_checkpointed_offset(partition_dir: Path, name: TopicPartition, file: s
         return 0
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="Check its owner and its mode") from error
-    return parse_cleaner_offset_checkpoint(text, str(path)).get((name.topic, name.partition), 0)
+    return parse_cleaner_offset_checkpoint(text, str(path)).get((partition.topic, partition.partition), 0)
 
 
-def require_not_cleaned_beyond(name: TopicPartition, position: int, first_uncleaned_offset: int, *, cleaner: str, source_name: str) -> None:
+def require_not_cleaned_beyond(
+    partition: TopicPartition, position: int, first_uncleaned_offset: int, *, cleaner: str, source_name: str
+) -> None:
     """Raise BadData if a log was compacted beyond ``position``, because deleted keys could then come back.
 
     :param position: offset at which the log is to continue the tier: the tier's end + 1, or where its end is cut; 0 for an empty tier, in
@@ -68,9 +70,9 @@ def require_not_cleaned_beyond(name: TopicPartition, position: int, first_unclea
     """
     if 0 < position < first_uncleaned_offset:
         raise BadData(
-            f"{cleaner} has cleaned {name} up to offset {first_uncleaned_offset}, and the tier ends at {position - 1}: "
+            f"{cleaner} has cleaned {partition} up to offset {first_uncleaned_offset}, and the tier ends at {position - 1}: "
             "tombstones may be missing that delete keys in the tier",
             segment=source_name,
-            hint=f"`topics delete {name}` and import the whole log again. To prevent this, import before the log is cleaned: "
+            hint=f"`topics delete {partition}` and import the whole log again. To prevent this, import before the log is cleaned: "
             "cleanup.policy=delete, or a min.compaction.lag.ms beyond the longest time between two imports",
         )

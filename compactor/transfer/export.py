@@ -47,7 +47,7 @@ class ExportReport:
 
 def export_partition(
     opened: Tier,
-    name: TopicPartition,
+    partition: TopicPartition,
     folder: Path,
     on_bytes: Callable[[int], None] = lambda size: None,
     on_total_bytes: Callable[[int], None] = lambda size: None,
@@ -71,20 +71,22 @@ def export_partition(
     """
     try:
         return retry_if_object_missing(
-            name,
-            lambda: _write_log_directory(opened, name, opened.open(name).refresh(), folder, on_bytes, on_total_bytes, new_cluster_topic_id),
+            partition,
+            lambda: _write_log_directory(
+                opened, partition, opened.open(partition).refresh(), folder, on_bytes, on_total_bytes, new_cluster_topic_id
+            ),
         )
     except BadData:
         if not skip_damaged:
             raise
     return _write_log_directory(
-        opened, name, opened.open(name).refresh(), folder, on_bytes, on_total_bytes, new_cluster_topic_id, skip_damaged=True
+        opened, partition, opened.open(partition).refresh(), folder, on_bytes, on_total_bytes, new_cluster_topic_id, skip_damaged=True
     )
 
 
 def _write_log_directory(
     opened: Tier,
-    name: TopicPartition,
+    partition: TopicPartition,
     state: PartitionState,
     folder: Path,
     on_bytes: Callable[[int], None],
@@ -97,18 +99,18 @@ def _write_log_directory(
     of ``export_partition``.
     """
     if not state.has_segments:
-        raise UsageError(f"{name} holds no segments yet", hint="`topics` lists what the tier holds")
+        raise UsageError(f"{partition} holds no segments yet", hint="`topics` lists what the tier holds")
     on_total_bytes(state.bytes)
     with _atomic_directory(folder, opened.ports.new_id()) as partial:
         before = state.start_offset - 1
         skipped: list[SkippedOffsets] = []
         for segment in state.live:
             try:
-                download_segment_files(opened, name, segment, partial, before + 1)
+                download_segment_files(opened, partition, segment, partial, before + 1)
             except (BadData, NotFound) as error:
                 if not skip_damaged:
-                    raise _unreadable_segment_error(name, segment, before + 1, error) from error
-                skipped += _write_readable_batches(opened, name, segment, partial, before + 1)
+                    raise _unreadable_segment_error(partition, segment, before + 1, error) from error
+                skipped += _write_readable_batches(opened, partition, segment, partial, before + 1)
             before = segment.end_offset
             on_bytes(segment.size_bytes)
         _write_epoch_checkpoint(opened, state, partial)
@@ -116,34 +118,34 @@ def _write_log_directory(
         size = sum(path.stat().st_size for path in logs) if skipped else state.bytes
         report = ExportReport(len(logs), size, state.start_offset, state.end_offset, tuple(skipped))
         if new_cluster_topic_id is not None:
-            last = prepare_for_fresh_cluster(partial, state.log_start, opened.cleaner_for(name.topic).index_interval_bytes)
+            last = prepare_for_fresh_cluster(partial, state.log_start, opened.cleaner_for(partition.topic).index_interval_bytes)
             if new_cluster_topic_id:
                 write_topic_id(partial, new_cluster_topic_id)
             sizes = [path.stat().st_size for path in partial.glob("*.log")]
             report = ExportReport(len(sizes), sum(sizes), state.start_offset, last, tuple(skipped))
     root = folder.absolute().parent
     if state.log_start > state.start_offset:
-        _set_checkpoint_offset(root / LOG_STARTS, name, state.log_start, "it shows deleted records again")
+        _set_checkpoint_offset(root / LOG_STARTS, partition, state.log_start, "it shows deleted records again")
     if (root / CLEANED).exists():
         clean_end = min(clean_end_offset(state.vector), report.end_offset + 1)
-        _set_checkpoint_offset(root / CLEANED, name, clean_end, "its cleaner begins elsewhere than after what is clean")
+        _set_checkpoint_offset(root / CLEANED, partition, clean_end, "its cleaner begins elsewhere than after what is clean")
     return report
 
 
 def _unreadable_segment_error(
-    name: TopicPartition, segment: RemoteLogSegmentMetadata, first_offset: int, error: BadData | NotFound
+    partition: TopicPartition, segment: RemoteLogSegmentMetadata, first_offset: int, error: BadData | NotFound
 ) -> BadData | NotFound:
     """Return the error about a damaged segment, extended by the offsets that the segment holds from ``first_offset`` on. A missing object
     stays NotFound, for which the log is read again.
     """
     if isinstance(error, NotFound):
         return error
-    hint = f"`repair {name}` makes it good; --skip-damaged writes what can be read. {error.hint}"
+    hint = f"`repair {partition}` makes it good; --skip-damaged writes what can be read. {error.hint}"
     return BadData(f"offsets {first_offset} to {segment.end_offset} cannot all be read: {error.cause}", segment=error.segment, hint=hint)
 
 
 def _write_readable_batches(
-    opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first_offset: int
+    opened: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first_offset: int
 ) -> list[SkippedOffsets]:
     """Write the readable batches of a damaged segment, without its other files, and return the offsets that are missing."""
     begin = max(first_offset, segment.start_offset)
@@ -151,7 +153,7 @@ def _write_readable_batches(
         (folder / f"{begin:020d}.{kind}").unlink(missing_ok=True)
     (folder / f"{segment.end_offset + 1:020d}.snapshot").unlink(missing_ok=True)
     path = folder / f"{begin:020d}.log"
-    skipped = salvage_segment(opened, name, segment, path, begin)
+    skipped = salvage_segment(opened, partition, segment, path, begin)
     if path.exists():
         os.utime(path, ns=(max(segment.mtime_ms, 0) * 1_000_000,) * 2)
     return skipped
@@ -179,13 +181,15 @@ def _atomic_directory(folder: Path, suffix: str) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def download_segment_files(opened: Tier, name: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first_offset: int) -> None:
+def download_segment_files(
+    opened: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first_offset: int
+) -> None:
     """Download a segment's files into a log directory, named as a broker names them. Raises NotFound, BadData, StoreError.
 
     :param first_offset: first offset that readers read from this segment; earlier batches are cut off.
     """
     layout = opened.ports.layout
-    segment = segment.model_copy(update={"files": dict(layout.segment_files(name, segment))})
+    segment = segment.model_copy(update={"files": dict(layout.segment_files(partition, segment))})
     # Segments of brokers may overlap, because two leaders may tier the same offsets; a log directory has each offset once.
     whole = not segment.has_offsets_after_end and first_offset <= segment.start_offset
     begin = segment.start_offset if whole else max(first_offset, segment.start_offset)
@@ -196,12 +200,14 @@ def download_segment_files(opened: Tier, name: TopicPartition, segment: RemoteLo
             path = folder / f"{segment.end_offset + 1:020d}.snapshot"
         else:
             continue
-        download_segment_file(layout, name, segment, kind, path).require_recorded_content(layout.object_name(name, segment, kind), file)
+        download_segment_file(layout, partition, segment, kind, path).require_recorded_content(
+            layout.object_name(partition, segment, kind), file
+        )
         if not whole:
-            _keep_batches_of_offset_range(path, layout.object_name(name, segment, kind), begin, segment.end_offset)
+            _keep_batches_of_offset_range(path, layout.object_name(partition, segment, kind), begin, segment.end_offset)
         os.utime(path, ns=(max(segment.mtime_ms, 0) * 1_000_000,) * 2)
     if not opened.kind.describes_segments:
-        _remove_batches_after_end(folder / f"{begin:020d}.log", layout.object_name(name, segment, "log"), segment)
+        _remove_batches_after_end(folder / f"{begin:020d}.log", layout.object_name(partition, segment, "log"), segment)
 
 
 def _remove_batches_after_end(path: Path, source_name: str, segment: RemoteLogSegmentMetadata) -> None:
@@ -248,7 +254,7 @@ def _write_epoch_checkpoint(opened: Tier, state: PartitionState, folder: Path) -
     (folder / "leader-epoch-checkpoint").write_text(text, encoding="utf-8")
 
 
-def _set_checkpoint_offset(path: Path, name: TopicPartition, offset: int, consequence: str) -> None:
+def _set_checkpoint_offset(path: Path, partition: TopicPartition, offset: int, consequence: str) -> None:
     """Set a partition's offset in a checkpoint file beside the exported directory, where a broker looks for it. Lines of other partitions
     stay.
 
@@ -259,8 +265,8 @@ def _set_checkpoint_offset(path: Path, name: TopicPartition, offset: int, conseq
     try:
         known = parse_cleaner_offset_checkpoint(path.read_text(encoding="utf-8"), str(path)) if path.exists() else {}
         written = path.with_name(f"{path.name}.tmp")
-        written.write_text(format_offsets_as_checkpoint(known | {(name.topic, name.partition): offset}), encoding="utf-8")
+        written.write_text(format_offsets_as_checkpoint(known | {(partition.topic, partition.partition): offset}), encoding="utf-8")
         written.replace(path)
     except OSError as error:
-        hint = f"A broker needs the line {name.topic} {name.partition} {offset} in it, or {consequence}"
+        hint = f"A broker needs the line {partition.topic} {partition.partition} {offset} in it, or {consequence}"
         raise UsageError(f"cannot write {path}: {error.strerror}", hint=hint) from error

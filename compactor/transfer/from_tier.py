@@ -48,7 +48,7 @@ def partitions_to_import(source: Tier, topics: str | None) -> list[TopicPartitio
 def import_tier(
     source: Tier,
     target: Tier,
-    names: Sequence[TopicPartition],
+    partitions: Sequence[TopicPartition],
     options: ImportOptions,
     *,
     on_partition: Callable[[PartitionImportResult], None] = lambda done: None,
@@ -64,11 +64,11 @@ def import_tier(
         raise UsageError(f"both configurations name the tier at {target.ports.layout.url}", hint="--config is where the segments go")
     threads = target.settings.daemon.threads
 
-    def import_one(name: TopicPartition, origin: Tier, shared: ImportResources) -> ImportReport:
-        progress = ImportProgress(advance=partial(on_bytes, name))
-        return _PartitionTransfer(origin, target, name, options, shared, threads, progress).transfer_partition()
+    def import_one(partition: TopicPartition, origin: Tier, shared: ImportResources) -> ImportReport:
+        progress = ImportProgress(advance=partial(on_bytes, partition))
+        return _PartitionTransfer(origin, target, partition, options, shared, threads, progress).transfer_partition()
 
-    return import_partitions(target, [(name, source) for name in names], import_one, parallel=threads, on_partition=on_partition)
+    return import_partitions(target, [(name, source) for name in partitions], import_one, parallel=threads, on_partition=on_partition)
 
 
 class _PartitionTransfer:
@@ -78,17 +78,17 @@ class _PartitionTransfer:
         self,
         source: Tier,
         target: Tier,
-        name: TopicPartition,
+        partition: TopicPartition,
         options: ImportOptions,
         shared: ImportResources,
         threads: int,
         progress: ImportProgress,
     ) -> None:
-        self._source, self._target, self._name, self._company = source, target, name, shared
+        self._source, self._target, self._name, self._company = source, target, partition, shared
         self._progress = progress
         # In a compactor-managed tier, offsets are only missing because a round removed them: the fold refuses other gaps.
         self._options = replace(options, gaps=options.gaps or source.kind.describes_segments, older=False, may_be_empty=True)
-        cleaner = target.settings.cleaner_for(name.topic)
+        cleaner = target.settings.cleaner_for(partition.topic)
         self._policy = cleaner.cleaner_policy()
         self._segment_budget = disk_budget_bytes(cleaner, target.state_dir) // threads
         self._reports: list[ImportReport] = []

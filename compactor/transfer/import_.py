@@ -96,7 +96,7 @@ MAX_IMPORT_ATTEMPTS = 3
 def import_directory(
     tier: Tier,
     log_dir: Path,
-    name: TopicPartition,
+    partition: TopicPartition,
     policy: CleanerPolicy,
     progress: ImportProgress | None = None,
     options: ImportOptions | None = None,
@@ -112,12 +112,12 @@ def import_directory(
     :raises StoreError: if the store fails. The next attempt finds uploaded objects again, or a sweep deletes them.
     """
     options = options or ImportOptions()
-    name = tier.current(name)
-    log = tier.open(name)
+    partition = tier.current(partition)
+    log = tier.open(partition)
     shared = shared or ImportResources(tier.settings.daemon.threads, lambda log: tier.changes.publish([log]))
     with directory_errors_as_usage_errors(log_dir), ExitStack() as stack:
         held = options.held or stack.enter_context(closing(HeldStagedFiles(log_dir)))
-        work = _DirectoryImport(tier, log_dir, name, policy, progress or ImportProgress(), options, log, shared, held)
+        work = _DirectoryImport(tier, log_dir, partition, policy, progress or ImportProgress(), options, log, shared, held)
         for _ in range(MAX_IMPORT_ATTEMPTS if options.live else 0):
             try:
                 return work.import_once()

@@ -105,14 +105,14 @@ class CatalogChangeBatcher:
         self._changed = threading.Lock()
         self._waiting: list[tuple[TopicPartition, int, Future[None]]] = []
 
-    def record_change(self, name: TopicPartition, slot: int) -> None:
+    def record_change(self, partition: TopicPartition, slot: int) -> None:
         """Record in the catalog that a partition's control log has reached a slot (record number).
 
         Returns when this is written. Raises the error of the append, if it fails.
         """
         reported: Future[None] = Future()
         with self._changed:
-            self._waiting.append((name, slot, reported))
+            self._waiting.append((partition, slot, reported))
         with self._forward_write:
             if not reported.done():
                 self._write_pending_changes()
@@ -183,10 +183,10 @@ def import_partition_directories(
     """
     options = replace(options, may_be_empty=True)
 
-    def import_one(name: TopicPartition, path: Path, shared: ImportResources) -> ImportReport:
-        policy = tier.cleaner_for(name.topic).cleaner_policy()
-        progress = ImportProgress(advance=partial(on_bytes, name))
-        return import_directory(tier, path, name, policy, progress, options, shared)
+    def import_one(partition: TopicPartition, path: Path, shared: ImportResources) -> ImportReport:
+        policy = tier.cleaner_for(partition.topic).cleaner_policy()
+        progress = ImportProgress(advance=partial(on_bytes, partition))
+        return import_directory(tier, path, partition, policy, progress, options, shared)
 
     return import_partitions(
         tier, directories, import_one, parallel=IMPORTS_PER_THREAD * tier.settings.daemon.threads, on_partition=on_partition

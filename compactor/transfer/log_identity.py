@@ -202,25 +202,25 @@ class MatchedDirectoryFiles:
     def __init__(self, state_dir: Path, control_url: str) -> None:
         self._folder = state_dir / "compared" / sha256(control_url.encode()).hexdigest()[:16]
 
-    def load_matched_directory(self, name: TopicPartition) -> MatchedDirectory | None:
+    def load_matched_directory(self, partition: TopicPartition) -> MatchedDirectory | None:
         """Return the directory whose log was last found to be the partition's, or None."""
         try:
-            return MatchedDirectory.model_validate_json((self._folder / str(name)).read_bytes())
+            return MatchedDirectory.model_validate_json((self._folder / str(partition)).read_bytes())
         except (OSError, ValueError):
             return None
 
-    def save_matched_directory(self, name: TopicPartition, compared: MatchedDirectory) -> None:
+    def save_matched_directory(self, partition: TopicPartition, compared: MatchedDirectory) -> None:
         """Store the directory whose log was found to be the partition's, atomically.
 
         A failed write is ignored, because it only costs another comparison.
         """
-        if self.load_matched_directory(name) == compared:
+        if self.load_matched_directory(partition) == compared:
             return
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
                 file.write(compared.model_dump_json().encode())
-            Path(file.name).replace(self._folder / str(name))
+            Path(file.name).replace(self._folder / str(partition))
 
 
 # ---- in an import -------------------------------------------------------------------------------------------------------------

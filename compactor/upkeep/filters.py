@@ -42,20 +42,20 @@ class SidecarRebuildReport:
     bytes_written: int
 
 
-def sidecars_json(opened: Tier, name: TopicPartition, now_ms: int) -> dict[str, Any]:
+def sidecars_json(opened: Tier, partition: TopicPartition, now_ms: int) -> dict[str, Any]:
     """Return the content of live segments' sidecars, and how many reads their filters have saved, as JSON for ``bloom show``. Raises
     StoreError.
     """
-    state = opened.open(name).refresh()
-    cleaner = opened.cleaner_for(name.topic)
+    state = opened.open(partition).refresh()
+    cleaner = opened.cleaner_for(partition.topic)
     record = sum_filter_statistics(state.runs)
-    sidecars = opened.sidecars(name)
+    sidecars = opened.sidecars(partition)
     sizes = sidecars.stored_sizes()
     heads = sidecars.load_heads([segment.id for segment in state.live])
     probes = expected_round_keys(cleaner, state.runs, 0)
     return {
-        "topic": name.topic,
-        "partition": name.partition,
+        "topic": partition.topic,
+        "partition": partition.partition,
         "on": cleaner.bloom and record.are_filters_worthwhile,
         "reason": "bloom = false"
         if not cleaner.bloom
@@ -108,7 +108,7 @@ def _sidecar_json(sidecar: Sidecar, size: int, probes: int, now_ms: int) -> dict
 
 
 def rebuild_sidecars(
-    opened: Tier, name: TopicPartition, budget: Budget, *, unusable_only: bool, on_segment: Callable[[int], None] = lambda size: None
+    opened: Tier, partition: TopicPartition, budget: Budget, *, unusable_only: bool, on_segment: Callable[[int], None] = lambda size: None
 ) -> SidecarRebuildReport:
     """Read live segments and build their sidecars again, with one segment on disk at a time.
 
@@ -116,9 +116,9 @@ def rebuild_sidecars(
     :param on_segment: called with the size of each segment when it is done.
     :raises BadData: if a segment is corrupt. Raises OutOfBudget or StoreError as staging does.
     """
-    state = opened.open(name).refresh()
-    cleaner = opened.cleaner_for(name.topic)
-    sidecars = opened.sidecars(name)
+    state = opened.open(partition).refresh()
+    cleaner = opened.cleaner_for(partition.topic)
+    sidecars = opened.sidecars(partition)
     heads = sidecars.load_heads([segment.id for segment in state.live])
     wanted = [n for n, segment in enumerate(state.live) if not unusable_only or heads[segment.id].sidecar is None]
     record, probes = sum_filter_statistics(state.runs), expected_round_keys(cleaner, state.runs, 0)
@@ -143,7 +143,7 @@ def rebuild_sidecars(
                         add_segment_to_builder(builder, source, reading.inflate_limit, workers)
                         keys = builder.build_key_directory(segment.id) if directory else None
                 except NotFound:
-                    if segment.id in opened.open(name).refresh().live_segments_by_id():
+                    if segment.id in opened.open(partition).refresh().live_segments_by_id():
                         raise
                     continue  # replaced and retired meanwhile
                 reading.staging.delete_cached_copies([reading.log_file_to_stage(ordinal)])

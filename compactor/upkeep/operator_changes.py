@@ -18,13 +18,13 @@ from compactor.round.mirroring import mirror_broker_segments
 from compactor.round.restoring import RestoreRound, groups_to_restore
 
 
-def delete_records(opened: Tier, name: TopicPartition, offset: int) -> tuple[PartitionState, PartitionState]:
+def delete_records(opened: Tier, partition: TopicPartition, offset: int) -> tuple[PartitionState, PartitionState]:
     """Raise a partition's log start to an offset, as Kafka's DeleteRecords does; return the states before and after it.
 
     An interrupted round is finished or undone first. Segments wholly below the offset wait for grace. Raises UsageError if the offset lies
     outside the log, Leased if another compactor is at work, Fenced and StoreError.
     """
-    log = opened.open(name, leads=True)
+    log = opened.open(partition, leads=True)
 
     def choose_log_start(state: PartitionState) -> int | None:
         return None if offset < state.log_start else offset
@@ -32,14 +32,16 @@ def delete_records(opened: Tier, name: TopicPartition, offset: int) -> tuple[Par
     with hold_leadership(opened.ports, log, opened.lease) as leadership:
         before = leadership.state
         if leadership.state.intent is not None:
-            finish_or_undo_open_intent(leadership, new_round(opened, name, opened.ports.clock_ms()))
+            finish_or_undo_open_intent(leadership, new_round(opened, partition, opened.ports.clock_ms()))
         if not before.has_segments or offset > before.end_offset + 1:
             end = f"it ends at {before.end_offset}" if before.has_segments else "it holds nothing"
-            raise UsageError(f"offset {offset} lies beyond {name}: {end}", hint="Nothing was changed. `topics` lists what the tier holds")
+            raise UsageError(
+                f"offset {offset} lies beyond {partition}: {end}", hint="Nothing was changed. `topics` lists what the tier holds"
+            )
         try:
             after = raise_log_start(leadership, choose_log_start)
         except RecordRefused as refused:
-            raise UsageError(f"the log start of {name} cannot be raised: {refused}", hint="Nothing was changed") from refused
+            raise UsageError(f"the log start of {partition} cannot be raised: {refused}", hint="Nothing was changed") from refused
         write_snapshot_if_due(log)
     opened.changes.publish([log])
     return before, after

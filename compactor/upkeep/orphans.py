@@ -74,14 +74,14 @@ class PurgeReport:
     kept: dict[str, str]
 
 
-def find_orphans(opened: Tier, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None) -> OrphanList:
+def find_orphans(opened: Tier, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None) -> OrphanList:
     """Return the orphans of these partitions. Writes nothing. Raises StoreError, BadData.
 
     Objects younger than ``orphan_age_ms`` are left out, because they may belong to an upload in progress.
     """
     now = opened.ports.clock_ms()
     found: list[Orphan] = []
-    for name in names:
+    for name in partitions:
         found += (one for one in _orphans_of_partition(opened, name, now) if one.age_ms >= opened.retention.orphan_age_ms)
         on_partition()
     tier = opened.settings.tier
@@ -129,12 +129,12 @@ def _reason_not_to_delete(listed: Orphan, current: Orphan | None, min_age_ms: in
     return f"it is younger than orphan_age_ms ({min_age_ms})" if current.age_ms < min_age_ms else ""
 
 
-def _orphans_of_partition(opened: Tier, name: TopicPartition, now_ms: int) -> Iterator[Orphan]:
-    for one in inspect_partition_objects(opened, name).orphans:
+def _orphans_of_partition(opened: Tier, partition: TopicPartition, now_ms: int) -> Iterator[Orphan]:
+    for one in inspect_partition_objects(opened, partition).orphans:
         why = "its segment's deletion is recorded as finished" if one.finished else "no metadata has ever named its segment"
         listed = one.listed
         certainty = SURE if one.finished else LIKELY
-        yield Orphan(str(name), listed.key, listed.size, listed.modified_ms, max(0, now_ms - listed.modified_ms), certainty, why)
+        yield Orphan(str(partition), listed.key, listed.size, listed.modified_ms, max(0, now_ms - listed.modified_ms), certainty, why)
 
 
 def _require_list_of_tier(opened: Tier, orphan_list: OrphanList) -> None:

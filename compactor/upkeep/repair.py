@@ -215,7 +215,7 @@ def find_damage(
 
 def repair_partition(
     opened: Tier,
-    name: TopicPartition,
+    partition: TopicPartition,
     sources: Sequence[RepairSource],
     on_bytes: ReportBytes = lambda size: None,
     *,
@@ -228,7 +228,7 @@ def repair_partition(
     :raises Leased: or Fenced, if another compactor is at work.
     :raises BadData: if a round that was to replace segments failed. Raises OutOfBudget and StoreError.
     """
-    log = opened.open(name, leads=True)
+    log = opened.open(partition, leads=True)
     state = log.refresh_and_check_gaps()
     finder = _FileFinder(opened, state, sources)
     decisions = _plan_repairs(opened, state, find_damage(opened, state, state.live, on_bytes), finder)

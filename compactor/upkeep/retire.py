@@ -333,7 +333,7 @@ def _slot_time_ms(ports: Ports, log: PartitionLog, entry: WaitingGroup | OpenImp
 
 def _retire_report(
     layout: SegmentLayout,
-    name: TopicPartition,
+    partition: TopicPartition,
     survey: RetireSurvey,
     *,
     deleted_segments: tuple[RemoteLogSegmentMetadata, ...] = (),
@@ -346,7 +346,7 @@ def _retire_report(
     """
 
     def object_keys(segments: Sequence[RemoteLogSegmentMetadata]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(layout.object_name(name, segment, kind) for segment in segments for kind in segment.files))
+        return tuple(dict.fromkeys(layout.object_name(partition, segment, kind) for segment in segments for kind in segment.files))
 
     deleted = (*survey.unfinished, *survey.due) if is_dry_run else deleted_segments
     size = sum(file.size for segment in deleted for file in segment.files.values()) + sum(item.size for item in survey.orphans)
@@ -358,18 +358,18 @@ MAX_UNHINTED_INSPECTIONS = 64
 
 
 def partitions_to_inspect(
-    state: CatalogState, names: Sequence[TopicPartition], now_ms: int, log_name_of: Callable[[TopicPartition], str] = str
+    state: CatalogState, partitions: Sequence[TopicPartition], now_ms: int, log_name_of: Callable[[TopicPartition], str] = str
 ) -> list[TopicPartition]:
     """Return the partitions to inspect, in the given order.
 
     :param now_ms: the store's clock, as in the recorded inspections.
     :param log_name_of: returns the name of a partition's log in the tier-wide state.
     """
-    if len(names) <= MAX_UNHINTED_INSPECTIONS:
-        return list(names)
+    if len(partitions) <= MAX_UNHINTED_INSPECTIONS:
+        return list(partitions)
     chosen: set[TopicPartition] = set()
     idle: list[tuple[int, TopicPartition]] = []
-    for name in names:
+    for name in partitions:
         inspection = state.looks.get(log_name_of(name))
         if inspection is None or inspection.slot < state.reached.get(log_name_of(name), 0) or inspection.next_ms <= now_ms:
             chosen.add(name)
@@ -377,7 +377,7 @@ def partitions_to_inspect(
             idle.append((inspection.at_ms, name))
     # Inspections that hints asked for count for that hour, too, but they do not delay partitions that have waited a whole cycle.
     lately = sum(now_ms - HOUR_MS < at_ms <= now_ms for at_ms, _ in idle)
-    overdue = sum(at_ms <= now_ms - HOUR_MS * len(names) // MAX_UNHINTED_INSPECTIONS for at_ms, _ in idle)
+    overdue = sum(at_ms <= now_ms - HOUR_MS * len(partitions) // MAX_UNHINTED_INSPECTIONS for at_ms, _ in idle)
     idle.sort()
     chosen.update(name for _, name in idle[: max(MAX_UNHINTED_INSPECTIONS - lately, min(MAX_UNHINTED_INSPECTIONS, overdue))])
-    return [name for name in names if name in chosen]
+    return [name for name in partitions if name in chosen]

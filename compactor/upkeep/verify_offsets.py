@@ -21,29 +21,29 @@ from compactor.upkeep.segment_check import SegmentProblem
 
 
 def verify_checkpoints_of_partitions(
-    opened: Tier, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
+    opened: Tier, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
 ) -> list[SegmentProblem]:
     """Return the problems of several partitions, in their order.
 
     :param on_partition: called when a partition is done.
     """
 
-    def verify_one_partition(name: TopicPartition) -> list[SegmentProblem]:
-        found = verify_checkpoints(opened, name)
+    def verify_one_partition(partition: TopicPartition) -> list[SegmentProblem]:
+        found = verify_checkpoints(opened, partition)
         on_partition()
         return found
 
     with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="verify") as pool:
-        return [finding for found in pool.map(verify_one_partition, names) for finding in found]
+        return [finding for found in pool.map(verify_one_partition, partitions) for finding in found]
 
 
-def verify_checkpoints(opened: Tier, name: TopicPartition) -> list[SegmentProblem]:
+def verify_checkpoints(opened: Tier, partition: TopicPartition) -> list[SegmentProblem]:
     """Return all problems and notes about one partition's cleaner offsets and its control log. Raises StoreError."""
-    log = opened.open(name)
+    log = opened.open(partition)
     found: list[SegmentProblem] = []
 
     def add_finding(kind: str, detail: str, where: str = "", severity: str = "error") -> None:
-        found.append(SegmentProblem(severity, kind, name.topic, name.partition, where, detail))
+        found.append(SegmentProblem(severity, kind, partition.topic, partition.partition, where, detail))
 
     # LIST before the fold, as in ``retire``: a listed object that a later fold does not know belongs to no writer.
     slots = _list_slots_of_objects(opened, f"{log.prefix}/log/")

@@ -47,7 +47,7 @@ def verify_uploads(opened: Tier) -> list[SegmentProblem]:
 
 
 def verify_partition(
-    opened: Tier, name: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None, *, deep: bool = False
+    opened: Tier, partition: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None, *, deep: bool = False
 ) -> list[SegmentProblem]:
     """Return all problems and notes of one partition. Corrupt data is reported, not raised.
 
@@ -56,27 +56,27 @@ def verify_partition(
     :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``.
     :raises StoreError: if the store fails.
     """
-    log = opened.open(name)
+    log = opened.open(partition)
     try:
         state = log.refresh_and_check_gaps()
     except BadData as error:
-        return [SegmentProblem("error", "control-log", name.topic, name.partition, error.segment, error.message)]
+        return [SegmentProblem("error", "control-log", partition.topic, partition.partition, error.segment, error.message)]
     found = list(_check_coverage(state))
     found += _check_balances(state) if deep else []
     key = BalanceKey(opened.identity.hash_key()) if deep and state.has_segments else None
-    cleaner = opened.cleaner_for(name.topic)
+    cleaner = opened.cleaner_for(partition.topic)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=process_spool_folder(opened.state_dir)) as scratch:
         previous_last = -1
         for segment in state.live:
-            check_disk_budget(opened, name, segment)
-            check = _SegmentVerifier(opened, name, segment, Path(scratch), cleaner.max_decompressed_batch_bytes, key)
+            check_disk_budget(opened, partition, segment)
+            check = _SegmentVerifier(opened, partition, segment, Path(scratch), cleaner.max_decompressed_batch_bytes, key)
             problems, last = check.verify_segment(previous_last)
             previous_last = max(previous_last, last)
             if problems and log.refresh().slot != state.slot and segment.id not in log.state.live_segments_by_id():
                 continue  # replaced and retired during the check
             found += problems
             on_bytes(segment.size_bytes)
-    return found + list(_retire_notes(opened, name, log))
+    return found + list(_retire_notes(opened, partition, log))
 
 
 def _check_coverage(state: PartitionState) -> Iterator[SegmentProblem]:
@@ -163,20 +163,20 @@ def _check_balances(state: PartitionState) -> Iterator[SegmentProblem]:
         yield SegmentProblem("note", "balance-unknown", *state.name, "", detail)
 
 
-def _retire_notes(opened: Tier, name: TopicPartition, log: PartitionLog) -> Iterator[SegmentProblem]:
+def _retire_notes(opened: Tier, partition: TopicPartition, log: PartitionLog) -> Iterator[SegmentProblem]:
     # This machine's clock is used because asking a directory for its own writes to it, and nothing is deleted here.
     found = survey_retirable(opened.ports, log, opened.retention, GraceClock(opened.ports.clock_ms(), asks_store=False))
     for segment in (*found.due, *found.waiting, *found.unfinished):
-        yield SegmentProblem("note", "waiting", *name, segment.id, "replaced; its objects wait for grace or for `retire`")
+        yield SegmentProblem("note", "waiting", *partition, segment.id, "replaced; its objects wait for grace or for `retire`")
     for key in (*(item.key for item in found.orphans), *found.scratch):
-        yield SegmentProblem("note", "orphan", *name, key, "no reader uses it; `retire` sweeps it")
+        yield SegmentProblem("note", "orphan", *partition, key, "no reader uses it; `retire` sweeps it")
     for key in (item.key for item in found.young):
         yield SegmentProblem(
-            "note", "orphan", *name, key, "the control log does not know it; `retire` sweeps it once it is older than orphan_age_ms"
+            "note", "orphan", *partition, key, "the control log does not know it; `retire` sweeps it once it is older than orphan_age_ms"
         )
     for key in found.strangers:
-        yield SegmentProblem("note", "stranger", *name, key, "this program did not write it, and never touches it")
+        yield SegmentProblem("note", "stranger", *partition, key, "this program did not write it, and never touches it")
     for import_id in found.stale_imports:
-        yield SegmentProblem("note", "import", *name, import_id, "an unfinished import; `retire` sweeps its objects")
+        yield SegmentProblem("note", "import", *partition, import_id, "an unfinished import; `retire` sweeps its objects")
     if found.open_intent:
-        yield SegmentProblem("note", "intent", *name, "", "a round was begun and not finished; the next `run` finishes or undoes it")
+        yield SegmentProblem("note", "intent", *partition, "", "a round was begun and not finished; the next `run` finishes or undoes it")

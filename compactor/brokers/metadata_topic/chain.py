@@ -40,7 +40,7 @@ class BrokerView:
     metadata_offset: int = -1
 
 
-def broker_view(cache: RemoteLogMetadataCache, name: TopicPartition) -> BrokerView:
+def broker_view(cache: RemoteLogMetadataCache, partition: TopicPartition) -> BrokerView:
     """Return the segments that readers find with the lineage that the tier's own segments give.
 
     Raises BadData if a segment has a negative size.
@@ -48,7 +48,7 @@ def broker_view(cache: RemoteLogMetadataCache, name: TopicPartition) -> BrokerVi
     lineage = lineage_from_segments(cache)
     links = tuple(merged_read_ranges(segment_read_ranges(cache, lineage), lineage))
     if any(link.segment.size_bytes < 0 for link in links):
-        raise BadData(f"{name}: metadata has a segment of a negative size")
+        raise BadData(f"{partition}: metadata has a segment of a negative size")
     return BrokerView(links, lineage, cache.applied)
 
 

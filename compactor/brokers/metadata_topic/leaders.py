@@ -93,17 +93,17 @@ class KafkaLeaders:
         setting = KafkaAdmin(self._connection).describe_topics([topic])[topic].settings.get(name)
         return int(setting.value) if setting is not None else None
 
-    def log_ends(self, names: Sequence[TopicPartition]) -> dict[TopicPartition, LogEnd | StoreError]:
+    def log_ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, LogEnd | StoreError]:
         """Return the log end of each partition, in one request per broker; an error for partitions whose leader does not answer.
 
         Raises Refused if no client can be created.
         """
-        if not names:
+        if not partitions:
             return {}
         kafka = load_confluent_kafka()
         admin = self._admin.client
         admin.poll(0)
-        wanted = {kafka.TopicPartition(name.topic, name.partition): kafka.admin.OffsetSpec.latest() for name in names}
+        wanted = {kafka.TopicPartition(name.topic, name.partition): kafka.admin.OffsetSpec.latest() for name in partitions}
         uncommitted = kafka.IsolationLevel.READ_UNCOMMITTED
         timeout = self._connection.timeout_s
         asked = admin.list_offsets(wanted, isolation_level=uncommitted, request_timeout=timeout)

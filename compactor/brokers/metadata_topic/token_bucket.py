@@ -83,7 +83,7 @@ class MetadataTokenBucket:
     waiting: Mapping[TopicPartition, WaitingRound] = field(default_factory=dict)
 
     def admit_round(
-        self, written_by_minute: Mapping[int, int], name: TopicPartition, records: int, max_records_per_hour: int, now_ms: int
+        self, written_by_minute: Mapping[int, int], partition: TopicPartition, records: int, max_records_per_hour: int, now_ms: int
     ) -> tuple[MetadataTokenBucket, RateLimitWait | None]:
         """Admit a round, or return how long it has to wait. An admitted round may ask again for more records.
 
@@ -94,46 +94,48 @@ class MetadataTokenBucket:
         """
         reserved = {of: one for of, one in self.reserved.items() if now_ms < one.counted_ms + _HOUR_MS}
         waiting = {of: one for of, one in self.waiting.items() if now_ms < one.retry_at_ms + MAX_WAITING_MS}
-        mine = reserved.get(name, RecordReservation(0, 0, now_ms))
-        wanted = max(records, waiting[name].records) if name in waiting else records
+        mine = reserved.get(partition, RecordReservation(0, 0, now_ms))
+        wanted = max(records, waiting[partition].records) if partition in waiting else records
         used = records_of_last_hour(written_by_minute, now_ms)
         others = sum(one.round + one.deletions for one in reserved.values()) - mine.round
         total = sum(used.values()) + others
-        first = next((of for of, one in waiting.items() if of == name or now_ms <= one.retry_at_ms + MAX_SILENCE_MS), name)
-        is_next = first == name or mine.round > 0
+        first = next((of for of, one in waiting.items() if of == partition or now_ms <= one.retry_at_ms + MAX_SILENCE_MS), partition)
+        is_next = first == partition or mine.round > 0
         if is_next and (not total or total + wanted <= max_records_per_hour):
-            waiting.pop(name, None)
-            return MetadataTokenBucket(reserved | {name: replace(mine, round=wanted, counted_ms=now_ms)}, waiting), None
+            waiting.pop(partition, None)
+            return MetadataTokenBucket(reserved | {partition: replace(mine, round=wanted, counted_ms=now_ms)}, waiting), None
         until = _admissible_at_ms(used, wanted, max_records_per_hour) if is_next else waiting[first].retry_at_ms
-        waiting[name] = WaitingRound(wanted, max(until, now_ms + MINUTE_MS))
-        return MetadataTokenBucket(reserved, waiting)._without_round(name), RateLimitWait(waiting[name].retry_at_ms, wanted)
+        waiting[partition] = WaitingRound(wanted, max(until, now_ms + MINUTE_MS))
+        return MetadataTokenBucket(reserved, waiting)._without_round(partition), RateLimitWait(waiting[partition].retry_at_ms, wanted)
 
-    def after_append(self, name: TopicPartition, records: int, deletions: int, now_ms: int) -> MetadataTokenBucket:
+    def after_append(self, partition: TopicPartition, records: int, deletions: int, now_ms: int) -> MetadataTokenBucket:
         """Return the bucket after records were appended to the topic: they are no longer reserved, because they are
         counted in the topic.
         """
-        return self._change_reservation(name, -records, -deletions, now_ms)
+        return self._change_reservation(partition, -records, -deletions, now_ms)
 
-    def after_publication(self, name: TopicPartition, deletions: int, now_ms: int) -> MetadataTokenBucket:
+    def after_publication(self, partition: TopicPartition, deletions: int, now_ms: int) -> MetadataTokenBucket:
         """Return the bucket after a publication: of the reservation, only ``deletions`` records remain, which are written after grace."""
-        known = self.reserved.get(name)
-        return self if known is None else self._change_reservation(name, -known.round, deletions, now_ms)
+        known = self.reserved.get(partition)
+        return self if known is None else self._change_reservation(partition, -known.round, deletions, now_ms)
 
-    def without_reservation(self, name: TopicPartition) -> MetadataTokenBucket:
+    def without_reservation(self, partition: TopicPartition) -> MetadataTokenBucket:
         """Return the bucket without the round of a partition, because it has ended or is no longer due."""
-        return replace(self, waiting={of: one for of, one in self.waiting.items() if of != name})._without_round(name)
+        return replace(self, waiting={of: one for of, one in self.waiting.items() if of != partition})._without_round(partition)
 
-    def _change_reservation(self, name: TopicPartition, records_change: int, deletions_change: int, now_ms: int) -> MetadataTokenBucket:
+    def _change_reservation(
+        self, partition: TopicPartition, records_change: int, deletions_change: int, now_ms: int
+    ) -> MetadataTokenBucket:
         """Return the bucket after adding these numbers, which may be negative, to the reservation of a partition, if there is one."""
-        known = self.reserved.get(name)
+        known = self.reserved.get(partition)
         if known is None:
             return self
         more = RecordReservation(max(0, known.round + records_change), max(0, known.deletions + deletions_change), now_ms)
-        return replace(self, reserved={**self.reserved, name: more})
+        return replace(self, reserved={**self.reserved, partition: more})
 
-    def _without_round(self, name: TopicPartition) -> MetadataTokenBucket:
+    def _without_round(self, partition: TopicPartition) -> MetadataTokenBucket:
         """Return the bucket with only the records of deletions left in a partition's reservation."""
-        left = {of: replace(one, round=0) if of == name else one for of, one in self.reserved.items()}
+        left = {of: replace(one, round=0) if of == partition else one for of, one in self.reserved.items()}
         return replace(self, reserved={of: one for of, one in left.items() if one.round or one.deletions})
 
 

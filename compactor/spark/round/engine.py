@@ -25,11 +25,11 @@ class SparkEngines:
         self._cluster: Cluster | None = None
         self._stack = ExitStack()
 
-    def __call__(self, tier: Tier, name: TopicPartition) -> Engine | None:
+    def __call__(self, tier: Tier, partition: TopicPartition) -> Engine | None:
         """Return the Spark engine if the partition's settings ask for it, else None. Raises UsageError if Java or PySpark is missing or
         not supported.
         """
-        cleaner = tier.cleaner_for(name.topic)
+        cleaner = tier.cleaner_for(partition.topic)
         if cleaner.map_engine != "spark":
             return None
         with self._lock:

@@ -36,8 +36,8 @@ class KafkaLocalLayout(PlainLayout):
         self._topic_id = topic_id
 
     @override
-    def partition_folder(self, name: TopicPartition) -> str:
-        return f"{LOCAL_TIER_FOLDER}/{name}-{self._topic_id(name)}/"
+    def partition_folder(self, partition: TopicPartition) -> str:
+        return f"{LOCAL_TIER_FOLDER}/{partition}-{self._topic_id(partition)}/"
 
     @override
     def file_name(self, segment: SegmentRef, kind: str) -> str:

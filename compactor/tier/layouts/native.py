@@ -29,8 +29,8 @@ class NativeLayout(ComposableLayout):
         self._entropy_bits = entropy_bits
 
     @override
-    def partition_folder(self, name: TopicPartition) -> str:
-        return f"{binary_digits(str(name), self._entropy_bits)}/{name}/" if self._entropy_bits else f"{name}/"
+    def partition_folder(self, partition: TopicPartition) -> str:
+        return f"{binary_digits(str(partition), self._entropy_bits)}/{partition}/" if self._entropy_bits else f"{partition}/"
 
     @override
     def file_name(self, segment: SegmentRef, kind: str) -> str:

@@ -101,11 +101,11 @@ def _topic_setting_findings(name: str, settings: Mapping[str, str], cleanup_poli
         yield CheckFinding(severity, "topic", name, f"{setting} is {settings[setting]}, not {wanted}: {why}", step)
 
 
-def check_object_access(opened: Tier, names: Sequence[TopicPartition]) -> list[CheckFinding]:
+def check_object_access(opened: Tier, partitions: Sequence[TopicPartition]) -> list[CheckFinding]:
     """Check that the tier's objects can be listed and read. Uses the first partition that has a segment."""
     layout = opened.ports.layout
     url = opened.settings.tier_url
-    for name in names:
+    for name in partitions:
         try:
             live = opened.open(name).refresh().live
             if not live:
@@ -135,13 +135,13 @@ def check_metadata_topic_reading(opened: Tier) -> tuple[list[TopicPartition], li
     return names, []
 
 
-def check_metadata_record_budget(opened: Tier, names: Sequence[TopicPartition]) -> list[CheckFinding]:
+def check_metadata_record_budget(opened: Tier, partitions: Sequence[TopicPartition]) -> list[CheckFinding]:
     """Check that a first round over each partition fits within [publish] metadata_records_per_hour."""
     per_hour = opened.settings.publish.metadata_records_per_hour
     if not per_hour:
         return []
     sizes = []
-    for name in names:
+    for name in partitions:
         try:
             sizes.append((len(opened.brokers.folded_partition(name).cache.segments), name))
         except CompactorError:

@@ -29,7 +29,7 @@ class HealthQueries(AdminQueries, Protocol):
 def examine_tier(
     opened: Tier,
     admin: HealthQueries,
-    names: Sequence[TopicPartition],
+    partitions: Sequence[TopicPartition],
     prices: PriceTable,
     on_partition: Callable[[], None] = lambda: None,
 ) -> list[HealthFinding]:
@@ -38,7 +38,7 @@ def examine_tier(
     :param on_partition: called after each partition.
     :raises StoreError: if the store or the brokers do not answer.
     """
-    topics = describe_topics(admin, sorted({name.topic for name in names}))
+    topics = describe_topics(admin, sorted({name.topic for name in partitions}))
     metadata_topic = admin.describe_metadata_topic()
     found = []
     if problem := metadata_topic_problem(metadata_topic):
@@ -47,7 +47,7 @@ def examine_tier(
         found.append(HealthFinding("error", "metadata-topic", "", -1, metadata_topic.topic, problem, means, todo))
     found += cluster_harm(admin.describe_cluster().brokers, topics)
     segments = 0
-    for name in names:
+    for name in partitions:
         try:
             facts = _examine_partition(opened, admin, name, topics)
             segments += len(facts.segments)
@@ -61,54 +61,56 @@ def examine_tier(
     return [*found, *metadata_growth_findings(metadata_topic, segments)]
 
 
-def _examine_partition(opened: Tier, admin: HealthQueries, name: TopicPartition, topics: Mapping[str, TopicFacts]) -> ExaminedPartition:
-    seen = inspect_partition_objects(opened, name)
+def _examine_partition(
+    opened: Tier, admin: HealthQueries, partition: TopicPartition, topics: Mapping[str, TopicFacts]
+) -> ExaminedPartition:
+    seen = inspect_partition_objects(opened, partition)
     segments = list(seen.folded.cache.segments.values())
     missing = [
-        opened.ports.layout.object_name(name, segment_from_broker_record(one), part)
+        opened.ports.layout.object_name(partition, segment_from_broker_record(one), part)
         for one in seen.readable
         for part in seen.missing_parts(one, opened.ports.layout.required_parts)
     ]
     oldest_ms = opened.ports.clock_ms() - opened.retention.orphan_age_ms
     orphans = [one.listed for one in seen.orphans if one.listed.modified_ms <= oldest_ms]
-    settings = {setting: found.value for setting, found in topics[name.topic].settings.items()} if name.topic in topics else {}
+    settings = {setting: found.value for setting, found in topics[partition.topic].settings.items()} if partition.topic in topics else {}
     pending, lookup_problem = None, ""
     try:
-        pending = _first_record_not_tiered(admin, name, newest_tiered(segments), topics)
+        pending = _first_record_not_tiered(admin, partition, newest_tiered(segments), topics)
     except Refused as error:
         lookup_problem = error.message
     return ExaminedPartition(
-        name,
+        partition,
         segments,
         settings,
         pending,
         lookup_problem,
         missing,
-        offset_gaps(broker_view(seen.folded.cache, name).links),
+        offset_gaps(broker_view(seen.folded.cache, partition).links),
         len(orphans),
         sum(one.size for one in orphans),
     )
 
 
 def _first_record_not_tiered(
-    admin: HealthQueries, name: TopicPartition, newest: RemoteLogSegmentMetadataRecord | None, topics: Mapping[str, TopicFacts]
+    admin: HealthQueries, partition: TopicPartition, newest: RemoteLogSegmentMetadataRecord | None, topics: Mapping[str, TopicFacts]
 ) -> PendingRecord | None:
     """Return the earliest record that is not tiered yet, found by its time, or None.
 
     None is also returned if timestamps do not ascend, because the record cannot be found by time then.
     """
     after_ms, after = (newest.max_timestamp_ms + 1, newest.end_offset) if newest is not None else (0, -1)
-    if name.topic not in topics or after_ms < 0:
+    if partition.topic not in topics or after_ms < 0:
         return None
-    offset, timestamp_ms = _first_offset_at_time(admin, name, after_ms)
+    offset, timestamp_ms = _first_offset_at_time(admin, partition, after_ms)
     if offset <= after or timestamp_ms < 0:
         return None
-    limit = topics[name.topic].settings.get("segment.ms")
-    later, closed_ms = _first_offset_at_time(admin, name, timestamp_ms + int(limit.value) + 1) if limit is not None else (-1, -1)
+    limit = topics[partition.topic].settings.get("segment.ms")
+    later, closed_ms = _first_offset_at_time(admin, partition, timestamp_ms + int(limit.value) + 1) if limit is not None else (-1, -1)
     return PendingRecord(offset, timestamp_ms, closed_ms if later > offset else None)
 
 
-def _first_offset_at_time(admin: HealthQueries, name: TopicPartition, at_ms: int) -> tuple[int, int]:
+def _first_offset_at_time(admin: HealthQueries, partition: TopicPartition, at_ms: int) -> tuple[int, int]:
     """Return offset and timestamp of the first record at or after a timestamp, -1 and -1 if there is none."""
-    where = (name.topic, name.partition)
+    where = (partition.topic, partition.partition)
     return admin.offsets_by_timestamp({where: at_ms}).get(where, (-1, -1))

@@ -54,19 +54,19 @@ class PartitionObjects:
         return sorted(parts - self.there.get(segment.id, {}).keys())
 
 
-def inspect_partition_objects(opened: Tier, name: TopicPartition) -> PartitionObjects:
+def inspect_partition_objects(opened: Tier, partition: TopicPartition) -> PartitionObjects:
     """Read metadata and list objects of a partition. Read-only.
 
     Raises StoreError, BadData if the metadata topic is corrupt, and UsageError if the partition no longer exists.
     """
     brokers = opened.brokers
     brokers.refresh(max_age_s=0.0)
-    before = brokers.folded_partition(name)
+    before = brokers.folded_partition(partition)
     states = {segment.segment_id: segment.state for segment in before.cache.list_segments()}
     gone = set(before.cache.finished)
-    listed = list(opened.ports.layout.list_objects(name))
+    listed = list(opened.ports.layout.list_objects(partition))
     brokers.refresh(max_age_s=0.0)
-    folded = brokers.folded_partition(name)
+    folded = brokers.folded_partition(partition)
     finished = SegmentState.COPY_SEGMENT_FINISHED
     readable = [one for one in folded.cache.list_segments() if one.state is finished and states.get(one.segment_id) is finished]
     there: dict[str, dict[str, ListedObject]] = defaultdict(dict)

@@ -123,13 +123,13 @@ class BrokerFinding(SegmentProblem):
     todo: str
 
 
-def broker_finding(kind: str, name: TopicPartition, object_name: str, detail: str) -> BrokerFinding:
+def broker_finding(kind: str, partition: TopicPartition, object_name: str, detail: str) -> BrokerFinding:
     """Return a finding with the severity, consequence and action of its kind.
 
     :param object_name: key or name of the object concerned.
     """
     about = FINDING_KINDS[kind]
-    return BrokerFinding(about.severity, kind, name.topic, name.partition, object_name, detail, about.means, about.todo)
+    return BrokerFinding(about.severity, kind, partition.topic, partition.partition, object_name, detail, about.means, about.todo)
 
 
 MAX_TRANSACTIONS_SHOWN = 3
@@ -137,7 +137,7 @@ OnBytes = Callable[[int], None]
 
 
 def verify_broker_partition(
-    opened: Tier, name: TopicPartition, on_bytes: OnBytes = lambda size: None, *, fast: bool
+    opened: Tier, partition: TopicPartition, on_bytes: OnBytes = lambda size: None, *, fast: bool
 ) -> list[BrokerFinding]:
     """Return all problems of a partition.
 
@@ -147,93 +147,95 @@ def verify_broker_partition(
     :raises StoreError: if the store or the brokers do not answer.
     """
     try:
-        seen = inspect_partition_objects(opened, name)
+        seen = inspect_partition_objects(opened, partition)
     except BadData as error:
-        return [broker_finding("unreadable-metadata", name, f"{error.segment} at offset {error.offset}", error.cause)]
-    found = [*_metadata_findings(opened, name, seen), *_object_findings(opened, name, seen), *_upload_findings(opened, name)]
-    check = _SegmentChecker(opened, name)
+        return [broker_finding("unreadable-metadata", partition, f"{error.segment} at offset {error.offset}", error.cause)]
+    found = [*_metadata_findings(opened, partition, seen), *_object_findings(opened, partition, seen), *_upload_findings(opened, partition)]
+    check = _SegmentChecker(opened, partition)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=process_spool_folder(opened.state_dir)) as scratch:
         for record in seen.readable:
-            problems = list(_part_findings(opened, name, seen, record))
+            problems = list(_part_findings(opened, partition, seen, record))
             if not problems and not fast:
                 problems = check.check_segment(record, Path(scratch))
-            if problems and _is_deleted_meanwhile(opened, name, record):
+            if problems and _is_deleted_meanwhile(opened, partition, record):
                 continue
             found += problems
             on_bytes(record.size_bytes)
     return found
 
 
-def _is_deleted_meanwhile(opened: Tier, name: TopicPartition, record: RemoteLogSegmentMetadataRecord) -> bool:
+def _is_deleted_meanwhile(opened: Tier, partition: TopicPartition, record: RemoteLogSegmentMetadataRecord) -> bool:
     """Return whether brokers have deleted the segment since the metadata was read."""
     opened.brokers.refresh(max_age_s=0.0)
-    now = opened.brokers.folded_partition(name).cache.segments.get(record.segment_id)
+    now = opened.brokers.folded_partition(partition).cache.segments.get(record.segment_id)
     return now is None or now.state is not SegmentState.COPY_SEGMENT_FINISHED
 
 
-def _metadata_findings(opened: Tier, name: TopicPartition, objects: PartitionObjects) -> Iterator[BrokerFinding]:
+def _metadata_findings(opened: Tier, partition: TopicPartition, objects: PartitionObjects) -> Iterator[BrokerFinding]:
     """Yield a finding for each problem that the metadata topic alone shows, without listing or reading objects."""
     cache = objects.folded.cache
-    view = broker_view(cache, name)
+    view = broker_view(cache, partition)
     for first, last in offset_gaps(view.links):
-        yield broker_finding("gap", name, "", f"offsets {first} to {last} are in no segment that readers find")
+        yield broker_finding("gap", partition, "", f"offsets {first} to {last} are in no segment that readers find")
     read = {link.segment.segment_id for link in view.links}
     now = opened.brokers.taken_ms if opened.brokers.taken_ms >= 0 else opened.ports.clock_ms()
     for segment in cache.list_segments():
         span = f"offsets {segment.start_offset} to {segment.end_offset}"
         old = now - segment.event_timestamp_ms > opened.retention.orphan_age_ms
         if segment.state is SegmentState.COPY_SEGMENT_FINISHED and segment.segment_id not in read:
-            yield broker_finding("unread", name, segment.id, f"readers find its {span} elsewhere, or no longer")
+            yield broker_finding("unread", partition, segment.id, f"readers find its {span} elsewhere, or no longer")
         elif segment.state is SegmentState.COPY_SEGMENT_STARTED and old:
             yield broker_finding(
-                "stuck-copy", name, segment.id, f"its copy ({span}) was begun by broker {segment.broker_id} and never finished"
+                "stuck-copy", partition, segment.id, f"its copy ({span}) was begun by broker {segment.broker_id} and never finished"
             )
         elif segment.state is SegmentState.DELETE_SEGMENT_STARTED and old:
-            yield broker_finding("stuck-delete", name, segment.id, f"its deletion ({span}) was begun by broker {segment.broker_id}")
+            yield broker_finding("stuck-delete", partition, segment.id, f"its deletion ({span}) was begun by broker {segment.broker_id}")
     for dropped in objects.folded.findings:
-        yield broker_finding("dropped-record", name, f"offset {dropped.offset} of the metadata topic", dropped.detail)
+        yield broker_finding("dropped-record", partition, f"offset {dropped.offset} of the metadata topic", dropped.detail)
 
 
-def _object_findings(opened: Tier, name: TopicPartition, objects: PartitionObjects) -> Iterator[BrokerFinding]:
+def _object_findings(opened: Tier, partition: TopicPartition, objects: PartitionObjects) -> Iterator[BrokerFinding]:
     """Yield a finding for each orphan and for each object whose name is not one of the layout."""
     for one in objects.orphans:
         why = "its segment's deletion is recorded as finished" if one.finished else "no metadata has ever named its segment"
-        yield broker_finding("orphan", name, one.listed.key, why)
+        yield broker_finding("orphan", partition, one.listed.key, why)
     for stranger in objects.strangers:
-        yield broker_finding("stranger", name, stranger.key, "no broker makes this name")
+        yield broker_finding("stranger", partition, stranger.key, "no broker makes this name")
 
 
-def _upload_findings(opened: Tier, name: TopicPartition) -> Iterator[BrokerFinding]:
+def _upload_findings(opened: Tier, partition: TopicPartition) -> Iterator[BrokerFinding]:
     """Yield multipart uploads that were begun long ago and never finished."""
     store, now = opened.ports.data, opened.ports.clock_ms()
-    prefix = opened.ports.layout.partition_folder(name)
+    prefix = opened.ports.layout.partition_folder(partition)
     try:
         for upload in store.unfinished_uploads(prefix):
             if now - upload.begun_ms > opened.retention.orphan_age_ms:
                 yield broker_finding(
-                    "unfinished", name, upload.key, f"upload {upload.id} was begun {(now - upload.begun_ms) // 3_600_000} hours ago"
+                    "unfinished", partition, upload.key, f"upload {upload.id} was begun {(now - upload.begun_ms) // 3_600_000} hours ago"
                 )
     except Refused as error:
-        yield broker_finding("uploads-unknown", name, prefix, error.message)
+        yield broker_finding("uploads-unknown", partition, prefix, error.message)
 
 
 def _part_findings(
-    opened: Tier, name: TopicPartition, objects: PartitionObjects, record: RemoteLogSegmentMetadataRecord
+    opened: Tier, partition: TopicPartition, objects: PartitionObjects, record: RemoteLogSegmentMetadataRecord
 ) -> Iterator[BrokerFinding]:
     """Yield objects of a readable segment that are absent, have another size or cannot be read."""
     layout, segment = opened.ports.layout, segment_from_broker_record(record)
     missing = objects.missing_parts(record, layout.required_parts)
     for part in missing:
-        yield broker_finding("missing", name, layout.object_name(name, segment, part), f"it is not in the store (segment {record.id})")
+        yield broker_finding(
+            "missing", partition, layout.object_name(partition, segment, part), f"it is not in the store (segment {record.id})"
+        )
     if missing:
         return
     try:
-        problem = layout.stored_segment_problem(name, segment)
+        problem = layout.stored_segment_problem(partition, segment)
     except BadData as error:
         problem = error.cause
     if problem:
         kind = "missing" if "missing" in problem else "size" if " bytes" in problem else "object"
-        yield broker_finding(kind, name, layout.object_name(name, segment, "log"), problem)
+        yield broker_finding(kind, partition, layout.object_name(partition, segment, "log"), problem)
 
 
 @dataclass

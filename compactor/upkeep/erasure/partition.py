@@ -65,17 +65,17 @@ class KeyQuestion:
     on_bytes: Callable[[int], None] = lambda size: None
 
 
-def find_key_holders(opened: Tier, name: TopicPartition, question: KeyQuestion) -> PartitionKeySurvey:
+def find_key_holders(opened: Tier, partition: TopicPartition, question: KeyQuestion) -> PartitionKeySurvey:
     """Return the objects of one partition that contain the keys.
 
     Raises StoreError, OutOfBudget; BadData if the control log or the brokers' metadata is damaged, or a live object is missing.
     """
 
     def search_once() -> PartitionKeySurvey:
-        log = opened.open(name)
+        log = opened.open(partition)
         return _KeySearch(opened, log, log.refresh_and_check_gaps(), question).search_partition()
 
-    return retry_if_object_missing(name, search_once)
+    return retry_if_object_missing(partition, search_once)
 
 
 @dataclass

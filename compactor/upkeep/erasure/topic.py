@@ -85,36 +85,39 @@ def partitions_of_topic(opened: Tier, topic: str) -> list[TopicPartition]:
 
 
 def find_key_holders_in_topic(
-    opened: Tier, names: Sequence[TopicPartition], question: KeyQuestion, on_partition: Callable[[TopicPartition], None] = lambda name: None
+    opened: Tier,
+    partitions: Sequence[TopicPartition],
+    question: KeyQuestion,
+    on_partition: Callable[[TopicPartition], None] = lambda name: None,
 ) -> TopicKeySurvey:
     """Search the partitions of a topic for the keys. A partition that fails does not stop the others (isolation, I9)."""
     surveys: list[PartitionKeySurvey] = []
     failed: list[tuple[TopicPartition, CompactorError]] = []
-    for name in names:
+    for name in partitions:
         on_partition(name)
         try:
             surveys.append(find_key_holders(opened, name, question))
         except CompactorError as error:
             failed.append((name, error))
     not_covered = [one for found in surveys for one in found.not_covered]
-    beside = [*_unfinished_upload_holders(opened, names, question, not_covered), *_former_topic_holders(opened, names)]
+    beside = [*_unfinished_upload_holders(opened, partitions, question, not_covered), *_former_topic_holders(opened, partitions)]
     if opened.settings.tier.pinterest.target and opened.kind.owns_root:
-        beside += [holder for name in names for holder in _holders_in_generations(opened, name, question)]
+        beside += [holder for name in partitions for holder in _holders_in_generations(opened, name, question)]
         not_covered.append(OLD_GENERATIONS)
     if opened.settings.outputs.iceberg.topics:
-        beside += [holder for topic in sorted({name.topic for name in names}) for holder in _holders_in_table(opened, topic, question)]
+        beside += [holder for topic in sorted({name.topic for name in partitions}) for holder in _holders_in_table(opened, topic, question)]
         not_covered.append(FILES_WITHOUT_SNAPSHOT)
     return TopicKeySurvey(tuple(surveys), tuple(beside), (*not_covered, *NEVER_COVERED), tuple(failed))
 
 
 def _unfinished_upload_holders(
-    opened: Tier, names: Sequence[TopicPartition], question: KeyQuestion, not_covered: list[UncoveredPlace]
+    opened: Tier, partitions: Sequence[TopicPartition], question: KeyQuestion, not_covered: list[UncoveredPlace]
 ) -> Iterator[KeyHolder]:
     """Yield unfinished uploads to these partitions, and those that cannot be attributed to any, such as staged files of a directory.
 
     :param not_covered: receives what could not be searched.
     """
-    wanted = {str(name) for name in names}
+    wanted = {str(name) for name in partitions}
     age_ms = max(opened.retention.orphan_age_ms, LEAST_AGE_MS)
     try:
         found = find_unfinished_uploads(opened, question.now_ms)
@@ -130,9 +133,9 @@ def _unfinished_upload_holders(
             yield KeyHolder(of, one.object_url, HolderState.UPLOAD, ANY_KEY, "unknown", waits_for, until_ms=until)
 
 
-def _former_topic_holders(opened: Tier, names: Sequence[TopicPartition]) -> Iterator[KeyHolder]:
+def _former_topic_holders(opened: Tier, partitions: Sequence[TopicPartition]) -> Iterator[KeyHolder]:
     """Yield the deleted topics of the same name whose data brokers have not deleted completely, since it may contain the keys."""
-    topics = {name.topic for name in names}
+    topics = {name.topic for name in partitions}
     for one in opened.metadata.deleted_topic_partitions():
         if one.topic in topics:
             name, waits_for = str(one.name), "the brokers, which delete the tier of a deleted topic"
@@ -156,22 +159,22 @@ def _holders_in_table(opened: Tier, topic: str, question: KeyQuestion) -> Iterat
         yield KeyHolder(f"{topic}-{one.partition}", one.path, HolderState.TABLE, question.keys.index(one.key), RECORD, waits_for, records=1)
 
 
-def _holders_in_generations(opened: Tier, name: TopicPartition, question: KeyQuestion) -> Iterator[KeyHolder]:
+def _holders_in_generations(opened: Tier, partition: TopicPartition, question: KeyQuestion) -> Iterator[KeyHolder]:
     """Yield the objects with the keys among the copies that `generations write` made for Pinterest's consumers."""
     settings, target = opened.settings, opened.settings.tier.pinterest.target
     store = open_store(target, settings=settings, limits=settings.limits, counters=opened.counters)
-    known = GenerationLog(store, pinterest_keys(settings), name).read_generations()
+    known = GenerationLog(store, pinterest_keys(settings), partition).read_generations()
     for generation in sorted(known.recorded_generation_names | {one.generation for one in known.begun}):
         url = f"{target.rstrip('/')}/{generation}"
         tier = settings.tier.model_copy(update={"url": url, "layout": "pinterest", "control_url": ""})
         copy = open_tier(settings.model_copy(update={"tier": tier}))
-        if name not in copy.partitions():
+        if partition not in copy.partitions():
             continue
         try:
-            holders = find_key_holders(copy, name, question).holders
+            holders = find_key_holders(copy, partition, question).holders
         except CompactorError as error:
             waits_for = f"it cannot be read: {error.message}"
-            yield KeyHolder(str(name), url, HolderState.GENERATION, ANY_KEY, "unknown", waits_for)
+            yield KeyHolder(str(partition), url, HolderState.GENERATION, ANY_KEY, "unknown", waits_for)
             continue
         for holder in holders:
             place = f"{url}/{holder.object}"

@@ -60,27 +60,27 @@ class ObjectKeys:
     prefix: str
     topic_id: TopicIdOf
 
-    def partition_folder(self, name: TopicPartition) -> str:
+    def partition_folder(self, partition: TopicPartition) -> str:
         """Return the key prefix of a partition's objects. It ends in a slash, so that partition 1 is not a prefix of partition 10."""
-        return f"{self.prefix}{name.topic}-{self.topic_id(name)}/{name.partition}/"
+        return f"{self.prefix}{partition.topic}-{self.topic_id(partition)}/{partition.partition}/"
 
-    def key_without_suffix(self, name: TopicPartition, segment: SegmentRef) -> str:
+    def key_without_suffix(self, partition: TopicPartition, segment: SegmentRef) -> str:
         """Return a segment's object key without prefix and suffix."""
-        return f"{name.topic}-{self.topic_id(name)}/{name.partition}/{object_stem(segment)}"
+        return f"{partition.topic}-{self.topic_id(partition)}/{partition.partition}/{object_stem(segment)}"
 
-    def object_key(self, name: TopicPartition, segment: SegmentRef, suffix: str) -> str:
+    def object_key(self, partition: TopicPartition, segment: SegmentRef, suffix: str) -> str:
         """Return the key of a segment's object. suffix: one of SUFFIXES."""
-        return f"{self.prefix}{self.key_without_suffix(name, segment)}.{suffix}"
+        return f"{self.prefix}{self.key_without_suffix(partition, segment)}.{suffix}"
 
     def partition_of(self, key: str) -> str:
         """Return the partition of a key as ``topic-partition``, whatever its topic id is, or an empty string."""
         match = _FOLDER.fullmatch(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
         return f"{match[1]}-{match[2]}" if match else ""
 
-    def parse_object_key(self, name: TopicPartition, key: str) -> tuple[ObjectStem, str] | None:
+    def parse_object_key(self, partition: TopicPartition, key: str) -> tuple[ObjectStem, str] | None:
         """Return the offset and segment id in a key of the partition's folder, and its suffix; None if the key is not one of
         this layout."""
-        first, _, suffix = key.removeprefix(self.partition_folder(name)).partition(".")
+        first, _, suffix = key.removeprefix(self.partition_folder(partition)).partition(".")
         found = ObjectStem.parse(first)
         return (found, suffix) if found and suffix in SUFFIXES else None
 
@@ -104,7 +104,7 @@ class Packer:
 
     @contextmanager
     def packed_objects(
-        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
     ) -> Iterator[Mapping[str, FileContent]]:
         """Compress and encrypt a segment. Yield the content of its objects by suffix, in the order of upload; it can be read within the
         ``with`` block.
@@ -112,10 +112,10 @@ class Packer:
         Raises BadData if the plug-in could not store the segment.
         """
         log = contents["log"]
-        self._check_files(name, segment, contents)
+        self._check_files(partition, segment, contents)
         if not self._settings.active_key_pair and not self._is_compression_needed(log):
             chunks = fixed_chunk_index(self._settings.chunk_size, content_size(log), 0)
-            yield self._pack_objects(name, segment, log, contents, chunks, None)
+            yield self._pack_objects(partition, segment, log, contents, chunks, None)
             return
         staged = None if isinstance(log, bytes) else log.with_name(f"{log.name}.packed")
         try:
@@ -124,7 +124,7 @@ class Packer:
                 file.flush()
                 body = file.getvalue() if isinstance(file, io.BytesIO) else staged
                 assert body is not None  # noqa: S101 - a file has a path
-                yield self._pack_objects(name, segment, body, contents, chunks, sealed)
+                yield self._pack_objects(partition, segment, body, contents, chunks, sealed)
         finally:
             if staged is not None:
                 staged.unlink(missing_ok=True)
@@ -139,19 +139,19 @@ class Packer:
         )  # ZSTD_compressBound, where nothing can be compressed
 
     def custom_metadata(
-        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
     ) -> CustomMetadata:
         """Return a segment's custom metadata before it is uploaded. Compresses the log if the size depends on it."""
         fields = self._settings.custom_metadata_fields
         return CustomMetadata(
-            self._remote_size(name, segment, contents) if "REMOTE_SIZE" in fields else None,
+            self._remote_size(partition, segment, contents) if "REMOTE_SIZE" in fields else None,
             self._keys.prefix if "OBJECT_PREFIX" in fields else None,
-            self._keys.key_without_suffix(name, segment) if "OBJECT_KEY" in fields else None,
+            self._keys.key_without_suffix(partition, segment) if "OBJECT_KEY" in fields else None,
         )
 
-    def _remote_size(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> int:
+    def _remote_size(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> int:
         """Return the total size in bytes that a segment's three objects will have."""
-        self._check_files(name, segment, contents)
+        self._check_files(partition, segment, contents)
         log, pair = contents["log"], self._settings.active_key_pair
         overhead = ENCRYPTION_OVERHEAD if pair else 0
         if self._is_compression_needed(log):
@@ -159,12 +159,12 @@ class Packer:
             chunks = variable_chunk_index(self._settings.chunk_size, content_size(log), lengths)
         else:
             chunks = fixed_chunk_index(self._settings.chunk_size, content_size(log), overhead)
-        manifest = self._build_manifest(name, segment, contents, chunks, self._ring.placeholder_key(pair) if pair else None)
+        manifest = self._build_manifest(partition, segment, contents, chunks, self._ring.placeholder_key(pair) if pair else None)
         return chunks.stored_size + manifest.indexes_size + len(manifest.encode())
 
-    def _check_files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> None:
+    def _check_files(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> None:
         """Raise BadData if the log is empty or a required file is missing."""
-        where = self._keys.object_key(name, segment, LOG)
+        where = self._keys.object_key(partition, segment, LOG)
         if not content_size(contents["log"]):
             raise BadData("a log without a byte cannot be tiered: brokers never get past it", segment=where)
         missing = [kind for kind in INDEX_KINDS if kind not in contents and kind != OPTIONAL_KIND]
@@ -211,7 +211,7 @@ class Packer:
 
     def _pack_objects(
         self,
-        name: TopicPartition,
+        partition: TopicPartition,
         segment: RemoteLogSegmentMetadata,
         log: FileContent,
         contents: Mapping[str, FileContent],
@@ -223,12 +223,12 @@ class Packer:
             sealed.cipher.encrypt(chunk_iv(_INDEX_FILES, number), content) if sealed and content else content
             for number, (_, content) in enumerate(_index_contents(contents))
         ]
-        manifest = self._build_manifest(name, segment, contents, chunks, sealed.key if sealed else None)
+        manifest = self._build_manifest(partition, segment, contents, chunks, sealed.key if sealed else None)
         return {LOG: log, INDEXES: b"".join(parts), MANIFEST: manifest.encode()}
 
     def _build_manifest(
         self,
-        name: TopicPartition,
+        partition: TopicPartition,
         segment: RemoteLogSegmentMetadata,
         contents: Mapping[str, FileContent],
         chunks: ChunkIndex,
@@ -239,7 +239,7 @@ class Packer:
         for kind, content in _index_contents(contents):
             spans[kind] = IndexSpan(at, len(content) + ENCRYPTION_OVERHEAD if key and content else len(content))
             at = spans[kind].end
-        about = segment_description(name, self._keys.topic_id(name), segment, has_transactions="txnindex" in contents)
+        about = segment_description(partition, self._keys.topic_id(partition), segment, has_transactions="txnindex" in contents)
         return Manifest(chunks, spans, not chunks.fixed, key, about)
 
 
@@ -300,36 +300,36 @@ class AivenLayout(NonComposableLayout):
     def required_parts(self) -> frozenset[str]:
         return frozenset(SUFFIXES)
 
-    def partition_folder(self, name: TopicPartition) -> str:
-        return self._keys.partition_folder(name)
+    def partition_folder(self, partition: TopicPartition) -> str:
+        return self._keys.partition_folder(partition)
 
-    def object_name(self, name: TopicPartition, segment: SegmentRef, kind: str) -> str:
+    def object_name(self, partition: TopicPartition, segment: SegmentRef, kind: str) -> str:
         suffix = kind if kind in SUFFIXES else INDEXES
-        return self._keys.object_key(name, segment, suffix)
+        return self._keys.object_key(partition, segment, suffix)
 
-    def segment_files(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
+    def segment_files(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
         """Return a segment's files by kind. If a broker wrote them, they are taken from the manifest and have no digests."""
         if segment.files:
             return segment.files
-        return {kind: SegmentFile(size=size) for kind, size in self._open_segment(name, segment).manifest.plain_file_sizes().items()}
+        return {kind: SegmentFile(size=size) for kind, size in self._open_segment(partition, segment).manifest.plain_file_sizes().items()}
 
     def read_file(
-        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None
     ) -> bytes:
-        opened = self._open_segment(name, segment)
+        opened = self._open_segment(partition, segment)
         if kind != "log":
-            data = self._retry_corrupt_read(lambda: self._read_index_file(name, segment, opened, kind))
+            data = self._retry_corrupt_read(lambda: self._read_index_file(partition, segment, opened, kind))
             return data[start:] if length is None else data[start : start + length]
         size = opened.manifest.chunks.file_size
         end = size if length is None else min(size, start + length)
         return self._retry_corrupt_read(lambda: self._read_log_bytes(opened, start, end)[0]) if start < end else b""
 
-    def download_file(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
-        opened = self._open_segment(name, segment)
+    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
+        opened = self._open_segment(partition, segment)
         travelled = 0
         try:
             with file_errors("write", path), path.open("wb") as file:
-                for data, fetched in self._iterate_file_parts(name, segment, opened, kind):
+                for data, fetched in self._iterate_file_parts(partition, segment, opened, kind):
                     file.write(data)
                     travelled += fetched
         except BaseException:
@@ -337,57 +337,59 @@ class AivenLayout(NonComposableLayout):
             raise
         return travelled
 
-    def upload_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
+    def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
         """Create the segment's three objects: log, indexes and manifest.
 
         Compressed or encrypted data is staged beside the log, which needs as much disk again.
         """
-        with self._packer.packed_objects(name, segment, contents) as objects:
+        with self._packer.packed_objects(partition, segment, contents) as objects:
             for suffix, content in objects.items():
-                key = self._keys.object_key(name, segment, suffix)
+                key = self._keys.object_key(partition, segment, suffix)
                 if not create_object(self._store, key, content):
-                    return "" if self._is_uploaded_with_content(name, segment, contents) else f"{key} exists already with other content"
+                    return (
+                        "" if self._is_uploaded_with_content(partition, segment, contents) else f"{key} exists already with other content"
+                    )
         return ""
 
     def upload_space_bytes(self, log_bytes: int) -> int:
         return self._packer.packing_space_bytes(log_bytes)
 
-    def custom_metadata(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
-        return self._packer.custom_metadata(name, segment, contents).encode()
+    def custom_metadata(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
+        return self._packer.custom_metadata(partition, segment, contents).encode()
 
-    def stored_segment_problem(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+    def stored_segment_problem(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         """Return why a stored segment is not as recorded, or an empty string.
 
         Compares the sizes of its three objects, and the content of files with a recorded digest.
         """
         try:
-            opened = self._read_manifest_and_unwrap_key(name, segment)
-            self._check_objects(name, segment, opened)
+            opened = self._read_manifest_and_unwrap_key(partition, segment)
+            self._check_objects(partition, segment, opened)
             for kind, recorded in segment.files.items():
-                if recorded.sha256 and self._sha256_of_stored_file(name, segment, opened, kind) != recorded.sha256:
-                    return f"the {kind} in {self.object_name(name, segment, kind)} has another digest than was recorded"
+                if recorded.sha256 and self._sha256_of_stored_file(partition, segment, opened, kind) != recorded.sha256:
+                    return f"the {kind} in {self.object_name(partition, segment, kind)} has another digest than was recorded"
         except NotFound as error:
             return f"missing: {error}"
         except BadData as error:
             return str(error)
         return ""
 
-    def delete_segments(self, name: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+    def delete_segments(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Delete a segment's objects under the configured prefix, and those that its custom metadata names under an older prefix."""
         keys = []
         for segment in segments:
-            keys += [self._keys.object_key(name, segment, suffix) for suffix in SUFFIXES]
+            keys += [self._keys.object_key(partition, segment, suffix) for suffix in SUFFIXES]
             try:
                 custom = _decode_custom_metadata(segment)
             except InvalidDataError:
                 continue  # somebody else's: the plug-in would not find these objects by it either
-            if custom.object_prefix is not None and custom.object_key in (None, self._keys.key_without_suffix(name, segment)):
-                keys += [f"{custom.object_prefix}{self._keys.key_without_suffix(name, segment)}.{suffix}" for suffix in (LOG, INDEXES)]
+            if custom.object_prefix is not None and custom.object_key in (None, self._keys.key_without_suffix(partition, segment)):
+                keys += [f"{custom.object_prefix}{self._keys.key_without_suffix(partition, segment)}.{suffix}" for suffix in (LOG, INDEXES)]
         self._store.delete(list(dict.fromkeys(keys)))
 
-    def list_objects(self, name: TopicPartition) -> Iterator[ListedObject]:
-        for info in self._store.list(self._keys.partition_folder(name)):
-            found = self._keys.parse_object_key(name, info.key)
+    def list_objects(self, partition: TopicPartition) -> Iterator[ListedObject]:
+        for info in self._store.list(self._keys.partition_folder(partition)):
+            found = self._keys.parse_object_key(partition, info.key)
             if found:
                 stem, suffix = found
                 yield ListedObject(info.key, info.size, info.modified_ms, stem.segment_id, stem.start_offset, suffix)
@@ -397,23 +399,23 @@ class AivenLayout(NonComposableLayout):
     def partition_of(self, key: str) -> str:
         return self._keys.partition_of(key)
 
-    def _open_segment(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> OpenedSegment:
+    def _open_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> OpenedSegment:
         """Return a segment's manifest and cipher, from the cache if possible."""
-        key = (self._keys.object_key(name, segment, MANIFEST), segment.size_bytes, segment.custom_metadata)
+        key = (self._keys.object_key(partition, segment, MANIFEST), segment.size_bytes, segment.custom_metadata)
         with self._lock:
             if found := self._opened_segments.get(key):
                 self._opened_segments.move_to_end(key)
                 return found
-        opened = self._retry_corrupt_read(lambda: self._read_manifest_and_unwrap_key(name, segment))
+        opened = self._retry_corrupt_read(lambda: self._read_manifest_and_unwrap_key(partition, segment))
         with self._lock:
             self._opened_segments[key] = opened
             while len(self._opened_segments) > _MAX_CACHED_SEGMENTS:
                 self._opened_segments.popitem(last=False)
         return opened
 
-    def _read_manifest_and_unwrap_key(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> OpenedSegment:
+    def _read_manifest_and_unwrap_key(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> OpenedSegment:
         """Read a segment's manifest and unwrap its data key. Raises NotFound, BadData, or Refused if the key cannot be unwrapped."""
-        key = self._keys.object_key(name, segment, MANIFEST)
+        key = self._keys.object_key(partition, segment, MANIFEST)
         try:
             data = self._store.get(key, 0, MAX_MANIFEST_BYTES + 1)
         except NotFound as error:
@@ -421,7 +423,7 @@ class AivenLayout(NonComposableLayout):
             raise NotFound(error.message, hint=hint) from error
         try:
             manifest = Manifest.decode(data)
-            manifest.require_segment(name, self._keys.topic_id(name), segment)
+            manifest.require_segment(partition, self._keys.topic_id(partition), segment)
             custom = _decode_custom_metadata(segment)
         except InvalidDataError as error:
             raise _invalid_manifest_error(key, error) from error
@@ -430,7 +432,7 @@ class AivenLayout(NonComposableLayout):
         except Refused as error:
             raise Refused(f"cannot read {self.url}/{key}: {error.message}", hint=error.hint) from error
         prefix = self._keys.prefix if custom.object_prefix is None else custom.object_prefix
-        main = custom.object_key or self._keys.key_without_suffix(name, segment)
+        main = custom.object_key or self._keys.key_without_suffix(partition, segment)
         return OpenedSegment(f"{prefix}{main}.{LOG}", f"{prefix}{main}.{INDEXES}", manifest, cipher)
 
     def _retry_corrupt_read(self, read: Callable[[], _T]) -> _T:
@@ -461,11 +463,11 @@ class AivenLayout(NonComposableLayout):
                 raise BadData(str(error), segment=key, position=chunk.start, hint=_RESTORE_HINT) from error
         return b"".join(plain)[start_byte - first.start : end_byte - first.start], size
 
-    def _read_index_file(self, name: TopicPartition, segment: SegmentRef, opened: OpenedSegment, kind: str) -> bytes:
+    def _read_index_file(self, partition: TopicPartition, segment: SegmentRef, opened: OpenedSegment, kind: str) -> bytes:
         """Return the plain content of one index file. Raises NotFound if the segment has none of this kind."""
         span = opened.manifest.indexes.get(kind)
         if span is None:
-            raise NotFound(f"{self.object_name(name, segment, kind)} holds no {kind}")
+            raise NotFound(f"{self.object_name(partition, segment, kind)} holds no {kind}")
         if not span.size:
             return b""
         stored = self._read_exactly(opened.indexes_key, span.position, span.size, is_end_of_object=span.end == opened.manifest.indexes_size)
@@ -484,11 +486,11 @@ class AivenLayout(NonComposableLayout):
         return data
 
     def _iterate_file_parts(
-        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, opened: OpenedSegment, kind: str
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened: OpenedSegment, kind: str
     ) -> Iterator[tuple[bytes, int]]:
         """Yield one file in parts, in order, each with the number of bytes transferred."""
         if kind != "log":
-            data = self._retry_corrupt_read(lambda: self._read_index_file(name, segment, opened, kind))
+            data = self._retry_corrupt_read(lambda: self._read_index_file(partition, segment, opened, kind))
             yield data, len(data) + (opened.manifest.overhead if data else 0)
             return
         chunks = opened.manifest.chunks
@@ -501,10 +503,10 @@ class AivenLayout(NonComposableLayout):
         """Return bytes [start, end) of the log and the number of bytes transferred, with one retry."""
         return self._retry_corrupt_read(lambda: self._read_log_bytes(opened, start_byte, end_byte))
 
-    def _check_objects(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, opened: OpenedSegment) -> None:
+    def _check_objects(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened: OpenedSegment) -> None:
         """Raise NotFound or BadData if an object is absent or has another size than recorded."""
         manifest = opened.manifest
-        remote = self._store.head(self._keys.object_key(name, segment, MANIFEST)).size
+        remote = self._store.head(self._keys.object_key(partition, segment, MANIFEST)).size
         for key, size in ((opened.log_key, manifest.chunks.stored_size), (opened.indexes_key, manifest.indexes_size)):
             info = self._store.head(key)
             if info.size != size:
@@ -518,24 +520,25 @@ class AivenLayout(NonComposableLayout):
         if custom.remote_size not in (None, remote):
             raise BadData(f"its objects have {remote} bytes, its custom metadata says {custom.remote_size}", segment=opened.log_key)
 
-    def _sha256_of_stored_file(self, name: TopicPartition, segment: RemoteLogSegmentMetadata, opened: OpenedSegment, kind: str) -> str:
+    def _sha256_of_stored_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened: OpenedSegment, kind: str) -> str:
         """Read a stored file, decrypted and decompressed, and return its SHA-256 as hex digits."""
         digest = hashlib.sha256()
-        for data, _ in self._iterate_file_parts(name, segment, opened, kind):
+        for data, _ in self._iterate_file_parts(partition, segment, opened, kind):
             digest.update(data)
         return digest.hexdigest()
 
     def _is_uploaded_with_content(
-        self, name: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
     ) -> bool:
         """Return whether all objects of the segment exist and decode to these files. The stored bytes may differ, for instance because
         they were compressed by another version of zstd.
         """
         try:
-            opened = self._read_manifest_and_unwrap_key(name, segment)
+            opened = self._read_manifest_and_unwrap_key(partition, segment)
             sizes = opened.manifest.plain_file_sizes()
             return sizes.keys() == contents.keys() and all(
-                self._sha256_of_stored_file(name, segment, opened, kind) == content_sha256(content) for kind, content in contents.items()
+                self._sha256_of_stored_file(partition, segment, opened, kind) == content_sha256(content)
+                for kind, content in contents.items()
             )
         except (NotFound, BadData):
             return False

@@ -110,13 +110,13 @@ class Manifest:
         spans = _read_index_spans(_read_object(document, "segmentIndexes"), overhead)
         return Manifest(chunks, spans, compressed, key, about if isinstance(about, dict) else {})
 
-    def require_segment(self, name: TopicPartition, topic_id: TopicId, segment: RemoteLogSegmentMetadata) -> None:
+    def require_segment(self, partition: TopicPartition, topic_id: TopicId, segment: RemoteLogSegmentMetadata) -> None:
         """Raise InvalidDataError if the manifest is not that of ``segment``. The manifest's end offset may be
         greater than the segment's, because brokers read a segment only up to the offset at which the next one takes over.
         """
         if segment.size_bytes != self.chunks.file_size:
             raise InvalidDataError(f"it describes a log of {self.chunks.file_size} bytes, recorded are {segment.size_bytes}")
-        own = segment_description(name, topic_id, segment)
+        own = segment_description(partition, topic_id, segment)
         ours = dict(_flatten_json_fields(own))
         for path, value in _flatten_json_fields(self.about):
             if path in _IDENTIFYING and value != ours[path] and not _is_later_end_offset(path, value, segment.end_offset):

@@ -38,14 +38,14 @@ class PartitionKeys:
                 hint="Set cluster under [tier.pinterest] to the id that the uploader runs with",
             )
 
-    def partition_folder(self, name: TopicPartition) -> str:
+    def partition_folder(self, partition: TopicPartition) -> str:
         """Return the key prefix of a partition. It ends in a slash, so that ``orders-1`` is not a prefix of ``orders-10``."""
-        bits = f"{entropy_prefix(self.cluster, name, self.entropy_bits)}/" if self.entropy_bits else ""
-        return f"{bits}{self.cluster}/{name}/"
+        bits = f"{entropy_prefix(self.cluster, partition, self.entropy_bits)}/" if self.entropy_bits else ""
+        return f"{bits}{self.cluster}/{partition}/"
 
-    def file_key(self, name: TopicPartition, base_offset: int, kind: str) -> str:
+    def file_key(self, partition: TopicPartition, base_offset: int, kind: str) -> str:
         """Return the key of a segment's file. base_offset: the segment's first offset."""
-        return self.partition_folder(name) + file_name(base_offset, kind)
+        return self.partition_folder(partition) + file_name(base_offset, kind)
 
     def partition_of_key(self, key: str) -> TopicPartition | None:
         """Return the partition in whose folder an object lies, or None if it is not of this cluster."""
@@ -57,9 +57,9 @@ class PartitionKeys:
         return name if self.partition_folder(name) == f"{folder}/" else None
 
 
-def entropy_prefix(cluster: str, name: TopicPartition, bits: int) -> str:
+def entropy_prefix(cluster: str, partition: TopicPartition, bits: int) -> str:
     """Return the first binary digits of the MD5 of ``<cluster>-<topic>-<partition>``."""
-    return binary_digits(f"{cluster}-{name}", bits)
+    return binary_digits(f"{cluster}-{partition}", bits)
 
 
 def file_name(base_offset: int, kind: str) -> str:

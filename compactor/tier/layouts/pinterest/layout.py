@@ -36,8 +36,8 @@ class PinterestLayout(PlainLayout):
         self._keys = keys
 
     @override
-    def partition_folder(self, name: TopicPartition) -> str:
-        return self._keys.partition_folder(name)
+    def partition_folder(self, partition: TopicPartition) -> str:
+        return self._keys.partition_folder(partition)
 
     @override
     def file_name(self, segment: SegmentRef, kind: str) -> str:
@@ -53,9 +53,9 @@ class PinterestLayout(PlainLayout):
         return str(self._keys.partition_of_key(key) or "")
 
     @override
-    def list_objects(self, name: TopicPartition) -> Iterator[ListedObject]:
+    def list_objects(self, partition: TopicPartition) -> Iterator[ListedObject]:
         """Yield the partition's objects, except the ``_metadata`` file and the watermark."""
-        return (item for item in super().list_objects(name) if item.key.rpartition("/")[2] not in (METADATA_FILE, WATERMARK))
+        return (item for item in super().list_objects(partition) if item.key.rpartition("/")[2] not in (METADATA_FILE, WATERMARK))
 
     @override
     def _expected_file_kinds(self, segment: RemoteLogSegmentMetadata) -> Collection[str]:

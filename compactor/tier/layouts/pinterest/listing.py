@@ -128,9 +128,9 @@ class ListedTier:
                 found.add(named)
         return sorted(found)
 
-    def list_partition(self, name: TopicPartition) -> PartitionListing:
+    def list_partition(self, partition: TopicPartition) -> PartitionListing:
         """List a partition's folder and read ``_metadata`` and the watermark. Raises StoreError."""
-        folder = self.keys.partition_folder(name)
+        folder = self.keys.partition_folder(partition)
         files: dict[int, dict[str, ObjectInfo]] = {}
         strangers = []
         beside: set[str] = set()
@@ -143,27 +143,31 @@ class ListedTier:
             else:
                 strangers.append(info.key)
         problems: list[BadData] = []
-        times = self._read_extra_file_if_valid(folder + METADATA_FILE, name, parse_metadata, problems) if METADATA_FILE in beside else None
-        watermark = self._read_extra_file_if_valid(folder + WATERMARK, name, parse_watermark, problems) if WATERMARK in beside else None
+        times = (
+            self._read_extra_file_if_valid(folder + METADATA_FILE, partition, parse_metadata, problems) if METADATA_FILE in beside else None
+        )
+        watermark = (
+            self._read_extra_file_if_valid(folder + WATERMARK, partition, parse_watermark, problems) if WATERMARK in beside else None
+        )
         segments = tuple(ListedSegment(base, files[base]) for base in sorted(files))
         return PartitionListing(segments, times, watermark, tuple(problems), tuple(strangers))
 
-    def live_segments(self, name: TopicPartition) -> tuple[RemoteLogSegmentMetadata, ...]:
+    def live_segments(self, partition: TopicPartition) -> tuple[RemoteLogSegmentMetadata, ...]:
         """Return a partition's readable segments, ascending. Raises StoreError, or BadData if the end of the newest cannot be read."""
-        segments = [segment for segment in self.list_partition(name).readable_segments if segment.files["log"].size]
+        segments = [segment for segment in self.list_partition(partition).readable_segments if segment.files["log"].size]
         if not segments:
             return ()
         ends = [following.base - 1 for _, following in pairwise(segments)]
         return tuple(segment_metadata(segment, end) for segment, end in zip(segments, [*ends, self._end_offset(segments[-1])], strict=True))
 
     def _read_extra_file_if_valid(
-        self, key: str, name: TopicPartition, parse: Callable[[bytes, TopicPartition], T], problems: list[BadData]
+        self, key: str, partition: TopicPartition, parse: Callable[[bytes, TopicPartition], T], problems: list[BadData]
     ) -> T | None:
         """Read and parse the file under this key. Return None if the file is missing, or if it is invalid; the error is then appended to
         ``problems``.
         """
         try:
-            return parse(self.store.get(key), name)
+            return parse(self.store.get(key), partition)
         except NotFound:
             return None
         except BadData as error:

@@ -29,15 +29,15 @@ class SegmentTime:
     base_offset: int
 
 
-def format_metadata(name: TopicPartition, entries: Sequence[SegmentTime]) -> bytes:
+def format_metadata(partition: TopicPartition, entries: Sequence[SegmentTime]) -> bytes:
     """Encode ``_metadata`` as Gson writes TopicPartitionMetadata, without the process-specific ``loadHash``."""
     rows = [{"timestamp": e.timestamp_ms, "relativeOffset": 0, "baseOffset": e.base_offset} for e in sorted(entries)]
     timeindex = {"entries": rows, "timeIndexType": TIME_INDEX_TYPE, "size": len(rows)}
-    document = {"topicPartition": {"partition": name.partition, "topic": name.topic}, "metadata": {"timeindex": timeindex}}
+    document = {"topicPartition": {"partition": partition.partition, "topic": partition.topic}, "metadata": {"timeindex": timeindex}}
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def parse_metadata(data: bytes, name: TopicPartition) -> tuple[SegmentTime, ...]:
+def parse_metadata(data: bytes, partition: TopicPartition) -> tuple[SegmentTime, ...]:
     """Parse a ``_metadata`` file and return its rows, ascending.
 
     Raises BadData if consumers could not read the file or it belongs to another partition.
@@ -48,9 +48,9 @@ def parse_metadata(data: bytes, name: TopicPartition) -> tuple[SegmentTime, ...]
         rows = document["metadata"]["timeindex"]["entries"]
         entries = tuple(sorted(SegmentTime(_require_integer(row["timestamp"]), _require_integer(row["baseOffset"])) for row in rows))
     except (ValueError, KeyError, TypeError) as error:
-        raise _invalid_file_error(name, METADATA_FILE, f"it is not a partition's metadata: {type(error).__name__} {error}") from None
-    if reported != name:
-        raise _invalid_file_error(name, METADATA_FILE, f"it is of {reported}")
+        raise _invalid_file_error(partition, METADATA_FILE, f"it is not a partition's metadata: {type(error).__name__} {error}") from None
+    if reported != partition:
+        raise _invalid_file_error(partition, METADATA_FILE, f"it is of {reported}")
     return entries
 
 
@@ -59,11 +59,11 @@ def format_watermark(base_offset: int) -> bytes:
     return f"{base_offset:020d}".encode()
 
 
-def parse_watermark(data: bytes, name: TopicPartition) -> int:
+def parse_watermark(data: bytes, partition: TopicPartition) -> int:
     """Return the base offset of the last segment whose log was uploaded. Raises BadData."""
     text = data.decode("ascii", "replace").strip()
     if not (text.isascii() and text.isdigit() and len(text) == 20):
-        raise _invalid_file_error(name, WATERMARK, f"it says {text[:40]!r}, which is not a base offset of 20 digits")
+        raise _invalid_file_error(partition, WATERMARK, f"it says {text[:40]!r}, which is not a base offset of 20 digits")
     return int(text)
 
 
@@ -74,6 +74,6 @@ def _require_integer(value: object) -> int:
     return value
 
 
-def _invalid_file_error(name: TopicPartition, file: str, cause: str) -> BadData:
+def _invalid_file_error(partition: TopicPartition, file: str, cause: str) -> BadData:
     """Return the error for a corrupt ``_metadata`` or watermark file of a partition."""
-    return BadData(cause, segment=f"{name}/{file}", hint="The uploader rewrites it with its next segment")
+    return BadData(cause, segment=f"{partition}/{file}", hint="The uploader rewrites it with its next segment")
