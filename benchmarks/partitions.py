@@ -20,7 +20,7 @@ from typing import Any
 from compactor.access.tier import Tier
 from compactor.agent.agent import Agent
 from compactor.bootstrap import open_tier
-from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopics, LogEnd
+from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopicIds, LogEnd
 from compactor.config.settings import load_settings
 from compactor.errors import StoreError
 from compactor.model.ids import TopicPartition
@@ -49,9 +49,9 @@ class AllLed:
         self.asked += 1
         return dict.fromkeys(names, LogEnd(0, RECORDS * (SEALED + 1)))
 
-    def topic_ids(self, names: Sequence[str]) -> ClusterTopics:
+    def topic_ids(self, names: Sequence[str]) -> ClusterTopicIds:
         self.asked += 1
-        return ClusterTopics(CLUSTER, {})
+        return ClusterTopicIds(CLUSTER, {})
 
     def retention_ms(self, topic: str) -> int | None:
         return None

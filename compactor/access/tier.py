@@ -40,7 +40,7 @@ from compactor.storage.counting import RequestCounters
 from compactor.storage.port import ObjectStore
 from compactor.storage.schemes import store_kind
 from compactor.tier.kinds import TierKind, read_only_error, tier_kind
-from compactor.tier.sidecars import Sidecars
+from compactor.tier.sidecars import SidecarStore
 
 if TYPE_CHECKING:
     from compactor.brokers.view import BrokerMetadata
@@ -404,11 +404,11 @@ class Tier:
         """Return the first offset that readers may see. Segments below it may still be in the tier, although no reader may use them."""
         return max(state.log_start, self.metadata.log_start(state.name))
 
-    def sidecars(self, partition: TopicPartition) -> Sidecars:
+    def sidecars(self, partition: TopicPartition) -> SidecarStore:
         """Return access to the sidecars of a partition, which may have none. Raises UsageError if there is no tier."""
         hash_key = self.identity.hash_key() if self.identity.has_hash_key() else bytes(HASH_KEY_BYTES)
         kept = self.local if self.local and self.local.is_bound_to_tier else None
-        return Sidecars(self.ports.control, self.open(partition).prefix, hash_key, kept)
+        return SidecarStore(self.ports.control, self.open(partition).prefix, hash_key, kept)
 
     def read_logs(
         self, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None

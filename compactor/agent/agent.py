@@ -46,7 +46,7 @@ from compactor.agent.plan import (
 )
 from compactor.agent.status import SHARED, AgentCounters, AgentStatus, add_upload
 from compactor.agent.uploads import Uploader
-from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopics, LogEnd
+from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopicIds, LogEnd
 from compactor.config.settings import Settings
 from compactor.errors import CompactorError, StoreError, UsageError
 from compactor.model.ids import TopicPartition
@@ -78,7 +78,7 @@ class LeaderQueries(Protocol):
     def log_ends(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
         """Return each leader's answer about the end of its log, or the error that prevented the answer."""
 
-    def topic_ids(self, names: Sequence[str]) -> ClusterTopics:
+    def topic_ids(self, names: Sequence[str]) -> ClusterTopicIds:
         """Return the topic ids that these topics have now. May be called from several threads."""
 
     def retention_ms(self, topic: str) -> int | None:

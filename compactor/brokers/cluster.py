@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from compactor.brokers.conditions import broker_version_problem
-from compactor.brokers.metadata_topic.admin import KafkaAdmin, TopicFacts, metadata_topic_problem
+from compactor.brokers.metadata_topic.admin import KafkaAdmin, TopicDescription, metadata_topic_problem
 from compactor.brokers.view import TopicStatus
 from compactor.errors import NotFound, Refused
 
@@ -42,9 +42,9 @@ class AdminClusterQueries:
         except (Refused, NotFound) as error:
             return str(error)
 
-    def _describe_topics_one_by_one(self, names: Sequence[str]) -> dict[str, TopicFacts]:
+    def _describe_topics_one_by_one(self, names: Sequence[str]) -> dict[str, TopicDescription]:
         """Describe each topic in a request of its own, and leave out those that the cluster refuses."""
-        facts: dict[str, TopicFacts] = {}
+        facts: dict[str, TopicDescription] = {}
         for name in names:
             try:
                 facts |= self._admin.describe_topics([name])
@@ -55,7 +55,7 @@ class AdminClusterQueries:
         return facts
 
 
-def _topic_status_from_description(facts: TopicFacts) -> TopicStatus:
+def _topic_status_from_description(facts: TopicDescription) -> TopicStatus:
     """Convert an admin client's description to a TopicStatus."""
     led = {number: one for number, one in facts.partitions.items() if one.log_start >= 0}
     return TopicStatus(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from compactor.brokers.metadata_topic.admin import ClusterFacts, TopicFacts, metadata_topic_problem
+from compactor.brokers.metadata_topic.admin import ClusterDescription, TopicDescription, metadata_topic_problem
 from compactor.brokers.metadata_topic.codec import uuid_text
 from compactor.errors import NotFound, Refused
 from compactor.model.ids import TopicPartition
@@ -40,13 +40,13 @@ REQUIRED_TOPIC_SETTINGS: Mapping[str, tuple[str, str]] = {
 class AdminQueries(Protocol):
     """Requests about the cluster that the checks make. Implemented by metadata_topic.admin.KafkaAdmin."""
 
-    def describe_cluster(self) -> ClusterFacts:
+    def describe_cluster(self) -> ClusterDescription:
         """Return the cluster id and the brokers."""
 
-    def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicFacts:
+    def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicDescription:
         """Describe the metadata topic. ``needs_append_right``: whether the right to append is needed, too."""
 
-    def describe_topics(self, names: Sequence[str]) -> Mapping[str, TopicFacts]:
+    def describe_topics(self, names: Sequence[str]) -> Mapping[str, TopicDescription]:
         """Describe these topics. Raises NotFound if one does not exist."""
 
 
@@ -133,7 +133,7 @@ def setting_problem(topic: str, setting: str, value: str | None, cleanup_policy:
     return f"{setting} of {topic} is {value}, it must be {wanted}: {why}"
 
 
-def broker_version_problem(facts: ClusterFacts) -> str:
+def broker_version_problem(facts: ClusterDescription) -> str:
     """Return which broker is older than 3.8, or an empty string. Brokers of unknown version pass.
 
     Brokers before 3.8 return no more records if the offsets at the end of a segment were removed (KAFKA-15388).

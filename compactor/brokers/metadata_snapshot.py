@@ -16,8 +16,8 @@ from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic.chain import broker_view
 from compactor.brokers.metadata_topic.codec import TopicIdPartition, uuid_bytes
 from compactor.brokers.metadata_topic.persisted_state import FoldedPartition
-from compactor.brokers.metadata_topic.state_serde import STATE_FORMAT, pack_fold, unpack_fold
-from compactor.brokers.view import METADATA_MAX_AGE_S, BrokerMetadata, PartitionVersion, TopicStatus, matching_topics
+from compactor.brokers.metadata_topic.state_serde import STATE_FORMAT, decode_folded_partition, encode_folded_partition
+from compactor.brokers.view import METADATA_MAX_AGE_S, BrokerMetadata, PartitionMetadataVersion, TopicStatus, matching_topics
 from compactor.constants import TopicId
 from compactor.errors import AlreadyExists, BadData, UsageError
 from compactor.model.base import Value
@@ -97,7 +97,7 @@ def _take_partition_snapshot(brokers: BrokerMetadata, partition: TopicPartition,
     view = broker_view(folded.cache, partition)
     return PartitionSnapshot(
         partition=partition.partition,
-        folded=base64.b64encode(pack_fold(folded.cache, folded.findings)).decode(),
+        folded=base64.b64encode(encode_folded_partition(folded.cache, folded.findings)).decode(),
         lineage=view.lineage,
         start_offset=view.links[0].first if view.links else 0,
         end_offset=view.links[-1].last if view.links else -1,
@@ -157,9 +157,9 @@ class SnapshotBrokerMetadata:
     def refresh(self, *, max_age_s: float = METADATA_MAX_AGE_S, topics_max_age_s: float | None = None) -> None:
         """Do nothing: a snapshot never changes."""
 
-    def partition_versions(self) -> Mapping[TopicPartition, PartitionVersion]:
+    def partition_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:
         return {
-            name: PartitionVersion(uuid_bytes(topic.topic_id), self.folded_partition(name).cache.applied)
+            name: PartitionMetadataVersion(uuid_bytes(topic.topic_id), self.folded_partition(name).cache.applied)
             for name, (topic, _) in self._partitions.items()
         }
 
@@ -197,5 +197,5 @@ class SnapshotBrokerMetadata:
 def _decode_partition_snapshot(topic: TopicSnapshot, snapshot: PartitionSnapshot) -> FoldedPartition:
     """Decode the segments of a partition snapshot."""
     name = TopicIdPartition(uuid_bytes(topic.topic_id), topic.topic, snapshot.partition)
-    cache, findings = unpack_fold(base64.b64decode(snapshot.folded), name)
+    cache, findings = decode_folded_partition(base64.b64decode(snapshot.folded), name)
     return FoldedPartition(cache, findings, len(findings))

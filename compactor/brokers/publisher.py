@@ -14,7 +14,7 @@ from enum import Enum
 
 from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic import rules
-from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, epoch_starts
+from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, epoch_start_offsets
 from compactor.brokers.metadata_topic.chain import lineage_from_segments, segment_read_ranges
 from compactor.brokers.metadata_topic.codec import (
     MetadataRecord,
@@ -40,7 +40,7 @@ READ_BACK_TIMEOUT_S = 30.0
 _DELETED_STATES = (None, _S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED)
 
 
-class _SwitchOutcome(Enum):
+class _GroupSwitchOutcome(Enum):
     """Outcome of switching readers to one group's new segment. EXPIRED: brokers expired all of its sources, so that later groups may
     follow.
     """
@@ -88,7 +88,7 @@ class KafkaPublisher:
         if not max_records_per_hour:
             return None
         with self._appending:
-            self._read_fold(
+            self._read_newest_metadata(
                 partition
             )  # under the lock: records that others have appended are not reserved any more, so they have to be read
             self._bucket, wait = self._bucket.admit_round(
@@ -96,19 +96,19 @@ class KafkaPublisher:
             )
         return wait
 
-    def release_reservation(self, partition: TopicPartition) -> None:
+    def release_metadata_reservation(self, partition: TopicPartition) -> None:
         """Return the unused reservation of a partition to the token bucket."""
         with self._appending:
-            self._bucket = self._bucket.without_reservation(partition)
+            self._bucket = self._bucket.bucket_without_reservation(partition)
 
     def announce_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """Append COPY_SEGMENT_STARTED, unless an equal record is there already. Raises Refused if a rule forbids it."""
         self._require_allowed(partition)
-        where, cache = self._read_fold(partition)
-        record = self._introduction_record(where, segment)
+        where, cache = self._read_newest_metadata(partition)
+        record = self._copy_started_record(where, segment)
         known = cache.segments.get(record.segment_id)
         if known is None and record.segment_id not in cache.finished:
-            why = rules.replacement_refusal(cache, lineage_from_segments(cache), record)
+            why = rules.reason_to_refuse_replacement(cache, lineage_from_segments(cache), record)
             if why:
                 raise _forbidden_record_error(partition, why)
             self._append_records(where, cache, [record])
@@ -148,13 +148,13 @@ class KafkaPublisher:
         cut: list[str] = []
         gone: list[str] = []
         for new in ordered:
-            outcome = self._switch_group(partition, new, find_expired, must_withdraw=bool(cut))
-            if outcome is not _SwitchOutcome.SWITCHED:
-                (cut if outcome is _SwitchOutcome.CUT_OFF else gone).append(new.segment.id)
+            outcome = self._switch_readers_to_replacement(partition, new, find_expired, must_withdraw=bool(cut))
+            if outcome is not _GroupSwitchOutcome.SWITCHED:
+                (cut if outcome is _GroupSwitchOutcome.CUT_OFF else gone).append(new.segment.id)
         record_published([*cut, *gone])
         with self._appending:
             left = sum(len(new.sources) for new in ordered if new.segment.id not in {*cut, *gone})
-            self._bucket = self._bucket.after_publication(partition, left, self._clock_ms())
+            self._bucket = self._bucket.bucket_after_publication(partition, left, self._clock_ms())
 
     def restore_segments(
         self,
@@ -177,35 +177,35 @@ class KafkaPublisher:
         :param include_unannounced: append it also for segments that were never introduced, so that brokers ignore introductions which
             arrive late.
         """
-        where, cache = self._read_fold(partition)
+        where, cache = self._read_newest_metadata(partition)
         records: list[MetadataRecord] = []
         for segment in segments:
             raw_id = uuid_bytes(segment.id)
             known = cache.segments.get(raw_id)
             if known is not None and known.state in rules.UNDELETED_STATES:
-                records.append(self._update_record(known, _S.DELETE_SEGMENT_STARTED))
+                records.append(self._state_change_record(known, _S.DELETE_SEGMENT_STARTED))
             elif known is None and include_unannounced and raw_id not in cache.finished:
                 made = self._placeholder_record(where, segment)
-                records += [made, self._update_record(made, _S.DELETE_SEGMENT_STARTED)]
+                records += [made, self._state_change_record(made, _S.DELETE_SEGMENT_STARTED)]
         self._append_records(where, cache, records)
 
-    def record_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+    def record_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Append DELETE_SEGMENT_FINISHED for these segments."""
-        where, cache = self._read_fold(partition)
+        where, cache = self._read_newest_metadata(partition)
         known = [cache.segments.get(uuid_bytes(segment.id)) for segment in segments]
         going = [one for one in known if one is not None and one.state is _S.DELETE_SEGMENT_STARTED]
-        self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_FINISHED) for one in going])
+        self._append_records(where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_FINISHED) for one in going])
 
-    def deleted_by_brokers(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
+    def find_segments_deleted_by_brokers(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         """Return which of these segments brokers have begun to delete or have deleted, after reading the topic to its end."""
-        _, cache = self._read_fold(partition)
+        _, cache = self._read_newest_metadata(partition)
         return frozenset(one for one in segment_ids if _is_deleted_by_broker(cache, uuid_bytes(one)))
 
     def find_unrecorded_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
         """Return segments written by compactors that are not in ``recorded_ids`` (the control log's segments) and that readers do not
         use.
         """
-        _, cache = self._read_fold(partition)
+        _, cache = self._read_newest_metadata(partition)
         return [_announced_segment_from_record(one) for one in _unrecorded_compactor_segments(cache, recorded_ids)]
 
     def withdraw_unrecorded_segments(self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
@@ -213,7 +213,7 @@ class KafkaPublisher:
 
         Live segments that lookups find no longer because of them are finished again first. Returns the number of deleted segments.
         """
-        where, cache = self._read_fold(partition)
+        where, cache = self._read_newest_metadata(partition)
         back = [cache.segments.get(uuid_bytes(segment.id)) for segment in live]
         ours = [one for one in back if one is not None and one.state in rules.READABLE_STATES]
         late = rules.unrecorded_broker_copies(cache, lineage_from_segments(cache), ours, recorded_ids)
@@ -225,15 +225,15 @@ class KafkaPublisher:
             if not rules.is_found_by_lookups(cache, one):
                 self._require_allowed(partition)
                 self._append_copy_finished(where, one)
-                where, cache = self._read_fold(partition)
+                where, cache = self._read_newest_metadata(partition)
         strays = [one for one in _unrecorded_compactor_segments(cache, recorded_ids) if one.state in rules.UNDELETED_STATES]
         going = sorted((*strays, *late), key=lambda one: one.start_offset)
-        self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in going])
+        self._append_records(where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in going])
         return len(going)
 
     def _try_all_records(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
         """Try all records of a publication on a copy of the fold. Raises Refused, before the first is appended, if a rule forbids one."""
-        _, cache = self._read_fold(partition)
+        _, cache = self._read_newest_metadata(partition)
         lineage, news = lineage_from_segments(cache), [cache.segments.get(uuid_bytes(new.segment.id)) for new in replacements]
         sources = [cache.segments.get(uuid_bytes(source)) for new in replacements for source in new.sources]
         here = [one for one in news if one is not None and one.state is _S.COPY_SEGMENT_STARTED]
@@ -244,24 +244,24 @@ class KafkaPublisher:
 
         def try_records(records: Sequence[MetadataRecord]) -> None:
             for record in records:
-                why = rules.record_refusal(trial.cache, lineage, record)
+                why = rules.reason_to_refuse_record(trial.cache, lineage, record)
                 if why:
                     raise _forbidden_record_error(partition, why)
                 trial.apply_record(record)
 
-        def try_finish(segment: RemoteLogSegmentMetadataRecord) -> None:
+        def try_copy_finished(segment: RemoteLogSegmentMetadataRecord) -> None:
             for marker in rules.highest_offset_markers(trial.cache, lineage, segment, self._clock_ms()):
                 try_records(marker.records(self._clock_ms()))
-            try_records([self._update_record(segment, _S.COPY_SEGMENT_FINISHED)])
+            try_records([self._state_change_record(segment, _S.COPY_SEGMENT_FINISHED)])
 
         for hidden in rules.hidden_segments(cache, lineage, last):
-            try_finish(hidden)
+            try_copy_finished(hidden)
         for new, made in zip(replacements, here, strict=True):
-            try_finish(made)
+            try_copy_finished(made)
             left = {one.segment_id: one for one in rules.redundant_segments(trial.cache, lineage, made)}
             left |= {uuid_bytes(source): trial.cache.segments[uuid_bytes(source)] for source in new.sources}
             ascending = sorted((one for one in left.values() if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
-            try_records([self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
+            try_records([self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
 
     def _stop_unfinished_copies(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
         """Delete unfinished copies of earlier leaders in the range to be replaced, and finish hidden segments again.
@@ -269,30 +269,30 @@ class KafkaPublisher:
         A copy that finished after the round would bring back values whose tombstones were removed. A hidden segment is one that lookups
         find only after its start; it must be found from its start before the segment below it is replaced by one that ends there.
         """
-        where, cache = self._read_fold(partition)
+        where, cache = self._read_newest_metadata(partition)
         last = max((new.segment.end_offset for new in replacements), default=-1)
         copies = rules.unfinished_copies(cache, lineage_from_segments(cache), last)
-        self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in copies])
+        self._append_records(where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in copies])
         for one in rules.hidden_segments(cache, lineage_from_segments(cache), last):
             _, cache = self._read_newest_metadata_by_id(where)
             # Brokers have tiered since the rehearsal where a rule stands against it: the group before it will not be switched, then.
-            if not rules.finish_refusal(cache, lineage_from_segments(cache), one, self._clock_ms()):
+            if not rules.reason_to_refuse_finish(cache, lineage_from_segments(cache), one, self._clock_ms()):
                 self._append_copy_finished(where, one)
 
-    def _switch_group(
+    def _switch_readers_to_replacement(
         self,
         partition: TopicPartition,
         replacement: Replacement,
         expired: Callable[[Collection[str]], Collection[str]],
         *,
         must_withdraw: bool,
-    ) -> _SwitchOutcome:
+    ) -> _GroupSwitchOutcome:
         """Switch readers to one group's new segment: append COPY_SEGMENT_FINISHED, verify that lookups find the segment, and append
         DELETE_SEGMENT_STARTED for its sources.
 
         :param must_withdraw: withdraw the new segment instead, because an earlier group was withdrawn.
         """
-        where, cache = self._read_fold(partition)
+        where, cache = self._read_newest_metadata(partition)
         raw_id = uuid_bytes(replacement.segment.id)
         sources = [uuid_bytes(source) for source in replacement.sources]
         known = cache.segments.get(raw_id)
@@ -305,47 +305,51 @@ class KafkaPublisher:
             if replacement.segment.id in explained or all(source in explained for source in replacement.sources):
                 return self._withdraw_expired_replacement(partition, raw_id)
             if known is None or is_gone:
-                return _SwitchOutcome.CUT_OFF
-            where, cache = self._read_fold(partition)  # asking about expired segments took time
+                return _GroupSwitchOutcome.CUT_OFF
+            where, cache = self._read_newest_metadata(partition)  # asking about expired segments took time
             deleted = [one for one in replacement.sources if one not in explained and not _is_segment_readable(cache, uuid_bytes(one))]
             also = [one.segment_id for one in rules.redundant_segments(cache, lineage_from_segments(cache), known)]
-            if must_withdraw or deleted or rules.source_deletion_refusal(cache, lineage_from_segments(cache), known, [*sources, *also]):
+            if (
+                must_withdraw
+                or deleted
+                or rules.reason_to_refuse_source_deletion(cache, lineage_from_segments(cache), known, [*sources, *also])
+            ):
                 return self._withdraw_replacement(where, cache, known)
         if known.state is _S.COPY_SEGMENT_STARTED or not rules.is_found_by_lookups(cache, known):
-            if rules.finish_refusal(cache, lineage_from_segments(cache), known, self._clock_ms()):
+            if rules.reason_to_refuse_finish(cache, lineage_from_segments(cache), known, self._clock_ms()):
                 return self._withdraw_replacement(where, cache, known)
             self._append_copy_finished(where, known)
-            where, cache = self._read_fold(partition)
+            where, cache = self._read_newest_metadata(partition)
             found = cache.segments.get(raw_id)
             if found is None or found.state in _DELETED_STATES:
-                return _SwitchOutcome.CUT_OFF
+                return _GroupSwitchOutcome.CUT_OFF
             if not rules.is_found_by_lookups(cache, found):
                 raise _forbidden_record_error(
                     partition, f"look: segment {replacement.segment.id} does not count after COPY_SEGMENT_FINISHED"
                 )
             known = found
-        if rules.hides_offsets(cache, lineage_from_segments(cache), known):
+        if rules.is_hiding_other_segments(cache, lineage_from_segments(cache), known):
             return self._withdraw_replacement(where, cache, known)
         left = {source: cache.segments[source] for source in sources if source in cache.segments}
         left |= {one.segment_id: one for one in rules.redundant_segments(cache, lineage_from_segments(cache), known)}
         ascending = sorted((one for one in left.values() if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
-        self._append_records(where, cache, [self._update_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
-        return _SwitchOutcome.SWITCHED
+        self._append_records(where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
+        return _GroupSwitchOutcome.SWITCHED
 
     def _withdraw_replacement(
         self, partition: TopicIdPartition, cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord
-    ) -> _SwitchOutcome:
+    ) -> _GroupSwitchOutcome:
         """Append DELETE_SEGMENT_STARTED for a group's new segment, because brokers have deleted some of its sources."""
-        self._append_records(partition, cache, [self._update_record(segment, _S.DELETE_SEGMENT_STARTED)])
-        return _SwitchOutcome.CUT_OFF
+        self._append_records(partition, cache, [self._state_change_record(segment, _S.DELETE_SEGMENT_STARTED)])
+        return _GroupSwitchOutcome.CUT_OFF
 
-    def _withdraw_expired_replacement(self, partition: TopicPartition, raw_id: bytes) -> _SwitchOutcome:
+    def _withdraw_expired_replacement(self, partition: TopicPartition, raw_id: bytes) -> _GroupSwitchOutcome:
         """Append DELETE_SEGMENT_STARTED for the new segment of a group whose sources have all expired, if it was introduced."""
-        where, cache = self._read_fold(partition)
+        where, cache = self._read_newest_metadata(partition)
         known = cache.segments.get(raw_id)
         if known is not None and known.state in rules.UNDELETED_STATES:
-            self._append_records(where, cache, [self._update_record(known, _S.DELETE_SEGMENT_STARTED)])
-        return _SwitchOutcome.EXPIRED
+            self._append_records(where, cache, [self._state_change_record(known, _S.DELETE_SEGMENT_STARTED)])
+        return _GroupSwitchOutcome.EXPIRED
 
     def _append_copy_finished(self, partition: TopicIdPartition, segment: RemoteLogSegmentMetadataRecord) -> None:
         """Append COPY_SEGMENT_FINISHED, after the highest-offset markers that it needs."""
@@ -353,7 +357,7 @@ class KafkaPublisher:
         for marker in rules.highest_offset_markers(cache, lineage_from_segments(cache), segment, self._clock_ms()):
             self._append_records(partition, cache, marker.records(self._clock_ms()))
             _, cache = self._read_newest_metadata_by_id(partition)
-        self._append_records(partition, cache, [self._update_record(segment, _S.COPY_SEGMENT_FINISHED)])
+        self._append_records(partition, cache, [self._state_change_record(segment, _S.COPY_SEGMENT_FINISHED)])
 
     def _append_records(self, partition: TopicIdPartition, cache: RemoteLogMetadataCache, records: Sequence[MetadataRecord]) -> None:
         """Append records after checking each by the rules, and wait until the last one has been read back.
@@ -363,7 +367,7 @@ class KafkaPublisher:
         trial, offset = rules.TrialFold(cache), -1
         lineage = lineage_from_segments(cache)
         for record in records:
-            why = rules.record_refusal(trial.cache, lineage, record)
+            why = rules.reason_to_refuse_record(trial.cache, lineage, record)
             if why:
                 raise _forbidden_record_error(partition.name, why)
             trial.apply_record(record)
@@ -372,7 +376,7 @@ class KafkaPublisher:
             for record in records:
                 offset = self._topic.append(number, encode_record(record))
             ends = sum(isinstance(one, RemoteLogSegmentMetadataUpdateRecord) and one.state is _S.DELETE_SEGMENT_FINISHED for one in records)
-            self._bucket = self._bucket.after_append(partition.name, len(records) - ends, ends, self._clock_ms())
+            self._bucket = self._bucket.bucket_after_append(partition.name, len(records) - ends, ends, self._clock_ms())
         deadline = time.monotonic() + READ_BACK_TIMEOUT_S
         while offset >= 0 and self._read_newest_metadata_by_id(partition)[1].applied < offset:
             if time.monotonic() > deadline:
@@ -380,7 +384,7 @@ class KafkaPublisher:
                     f"{self._topic.name}-{number}: offset {offset} was appended and is not read", hint="Run the command again to continue"
                 )
 
-    def _read_fold(self, partition: TopicPartition) -> tuple[TopicIdPartition, RemoteLogMetadataCache]:
+    def _read_newest_metadata(self, partition: TopicPartition) -> tuple[TopicIdPartition, RemoteLogMetadataCache]:
         """Return a partition with its topic id, and its folded metadata, after reading the metadata topic to its end."""
         return self._read_newest_metadata_by_id(
             TopicIdPartition(uuid_bytes(self._topic_id(partition)), partition.topic, partition.partition)
@@ -399,7 +403,7 @@ class KafkaPublisher:
         found = self._followed.folded_partition(partition.topic_id, partition.partition)
         return partition, found.cache if found is not None else RemoteLogMetadataCache(partition)
 
-    def _introduction_record(self, partition: TopicIdPartition, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadataRecord:
+    def _copy_started_record(self, partition: TopicIdPartition, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadataRecord:
         """Return the COPY_SEGMENT_STARTED record of a new segment."""
         return RemoteLogSegmentMetadataRecord(
             partition,
@@ -423,7 +427,7 @@ class KafkaPublisher:
             partition, uuid_bytes(segment.id), *place, COMPACTOR_BROKER_ID, -1, now, segment.leader_epochs, 1
         )
 
-    def _update_record(self, segment: RemoteLogSegmentMetadataRecord, state: SegmentState) -> RemoteLogSegmentMetadataUpdateRecord:
+    def _state_change_record(self, segment: RemoteLogSegmentMetadataRecord, state: SegmentState) -> RemoteLogSegmentMetadataUpdateRecord:
         """Return the record that moves a segment to ``state``."""
         return RemoteLogSegmentMetadataUpdateRecord(
             segment.partition, segment.segment_id, COMPACTOR_BROKER_ID, self._clock_ms(), state, segment.custom_metadata
@@ -444,7 +448,7 @@ def _unrecorded_compactor_segments(
 
 def _announced_segment_from_record(segment: RemoteLogSegmentMetadataRecord) -> AnnouncedSegment:
     """Convert a metadata record to an AnnouncedSegment."""
-    epochs = tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_starts(segment))
+    epochs = tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_start_offsets(segment))
     since = segment.event_timestamp_ms if segment.state is _S.DELETE_SEGMENT_STARTED else -1
     return AnnouncedSegment(segment.id, segment.start_offset, segment.end_offset, epochs, since)
 

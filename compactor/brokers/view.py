@@ -47,7 +47,7 @@ class TopicStatus:
     chosen: Mapping[str, str] = field(default_factory=dict)
 
 
-class PartitionVersion(NamedTuple):
+class PartitionMetadataVersion(NamedTuple):
     """Identifies the metadata of a partition. Two equal values mean that no record about the partition was added in between.
 
     topic_id: 16 bytes.
@@ -91,7 +91,7 @@ class BrokerMetadata(Protocol):
         topics_max_age_s: maximum age of the topic descriptions, in seconds; None: the same as ``max_age_s``.
         """
 
-    def partition_versions(self) -> Mapping[TopicPartition, PartitionVersion]:
+    def partition_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:
         """Return the version of every tiered partition as last read. Makes no request."""
 
     def partition_names(self) -> list[TopicPartition]:
@@ -160,7 +160,7 @@ class LiveBrokerMetadata:
         self._wanted: list[str] = []
         self._topics: dict[str, TopicStatus] = {}
         self._topic_ids: dict[str, TopicId] = {}
-        self._versions: dict[TopicPartition, PartitionVersion] = {}
+        self._versions: dict[TopicPartition, PartitionMetadataVersion] = {}
         self._deleted_topic_partitions: list[TopicIdPartition] = []
         self._reported_losses: set[int] = set()
         self._problem = ""
@@ -181,7 +181,7 @@ class LiveBrokerMetadata:
             if anew or folds != self._folds:
                 tiered = self.followed.tiered_partitions()
                 self._refresh_topics({one.partition.topic for one in tiered}, force=anew)
-                self._match_topic_ids(tiered)
+                self._separate_deleted_topics(tiered)
                 self._folds = folds
             self._read_at = time.monotonic()
 
@@ -194,19 +194,19 @@ class LiveBrokerMetadata:
             self._topic_ids = {topic: uuid_text(found.topic_id) for topic, found in self._topics.items()}
             self._tiered, self._wanted, self._asked_at = topic_names, wanted, time.monotonic()
 
-    def _match_topic_ids(self, partitions: Sequence[TieredPartition]) -> None:
+    def _separate_deleted_topics(self, partitions: Sequence[TieredPartition]) -> None:
         """Separate partitions whose topic id is the cluster's current one from partitions of deleted topics."""
         wanted = set(self._wanted)
         now = {topic: found.topic_id for topic, found in self._topics.items()}
         ours = [one for one in partitions if one.partition.topic in wanted]
         here = [one for one in ours if now.get(one.partition.topic) == one.partition.topic_id]
-        self._versions = {one.partition.name: PartitionVersion(one.partition.topic_id, one.applied) for one in here}
+        self._versions = {one.partition.name: PartitionMetadataVersion(one.partition.topic_id, one.applied) for one in here}
         self._deleted_topic_partitions = [one.partition for one in ours if now.get(one.partition.topic) != one.partition.topic_id]
 
     def partition_names(self) -> list[TopicPartition]:
         return sorted(self.partition_versions())
 
-    def partition_versions(self) -> Mapping[TopicPartition, PartitionVersion]:
+    def partition_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:
         with self._lock:
             self._refresh_if_unread()
             return self._versions

@@ -12,7 +12,7 @@ from compactor.consumer.pieces import SegmentGone, SegmentReader
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, BatchTable
-from compactor.tier.layouts.pinterest.listing import ListedTier, OpenTransactions
+from compactor.tier.layouts.pinterest.listing import ListedTier, OpenTransactionsAtSegmentEnd
 
 
 def first_open_transaction_offset(tier: Tier, listed: ListedTier, state: PartitionState) -> int:
@@ -27,7 +27,7 @@ def first_open_transaction_offset(tier: Tier, listed: ListedTier, state: Partiti
     if not recent:
         return state.end_offset + 1
     known = listed.transactions.get(state.name)
-    place = -1 if known is None else next((at for at, segment in enumerate(recent) if known.is_state_at_end_of(segment)), -1)
+    place = -1 if known is None else next((at for at, segment in enumerate(recent) if known.is_at_end_of_segment(segment)), -1)
     opened = dict(known.first_offsets) if known is not None and place >= 0 else {}
     for segment in recent[place + 1 :]:
         reader = SegmentReader(tier.ports.layout, state.name, segment, cleaner.max_decompressed_batch_bytes)
@@ -39,7 +39,7 @@ def first_open_transaction_offset(tier: Tier, listed: ListedTier, state: Partiti
                 raise
             opened.clear()  # it has expired meanwhile, and so has everything before it
     opened = {producer: offset for producer, offset in opened.items() if offset >= recent[0].start_offset}
-    listed.transactions[state.name] = OpenTransactions(recent[-1].start_offset, recent[-1].size_bytes, opened)
+    listed.transactions[state.name] = OpenTransactionsAtSegmentEnd(recent[-1].start_offset, recent[-1].size_bytes, opened)
     return min(opened.values(), default=state.end_offset + 1)
 
 

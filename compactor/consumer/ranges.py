@@ -64,7 +64,7 @@ def _range_without_segments_lacking_key(tier: Tier, extent: ReadRange, key: byte
     hash_keys(
         np.frombuffer(key, np.uint8), np.zeros(1, np.int64), np.array([len(key)], np.int32), *siphash_key_halves(sidecars.hash_key), hashes
     )
-    met, _ = sidecars.match_segments([segment.id for segment in inside], lambda: [hashes])
+    met, _ = sidecars.find_segments_that_may_hold_keys([segment.id for segment in inside], lambda: [hashes])
     return replace(extent, segments=tuple(segment for segment in inside if segment.id in met))
 
 

@@ -28,7 +28,7 @@ def find_expired_segments(leadership: Leadership, segment_ids: Collection[str]) 
     tasks = state.intent.plan.tasks if state.intent else ()
     ends = {segment.id: segment.end_offset for segment in state.live} | {task.new_segment_id: task.end_offset for task in tasks}
     ends = {name: end for name, end in ends.items() if name in segment_ids}
-    deleted = ports.publisher.deleted_by_brokers(state.name, list(ends)) if ends else frozenset()
+    deleted = ports.publisher.find_segments_deleted_by_brokers(state.name, list(ends)) if ends else frozenset()
     start = fetch_and_record_log_start(leadership) if deleted else 0
     return frozenset(name for name in deleted if ends[name] < start)
 

@@ -262,7 +262,7 @@ def delete_segment_objects(leadership: Leadership, state: PartitionState, segmen
     ports = leadership.ports
     ports.layout.delete_segments(state.name, segments)
     ports.control.delete([key for segment in segments for key in sidecar_keys(leadership.log.prefix, segment.id)])
-    ports.publisher.record_deletion(state.name, segments)
+    ports.publisher.record_segment_deletion(state.name, segments)
 
 
 def stored_segments_problem(ports: Ports, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata]) -> str:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from compactor.access.tier import Tier
 from compactor.brokers.conditions import topic_settings_problem
-from compactor.brokers.view import BrokerMetadata, PartitionVersion
+from compactor.brokers.view import BrokerMetadata, PartitionMetadataVersion
 from compactor.control.logs import collect_queued_hints
 from compactor.control.pauses import pause_reason
 from compactor.control.state import CatalogState
@@ -94,7 +94,7 @@ class BrokerChangeFeed:
 
     def __init__(self, brokers: BrokerMetadata) -> None:
         self._brokers = brokers
-        self._versions: Mapping[TopicPartition, PartitionVersion] = {}
+        self._versions: Mapping[TopicPartition, PartitionMetadataVersion] = {}
         self._chosen: dict[str, Mapping[str, str]] = {}
         self._policies: dict[str, int] = {}
 
@@ -123,7 +123,7 @@ class BrokerChangeFeed:
         requested = requested_rounds(state, opened.ports.clock_ms())
         return ChangeReport(hints, frozenset(recreated), suspended, paused_partitions(state, hints), requested)
 
-    def _change_hint(self, name: TopicPartition, version: PartitionVersion) -> int:
+    def _change_hint(self, name: TopicPartition, version: PartitionMetadataVersion) -> int:
         return version.applied + self._policies.get(name.topic, 0) * POLICY_STEP
 
 

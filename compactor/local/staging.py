@@ -220,7 +220,7 @@ class Staging:
 
     def fetch_into_memory(self, wanted: FileToStage) -> bytes:
         """Fetch a small file into memory and return its content. Raises BadData if it differs from what was recorded."""
-        return contents.read_verified_file(self.layout, wanted.name, wanted.segment, wanted.kind)
+        return contents.read_and_verify_segment_file(self.layout, wanted.name, wanted.segment, wanted.kind)
 
     def close(self) -> None:
         """Delete the folder and give all bytes that the round has reserved back to the budget."""
@@ -325,7 +325,7 @@ def _copy_and_digest(read_bytes: Callable[[int], bytes], path: Path, expected: S
         while data := read_bytes(COPY_BYTES):
             digests.update(data)
             target.write(data)
-    return digests.digested_file()
+    return digests.size_and_digest()
 
 
 def group_disk_bytes(

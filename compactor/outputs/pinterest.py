@@ -42,10 +42,10 @@ from compactor.round.sources import StagedSegmentReader, closing_reader, segment
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.schemes import bucket_and_prefix
-from compactor.tier.contents import FileContent, create_object, read_verified_file
+from compactor.tier.contents import FileContent, create_object, read_and_verify_segment_file
 from compactor.tier.kinds import control_url, pinterest_keys
 from compactor.tier.layouts.pinterest.keys import METADATA_FILE, WATERMARK, PartitionKeys
-from compactor.tier.layouts.pinterest.metadata import format_metadata, format_watermark
+from compactor.tier.layouts.pinterest.metadata import encode_metadata_file, format_watermark
 
 PUBLISH_ATTEMPTS = 5
 """Attempts per partition. An attempt fails if segments were replaced while it ran, or another writer was faster."""
@@ -356,7 +356,7 @@ class _GenerationWriter:
 
     def _read_index(self, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:
         """Return a segment's index of this kind; empty if it has none."""
-        return read_verified_file(self.tier.ports.layout, self.state.name, segment, kind) if kind in segment.files else b""
+        return read_and_verify_segment_file(self.tier.ports.layout, self.state.name, segment, kind) if kind in segment.files else b""
 
 
 # ---- telling readers ----------------------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ def switch_readers_to_current_generation(target: GenerationTarget, log: Generati
             return known
         folder = target.generation_folder(current.name, log.name)
         if current.parts_with_objects:
-            changed = _write_object_if_changed(target.store, folder + METADATA_FILE, format_metadata(log.name, current.segment_times))
+            changed = _write_object_if_changed(target.store, folder + METADATA_FILE, encode_metadata_file(log.name, current.segment_times))
             changed |= _write_object_if_changed(target.store, folder + WATERMARK, format_watermark(current.parts_with_objects[-1].base))
             changed |= _write_object_if_changed(target.store, log.pointer_key, target.pointer_content(log.name, current))
         else:

@@ -45,7 +45,7 @@ from compactor.round.skip import (
     sum_filter_statistics,
 )
 from compactor.round.sources import StagedSegmentReader, live_segment_reader, parse_producer_snapshot_at_end, read_producer_snapshot_at_end
-from compactor.tier.sidecars import Sidecars
+from compactor.tier.sidecars import SidecarStore
 
 OPEN_ROUND_MAX_MS = 86_400_000
 """A round whose plan was announced longer ago is given up before its publication begins, where brokers expire segments: those in
@@ -128,7 +128,7 @@ class RoundContext:
     lease: Lease
     cleaner: Cleaner
     hash_key: bytes
-    sidecars: Sidecars | None
+    sidecars: SidecarStore | None
     threads: int
     state_dir: Path
     records_per_hour: int = 0
@@ -199,7 +199,7 @@ class Round:
             return _build_report(result, self._stats)
         finally:
             if log.state.intent is None and not waits:  # an open intent still has records to write
-                self._context.ports.publisher.release_reservation(log.state.name)
+                self._context.ports.publisher.release_metadata_reservation(log.state.name)
 
     def is_round_due(self, state: PartitionState) -> bool:
         return self._assess(state, self._cleaner, self._now_ms).due or self.log_start_to_record(state) is not None

@@ -46,7 +46,7 @@ class FinishedSegment:
         :param output: its log, opened.
         :param contents: file or bytes of each kind, the log included.
         :param limit: bytes that one batch may inflate to.
-        :param digests: whether to record the digest of the batch headers, too (``SegmentLayout.keeps_digests``).
+        :param digests: whether to record the digest of the batch headers, too (``SegmentLayout.records_batch_digests``).
         """
         log = describe_log_file(output) if digests else describe_segment_file(contents["log"])
         return FinishedSegment(output.table, log, contents, read_earliest_delete_horizon_ms(output, limit))

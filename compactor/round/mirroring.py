@@ -24,7 +24,7 @@ from compactor.errors import BadData, NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import parse_producer_snapshot
-from compactor.tier.contents import read_verified_file
+from compactor.tier.contents import read_and_verify_segment_file
 from compactor.tier.ports import SegmentLayout
 
 _BATCH_HEADER: Final = 61
@@ -110,7 +110,7 @@ def check_lineage_of_newest_segment(
     if kind not in newest.files:
         return
     where, end = layout.object_name(partition, newest, kind), newest.end_offset + 1
-    known = parse_leader_epoch_checkpoint(read_verified_file(layout, partition, newest, kind).decode(errors="replace"), where)
+    known = parse_leader_epoch_checkpoint(read_and_verify_segment_file(layout, partition, newest, kind).decode(errors="replace"), where)
     parted = first_divergent_offset(reported, end, known, end)
     if parted is not None:
         epochs = f"{leader_epoch_at(known, parted)}, the segments' metadata to {leader_epoch_at(reported, parted)}"
@@ -131,7 +131,7 @@ def read_missing_metadata_fields(
         segment = segment.model_copy(update={"files": dict(layout.segment_files(partition, segment))})
         head = layout.read_file(partition, segment, "log", 0, _BATCH_HEADER)
         entries = parse_producer_snapshot(
-            read_verified_file(layout, partition, segment, "snapshot"), layout.object_name(partition, segment, "snapshot")
+            read_and_verify_segment_file(layout, partition, segment, "snapshot"), layout.object_name(partition, segment, "snapshot")
         ).entries
     except (NotFound, KeyError) as error:
         detail = error.message if isinstance(error, NotFound) else "it has no producer snapshot"

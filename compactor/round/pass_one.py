@@ -53,7 +53,7 @@ from compactor.round.skip import (
     horizon_passed_reason,
 )
 from compactor.round.sources import StagedSegmentReader
-from compactor.tier.sidecars import Sidecars
+from compactor.tier.sidecars import SidecarStore
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class CleanSegmentQuery:
     in_part: ids of clean segments of which reading a part may be enough; None for all.
     """
 
-    sidecars: Sidecars | None
+    sidecars: SidecarStore | None
     record: FilterStatistics
     only: frozenset[str] | None = None
     in_part: frozenset[str] | None = frozenset()
@@ -460,7 +460,7 @@ def _choose_segments_to_read_in_part(scan: _ScanAttempt, decisions: dict[int, Si
     job, survivors, inquiry = scan.job, scan.survivors, scan.job.inquiry
     if inquiry.sidecars is None or inquiry.in_part == frozenset() or survivors.are_rows_on_disk:
         return answers
-    copies, opened = job.reading.staging.layout.range_copies, job.opened
+    copies, opened = job.reading.staging.layout.log_copy_limits, job.opened
 
     def may_be_read_in_part(ordinal: int, decision: SidecarDecision) -> bool:
         """Return whether the segment at this position has a key directory that may allow to read only a part."""
@@ -479,7 +479,7 @@ def _choose_segments_to_read_in_part(scan: _ScanAttempt, decisions: dict[int, Si
     met = dict(answers.met)
     directories = KeyDirectoryCache(inquiry.sidecars)
     search = PartSearch(job.reading, job.extent.rules, distinct_hash_prefixes(survivors.iterate_dirty_key_hashes()), directories)
-    for ordinal, (directory, fetched) in zip(asked, directories.load_directories([job.roles.live[n] for n in asked]), strict=True):
+    for ordinal, (directory, fetched) in zip(asked, directories.load_key_directories([job.roles.live[n] for n in asked]), strict=True):
         job.cost.bytes += fetched
         job.settings.check()
         if directory is None:
@@ -503,7 +503,7 @@ def _segments_whose_filters_match(scan: _ScanAttempt, ordinals: Sequence[int]) -
         job.settings.check()
         return scan.survivors.iterate_dirty_key_hashes()
 
-    met, size = job.inquiry.sidecars.match_segments([live[n].id for n in ordinals], dirty_keys)
+    met, size = job.inquiry.sidecars.find_segments_that_may_hold_keys([live[n].id for n in ordinals], dirty_keys)
     job.cost.bytes += size
     return {n: met[live[n].id] for n in ordinals if live[n].id in met}
 

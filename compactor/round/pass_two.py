@@ -58,7 +58,7 @@ from compactor.round.roles import RoundRange
 from compactor.round.skip import FilterStatistics
 from compactor.round.sources import StagedSegmentReader
 from compactor.tier.ports import SegmentLayout, SegmentPublisher
-from compactor.tier.sidecars import Sidecars
+from compactor.tier.sidecars import SidecarStore
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class LocalWorker:
     threads: int
     engine: str = "auto"
     verify_before_publish: bool = True
-    sidecars: Sidecars | None = None
+    sidecars: SidecarStore | None = None
     filter_for: Callable[[int, int], FilterDesign | None] = lambda records, size: None
     found: PassOneResult | None = None
     workers: WorkerThreads | None = None
@@ -382,7 +382,7 @@ class PlanExecution:
         joined = None
         if group.part is None:
             contents: dict[str, Path | bytes] = {**cleaned.paths, **self._build_snapshot_and_checkpoint(group)}
-            made = FinishedSegment.from_local_files(output, contents, self._limit, digests=layout.keeps_digests)
+            made = FinishedSegment.from_local_files(output, contents, self._limit, digests=layout.records_batch_digests)
         else:
             joined = describe_composed_segment(group.part, task.new_segment_id, output, self._worker.hash_key, self._limit)
             made = self._compose_segment(group, group.part, output, joined)
@@ -479,13 +479,13 @@ class PlanExecution:
         if worker.sidecars is None:
             return
         design = worker.filter_for(metadata.records, metadata.size_bytes)
-        directory = worker.splices and is_key_directory_worthwhile(metadata, len(output.table), worker.layout.range_copies)
+        directory = worker.splices and is_key_directory_worthwhile(metadata, len(output.table), worker.layout.log_copy_limits)
         builder = SidecarBuilder(output, design, worker.hash_key, counts_distinct_keys=design is not None, collects_directory=directory)
         with WorkerThreads(1) as workers:
             add_segment_to_builder(builder, output, self._limit, workers)
         worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(builder.build_sidecar(metadata.id))
         if directory:
-            worker.stats.sidecar_bytes_written += worker.sidecars.add_directory(builder.build_key_directory(metadata.id))
+            worker.stats.sidecar_bytes_written += worker.sidecars.add_key_directory(builder.build_key_directory(metadata.id))
 
     def _store_composed_sidecar(
         self, metadata: RemoteLogSegmentMetadata, source: RemoteLogSegmentMetadata, composed: ComposedSegment
@@ -496,7 +496,7 @@ class PlanExecution:
         if worker.sidecars is None or old is None:
             return
         sidecar = derive_sidecar_of_composed_segment(old, metadata.id, composed.due, composed.table)
-        worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(sidecar) + worker.sidecars.add_directory(composed.directory)
+        worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(sidecar) + worker.sidecars.add_key_directory(composed.directory)
 
     def _prefetch_sources_of_task(self, task: CompactionTask) -> None:
         for ordinal, metadata in enumerate(self._live):

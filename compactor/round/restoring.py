@@ -203,7 +203,7 @@ class RestoreRound:
             (self.ports.layout, self.ports.publisher),
             name,
             task,
-            FinishedSegment.from_local_files(output, contents, limit, digests=self.ports.layout.keeps_digests),
+            FinishedSegment.from_local_files(output, contents, limit, digests=self.ports.layout.records_batch_digests),
             open_txn_offset=made.open_txn_offset,
             content=digest_sum_of_segment(output.buf, BalanceKey(self.hash_key)),
             negative_timestamps=count_negative_timestamps(output, limit),

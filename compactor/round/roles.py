@@ -20,7 +20,7 @@ from compactor.records.indexes import TXN_ENTRY
 from compactor.round.partial.rewrite import NeedsWholeSegmentError, SegmentPart
 from compactor.round.skip import estimate_distinct_keys, estimate_records
 from compactor.round.sources import StagedSegmentReader
-from compactor.tier.sidecars import SidecarHead, Sidecars
+from compactor.tier.sidecars import SidecarHead, SidecarStore
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SegmentRoles:
     heads: Mapping[str, SidecarHead]
 
     @staticmethod
-    def assign_segment_roles(live: Sequence[RemoteLogSegmentMetadata], extent: RoundRange, sidecars: Sidecars | None) -> SegmentRoles:
+    def assign_segment_roles(live: Sequence[RemoteLogSegmentMetadata], extent: RoundRange, sidecars: SidecarStore | None) -> SegmentRoles:
         """Return the roles of the live segments in a round.
 
         :param sidecars: None if sidecars are switched off (``bloom = false``). Raises StoreError.
@@ -62,7 +62,7 @@ class SegmentRoles:
             dirty=tuple(n for n, s in enumerate(live) if s.end_offset >= extent.first_dirty and s.start_offset < extent.end),
             clean=tuple(n for n, s in enumerate(live) if s.end_offset < extent.first_dirty and s.start_offset < extent.end),
             behind=tuple(n for n, s in enumerate(live) if s.start_offset >= extent.end),
-            heads=sidecars.load_heads(ids) if sidecars else dict.fromkeys(ids, SidecarHead(None, "bloom = false", 0)),
+            heads=sidecars.load_sidecar_heads(ids) if sidecars else dict.fromkeys(ids, SidecarHead(None, "bloom = false", 0)),
         )
 
     def sidecar_head(self, ordinal: int) -> SidecarHead:

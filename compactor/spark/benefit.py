@@ -41,7 +41,7 @@ def reason_to_skip_round(tier: Tier, state: PartitionState, now_ms: int, min_ben
         return "" if dirty else NOTHING_DUE
     if dirty and min_benefit <= 1:
         return ""
-    heads = tier.sidecars(state.name).load_heads([segment.id for segment in state.live])
+    heads = tier.sidecars(state.name).load_sidecar_heads([segment.id for segment in state.live])
     if not dirty and any(head.sidecar is None for head in heads.values()):
         return NOTHING_DUE
     if has_delete_horizon_work(state, assessment, heads, now_ms):

@@ -69,7 +69,7 @@ class StreamDigest:
         if self._batches is not None:
             self._batches.update(data)
 
-    def digested_file(self) -> SegmentFile:
+    def size_and_digest(self) -> SegmentFile:
         """Return size and digest of all bytes so far.
 
         The digest is empty if none was recorded, or if the bytes should be a log of v2 batches and are not.
@@ -104,7 +104,7 @@ def create_object(store: ObjectStore, key: str, content: FileContent) -> bool:
     return True
 
 
-def stored_file(store: ObjectStore, key: str, size: int, recorded: SegmentFile) -> SegmentFile:
+def digest_stored_file(store: ObjectStore, key: str, size: int, recorded: SegmentFile) -> SegmentFile:
     """Read ``size`` bytes of an object, and return their size and a digest of the kind that ``recorded`` has.
 
     Raises NotFound, StoreError.
@@ -112,7 +112,7 @@ def stored_file(store: ObjectStore, key: str, size: int, recorded: SegmentFile) 
     digests = StreamDigest(recorded)
     for start in range(0, size, READ_BYTES):
         digests.update(store.get(key, start, min(READ_BYTES, size - start)))
-    return digests.digested_file()
+    return digests.size_and_digest()
 
 
 def file_from_object_metadata(info: ObjectInfo) -> SegmentFile:
@@ -127,7 +127,7 @@ def file_from_metadata_or_content(store: ObjectStore, info: ObjectInfo, expected
     stated = file_from_object_metadata(info)
     if stated.size != expected.size or stated.has_common_digest_kind(expected):
         return stated
-    return stored_file(store, info.key, info.size, expected)
+    return digest_stored_file(store, info.key, info.size, expected)
 
 
 def stored_file_problem(store: ObjectStore, key: str, segment: RemoteLogSegmentMetadata, kind: str) -> str:
@@ -202,7 +202,7 @@ def has_recorded_content(path: Path, recorded: SegmentFile) -> bool:
     )
 
 
-def read_verified_file(layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:
+def read_and_verify_segment_file(layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:
     """Return a small file of a segment. Raises BadData if it differs from what was recorded; NotFound, StoreError."""
     file = segment.recorded_file(kind)
     most = file.size + 1  # for a range the store states what it sends, so that a truncated body is noticed
@@ -225,7 +225,7 @@ def _digest_download(transferred: int, path: Path, file: SegmentFile) -> Downloa
 def _digest_bytes(data: bytes, file: SegmentFile) -> Download:
     digests = StreamDigest(file)
     digests.update(data)
-    return Download(digests.digested_file(), len(data))
+    return Download(digests.size_and_digest(), len(data))
 
 
 def file_sha256(path: Path) -> str:

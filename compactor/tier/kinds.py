@@ -77,25 +77,25 @@ class TierKind:
         return self.metadata is MetadataSource.CONTROL_LOG
 
 
-def _pinterest_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
+def _create_pinterest_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
     from compactor.tier.layouts.pinterest.layout import PinterestLayout
 
     return PinterestLayout(store, pinterest_keys(settings))
 
 
-def _pinterest_listing(settings: Settings, store: ObjectStore) -> ListedTier:
+def _create_pinterest_listing(settings: Settings, store: ObjectStore) -> ListedTier:
     from compactor.tier.layouts.pinterest.listing import ListedTier
 
     return ListedTier(store, pinterest_keys(settings))
 
 
-def _kafka_local_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
+def _create_kafka_local_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
     from compactor.tier.layouts.kafka_local import KafkaLocalLayout
 
     return KafkaLocalLayout(store, topic_id)
 
 
-def _aiven_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
+def _create_aiven_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
     from compactor.tier.layouts.aiven.layout import AivenLayout
 
     return AivenLayout(store, topic_id, settings.tier.aiven)
@@ -107,17 +107,17 @@ COMPACTOR_MANAGED = TierKind(
     owns_root=True,
     storage_class=lambda settings: settings.s3.storage_class,
 )
-BROKER_MANAGED = TierKind(_kafka_local_layout, MetadataSource.METADATA_TOPIC, undo_copies=True, brokers_expire=True)
+BROKER_MANAGED = TierKind(_create_kafka_local_layout, MetadataSource.METADATA_TOPIC, undo_copies=True, brokers_expire=True)
 
 KINDS: Mapping[tuple[str, str], TierKind] = {
     ("object-log", "native"): COMPACTOR_MANAGED,
     ("object-log", "pinterest"): TierKind(
-        _pinterest_layout, MetadataSource.LISTING, compacts=False, describes_segments=False, listing=_pinterest_listing
+        _create_pinterest_layout, MetadataSource.LISTING, compacts=False, describes_segments=False, listing=_create_pinterest_listing
     ),
     ("kafka", "kafka-local"): BROKER_MANAGED,
     ("kafka", "aiven"): replace(
         BROKER_MANAGED,
-        layout=_aiven_layout,
+        layout=_create_aiven_layout,
         key_prefix=lambda settings: settings.tier.aiven.key_prefix,
         storage_class=lambda settings: settings.tier.aiven.storage_class,
     ),
@@ -148,7 +148,7 @@ def tier_kind(settings: Settings) -> TierKind:
     if not found.owns_root:
         _refuse_settings_of_compactor_managed_tiers(settings)
     if found.brokers_expire:
-        _refuse_retention(settings)
+        _refuse_retention_settings(settings)
     if tier.on_topic_deletion != "keep" and not found.owns_root:
         source = settings.source_of("tier.on_topic_deletion")
         what = f'{source}: on_topic_deletion is "{tier.on_topic_deletion}", and this tier has another owner'
@@ -166,7 +166,7 @@ def _refuse_settings_of_compactor_managed_tiers(settings: Settings) -> None:
             raise UsageError(what, hint="Remove it; [tier.aiven] has a storage_class, and [tier.pinterest] has entropy_bits")
 
 
-def _refuse_retention(settings: Settings) -> None:
+def _refuse_retention_settings(settings: Settings) -> None:
     """Raise UsageError if retention is configured for a tier whose segments this program does not expire."""
     cleaners = {"cleaner": settings.cleaner, **{f"topics.{json.dumps(pattern)}": one for pattern, one in settings.topics.items()}}
     for section, cleaner in cleaners.items():
@@ -180,7 +180,7 @@ def _refuse_retention(settings: Settings) -> None:
             raise UsageError(what, hint="Take the topic out of topics under [kafka]: there is nothing to compact in it")
 
 
-def owned_root_settings() -> str:
+def owned_root_settings_hint() -> str:
     """Return the settings that make a tier compactor-managed (only this program writes below its URL), as text for a hint."""
     kind, layout = next(names for names, row in KINDS.items() if row.owns_root)
     return f'kind = "{kind}" and layout = "{layout}"'

@@ -90,7 +90,7 @@ class ObjectStem(NamedTuple):
         return ObjectStem(int(match[1]), match[2]) if match and int(match[1]) < 2**63 else None
 
 
-def binary_digits(text: str, bits: int) -> str:
+def md5_prefix_bits(text: str, bits: int) -> str:
     """Return the first binary digits of a text's MD5. In front of a key they spread the keys over a bucket's index."""
     digest = hashlib.md5(text.encode(), usedforsecurity=False).digest()
     return f"{int.from_bytes(digest, 'big'):0128b}"[:bits]

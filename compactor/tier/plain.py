@@ -1,6 +1,6 @@
 """Base classes of layouts that store each file of a segment as one object with exactly the file's bytes.
 
-A new layout of this kind only names its objects: ``partition_folder``, ``file_name``, ``parse_file_name`` and ``partition_of``.
+A new layout of this kind only names its objects: ``partition_folder``, ``file_name``, ``parse_file_name`` and ``partition_of_object_key``.
 It derives from ``ComposableLayout`` if only this program writes the objects, and from ``PlainLayout`` if they must look as another program
 writes them, without object metadata.
 """
@@ -23,18 +23,18 @@ from compactor.tier.contents import (
     FileContent,
     create_object,
     damaged_object_error,
+    digest_stored_file,
     file_from_metadata_or_content,
     file_from_object_metadata,
-    stored_file,
     stored_file_problem,
 )
-from compactor.tier.ports import ListedObject, NonComposableLayout, SegmentRef
+from compactor.tier.ports import ListedObject, SegmentRef, WholeLogUploadLayout
 
 _CreateObject = Callable[[str, Mapping[str, str]], ObjectInfo]
 """(key, metadata) -> a new object. Raises AlreadyExists."""
 
 
-class FileName(NamedTuple):
+class ParsedFileName(NamedTuple):
     """Parsed name of an object: the segment, and the kind of the segment's file that the object holds."""
 
     segment_id: str
@@ -42,7 +42,7 @@ class FileName(NamedTuple):
     kind: str
 
 
-class PlainLayout(NonComposableLayout):
+class PlainLayout(WholeLogUploadLayout):
     """Base class of layouts that store each file of a segment as one object, unchanged and without metadata. Thread-safe if the store is.
 
     kinds: the kinds of files that this layout has.
@@ -64,13 +64,13 @@ class PlainLayout(NonComposableLayout):
         """Return the name of a file's object below the folder. The names of one segment's files differ only after the last dot."""
 
     @abstractmethod
-    def parse_file_name(self, file: str) -> FileName | None:
+    def parse_file_name(self, file: str) -> ParsedFileName | None:
         """Return the segment and the kind of file that an object's name below the folder stands for, or None if this layout does not make
         such names.
         """
 
     @abstractmethod
-    def partition_of(self, key: str) -> str:
+    def partition_of_object_key(self, key: str) -> str:
         """Return the partition in whose folder this key lies, as ``topic-partition``, or an empty string."""
 
     @property
@@ -152,15 +152,15 @@ class ComposableLayout(PlainLayout):
     ``batches`` (known digests) and ``mtime_ms`` (the broker's modification time).
     """
 
-    keeps_digests = True
+    records_batch_digests = True
 
     @property
     @override
-    def range_copies(self) -> CopyLimits | None:
+    def log_copy_limits(self) -> CopyLimits | None:
         return self._store.copy_limits
 
     @override
-    def log_version(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+    def log_object_version(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         key, recorded = self.object_name(partition, segment, "log"), segment.recorded_file("log")
         info = self._store.head(key)
         stated = file_from_object_metadata(info)
@@ -210,7 +210,7 @@ class ComposableLayout(PlainLayout):
         try:
             info = self._store.head(key)
             if info.size == file.size and not file_from_object_metadata(info).sha256:
-                return stored_file(self._store, key, info.size, file).is_same(file)
+                return digest_stored_file(self._store, key, info.size, file).is_same(file)
             return file_from_metadata_or_content(self._store, info, file).is_same(file)
         except NotFound:
             return False

@@ -20,7 +20,7 @@ from compactor.storage.port import ComposeSource, CopyLimits
 
 
 class SegmentRef(Protocol):
-    """The part of a segment that names its objects. Implemented by RemoteLogSegmentMetadata, SegmentName and AnnouncedSegment."""
+    """The part of a segment that names its objects. Implemented by RemoteLogSegmentMetadata, SegmentIdAndStart and AnnouncedSegment."""
 
     @property
     def id(self) -> str:
@@ -31,7 +31,7 @@ class SegmentRef(Protocol):
 
 
 @dataclass(frozen=True)
-class SegmentName:
+class SegmentIdAndStart:
     """A segment of which only id and start offset are known, because a plan named it and it was never uploaded completely."""
 
     id: str
@@ -89,14 +89,14 @@ class SegmentLayout(Protocol):
         """
 
     @property
-    def keeps_digests(self) -> bool:
+    def records_batch_digests(self) -> bool:
         """Return whether the digest over batch headers (``batches``) is recorded, which is the only digest that a composed log can have."""
 
     @property
-    def range_copies(self) -> CopyLimits | None:
+    def log_copy_limits(self) -> CopyLimits | None:
         """Return the limits of server-side copies that ``compose_segment`` may use now, or None if logs can only be uploaded whole."""
 
-    def log_version(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+    def log_object_version(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         """Return the version (ObjectInfo.etag) of the log's object, for CopiedRange.
 
         :raises BadData: if the object differs from what was recorded, as far as the store can tell without reading it.
@@ -137,7 +137,7 @@ class SegmentLayout(Protocol):
     def list_objects(self, partition: TopicPartition) -> Iterator[ListedObject]:
         """Yield every object below the partition's prefix, including those whose names this layout does not make."""
 
-    def partition_of(self, key: str) -> str:
+    def partition_of_object_key(self, key: str) -> str:
         """Return the partition in whose folder an object key lies, as ``topic-partition``, or an empty string."""
 
 
@@ -191,7 +191,7 @@ class SegmentPublisher(Protocol):
         :param max_records_per_hour: cap for all partitions together; 0 for no cap.
         """
 
-    def release_reservation(self, partition: TopicPartition) -> None:
+    def release_metadata_reservation(self, partition: TopicPartition) -> None:
         """Release the metadata records that were reserved for a round and not written, because the round has ended or is no longer due."""
 
     def announce_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
@@ -245,10 +245,10 @@ class SegmentPublisher(Protocol):
             effect.
         """
 
-    def record_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+    def record_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Record that the objects of these segments are deleted (DELETE_SEGMENT_FINISHED)."""
 
-    def deleted_by_brokers(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
+    def find_segments_deleted_by_brokers(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         """Return the ids of those segments which brokers have begun to delete or have deleted, as the newest metadata shows."""
 
     def find_unrecorded_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
@@ -265,18 +265,18 @@ class SegmentPublisher(Protocol):
         """
 
 
-class NonComposableLayout:
+class WholeLogUploadLayout:
     """Methods of SegmentLayout for layouts whose logs the store cannot compose, because the objects have no digests in their metadata or
     are not plain logs.
     """
 
-    keeps_digests = False
+    records_batch_digests = False
 
     @property
-    def range_copies(self) -> CopyLimits | None:
+    def log_copy_limits(self) -> CopyLimits | None:
         return None
 
-    def log_version(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+    def log_object_version(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         raise _cannot_compose_error()
 
     def compose_segment(

@@ -72,7 +72,7 @@ class SidecarHeadCache(Protocol):
         """Add the first parts (heads) of sidecars to the cache, by segment id."""
 
 
-class Sidecars:
+class SidecarStore:
     """Reads and writes the sidecars and key directories of one partition."""
 
     def __init__(self, control: ObjectStore, log_prefix: str, hash_key: bytes, head_cache: SidecarHeadCache | None = None) -> None:
@@ -86,12 +86,12 @@ class Sidecars:
         """Return the key of a segment's sidecar."""
         return sidecar_keys(self._log_prefix, segment_id)[0]
 
-    def load_heads(self, segment_ids: Sequence[str]) -> dict[str, SidecarHead]:
+    def load_sidecar_heads(self, segment_ids: Sequence[str]) -> dict[str, SidecarHead]:
         """Return the sidecars of these segments without their filters. Logs a warning for each unusable one. Raises StoreError."""
-        found = self._cached_heads(segment_ids)
+        found = self._usable_cached_heads(segment_ids)
         missing = [segment_id for segment_id in segment_ids if segment_id not in found]
         with ThreadPoolExecutor(PARALLEL_REQUESTS, "sidecars") as pool:
-            fetched = dict(zip(missing, pool.map(self._fetch_head, missing), strict=True))
+            fetched = dict(zip(missing, pool.map(self._fetch_sidecar_head, missing), strict=True))
         if self._head_cache is not None:
             self._head_cache.cache_sidecar_heads(
                 {segment_id: data for segment_id, (head, data) in fetched.items() if head.sidecar is not None}
@@ -114,7 +114,9 @@ class Sidecars:
             _log.warning("%s is ignored: %s; the segment is read and gets a new one", self.sidecar_key(segment_id), unusable)
             return None
 
-    def match_segments(self, segment_ids: Sequence[str], yield_key_hashes: Callable[[], Iterable[Hashes]]) -> tuple[dict[str, str], int]:
+    def find_segments_that_may_hold_keys(
+        self, segment_ids: Sequence[str], yield_key_hashes: Callable[[], Iterable[Hashes]]
+    ) -> tuple[dict[str, str], int]:
         """Return the segments whose filter may contain one of the keys, or cannot be read, with the reason, and the bytes fetched.
 
         Filters are processed in groups of MAX_FILTER_BYTES. Raises StoreError.
@@ -145,7 +147,7 @@ class Sidecars:
                         break
         return met, fetched
 
-    def load_directories(self, segment_ids: Sequence[str]) -> Iterator[tuple[KeyDirectory | None, int]]:
+    def load_key_directories(self, segment_ids: Sequence[str]) -> Iterator[tuple[KeyDirectory | None, int]]:
         """Yield the key directory of each segment, in order, with the bytes fetched; None if there is no usable one. Raises StoreError."""
         with contextlib.closing(_prefetch_in_order(segment_ids, self._load_key_directory)) as found:
             yield from (each for _, each in found)
@@ -175,7 +177,7 @@ class Sidecars:
 
         return self._create_if_absent(self.sidecar_key(sidecar.segment_id), sidecars.encode_sidecar(sidecar, self.hash_key))
 
-    def add_directory(self, directory: KeyDirectory) -> int:
+    def add_key_directory(self, directory: KeyDirectory) -> int:
         """Create a key directory if there is none, and return its size. A store error is only logged."""
         from bloom import directory as directories
 
@@ -210,12 +212,16 @@ class Sidecars:
             _log.warning("%s is not written: %s", key, error)
             return 0
 
-    def stored_sizes(self) -> dict[str, int]:
+    def stored_sidecar_sizes(self) -> dict[str, int]:
         """Return the size of each sidecar by segment id. Raises StoreError."""
         listed = self._control.list(sidecar_prefix(self._log_prefix))
-        return {segment_id_of(info.key): info.size for info in listed if info.key.endswith(".bloom") and segment_id_of(info.key)}
+        return {
+            segment_id_in_sidecar_key(info.key): info.size
+            for info in listed
+            if info.key.endswith(".bloom") and segment_id_in_sidecar_key(info.key)
+        }
 
-    def _cached_heads(self, segment_ids: Sequence[str]) -> dict[str, SidecarHead]:
+    def _usable_cached_heads(self, segment_ids: Sequence[str]) -> dict[str, SidecarHead]:
         """Return the heads of these segments' sidecars that the local cache has and that are valid."""
         from bloom import sidecar as sidecars
 
@@ -225,7 +231,7 @@ class Sidecars:
                 found[segment_id] = SidecarHead(sidecars.decode_sidecar_head(data, segment_id, self.hash_key), "", 0)
         return found
 
-    def _fetch_head(self, segment_id: str) -> tuple[SidecarHead, bytes]:
+    def _fetch_sidecar_head(self, segment_id: str) -> tuple[SidecarHead, bytes]:
         """Fetch a sidecar's head, and return it with its bytes."""
         from bloom import sidecar as sidecars
 
@@ -252,7 +258,7 @@ def _prefetch_in_order(segment_ids: Sequence[str], fetch_segment: Callable[[str]
             coming.extend((after, pool.submit(fetch_segment, after)) for after in islice(rest, 1))
 
 
-def segment_id_of(key: str) -> str:
+def segment_id_in_sidecar_key(key: str) -> str:
     """Return the segment id in the key of a sidecar or key directory, or an empty string for another key."""
     name, dot, kind = key.rpartition("/")[2].rpartition(".")
     return name if dot and kind in ("bloom", "keys") else ""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from compactor.access.tier import Tier
-from compactor.brokers.metadata_topic.leaders import ClusterTopics
+from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
 from compactor.constants import TopicId
 from compactor.control.importing import record_incarnation_opening
 from compactor.control.incarnations import (
@@ -31,7 +31,7 @@ from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 
-AskTopicIds = Callable[[Sequence[str]], ClusterTopics]
+AskTopicIds = Callable[[Sequence[str]], ClusterTopicIds]
 """Asks a cluster for the ids of topics by name. Raises StoreError."""
 
 
@@ -145,7 +145,7 @@ def _record_topic_recreation(
     """
     cluster_id = ""
     if not rule.by_hand:
-        answer = rule.ask([state.topic]) if rule.ask else ClusterTopics("", {})
+        answer = rule.ask([state.topic]) if rule.ask else ClusterTopicIds("", {})
         reported_id, cluster_id = answer.topic_ids.get(state.topic, ""), answer.cluster_id
         if reported_id != topic_id or not cluster_id:
             raise other_topic_error(state, topic_id, id_source, f"the cluster has the topic id {reported_id} now" if reported_id else "")

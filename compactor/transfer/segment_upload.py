@@ -20,7 +20,7 @@ from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.balance import BalanceKey
 from compactor.storage.schemes import local_store_folder
-from compactor.tier.sidecars import Sidecars
+from compactor.tier.sidecars import SidecarStore
 from compactor.transfer.log_directory import FutureSegment, check_file_unchanged, prepare_segment_upload
 
 
@@ -36,7 +36,7 @@ class UploadSettings:
     name: TopicPartition
     policy: CleanerPolicy
     threads: int
-    sidecars: Sidecars | None
+    sidecars: SidecarStore | None
     advance: Callable[[int], None]
 
 

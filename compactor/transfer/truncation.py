@@ -28,7 +28,7 @@ from compactor.errors import BadData, UsageError
 from compactor.model.policy import CleanerPolicy
 from compactor.records.indexes import TXN_ENTRY, parse_txn_index
 from compactor.round.sources import read_producers_at_end
-from compactor.tier.contents import download_segment_file, read_verified_file
+from compactor.tier.contents import download_segment_file, read_and_verify_segment_file
 from compactor.transfer.log_directory import CheckedFilePart, FutureSegment, SegmentFilePart, segment_log_path
 
 
@@ -105,7 +105,7 @@ def segment_head_before_offset(
     limit = policy.max_decompressed_batch_bytes
     aborted = np.empty(0, TXN_ENTRY)
     if "txnindex" in first.files:
-        aborted = parse_txn_index(read_verified_file(layout, name, first, "txnindex"), key)
+        aborted = parse_txn_index(read_and_verify_segment_file(layout, name, first, "txnindex"), key)
     source = open_source_segment(0, path, first.start_offset, first.end_offset + 1, first.mtime_ms, -1, limit, txn_entries=aborted)
     table = source.table
     last = int(np.searchsorted(table.last_offset, offset))

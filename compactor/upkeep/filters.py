@@ -50,8 +50,8 @@ def sidecars_json(opened: Tier, partition: TopicPartition, now_ms: int) -> dict[
     cleaner = opened.cleaner_for(partition.topic)
     record = sum_filter_statistics(state.runs)
     sidecars = opened.sidecars(partition)
-    sizes = sidecars.stored_sizes()
-    heads = sidecars.load_heads([segment.id for segment in state.live])
+    sizes = sidecars.stored_sidecar_sizes()
+    heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
     probes = expected_round_keys(cleaner, state.runs, 0)
     return {
         "topic": partition.topic,
@@ -119,7 +119,7 @@ def rebuild_sidecars(
     state = opened.open(partition).refresh()
     cleaner = opened.cleaner_for(partition.topic)
     sidecars = opened.sidecars(partition)
-    heads = sidecars.load_heads([segment.id for segment in state.live])
+    heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
     wanted = [n for n, segment in enumerate(state.live) if not unusable_only or heads[segment.id].sidecar is None]
     record, probes = sum_filter_statistics(state.runs), expected_round_keys(cleaner, state.runs, 0)
     written, size = [], 0
@@ -135,7 +135,7 @@ def rebuild_sidecars(
                         counted = not np.any((source.table.magic < 2) & (source.table.codec_ids > 0))
                         design = design_filter(cleaner, record, probes, records, segment.size_bytes) if counted else None
                         directory = cleaner.splice and is_key_directory_worthwhile(
-                            segment, len(source.table), opened.ports.layout.range_copies
+                            segment, len(source.table), opened.ports.layout.log_copy_limits
                         )
                         builder = SidecarBuilder(
                             source, design, opened.identity.hash_key(), counts_distinct_keys=True, collects_directory=directory

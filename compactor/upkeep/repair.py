@@ -45,7 +45,7 @@ from compactor.records.producers import ProducerStates, format_producer_snapshot
 from compactor.round.delivery import describe_segment_file
 from compactor.round.drive import run_round_as_leader
 from compactor.round.ports import LeadershipCheck, Stats, WorkSession
-from compactor.tier.contents import has_recorded_content, read_verified_file
+from compactor.tier.contents import has_recorded_content, read_and_verify_segment_file
 from compactor.upkeep.segment_check import check_disk_budget, download_intact_files
 
 ReportBytes = Callable[[int], None]
@@ -410,7 +410,7 @@ class _FileFinder:
         if before is not None and "snapshot" in before.files:
             with suppress(NotFound, BadData):
                 return parse_producer_snapshot(
-                    read_verified_file(self.opened.ports.layout, self.state.name, before, "snapshot"), "snapshot"
+                    read_and_verify_segment_file(self.opened.ports.layout, self.state.name, before, "snapshot"), "snapshot"
                 )
         return ProducerStates.without_producers()
 

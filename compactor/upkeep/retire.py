@@ -33,8 +33,8 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import SCOUTED, finish_or_undo_open_intent, scratch_prefix
 from compactor.round.ports import RoundWork
 from compactor.storage.port import ObjectStore
-from compactor.tier.ports import AnnouncedSegment, ListedObject, SegmentLayout, SegmentName, SegmentRef
-from compactor.tier.sidecars import segment_id_of, sidecar_prefix
+from compactor.tier.ports import AnnouncedSegment, ListedObject, SegmentIdAndStart, SegmentLayout, SegmentRef
+from compactor.tier.sidecars import segment_id_in_sidecar_key, sidecar_prefix
 
 _HEARTBEAT = re.compile(r".*/(\d{20})\.json")
 
@@ -167,12 +167,12 @@ def retire_as_leader(
         )
     found = survey_retirable(ports, log, retention, clock)  # the LIST comes before the fold
     leadership.require_in_state(log.state)
-    left: list[SegmentRef] = [*dict.fromkeys(SegmentName(item.segment_id, item.start_offset) for item in found.orphans)]
+    left: list[SegmentRef] = [*dict.fromkeys(SegmentIdAndStart(item.segment_id, item.start_offset) for item in found.orphans)]
     reported = {segment.id for segment in found.strays}
     left = [segment for segment in left if segment.id not in reported] + list(found.strays)
     ordering.require_segments_deletable(log.state, log.incarnation, leadership.epoch, [segment.id for segment in left])
     ports.layout.delete_segments(log.state.name, left)
-    ports.publisher.record_deletion(log.state.name, left)
+    ports.publisher.record_segment_deletion(log.state.name, left)
     ports.control.delete(found.scratch)
     return _retire_report(ports.layout, log.state.name, found, deleted_segments=gone)
 
@@ -206,7 +206,7 @@ def survey_retirable(ports: Ports, log: PartitionLog, retention: Retention, cloc
         now = clock.now_ms(ports.control)
         old = {info.key for info in scratch if info.modified_ms + retention.orphan_age_ms <= now}
         left = [key for key in left if key not in begun or key in old]
-    left += [key for key in sidecars if segment_id_of(key) and segment_id_of(key) not in known]
+    left += [key for key in sidecars if segment_id_in_sidecar_key(key) and segment_id_in_sidecar_key(key) not in known]
     young = tuple(item for item in unknown if item not in set(orphans))
     # Heartbeats of earlier epochs are deleted; that of the present epoch may still be in use.
     left += [match[0] for match in beats if int(match[1]) < state.last_compactor_epoch]

@@ -71,7 +71,7 @@ def _is_key_of_tier(opened: Tier, upload: UnfinishedUploadOfTier) -> bool:
     key, known = upload.upload.key, opened.catalog.state
     if upload.store is opened.ports.control:
         return key.startswith((f"{RESERVED}/", *_CONTROL_PREFIXES))
-    partition = opened.ports.layout.partition_of(key)
+    partition = opened.ports.layout.partition_of_object_key(key)
     return key.startswith((f"{RESERVED}/", _PROBES)) or partition in known.partitions or partition in known.reached
 
 

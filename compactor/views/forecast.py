@@ -137,7 +137,7 @@ def read_sidecar_evidence(opened: Tier, summary: PartitionSummary, now_ms: int, 
         return None  # whatever they say, all is read and the keys fit
     runs = opened.open(summary.name).refresh().runs if found.clean else ()
     return SidecarEvidence(
-        opened.sidecars(summary.name).load_heads([segment.id for segment in found.covered_segments]), sum_filter_statistics(runs)
+        opened.sidecars(summary.name).load_sidecar_heads([segment.id for segment in found.covered_segments]), sum_filter_statistics(runs)
     )
 
 

@@ -27,16 +27,16 @@ from compactor.records.headers import header_digest_of_verified_file
 from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ComposeSource, CopiedRange, FileRange, ObjectStore
-from compactor.tier.contents import download_segment_file, read_verified_file
+from compactor.tier.contents import download_segment_file, read_and_verify_segment_file
 from compactor.tier.kinds import KINDS
 from compactor.tier.layouts.aiven.layout import AivenLayout
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
 from compactor.tier.layouts.native import NativeLayout
-from compactor.tier.layouts.pinterest.keys import PartitionKeys, id_from_base_offset
+from compactor.tier.layouts.pinterest.keys import PartitionKeys, segment_id_from_base_offset
 from compactor.tier.layouts.pinterest.layout import PinterestLayout
 from compactor.tier.names import TopicIdLookup, object_stem
-from compactor.tier.plain import ComposableLayout, FileName
-from compactor.tier.ports import ListedObject, NonComposableLayout, SegmentLayout, SegmentName, SegmentRef
+from compactor.tier.plain import ComposableLayout, ParsedFileName
+from compactor.tier.ports import ListedObject, SegmentIdAndStart, SegmentLayout, SegmentRef, WholeLogUploadLayout
 from tests.support.memory_store import Clock, MemoryStore
 
 NAME = TopicPartition("orders", 0)
@@ -96,12 +96,12 @@ class FlatLayout(ComposableLayout):
         return f"{object_stem(segment)}.{kind}"
 
     @override
-    def parse_file_name(self, file: str) -> FileName | None:
+    def parse_file_name(self, file: str) -> ParsedFileName | None:
         match = self.NAME.fullmatch(file)
-        return FileName(match[2], int(match[1]), match[3]) if match else None
+        return ParsedFileName(match[2], int(match[1]), match[3]) if match else None
 
     @override
-    def partition_of(self, key: str) -> str:
+    def partition_of_object_key(self, key: str) -> str:
         match = re.fullmatch(r"flat/([^/]+-\d+)/[^/]+", key)
         return match[1] if match else ""
 
@@ -124,7 +124,7 @@ def brokers(layout: str, **settings: object) -> Callable[[ObjectStore, Path], Ri
 
 def pinterest(store: ObjectStore, scratch: Path) -> Rig:
     layout = PinterestLayout(store, PartitionKeys("prod", entropy_bits=7))
-    return Rig(layout, store, kinds=("log", "index", "timeindex"), id_of=id_from_base_offset)
+    return Rig(layout, store, kinds=("log", "index", "timeindex"), id_of=segment_id_from_base_offset)
 
 
 @cache
@@ -136,7 +136,7 @@ def private_key() -> bytes:
 class Row:
     """A layout in this suite. layout: the class, which is asked what it can do before any test runs."""
 
-    layout: type[NonComposableLayout]
+    layout: type[WholeLogUploadLayout]
     make: Callable[[ObjectStore, Path], Rig]
 
 
@@ -154,7 +154,7 @@ STORES = ("directory", "memory", "moto")
 
 def rigs(*, composing: bool = False) -> list[str]:
     """All layouts in all stores, or those that compose logs of copied ranges."""
-    return [f"{name} in {store}" for name, row in RIGS.items() for store in STORES if row.layout.keeps_digests or not composing]
+    return [f"{name} in {store}" for name, row in RIGS.items() for store in STORES if row.layout.records_batch_digests or not composing]
 
 
 composing_rigs = pytest.mark.parametrize("rig", rigs(composing=True), indirect=True)
@@ -202,7 +202,7 @@ class TestReading:
             assert rig.layout.read_file(NAME, segment, kind) == data
             assert rig.layout.download_file(NAME, segment, kind, tmp_path / kind) > 0
             assert (tmp_path / kind).read_bytes() == data
-            assert read_verified_file(rig.layout, NAME, segment, kind) == data
+            assert read_and_verify_segment_file(rig.layout, NAME, segment, kind) == data
             assert download_segment_file(rig.layout, NAME, segment, kind, tmp_path / f"{kind} again").has_recorded_content(
                 segment.files[kind]
             )
@@ -240,7 +240,7 @@ class TestReading:
         segment = rig.segment(0, contents, digests=False)
         rig.stored(rig.segment(0, contents), contents)
         assert rig.layout.stored_segment_problem(NAME, segment) == ""
-        assert read_verified_file(rig.layout, NAME, segment, rig.kinds[-1]) == contents[rig.kinds[-1]]
+        assert read_and_verify_segment_file(rig.layout, NAME, segment, rig.kinds[-1]) == contents[rig.kinds[-1]]
 
     def test_the_list_names_what_it_knows(self, rig: Rig) -> None:
         segments = [rig.segment(start, rig.contents(start)) for start in (0, 100)]
@@ -253,8 +253,8 @@ class TestReading:
         # A layout may have objects that hold no file, such as one that says where the files lie in the others.
         assert {item.key for item in listed} >= {rig.layout.object_name(NAME, s, kind) for s in segments for kind in s.files}
         assert all(item.size > 0 and item.modified_ms > 0 for item in listed)
-        assert {rig.layout.partition_of(item.key) for item in listed} == {str(NAME)}
-        assert {rig.layout.partition_of(key) for key in ("tier-id.json", "some/where/else", f"{NAME}x/y")} == {""}
+        assert {rig.layout.partition_of_object_key(item.key) for item in listed} == {str(NAME)}
+        assert {rig.layout.partition_of_object_key(key) for key in ("tier-id.json", "some/where/else", f"{NAME}x/y")} == {""}
 
     def test_strangers_are_listed_as_such(self, rig: Rig) -> None:
         segment = rig.segment(0, rig.contents(5))
@@ -312,7 +312,7 @@ class TestWriting:
         before = rig.objects()
         gone = {item.key for item in rig.layout.list_objects(NAME) if item.segment_id != segments[1].id}
         # Of one of them nothing is known but its name, as of a plan that was never carried out.
-        rig.layout.delete_segments(NAME, [segments[0], SegmentName(segments[2].id, segments[2].start_offset)])
+        rig.layout.delete_segments(NAME, [segments[0], SegmentIdAndStart(segments[2].id, segments[2].start_offset)])
         assert rig.objects() == before - gone
         rig.layout.delete_segments(NAME, segments[:1])  # absent ones are fine
         assert known(rig.layout.list_objects(NAME)) == {segments[1].id}
@@ -325,10 +325,10 @@ class TestPuttingTogether:
     def test_only_plain_objects_with_digests_of_ours_are_copied(self, rig: Rig) -> None:
         segment = rig.segment(0, rig.contents(1))
         rig.stored(segment, rig.contents(1))
-        assert rig.layout.range_copies == (rig.store.copy_limits if rig.layout.keeps_digests else None)
-        if not rig.layout.keeps_digests:
+        assert rig.layout.log_copy_limits == (rig.store.copy_limits if rig.layout.records_batch_digests else None)
+        if not rig.layout.records_batch_digests:
             with pytest.raises(CannotCopy, match="cannot compose logs"):
-                rig.layout.log_version(NAME, segment)
+                rig.layout.log_object_version(NAME, segment)
             with pytest.raises(CannotCopy, match="cannot compose logs"):
                 rig.layout.compose_segment(NAME, segment, [], rig.contents(1))
 
@@ -354,7 +354,7 @@ class TestPuttingTogether:
         assert layout.read_file(NAME, made, "log", 0, len(spliced.log) + 1) == spliced.log
         assert {kind: layout.read_file(NAME, made, kind) for kind in spliced.beside} == spliced.beside
         assert download_segment_file(layout, NAME, made, "log", tmp_path / "down").has_recorded_content(made.files["log"])
-        assert read_verified_file(layout, NAME, made, "log") == spliced.log
+        assert read_and_verify_segment_file(layout, NAME, made, "log") == spliced.log
         about = spliced.rig.store.head(layout.object_name(NAME, made, "log")).metadata
         assert about == {"batches": made.files["log"].batches, "mtime_ms": "1700000000001"}
         of_source = spliced.source.files["log"]
@@ -416,23 +416,23 @@ class TestPuttingTogether:
         spliced.rig.store.create(key, flipped(spliced.log))
         assert layout.stored_segment_problem(NAME, made) == f"{spliced.rig.store.url}/{key} has another digest than was recorded"
         with pytest.raises(BadData, match="its digest is not the one that was recorded"):
-            read_verified_file(layout, NAME, made, "log")
+            read_and_verify_segment_file(layout, NAME, made, "log")
 
     @composing_rigs
     def test_a_version_is_of_what_was_recorded(self, spliced: Spliced) -> None:
         layout, source = spliced.rig.layout, spliced.source
         key = layout.object_name(NAME, source, "log")
-        assert layout.log_version(NAME, source) == spliced.rig.store.head(key).etag != ""
+        assert layout.log_object_version(NAME, source) == spliced.rig.store.head(key).etag != ""
         spliced.rig.replace(key, lambda data: data[:-1])
         with pytest.raises(BadData, match=f"it has {source.size_bytes - 1} bytes, recorded are {source.size_bytes}"):
-            layout.log_version(NAME, source)
+            layout.log_object_version(NAME, source)
         spliced.rig.store.delete([key])
         with pytest.raises(NotFound):
-            layout.log_version(NAME, source)
+            layout.log_object_version(NAME, source)
         data = spliced.log[: source.size_bytes].ljust(source.size_bytes)
         spliced.rig.store.create(key, data, {"sha256": hashlib.sha256(data).hexdigest()})
         with pytest.raises(BadData, match="its digest is not the one"):
-            layout.log_version(NAME, source)
+            layout.log_object_version(NAME, source)
 
     @composing_rigs
     def test_a_source_that_was_replaced_meanwhile(self, spliced: Spliced) -> None:
@@ -448,7 +448,7 @@ class TestPuttingTogether:
         pieces, before = spliced.pieces(), spliced.rig.objects()
         assert isinstance(spliced.rig.store, MemoryStore)
         spliced.rig.store.copy_limits = None
-        assert spliced.rig.layout.range_copies is None
+        assert spliced.rig.layout.log_copy_limits is None
         with pytest.raises(CannotCopy):
             spliced.rig.layout.compose_segment(NAME, spliced.made, pieces, spliced.beside)
         assert spliced.rig.objects() == before
@@ -468,7 +468,7 @@ class Spliced:
 
     def pieces(self) -> tuple[CopiedRange, FileRange]:
         layout, source = self.rig.layout, self.source
-        copied = CopiedRange(layout.object_name(NAME, source, "log"), 0, self.kept, layout.log_version(NAME, source))
+        copied = CopiedRange(layout.object_name(NAME, source, "log"), 0, self.kept, layout.log_object_version(NAME, source))
         return copied, FileRange(self.anew, 0, len(self.log) - self.kept)
 
     def compose(self) -> str:

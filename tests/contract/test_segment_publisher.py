@@ -12,7 +12,7 @@ from compactor.constants import LeaderEpoch
 from compactor.errors import Unavailable, UsageError
 from compactor.model.plan import Replacement
 from compactor.model.segment import SegmentState
-from compactor.tier.ports import AnnouncedSegment, SegmentName, SegmentPublisher
+from compactor.tier.ports import AnnouncedSegment, SegmentIdAndStart, SegmentPublisher
 from compactor.tier.publishers import ObjectLogPublisher
 from tests.contract.test_segment_layout import NAME, contents_of, segment_of
 from tests.support.kafka_publishing import BrokerWorld, introduced, named
@@ -94,7 +94,7 @@ def test_what_is_withdrawn_or_gone_records_nothing_and_may_be_said_twice(publish
         publisher.withdraw_segments(
             NAME, [AnnouncedSegment(NEW.id, NEW.start_offset, NEW.end_offset, NEW.leader_epochs)], include_unannounced=True
         )
-        publisher.record_deletion(NAME, [SegmentName(NEW.id, NEW.start_offset)])
+        publisher.record_segment_deletion(NAME, [SegmentIdAndStart(NEW.id, NEW.start_offset)])
     assert log.records == []
 
 

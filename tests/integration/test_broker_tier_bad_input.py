@@ -130,7 +130,7 @@ class TestObjects:
         text = format_leader_epoch_checkpoint((EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(2), Offset(150))))
         kinds = {"leader-epoch-checkpoint": SegmentFile(size=len(text))}
         monkeypatch.setattr(mirroring, "read_missing_metadata_fields", lambda layout, name, one: one.model_copy(update={"files": kinds}))
-        monkeypatch.setattr(mirroring, "read_verified_file", lambda *_: text.encode())
+        monkeypatch.setattr(mirroring, "read_and_verify_segment_file", lambda *_: text.encode())
         layout = SimpleNamespace(object_name=lambda name, one, kind: f"{one.id}.{kind}")
         leadership = SimpleNamespace(
             ports=SimpleNamespace(brokers=lambda name: view, layout=layout),

@@ -13,7 +13,7 @@ import pytest
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.leaders import ClusterTopics
+from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
 from compactor.brokers.topic_ids import TopicIdAnswers, kafka_python_options
 from compactor.config.settings import load_settings
 from compactor.errors import Unavailable, UsageError
@@ -78,7 +78,7 @@ def cli(tmp_path: Path) -> TierCli:
     )
     tier = open_tier(load_settings(str(cli.config)))
     tier.catalog.refresh()
-    record_confirmed_topics(tier.catalog, {"orders": ID}, lambda names: ClusterTopics(CLUSTER, {"orders": ID}))
+    record_confirmed_topics(tier.catalog, {"orders": ID}, lambda names: ClusterTopicIds(CLUSTER, {"orders": ID}))
     return cli
 
 

@@ -75,7 +75,7 @@ def check_sidecars(tier: Tier, log_dir: Path) -> None:
     """They are what a reader of the segments makes of them, under the tier's key."""
     key, state = tier.identity.hash_key(), tier.open(ORDERS).refresh()
     sources = open_log_directory(log_dir, 4096, 1 << 20)
-    heads = tier.sidecars(ORDERS).load_heads([segment.id for segment in state.live])
+    heads = tier.sidecars(ORDERS).load_sidecar_heads([segment.id for segment in state.live])
     with WorkerThreads(1) as workers:
         for segment, source in zip(state.live, sources, strict=True):
             found = heads[segment.id]

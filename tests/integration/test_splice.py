@@ -18,7 +18,7 @@ from compactor.config.settings import load_settings
 from compactor.errors import CannotCopy
 from compactor.round.partial import rewrite as splicing
 from compactor.storage.local import LocalStore
-from compactor.tier.sidecars import Sidecars
+from compactor.tier.sidecars import SidecarStore
 from tests.builders import LZ4, LogBuilder
 from tests.support.splices import live_ids, live_objects, run_whole_on_copy, small_copies
 from tests.support.tier_cli import TierCli, contents, latest
@@ -232,14 +232,14 @@ class TestWhatDoesNotFit:
     def test_a_directory_that_is_fetched_again(self, tier: TierCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int) -> None:
         """Those of all segments of a round are too much for its memory. ``there``: so many times, then it is gone."""
         size, wanted = self.ready(tier, tmp_path)
-        calls, found = itertools.count(), Sidecars.load_directories
+        calls, found = itertools.count(), SidecarStore.load_key_directories
 
-        def some(sidecars: Sidecars, segment_ids: Sequence[str]) -> Iterator[tuple[Any, int]]:
+        def some(sidecars: SidecarStore, segment_ids: Sequence[str]) -> Iterator[tuple[Any, int]]:
             return (each if next(calls) < there else (None, 0) for each in found(sidecars, segment_ids))
 
         with monkeypatch.context() as patch:
             patch.setattr(splicing, "KEPT", 0)
-            patch.setattr(Sidecars, "load_directories", some)
+            patch.setattr(SidecarStore, "load_key_directories", some)
             row = tier.run("--now", NOW)
         assert (row["status"], row["bytes_read"] > size) == ("cleaned", there < 100)
         assert contents(tier.export(tmp_path / "out")) == wanted

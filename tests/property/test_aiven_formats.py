@@ -78,7 +78,7 @@ def test_custom_metadata_that_is_cut_off_is_refused(custom: CustomMetadata, data
 def test_chunks_cover_the_log_and_the_object(chunk_size: int, file_size: int, data: st.DataObject) -> None:
     count = -(-file_size // chunk_size)
     index = fixed_chunk_index(chunk_size, file_size, 28)
-    index.require_uncompressed(28)
+    index.require_uncompressed_chunks(28)
     if count <= 300:
         lengths = data.draw(st.lists(st.integers(1, 9000), min_size=count, max_size=count))
         index = data.draw(st.sampled_from([index, variable_chunk_index(chunk_size, file_size, lengths)]))

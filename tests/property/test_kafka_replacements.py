@@ -153,7 +153,7 @@ class Story:
         if control.withdrawn:
             publisher.withdraw_segments(NAME, control.withdrawn, include_unannounced=True)
             self.objects -= self.gone()
-            publisher.record_deletion(NAME, control.withdrawn)
+            publisher.record_segment_deletion(NAME, control.withdrawn)
         if not control.plan:
             self.announce()
         if not control.begun:
@@ -163,11 +163,11 @@ class Story:
         self.wait()
         publisher.publish_replacements(NAME, control.plan, self.begun, self.published, is_begun_recorded=control.begun)
         self.objects -= set(control.replaced)
-        publisher.record_deletion(NAME, self.refs(control.replaced))
+        publisher.record_segment_deletion(NAME, self.refs(control.replaced))
         control.replaced = []
         left = publisher.find_unrecorded_segments(NAME, self.known()) or ()
         self.objects -= {one.id for one in left}
-        publisher.record_deletion(NAME, left)
+        publisher.record_segment_deletion(NAME, left)
 
     def whole(self) -> bool:
         there = {one.id for one in self.live()}
@@ -269,8 +269,8 @@ def test_readers_notice_nothing_and_every_crash_is_finished(block: int) -> None:
 
 @contextmanager
 def without_refusals(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    patch.setattr(rules, "record_refusal", lambda *_: "")
-    patch.setattr(rules, "source_deletion_refusal", lambda *_: "")
+    patch.setattr(rules, "reason_to_refuse_record", lambda *_: "")
+    patch.setattr(rules, "reason_to_refuse_source_deletion", lambda *_: "")
     yield
 
 

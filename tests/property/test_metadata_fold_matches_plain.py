@@ -17,9 +17,9 @@ from compactor.brokers.metadata_topic.codec import (
     RemotePartitionDeleteMetadataRecord,
     TopicIdPartition,
     decode_record,
+    decode_segment_state,
     encode_record,
-    pack_segment,
-    unpack_segment,
+    encode_segment_state,
 )
 from compactor.errors import BadData, NotFound
 from compactor.model.segment import SegmentState
@@ -58,7 +58,7 @@ def test_segments_come_back_from_their_bytes(record: RemoteLogSegmentMetadataRec
     assert decode_record(value) == record
     assert encode_record(decode_record(value)) == value
     kept = record._replace(state=state)
-    assert unpack_segment(b"before" + pack_segment(kept), 6) == (kept, 6 + len(pack_segment(kept)))
+    assert decode_segment_state(b"before" + encode_segment_state(kept), 6) == (kept, 6 + len(encode_segment_state(kept)))
 
 
 @given(

@@ -17,7 +17,7 @@ from compactor.brokers.metadata_topic.token_bucket import (
     MINUTES_PER_HOUR,
     MetadataTokenBucket,
     add_record_counts,
-    records_of_last_hour,
+    counts_of_last_hour,
 )
 from compactor.model.ids import TopicPartition
 
@@ -67,7 +67,7 @@ class TestAdmission:
     def test_a_round_that_is_not_due_any_more_holds_up_no_other(self) -> None:
         bucket = after(MetadataTokenBucket(), {MINUTE: 9}, A, 5)
         assert until(bucket, {MINUTE: 9}, B, 1)
-        assert until(bucket.without_reservation(A), {MINUTE: 9}, B, 1) == 0
+        assert until(bucket.bucket_without_reservation(A), {MINUTE: 9}, B, 1) == 0
 
     def test_the_size_that_the_plan_showed_counts_while_the_round_waits(self) -> None:
         """Otherwise each attempt would run pass 1 again to learn that the round does not fit."""
@@ -81,13 +81,18 @@ class TestReservations:
         bucket = after(MetadataTokenBucket(), {}, A, 6)
         assert until(bucket, {}, B, 5) == NOW + MINUTE_MS
         assert until(bucket, {}, B, 4) == 0
-        assert until(bucket.after_append(A, 2, 0, NOW), {}, B, 6) == 0
-        assert until(bucket.without_reservation(A), {}, B, 10) == 0
+        assert until(bucket.bucket_after_append(A, 2, 0, NOW), {}, B, 6) == 0
+        assert until(bucket.bucket_without_reservation(A), {}, B, 10) == 0
 
     def test_deletions_stay_reserved_when_the_round_has_ended(self) -> None:
-        bucket = after(MetadataTokenBucket(), {}, A, 6).after_append(A, 4, 0, NOW).after_publication(A, 2, NOW).without_reservation(A)
+        bucket = (
+            after(MetadataTokenBucket(), {}, A, 6)
+            .bucket_after_append(A, 4, 0, NOW)
+            .bucket_after_publication(A, 2, NOW)
+            .bucket_without_reservation(A)
+        )
         assert until(bucket, {}, B, 9)
-        assert until(bucket.after_append(A, 0, 2, NOW), {}, B, 9) == 0
+        assert until(bucket.bucket_after_append(A, 0, 2, NOW), {}, B, 9) == 0
 
     def test_a_reservation_ends_an_hour_after_the_last_record(self) -> None:
         bucket = after(MetadataTokenBucket(), {}, A, 6)
@@ -105,16 +110,16 @@ class TestCounting:
 
     @pytest.mark.parametrize(("minutes", "left"), [(0, {MINUTE - 1: 1, MINUTE: 2}), (59, {MINUTE: 2}), (60, {})])
     def test_the_last_hour_has_sixty_minutes(self, minutes: int, left: dict[int, int]) -> None:
-        assert records_of_last_hour({MINUTE - 1: 1, MINUTE: 2}, NOW + minutes * MINUTE_MS) == left
+        assert counts_of_last_hour({MINUTE - 1: 1, MINUTE: 2}, NOW + minutes * MINUTE_MS) == left
 
     def test_a_timestamp_in_the_future_counts_as_the_time_of_reading(self) -> None:
         written = add_record_counts(((MINUTE - 1, 3),), [NOW + 1000 * _HOUR_MS], NOW)
         assert written == ((MINUTE - 1, 3), (MINUTE, 1))
-        assert records_of_last_hour(dict(written), NOW + _HOUR_MS) == {}
+        assert counts_of_last_hour(dict(written), NOW + _HOUR_MS) == {}
 
     def test_a_clock_that_was_set_back_neither_frees_the_hour_nor_blocks_it_for_long(self) -> None:
-        assert records_of_last_hour({MINUTE: 4}, NOW - 30 * MINUTE_MS) == {MINUTE: 4}
-        assert records_of_last_hour({MINUTE: 4}, NOW - _HOUR_MS) == {}
+        assert counts_of_last_hour({MINUTE: 4}, NOW - 30 * MINUTE_MS) == {MINUTE: 4}
+        assert counts_of_last_hour({MINUTE: 4}, NOW - _HOUR_MS) == {}
 
 
 @dataclass(frozen=True)
@@ -158,12 +163,12 @@ def test_every_round_is_admitted_and_no_hour_exceeds_the_cap_unless_one_round_do
                 written[now_ms // MINUTE_MS] += count
                 by_round[number][now_ms // MINUTE_MS] += count
             if one.fails:
-                bucket = bucket.without_reservation(names[number])
+                bucket = bucket.bucket_without_reservation(names[number])
             elif last:
-                bucket = bucket.after_append(names[number], 0, count, now_ms)
+                bucket = bucket.bucket_after_append(names[number], 0, count, now_ms)
             else:
-                bucket = bucket.after_append(names[number], count, 0, now_ms).after_publication(names[number], ends, now_ms)
-                bucket = bucket.without_reservation(names[number])
+                bucket = bucket.bucket_after_append(names[number], count, 0, now_ms).bucket_after_publication(names[number], ends, now_ms)
+                bucket = bucket.bucket_without_reservation(names[number])
                 speaks.setdefault(minute + one.grace, []).append((number, True))
         for number in sorted(number for number, at in asks.items() if at <= minute):
             one = arrivals[number]

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from checkpoint.offsets import clean_end_offset
 from compactor.brokers.metadata_topic import rules
-from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, epoch_starts, last_offset_of_epoch
+from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, epoch_start_offsets, last_offset_of_epoch
 from compactor.brokers.metadata_topic.chain import (
     BrokerView,
     SegmentReadRange,
@@ -332,7 +332,7 @@ class Simulated:
         if segment is None or segment.state in (S.DELETE_SEGMENT_STARTED, S.DELETE_SEGMENT_FINISHED):
             return
         lineage = {entry.epoch for entry in self.replicas.leader.lineage()}
-        for epoch, begin in epoch_starts(segment):
+        for epoch, begin in epoch_start_offsets(segment):
             state = self.cache.epochs[epoch]
             highest = -1 if state.highest is None else state.highest
             if (

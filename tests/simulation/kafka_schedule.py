@@ -65,8 +65,8 @@ Mutation = Callable[[], AbstractContextManager[Any]]
 def unasked(*patches: AbstractContextManager[Any]) -> Iterator[None]:
     """Rules that refuse are silent, too: what is said is what the order alone makes of it."""
     with ExitStack() as stack:
-        stack.enter_context(patch.object(rules, "record_refusal", lambda *_: ""))
-        stack.enter_context(patch.object(rules, "source_deletion_refusal", lambda *_: ""))
+        stack.enter_context(patch.object(rules, "reason_to_refuse_record", lambda *_: ""))
+        stack.enter_context(patch.object(rules, "reason_to_refuse_source_deletion", lambda *_: ""))
         for each in patches:
             stack.enter_context(each)
         yield
@@ -75,15 +75,15 @@ def unasked(*patches: AbstractContextManager[Any]) -> Iterator[None]:
 def sources_first() -> AbstractContextManager[Any]:
     def switched(
         self: KafkaPublisher, name: TopicPartition, replacement: Replacement, expired: Any, *, cut_off: bool
-    ) -> kafka._SwitchOutcome:
-        where, cache = self._read_fold(name)
+    ) -> kafka._GroupSwitchOutcome:
+        where, cache = self._read_newest_metadata(name)
         left = [cache.segments[raw] for raw in map(uuid_bytes, replacement.sources) if raw in cache.segments]
         going = sorted((one for one in left if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
-        self._append_records(where, cache, [self._update_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
+        self._append_records(where, cache, [self._state_change_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
         self._append_copy_finished(where, cache.segments[uuid_bytes(replacement.segment.id)])
-        return kafka._SwitchOutcome.SWITCHED
+        return kafka._GroupSwitchOutcome.SWITCHED
 
-    return unasked(patch.object(KafkaPublisher, "_switch_group", switched))
+    return unasked(patch.object(KafkaPublisher, "_switch_readers_to_replacement", switched))
 
 
 def sorting(descends: Callable[[Any], bool]) -> AbstractContextManager[Any]:
@@ -111,8 +111,10 @@ def never_begun() -> AbstractContextManager[Any]:
 
 
 def not_behind() -> AbstractContextManager[Any]:
-    plain = KafkaPublisher._switch_group
-    return unasked(patch.object(KafkaPublisher, "_switch_group", lambda *group, must_withdraw: plain(*group, must_withdraw=False)))
+    plain = KafkaPublisher._switch_readers_to_replacement
+    return unasked(
+        patch.object(KafkaPublisher, "_switch_readers_to_replacement", lambda *group, must_withdraw: plain(*group, must_withdraw=False))
+    )
 
 
 def no_look() -> AbstractContextManager[Any]:
@@ -120,24 +122,24 @@ def no_look() -> AbstractContextManager[Any]:
 
     def switched(
         self: KafkaPublisher, name: TopicPartition, replacement: Replacement, expired: Any, *, cut_off: bool
-    ) -> kafka._SwitchOutcome:
-        where, cache = self._read_fold(name)
+    ) -> kafka._GroupSwitchOutcome:
+        where, cache = self._read_newest_metadata(name)
         known = cache.segments.get(uuid_bytes(replacement.segment.id))
         if known is not None and known.state is kafka._S.COPY_SEGMENT_STARTED:
             self._append_copy_finished(where, known)
         left = [cache.segments[raw] for raw in map(uuid_bytes, replacement.sources) if raw in cache.segments]
         going = sorted((one for one in left if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
-        self._append_records(where, cache, [self._update_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
-        return kafka._SwitchOutcome.SWITCHED
+        self._append_records(where, cache, [self._state_change_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
+        return kafka._GroupSwitchOutcome.SWITCHED
 
-    return unasked(patch.object(KafkaPublisher, "_switch_group", switched))
+    return unasked(patch.object(KafkaPublisher, "_switch_readers_to_replacement", switched))
 
 
 def expired_without_log_start() -> AbstractContextManager[Any]:
     """Whatever brokers have deleted counts as expired, although no log start is recorded that explains it."""
 
     def found(leadership: Leadership, wanted: Collection[str]) -> frozenset[str]:
-        return leadership.ports.publisher.deleted_by_brokers(leadership.state.name, wanted)
+        return leadership.ports.publisher.find_segments_deleted_by_brokers(leadership.state.name, wanted)
 
     return patch.object(broker_expiry, "find_expired_segments", found)
 

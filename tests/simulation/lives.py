@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
-from compactor.brokers.metadata_topic.leaders import ClusterTopics
+from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
 from compactor.brokers.topic_ids import TopicIdAnswers
 from compactor.constants import TopicId
 from compactor.consumer.messages import Place
@@ -219,12 +219,12 @@ class Life(WayIn):
     # --- the cluster ---
 
     @override
-    def ask(self, topics: Sequence[str]) -> ClusterTopics:
-        return self.world.call("ask for topics", lambda: ClusterTopics(CLUSTER, {NAME.topic: self.brokers.topic_id}), changes=False)
+    def ask(self, topics: Sequence[str]) -> ClusterTopicIds:
+        return self.world.call("ask for topics", lambda: ClusterTopicIds(CLUSTER, {NAME.topic: self.brokers.topic_id}), changes=False)
 
-    def ask_other(self, topics: Sequence[str]) -> ClusterTopics:
+    def ask_other(self, topics: Sequence[str]) -> ClusterTopicIds:
         """Ask a copy of the cluster that still has a former topic of this name."""
-        return ClusterTopics(OTHER_CLUSTER, {NAME.topic: self.directories.stale[-1].topic_id})
+        return ClusterTopicIds(OTHER_CLUSTER, {NAME.topic: self.directories.stale[-1].topic_id})
 
     def ask_about(self, topic_ids: Sequence[TopicId]) -> TopicIdAnswers:
         def answers() -> TopicIdAnswers:

@@ -38,7 +38,7 @@ from compactor.control.ports import Ports, Retention
 from compactor.control.state import OpenImport, PartitionState
 from compactor.control.summary import WaitingSummary
 from compactor.errors import CompactorError
-from compactor.tier.ports import SegmentName
+from compactor.tier.ports import SegmentIdAndStart
 from compactor.transfer import intake
 from compactor.upkeep import retire
 from tests.simulation.schedule import run_schedule
@@ -132,7 +132,7 @@ def ours_by_content() -> Iterator[None]:
 
 
 def objects_of(leads: Leadership, intent: Any) -> list[str]:
-    return [object_key(leads.log.state.name, SegmentName(task.new_segment_id, task.start_offset)) for task in intent.plan.tasks]
+    return [object_key(leads.log.state.name, SegmentIdAndStart(task.new_segment_id, task.start_offset)) for task in intent.plan.tasks]
 
 
 @contextmanager

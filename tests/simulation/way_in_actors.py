@@ -30,7 +30,7 @@ from compactor.agent.plan import (
     with_log_end,
 )
 from compactor.agent.uploads import Uploader
-from compactor.brokers.metadata_topic.leaders import ClusterTopics
+from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
 from compactor.config.settings import Settings
 from compactor.consumer import ConsumerOptions, TieredConsumer, tiered
 from compactor.consumer.feed import PartitionFailed, TierFeed
@@ -191,9 +191,9 @@ class WayIn:
             self.hear()
         self.world.push(self.world.now_ms + rng.choice((20, 300, 1500)), self.event)
 
-    def ask(self, topics: Sequence[str]) -> ClusterTopics:
+    def ask(self, topics: Sequence[str]) -> ClusterTopicIds:
         """Return what the cluster says of topic ids: nothing."""
-        return ClusterTopics("", {})
+        return ClusterTopicIds("", {})
 
     def hear(self) -> None:
         """Agents learn who leads, and where the log ends."""

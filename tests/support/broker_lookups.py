@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, epoch_starts
+from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, epoch_start_offsets
 from compactor.brokers.metadata_topic.chain import epoch_for_offset, without_empty_epochs
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.errors import NotFound
@@ -80,7 +80,7 @@ def within_lineage(segment: RemoteLogSegmentMetadataRecord, log_end: int, lineag
     ``lineage``: (epoch, start offset), as ``without_empty_epochs`` gives it; at least one.
     """
     epochs = dict(lineage)
-    own = without_empty_epochs(epoch_starts(segment))
+    own = without_empty_epochs(epoch_start_offsets(segment))
     first_known, last_known = lineage[0][0], lineage[-1][0]
     last_own = own[-1][0]
     if not first_known <= last_own <= last_known:

@@ -33,7 +33,7 @@ from compactor.errors import Refused
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import SegmentState
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
-from compactor.tier.ports import SegmentName
+from compactor.tier.ports import SegmentIdAndStart
 from compactor.transfer.import_ import import_directory
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
 from tests.support.broker_metadata import MemoryCluster
@@ -105,7 +105,7 @@ class MemoryBrokers:
         for one in going:
             for state in (SegmentState.DELETE_SEGMENT_STARTED, SegmentState.DELETE_SEGMENT_FINISHED):
                 self.write(RemoteLogSegmentMetadataUpdateRecord(cache.partition, one.segment_id, BROKER, 6, state))
-            opened.ports.layout.delete_segments(name, [SegmentName(one.id, one.start_offset)])
+            opened.ports.layout.delete_segments(name, [SegmentIdAndStart(one.id, one.start_offset)])
         return [one.id for one in going]
 
     def write(self, *records: MetadataRecord) -> None:

@@ -12,7 +12,7 @@ from compactor.access.tier import Tier
 from compactor.agent.agent import Agent
 from compactor.agent.plan import PartitionUploadState, UploadFailure
 from compactor.bootstrap import open_tier
-from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopics, LogEnd
+from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopicIds, LogEnd
 from compactor.config.settings import load_settings
 from compactor.constants import LeaderEpoch, TopicId
 from compactor.errors import StoreError, Unavailable
@@ -152,11 +152,11 @@ class SideCluster:
             raise Unavailable("no broker answers")
         return {name: self.ends_of.get(name) or Unavailable(f"nobody leads {name}") for name in names}
 
-    def topic_ids(self, names: Sequence[str]) -> ClusterTopics:
+    def topic_ids(self, names: Sequence[str]) -> ClusterTopicIds:
         self.asked += 1
         if self.down:
             raise Unavailable("no broker answers")
-        return ClusterTopics(self.cluster_id, {name: TopicId(self.topic_ids_of[name]) for name in names if name in self.topic_ids_of})
+        return ClusterTopicIds(self.cluster_id, {name: TopicId(self.topic_ids_of[name]) for name in names if name in self.topic_ids_of})
 
     def retention_ms(self, topic: str) -> int | None:
         return self.retentions.get(topic)

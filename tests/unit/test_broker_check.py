@@ -10,7 +10,14 @@ import pytest
 
 from compactor.access.metadata import BrokerManagedMetadata
 from compactor.access.tier import Tier
-from compactor.brokers.metadata_topic.admin import BrokerFacts, ClusterFacts, LeaderFacts, MissingRight, Setting, TopicFacts
+from compactor.brokers.metadata_topic.admin import (
+    BrokerDescription,
+    ClusterDescription,
+    LeaderOffsets,
+    MissingPermission,
+    Setting,
+    TopicDescription,
+)
 from compactor.brokers.metadata_topic.codec import TOPIC
 from compactor.config.settings import PublishSettings, Settings, TierSettings
 from compactor.constants import LeaderEpoch
@@ -22,33 +29,33 @@ from tests.metadata_events import finished
 from tests.support.broker_metadata import brokers_of
 from tests.support.memory_store import Clock, MemoryStore, ports_on
 
-LED = {0: LeaderFacts(1, LeaderEpoch(3), 0, 10, 10)}
+LED = {0: LeaderOffsets(1, LeaderEpoch(3), 0, 10, 10)}
 FOREVER = {
     "cleanup.policy": Setting("delete", "topic"),
     "retention.ms": Setting("-1", "topic"),
     "retention.bytes": Setting("-1", "default"),
 }
-METADATA = TopicFacts(TOPIC, bytes(16), LED, FOREVER)
-ORDERS = TopicFacts("orders", bytes(16), LED, FOREVER | {"remote.storage.enable": Setting("true", "topic")})
-SOUND = ClusterFacts("cluster", (BrokerFacts(1, "a:9092", "3.9"), BrokerFacts(2, "b:9092", "4")))
+METADATA = TopicDescription(TOPIC, bytes(16), LED, FOREVER)
+ORDERS = TopicDescription("orders", bytes(16), LED, FOREVER | {"remote.storage.enable": Setting("true", "topic")})
+SOUND = ClusterDescription("cluster", (BrokerDescription(1, "a:9092", "3.9"), BrokerDescription(2, "b:9092", "4")))
 
 
 @dataclass
 class Answers:
-    facts: ClusterFacts = SOUND
-    metadata: TopicFacts = METADATA
-    known: dict[str, TopicFacts] = field(default_factory=lambda: {"orders": ORDERS})
+    facts: ClusterDescription = SOUND
+    metadata: TopicDescription = METADATA
+    known: dict[str, TopicDescription] = field(default_factory=lambda: {"orders": ORDERS})
     refuses: bool = False
 
-    def describe_cluster(self) -> ClusterFacts:
+    def describe_cluster(self) -> ClusterDescription:
         if self.refuses:
             raise Refused("a:9092 refuses the login", hint="Check sasl.mechanism")
         return self.facts
 
-    def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicFacts:
+    def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicDescription:
         return self.metadata
 
-    def describe_topics(self, names: Sequence[str], *, needs_append_right: bool = False) -> dict[str, TopicFacts]:
+    def describe_topics(self, names: Sequence[str], *, needs_append_right: bool = False) -> dict[str, TopicDescription]:
         return {name: self.known[name] for name in names}
 
 
@@ -68,7 +75,9 @@ def test_brokers_that_refuse_are_one_line() -> None:
 
 
 def test_an_old_broker_and_one_that_does_not_tell() -> None:
-    old = ClusterFacts("cluster", (BrokerFacts(1, "a:9092", "3.7"), BrokerFacts(2, "b:9092", "3.8"), BrokerFacts(3, "c:9092")))
+    old = ClusterDescription(
+        "cluster", (BrokerDescription(1, "a:9092", "3.7"), BrokerDescription(2, "b:9092", "3.8"), BrokerDescription(3, "c:9092"))
+    )
     found = check_cluster(Answers(old), "a:9092", needs_append_right=False)
     assert [(one.severity, one.object) for one in found] == [("warning", "broker 1 (a:9092)"), ("note", "broker 3 (c:9092)")]
 
@@ -82,8 +91,8 @@ def test_a_metadata_topic_that_forgets_comes_with_its_mending() -> None:
 
 
 def test_rights_that_are_missing_come_with_the_acl() -> None:
-    read = MissingRight(f"topic {TOPIC}", "READ", "its records cannot be read")
-    describe = MissingRight("the cluster", "DESCRIBE_CONFIGS", "versions are unknown")
+    read = MissingPermission(f"topic {TOPIC}", "READ", "its records cannot be read")
+    describe = MissingPermission("the cluster", "DESCRIBE_CONFIGS", "versions are unknown")
     answers = Answers(replace(SOUND, missing_rights=(describe,)), replace(METADATA, missing_rights=(read,)))
     found = check_cluster(answers, "a:9092", needs_append_right=False)
     assert [(one.severity, one.hint) for one in found] == [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from compactor.brokers.conditions import BrokerPublicationCheck, broker_version_problem, topic_settings_problem
-from compactor.brokers.metadata_topic.admin import BrokerFacts, ClusterFacts, Setting, TopicFacts
+from compactor.brokers.metadata_topic.admin import BrokerDescription, ClusterDescription, Setting, TopicDescription
 from compactor.config.settings import load_settings
 from compactor.errors import NotFound, Refused, UsageError
 from compactor.model.ids import TopicPartition
@@ -49,7 +49,9 @@ def test_others_are_refused_with_the_setting(setting: str, value: str | None, sa
 
 @pytest.mark.parametrize(("version", "refused"), [("3.7", True), ("3.8", False), ("3.9", False), ("4", False), ("", False), ("2.8", True)])
 def test_brokers_before_3_8_are_refused(version: str, refused: bool) -> None:
-    problem = broker_version_problem(ClusterFacts("cluster", (BrokerFacts(1, "host:1", "4"), BrokerFacts(2, "host:2", version))))
+    problem = broker_version_problem(
+        ClusterDescription("cluster", (BrokerDescription(1, "host:1", "4"), BrokerDescription(2, "host:2", version)))
+    )
     assert problem == (f"broker 2 is of version {version}, it must be 3.8 or newer" if refused else "")
 
 
@@ -80,24 +82,24 @@ class Cluster:
         self.known = {topic: facts(topic) for topic in ("orders", "payments")}
         self.version = "4"
 
-    def describe_cluster(self) -> ClusterFacts:
+    def describe_cluster(self) -> ClusterDescription:
         self.asked.append("cluster")
-        return ClusterFacts("cluster", (BrokerFacts(1, "host:1", self.version),))
+        return ClusterDescription("cluster", (BrokerDescription(1, "host:1", self.version),))
 
-    def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicFacts:
+    def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicDescription:
         assert needs_append_right
         self.asked.append("metadata topic")
         return facts("__remote_log_metadata")
 
-    def describe_topics(self, names: Sequence[str]) -> dict[str, TopicFacts]:
+    def describe_topics(self, names: Sequence[str]) -> dict[str, TopicDescription]:
         self.asked += names
         if missing := [name for name in names if name not in self.known]:
             raise NotFound(f"there is no topic {missing[0]}")
         return {name: self.known[name] for name in names}
 
 
-def facts(topic: str, topic_id: bytes = b"i" * 16, **changes: str | None) -> TopicFacts:
-    return TopicFacts(topic, topic_id, {}, {name: Setting(value, "topic") for name, value in settings(**changes).items()})
+def facts(topic: str, topic_id: bytes = b"i" * 16, **changes: str | None) -> TopicDescription:
+    return TopicDescription(topic, topic_id, {}, {name: Setting(value, "topic") for name, value in settings(**changes).items()})
 
 
 ORDERS = TopicPartition("orders", 0)

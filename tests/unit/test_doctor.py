@@ -10,7 +10,7 @@ import pytest
 
 from compactor.access.metadata import BrokerManagedMetadata
 from compactor.access.tier import Tier
-from compactor.brokers.metadata_topic.admin import BrokerFacts, ClusterFacts, LeaderFacts, Setting, TopicFacts
+from compactor.brokers.metadata_topic.admin import BrokerDescription, ClusterDescription, LeaderOffsets, Setting, TopicDescription
 from compactor.brokers.metadata_topic.codec import TOPIC, RemoteLogSegmentMetadataRecord
 from compactor.config.settings import Settings, TierSettings
 from compactor.constants import LeaderEpoch
@@ -32,7 +32,7 @@ DAY_MS = 86_400_000
 NOW = 1_800_000_000_000
 NAME = TopicPartition("orders", 7)
 SETTINGS = {"remote.storage.enable": "true", "retention.ms": "-1", "retention.bytes": "-1", "segment.ms": str(DAY_MS)}
-FIXED = BrokerFacts(1, "a:9092", "4.4")
+FIXED = BrokerDescription(1, "a:9092", "4.4")
 S = SegmentState
 
 
@@ -107,10 +107,10 @@ def test_lost_and_leaked_objects_are_counted() -> None:
     assert kinds(harmed) == [("error", "deleted-too-early"), ("error", "gap"), ("warning", "leaked")]
 
 
-def topic(name: str = "orders", **settings: str) -> TopicFacts:
+def topic(name: str = "orders", **settings: str) -> TopicDescription:
     chosen = SETTINGS | {each.replace("_", "."): value for each, value in settings.items()}
-    return TopicFacts(
-        name, bytes(16), {0: LeaderFacts(1, LeaderEpoch(3), 0, 10, 10)}, {each: Setting(value, "topic") for each, value in chosen.items()}
+    return TopicDescription(
+        name, bytes(16), {0: LeaderOffsets(1, LeaderEpoch(3), 0, 10, 10)}, {each: Setting(value, "topic") for each, value in chosen.items()}
     )
 
 
@@ -119,7 +119,7 @@ def topic(name: str = "orders", **settings: str) -> TopicFacts:
     [("3.9", "1000", 1), ("4", "1000", 1), ("4.3", "1000", 1), ("", "1000", 1), ("4.4", "1000", 0), ("3.9", "-1", 0)],
 )
 def test_size_retention_is_dangerous_under_brokers_without_its_fix(version: str, limit: str, told: int) -> None:
-    found = cluster_harm([BrokerFacts(1, "a:9092", version), FIXED], {"orders": topic(retention_bytes=limit)})
+    found = cluster_harm([BrokerDescription(1, "a:9092", version), FIXED], {"orders": topic(retention_bytes=limit)})
     assert [(one.severity, one.kind, one.topic) for one in found] == [("warning", "size-retention", "orders")] * told
 
 
@@ -136,9 +136,10 @@ def test_delayed_uploads_are_noted() -> None:
 
 
 def test_a_metadata_topic_that_has_grown_is_told_with_its_largest_partition() -> None:
-    def grown(records: int) -> TopicFacts:
+    def grown(records: int) -> TopicDescription:
         return replace(
-            topic(TOPIC), partitions={0: LeaderFacts(1, LeaderEpoch(0), 0, 5, 5), 1: LeaderFacts(1, LeaderEpoch(0), 0, records, records)}
+            topic(TOPIC),
+            partitions={0: LeaderOffsets(1, LeaderEpoch(0), 0, 5, 5), 1: LeaderOffsets(1, LeaderEpoch(0), 0, records, records)},
         )
 
     assert metadata_growth_findings(grown(MANY_METADATA_RECORDS - 1), 3) == []
@@ -150,16 +151,16 @@ def test_a_metadata_topic_that_has_grown_is_told_with_its_largest_partition() ->
 class Cluster:
     """HealthQueries: one topic, and records that are not tiered as (offset, timestamp); None if looking them up fails."""
 
-    def __init__(self, known: TopicFacts, pending: Sequence[tuple[int, int]] | None) -> None:
+    def __init__(self, known: TopicDescription, pending: Sequence[tuple[int, int]] | None) -> None:
         self.known, self.pending = known, pending
 
-    def describe_cluster(self) -> ClusterFacts:
-        return ClusterFacts("cluster", (BrokerFacts(1, "a:9092", "3.9"),))
+    def describe_cluster(self) -> ClusterDescription:
+        return ClusterDescription("cluster", (BrokerDescription(1, "a:9092", "3.9"),))
 
-    def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicFacts:
+    def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicDescription:
         return replace(self.known, topic=TOPIC, settings={"cleanup.policy": Setting("compact", "topic")})
 
-    def describe_topics(self, names: Sequence[str]) -> Mapping[str, TopicFacts]:
+    def describe_topics(self, names: Sequence[str]) -> Mapping[str, TopicDescription]:
         return dict.fromkeys(names, self.known)
 
     def offsets_by_timestamp(self, wanted: Mapping[tuple[str, int], int]) -> Mapping[tuple[str, int], tuple[int, int]]:

@@ -110,7 +110,7 @@ class TestFetching:
         arrived.require_recorded_content("log", SEGMENT.files["log"])
         assert (tmp_path / "log").read_bytes() == LOG
         assert (arrived.size, arrived.transferred, layout.asked) == (len(LOG), len(LOG) + len(damage(LOG)), 2)
-        assert contents.read_verified_file(layout_with(damage, 1), NAME, SEGMENT, "log") == LOG
+        assert contents.read_and_verify_segment_file(layout_with(damage, 1), NAME, SEGMENT, "log") == LOG
 
     @pytest.mark.parametrize("damage", DAMAGE)
     def test_what_is_damaged_where_it_lies_is_refused(self, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ class TestFetching:
         with pytest.raises(BadData, match=f"bad data in the-object: the object was changed or damaged: {cause}"):
             arrived.require_recorded_content("the-object", SEGMENT.files["log"])
         with pytest.raises(BadData, match=cause):
-            contents.read_verified_file(layout_with(damage, 2), NAME, SEGMENT, "log")
+            contents.read_and_verify_segment_file(layout_with(damage, 2), NAME, SEGMENT, "log")
 
     @pytest.mark.parametrize("damage", DAMAGE)
     def test_sha256_comes_first_where_both_are_known(self, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:

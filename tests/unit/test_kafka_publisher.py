@@ -13,7 +13,7 @@ from compactor.errors import Refused, Unavailable
 from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
-from compactor.tier.ports import AnnouncedSegment, SegmentName
+from compactor.tier.ports import AnnouncedSegment, SegmentIdAndStart
 from tests.simulation.memory_topic import Loss
 from tests.support.broker_lookups import highest_offset
 from tests.support.kafka_publishing import NAME, BrokerWorld, described, introduced, named
@@ -77,7 +77,7 @@ def test_a_round_in_its_order() -> None:
     assert told(world, 10) == ["S 51", "S 50", "F 50", "D 0", "D 1", "F 51", "D 2", "D 3"]
     assert world.served() == [(named(50), 0, 19), (named(51), 20, 39), (live[4].id, 40, 49)]
     assert (control.said, control.cut) == (["publish begun", "round published"], [])
-    publisher.record_deletion(NAME, [SegmentName(one.id, one.start_offset) for one in live[:4]])
+    publisher.record_segment_deletion(NAME, [SegmentIdAndStart(one.id, one.start_offset) for one in live[:4]])
     assert world.states() == {named(50): S.COPY_SEGMENT_FINISHED, named(51): S.COPY_SEGMENT_FINISHED, named(4): S.COPY_SEGMENT_FINISHED}
 
 
@@ -160,7 +160,7 @@ def test_whoever_comes_after_a_crash_ends_with_the_same(at: int, lost: bool) -> 
     assert (control.said, control.cut) == (["publish begun", "round published"], [])
     assert world.served() == [(named(50), 0, 19), (named(51), 20, 39), (live[4].id, 40, 49)]
     publisher.withdraw_unrecorded_segments(NAME, [], known)
-    publisher.record_deletion(NAME, [*live[:4], *(publisher.find_unrecorded_segments(NAME, known) or ())])
+    publisher.record_segment_deletion(NAME, [*live[:4], *(publisher.find_unrecorded_segments(NAME, known) or ())])
     assert {name for name, state in world.states().items() if state is not S.COPY_SEGMENT_FINISHED} == set()
 
 
@@ -257,7 +257,7 @@ class TestStrays:
         assert told(world, 10) == ["S 50", "D 50"]
         with pytest.raises(Refused, match="was cut off"):
             late.announce_segment(NAME, new)
-        publisher.record_deletion(NAME, [SegmentName(new.id, 0)])
+        publisher.record_segment_deletion(NAME, [SegmentIdAndStart(new.id, 0)])
         assert world.states() == {one.id: S.COPY_SEGMENT_FINISHED for one in live}
 
     def test_a_withdrawn_one_of_this_process_is_cut_off_only_where_it_was_introduced(self) -> None:
@@ -281,7 +281,7 @@ class TestStrays:
         publisher.announce_segment(NAME, bigger.segment)
         world.write(introduced(described(50, 0, 9), COMPACTOR_BROKER_ID)._replace(segment_id=b"\7" * 16))  # another one's START
         publisher.publish_replacements(NAME, [bigger], control.begun, control.record)
-        publisher.record_deletion(NAME, [SegmentName(first.segment.id, 0), SegmentName(second.segment.id, 10)])
+        publisher.record_segment_deletion(NAME, [SegmentIdAndStart(first.segment.id, 0), SegmentIdAndStart(second.segment.id, 10)])
         # A producer that comes back: START and COPY_SEGMENT_FINISHED of what is finished.
         world.write(introduced(first.segment, COMPACTOR_BROKER_ID), world.said(named(50), S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID))
         assert world.served()[0] == (named(50), 0, 9)
@@ -302,12 +302,12 @@ class TestTheRulesRefuse:
         cache = world.cache()
         lineage = lineage_from_segments(cache)
         early = world.said(live[0].id, S.DELETE_SEGMENT_STARTED, COMPACTOR_BROKER_ID)
-        assert rules.record_refusal(cache, lineage, early) == "R3b: offset 0 would have no segment"
+        assert rules.reason_to_refuse_record(cache, lineage, early) == "R3b: offset 0 would have no segment"
         world.write(world.said(named(50), S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID))
         cache = world.cache()
         wrong = world.said(live[2].id, S.DELETE_SEGMENT_STARTED, COMPACTOR_BROKER_ID)
-        assert rules.record_refusal(cache, lineage, wrong) == "R3b: offset 20 would have no segment"
-        assert rules.record_refusal(cache, lineage, world.said(live[1].id, S.DELETE_SEGMENT_STARTED, COMPACTOR_BROKER_ID)) == ""
+        assert rules.reason_to_refuse_record(cache, lineage, wrong) == "R3b: offset 20 would have no segment"
+        assert rules.reason_to_refuse_record(cache, lineage, world.said(live[1].id, S.DELETE_SEGMENT_STARTED, COMPACTOR_BROKER_ID)) == ""
 
     @pytest.mark.parametrize(
         ("change", "why"),
@@ -332,13 +332,13 @@ class TestTheRulesRefuse:
         cache = world.cache()
         lineage = lineage_from_segments(cache)
         finished = world.said(live[0].id, S.COPY_SEGMENT_FINISHED)
-        assert rules.record_refusal(cache, lineage, finished) == "R1: the record says that broker 1 wrote it"
+        assert rules.reason_to_refuse_record(cache, lineage, finished) == "R1: the record says that broker 1 wrote it"
         again = finished._replace(broker_id=COMPACTOR_BROKER_ID)
-        assert rules.record_refusal(cache, lineage, again).startswith("R1: segment")
+        assert rules.reason_to_refuse_record(cache, lineage, again).startswith("R1: segment")
         wiped = RemoteLogSegmentMetadataUpdateRecord(*again[:4], S.DELETE_SEGMENT_STARTED, b"x")
-        assert rules.record_refusal(cache, lineage, wiped).startswith("R1: custom metadata")
+        assert rules.reason_to_refuse_record(cache, lineage, wiped).startswith("R1: custom metadata")
         unknown = world.said(named(99), S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID)
-        assert rules.record_refusal(cache, lineage, unknown).startswith("R3: segment")
+        assert rules.reason_to_refuse_record(cache, lineage, unknown).startswith("R3: segment")
 
     def test_the_end_of_an_epoch_without_its_marker(self) -> None:
         world, live = tiered(TWO_EPOCHS)
@@ -348,7 +348,7 @@ class TestTheRulesRefuse:
         world.publisher().announce_segment(NAME, new)
         cache = world.cache()
         finished = world.said(new.id, S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID)
-        assert rules.record_refusal(cache, lineage_from_segments(cache), finished).startswith("R8: while segment")
+        assert rules.reason_to_refuse_record(cache, lineage_from_segments(cache), finished).startswith("R8: while segment")
 
 
 def test_segments_that_later_leaders_shadow_go_with_the_group_that_covers_them() -> None:
@@ -418,4 +418,4 @@ def test_only_deletions_by_brokers_are_told_as_theirs() -> None:
     world.write(world.said(live[0].id, S.DELETE_SEGMENT_STARTED))
     world.delete(live[1].id)
     world.write(world.said(live[2].id, S.DELETE_SEGMENT_STARTED, COMPACTOR_BROKER_ID))
-    assert publisher.deleted_by_brokers(NAME, [one.id for one in live]) == {live[0].id, live[1].id}
+    assert publisher.find_segments_deleted_by_brokers(NAME, [one.id for one in live]) == {live[0].id, live[1].id}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from compactor.brokers.metadata_topic.admin import KafkaAdmin, LeaderFacts, Setting, TopicFacts, metadata_topic_problem
+from compactor.brokers.metadata_topic.admin import KafkaAdmin, LeaderOffsets, Setting, TopicDescription, metadata_topic_problem
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
 from compactor.brokers.metadata_topic.connection import ClientErrors, KafkaConnection, kafka_error
 from compactor.brokers.metadata_topic.leaders import KafkaLeaders
@@ -104,10 +104,10 @@ def test_the_gravest_word_of_a_connection_is_kept() -> None:
     assert listener.tls_or_login_error("b:1", "read") is None
 
 
-def topic(log_start: int = 0, **settings: str) -> TopicFacts:
+def topic(log_start: int = 0, **settings: str) -> TopicDescription:
     known = {"cleanup_policy": "delete", "retention_ms": "-1", "retention_bytes": "-1"} | settings
     listed = {name.replace("_", "."): Setting(value, "topic") for name, value in known.items() if value}
-    return TopicFacts("__remote_log_metadata", b"i" * 16, {0: LeaderFacts(1, LeaderEpoch(0), log_start, 9, 9)}, listed)
+    return TopicDescription("__remote_log_metadata", b"i" * 16, {0: LeaderOffsets(1, LeaderEpoch(0), log_start, 9, 9)}, listed)
 
 
 @pytest.mark.parametrize(
@@ -122,12 +122,12 @@ def topic(log_start: int = 0, **settings: str) -> TopicFacts:
         (topic(log_start=7), "lost its beginning in partitions [0]"),
     ],
 )
-def test_a_metadata_topic_that_loses_records_is_a_problem(facts: TopicFacts, said: str) -> None:
+def test_a_metadata_topic_that_loses_records_is_a_problem(facts: TopicDescription, said: str) -> None:
     found: Any = metadata_topic_problem(facts)
     assert (said in found) if said else found == ""
 
 
 def test_what_the_owner_has_set_is_told_from_defaults() -> None:
     settings = {"delete.retention.ms": Setting("5", "topic"), "segment.bytes": Setting("9", "default")}
-    facts = TopicFacts("orders", b"i" * 16, {}, settings)
+    facts = TopicDescription("orders", b"i" * 16, {}, settings)
     assert facts.topic_level_settings() == {"delete.retention.ms": "5"}

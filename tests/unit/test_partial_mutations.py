@@ -33,7 +33,9 @@ def may_change(horizon_ms: int, *, is_touched: bool) -> Check:
 
 PARTIAL_MUTATIONS: Mapping[str, tuple[Mutation, Check]] = {
     "a key directory may be of another segment": (
-        edited(KeyDirectoryCache.load_directories, ' and digest_of_headers(directory.headers) == segment.recorded_file("log").batches', ""),
+        edited(
+            KeyDirectoryCache.load_key_directories, ' and digest_of_headers(directory.headers) == segment.recorded_file("log").batches', ""
+        ),
         lambda _, found: near.TestTheDirectoryIsTheSegments().test_by_the_digest_of_its_headers(found),
     ),
     "headers of what was read are not compared": (

@@ -31,7 +31,7 @@ from compactor.round.partial.plan import (
 )
 from compactor.round.partial.rewrite import KeyDirectoryCache, NeedsWholeSegmentError, SegmentPart, balance_with_copied_batches
 from compactor.storage.port import CopyLimits
-from compactor.tier.sidecars import Sidecars
+from compactor.tier.sidecars import SidecarStore
 from tests.builders import LogBuilder
 
 NOW = 1_000
@@ -100,10 +100,10 @@ class TestWhatIsReadIsWhatTheDirectorySays:
 class TestTheDirectoryIsTheSegments:
     def found(self, directory: KeyDirectory, recorded: str) -> KeyDirectory | None:
         class Stored:
-            def load_directories(self, ids: Sequence[str]) -> Iterator[tuple[KeyDirectory, int]]:
+            def load_key_directories(self, ids: Sequence[str]) -> Iterator[tuple[KeyDirectory, int]]:
                 return ((directory, 1) for _ in ids)
 
-        ((found, _),) = KeyDirectoryCache(cast("Sidecars", Stored())).load_directories([segment(batches=recorded)])
+        ((found, _),) = KeyDirectoryCache(cast("SidecarStore", Stored())).load_key_directories([segment(batches=recorded)])
         return found
 
     def test_by_the_digest_of_its_headers(self, directory: KeyDirectory) -> None:

@@ -13,8 +13,14 @@ from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.outputs.pinterest_names import Generation, PublishedSegment, shift_offset_index, shift_time_index
-from compactor.tier.layouts.pinterest.keys import PartitionKeys, entropy_prefix, id_from_base_offset, parse_file_name
-from compactor.tier.layouts.pinterest.metadata import SegmentTime, format_metadata, format_watermark, parse_metadata, parse_watermark
+from compactor.tier.layouts.pinterest.keys import PartitionKeys, entropy_prefix, parse_file_name, segment_id_from_base_offset
+from compactor.tier.layouts.pinterest.metadata import (
+    SegmentTime,
+    encode_metadata_file,
+    format_watermark,
+    parse_metadata_file,
+    parse_watermark,
+)
 from tests.support.plain_pinterest import Endless, byte_position
 from tests.support.segments import files_of, segment_of
 
@@ -65,15 +71,15 @@ def test_names_of_files() -> None:
 
 
 def test_ids_are_the_same_for_the_same_segment_and_no_option_on_a_command_line() -> None:
-    ids = [id_from_base_offset(base) for base in range(500)]
-    assert ids == [id_from_base_offset(base) for base in range(500)]
+    ids = [segment_id_from_base_offset(base) for base in range(500)]
+    assert ids == [segment_id_from_base_offset(base) for base in range(500)]
     assert len(set(ids)) == 500
     assert not [one for one in ids if one.startswith("-") or len(one) != 22]
 
 
 def test_metadata_is_what_its_own_code_reads_and_writes() -> None:
     entries = [SegmentTime(2000, 10), SegmentTime(1000, 0)]
-    written = format_metadata(ORDERS, entries)
+    written = encode_metadata_file(ORDERS, entries)
     assert json.loads(written) == {
         "topicPartition": {"topic": "orders", "partition": 3},
         "metadata": {
@@ -87,9 +93,9 @@ def test_metadata_is_what_its_own_code_reads_and_writes() -> None:
             }
         },
     }
-    assert parse_metadata(written, ORDERS) == (SegmentTime(1000, 0), SegmentTime(2000, 10))
+    assert parse_metadata_file(written, ORDERS) == (SegmentTime(1000, 0), SegmentTime(2000, 10))
     with pytest.raises(BadData, match="it is of orders-3"):
-        parse_metadata(written, TopicPartition("orders", 30))
+        parse_metadata_file(written, TopicPartition("orders", 30))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +103,7 @@ def test_metadata_is_what_its_own_code_reads_and_writes() -> None:
 )
 def test_what_is_no_metadata_is_refused(text: str) -> None:
     with pytest.raises(BadData, match="not a partition's metadata"):
-        parse_metadata(text.encode(), ORDERS)
+        parse_metadata_file(text.encode(), ORDERS)
 
 
 def test_the_watermark() -> None:

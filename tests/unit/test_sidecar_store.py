@@ -11,7 +11,7 @@ from bloom.sidecar import BATCH_RUNS, MARKERS, KeyCollector, RemovableRecordCoun
 from bloom.sizing import design_filter_if_worthwhile
 from compactor.storage.counting import RequestCounters
 from compactor.tier import sidecars
-from compactor.tier.sidecars import Sidecars
+from compactor.tier.sidecars import SidecarStore
 from tests.support.memory_store import Clock, MemoryStore
 
 KEY = bytes(range(16))
@@ -36,22 +36,22 @@ class CachedFile:
 
 def test_heads_that_are_remembered_are_not_fetched_again() -> None:
     store, kept = MemoryStore(Clock(), RequestCounters()), CachedFile()
-    Sidecars(store, "p", KEY).add_sidecar(made("a"))
-    first = Sidecars(store, "p", KEY, kept).load_heads(["a", "b"])
+    SidecarStore(store, "p", KEY).add_sidecar(made("a"))
+    first = SidecarStore(store, "p", KEY, kept).load_sidecar_heads(["a", "b"])
     assert (first["a"].problem, first["b"].problem) == ("", "it has no sidecar")
     assert first["a"].bytes > 0
     store.delete(["p/sidecars/a.bloom"])
-    again = Sidecars(store, "p", KEY, kept).load_heads(["a", "b"])
+    again = SidecarStore(store, "p", KEY, kept).load_sidecar_heads(["a", "b"])
     assert again["a"].sidecar is not None
     assert again["a"].sidecar.distinct_keys == 50
     assert again["a"].bytes == 0
-    assert Sidecars(store, "p", KEY, kept).load_sidecar("a") is None, "its filter is asked of the store alone"
+    assert SidecarStore(store, "p", KEY, kept).load_sidecar("a") is None, "its filter is asked of the store alone"
 
 
 def test_filters_are_fetched_ahead_and_never_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sidecars, "MAX_FILTER_BYTES", 1)
     store, names = MemoryStore(Clock(), RequestCounters()), [f"s{number}" for number in range(20)]
-    ours = Sidecars(store, "p", KEY)
+    ours = SidecarStore(store, "p", KEY)
     for name in names[1:]:
         ours.add_sidecar(made(name))
     known = np.random.default_rng(1).integers(0, 2**64, (50, 2), np.uint64)
@@ -68,7 +68,7 @@ def test_filters_are_fetched_ahead_and_never_all_of_them(monkeypatch: pytest.Mon
         return [known[:1]]
 
     monkeypatch.setattr(ours, "load_sidecar", noted)
-    met, fetched = ours.match_segments(names, keys)  # type: ignore[arg-type]
+    met, fetched = ours.find_segments_that_may_hold_keys(names, keys)  # type: ignore[arg-type]
     assert met == {"s0": "its filter cannot be read"} | dict.fromkeys(names[1:], sidecars.FILTER_MATCHES)
     assert fetched > 0
     assert len(behind) == 19, "one filter at a time, as none is smaller than the bound"
@@ -79,28 +79,28 @@ def test_filters_are_fetched_ahead_and_never_all_of_them(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("spoil", [lambda data: data[:50], lambda data: b"", lambda data: data[:-1] + bytes([data[-1] ^ 1])])
 def test_a_memory_that_is_damaged_is_not_believed(spoil: object) -> None:
     store, kept = MemoryStore(Clock(), RequestCounters()), CachedFile()
-    Sidecars(store, "p", KEY).add_sidecar(made("a"))
-    Sidecars(store, "p", KEY, kept).load_heads(["a"])
+    SidecarStore(store, "p", KEY).add_sidecar(made("a"))
+    SidecarStore(store, "p", KEY, kept).load_sidecar_heads(["a"])
     kept.data["a"] = spoil(kept.data["a"])  # type: ignore[operator]
-    found = Sidecars(store, "p", KEY, kept).load_heads(["a"])["a"]
+    found = SidecarStore(store, "p", KEY, kept).load_sidecar_heads(["a"])["a"]
     assert found.sidecar is not None
     assert found.bytes > 0
 
 
 def test_one_that_was_made_for_another_segment_or_tier_is_not_used() -> None:
     store = MemoryStore(Clock(), RequestCounters())
-    Sidecars(store, "p", KEY).add_sidecar(made("a"))
+    SidecarStore(store, "p", KEY).add_sidecar(made("a"))
     store.put("p/sidecars/b.bloom", store.get("p/sidecars/a.bloom"))
-    assert Sidecars(store, "p", KEY).load_heads(["b"])["b"].problem == "it was made for another segment (a)"
-    assert Sidecars(store, "p", bytes(16)).load_heads(["a"])["a"].problem == "it was made under another hash key"
+    assert SidecarStore(store, "p", KEY).load_sidecar_heads(["b"])["b"].problem == "it was made for another segment (a)"
+    assert SidecarStore(store, "p", bytes(16)).load_sidecar_heads(["a"])["a"].problem == "it was made under another hash key"
 
 
 def test_the_first_one_stays_unless_it_is_rebuilt() -> None:
     store, kept = MemoryStore(Clock(), RequestCounters()), CachedFile()
-    mine = Sidecars(store, "p", KEY, kept)
+    mine = SidecarStore(store, "p", KEY, kept)
     assert mine.add_sidecar(made("a", 50)) > 0
     assert mine.add_sidecar(made("a", 60)) == 0
-    assert mine.load_heads(["a"])["a"].sidecar.distinct_keys == 50  # type: ignore[union-attr]
+    assert mine.load_sidecar_heads(["a"])["a"].sidecar.distinct_keys == 50  # type: ignore[union-attr]
     mine.save_sidecar(made("a", 60))
-    assert mine.load_heads(["a"])["a"].sidecar.distinct_keys == 60  # type: ignore[union-attr]
-    assert set(mine.stored_sizes()) == {"a"}
+    assert mine.load_sidecar_heads(["a"])["a"].sidecar.distinct_keys == 60  # type: ignore[union-attr]
+    assert set(mine.stored_sidecar_sizes()) == {"a"}

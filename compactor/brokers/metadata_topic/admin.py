@@ -1,6 +1,6 @@
 """Facts about a Kafka cluster: brokers, topic ids, leaders, offsets, settings with their source, permissions.
 
-If the user lacks a permission, the answer contains a MissingRight and the fact is absent; it is never guessed.
+If the user lacks a permission, the answer contains a MissingPermission and the fact is absent; it is never guessed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class MissingRight:
+class MissingPermission:
     """A Kafka permission that this user lacks, and what it is needed for."""
 
     resource: str
@@ -53,7 +53,7 @@ class MissingRight:
 
 
 @dataclass(frozen=True)
-class BrokerFacts:
+class BrokerDescription:
     """A broker's id, address and version. version: major and minor, or empty if it may not be read.
 
     Kafka 3 reports it as the default of inter.broker.protocol.version. Kafka 4 has no such setting: the version is the one that
@@ -68,16 +68,16 @@ class BrokerFacts:
 
 
 @dataclass(frozen=True)
-class ClusterFacts:
+class ClusterDescription:
     """Cluster id, brokers, and the permissions that this user lacked when they were described."""
 
     cluster_id: str
-    brokers: tuple[BrokerFacts, ...]
-    missing_rights: tuple[MissingRight, ...] = ()
+    brokers: tuple[BrokerDescription, ...]
+    missing_rights: tuple[MissingPermission, ...] = ()
 
 
 @dataclass(frozen=True)
-class LeaderFacts:
+class LeaderOffsets:
     """Leader and offsets of a partition. leader, leader_epoch and offsets are -1 if unknown."""
 
     leader: int
@@ -88,14 +88,14 @@ class LeaderFacts:
 
 
 @dataclass(frozen=True)
-class TopicFacts:
+class TopicDescription:
     """Description of a topic. settings: empty if they may not be read. The log end of a partition is its high watermark."""
 
     topic: str
     topic_id: bytes
-    partitions: Mapping[int, LeaderFacts]
+    partitions: Mapping[int, LeaderOffsets]
     settings: Mapping[str, Setting]
-    missing_rights: tuple[MissingRight, ...] = ()
+    missing_rights: tuple[MissingPermission, ...] = ()
 
     def topic_level_settings(self) -> Mapping[str, str]:
         """Return the settings that are set on the topic itself. They take precedence over this program's configuration."""
@@ -117,7 +117,7 @@ class KafkaAdmin:
         """Return the cluster id. Needs an answer from one broker only, so that a broker that has just died does not matter."""
         return self._session.cluster_metadata("ask for the cluster id").cluster_id or self.describe_cluster().cluster_id
 
-    def describe_cluster(self) -> ClusterFacts:
+    def describe_cluster(self) -> ClusterDescription:
         """Return the cluster id and the brokers with their versions."""
         admin = self._session.client
         timeout = self._timeout_s
@@ -127,16 +127,16 @@ class KafkaAdmin:
             try:
                 self._broker_settings[node.id] = self._describe_settings("BROKER", [str(node.id)])[str(node.id)]
             except Refused as error:
-                missing = [MissingRight("the cluster", "DESCRIBE_CONFIGS", f"versions of brokers are unknown ({error.message})")]
+                missing = [MissingPermission("the cluster", "DESCRIBE_CONFIGS", f"versions of brokers are unknown ({error.message})")]
             except Unavailable:
                 if node.id not in self._broker_settings:  # else it has just died, and is still listed
                     raise
         brokers = tuple(
-            _broker_facts(node.id, f"{node.host}:{node.port}", self._broker_settings.get(node.id, {})) for node in described.nodes
+            _describe_broker(node.id, f"{node.host}:{node.port}", self._broker_settings.get(node.id, {})) for node in described.nodes
         )
-        return ClusterFacts(described.cluster_id, tuple(sorted(brokers, key=lambda one: one.id)), tuple(missing))
+        return ClusterDescription(described.cluster_id, tuple(sorted(brokers, key=lambda one: one.id)), tuple(missing))
 
-    def describe_topics(self, names: Sequence[str], *, needs_append_right: bool = False) -> dict[str, TopicFacts]:
+    def describe_topics(self, names: Sequence[str], *, needs_append_right: bool = False) -> dict[str, TopicDescription]:
         """Return partitions, offsets and settings of these topics. needs_append_right: report a missing permission to append to them,
         too.
         """
@@ -159,7 +159,7 @@ class KafkaAdmin:
             for name, topic in described.items()
         }
 
-    def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicFacts:
+    def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicDescription:
         """Describe ``__remote_log_metadata``. Raises Refused if it does not exist, because nothing was ever tiered. needs_append_right:
         like describe_topics.
         """
@@ -218,27 +218,27 @@ class KafkaAdmin:
         self,
         name: str,
         topic: Any,
-        leaders: Mapping[tuple[str, int], LeaderFacts],
+        leaders: Mapping[tuple[str, int], LeaderOffsets],
         settings: Mapping[str, Setting] | Refused,
         *,
         requires_write_right: bool,
-    ) -> TopicFacts:
+    ) -> TopicDescription:
         """Return the facts about one topic from the client's description, its leaders' offsets and its settings. Refused settings, and
         rights that this user lacks, become missing rights."""
         allowed = {operation.name for operation in topic.authorized_operations or ()}
         needed = {"READ": "its records cannot be read"} | ({"WRITE": "nothing can be published"} if requires_write_right else {})
-        missing = [MissingRight(f"topic {name}", right, why) for right, why in needed.items() if allowed and right not in allowed]
+        missing = [MissingPermission(f"topic {name}", right, why) for right, why in needed.items() if allowed and right not in allowed]
         if isinstance(settings, Refused):
-            missing.append(MissingRight(f"topic {name}", "DESCRIBE_CONFIGS", f"its settings are unknown ({settings.message})"))
+            missing.append(MissingPermission(f"topic {name}", "DESCRIBE_CONFIGS", f"its settings are unknown ({settings.message})"))
             settings = {}
         partitions = {}
         for one in topic.partitions:
-            at = leaders.get((name, one.id), LeaderFacts(-1, LeaderEpoch(-1), -1, -1, -1))
+            at = leaders.get((name, one.id), LeaderOffsets(-1, LeaderEpoch(-1), -1, -1, -1))
             leader = -1 if one.leader is None else one.leader.id
-            partitions[one.id] = LeaderFacts(leader, at.leader_epoch, at.log_start, at.log_end, at.last_stable)
-        return TopicFacts(name, uuid_to_bytes(topic.topic_id), partitions, settings, tuple(missing))
+            partitions[one.id] = LeaderOffsets(leader, at.leader_epoch, at.log_start, at.log_end, at.last_stable)
+        return TopicDescription(name, uuid_to_bytes(topic.topic_id), partitions, settings, tuple(missing))
 
-    def _request_leader_offsets(self, partitions: Mapping[str, Iterable[int]]) -> dict[tuple[str, int], LeaderFacts]:
+    def _request_leader_offsets(self, partitions: Mapping[str, Iterable[int]]) -> dict[tuple[str, int], LeaderOffsets]:
         """Return offsets and leader epoch of partitions whose leader answers."""
         kafka = load_confluent_kafka()
         spec, isolation = kafka.admin.OffsetSpec, kafka.IsolationLevel
@@ -256,7 +256,7 @@ class KafkaAdmin:
             if min(start.offset, end.offset, stable.offset) < 0:
                 continue  # librdkafka's own number beside the answers of others: this leader has given none
             epoch = end.leader_epoch if end.leader_epoch is not None else -1
-            found[where.topic, where.partition] = LeaderFacts(-1, LeaderEpoch(epoch), start.offset, end.offset, stable.offset)
+            found[where.topic, where.partition] = LeaderOffsets(-1, LeaderEpoch(epoch), start.offset, end.offset, stable.offset)
         return found
 
     def _list_offsets(self, partitions: Sequence[Any], spec: Any, isolation: Any) -> dict[tuple[str, int], Any]:
@@ -289,7 +289,7 @@ class KafkaAdmin:
         return {resource.name: _parse_settings(entries, resource_type) for resource, entries in found.items()}
 
 
-def metadata_topic_problem(facts: TopicFacts) -> str:
+def metadata_topic_problem(facts: TopicDescription) -> str:
     """Return why nothing may be written to this metadata topic, or an empty string. An unknown setting counts as a problem."""
     wanted = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
     for name, value in wanted.items():
@@ -309,10 +309,12 @@ def _parse_settings(entries: Mapping[str, Any], resource_type: str) -> dict[str,
     return {entry: Setting(entries[entry].value or "", _SETTING_SOURCES.get(entries[entry].source, "unknown")) for entry in wanted}
 
 
-def _broker_facts(broker_id: int, address: str, settings: Mapping[str, Setting]) -> BrokerFacts:
+def _describe_broker(broker_id: int, address: str, settings: Mapping[str, Setting]) -> BrokerDescription:
     """Return a broker's facts. Its version and its support of KIP-1023 are derived from its settings."""
     takes_last = settings.get(_LAST_TIERED_SETTING)
-    return BrokerFacts(broker_id, address, _version_from_broker_settings(settings), takes_last is not None and takes_last.value == "true")
+    return BrokerDescription(
+        broker_id, address, _version_from_broker_settings(settings), takes_last is not None and takes_last.value == "true"
+    )
 
 
 def _version_from_broker_settings(settings: Mapping[str, Setting]) -> str:

@@ -180,7 +180,7 @@ class RemoteLogMetadataCache:
         existing = self.segments.get(record.segment_id)
         if existing is not None and existing.state is not record.state:
             return self._dropped_transition_finding(existing.state, record.state, record.segment_id, record_offset)
-        for epoch, _ in epoch_starts(record):
+        for epoch, _ in epoch_start_offsets(record):
             self.epochs.setdefault(epoch, LeaderEpochState()).record_copy_started(record.segment_id)
         self.segments[record.segment_id] = record
         if record.segment_id in self.finished:
@@ -205,7 +205,7 @@ class RemoteLogMetadataCache:
                 hint="Brokers stop reading the topic at such a record, and again at every restart",
             )
         found = existing.with_update(update)
-        for epoch, start in epoch_starts(found):
+        for epoch, start in epoch_start_offsets(found):
             state = self.epochs.setdefault(epoch, LeaderEpochState())
             if update.state is SegmentState.COPY_SEGMENT_FINISHED:
                 state.record_copy_finished(start, update.segment_id, last_offset_of_epoch(found, LeaderEpoch(epoch)))
@@ -237,7 +237,7 @@ class RemoteLogMetadataCache:
         return f"{self.partition}: {len(self.segments)} segments"
 
 
-def epoch_starts(segment: RemoteLogSegmentMetadataRecord) -> list[tuple[int, int]]:
+def epoch_start_offsets(segment: RemoteLogSegmentMetadataRecord) -> list[tuple[int, int]]:
     """Return the segment's leader epochs and their first offsets in it, sorted by epoch."""
     entries = segment.leader_epochs
     if len(entries) == 1:
@@ -247,7 +247,7 @@ def epoch_starts(segment: RemoteLogSegmentMetadataRecord) -> list[tuple[int, int
 
 def last_offset_of_epoch(segment: RemoteLogSegmentMetadataRecord, epoch: LeaderEpoch) -> int:
     """Return the last offset, inclusive, that the segment has of this leader epoch."""
-    for later, start in epoch_starts(segment):
+    for later, start in epoch_start_offsets(segment):
         if later > epoch:
             return start - 1
     return segment.end_offset
@@ -255,4 +255,4 @@ def last_offset_of_epoch(segment: RemoteLogSegmentMetadataRecord, epoch: LeaderE
 
 def segment_lineage(segment: RemoteLogSegmentMetadataRecord) -> tuple[EpochEntry, ...]:
     """Return the leader epochs of a segment with the first offset of each."""
-    return tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_starts(segment))
+    return tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_start_offsets(segment))

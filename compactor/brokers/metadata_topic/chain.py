@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from checkpoint.lineage import EpochEntry, first_divergent_offset
-from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, epoch_starts, last_offset_of_epoch
+from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, epoch_start_offsets, last_offset_of_epoch
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.constants import MAX_OFFSET, LeaderEpoch, Offset
 from compactor.errors import BadData
@@ -111,7 +111,11 @@ def merged_read_ranges(ranges: Sequence[SegmentReadRange], lineage: Sequence[Epo
 
 def _is_written_in_lineage_epochs(read_range: SegmentReadRange, lineage: Sequence[EpochEntry]) -> bool:
     """Return whether the segment has the same leader epochs as the lineage from its start up to the offset from which it is read."""
-    own = [EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_starts(read_range.segment) if start <= read_range.first]
+    own = [
+        EpochEntry(LeaderEpoch(epoch), Offset(start))
+        for epoch, start in epoch_start_offsets(read_range.segment)
+        if start <= read_range.first
+    ]
     known = [entry for entry in lineage if entry.start_offset <= read_range.first]
     begin = max(own[0].start_offset, known[0].start_offset) if own and known else read_range.first
     return (
@@ -142,7 +146,7 @@ def _preceding_epochs(cache: RemoteLogMetadataCache) -> dict[int, set[int]]:
     # Whoever has the end of one epoch and the beginning of the next is the last of the one or the first of the other.
     edges = {raw_id for state in cache.epochs.values() for raw_id in (*state.ids[:1], *state.ids[-1:])}
     for segment in (cache.segments[raw_id] for raw_id in edges if raw_id in cache.segments):
-        for (lower, _), (epoch, _) in pairwise(without_empty_epochs(epoch_starts(segment))):
+        for (lower, _), (epoch, _) in pairwise(without_empty_epochs(epoch_start_offsets(segment))):
             found.setdefault(epoch, set()).add(lower)
     return found
 

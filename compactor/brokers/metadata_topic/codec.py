@@ -172,7 +172,7 @@ def encode_record(record: MetadataRecord) -> bytes:
             raise ValueError("a segment is introduced in COPY_SEGMENT_STARTED")
         if problem := _segment_problem(record):
             raise ValueError(problem)
-        return bytes((_FRAME_VERSION, SEGMENT_METADATA, _VERSION)) + pack_segment(record)
+        return bytes((_FRAME_VERSION, SEGMENT_METADATA, _VERSION)) + encode_segment_state(record)
     nested = iter(record.nested)
     out = bytearray((_FRAME_VERSION, SEGMENT_UPDATE, _VERSION))
     if isinstance(record, RemoteLogSegmentMetadataUpdateRecord):
@@ -189,7 +189,7 @@ def encode_record(record: MetadataRecord) -> bytes:
     return bytes(out)
 
 
-def pack_segment(record: RemoteLogSegmentMetadataRecord) -> bytes:
+def encode_segment_state(record: RemoteLogSegmentMetadataRecord) -> bytes:
     """Encode a segment in any state, without the metadata topic's frame (api key and version).
 
     For local storage only, never for the topic.
@@ -212,8 +212,8 @@ def pack_segment(record: RemoteLogSegmentMetadataRecord) -> bytes:
     return bytes(out)
 
 
-def unpack_segment(data: bytes, position: int = 0) -> tuple[RemoteLogSegmentMetadataRecord, int]:
-    """Decode a segment that pack_segment encoded, and return it with the position after it.
+def decode_segment_state(data: bytes, position: int = 0) -> tuple[RemoteLogSegmentMetadataRecord, int]:
+    """Decode a segment that encode_segment_state encoded, and return it with the position after it.
 
     Raises ValueError, IndexError or struct.error if the bytes are corrupt.
     """
@@ -270,7 +270,7 @@ def _decode_record_value(value: bytes | None) -> MetadataRecord:
         raise _InvalidValueError(f"api {kind} has version {version}, not {_VERSION}", position - 1)
     record: MetadataRecord
     if kind == SEGMENT_METADATA:
-        record, position = unpack_segment(value, position)
+        record, position = decode_segment_state(value, position)
         problem = _segment_problem(record)
         if record.state is not SegmentState.COPY_SEGMENT_STARTED:
             problem = f"a segment is introduced in state {record.state}, not COPY_SEGMENT_STARTED"

@@ -108,7 +108,7 @@ class ConfluentMetadataTopic:
                     records.append(TopicRecord(message.partition(), message.offset(), message.key(), message.value()))
                 elif error.code() == kafka.KafkaError._PARTITION_EOF:
                     reached[message.partition()] = message.offset()
-                elif not _is_transient(error):
+                elif not _is_transient_error(error):
                     raise kafka_error(error, self._connection.bootstrap_servers, self._topic)
             refusal = self._listener.tls_or_login_error(self._connection.bootstrap_servers, self._topic)
             if refusal is not None:
@@ -252,6 +252,6 @@ def uuid_to_bytes(uuid: Any) -> bytes:
 _TRANSIENT_ERRORS = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE", "LEADER_NOT_AVAILABLE", "GROUP_AUTHORIZATION_FAILED")
 
 
-def _is_transient(error: Any) -> bool:
+def _is_transient_error(error: Any) -> bool:
     """Return whether librdkafka recovers from this error by itself. Includes errors about the group coordinator, which is not used here."""
     return bool(error.retriable()) or error.name() in _TRANSIENT_ERRORS

@@ -18,7 +18,7 @@ from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import MetadataRecord, TopicIdPartition, decode_record
 from compactor.brokers.metadata_topic.persisted_state import FoldedPartition, FoldPosition, PersistedStates, StateLost, TieredPartition
 from compactor.brokers.metadata_topic.ports import MetadataTopic, TopicBounds, TopicIdentity, TopicRecord
-from compactor.brokers.metadata_topic.state_serde import PackedSegments
+from compactor.brokers.metadata_topic.state_serde import LazilyDecodedSegments
 from compactor.brokers.metadata_topic.token_bucket import add_record_counts
 from compactor.errors import BadData, NotFound, Unavailable
 from compactor.model.ids import COMPACTOR_BROKER_ID
@@ -75,7 +75,7 @@ _MAX_ATTEMPTS = 3
 _PARTITIONS_PER_SAVE = 256
 
 
-class FollowProgress(NamedTuple):
+class CatchUpResult(NamedTuple):
     """Result of catch_up.
 
     records: number of records folded by this call.
@@ -130,7 +130,7 @@ class FoldedMetadataTopic:
         """Return a number that changes whenever records were folded."""
         return self._folds
 
-    def catch_up(self, timeout_s: float) -> FollowProgress:
+    def catch_up(self, timeout_s: float) -> CatchUpResult:
         """Fold the records that the topic has when the call begins, for at most ``timeout_s`` seconds.
 
         Raises Unavailable, Refused or NotFound.
@@ -203,7 +203,7 @@ class FoldedMetadataTopic:
                 total.update(dict(reached.compactor_records))
             return total
 
-    def _fold_until_end_or_deadline(self, deadline: float) -> FollowProgress:
+    def _fold_until_end_or_deadline(self, deadline: float) -> CatchUpResult:
         """Fold records up to the current end of the topic or the deadline."""
         identity = self._topic.identity()
         if identity != self._identity:
@@ -218,7 +218,7 @@ class FoldedMetadataTopic:
             read = self._read_chunk(bounds, deadline)
             for number in sorted(read):
                 folded += self._fold_chunk(number, read[number])
-        return FollowProgress(folded, self._count_unread_records(bounds))
+        return CatchUpResult(folded, self._count_unread_records(bounds))
 
     def _seek_unread_records(self, bounds: Mapping[int, TopicBounds]) -> None:
         """Continue reading each metadata partition at its fold position, or at the last folded record if that was not verified yet."""
@@ -338,7 +338,7 @@ class FoldedMetadataTopic:
         topic = f"{self._topic.name}-{metadata_partition}"
         try:
             for name in names:
-                folded = done[name] = held[name] or FoldedPartition(RemoteLogMetadataCache(name, PackedSegments()))
+                folded = done[name] = held[name] or FoldedPartition(RemoteLogMetadataCache(name, LazilyDecodedSegments()))
                 for offset, record in records[name]:
                     if offset >= end_offset:
                         break

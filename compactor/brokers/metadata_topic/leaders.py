@@ -35,7 +35,7 @@ class LogEnd:
 
 
 @dataclass(frozen=True)
-class ClusterTopics:
+class ClusterTopicIds:
     """A cluster's id, and the topic ids that it has now, by topic name. Topics that it did not describe are left out."""
 
     cluster_id: str
@@ -60,11 +60,11 @@ class KafkaLeaders:
         }
         return ClusterLeaders(reported.cluster_id or "", leaders)
 
-    def topic_ids(self, names: Sequence[str]) -> ClusterTopics:
+    def topic_ids(self, names: Sequence[str]) -> ClusterTopicIds:
         """Return the ids of these topics, without those that do not exist or may not be described. Raises Unavailable or Refused."""
         admin, timeout = self._admin.client, self._connection.timeout_s
         cluster = self._admin.send_request("describe the cluster", lambda: {"": admin.describe_cluster(request_timeout=timeout)})[""]
-        return ClusterTopics(cluster.cluster_id or "", self._request_topic_ids_jointly_or_singly(names))
+        return ClusterTopicIds(cluster.cluster_id or "", self._request_topic_ids_jointly_or_singly(names))
 
     def _request_topic_ids_jointly_or_singly(self, names: Sequence[str]) -> dict[str, TopicId]:
         """Return topic ids by topic name, in one request, or in one request per topic if the cluster refuses the joint request."""

@@ -180,7 +180,7 @@ class PersistedStates:
         values = {}
         for name, folded in partitions.items():
             values[_partition_state_key(_SUMMARY_PREFIX, name)] = _encode_partition_counts(folded)
-            values[_partition_state_key(_STATE_PREFIX, name)] = packed.pack_fold(folded.cache, folded.findings)
+            values[_partition_state_key(_STATE_PREFIX, name)] = packed.encode_folded_partition(folded.cache, folded.findings)
         self._write_values(values)
 
     def save_position(self, metadata_partition: int, position: FoldPosition) -> None:
@@ -244,7 +244,7 @@ def _decode_partition(name: TopicIdPartition, counts: bytes | None, segments: by
         return None
     try:
         topic, finished, other, size, count, _ = json.loads(counts)
-        cache, findings = packed.unpack_fold(segments, name._replace(topic=topic))
+        cache, findings = packed.decode_folded_partition(segments, name._replace(topic=topic))
     except (ValueError, struct.error, TypeError) as error:
         raise StateLost(f"{name}: {error}") from error
     return FoldedPartition(cache, findings, count, finished, other, size)

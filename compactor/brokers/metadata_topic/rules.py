@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from checkpoint.lineage import EpochEntry, first_divergent_offset, merge_segment_lineages
-from compactor.brokers.metadata_topic.cache import LeaderEpochState, RemoteLogMetadataCache, epoch_starts, last_offset_of_epoch
+from compactor.brokers.metadata_topic.cache import LeaderEpochState, RemoteLogMetadataCache, epoch_start_offsets, last_offset_of_epoch
 from compactor.brokers.metadata_topic.chain import SegmentReadRange, epoch_for_offset, merged_read_ranges, segment_read_ranges
 from compactor.brokers.metadata_topic.codec import (
     MetadataRecord,
@@ -33,7 +33,7 @@ READABLE_STATES = (_S.COPY_SEGMENT_FINISHED,)
 UNDELETED_STATES = (_S.COPY_SEGMENT_STARTED, _S.COPY_SEGMENT_FINISHED)
 
 
-def record_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> str:
+def reason_to_refuse_record(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> str:
     """Return why this record must not follow the records in ``cache``, or an empty string.
 
     :param lineage: leader epochs with which brokers look up offsets.
@@ -165,7 +165,9 @@ def is_found_by_lookups(cache: RemoteLogMetadataCache, segment: RemoteLogSegment
     if known is None or known.state not in READABLE_STATES:
         return False
     parts = [
-        (epoch, start) for epoch, start in epoch_starts(known) if start <= min(last_offset_of_epoch(known, LeaderEpoch(epoch)), last_offset)
+        (epoch, start)
+        for epoch, start in epoch_start_offsets(known)
+        if start <= min(last_offset_of_epoch(known, LeaderEpoch(epoch)), last_offset)
     ]
     return all(epoch in cache.epochs and cache.epochs[epoch].floor_segment_id(start) == segment.segment_id for epoch, start in parts)
 
@@ -176,12 +178,12 @@ def epochs_with_lookup_gap(cache: RemoteLogMetadataCache, segment: RemoteLogSegm
     """
     return [
         epoch
-        for epoch, start in epoch_starts(segment)
-        if _supersedes_entries_of_epoch(cache.epochs.get(epoch), start, last_offset_of_epoch(segment, LeaderEpoch(epoch)))
+        for epoch, start in epoch_start_offsets(segment)
+        if _is_superseding_entries_of_epoch(cache.epochs.get(epoch), start, last_offset_of_epoch(segment, LeaderEpoch(epoch)))
     ]
 
 
-def _supersedes_entries_of_epoch(epoch_segments: LeaderEpochState | None, start_offset: int, end_offset: int) -> bool:
+def _is_superseding_entries_of_epoch(epoch_segments: LeaderEpochState | None, start_offset: int, end_offset: int) -> bool:
     """Return whether a segment [start, end] of this epoch makes a broker remove existing entries."""
     if epoch_segments is None or not epoch_segments.starts or epoch_segments.highest is None:
         return False
@@ -215,7 +217,7 @@ def highest_offset_markers(
     """Return the markers that must precede COPY_SEGMENT_FINISHED of this segment, as far as they are permitted.
 
     A marker is permitted if the offset after the epoch belongs to a later epoch of the lineage and is tiered; otherwise brokers would count
-    uncopied offsets as copied. ``record_refusal`` refuses a replacement whose marker is needed and not permitted.
+    uncopied offsets as copied. ``reason_to_refuse_record`` refuses a replacement whose marker is needed and not permitted.
     """
     made = []
     for epoch in epochs_with_lookup_gap(cache, segment):
@@ -237,7 +239,9 @@ def highest_offset_markers(
     return made
 
 
-def replacement_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord) -> str:
+def reason_to_refuse_replacement(
+    cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord
+) -> str:
     """Return why this segment cannot replace what readers find in its offset range, or an empty string.
 
     Called before the segment is introduced. Checks the metadata rules R4, R7 and R8 and that replacements come in ascending order.
@@ -262,10 +266,10 @@ def replacement_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEn
 
 def _epochs_read_by_consumers(link: SegmentReadRange) -> tuple[EpochEntry, ...]:
     """Return the leader epochs of the offsets that readers read from this segment."""
-    return tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_starts(link.segment) if start <= link.last)
+    return tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_start_offsets(link.segment) if start <= link.last)
 
 
-def source_deletion_refusal(
+def reason_to_refuse_source_deletion(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, sources: Iterable[bytes]
 ) -> str:
     """Return why the sources cannot all be deleted after the segment is finished, or an empty string. Tries the publication and
@@ -275,8 +279,8 @@ def source_deletion_refusal(
     """
     after = TrialFold(cache)
     trial = after.cache
-    rest = [_update_record(segment, _S.COPY_SEGMENT_FINISHED)]
-    rest += [_update_record(trial.segments[raw_id], _S.DELETE_SEGMENT_STARTED) for raw_id in sources if raw_id in trial.segments]
+    rest = [_state_change_record(segment, _S.COPY_SEGMENT_FINISHED)]
+    rest += [_state_change_record(trial.segments[raw_id], _S.DELETE_SEGMENT_STARTED) for raw_id in sources if raw_id in trial.segments]
     for record in rest:
         message = after.apply_record(record)
         if message:
@@ -301,12 +305,12 @@ def redundant_segments(
         and segment.start_offset <= one.start_offset
         and one.end_offset <= segment.end_offset
     )
-    return [one for one in inside if belongs_to_log(one, lineage)]
+    return [one for one in inside if is_segment_of_log(one, lineage)]
 
 
-def belongs_to_log(segment: RemoteLogSegmentMetadataRecord, lineage: Sequence[EpochEntry]) -> bool:
+def is_segment_of_log(segment: RemoteLogSegmentMetadataRecord, lineage: Sequence[EpochEntry]) -> bool:
     """Return whether all records of the segment are in the log with this lineage."""
-    own = [EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_starts(segment)]
+    own = [EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_start_offsets(segment)]
     end = segment.end_offset + 1
     return first_divergent_offset(own, end, [entry for entry in lineage if entry.start_offset < end], end) is None
 
@@ -323,7 +327,7 @@ def unfinished_copies(
     return [one for one in begun if one.end_offset <= end_offset and _is_covered_by_read_ranges(links, one)]
 
 
-def finish_refusal(
+def reason_to_refuse_finish(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, event_timestamp_ms: int
 ) -> str:
     """Return why COPY_SEGMENT_FINISHED must not be appended for this segment, or an empty string.
@@ -336,22 +340,22 @@ def finish_refusal(
         for marker in highest_offset_markers(cache, lineage, segment, event_timestamp_ms)
         for record in marker.records(event_timestamp_ms)
     ]
-    for record in (*wanted, _update_record(segment, _S.COPY_SEGMENT_FINISHED)):
-        why = record_refusal(trial.cache, lineage, record)
+    for record in (*wanted, _state_change_record(segment, _S.COPY_SEGMENT_FINISHED)):
+        why = reason_to_refuse_record(trial.cache, lineage, record)
         if why:
             return why
         trial.apply_record(record)
     return ""
 
 
-def hides_offsets(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord) -> bool:
+def is_hiding_other_segments(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord) -> bool:
     """Return whether this finished segment hides offsets of others: without it, lookups would find more offsets.
 
     That happens if a broker tiered across the segment's end just before it was finished: lookups after that end then find this segment
     first.
     """
     after = TrialFold(cache)
-    message = after.apply_record(_update_record(segment, _S.DELETE_SEGMENT_STARTED))
+    message = after.apply_record(_state_change_record(segment, _S.DELETE_SEGMENT_STARTED))
     return not message and _first_lost_offset(segment_read_ranges(after.cache, lineage), segment_read_ranges(cache, lineage)) is not None
 
 
@@ -389,7 +393,7 @@ def unrecorded_broker_copies(
         if one.state in READABLE_STATES
         and one.broker_id != COMPACTOR_BROKER_ID
         and one.id not in recorded_ids
-        and belongs_to_log(one, lineage)
+        and is_segment_of_log(one, lineage)
     )
     return [one for one in late if any(first <= one.start_offset and one.end_offset <= last for first, last in spans)]
 
@@ -403,7 +407,7 @@ def _is_covered_by_read_ranges(read_ranges: Sequence[SegmentReadRange], segment:
     return wanted > segment.end_offset
 
 
-def _update_record(segment: RemoteLogSegmentMetadataRecord, state: SegmentState) -> RemoteLogSegmentMetadataUpdateRecord:
+def _state_change_record(segment: RemoteLogSegmentMetadataRecord, state: SegmentState) -> RemoteLogSegmentMetadataUpdateRecord:
     """Return the record that moves a segment to ``state``."""
     return RemoteLogSegmentMetadataUpdateRecord(
         segment.partition, segment.segment_id, COMPACTOR_BROKER_ID, segment.event_timestamp_ms, state, segment.custom_metadata

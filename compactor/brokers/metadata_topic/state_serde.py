@@ -13,8 +13,8 @@ from compactor.brokers.metadata_topic.codec import (
     PartitionDeleteState,
     RemoteLogSegmentMetadataRecord,
     TopicIdPartition,
-    pack_segment,
-    unpack_segment,
+    decode_segment_state,
+    encode_segment_state,
 )
 
 STATE_FORMAT = 1
@@ -28,7 +28,7 @@ _REFERENCE = struct.Struct(">q16s")
 _SEGMENT_ENTRY = struct.Struct(">16sI")
 
 
-class PackedSegments(MutableMapping[bytes, RemoteLogSegmentMetadataRecord]):
+class LazilyDecodedSegments(MutableMapping[bytes, RemoteLogSegmentMetadataRecord]):
     """Segments by id, in the order of introduction. Each is decoded at its first access."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class PackedSegments(MutableMapping[bytes, RemoteLogSegmentMetadataRecord]):
     def __getitem__(self, raw_id: bytes) -> RemoteLogSegmentMetadataRecord:
         held = self._segments[raw_id]
         if isinstance(held, bytes):
-            held = self._segments[raw_id] = unpack_segment(held)[0]
+            held = self._segments[raw_id] = decode_segment_state(held)[0]
         return held
 
     @override
@@ -57,19 +57,23 @@ class PackedSegments(MutableMapping[bytes, RemoteLogSegmentMetadataRecord]):
     def __len__(self) -> int:
         return len(self._segments)
 
-    def packed_segments(self) -> dict[bytes, bytes]:
+    def encoded_segments(self) -> dict[bytes, bytes]:
         """Return all segments in encoded form."""
-        return {raw_id: held if isinstance(held, bytes) else pack_segment(held) for raw_id, held in self._segments.items()}
+        return {raw_id: held if isinstance(held, bytes) else encode_segment_state(held) for raw_id, held in self._segments.items()}
 
-    def store_packed(self, raw_id: bytes, data: bytes) -> None:
+    def store_encoded_segment(self, raw_id: bytes, data: bytes) -> None:
         """Store an encoded segment."""
         self._segments[raw_id] = data
 
 
-def pack_fold(cache: RemoteLogMetadataCache, findings: list[MetadataFinding]) -> bytes:
+def encode_folded_partition(cache: RemoteLogMetadataCache, findings: list[MetadataFinding]) -> bytes:
     """Encode the folded segments and findings of a user partition for local storage."""
     segments = cache.segments
-    held = segments.packed_segments() if isinstance(segments, PackedSegments) else {raw: pack_segment(one) for raw, one in segments.items()}
+    held = (
+        segments.encoded_segments()
+        if isinstance(segments, LazilyDecodedSegments)
+        else {raw: encode_segment_state(one) for raw, one in segments.items()}
+    )
     reported = json.dumps([[one.kind, one.segment_id.hex(), one.offset, one.detail] for one in findings]).encode()
     deletion = _DELETE_STATES.index(cache.deletion)
     parts = [_HEAD.pack(cache.applied, deletion, len(cache.epochs), len(held), len(cache.finished), len(reported))]
@@ -85,9 +89,9 @@ def pack_fold(cache: RemoteLogMetadataCache, findings: list[MetadataFinding]) ->
     return b"".join(parts)
 
 
-def unpack_fold(data: bytes, partition: TopicIdPartition) -> tuple[RemoteLogMetadataCache, list[MetadataFinding]]:
-    """Decode what pack_fold encoded. Raises ValueError or struct.error if the bytes are corrupt."""
-    cache = RemoteLogMetadataCache(partition, PackedSegments())
+def decode_folded_partition(data: bytes, partition: TopicIdPartition) -> tuple[RemoteLogMetadataCache, list[MetadataFinding]]:
+    """Decode what encode_folded_partition encoded. Raises ValueError or struct.error if the bytes are corrupt."""
+    cache = RemoteLogMetadataCache(partition, LazilyDecodedSegments())
     cache.applied, deletion, epochs, segments, finished, reported_length = _HEAD.unpack_from(data)
     cache.deletion = _DELETE_STATES[deletion]
     at = _HEAD.size
@@ -109,9 +113,9 @@ def unpack_fold(data: bytes, partition: TopicIdPartition) -> tuple[RemoteLogMeta
     reported = json.loads(data[at : at + reported_length])
     at += reported_length
     held = cache.segments
-    if isinstance(held, PackedSegments):
+    if isinstance(held, LazilyDecodedSegments):
         for raw_id, length in listed:
-            held.store_packed(raw_id, data[at : at + length])
+            held.store_encoded_segment(raw_id, data[at : at + length])
             at += length
     if at != len(data):
         raise ValueError(f"{len(data)} bytes, {at} expected")

@@ -41,7 +41,7 @@ def add_record_counts(counts: RecordsByMinute, timestamps_ms: Iterable[int], now
     return tuple(sorted((minute, count) for minute, count in found.items() if minute > now - COUNTED_MINUTES))
 
 
-def records_of_last_hour(by_minute: Mapping[int, int], now_ms: int) -> dict[int, int]:
+def counts_of_last_hour(by_minute: Mapping[int, int], now_ms: int) -> dict[int, int]:
     """Return the counts of the minutes of the last hour, ascending. Up to an hour of the future is included, in case a
     clock was set back.
     """
@@ -96,7 +96,7 @@ class MetadataTokenBucket:
         waiting = {of: one for of, one in self.waiting.items() if now_ms < one.retry_at_ms + MAX_WAITING_MS}
         mine = reserved.get(partition, RecordReservation(0, 0, now_ms))
         wanted = max(records, waiting[partition].records) if partition in waiting else records
-        used = records_of_last_hour(written_by_minute, now_ms)
+        used = counts_of_last_hour(written_by_minute, now_ms)
         others = sum(one.round + one.deletions for one in reserved.values()) - mine.round
         total = sum(used.values()) + others
         first = next((of for of, one in waiting.items() if of == partition or now_ms <= one.retry_at_ms + MAX_SILENCE_MS), partition)
@@ -106,22 +106,24 @@ class MetadataTokenBucket:
             return MetadataTokenBucket(reserved | {partition: replace(mine, round=wanted, counted_ms=now_ms)}, waiting), None
         until = _admissible_at_ms(used, wanted, max_records_per_hour) if is_next else waiting[first].retry_at_ms
         waiting[partition] = WaitingRound(wanted, max(until, now_ms + MINUTE_MS))
-        return MetadataTokenBucket(reserved, waiting)._without_round(partition), RateLimitWait(waiting[partition].retry_at_ms, wanted)
+        return MetadataTokenBucket(reserved, waiting)._bucket_without_round(partition), RateLimitWait(
+            waiting[partition].retry_at_ms, wanted
+        )
 
-    def after_append(self, partition: TopicPartition, records: int, deletions: int, now_ms: int) -> MetadataTokenBucket:
+    def bucket_after_append(self, partition: TopicPartition, records: int, deletions: int, now_ms: int) -> MetadataTokenBucket:
         """Return the bucket after records were appended to the topic: they are no longer reserved, because they are
         counted in the topic.
         """
         return self._change_reservation(partition, -records, -deletions, now_ms)
 
-    def after_publication(self, partition: TopicPartition, deletions: int, now_ms: int) -> MetadataTokenBucket:
+    def bucket_after_publication(self, partition: TopicPartition, deletions: int, now_ms: int) -> MetadataTokenBucket:
         """Return the bucket after a publication: of the reservation, only ``deletions`` records remain, which are written after grace."""
         known = self.reserved.get(partition)
         return self if known is None else self._change_reservation(partition, -known.round, deletions, now_ms)
 
-    def without_reservation(self, partition: TopicPartition) -> MetadataTokenBucket:
+    def bucket_without_reservation(self, partition: TopicPartition) -> MetadataTokenBucket:
         """Return the bucket without the round of a partition, because it has ended or is no longer due."""
-        return replace(self, waiting={of: one for of, one in self.waiting.items() if of != partition})._without_round(partition)
+        return replace(self, waiting={of: one for of, one in self.waiting.items() if of != partition})._bucket_without_round(partition)
 
     def _change_reservation(
         self, partition: TopicPartition, records_change: int, deletions_change: int, now_ms: int
@@ -133,7 +135,7 @@ class MetadataTokenBucket:
         more = RecordReservation(max(0, known.round + records_change), max(0, known.deletions + deletions_change), now_ms)
         return replace(self, reserved={**self.reserved, partition: more})
 
-    def _without_round(self, partition: TopicPartition) -> MetadataTokenBucket:
+    def _bucket_without_round(self, partition: TopicPartition) -> MetadataTokenBucket:
         """Return the bucket with only the records of deletions left in a partition's reservation."""
         left = {of: replace(one, round=0) if of == partition else one for of, one in self.reserved.items()}
         return replace(self, reserved={of: one for of, one in left.items() if one.round or one.deletions})

@@ -14,7 +14,7 @@ from compactor.cli import frame, serving, tiers
 from compactor.cli.output import Output
 from compactor.config.settings import Settings
 from compactor.errors import UsageError
-from compactor.tier.kinds import owned_root_settings, tier_kind
+from compactor.tier.kinds import owned_root_settings_hint, tier_kind
 from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter
 from compactor.web.server import serve_pages
@@ -57,6 +57,6 @@ def _validate_agent_settings(settings: Settings) -> Settings:
     if not tier_kind(settings).owns_root:
         raise UsageError(
             f"the agent uploads to a compactor-managed tier, not to one of kind {settings.tier.kind} with layout {settings.tier.layout}",
-            hint=f"Set {owned_root_settings()}; a topic that brokers tier needs no agent",
+            hint=f"Set {owned_root_settings_hint()}; a topic that brokers tier needs no agent",
         )
     return settings

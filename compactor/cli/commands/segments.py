@@ -15,7 +15,7 @@ def list_segments_command(args: argparse.Namespace, out: Output) -> None:
     names, found, live = tiers.select_partitions(opened, [args.partition]), [], set()
     for name in names:
         state = opened.open(name).refresh()
-        listed = list_segments(state, opened.sidecars(name).stored_sizes(), unread_broker_segments(opened, state))
+        listed = list_segments(state, opened.sidecars(name).stored_sidecar_sizes(), unread_broker_segments(opened, state))
         found += [{"topic": name.topic, "partition": name.partition, **segment} for segment in listed]
         live |= {segment.id for segment in state.live}
     rows = [

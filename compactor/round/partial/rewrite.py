@@ -37,7 +37,7 @@ from compactor.round.partial.plan import (
     merge_key_directory,
 )
 from compactor.round.sources import StagedSegmentReader
-from compactor.tier.sidecars import Sidecars
+from compactor.tier.sidecars import SidecarStore
 
 KEPT = 3
 """Number of key directories held in memory: of the segment being read, of the one being uploaded, and of the next one."""
@@ -82,35 +82,35 @@ class KeyDirectoryCache:
     Thread-safe.
     """
 
-    def __init__(self, sidecars: Sidecars) -> None:
+    def __init__(self, sidecars: SidecarStore) -> None:
         self._sidecars = sidecars
         self._kept: dict[str, KeyDirectory] = {}
         self._lock = threading.Lock()
 
-    def load_directories(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[tuple[KeyDirectory | None, int]]:
+    def load_key_directories(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[tuple[KeyDirectory | None, int]]:
         """Yield for each segment its key directory, or None if it has no usable one, and the number of bytes fetched. Raises StoreError."""
-        found = self._sidecars.load_directories([segment.id for segment in segments])
+        found = self._sidecars.load_key_directories([segment.id for segment in segments])
         for segment, (directory, fetched) in zip(segments, found, strict=True):
             is_its = directory is not None and digest_of_headers(directory.headers) == segment.recorded_file("log").batches
             yield directory if is_its else None, fetched
 
-    def add_directory(self, directory: KeyDirectory) -> None:
+    def add_key_directory(self, directory: KeyDirectory) -> None:
         """Add a segment's key directory to the cache."""
         with self._lock:
             self._kept[directory.segment_id] = directory
             while len(self._kept) > KEPT:
                 del self._kept[next(iter(self._kept))]
 
-    def load_directory(self, segment: RemoteLogSegmentMetadata) -> KeyDirectory:
+    def load_key_directory(self, segment: RemoteLogSegmentMetadata) -> KeyDirectory:
         """Return the key directory of a segment that was found to have one. Raises StoreError, and NeedsWholeSegmentError if it is gone."""
         with self._lock:
             kept = self._kept.get(segment.id)
         if kept is not None:
             return kept
-        ((directory, _),) = self.load_directories([segment])
+        ((directory, _),) = self.load_key_directories([segment])
         if directory is None:
             raise NeedsWholeSegmentError(f"the key directory of segment {segment.id} is gone")
-        self.add_directory(directory)
+        self.add_key_directory(directory)
         return directory
 
 
@@ -155,7 +155,7 @@ class PartSearch:
         :param may_hold_dirty_key: a flag for each batch of the segment.
         """
         layout = self.reading.staging.layout
-        copies = layout.range_copies
+        copies = layout.log_copy_limits
         if copies is None:
             return None
         table = batch_table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
@@ -170,11 +170,11 @@ class PartSearch:
             return None
         try:
             segment = self.reading.live[header_source.ordinal]
-            version = layout.log_version(self.reading.partition, segment)
+            version = layout.log_object_version(self.reading.partition, segment)
         except (NotFound, BadData):
             return None  # reading the whole segment reports the error
-        self.directories.add_directory(directory)
-        splice = PartialRewritePlan(partial(self.directories.load_directory, segment), table, stretches, version)
+        self.directories.add_key_directory(directory)
+        splice = PartialRewritePlan(partial(self.directories.load_key_directory, segment), table, stretches, version)
         rows = splice.batch_numbers_read
         flags = (of_all.aborted[rows], of_all.discardable[rows], of_all.indexed[rows])
         source = replace(whole, table=select_batch_rows(table, rows))

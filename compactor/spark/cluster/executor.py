@@ -28,7 +28,7 @@ from compactor.round.ports import WorkStats
 from compactor.round.skip import FilterStatistics, design_filter
 from compactor.round.sources import StagedSegmentReader
 from compactor.tier.publishers import ObjectLogPublisher
-from compactor.tier.sidecars import Sidecars
+from compactor.tier.sidecars import SidecarStore
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,10 @@ def record_peak_memory(cost: TaskCost) -> None:
     cost.peak_memory_bytes = max(cost.peak_memory_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
-def open_sidecars(shared: RoundTaskSettings) -> Sidecars | None:
+def open_sidecars(shared: RoundTaskSettings) -> SidecarStore | None:
     """Return access to the partition's sidecars, or None if filters are switched off."""
     filters = shared.filters
-    return Sidecars(open_task_tier(shared).ports.control, filters.log_prefix, shared.hash_key) if filters else None
+    return SidecarStore(open_task_tier(shared).ports.control, filters.log_prefix, shared.hash_key) if filters else None
 
 
 def create_local_worker(

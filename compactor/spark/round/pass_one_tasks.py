@@ -301,7 +301,9 @@ def query_bloom_filters(shared: RoundTaskSettings, item: BloomFilterQuery, cost:
     if sidecars is None:
         return dict.fromkeys(item.segments, "bloom = false"), 0
     store = open_task_tier(shared).ports.control
-    answer = sidecars.match_segments(item.segments, lambda: chain.from_iterable(each.dirty_keys(store) for each in item.bundles))
+    answer = sidecars.find_segments_that_may_hold_keys(
+        item.segments, lambda: chain.from_iterable(each.dirty_keys(store) for each in item.bundles)
+    )
     record_peak_memory(cost)
     return answer
 

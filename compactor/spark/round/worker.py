@@ -73,7 +73,7 @@ from compactor.spark.round.pass_one_tasks import (
 from compactor.spark.round.rewrite_tasks import GroupRewriteWork, rewrite_group
 from compactor.spark.round.segment_index import SegmentIndex
 from compactor.storage.port import ObjectInfo
-from compactor.tier.sidecars import SidecarHead, Sidecars
+from compactor.tier.sidecars import SidecarHead, SidecarStore
 
 MAX_KEY_SET_BYTES: Final = 128 << 20
 MAX_RANGES: Final = 4096
@@ -167,7 +167,7 @@ class SparkWorker:
         """Return the key prefix of scratch objects that are written before this plan is announced."""
         return unannounced_scratch_prefix(self.tier.open(state.name), plan, state.live)
 
-    def sidecars(self, state: PartitionState) -> Sidecars | None:
+    def sidecars(self, state: PartitionState) -> SidecarStore | None:
         """Return access to the partition's sidecars, or None if filters are switched off."""
         return self.tier.sidecars(state.name) if self.cleaner.bloom else None
 
@@ -349,7 +349,7 @@ class _AnnouncedPlan:
         skipped = {segment.id for segment in plan.skipped}
         names = [segment.id for segment in self._live if segment.id in skipped or segment.start_offset >= plan.end_offset]
         heads = self._worker.sidecars(self._session.state)
-        return {name: head.sidecar for name, head in heads.load_heads(names).items() if head.sidecar} if heads else {}
+        return {name: head.sidecar for name, head in heads.load_sidecar_heads(names).items() if head.sidecar} if heads else {}
 
     def _segments_needing_keys(self, sources: Sequence[RemoteLogSegmentMetadata]) -> set[str]:
         """Return the ids of segments whose keys are needed: all dirty segments and all sources."""
@@ -498,7 +498,7 @@ def prepare_pass_one(
     jobs: RoundJobs,
     state: PartitionState,
     assessment: RoundAssessment[RemoteLogSegmentMetadata],
-    sidecars: Sidecars,
+    sidecars: SidecarStore,
     record: FilterStatistics,
     leftovers: Sequence[ObjectInfo],
 ) -> PreparedPassOne | None:
@@ -510,7 +510,7 @@ def prepare_pass_one(
     :raises BadData, StoreError, OutOfBudget: if a segment is corrupt, the store fails or disk is short. After StoreError and OutOfBudget
         the results are kept for the next attempt.
     """
-    heads = sidecars.load_heads([segment.id for segment in state.live])
+    heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
     if all(heads[segment.id].sidecar is None for segment in assessment.clean):
         return None
     index = SegmentIndex(state.live, {name: head.sidecar for name, head in heads.items() if head.sidecar is not None})

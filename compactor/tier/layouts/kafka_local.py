@@ -16,7 +16,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS
 from compactor.storage.port import ObjectStore
 from compactor.tier.names import ObjectStem, TopicIdOf, object_stem
-from compactor.tier.plain import FileName, PlainLayout
+from compactor.tier.plain import ParsedFileName, PlainLayout
 from compactor.tier.ports import SegmentRef
 
 LOCAL_TIER_FOLDER: Final = "kafka-tiered-storage"
@@ -44,12 +44,12 @@ class KafkaLocalLayout(PlainLayout):
         return f"{object_stem(segment)}.{_SUFFIXES[kind]}"
 
     @override
-    def parse_file_name(self, file: str) -> FileName | None:
+    def parse_file_name(self, file: str) -> ParsedFileName | None:
         first, _, suffix = file.partition(".")
         parsed, kind = ObjectStem.parse(first), _KINDS.get(suffix)
-        return FileName(parsed.segment_id, parsed.start_offset, kind) if parsed and kind else None
+        return ParsedFileName(parsed.segment_id, parsed.start_offset, kind) if parsed and kind else None
 
     @override
-    def partition_of(self, key: str) -> str:
+    def partition_of_object_key(self, key: str) -> str:
         match = _FOLDER.fullmatch(key)
         return match[1] if match else ""

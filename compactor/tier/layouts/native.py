@@ -13,8 +13,8 @@ from typing_extensions import override
 from compactor.model.ids import INCARNATION_SUFFIX, TopicPartition
 from compactor.model.segment import FILE_KINDS
 from compactor.storage.port import ObjectStore
-from compactor.tier.names import binary_digits, object_stem
-from compactor.tier.plain import ComposableLayout, FileName
+from compactor.tier.names import md5_prefix_bits, object_stem
+from compactor.tier.plain import ComposableLayout, ParsedFileName
 from compactor.tier.ports import SegmentRef
 
 _OBJECT: Final = re.compile(rf"(\d{{20}})-([A-Za-z0-9_-]{{22}})\.({'|'.join(FILE_KINDS)})")
@@ -30,19 +30,19 @@ class NativeLayout(ComposableLayout):
 
     @override
     def partition_folder(self, partition: TopicPartition) -> str:
-        return f"{binary_digits(str(partition), self._entropy_bits)}/{partition}/" if self._entropy_bits else f"{partition}/"
+        return f"{md5_prefix_bits(str(partition), self._entropy_bits)}/{partition}/" if self._entropy_bits else f"{partition}/"
 
     @override
     def file_name(self, segment: SegmentRef, kind: str) -> str:
         return f"{object_stem(segment)}.{kind}"
 
     @override
-    def parse_file_name(self, file: str) -> FileName | None:
+    def parse_file_name(self, file: str) -> ParsedFileName | None:
         match = _OBJECT.fullmatch(file)
-        return FileName(match[2], int(match[1]), match[3]) if match else None
+        return ParsedFileName(match[2], int(match[1]), match[3]) if match else None
 
     @override
-    def partition_of(self, key: str) -> str:
+    def partition_of_object_key(self, key: str) -> str:
         digits, _, rest = key.partition("/") if self._entropy_bits else ("", "", key)
         match = _FOLDER.fullmatch(rest)
-        return match[1] if match and digits == binary_digits(match[1], self._entropy_bits) else ""
+        return match[1] if match and digits == md5_prefix_bits(match[1], self._entropy_bits) else ""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from compactor.access.tier import Tier
 from compactor.brokers.conditions import REQUIRED_TOPIC_SETTINGS, AdminQueries, is_supported_version, setting_problem
-from compactor.brokers.metadata_topic.admin import ClusterFacts, MissingRight, metadata_topic_problem
+from compactor.brokers.metadata_topic.admin import ClusterDescription, MissingPermission, metadata_topic_problem
 from compactor.errors import BadData, CompactorError, StoreError
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.brokers.known_harm import cluster_harm, describe_topics
@@ -158,7 +158,7 @@ def check_metadata_record_budget(opened: Tier, partitions: Sequence[TopicPartiti
     return [CheckFinding("warning", "budget", "publish.metadata_records_per_hour", explanation, hint)]
 
 
-def _broker_findings(cluster: ClusterFacts) -> Iterator[CheckFinding]:
+def _broker_findings(cluster: ClusterDescription) -> Iterator[CheckFinding]:
     """Yield findings about broker versions and missing permissions."""
     for broker in cluster.brokers:
         where = f"broker {broker.id} ({broker.address})"
@@ -170,7 +170,7 @@ def _broker_findings(cluster: ClusterFacts) -> Iterator[CheckFinding]:
     yield from _permission_findings(cluster.missing_rights)
 
 
-def _permission_findings(rights: Sequence[MissingRight]) -> Iterator[CheckFinding]:
+def _permission_findings(rights: Sequence[MissingPermission]) -> Iterator[CheckFinding]:
     """Yield a finding, with the kafka-acls command, for each missing permission."""
     for right in rights:
         where = "--cluster" if "cluster" in right.resource else f"--topic {right.resource.removeprefix('topic ')}"

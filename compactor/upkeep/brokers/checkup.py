@@ -7,7 +7,7 @@ from typing import Protocol
 
 from compactor.access.tier import Tier
 from compactor.brokers.conditions import AdminQueries
-from compactor.brokers.metadata_topic.admin import TopicFacts, metadata_topic_problem
+from compactor.brokers.metadata_topic.admin import TopicDescription, metadata_topic_problem
 from compactor.brokers.metadata_topic.chain import broker_view, offset_gaps
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.control.mirror import segment_from_broker_record
@@ -62,7 +62,7 @@ def examine_tier(
 
 
 def _examine_partition(
-    opened: Tier, admin: HealthQueries, partition: TopicPartition, topics: Mapping[str, TopicFacts]
+    opened: Tier, admin: HealthQueries, partition: TopicPartition, topics: Mapping[str, TopicDescription]
 ) -> ExaminedPartition:
     seen = inspect_partition_objects(opened, partition)
     segments = list(seen.folded.cache.segments.values())
@@ -93,7 +93,7 @@ def _examine_partition(
 
 
 def _first_record_not_tiered(
-    admin: HealthQueries, partition: TopicPartition, newest: RemoteLogSegmentMetadataRecord | None, topics: Mapping[str, TopicFacts]
+    admin: HealthQueries, partition: TopicPartition, newest: RemoteLogSegmentMetadataRecord | None, topics: Mapping[str, TopicDescription]
 ) -> PendingRecord | None:
     """Return the earliest record that is not tiered yet, found by its time, or None.
 

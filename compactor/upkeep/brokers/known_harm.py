@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from compactor.brokers.conditions import AdminQueries
-from compactor.brokers.metadata_topic.admin import BrokerFacts, TopicFacts
+from compactor.brokers.metadata_topic.admin import BrokerDescription, TopicDescription
 from compactor.errors import NotFound, Refused
 
 LAST_TIERED_SETTING = "follower.fetch.last.tiered.offset.enable"
@@ -48,9 +48,9 @@ class HealthFinding:
     usd_month: float = 0.0
 
 
-def describe_topics(admin: AdminQueries, names: Sequence[str]) -> dict[str, TopicFacts]:
+def describe_topics(admin: AdminQueries, names: Sequence[str]) -> dict[str, TopicDescription]:
     """Describe topics one by one; those that the cluster does not have, or does not describe to this user, are left out."""
-    found: dict[str, TopicFacts] = {}
+    found: dict[str, TopicDescription] = {}
     for name in names:
         try:
             found |= admin.describe_topics([name])
@@ -59,12 +59,12 @@ def describe_topics(admin: AdminQueries, names: Sequence[str]) -> dict[str, Topi
     return found
 
 
-def cluster_harm(brokers: Sequence[BrokerFacts], topics: Mapping[str, TopicFacts]) -> list[HealthFinding]:
+def cluster_harm(brokers: Sequence[BrokerDescription], topics: Mapping[str, TopicDescription]) -> list[HealthFinding]:
     """Return findings about broker versions, broker settings and topic settings that will damage tiered data."""
     return [*_size_retention_findings(brokers, topics.values()), *_last_tiered_findings(brokers), *_copy_lag_findings(topics.values())]
 
 
-def metadata_growth_findings(metadata_topic: TopicFacts, segments: int) -> list[HealthFinding]:
+def metadata_growth_findings(metadata_topic: TopicDescription, segments: int) -> list[HealthFinding]:
     """Return a finding if the metadata topic has grown so much that brokers start slowly, else an empty list.
 
     :param segments: number of segments that the metadata names now, in all states.
@@ -86,7 +86,7 @@ def metadata_growth_findings(metadata_topic: TopicFacts, segments: int) -> list[
     return [HealthFinding("warning", "metadata-growth", "", -1, metadata_topic.topic, detail, means, todo)]
 
 
-def _size_retention_findings(brokers: Sequence[BrokerFacts], topics: Iterable[TopicFacts]) -> Iterator[HealthFinding]:
+def _size_retention_findings(brokers: Sequence[BrokerDescription], topics: Iterable[TopicDescription]) -> Iterator[HealthFinding]:
     """Yield a finding for each topic whose retention.bytes makes a newly elected leader delete too much (KAFKA-20732)."""
     unfixed = sorted({one.version or "unknown" for one in brokers if version_tuple(one.version) < FIRST_WITH_SIZE_FIX})
     for topic in topics if unfixed else ():
@@ -105,7 +105,7 @@ def _size_retention_findings(brokers: Sequence[BrokerFacts], topics: Iterable[To
         yield HealthFinding("warning", "size-retention", topic.topic, -1, "retention.bytes", detail, means, todo)
 
 
-def _last_tiered_findings(brokers: Sequence[BrokerFacts]) -> Iterator[HealthFinding]:
+def _last_tiered_findings(brokers: Sequence[BrokerDescription]) -> Iterator[HealthFinding]:
     """Yield a finding for each broker that builds new replicas from the newest tiered segment (KIP-1023)."""
     enabled = [one.id for one in brokers if one.takes_last_tiered]
     if not enabled:
@@ -120,7 +120,7 @@ def _last_tiered_findings(brokers: Sequence[BrokerFacts]) -> Iterator[HealthFind
     yield HealthFinding("warning" if others else "note", "last-tiered", "", -1, LAST_TIERED_SETTING, detail, means, todo)
 
 
-def _copy_lag_findings(topics: Iterable[TopicFacts]) -> Iterator[HealthFinding]:
+def _copy_lag_findings(topics: Iterable[TopicDescription]) -> Iterator[HealthFinding]:
     """Yield a finding for each topic whose uploads are delayed (KIP-1241)."""
     for topic in topics:
         found = {name: topic.settings[name].value for name in COPY_LAG_SETTINGS if name in topic.settings}
@@ -139,6 +139,6 @@ def version_tuple(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
 
 
-def _is_tiered(topic: TopicFacts) -> bool:
+def _is_tiered(topic: TopicDescription) -> bool:
     setting = topic.settings.get("remote.storage.enable")
     return setting is not None and setting.value == "true"

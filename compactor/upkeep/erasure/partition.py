@@ -28,7 +28,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.round.drive import scratch_prefix
 from compactor.storage.versions import stores_of_old_versions
 from compactor.tier.ports import ListedObject
-from compactor.tier.sidecars import segment_id_of, sidecar_prefix
+from compactor.tier.sidecars import segment_id_in_sidecar_key, sidecar_prefix
 from compactor.upkeep.erasure.holders import (
     ANY_KEY,
     ErasureRules,
@@ -163,7 +163,7 @@ class _KeySearch:
             return set()
         sidecars = self.opened.sidecars(self.name)
         hashes = hash_keys_for_filters(self.question.keys, sidecars.hash_key)
-        met, _ = sidecars.match_segments([segment.id for segment in self.state.live], lambda: [hashes])
+        met, _ = sidecars.find_segments_that_may_hold_keys([segment.id for segment in self.state.live], lambda: [hashes])
         return {segment.id for segment in self.state.live if segment.id not in met}
 
     def _search_replaced_segments(self, slot_times_ms: Mapping[int, int]) -> None:
@@ -248,9 +248,9 @@ class _KeySearch:
         known = ordering.segment_ids_with_possible_objects(state)
         sidecars = self.opened.sidecars(self.name)
         listed = list(control.list(sidecar_prefix(self.log.prefix)))
-        inherited = self._segments_with_inherited_filter({segment_id_of(info.key) for info in listed} & known - holding.keys())
+        inherited = self._segments_with_inherited_filter({segment_id_in_sidecar_key(info.key) for info in listed} & known - holding.keys())
         for info in listed:
-            segment_id = segment_id_of(info.key)
+            segment_id = segment_id_in_sidecar_key(info.key)
             if segment_id in holding:
                 self._add_hash_holder(info.key, info.size, HolderState.SIDECAR, holding[segment_id].waits_for, holding[segment_id].until_ms)
             elif segment_id and segment_id not in known and self._filter_matches(segment_id):
@@ -264,7 +264,7 @@ class _KeySearch:
 
     def _segments_with_inherited_filter(self, segment_ids: AbstractSet[str]) -> set[str]:
         """Return those of the segments whose filter was taken over from their sources. Such a filter may contain keys that are gone."""
-        heads = self.opened.sidecars(self.name).load_heads(sorted(segment_ids))
+        heads = self.opened.sidecars(self.name).load_sidecar_heads(sorted(segment_ids))
         return {name for name, head in heads.items() if head.sidecar is not None and head.sidecar.inherited}
 
     def _filter_matches(self, segment_id: str) -> bool:

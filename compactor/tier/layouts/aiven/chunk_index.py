@@ -78,7 +78,7 @@ class ChunkIndex:
         """Return the numbers of the chunks that hold bytes [start, end) of the log. ``start`` must be less than ``end``."""
         return range(start // self.chunk_size, -(-end // self.chunk_size))
 
-    def require_uncompressed(self, overhead: int) -> None:
+    def require_uncompressed_chunks(self, overhead: int) -> None:
         """Raise InvalidDataError unless every chunk is stored with its own size plus ``overhead``, as in an uncompressed log."""
         full = self.chunk_size + overhead
         last = self.file_size - (self.chunk_count - 1) * self.chunk_size + overhead

@@ -82,7 +82,7 @@ class KeyRing:
         self._keys: dict[str, RsaKey] = {}
         self._lock = threading.Lock()
 
-    def segment_cipher(self, key: SegmentKey) -> SegmentCipher:
+    def unwrap_segment_key(self, key: SegmentKey) -> SegmentCipher:
         """Unwrap a segment's data key and return its cipher.
 
         Raises Refused if the private key is missing or does not match, and UsageError if the file holds no private key.
@@ -140,7 +140,7 @@ class KeyRing:
             return self._keys[key_pair_id]
 
 
-def chunk_iv(stream_number: int, chunk_number: int) -> bytes:
+def derive_chunk_iv(stream_number: int, chunk_number: int) -> bytes:
     """Return the initialization vector of a chunk, which is different for each chunk of a segment.
     :param stream_number: 0 for chunks of the log, 1 for the index files.
     :param chunk_number: counted from 0 within the stream.

@@ -29,19 +29,19 @@ from compactor.storage.port import ObjectStore
 from compactor.tier.contents import READ_BYTES, FileContent, content_sha256, content_size, create_object, open_content, read_chunks
 from compactor.tier.layouts.aiven.chunk_index import ChunkIndex, InvalidDataError, fixed_chunk_index, variable_chunk_index
 from compactor.tier.layouts.aiven.custom_metadata import CustomMetadata
-from compactor.tier.layouts.aiven.encryption import KeyRing, SealedSegmentKey, chunk_iv
+from compactor.tier.layouts.aiven.encryption import KeyRing, SealedSegmentKey, derive_chunk_iv
 from compactor.tier.layouts.aiven.manifest import (
     INDEX_KINDS,
     MAX_MANIFEST_BYTES,
     OPTIONAL_KIND,
-    IndexSpan,
+    IndexFileRange,
     Manifest,
     SegmentKey,
     segment_description,
 )
 from compactor.tier.layouts.aiven.transform import ENCRYPTION_OVERHEAD, IV_BYTES, TAG_BYTES, ChunkCipher, compress_chunk, decode_chunk
 from compactor.tier.names import ObjectStem, TopicIdOf, object_stem
-from compactor.tier.ports import ListedObject, NonComposableLayout, SegmentRef
+from compactor.tier.ports import ListedObject, SegmentRef, WholeLogUploadLayout
 
 _T = TypeVar("_T")
 _MAX_CACHED_SEGMENTS: Final = 256
@@ -72,7 +72,7 @@ class ObjectKeys:
         """Return the key of a segment's object. suffix: one of SUFFIXES."""
         return f"{self.prefix}{self.key_without_suffix(partition, segment)}.{suffix}"
 
-    def partition_of(self, key: str) -> str:
+    def partition_of_object_key(self, key: str) -> str:
         """Return the partition of a key as ``topic-partition``, whatever its topic id is, or an empty string."""
         match = _FOLDER.fullmatch(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
         return f"{match[1]}-{match[2]}" if match else ""
@@ -90,7 +90,7 @@ _ZSTD_BOUND: Final = 512
 _LOG, _INDEX_FILES = 0, 1  # streams of encryption.iv
 
 
-class Packer:
+class SegmentEncoder:
     """Compresses and encrypts segments according to [tier.aiven].
 
     An encrypted log is read twice, because its keys depend on its content. Compressed or encrypted data is staged beside the log, which
@@ -103,7 +103,7 @@ class Packer:
         self._ring = ring
 
     @contextmanager
-    def packed_objects(
+    def encoded_objects(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
     ) -> Iterator[Mapping[str, FileContent]]:
         """Compress and encrypt a segment. Yield the content of its objects by suffix, in the order of upload; it can be read within the
@@ -112,10 +112,10 @@ class Packer:
         Raises BadData if the plug-in could not store the segment.
         """
         log = contents["log"]
-        self._check_files(partition, segment, contents)
+        self._require_log_and_index_files(partition, segment, contents)
         if not self._settings.active_key_pair and not self._is_compression_needed(log):
             chunks = fixed_chunk_index(self._settings.chunk_size, content_size(log), 0)
-            yield self._pack_objects(partition, segment, log, contents, chunks, None)
+            yield self._encode_objects(partition, segment, log, contents, chunks, None)
             return
         staged = None if isinstance(log, bytes) else log.with_name(f"{log.name}.packed")
         try:
@@ -124,12 +124,12 @@ class Packer:
                 file.flush()
                 body = file.getvalue() if isinstance(file, io.BytesIO) else staged
                 assert body is not None  # noqa: S101 - a file has a path
-                yield self._pack_objects(partition, segment, body, contents, chunks, sealed)
+                yield self._encode_objects(partition, segment, body, contents, chunks, sealed)
         finally:
             if staged is not None:
                 staged.unlink(missing_ok=True)
 
-    def packing_space_bytes(self, log_bytes: int) -> int:
+    def encoding_space_bytes(self, log_bytes: int) -> int:
         """Return the most bytes of disk that compressing and encrypting a log of this size may need."""
         if not self._settings.active_key_pair and self._settings.compression == "none":
             return 0
@@ -151,7 +151,7 @@ class Packer:
 
     def _remote_size(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> int:
         """Return the total size in bytes that a segment's three objects will have."""
-        self._check_files(partition, segment, contents)
+        self._require_log_and_index_files(partition, segment, contents)
         log, pair = contents["log"], self._settings.active_key_pair
         overhead = ENCRYPTION_OVERHEAD if pair else 0
         if self._is_compression_needed(log):
@@ -162,7 +162,9 @@ class Packer:
         manifest = self._build_manifest(partition, segment, contents, chunks, self._ring.placeholder_key(pair) if pair else None)
         return chunks.stored_size + manifest.indexes_size + len(manifest.encode())
 
-    def _check_files(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> None:
+    def _require_log_and_index_files(
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
+    ) -> None:
         """Raise BadData if the log is empty or a required file is missing."""
         where = self._keys.object_key(partition, segment, LOG)
         if not content_size(contents["log"]):
@@ -174,7 +176,7 @@ class Packer:
     def _is_compression_needed(self, log: FileContent) -> bool:
         """Return whether the settings require that this log is compressed before it is stored."""
         how = self._settings.compression
-        return how == "zstd" or (how == "heuristic" and not _is_compressed(log))
+        return how == "zstd" or (how == "heuristic" and not _is_first_batch_compressed(log))
 
     def _write_chunks(
         self, file: BinaryIO, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
@@ -188,7 +190,7 @@ class Packer:
         lengths, digest = [], hashlib.sha256()
         for chunk in read_chunks(log, chunk_size):
             data = squeezed(chunk)
-            _update_framed(digest.update, data)
+            _update_digest_with_framed_bytes(digest.update, data)
             file.write(bytes(IV_BYTES) + data + bytes(TAG_BYTES) if pair else data)
             lengths.append(len(data) + overhead)
         size = content_size(log)
@@ -198,18 +200,18 @@ class Packer:
         if not pair:
             return chunks, None
         for _, content in _index_contents(contents):
-            _update_framed(digest.update, content)
+            _update_digest_with_framed_bytes(digest.update, content)
         sealed = self._ring.derive_segment_key(pair, segment.id, digest.digest())
         at = 0
         for number, length in enumerate(lengths):
             file.seek(at + IV_BYTES)
             data = file.read(length - ENCRYPTION_OVERHEAD)
             file.seek(at)
-            file.write(sealed.cipher.encrypt(chunk_iv(_LOG, number), data))
+            file.write(sealed.cipher.encrypt(derive_chunk_iv(_LOG, number), data))
             at += length
         return chunks, sealed
 
-    def _pack_objects(
+    def _encode_objects(
         self,
         partition: TopicPartition,
         segment: RemoteLogSegmentMetadata,
@@ -220,7 +222,7 @@ class Packer:
     ) -> Mapping[str, FileContent]:
         """Return the content of the segment's three objects. Encrypts the index files and builds the manifest."""
         parts = [
-            sealed.cipher.encrypt(chunk_iv(_INDEX_FILES, number), content) if sealed and content else content
+            sealed.cipher.encrypt(derive_chunk_iv(_INDEX_FILES, number), content) if sealed and content else content
             for number, (_, content) in enumerate(_index_contents(contents))
         ]
         manifest = self._build_manifest(partition, segment, contents, chunks, sealed.key if sealed else None)
@@ -237,7 +239,7 @@ class Packer:
         """Create the manifest of a segment from its chunk index, index files and key."""
         spans, at = {}, 0
         for kind, content in _index_contents(contents):
-            spans[kind] = IndexSpan(at, len(content) + ENCRYPTION_OVERHEAD if key and content else len(content))
+            spans[kind] = IndexFileRange(at, len(content) + ENCRYPTION_OVERHEAD if key and content else len(content))
             at = spans[kind].end
         about = segment_description(partition, self._keys.topic_id(partition), segment, has_transactions="txnindex" in contents)
         return Manifest(chunks, spans, not chunks.fixed, key, about)
@@ -245,20 +247,20 @@ class Packer:
 
 def _index_contents(contents: Mapping[str, FileContent]) -> list[tuple[str, bytes]]:
     """Return the index files in the order in which they are stored. They are small, bounded by segment.index.bytes."""
-    return [(kind, _read_content(contents[kind])) for kind in INDEX_KINDS if kind in contents]
+    return [(kind, _read_file_content(contents[kind])) for kind in INDEX_KINDS if kind in contents]
 
 
-def _read_content(content: FileContent) -> bytes:
+def _read_file_content(content: FileContent) -> bytes:
     return content.read_bytes() if isinstance(content, Path) else content
 
 
-def _update_framed(update: Callable[[bytes], None], data: bytes) -> None:
+def _update_digest_with_framed_bytes(update: Callable[[bytes], None], data: bytes) -> None:
     """Add bytes to a digest, preceded by their length, so that no other division of the bytes gives the same digest."""
     update(len(data).to_bytes(8, "big"))
     update(data)
 
 
-def _is_compressed(log: FileContent) -> bool:
+def _is_first_batch_compressed(log: FileContent) -> bool:
     """Return whether the first batch is compressed, by the plug-in's heuristic (SegmentCompressionChecker)."""
     with open_content(log) as file:
         head = file.read(_BATCH_HEADER_BYTES)
@@ -278,7 +280,7 @@ class OpenedSegment:
     cipher: ChunkCipher | None
 
 
-class AivenLayout(NonComposableLayout):
+class AivenLayout(WholeLogUploadLayout):
     """SegmentLayout of Aiven's plug-in. Thread-safe if the store is. Caches a few manifests, which never change."""
 
     def __init__(self, store: ObjectStore, topic_id: TopicIdOf, settings: AivenSettings) -> None:
@@ -288,7 +290,7 @@ class AivenLayout(NonComposableLayout):
         self._store = store
         self._keys = ObjectKeys(settings.key_prefix, topic_id)
         self._ring = KeyRing(settings.key_pairs)
-        self._packer = Packer(settings, self._keys, self._ring)
+        self._packer = SegmentEncoder(settings, self._keys, self._ring)
         self._opened_segments: OrderedDict[tuple[str, int, str], OpenedSegment] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -342,7 +344,7 @@ class AivenLayout(NonComposableLayout):
 
         Compressed or encrypted data is staged beside the log, which needs as much disk again.
         """
-        with self._packer.packed_objects(partition, segment, contents) as objects:
+        with self._packer.encoded_objects(partition, segment, contents) as objects:
             for suffix, content in objects.items():
                 key = self._keys.object_key(partition, segment, suffix)
                 if not create_object(self._store, key, content):
@@ -352,7 +354,7 @@ class AivenLayout(NonComposableLayout):
         return ""
 
     def upload_space_bytes(self, log_bytes: int) -> int:
-        return self._packer.packing_space_bytes(log_bytes)
+        return self._packer.encoding_space_bytes(log_bytes)
 
     def custom_metadata(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
         return self._packer.custom_metadata(partition, segment, contents).encode()
@@ -364,7 +366,7 @@ class AivenLayout(NonComposableLayout):
         """
         try:
             opened = self._read_manifest_and_unwrap_key(partition, segment)
-            self._check_objects(partition, segment, opened)
+            self._check_object_sizes(partition, segment, opened)
             for kind, recorded in segment.files.items():
                 if recorded.sha256 and self._sha256_of_stored_file(partition, segment, opened, kind) != recorded.sha256:
                     return f"the {kind} in {self.object_name(partition, segment, kind)} has another digest than was recorded"
@@ -396,8 +398,8 @@ class AivenLayout(NonComposableLayout):
             else:
                 yield ListedObject(info.key, info.size, info.modified_ms)
 
-    def partition_of(self, key: str) -> str:
-        return self._keys.partition_of(key)
+    def partition_of_object_key(self, key: str) -> str:
+        return self._keys.partition_of_object_key(key)
 
     def _open_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> OpenedSegment:
         """Return a segment's manifest and cipher, from the cache if possible."""
@@ -423,12 +425,12 @@ class AivenLayout(NonComposableLayout):
             raise NotFound(error.message, hint=hint) from error
         try:
             manifest = Manifest.decode(data)
-            manifest.require_segment(partition, self._keys.topic_id(partition), segment)
+            manifest.require_manifest_of_segment(partition, self._keys.topic_id(partition), segment)
             custom = _decode_custom_metadata(segment)
         except InvalidDataError as error:
             raise _invalid_manifest_error(key, error) from error
         try:
-            cipher = self._ring.segment_cipher(manifest.key) if manifest.key else None
+            cipher = self._ring.unwrap_segment_key(manifest.key) if manifest.key else None
         except Refused as error:
             raise Refused(f"cannot read {self.url}/{key}: {error.message}", hint=error.hint) from error
         prefix = self._keys.prefix if custom.object_prefix is None else custom.object_prefix
@@ -503,7 +505,7 @@ class AivenLayout(NonComposableLayout):
         """Return bytes [start, end) of the log and the number of bytes transferred, with one retry."""
         return self._retry_corrupt_read(lambda: self._read_log_bytes(opened, start_byte, end_byte))
 
-    def _check_objects(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened: OpenedSegment) -> None:
+    def _check_object_sizes(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened: OpenedSegment) -> None:
         """Raise NotFound or BadData if an object is absent or has another size than recorded."""
         manifest = opened.manifest
         remote = self._store.head(self._keys.object_key(partition, segment, MANIFEST)).size

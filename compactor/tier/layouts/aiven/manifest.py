@@ -32,7 +32,7 @@ INDEX_KINDS: Final = tuple(_INDEX_NAMES)
 OPTIONAL_KIND: Final = "txnindex"
 
 
-class IndexSpan(NamedTuple):
+class IndexFileRange(NamedTuple):
     """Position and stored size of an index file in the ``.indexes`` object, encryption included."""
 
     position: int
@@ -56,7 +56,7 @@ class Manifest:
     """Decoded manifest of a segment. about: the segment's description, which no reader needs."""
 
     chunks: ChunkIndex
-    indexes: Mapping[str, IndexSpan]
+    indexes: Mapping[str, IndexFileRange]
     compressed: bool
     key: SegmentKey | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -105,12 +105,12 @@ class Manifest:
             raise InvalidDataError("compression is neither true nor false")
         overhead = ENCRYPTION_OVERHEAD if key else 0
         if not compressed:
-            chunks.require_uncompressed(overhead)
+            chunks.require_uncompressed_chunks(overhead)
         about = document.get("remoteLogSegmentMetadata")
         spans = _read_index_spans(_read_object(document, "segmentIndexes"), overhead)
         return Manifest(chunks, spans, compressed, key, about if isinstance(about, dict) else {})
 
-    def require_segment(self, partition: TopicPartition, topic_id: TopicId, segment: RemoteLogSegmentMetadata) -> None:
+    def require_manifest_of_segment(self, partition: TopicPartition, topic_id: TopicId, segment: RemoteLogSegmentMetadata) -> None:
         """Raise InvalidDataError if the manifest is not that of ``segment``. The manifest's end offset may be
         greater than the segment's, because brokers read a segment only up to the offset at which the next one takes over.
         """
@@ -233,18 +233,18 @@ def _read_chunk_index(table: Mapping[str, Any]) -> ChunkIndex:
     )
 
 
-def _read_index_spans(table: Mapping[str, Any], overhead: int) -> dict[str, IndexSpan]:
+def _read_index_spans(table: Mapping[str, Any], overhead: int) -> dict[str, IndexFileRange]:
     _require_exact_fields("segmentIndexes", table, tuple(_INDEX_NAMES.values()))
-    found: dict[str, IndexSpan] = {}
+    found: dict[str, IndexFileRange] = {}
     for kind, name in _INDEX_NAMES.items():
         if table[name] is None and kind == OPTIONAL_KIND:
             continue
         entry = _read_object(table, name)
         _require_exact_fields(name, entry, ("position", "size"))
-        found[kind] = IndexSpan(_read_int32_field(entry, "position"), _read_int32_field(entry, "size"))
+        found[kind] = IndexFileRange(_read_int32_field(entry, "position"), _read_int32_field(entry, "size"))
         if 0 < found[kind].size <= overhead:
             raise InvalidDataError(f"the {kind} is too short to be encrypted")
-    if any(behind.position != before.end for before, behind in pairwise([IndexSpan(0, 0), *found.values()])):
+    if any(behind.position != before.end for before, behind in pairwise([IndexFileRange(0, 0), *found.values()])):
         raise InvalidDataError("the index files do not follow each other")
     return found
 

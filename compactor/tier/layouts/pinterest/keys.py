@@ -12,7 +12,7 @@ from typing import Final
 
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition, encode_segment_id
-from compactor.tier.names import binary_digits
+from compactor.tier.names import md5_prefix_bits
 
 OBJECT_KINDS: Final = ("log", "index", "timeindex")
 METADATA_FILE: Final = "_metadata"
@@ -59,7 +59,7 @@ class PartitionKeys:
 
 def entropy_prefix(cluster: str, partition: TopicPartition, bits: int) -> str:
     """Return the first binary digits of the MD5 of ``<cluster>-<topic>-<partition>``."""
-    return binary_digits(f"{cluster}-{partition}", bits)
+    return md5_prefix_bits(f"{cluster}-{partition}", bits)
 
 
 def file_name(base_offset: int, kind: str) -> str:
@@ -73,7 +73,7 @@ def parse_file_name(name: str) -> tuple[int, str] | None:
     return (int(match[1]), match[2]) if match else None
 
 
-def id_from_base_offset(base_offset: int) -> str:
+def segment_id_from_base_offset(base_offset: int) -> str:
     """Return a segment id derived from the base offset, because this layout has no ids. It never begins with a dash."""
     tries = 0
     while (made := encode_segment_id(hashlib.sha256(f"{base_offset}/{tries}".encode()).digest()[:16])).startswith("-"):

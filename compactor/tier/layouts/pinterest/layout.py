@@ -19,10 +19,10 @@ from compactor.tier.layouts.pinterest.keys import (
     WATERMARK,
     PartitionKeys,
     file_name,
-    id_from_base_offset,
     parse_file_name,
+    segment_id_from_base_offset,
 )
-from compactor.tier.plain import FileName, PlainLayout
+from compactor.tier.plain import ParsedFileName, PlainLayout
 from compactor.tier.ports import ListedObject, SegmentRef
 
 
@@ -44,12 +44,12 @@ class PinterestLayout(PlainLayout):
         return file_name(segment.start_offset, kind)
 
     @override
-    def parse_file_name(self, file: str) -> FileName | None:
+    def parse_file_name(self, file: str) -> ParsedFileName | None:
         parsed = parse_file_name(file)
-        return FileName(id_from_base_offset(parsed[0]), *parsed) if parsed else None
+        return ParsedFileName(segment_id_from_base_offset(parsed[0]), *parsed) if parsed else None
 
     @override
-    def partition_of(self, key: str) -> str:
+    def partition_of_object_key(self, key: str) -> str:
         return str(self._keys.partition_of_key(key) or "")
 
     @override

@@ -24,10 +24,10 @@ from compactor.tier.layouts.pinterest.keys import (
     OBJECT_KINDS,
     WATERMARK,
     PartitionKeys,
-    id_from_base_offset,
     parse_file_name,
+    segment_id_from_base_offset,
 )
-from compactor.tier.layouts.pinterest.metadata import SegmentTime, parse_metadata, parse_watermark
+from compactor.tier.layouts.pinterest.metadata import SegmentTime, parse_metadata_file, parse_watermark
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class PartitionListing:
 
 
 @dataclass(frozen=True)
-class OpenTransactions:
+class OpenTransactionsAtSegmentEnd:
     """Transactions that are open at the end of a segment: producer id -> first offset of its transaction.
 
     base, size: base offset and size in bytes of the segment.
@@ -97,7 +97,7 @@ class OpenTransactions:
     size: int
     first_offsets: Mapping[int, int]
 
-    def is_state_at_end_of(self, segment: RemoteLogSegmentMetadata) -> bool:
+    def is_at_end_of_segment(self, segment: RemoteLogSegmentMetadata) -> bool:
         """Return whether these are the open transactions at the end of the given segment."""
         return (segment.start_offset, segment.size_bytes) == (self.base, self.size)
 
@@ -112,7 +112,7 @@ class ListedTier:
 
     store: ObjectStore
     keys: PartitionKeys
-    transactions: dict[TopicPartition, OpenTransactions] = field(default_factory=dict)
+    transactions: dict[TopicPartition, OpenTransactionsAtSegmentEnd] = field(default_factory=dict)
     _ends: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def partition_names(self) -> list[TopicPartition]:
@@ -144,7 +144,9 @@ class ListedTier:
                 strangers.append(info.key)
         problems: list[BadData] = []
         times = (
-            self._read_extra_file_if_valid(folder + METADATA_FILE, partition, parse_metadata, problems) if METADATA_FILE in beside else None
+            self._read_extra_file_if_valid(folder + METADATA_FILE, partition, parse_metadata_file, problems)
+            if METADATA_FILE in beside
+            else None
         )
         watermark = (
             self._read_extra_file_if_valid(folder + WATERMARK, partition, parse_watermark, problems) if WATERMARK in beside else None
@@ -191,7 +193,7 @@ def segment_metadata(segment: ListedSegment, last_offset: int) -> RemoteLogSegme
     """
     log = segment.files["log"]
     return RemoteLogSegmentMetadata(
-        id=id_from_base_offset(segment.base),
+        id=segment_id_from_base_offset(segment.base),
         start_offset=Offset(segment.base),
         end_offset=Offset(last_offset),
         size_bytes=log.size,

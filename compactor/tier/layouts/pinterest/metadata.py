@@ -29,7 +29,7 @@ class SegmentTime:
     base_offset: int
 
 
-def format_metadata(partition: TopicPartition, entries: Sequence[SegmentTime]) -> bytes:
+def encode_metadata_file(partition: TopicPartition, entries: Sequence[SegmentTime]) -> bytes:
     """Encode ``_metadata`` as Gson writes TopicPartitionMetadata, without the process-specific ``loadHash``."""
     rows = [{"timestamp": e.timestamp_ms, "relativeOffset": 0, "baseOffset": e.base_offset} for e in sorted(entries)]
     timeindex = {"entries": rows, "timeIndexType": TIME_INDEX_TYPE, "size": len(rows)}
@@ -37,7 +37,7 @@ def format_metadata(partition: TopicPartition, entries: Sequence[SegmentTime]) -
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def parse_metadata(data: bytes, partition: TopicPartition) -> tuple[SegmentTime, ...]:
+def parse_metadata_file(data: bytes, partition: TopicPartition) -> tuple[SegmentTime, ...]:
     """Parse a ``_metadata`` file and return its rows, ascending.
 
     Raises BadData if consumers could not read the file or it belongs to another partition.
