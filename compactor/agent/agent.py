@@ -75,7 +75,7 @@ class LeaderQueries(Protocol):
     def leaders(self) -> ClusterLeaders:
         """Ask the cluster, and return its id and the id of the broker that leads each partition."""
 
-    def log_ends(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
+    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
         """Return each leader's answer about the end of its log, or the error that prevented the answer."""
 
     def topic_ids(self, names: Sequence[str]) -> ClusterTopicIds:
@@ -302,17 +302,17 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         self._tallies = replace(self._tallies, broker_failures=self._tallies.broker_failures + 1)
         self._record_shared_problem("broker", reason)
 
-    def _refresh_log_ends(self, names: Sequence[TopicPartition], now_ms: int) -> None:
+    def _refresh_log_ends(self, partitions: Sequence[TopicPartition], now_ms: int) -> None:
         """Ask the leaders where the logs of these partitions end, and record each answer or failure."""
-        if not names or self._problems.get("broker"):
+        if not partitions or self._problems.get("broker"):
             return
         try:
-            reported = self._brokers.log_ends(names)
+            reported = self._brokers.log_ends(partitions)
         except CompactorError as error:
             self._record_broker_failure(str(error), now_ms)
             return
         answered_ms = self._opened.ports.clock_ms()
-        for name in names:
+        for name in partitions:
             end = reported.get(name)
             if isinstance(end, LogEnd):
                 before = self._watches[name]
@@ -392,22 +392,22 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         when = f"Retention deletes offset {pending[0].base} and what follows it from {format_iso_time(deadline)} on"
         return replace(outcome, reason=f"{outcome.reason}. {when}", deadline_ms=deadline)
 
-    def _record_failure(self, name: TopicPartition, failure: UploadFailure, reason: str, now_ms: int) -> None:
+    def _record_failure(self, partition: TopicPartition, failure: UploadFailure, reason: str, now_ms: int) -> None:
         """Record, for a partition, a failure that happened before its upload could begin, and when to retry."""
-        watch = self._watches[name]
+        watch = self._watches[partition]
         if now_ms < watch.retry_at_ms:
             return
         outcome = UploadOutcome(None, trouble=failure, reason=reason)
-        self._watches[name] = after_upload(watch, outcome, now_ms)
+        self._watches[partition] = after_upload(watch, outcome, now_ms)
         if watch.trouble is not failure:
-            self._report_failed_upload(name, outcome)
+            self._report_failed_upload(partition, outcome)
         else:
             self._tallies = add_upload(self._tallies, outcome)
 
-    def _report_failed_upload(self, name: TopicPartition, outcome: UploadOutcome) -> None:
+    def _report_failed_upload(self, partition: TopicPartition, outcome: UploadOutcome) -> None:
         """Add a failed upload to the totals and log its reason."""
         self._tallies = add_upload(self._tallies, outcome)
-        self._log(outcome.reason, level=logging.WARNING, partition=str(name), trouble=outcome.trouble or "")
+        self._log(outcome.reason, level=logging.WARNING, partition=str(partition), trouble=outcome.trouble or "")
 
     def _record_shared_problem(self, place: str, reason: str) -> None:
         """Record a problem that concerns more than one partition, or its end if ``reason`` is empty. Logs a line when it begins and when it
@@ -476,17 +476,17 @@ class StagedFileHolder:
         self._held: dict[TopicPartition, HeldStagedFiles] = {}
         self._reported: set[tuple[str, StagedFile]] = set()
 
-    def held_files(self, name: TopicPartition) -> HeldStagedFiles | None:
+    def held_files(self, partition: TopicPartition) -> HeldStagedFiles | None:
         """Return the open files of a partition, for its upload; None if there are none."""
-        return self._held.get(name)
+        return self._held.get(partition)
 
-    def staged_files(self, name: TopicPartition, listed: Sequence[StagedFile], *, is_upload_running: bool) -> tuple[StagedFile, ...]:
+    def staged_files(self, partition: TopicPartition, listed: Sequence[StagedFile], *, is_upload_running: bool) -> tuple[StagedFile, ...]:
         """Return the files staged for deletion of a partition, listed or still open, without those whose names other files have taken.
 
         :param listed: the files in the partition's directory.
         :param is_upload_running: whether an upload reads the files now, so that none may be closed.
         """
-        files = self._held.get(name)
+        files = self._held.get(partition)
         if files is None:
             return ()
         if not is_upload_running:
@@ -497,7 +497,13 @@ class StagedFileHolder:
         return tuple(each.file for each in files.held_files)
 
     def open_wanted_files(
-        self, name: TopicPartition, log_dir: Path, wanted: Sequence[StagedFile], *, is_upload_running: bool, has_free_space: bool = True
+        self,
+        partition: TopicPartition,
+        log_dir: Path,
+        wanted: Sequence[StagedFile],
+        *,
+        is_upload_running: bool,
+        has_free_space: bool = True,
     ) -> tuple[StagedFile, ...]:
         """Open the wanted files of a partition, close its other files, and return the open ones. A refused file that the broker has deleted
         is closed, too.
@@ -505,9 +511,9 @@ class StagedFileHolder:
         :param is_upload_running: whether an upload reads the files now, so that none may be closed.
         :param has_free_space: whether the disk has room for files that its broker has deleted; if not, these are closed.
         """
-        if name not in self._held and not wanted:
+        if partition not in self._held and not wanted:
             return ()
-        files = self._held.setdefault(name, HeldStagedFiles(log_dir))
+        files = self._held.setdefault(partition, HeldStagedFiles(log_dir))
         files.open_files(wanted)
         if not is_upload_running:
             inodes = {file.inode for file in wanted}
@@ -517,7 +523,7 @@ class StagedFileHolder:
                 )
             )
             if not files.held_files:
-                del self._held[name]
+                del self._held[partition]
         return tuple(each.file for each in files.held_files)
 
     def select_unreported(self, report_name: str, files: Iterable[StagedFile]) -> list[StagedFile]:
@@ -529,8 +535,8 @@ class StagedFileHolder:
         self._reported |= {(report_name, file) for file in new}
         return new
 
-    def close_files(self, name: TopicPartition) -> None:
+    def close_files(self, partition: TopicPartition) -> None:
         """Close the open files of a partition whose directory is gone."""
-        files = self._held.pop(name, None)
+        files = self._held.pop(partition, None)
         if files is not None:
             files.close()

@@ -93,7 +93,7 @@ def scan_log_directory(
         yield before if same and before is not None else scan_partition_directory(name, path, mtime_ms, now_ms)
 
 
-def scan_partition_directory(name: TopicPartition, path: Path, mtime_ms: int, now_ms: int) -> PartitionDirectoryListing:
+def scan_partition_directory(partition: TopicPartition, path: Path, mtime_ms: int, now_ms: int) -> PartitionDirectoryListing:
     """List one partition's directory. A file that is deleted meanwhile is left out; the next scan lists the
     directory again, because its modification time has changed.
 
@@ -110,9 +110,9 @@ def scan_partition_directory(name: TopicPartition, path: Path, mtime_ms: int, no
                     except FileNotFoundError:
                         continue
     except FileNotFoundError:
-        return PartitionDirectoryListing(name, str(path), mtime_ms, now_ms)
+        return PartitionDirectoryListing(partition, str(path), mtime_ms, now_ms)
     except OSError as error:
-        return PartitionDirectoryListing(name, str(path), mtime_ms, now_ms, problem=f"{path} cannot be read: {error.strerror}")
+        return PartitionDirectoryListing(partition, str(path), mtime_ms, now_ms, problem=f"{path} cannot be read: {error.strerror}")
     ordered = sorted(bases)
     try:
         staged = list_staged_files_before_live_log(path, ordered)
@@ -124,7 +124,9 @@ def scan_partition_directory(name: TopicPartition, path: Path, mtime_ms: int, no
         topic_id = read_topic_id(path)
     except (BadData, OSError):
         topic_id = EMPTY_TOPIC_ID  # an import says what is wrong with it
-    return PartitionDirectoryListing(name, str(path), mtime_ms, now_ms, tuple(sealed), active_base, staged=tuple(staged), topic_id=topic_id)
+    return PartitionDirectoryListing(
+        partition, str(path), mtime_ms, now_ms, tuple(sealed), active_base, staged=tuple(staged), topic_id=topic_id
+    )
 
 
 def largest_timestamp_ms(partition_dir: Path, base_offset: int) -> int:

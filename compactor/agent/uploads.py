@@ -116,10 +116,10 @@ class Uploader:
         company = ImportResources(1, note_change, self._large)
         return import_directory(opened, Path(watch.seen.path), name, policy, options=options, shared=company)
 
-    def _read_tier_state_or_none(self, name: TopicPartition) -> PartitionState | None:
+    def _read_tier_state_or_none(self, partition: TopicPartition) -> PartitionState | None:
         """Return the partition's state in the tier, or None if it cannot be read."""
         try:
-            return self._opened.open(self._opened.current(name)).refresh()
+            return self._opened.open(self._opened.current(partition)).refresh()
         except CompactorError:
             return None
 
@@ -140,23 +140,23 @@ class _OutputUpdater:
         )
         self._left: set[TopicPartition] = set()
 
-    def update_output(self, name: TopicPartition, outcome: UploadOutcome) -> UploadOutcome:
+    def update_output(self, partition: TopicPartition, outcome: UploadOutcome) -> UploadOutcome:
         """After an upload, append the uploaded segments to the partition's output, if an output is configured. Return the upload's
         outcome, to which a failure of the output or a line for the log is added. Raises Stopped if the agent is stopping.
         """
         if not outcome.position:
             return outcome
         try:
-            report = write_generation(self._opened, self._target, self._opened.current(name), self._write_options)
+            report = write_generation(self._opened, self._target, self._opened.current(partition), self._write_options)
         except Stopped:
             raise
         except Exception as error:  # noqa: BLE001 - as for the upload: it is an outcome, and what was uploaded stays
             reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
             return replace(outcome, trouble=UploadFailure.GENERATION, reason=reason)
         if report.status != "superseded":
-            self._left.discard(name)
-        elif name not in self._left:
-            self._left.add(name)
+            self._left.discard(partition)
+        elif partition not in self._left:
+            self._left.add(partition)
             note = "a round has rewritten segments of the current generation: a daemon, or `generations write`, writes the next one"
             return replace(outcome, notes=(*outcome.notes, note))
         return outcome

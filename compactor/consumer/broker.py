@@ -86,19 +86,19 @@ class BrokerLog(Protocol):
         :param previous_epochs: leader epoch of the record before the offset, where known; the broker's log is compared with it.
         """
 
-    def stop_reading(self, names: Iterable[TopicPartition]) -> None:
+    def stop_reading(self, partitions: Iterable[TopicPartition]) -> None:
         """Stop reading these partitions. Partitions that are not being read are ignored."""
 
     def fetch_messages(self, limit: int, timeout_s: float) -> FetchResult:
         """Return the messages that have arrived, at most ``limit`` of them. Waits up to ``timeout_s`` seconds for the first one."""
 
-    def log_bounds(self, name: TopicPartition) -> LogBounds:
+    def log_bounds(self, partition: TopicPartition) -> LogBounds:
         """Return the partition's first offset and the offset of its next record."""
 
-    def topic_id(self, name: TopicPartition) -> TopicId:
+    def topic_id(self, partition: TopicPartition) -> TopicId:
         """Return the topic's id as Kafka prints it; empty for brokers before 2.8."""
 
-    def offset_at(self, name: TopicPartition, timestamp_ms: int) -> int | None:
+    def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the offset of the first record with at least this timestamp, or None if there is none."""
 
     def close(self) -> None: ...
@@ -151,9 +151,9 @@ class ConfluentBroker:
                         raise kafka_error(error.args[0], self._connection.bootstrap_servers, f"{place.topic}-{place.partition}") from None
                 time.sleep(_RETRY_S)  # the assignment is not in force yet
 
-    def stop_reading(self, names: Iterable[TopicPartition]) -> None:
+    def stop_reading(self, partitions: Iterable[TopicPartition]) -> None:
         kafka = load_confluent_kafka()
-        known = self._names & set(names)
+        known = self._names & set(partitions)
         if known:
             self._open_client().incremental_unassign([kafka.TopicPartition(*name) for name in known])
             self._names -= known
@@ -181,23 +181,23 @@ class ConfluentBroker:
             raise refusal
         return FetchResult(found.messages, found.out_of_range, found.truncated)
 
-    def log_bounds(self, name: TopicPartition) -> LogBounds:
+    def log_bounds(self, partition: TopicPartition) -> LogBounds:
         kafka = load_confluent_kafka()
-        place = kafka.TopicPartition(*name)
+        place = kafka.TopicPartition(*partition)
         consumer = self._open_client()
-        return LogBounds(*self._request_offsets(name, lambda seconds: consumer.get_watermark_offsets(place, timeout=seconds)))
+        return LogBounds(*self._request_offsets(partition, lambda seconds: consumer.get_watermark_offsets(place, timeout=seconds)))
 
-    def topic_id(self, name: TopicPartition) -> TopicId:
-        wanted, client, seconds = load_confluent_kafka().TopicCollection([name.topic]), self._admin.client, self._connection.timeout_s
-        described = self._admin.send_request(f"describe {name.topic}", lambda: client.describe_topics(wanted, request_timeout=seconds))
-        raw = uuid_to_bytes(described[name.topic].topic_id)
+    def topic_id(self, partition: TopicPartition) -> TopicId:
+        wanted, client, seconds = load_confluent_kafka().TopicCollection([partition.topic]), self._admin.client, self._connection.timeout_s
+        described = self._admin.send_request(f"describe {partition.topic}", lambda: client.describe_topics(wanted, request_timeout=seconds))
+        raw = uuid_to_bytes(described[partition.topic].topic_id)
         return uuid_text(raw) if any(raw) else EMPTY_TOPIC_ID
 
-    def offset_at(self, name: TopicPartition, timestamp_ms: int) -> int | None:
+    def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         kafka = load_confluent_kafka()
-        place = kafka.TopicPartition(*name, timestamp_ms)
+        place = kafka.TopicPartition(*partition, timestamp_ms)
         consumer = self._open_client()
-        (found,) = self._request_offsets(name, lambda seconds: consumer.offsets_for_times([place], timeout=seconds))
+        (found,) = self._request_offsets(partition, lambda seconds: consumer.offsets_for_times([place], timeout=seconds))
         return None if found.offset < 0 else int(found.offset)
 
     def close(self) -> None:
@@ -206,10 +206,10 @@ class ConfluentBroker:
             self._client.close()
             self._client = None
 
-    def _request_offsets(self, name: TopicPartition, send_request: Any) -> Any:
+    def _request_offsets(self, partition: TopicPartition, send_request: Any) -> Any:
         """Return what ``send_request`` returns, retrying temporary errors. Raises Unavailable or Refused, which name the partition."""
         try:
-            return retry_until_answered(self._connection, self._listener, f"offsets of {name}", send_request)
+            return retry_until_answered(self._connection, self._listener, f"offsets of {partition}", send_request)
         except NotFound as error:
             raise StoreError(error.message, hint=error.hint) from None
 

@@ -30,11 +30,11 @@ class DamagedRange(NamedTuple):
     segment: str
     position: int = -1
 
-    def to_bad_data_error(self, name: TopicPartition) -> BadData:
+    def to_bad_data_error(self, partition: TopicPartition) -> BadData:
         """Return the BadData to raise for this range if damage is not skipped."""
         hint = (
-            f"`verify {name}` names all damage, `repair {name}` makes it good. The other records are read with --skip-damaged (cat, "
-            "export), skip_damaged (consumer) or skipDamaged (Spark)"
+            f"`verify {partition}` names all damage, `repair {partition}` makes it good. The other records are read with --skip-damaged "
+            "(cat, export), skip_damaged (consumer) or skipDamaged (Spark)"
         )
         cause = f"{self.reason}, so that offsets {self.first} to {self.last} cannot be read"
         offset = self.first if self.position >= 0 else -1

@@ -119,7 +119,7 @@ class TierFeed:
 
     def start_reading(
         self,
-        name: TopicPartition,
+        partition: TopicPartition,
         incarnation: TopicPartition,
         read_history: ReadHistory,
         *,
@@ -133,11 +133,11 @@ class TierFeed:
         :param skip_view: read every record, even if ``latest_only`` is set.
         :param end_offset: offset at which reading ends, exclusive.
         """
-        self.stop_reading(name)
+        self.stop_reading(partition)
         if self._latest_only and not self._hash_key:
             self._hash_key = self._tier.identity.reading_key()
         turn = FeedPartition(
-            name,
+            partition,
             incarnation,
             read_history.end,
             read_history,
@@ -145,7 +145,7 @@ class TierFeed:
             end_offset=end_offset,
         )
         with self._condition:
-            self._reads[name] = turn
+            self._reads[partition] = turn
             self._due_reads.append(turn)
             if len(self._threads) < min(self._max_threads, len(self._reads)):
                 thread = threading.Thread(target=self._run_reading_thread, name=f"tier-feed-{len(self._threads)}", daemon=True)
@@ -153,11 +153,11 @@ class TierFeed:
                 thread.start()
             self._condition.notify_all()
 
-    def stop_reading(self, name: TopicPartition) -> None:
+    def stop_reading(self, partition: TopicPartition) -> None:
         """Stop reading a partition and drop its items."""
         with self._condition:
-            self._reads.pop(name, None)
-            for item in [item for item in self._queue if item.name == name]:
+            self._reads.pop(partition, None)
+            for item in [item for item in self._queue if item.name == partition]:
                 self._queue.remove(item)
                 self._queued_bytes -= _item_size_bytes(item)
             self._condition.notify_all()

@@ -57,13 +57,13 @@ class GroupOffset(NamedTuple):
 class RebalanceListener(Protocol):
     """Receiver of changes of the assignment. Its methods are called from ``GroupClient.poll`` and ``GroupClient.close``."""
 
-    def add_partitions(self, names: Sequence[TopicPartition]) -> None:
+    def add_partitions(self, partitions: Sequence[TopicPartition]) -> None:
         """Accept partitions that this member holds from now on."""
 
-    def revoke_partitions(self, names: Sequence[TopicPartition]) -> None:
+    def revoke_partitions(self, partitions: Sequence[TopicPartition]) -> None:
         """Give up partitions. Another member gets them when this method returns; offsets may be committed until then."""
 
-    def lose_partitions(self, names: Sequence[TopicPartition]) -> None:
+    def lose_partitions(self, partitions: Sequence[TopicPartition]) -> None:
         """Give up partitions that another member may hold already. Their offsets can no longer be committed."""
 
 
@@ -89,7 +89,7 @@ class GroupClient(Protocol):
         With ``wait``, return when the coordinator has answered; otherwise return at once, and errors are reported only to ``on_commit``.
         """
 
-    def committed(self, names: Iterable[TopicPartition]) -> Mapping[TopicPartition, GroupOffset]:
+    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, GroupOffset]:
         """Return the offsets that the group has committed, by partition. Partitions without a committed offset are missing in the
         result.
         """
@@ -154,9 +154,9 @@ class ConfluentGroup:
                 raise kafka_error(error, self._connection.bootstrap_servers, "committing offsets")
             time.sleep(_RETRY_DELAY_S)
 
-    def committed(self, names: Iterable[TopicPartition]) -> Mapping[TopicPartition, GroupOffset]:
+    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, GroupOffset]:
         kafka = load_confluent_kafka()
-        places = [kafka.TopicPartition(*name) for name in names]
+        places = [kafka.TopicPartition(*name) for name in partitions]
 
         def request_committed(seconds: float) -> Mapping[TopicPartition, GroupOffset]:
             """Request the committed offsets from the coordinator, waiting at most so many seconds."""

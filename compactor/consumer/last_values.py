@@ -101,7 +101,7 @@ class LastValues:
 
 def latest(
     tier: Tier,
-    name: TopicPartition,
+    partition: TopicPartition,
     *,
     first: int = 0,
     last: int = MAX_OFFSET,
@@ -117,9 +117,9 @@ def latest(
     :raises BadData: if the tier's data is damaged.
     :raises StoreError: if the tier cannot be read.
     """
-    state = tier.open(name).refresh()
+    state = tier.open(partition).refresh()
     end = last_stable_offset(tier, state) if committed else state.end_offset + 1
-    extent = ReadRange(name, max(first, tier.first_readable_offset(state)), min(last, end - 1), state.live, log_identity(tier, state))
+    extent = ReadRange(partition, max(first, tier.first_readable_offset(state)), min(last, end - 1), state.live, log_identity(tier, state))
     return LastValues(tier, extent, committed, hash_key or tier.identity.reading_key())
 
 

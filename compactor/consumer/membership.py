@@ -50,9 +50,9 @@ class CommitLedger:
         self.requested.update(offsets)
         self.confirmed.update(offsets)
 
-    def remove_partitions(self, names: Iterable[TopicPartition]) -> None:
+    def remove_partitions(self, partitions: Iterable[TopicPartition]) -> None:
         """Remove the offsets of partitions that this member no longer holds."""
-        for name in list(names):
+        for name in list(partitions):
             for known in (self.stored, self.requested, self.confirmed):
                 known.pop(name, None)
 
@@ -60,9 +60,9 @@ class CommitLedger:
         """Return the stored offsets for which no commit request was sent yet."""
         return {name: at for name, at in self.stored.items() if self.requested.get(name) != at}
 
-    def unconfirmed_offsets(self, names: Collection[TopicPartition]) -> Offsets:
+    def unconfirmed_offsets(self, partitions: Collection[TopicPartition]) -> Offsets:
         """Return those stored offsets of these partitions that are not known to be committed."""
-        return {name: at for name, at in self.stored.items() if name in names and self.confirmed.get(name) != at}
+        return {name: at for name, at in self.stored.items() if name in partitions and self.confirmed.get(name) != at}
 
 
 @dataclass(frozen=True)
@@ -150,37 +150,37 @@ class GroupMembership:
         finally:
             self._member.close()
 
-    def add_partitions(self, names: Sequence[TopicPartition]) -> None:
-        self.added += names
+    def add_partitions(self, partitions: Sequence[TopicPartition]) -> None:
+        self.added += partitions
 
-    def revoke_partitions(self, names: Sequence[TopicPartition]) -> None:
+    def revoke_partitions(self, partitions: Sequence[TopicPartition]) -> None:
         try:
-            self._hooks.drop_queued_records(names)
-            self._commit_before_giving_up(names)
+            self._hooks.drop_queued_records(partitions)
+            self._commit_before_giving_up(partitions)
             if self._callbacks.on_revoke is not None:
-                self._callbacks.on_revoke(self._hooks.consumer, self._positions_of(names))
+                self._callbacks.on_revoke(self._hooks.consumer, self._positions_of(partitions))
         finally:
-            self._remove_partitions(names)
+            self._remove_partitions(partitions)
 
-    def lose_partitions(self, names: Sequence[TopicPartition]) -> None:
+    def lose_partitions(self, partitions: Sequence[TopicPartition]) -> None:
         try:
-            self._hooks.drop_queued_records(names)
+            self._hooks.drop_queued_records(partitions)
             callback = self._callbacks.on_lost or self._callbacks.on_revoke
             if callback is not None:
-                callback(self._hooks.consumer, self._positions_of(names))
+                callback(self._hooks.consumer, self._positions_of(partitions))
         finally:
-            self._remove_partitions(names)
+            self._remove_partitions(partitions)
 
-    def _positions_of(self, names: Sequence[TopicPartition]) -> list[Place]:
+    def _positions_of(self, partitions: Sequence[TopicPartition]) -> list[Place]:
         """Return the positions of these partitions, without an offset where none is known."""
         at = self._hooks.positions()
-        return [Place(*name, *at[name]) if name in at else Place(*name) for name in names]
+        return [Place(*name, *at[name]) if name in at else Place(*name) for name in partitions]
 
-    def _remove_partitions(self, names: Collection[TopicPartition]) -> None:
+    def _remove_partitions(self, partitions: Collection[TopicPartition]) -> None:
         """Remove partitions that this member no longer holds, with their offsets and queued records."""
-        self.added = [name for name in self.added if name not in names]
-        self._ledger.remove_partitions(names)
-        self._hooks.remove_partitions(names)
+        self.added = [name for name in self.added if name not in partitions]
+        self._ledger.remove_partitions(partitions)
+        self._hooks.remove_partitions(partitions)
 
     # ---- offsets -------------------------------------------------------------------------------------------------------------
 
@@ -198,9 +198,9 @@ class GroupMembership:
         self._request_commit(offsets, wait=wait)
         return offsets
 
-    def committed(self, names: Collection[TopicPartition]) -> Offsets:
+    def committed(self, partitions: Collection[TopicPartition]) -> Offsets:
         """Return the offsets that the group has committed, by partition. Partitions without a committed offset are missing."""
-        return self._member.committed(names)
+        return self._member.committed(partitions)
 
     def _store_returned_offsets(self) -> None:
         """Store the offsets after the records that the application has got, if ``auto_store`` is set."""
@@ -217,7 +217,7 @@ class GroupMembership:
         if wait:
             self._ledger.confirmed.update(offsets)
 
-    def _commit_before_giving_up(self, names: Collection[TopicPartition]) -> None:
+    def _commit_before_giving_up(self, partitions: Collection[TopicPartition]) -> None:
         """Commit the offsets of partitions that will be given up, if auto-commit is on. Errors are logged; the partitions' next reader then
         reads some records again.
         """
@@ -225,6 +225,6 @@ class GroupMembership:
             return
         self._store_returned_offsets()
         try:
-            self._request_commit(self._ledger.unconfirmed_offsets(names), wait=True)
+            self._request_commit(self._ledger.unconfirmed_offsets(partitions), wait=True)
         except StoreError as error:
-            _log.warning("offsets of %d partitions were not committed before they were given up: %s", len(names), error)
+            _log.warning("offsets of %d partitions were not committed before they were given up: %s", len(partitions), error)

@@ -299,14 +299,14 @@ def _shortened_text(data: bytes | None) -> str:
     return f"{data[:REPR_BYTES]!r}... ({len(data)} bytes)"
 
 
-def copy_rows_to_block(name: TopicPartition, selection: Selection, topic_id: str = "") -> RecordBlock:
+def copy_rows_to_block(partition: TopicPartition, selection: Selection, topic_id: str = "") -> RecordBlock:
     """Copy the selected rows to a RecordBlock, which does not depend on the buffers they were parsed from."""
     rows, picked, table, buf = selection.rows, selection.picked, selection.table, selection.chunk.buf
     some = slice(selection.chunk.first, selection.chunk.last)
     kinds = np.where(table.attributes[some] & np.int16(LOG_APPEND), TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_CREATE_TIME)
     kinds[table.magic[some] == 0] = TIMESTAMP_NOT_AVAILABLE
     return RecordBlock(
-        name,
+        partition,
         rows.offset[picked],
         rows.timestamp[picked],
         selection.batch_values_of_rows(kinds.astype(np.int32)),

@@ -24,7 +24,7 @@ from compactor.records.rows import Int32s
 
 def read_blocks(
     tier: Tier,
-    name: TopicPartition,
+    partition: TopicPartition,
     *,
     first_offset: int = 0,
     last_offset: int = MAX_OFFSET,
@@ -40,18 +40,18 @@ def read_blocks(
     :param key: only records with this key; a segment whose Bloom filter excludes the key is not read.
     :param on_damage: called with offsets that cannot be read, which are then left out; None to raise BadData.
     """
-    view = latest(tier, name, first=first_offset, last=last_offset, committed=read_committed)
+    view = latest(tier, partition, first=first_offset, last=last_offset, committed=read_committed)
     if key is not None:
         view = replace(view, extent=_range_without_segments_lacking_key(tier, view.extent, key))
     only = view.offsets() if latest_only else None
     wanted = None if key is None else np.frombuffer(key, np.uint8)
-    limit = tier.settings.cleaner_for(name.topic).max_decompressed_batch_bytes
+    limit = tier.settings.cleaner_for(partition.topic).max_decompressed_batch_bytes
     options = ReadOptions(read_committed, limit, skip_damaged=on_damage is not None)
     for selection in RangeReader(tier, view.extent, options, on_damage=on_damage or log_damage).selections():
         found = selection if only is None else select_offsets(selection, only)
         found = found if wanted is None else _rows_with_key(found, wanted)
         if len(found):
-            yield copy_rows_to_block(name, found, view.log_identity.topic_id)
+            yield copy_rows_to_block(partition, found, view.log_identity.topic_id)
 
 
 def _range_without_segments_lacking_key(tier: Tier, extent: ReadRange, key: bytes) -> ReadRange:

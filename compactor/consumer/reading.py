@@ -158,7 +158,7 @@ def last_stable_offset(tier: Tier, state: PartitionState) -> int:
 
 
 def find_offset_by_time(
-    tier: Tier, name: TopicPartition, live: Sequence[RemoteLogSegmentMetadata], timestamp_ms: int, inflate_limit: int, first: int = 0
+    tier: Tier, partition: TopicPartition, live: Sequence[RemoteLogSegmentMetadata], timestamp_ms: int, inflate_limit: int, first: int = 0
 ) -> int | None:
     """Return the offset of the first record with at least this timestamp in the ``live`` segments, or None if there is none (Kafka:
     offsetsForTimes).
@@ -171,7 +171,7 @@ def find_offset_by_time(
     for metadata in live:
         if metadata.max_timestamp_ms < timestamp_ms or metadata.end_offset < first:
             continue
-        reader = SegmentReader(tier.ports.layout, name, metadata, inflate_limit)
+        reader = SegmentReader(tier.ports.layout, partition, metadata, inflate_limit)
         for piece in reader.read_chunks(reader.position_of_offset(reader.offset_before_time(timestamp_ms)), piece_bytes=1 << 20):
             table = piece.source.table
             late = (table.control == NOT_CONTROL) & ((table.max_timestamp >= timestamp_ms) | (table.magic < 2))
@@ -182,25 +182,25 @@ def find_offset_by_time(
     return None
 
 
-def offset_by_time(tier: Tier, name: TopicPartition, timestamp_ms: int) -> int | None:
+def offset_by_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int | None:
     """Return the offset of the first live record with at least this timestamp, or None if there is none. Raises BadData, StoreError."""
-    limit = tier.cleaner_for(name.topic).max_decompressed_batch_bytes
+    limit = tier.cleaner_for(partition.topic).max_decompressed_batch_bytes
 
     def find_in_live_segments() -> int | None:
         """Return the first readable offset in the live segments whose timestamp is ``timestamp_ms`` or later, or None."""
-        state = tier.open(name).refresh()
-        return find_offset_by_time(tier, name, state.live, timestamp_ms, limit, tier.first_readable_offset(state))
+        state = tier.open(partition).refresh()
+        return find_offset_by_time(tier, partition, state.live, timestamp_ms, limit, tier.first_readable_offset(state))
 
-    return retry_if_object_missing(name, find_in_live_segments, MAX_RETRIES)
+    return retry_if_object_missing(partition, find_in_live_segments, MAX_RETRIES)
 
 
-def offset_before_time(tier: Tier, name: TopicPartition, timestamp_ms: int) -> int:
+def offset_before_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int:
     """Return the offset below which all records are older: that of the first record with this timestamp or a later one.
 
     It is the end offset (exclusive) if there is no such record. Raises BadData, StoreError.
     """
-    found = offset_by_time(tier, name, timestamp_ms)
-    return tier.open(name).refresh().end_offset + 1 if found is None else found
+    found = offset_by_time(tier, partition, timestamp_ms)
+    return tier.open(partition).refresh().end_offset + 1 if found is None else found
 
 
 class _ParseBuffers:

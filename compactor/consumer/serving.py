@@ -54,15 +54,17 @@ class AssignmentChange:
     added: tuple[TopicPartition, ...]
 
 
-def change_assignment(assigned: Collection[TopicPartition], step: AssignmentStep, names: Collection[TopicPartition]) -> AssignmentChange:
-    """Return which partitions to stop and to start reading when an assignment is replaced by ``names``, or when ``names`` are added to it
-    or removed from it.
+def change_assignment(
+    assigned: Collection[TopicPartition], step: AssignmentStep, partitions: Collection[TopicPartition]
+) -> AssignmentChange:
+    """Return which partitions to stop and to start reading when ``partitions`` replace an assignment, are added to it or are removed from
+    it.
 
     :param assigned: partitions that are assigned now.
     :param step: whether to replace, add or remove.
     """
     if step == "replace":
-        return AssignmentChange(tuple(assigned), tuple(names))
+        return AssignmentChange(tuple(assigned), tuple(partitions))
     if step == "add":
-        return AssignmentChange((), tuple(name for name in names if name not in assigned))
-    return AssignmentChange(tuple(name for name in names if name in assigned), ())
+        return AssignmentChange((), tuple(name for name in partitions if name not in assigned))
+    return AssignmentChange(tuple(name for name in partitions if name in assigned), ())

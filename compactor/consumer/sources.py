@@ -139,72 +139,72 @@ class LogSources:
 
     # ---- partitions ----------------------------------------------------------------------------------------------------------
 
-    def require_known_partitions(self, names: Collection[TopicPartition]) -> None:
+    def require_known_partitions(self, partitions: Collection[TopicPartition]) -> None:
         """Raise UsageError if only the tier is read and it does not hold one of these partitions."""
         if self._broker is None:
-            self.tier.partitions([str(name) for name in names])
+            self.tier.partitions([str(name) for name in partitions])
 
     def start_reading(self, partitions: Iterable[AssignedPartition]) -> None:
         """Start to read these partitions, each from its position, in addition to those that are being read."""
         self.assigned.update((at.name, at) for at in partitions)
         self._restart_after_error_wait(time.monotonic())
 
-    def drop_queued_records(self, names: Collection[TopicPartition]) -> None:
+    def drop_queued_records(self, partitions: Collection[TopicPartition]) -> None:
         """Stop reading partitions and drop their queued records. They stay assigned and keep their positions."""
-        for name in names:
+        for name in partitions:
             self._feed.stop_reading(name)
             if name in self.assigned:
                 self.assigned[name].source, self.assigned[name].wake_s = "none", NEVER_S
-        if self._broker is not None and names:
-            self._broker.stop_reading(names)
-        self.ready = deque(run for run in self.ready if run.partition is None or run.partition.name not in names)
+        if self._broker is not None and partitions:
+            self._broker.stop_reading(partitions)
+        self.ready = deque(run for run in self.ready if run.partition is None or run.partition.name not in partitions)
 
-    def remove_partitions(self, names: Collection[TopicPartition]) -> None:
+    def remove_partitions(self, partitions: Collection[TopicPartition]) -> None:
         """Remove partitions that are no longer assigned, with their positions and queued records."""
-        for name in names:
+        for name in partitions:
             self.assigned.pop(name, None)
 
-    def restored_partition(self, name: TopicPartition, place: PlaceLike) -> AssignedPartition:
+    def restored_partition(self, partition: TopicPartition, place: PlaceLike) -> AssignedPartition:
         """Return the state of a partition that is to be read from a position. Raises UsageError if the position has no offset and
         ``offset_reset`` gives none.
         """
-        offset = self._resolve_logical_offset(name, place.offset)
+        offset = self._resolve_logical_offset(partition, place.offset)
         epoch = getattr(place, "leader_epoch", None) if offset == place.offset else None
         read = position_history(offset, epoch, getattr(place, "topic_id", ""))
-        return AssignedPartition(name, offset, read.topic_id, read.epochs)
+        return AssignedPartition(partition, offset, read.topic_id, read.epochs)
 
-    def begin_partition(self, name: TopicPartition, place: PlaceLike) -> AssignedPartition:
+    def begin_partition(self, partition: TopicPartition, place: PlaceLike) -> AssignedPartition:
         """Return the state of a partition that is to be read from a position. If the position has no offset and ``offset_reset`` gives
         none, the partition waits, and a message with an error is queued.
         """
         try:
-            return self.restored_partition(name, place)
+            return self.restored_partition(partition, place)
         except UsageError as error:
-            self._queue_error(name, OFFSET_INVALID, no_offset_error(error.message))
-            return AssignedPartition(name, OFFSET_INVALID, wake_s=NEVER_S, is_reported=True)
+            self._queue_error(partition, OFFSET_INVALID, no_offset_error(error.message))
+            return AssignedPartition(partition, OFFSET_INVALID, wake_s=NEVER_S, is_reported=True)
 
-    def incarnation_to_read(self, name: TopicPartition) -> TopicPartition:
+    def incarnation_to_read(self, partition: TopicPartition) -> TopicPartition:
         """Return the topic incarnation that is read for a partition: the one of the configured topic id, or the latest one."""
-        topic_id = TopicId(self.options.topic_ids.get(name.topic, ""))
-        if topic_id and name not in self._chosen:
-            self._chosen[name] = self.tier.partition_of_topic(name, topic_id)
-        return self._chosen.get(name) or self.tier.current(name)
+        topic_id = TopicId(self.options.topic_ids.get(partition.topic, ""))
+        if topic_id and partition not in self._chosen:
+            self._chosen[partition] = self.tier.partition_of_topic(partition, topic_id)
+        return self._chosen.get(partition) or self.tier.current(partition)
 
-    def readable_bounds(self, name: TopicPartition) -> LogBounds:
+    def readable_bounds(self, partition: TopicPartition) -> LogBounds:
         """Return the first offset that can be read, and the end offset (exclusive), of tier and broker together."""
         if self._broker is not None and self._mode == "kafka_only":
-            return self._broker.log_bounds(name)
-        state = self.tier.open(self.incarnation_to_read(name)).refresh()
+            return self._broker.log_bounds(partition)
+        state = self.tier.open(self.incarnation_to_read(partition)).refresh()
         mine = LogBounds(self.tier.first_readable_offset(state), state.end_offset + 1)
         if self._broker is None:
             return mine
-        its = self._broker.log_bounds(name)
+        its = self._broker.log_bounds(partition)
         return LogBounds(min(mine.start, its.start), max(mine.end, its.end)) if state.has_segments else its
 
-    def offset_at(self, name: TopicPartition, timestamp_ms: int) -> int | None:
+    def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the offset of the first record with at least this timestamp, or None if there is none."""
-        offset = None if self._mode == "kafka_only" else offset_by_time(self.tier, self.incarnation_to_read(name), timestamp_ms)
-        return self._broker.offset_at(name, timestamp_ms) if offset is None and self._broker is not None else offset
+        offset = None if self._mode == "kafka_only" else offset_by_time(self.tier, self.incarnation_to_read(partition), timestamp_ms)
+        return self._broker.offset_at(partition, timestamp_ms) if offset is None and self._broker is not None else offset
 
     def close(self) -> None:
         """End the threads and close the broker."""
@@ -247,9 +247,9 @@ class LogSources:
                 mine = [message for message in group if message.offset() >= at.position]
                 self.ready.append(MessageRun(at, broker_messages(mine, at.topic_id), is_from_broker=True, epoch=epoch))
 
-    def _queue_error(self, name: TopicPartition, offset: int, error: LogError, topic_id: TopicId = EMPTY_TOPIC_ID) -> None:
+    def _queue_error(self, partition: TopicPartition, offset: int, error: LogError, topic_id: TopicId = EMPTY_TOPIC_ID) -> None:
         """Queue a message that reports an error of a partition at this offset."""
-        self.ready.append(MessageRun(None, iter((TierMessage(*name, offset, error=error, topic_id=topic_id),))))
+        self.ready.append(MessageRun(None, iter((TierMessage(*partition, offset, error=error, topic_id=topic_id),))))
 
     def _queue_feed_item(self, item: Item) -> None:
         """Queue the records of an item from the tier; after a partition's last item, decide where to continue. Raises the error of a
@@ -440,7 +440,7 @@ class LogSources:
         """Let the partition be read again after ``refresh_s`` seconds."""
         partition.source, partition.wake_s = "none", time.monotonic() + self.options.refresh_s
 
-    def _resolve_logical_offset(self, name: TopicPartition, offset: int) -> int:
+    def _resolve_logical_offset(self, partition: TopicPartition, offset: int) -> int:
         """Return the offset that a logical offset, such as OFFSET_BEGINNING, stands for. Raises UsageError if there is no offset and
         ``offset_reset`` is ``error``.
         """
@@ -448,7 +448,7 @@ class LogSources:
             return offset
         reset = self.options.offset_reset
         if offset == OFFSET_BEGINNING or (offset != OFFSET_END and reset == "earliest"):
-            return self.readable_bounds(name).start
+            return self.readable_bounds(partition).start
         if offset == OFFSET_END or reset == "latest":
-            return self.readable_bounds(name).end
-        raise UsageError(f"no offset for {name}", hint=f"Give one, or OFFSET_BEGINNING; {OFFSET_INVALID} is none")
+            return self.readable_bounds(partition).end
+        raise UsageError(f"no offset for {partition}", hint=f"Give one, or OFFSET_BEGINNING; {OFFSET_INVALID} is none")

@@ -226,12 +226,12 @@ class TieredConsumer:
         self._sources.remove_partitions(change.dropped)
         self._sources.start_reading([partitions[name] for name in change.added])
 
-    def _drop_queued_messages(self, names: Collection[TopicPartition]) -> None:
+    def _drop_queued_messages(self, partitions: Collection[TopicPartition]) -> None:
         """Drop queued messages of partitions, and stop reading them."""
         self._update_position_of_current_messages()
-        if self._run.partition is not None and self._run.partition.name in names:
+        if self._run.partition is not None and self._run.partition.name in partitions:
             self._begin_consecutive_messages(NO_RUN)
-        self._sources.drop_queued_records(names)
+        self._sources.drop_queued_records(partitions)
 
     # ---- messages ----------------------------------------------------------------------------------------------------------
 

@@ -72,11 +72,11 @@ class CatalogChangeFeed:
         return ChangeReport(hints, paused=paused_partitions(state, hints), requested=requested_rounds(state, now))
 
 
-def paused_partitions(catalog: CatalogState, names: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
-    """Return the paused partitions among ``names``, each with who paused it and why."""
+def paused_partitions(catalog: CatalogState, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
+    """Return the paused partitions among ``partitions``, each with who paused it and why."""
     if not catalog.paused:
         return {}
-    return {name: reason for name in names if (reason := pause_reason(catalog, name))}
+    return {name: reason for name in partitions if (reason := pause_reason(catalog, name))}
 
 
 def requested_rounds(catalog: CatalogState, now_ms: int) -> dict[TopicPartition, int]:
@@ -123,8 +123,8 @@ class BrokerChangeFeed:
         requested = requested_rounds(state, opened.ports.clock_ms())
         return ChangeReport(hints, frozenset(recreated), suspended, paused_partitions(state, hints), requested)
 
-    def _change_hint(self, name: TopicPartition, version: PartitionMetadataVersion) -> int:
-        return version.applied + self._policies.get(name.topic, 0) * POLICY_STEP
+    def _change_hint(self, partition: TopicPartition, version: PartitionMetadataVersion) -> int:
+        return version.applied + self._policies.get(partition.topic, 0) * POLICY_STEP
 
 
 def change_feed_for(opened: Tier) -> ChangeFeed:

@@ -397,16 +397,16 @@ class Daemon(ServiceLoop[Job, JobResult]):
         """Return the cleaner settings that apply to a topic now. Makes no request to a store or broker."""
         return self._opened.cleaner_for(topic)
 
-    def partition_details(self, name: TopicPartition) -> PartitionDetails | None:
+    def partition_details(self, partition: TopicPartition) -> PartitionDetails | None:
         """Return schedule, history and running job of one partition, or None if the tier does not hold it.
 
         Makes no request to a store or broker.
         """
-        schedule, now = self._schedules.get(name), self._opened.ports.clock_ms()
+        schedule, now = self._schedules.get(partition), self._opened.ports.clock_ms()
         if schedule is None:
             return None
-        work = next((work for work in self._monitor.running_jobs(now) if work.job.name == name), None)
-        segments, history = self._cache.live_segments(name), self._cache.cached_history(name)
+        work = next((work for work in self._monitor.running_jobs(now) if work.job.name == partition), None)
+        segments, history = self._cache.live_segments(partition), self._cache.cached_history(partition)
         return PartitionDetails(now, schedule, segments, history, work)
 
 

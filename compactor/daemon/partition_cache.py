@@ -67,19 +67,19 @@ class PartitionCache:
         """Compute statuses with the settings of ``opened`` from now on."""
         self._opened = opened
 
-    def forget_partition(self, name: TopicPartition) -> None:
+    def forget_partition(self, partition: TopicPartition) -> None:
         """Remove a partition's cached summary and history, because its topic was deleted and created again."""
-        self._known.pop(name, None)
-        self._histories.pop(name, None)
+        self._known.pop(partition, None)
+        self._histories.pop(partition, None)
 
-    def recompute_status(self, name: TopicPartition, now_ms: int) -> PartitionStatus | None:
+    def recompute_status(self, partition: TopicPartition, now_ms: int) -> PartitionStatus | None:
         """Compute a partition's status from its cached summary, under the present settings; None if there is no summary.
 
         Makes no request.
         """
-        return self._compute_status(name, now_ms) if name in self._known else None
+        return self._compute_status(partition, now_ms) if partition in self._known else None
 
-    def poll_partition(self, name: TopicPartition, hint: int, last_status: PartitionStatus | None, now_ms: int) -> PartitionStatus:
+    def poll_partition(self, partition: TopicPartition, hint: int, last_status: PartitionStatus | None, now_ms: int) -> PartitionStatus:
         """Return the partition's present status. Takes two requests if nothing was written since ``last_status``.
 
         :param hint: the latest change hint of the partition.
@@ -87,14 +87,14 @@ class PartitionCache:
         :raises StoreError: if the store fails.
         :raises BadControlRecord: if the control log is corrupt.
         """
-        known = self._known.get(name)
+        known = self._known.get(partition)
         if last_status is not None and known is not None and not self._may_have_changed(known, hint):
             self._note_unchanged(known, hint, now_ms)
-            return last_status if now_ms < last_status.wake_ms else self._compute_status(name, now_ms)
-        log = self._opened.open(name)
+            return last_status if now_ms < last_status.wake_ms else self._compute_status(partition, now_ms)
+        log = self._opened.open(partition)
         log.refresh()
         self.update_from_log(log, hint, now_ms)
-        return self._compute_status(name, now_ms)
+        return self._compute_status(partition, now_ms)
 
     def update_from_log(self, log: PartitionLog, hint: int, now_ms: int) -> PartitionStatus:
         """Cache the summary of a control log that was just read, and return the partition's status."""
@@ -107,21 +107,21 @@ class PartitionCache:
         self._known[log.state.name] = CachedPartition(summarize_state(self._opened.state_for_readers(log.state)), position, slot_times_ms)
         return self._compute_status(log.state.name, now_ms)
 
-    def live_segments(self, name: TopicPartition) -> tuple[SegmentSummary, ...]:
+    def live_segments(self, partition: TopicPartition) -> tuple[SegmentSummary, ...]:
         """Return the partition's live segments as of the last poll. Makes no request. Thread-safe."""
-        known = self._known.get(name)
+        known = self._known.get(partition)
         return known.summary.model_copy().live if known else ()
 
-    def cached_history(self, name: TopicPartition) -> PartitionHistory | None:
+    def cached_history(self, partition: TopicPartition) -> PartitionHistory | None:
         """Return the partition's history (rounds, epochs) as of the last poll, or None if only a summary is cached.
 
         Makes no request. Thread-safe.
         """
-        if name not in self._histories and self._opened.local is not None and self._opened.local.is_bound_to_tier:
-            kept = self._opened.local.cached_state(name)
+        if partition not in self._histories and self._opened.local is not None and self._opened.local.is_bound_to_tier:
+            kept = self._opened.local.cached_state(partition)
             if kept is not None:
-                self._histories.setdefault(name, serialize_history(partition_history(kept[0])))
-        data = self._histories.get(name)
+                self._histories.setdefault(partition, serialize_history(partition_history(kept[0])))
+        data = self._histories.get(partition)
         return deserialize_history(data) if data is not None else None
 
     def save_unchanged(self) -> None:
@@ -150,10 +150,10 @@ class PartitionCache:
             with self._lock:
                 self._confirmed[cached.summary.name] = cached.position.model_copy(update={"hint": hint, "checked_ms": now_ms})
 
-    def _compute_status(self, name: TopicPartition, now_ms: int) -> PartitionStatus:
+    def _compute_status(self, partition: TopicPartition, now_ms: int) -> PartitionStatus:
         """Return the partition's status under the present settings, from its cached summary."""
-        known = self._known[name]
+        known = self._known[partition]
         # A copy, because a summary caches its decoded segments: 200,000 of them in a large tier.
         return partition_status(
-            known.summary.model_copy(), self._opened.cleaner_for(name.topic), self._opened.retention, known.slot_times_ms, now_ms
+            known.summary.model_copy(), self._opened.cleaner_for(partition.topic), self._opened.retention, known.slot_times_ms, now_ms
         )

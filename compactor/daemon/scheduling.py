@@ -275,9 +275,9 @@ def with_change_hint(schedule: PartitionSchedule, hint: int, now_ms: int) -> Par
     return replace(schedule, hint=hint, next_poll_ms=now_ms, idle_polls=0)
 
 
-def new_schedule(name: TopicPartition, hint: int, now_ms: int) -> PartitionSchedule:
+def new_schedule(partition: TopicPartition, hint: int, now_ms: int) -> PartitionSchedule:
     """Return the first schedule of a partition that the daemon did not know before: it is polled at once."""
-    return PartitionSchedule(name=name, hint=hint, next_poll_ms=now_ms)
+    return PartitionSchedule(name=partition, hint=hint, next_poll_ms=now_ms)
 
 
 def poll_interval_ms(partition_count: int) -> int:
@@ -286,11 +286,11 @@ def poll_interval_ms(partition_count: int) -> int:
 
 
 def restored_schedule(
-    name: TopicPartition, hint: int, status: PartitionStatus, checked_ms: int, interval_ms: int = POLL_MS
+    partition: TopicPartition, hint: int, status: PartitionStatus, checked_ms: int, interval_ms: int = POLL_MS
 ) -> PartitionSchedule:
     """Return the schedule of a partition that an earlier process polled at ``checked_ms`` and that has not changed since."""
     return PartitionSchedule(
-        name=name,
+        name=partition,
         hint=hint,
         status=status,
         next_poll_ms=checked_ms + interval_ms,

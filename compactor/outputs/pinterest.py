@@ -100,18 +100,18 @@ class GenerationTarget:
     keep_ms: int
     clock_ms: Callable[[], int]
 
-    def generation_log(self, name: TopicPartition) -> GenerationLog:
+    def generation_log(self, partition: TopicPartition) -> GenerationLog:
         """Return the log of a partition's generations."""
-        return GenerationLog(self.store, self.keys, name.first_incarnation)
+        return GenerationLog(self.store, self.keys, partition.first_incarnation)
 
-    def generation_folder(self, generation: str, name: TopicPartition) -> str:
+    def generation_folder(self, generation: str, partition: TopicPartition) -> str:
         """Return the folder of a partition's objects in a generation."""
-        return f"{generation}/{self.keys.partition_folder(name.first_incarnation)}"
+        return f"{generation}/{self.keys.partition_folder(partition.first_incarnation)}"
 
-    def pointer_content(self, name: TopicPartition, generation: Generation) -> bytes:
+    def pointer_content(self, partition: TopicPartition, generation: Generation) -> bytes:
         """Return the content of the object that directs readers to this generation."""
         bucket, prefix = bucket_and_prefix(self.url)
-        return format_pointer(prefix, bucket, self.keys, name.first_incarnation, generation)
+        return format_pointer(prefix, bucket, self.keys, partition.first_incarnation, generation)
 
 
 def configured_target(tier: Tier) -> GenerationTarget:
@@ -155,7 +155,9 @@ class WriteOptions:
     on_bytes: Callable[[int], None] = field(default=lambda size: None)
 
 
-def write_generation(tier: Tier, target: GenerationTarget, name: TopicPartition, options: WriteOptions | None = None) -> GenerationReport:
+def write_generation(
+    tier: Tier, target: GenerationTarget, partition: TopicPartition, options: WriteOptions | None = None
+) -> GenerationReport:
     """Copy the partition's published segments to its current generation, or to a new one if needed, and return what was written.
 
     :raises BadData: if an object is missing or damaged.
@@ -164,33 +166,33 @@ def write_generation(tier: Tier, target: GenerationTarget, name: TopicPartition,
     :raises Unavailable: if other processes were faster TRIES times.
     :raises StoreError: if a store fails.
     """
-    return update_generation(tier, target, name, options or WriteOptions())[0]
+    return update_generation(tier, target, partition, options or WriteOptions())[0]
 
 
 def update_generation(
-    tier: Tier, target: GenerationTarget, name: TopicPartition, options: WriteOptions
+    tier: Tier, target: GenerationTarget, partition: TopicPartition, options: WriteOptions
 ) -> tuple[GenerationReport, PartitionGenerations]:
     """Copy the partition's published segments to its current generation, and return the report and all generations of the partition.
     Nothing is copied for a superseded topic incarnation (the topic was deleted and created again), because a generation is of the latest
     one. Raises as ``write_generation``.
     """
-    log = target.generation_log(name)
-    if name != tier.current(name):  # the name means another topic by now, whose generation this one would replace
-        return GenerationReport(*name, "empty", slot=tier.open(name).refresh().slot), log.read_generations()
+    log = target.generation_log(partition)
+    if partition != tier.current(partition):  # the name means another topic by now, whose generation this one would replace
+        return GenerationReport(*partition, "empty", slot=tier.open(partition).refresh().slot), log.read_generations()
     for attempt in range(PUBLISH_ATTEMPTS):
         try:
             # In this order: a view that is older than the generation is then that of a log that was begun anew, and no stale one.
             known = log.read_generations()
-            state = tier.open(name).refresh_and_check_gaps()
+            state = tier.open(partition).refresh_and_check_gaps()
             with _open_segments(tier, state, options) as reading:
                 report = _GenerationWriter(tier, target, log, state, known, options, reading).write_or_append()
         except NotFound as error:
             if attempt == PUBLISH_ATTEMPTS - 1:
-                raise BadData(f"an object of the view is missing: {error.message}", segment=str(name), hint="See `verify`") from error
+                raise BadData(f"an object of the view is missing: {error.message}", segment=str(partition), hint="See `verify`") from error
             continue  # replaced and retired meanwhile
         if report is not None:
             return report, switch_readers_to_current_generation(target, log)
-    raise Unavailable(f"{name}: other processes were faster {PUBLISH_ATTEMPTS} times", hint="Let one process write generations")
+    raise Unavailable(f"{partition}: other processes were faster {PUBLISH_ATTEMPTS} times", hint="Let one process write generations")
 
 
 @contextmanager

@@ -210,11 +210,11 @@ class GenerationLog:
     Steps never change, so each is read once. Not thread-safe.
     """
 
-    def __init__(self, store: ObjectStore, keys: PartitionKeys, name: TopicPartition) -> None:
+    def __init__(self, store: ObjectStore, keys: PartitionKeys, partition: TopicPartition) -> None:
         self._store = store
         self._steps: dict[int, GenerationStep] = {}
-        self.name = name
-        self.folder = f"{GENERATIONS_FOLDER}/{keys.cluster}/{name}/"
+        self.name = partition
+        self.folder = f"{GENERATIONS_FOLDER}/{keys.cluster}/{partition}/"
 
     @property
     def pointer_key(self) -> str:
@@ -324,7 +324,7 @@ def generation_name(number: int, attempt: int = 0) -> str:
     return f"g{number:020d}" + (f"-{attempt}" if attempt else "")
 
 
-def format_pointer(base_prefix: str, bucket: str, keys: PartitionKeys, name: TopicPartition, generation: Generation) -> bytes:
+def format_pointer(base_prefix: str, bucket: str, keys: PartitionKeys, partition: TopicPartition, generation: Generation) -> bytes:
     """Return the content of the object that directs readers to a generation, as JSON. It holds what an endpoint provider needs: bucket and
     base prefix of S3StorageServiceEndpoint.Builder.
     """
@@ -334,8 +334,8 @@ def format_pointer(base_prefix: str, bucket: str, keys: PartitionKeys, name: Top
         "basePrefix": f"{base_prefix}{generation.name}",
         "cluster": keys.cluster,
         "entropyBits": keys.entropy_bits,
-        "topic": name.topic,
-        "partition": name.partition,
+        "topic": partition.topic,
+        "partition": partition.partition,
         "step": generation.number,
     }
     return json.dumps(document, indent=1).encode()

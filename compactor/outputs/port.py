@@ -46,7 +46,7 @@ class OutputReport:
 class OutputWriter(Protocol):
     """Writer of one kind of output. A new kind is a module in this folder and a line in ``configured_output``."""
 
-    def update_output(self, opened: Tier, name: TopicPartition, disk: Budget) -> OutputReport:
+    def update_output(self, opened: Tier, partition: TopicPartition, disk: Budget) -> OutputReport:
         """Bring a partition's output up to its published view, and delete old versions whose time is over.
 
         :param disk: local disk that the partition's segments may use.

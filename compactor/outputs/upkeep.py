@@ -62,7 +62,7 @@ class GenerationUpkeep:
 def write_generations(
     tier: Tier,
     target: GenerationTarget,
-    names: Sequence[TopicPartition],
+    partitions: Sequence[TopicPartition],
     *,
     on_bytes: Callable[[int], None] = lambda size: None,
     on_partition: Callable[[TopicPartition, GenerationReport | CompactorError], None] = lambda name, done: None,
@@ -77,22 +77,22 @@ def write_generations(
     """
     options = WriteOptions(disk=Budget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir)), on_bytes=on_bytes)
 
-    def write_one(name: TopicPartition) -> GenerationReport | CompactorError:
+    def write_one(partition: TopicPartition) -> GenerationReport | CompactorError:
         try:
-            done: GenerationReport | CompactorError = write_generation(tier, target, name, options)
+            done: GenerationReport | CompactorError = write_generation(tier, target, partition, options)
         except CompactorError as error:
             done = error
-        on_partition(name, done)
+        on_partition(partition, done)
         return done
 
     with ThreadPoolExecutor(tier.settings.daemon.threads, "generations") as pool:
-        return list(pool.map(write_one, names))
+        return list(pool.map(write_one, partitions))
 
 
-def maintain_generation(tier: Tier, target: GenerationTarget, name: TopicPartition, options: WriteOptions) -> GenerationUpkeep:
+def maintain_generation(tier: Tier, target: GenerationTarget, partition: TopicPartition, options: WriteOptions) -> GenerationUpkeep:
     """Bring a partition's generation up to its view and delete old generations whose time is over. Raises as ``write_generation``."""
-    report, known = update_generation(tier, target, name, options)
-    retired = _delete_expired_generations(target, name, known, dry_run=False, count_waiting_objects=False)
+    report, known = update_generation(tier, target, partition, options)
+    retired = _delete_expired_generations(target, partition, known, dry_run=False, count_waiting_objects=False)
     return GenerationUpkeep(report, tuple(retired), min((one.due_ms for one in retired if not one.deleted), default=NEVER_MS))
 
 
@@ -108,9 +108,9 @@ class PinterestOutput:
         target = configured_target(opened)
         return PinterestOutput(replace(target, store=wrap_store(target.store)))
 
-    def update_output(self, opened: Tier, name: TopicPartition, disk: Budget) -> OutputReport:
+    def update_output(self, opened: Tier, partition: TopicPartition, disk: Budget) -> OutputReport:
         """Write the partition's generation and delete old generations. Raises as ``OutputWriter.update_output``."""
-        done = maintain_generation(opened, self.target, name, WriteOptions(disk=disk, yields=True))
+        done = maintain_generation(opened, self.target, partition, WriteOptions(disk=disk, yields=True))
         made, deleted = done.report, [one for one in done.retired if one.deleted]
         parts = [f"generation {made.generation} {made.status}, {made.objects} segments, {made.bytes} bytes"] if made.objects else []
         parts += [f"deleted generation {one.generation}, {one.objects} objects, {one.bytes} bytes" for one in deleted]
@@ -122,23 +122,23 @@ def partitions_with_generations(target: GenerationTarget) -> list[TopicPartition
     return partitions_of_keys([info.key for info in target.store.list(f"{GENERATIONS_FOLDER}/{target.keys.cluster}/")])
 
 
-def partition_generations(target: GenerationTarget, name: TopicPartition) -> PartitionGenerations:
+def partition_generations(target: GenerationTarget, partition: TopicPartition) -> PartitionGenerations:
     """Return the generations of a partition: the current compacted copy for Pinterest's consumers, and older ones. Raises BadData,
     StoreError.
     """
-    return target.generation_log(name).read_generations()
+    return target.generation_log(partition).read_generations()
 
 
-def retire_generations(target: GenerationTarget, name: TopicPartition, *, dry_run: bool = False) -> list[RetiredGeneration]:
+def retire_generations(target: GenerationTarget, partition: TopicPartition, *, dry_run: bool = False) -> list[RetiredGeneration]:
     """Delete the generations of a partition whose time to be kept is over. Return the deleted ones and those that still wait. Raises
     BadData, StoreError.
 
     :param dry_run: delete nothing; return what would be deleted.
     """
-    log = target.generation_log(name)
+    log = target.generation_log(partition)
     return _delete_expired_generations(
         target,
-        name,
+        partition,
         log.read_generations() if dry_run else switch_readers_to_current_generation(target, log),
         dry_run=dry_run,
         count_waiting_objects=True,
@@ -146,7 +146,7 @@ def retire_generations(target: GenerationTarget, name: TopicPartition, *, dry_ru
 
 
 def _delete_expired_generations(
-    target: GenerationTarget, name: TopicPartition, known: PartitionGenerations, *, dry_run: bool, count_waiting_objects: bool
+    target: GenerationTarget, partition: TopicPartition, known: PartitionGenerations, *, dry_run: bool, count_waiting_objects: bool
 ) -> list[RetiredGeneration]:
     """Delete the generations of a partition whose time to be kept is over. Return the deleted ones and those that still wait.
 
@@ -154,7 +154,7 @@ def _delete_expired_generations(
     """
     if not known.earlier and not known.begun:
         return []
-    log, store = target.generation_log(name), target.store
+    log, store = target.generation_log(partition), target.store
     now = (target.clock_ms if dry_run else store.clock_ms)()
     found: list[RetiredGeneration] = []
     for generation in known.earlier:
@@ -165,7 +165,7 @@ def _delete_expired_generations(
             due_ms = max(due_ms, found[-1].due_ms)
         found.append(
             _delete_generation_if_due(
-                target, name, generation.name, due_ms, now, dry_run=dry_run, count_waiting_objects=count_waiting_objects
+                target, partition, generation.name, due_ms, now, dry_run=dry_run, count_waiting_objects=count_waiting_objects
             )
         )
         if found[-1].deleted and not dry_run:
@@ -179,7 +179,7 @@ def _delete_expired_generations(
             found.append(
                 _delete_generation_if_due(
                     target,
-                    name,
+                    partition,
                     begun.generation,
                     begun.modified_ms + target.keep_ms,
                     now,
@@ -196,7 +196,14 @@ def _delete_expired_generations(
 
 
 def _delete_generation_if_due(
-    target: GenerationTarget, name: TopicPartition, generation: str, due_ms: int, now_ms: int, *, dry_run: bool, count_waiting_objects: bool
+    target: GenerationTarget,
+    partition: TopicPartition,
+    generation: str,
+    due_ms: int,
+    now_ms: int,
+    *,
+    dry_run: bool,
+    count_waiting_objects: bool,
 ) -> RetiredGeneration:
     """Delete the objects of one generation if the time to keep it has passed, and return it with the number and size of the objects that
     were or would be deleted.
@@ -205,10 +212,10 @@ def _delete_generation_if_due(
     :param count_waiting_objects: count its objects even if it is not due.
     """
     due = due_ms <= now_ms
-    one = RetiredGeneration(*name, generation, due, -1, -1, due_ms)
+    one = RetiredGeneration(*partition, generation, due, -1, -1, due_ms)
     if not due and not count_waiting_objects:
         return one
-    objects = list(target.store.list(target.generation_folder(generation, name)))
+    objects = list(target.store.list(target.generation_folder(generation, partition)))
     if due and not dry_run:
         target.store.delete([info.key for info in objects])
     return replace(one, objects=len(objects), bytes=sum(info.size for info in objects))

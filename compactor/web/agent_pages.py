@@ -101,29 +101,29 @@ class AgentPages:
     def topics_document(self) -> None:
         """Return None: an agent has no page of topics."""
 
-    def partition_document(self, name: TopicPartition) -> UploadDocument | None:
+    def partition_document(self, partition: TopicPartition) -> UploadDocument | None:
         """Return the document of one partition's page, or None if the partition is in no log directory of the broker."""
         status = self.status()
-        watch = next((watch for watch in status.watches if watch.name == name), None)
+        watch = next((watch for watch in status.watches if watch.name == partition), None)
         if watch is None:
             return None
         pending = [
             PendingSegment(start_offset=f.base, end_offset=f.end - 1, bytes=f.size, sealed_ms=f.mtime_ms) for f in watch.pending_segments
         ]
-        begun = status.running.get(name)
+        begun = status.running.get(partition)
         return UploadDocument(
             version=__version__,
             now_ms=status.now_ms,
             row=_upload_row(_led_partition(watch, status), status.now_ms),
             attention=_failing_upload_entry(watch, self.config, self.runbook_url) if watch.trouble is not None else None,
-            at_work=None if begun is None else _running_upload_entry(name, begun, status.now_ms),
+            at_work=None if begun is None else _running_upload_entry(partition, begun, status.now_ms),
             leads=watch.leads,
             directory=watch.seen.path,
             first_offset=watch.seen.first_base if watch.seen.first_base >= 0 else None,
             active_offset=watch.seen.active_base if watch.seen.active_base >= 0 else None,
             pending=tuple(pending[:MOST_PENDING]),
             checked_ms=watch.checked_ms or None,
-            commands=tuple(format_command(verb, name, self.config) for verb in ("segments list", "verify", "explain")),
+            commands=tuple(format_command(verb, partition, self.config) for verb in ("segments list", "verify", "explain")),
         )
 
 
@@ -181,10 +181,10 @@ def _failing_upload_entry(watch: PartitionUploadState, config: str, runbook_url:
     )
 
 
-def _running_upload_entry(name: TopicPartition, begun_ms: int, now_ms: int) -> WorkItem:
+def _running_upload_entry(partition: TopicPartition, begun_ms: int, now_ms: int) -> WorkItem:
     """Return the entry of a running upload for the list of jobs, with its progress."""
     return WorkItem(
-        partition=str(name),
+        partition=str(partition),
         action="upload",
         phase="upload",
         run="",

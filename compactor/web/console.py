@@ -151,7 +151,7 @@ class ServicePages(Protocol):
     def topics_document(self) -> Value | None:
         """Return the document of the page of topics, or None if the service has none."""
 
-    def partition_document(self, name: TopicPartition) -> Value | None:
+    def partition_document(self, partition: TopicPartition) -> Value | None:
         """Return one partition's document, or None for an unknown partition."""
 
 

@@ -158,9 +158,9 @@ class DaemonPages:
         """Return the document of the page of topics."""
         return topics_document(self.status(), self.cleaner_for)
 
-    def partition_document(self, name: TopicPartition) -> PartitionDocument | None:
+    def partition_document(self, partition: TopicPartition) -> PartitionDocument | None:
         """Return the document of one partition, or None if the tier does not hold it."""
-        found = self.details(name)
+        found = self.details(partition)
         if found is None:
             return None
         schedule, history, seen, output = found.schedule, found.history, found.schedule.status, found.schedule.output
@@ -179,7 +179,7 @@ class DaemonPages:
             prices=str(self.prices) if self.prices.stored_gib_month_usd else "",
             compactor_epochs=tuple(_compactor_epoch_entry(entry) for entry in reversed(history.epochs)) if history else (),
             commands=tuple(
-                format_command(verb, name, self.config) for verb in ("explain", "plan", "runs list", "checkpoints lineage", "verify")
+                format_command(verb, partition, self.config) for verb in ("explain", "plan", "runs list", "checkpoints lineage", "verify")
             ),
         )
 

@@ -77,13 +77,13 @@ def status_document(
     )
 
 
-def format_command(verb: str, name: TopicPartition, config: str) -> str:
+def format_command(verb: str, partition: TopicPartition, config: str) -> str:
     """Return a command line of ``tiered-compactor`` about a partition, for people to copy.
 
     :param verb: command and subcommand, such as ``segments list``.
     :param config: path of the configuration file that the service was started with; empty for none.
     """
-    return f"tiered-compactor {verb} {name}" + (f" --config {shlex.quote(config)}" if config else "")
+    return f"tiered-compactor {verb} {partition}" + (f" --config {shlex.quote(config)}" if config else "")
 
 
 def make_verdict(
