@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from compactor.consumer.last_values import latest as latest
 from compactor.consumer.messages import (
     OFFSET_BEGINNING as OFFSET_BEGINNING,
     OFFSET_END as OFFSET_END,

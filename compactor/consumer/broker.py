@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from compactor.brokers.metadata_topic.codec import uuid_text
 from compactor.brokers.metadata_topic.confluent_topic import uuid_to_bytes
@@ -38,6 +38,8 @@ _TRUNCATION_TEXT = re.compile(r"truncation detected .*broker end offset is ([0-9
 
 
 _RETRY_S = 0.002
+
+T = TypeVar("T")
 
 
 class LogBounds(NamedTuple):
@@ -89,8 +91,8 @@ class BrokerLog(Protocol):
     def stop_reading(self, partitions: Iterable[TopicPartition]) -> None:
         """Stop reading these partitions. Partitions that are not being read are ignored."""
 
-    def fetch_messages(self, limit: int, timeout_s: float) -> FetchResult:
-        """Return the messages that have arrived, at most ``limit`` of them. Waits up to ``timeout_s`` seconds for the first one."""
+    def fetch_messages(self, max_messages: int, timeout_s: float) -> FetchResult:
+        """Return the messages that have arrived, at most ``max_messages`` of them. Waits up to ``timeout_s`` seconds for the first one."""
 
     def log_bounds(self, partition: TopicPartition) -> LogBounds:
         """Return the partition's first offset and the offset of its next record."""
@@ -98,7 +100,7 @@ class BrokerLog(Protocol):
     def topic_id(self, partition: TopicPartition) -> TopicId:
         """Return the topic's id as Kafka prints it; empty for brokers before 2.8."""
 
-    def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
+    def offset_for_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the offset of the first record with at least this timestamp, or None if there is none."""
 
     def close(self) -> None: ...
@@ -158,9 +160,9 @@ class ConfluentBroker:
             self._open_client().incremental_unassign([kafka.TopicPartition(*name) for name in known])
             self._names -= known
 
-    def fetch_messages(self, limit: int, timeout_s: float) -> FetchResult:
+    def fetch_messages(self, max_messages: int, timeout_s: float) -> FetchResult:
         found = _CollectedMessages()
-        for message in self._open_client().consume(limit, timeout_s):
+        for message in self._open_client().consume(max_messages, timeout_s):
             error = message.error()
             if error is None:
                 found.messages.append(message)
@@ -185,7 +187,7 @@ class ConfluentBroker:
         kafka = load_confluent_kafka()
         place = kafka.TopicPartition(*partition)
         consumer = self._open_client()
-        return LogBounds(*self._request_offsets(partition, lambda seconds: consumer.get_watermark_offsets(place, timeout=seconds)))
+        return LogBounds(*self._retry_offset_request(partition, lambda seconds: consumer.get_watermark_offsets(place, timeout=seconds)))
 
     def topic_id(self, partition: TopicPartition) -> TopicId:
         wanted, client, seconds = load_confluent_kafka().TopicCollection([partition.topic]), self._admin.client, self._connection.timeout_s
@@ -193,11 +195,11 @@ class ConfluentBroker:
         raw = uuid_to_bytes(described[partition.topic].topic_id)
         return uuid_text(raw) if any(raw) else EMPTY_TOPIC_ID
 
-    def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
+    def offset_for_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         kafka = load_confluent_kafka()
         place = kafka.TopicPartition(*partition, timestamp_ms)
         consumer = self._open_client()
-        (found,) = self._request_offsets(partition, lambda seconds: consumer.offsets_for_times([place], timeout=seconds))
+        (found,) = self._retry_offset_request(partition, lambda seconds: consumer.offsets_for_times([place], timeout=seconds))
         return None if found.offset < 0 else int(found.offset)
 
     def close(self) -> None:
@@ -206,15 +208,17 @@ class ConfluentBroker:
             self._client.close()
             self._client = None
 
-    def _request_offsets(self, partition: TopicPartition, send_request: Any) -> Any:
-        """Return what ``send_request`` returns, retrying temporary errors. Raises Unavailable or Refused, which name the partition."""
+    def _retry_offset_request(self, partition: TopicPartition, send_request: Callable[[float], T]) -> T:
+        """Return what ``send_request`` returns, given its timeout in seconds. Temporary errors are retried. Raises Unavailable, Refused,
+        StoreError; the message names the partition.
+        """
         try:
             return retry_until_answered(self._connection, self._listener, f"offsets of {partition}", send_request)
         except NotFound as error:
             raise StoreError(error.message, hint=error.hint) from None
 
     def _open_client(self) -> Any:
-        """Return a new confluent-kafka consumer that belongs to no group."""
+        """Return the confluent-kafka consumer, which belongs to no group. The first call creates it."""
         if self._client is None:
             settings = self._connection.client_settings(
                 self._listener,

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from compactor.constants import NO_TIMESTAMP
-from compactor.consumer.gather import ByteStrings, Selection, copy_batch_headers, copy_byte_strings
+from compactor.consumer.gather import ByteStrings, SelectedRecords, copy_byte_strings, copy_record_headers
 from compactor.consumer.messages import iterate_byte_strings
 from compactor.errors import UsageError
 from compactor.kernels.common import Flags
@@ -26,7 +26,9 @@ TextFunction = Callable[[str, int, bytes | None], str | None]
 """Returns a decoded field: receives ``key`` or ``value``, the offset of the record and the bytes."""
 
 
-def arrow_batch(selection: Selection, topic: str, partition: int, schema: pa.Schema, decode: TextFunction | None = None) -> pa.RecordBatch:
+def arrow_batch(
+    selection: SelectedRecords, topic: str, partition: int, schema: pa.Schema, decode: TextFunction | None = None
+) -> pa.RecordBatch:
     """Return the selected rows as an Arrow batch with exactly the columns of ``schema``.
 
     :param decode: makes the columns ``keyText`` and ``valueText``; needed only if ``schema`` has one of them.
@@ -34,7 +36,7 @@ def arrow_batch(selection: Selection, topic: str, partition: int, schema: pa.Sch
     return pa.RecordBatch.from_arrays([_arrow_column(selection, field, topic, partition, decode) for field in schema], schema=schema)
 
 
-def _arrow_column(selection: Selection, field: pa.Field, topic: str, partition: int, decode: TextFunction | None) -> pa.Array:
+def _arrow_column(selection: SelectedRecords, field: pa.Field, topic: str, partition: int, decode: TextFunction | None) -> pa.Array:
     """Return one column of the selected rows, as ``field`` names and types it."""
     rows, picked, table = selection.rows, selection.picked, selection.table
     some = slice(selection.chunk.first, selection.chunk.last)
@@ -58,9 +60,9 @@ def _arrow_column(selection: Selection, field: pa.Field, topic: str, partition: 
         case "timestampType":
             kinds = ((table.attributes[some] & np.int16(LOG_APPEND)) != 0).astype(np.int32)
             kinds[table.magic[some] == 0] = -1
-            return pa.array(selection.batch_values_of_rows(kinds))
+            return pa.array(selection.batch_values_per_record(kinds))
         case "leaderEpoch":
-            epochs = selection.batch_values_of_rows(table.leader_epoch[some])
+            epochs = selection.batch_values_per_record(table.leader_epoch[some])
             return pa.array(epochs, mask=epochs < 0)
         case "keyText" | "valueText" if decode is not None:
             is_key = field.name == "keyText"
@@ -82,23 +84,25 @@ def _null_bitmap(valid: Flags) -> pa.Buffer | None:
     return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
-def _header_column(selection: Selection, kind: pa.DataType) -> pa.Array:
-    """Return a column of headers; null for records without headers, as in Spark's own Kafka source."""
-    found = copy_batch_headers(selection)
+def _header_column(selection: SelectedRecords, column_type: pa.DataType) -> pa.Array:
+    """Return the record headers of the selected records as an Arrow column of this list type; null for records without headers, as in
+    Spark's own Kafka source.
+    """
+    found = copy_record_headers(selection)
     entries = pa.StructArray.from_arrays(
-        [_text_column(binary_column(found.names)), binary_column(found.values)], fields=list(kind.value_type)
+        [_decode_header_names(binary_column(found.names)), binary_column(found.values)], fields=list(column_type.value_type)
     )
     some = np.diff(found.begins) > 0
-    return pa.Array.from_buffers(kind, len(some), [_null_bitmap(some), pa.py_buffer(found.begins)], children=[entries])
+    return pa.Array.from_buffers(column_type, len(some), [_null_bitmap(some), pa.py_buffer(found.begins)], children=[entries])
 
 
-def _text_column(names: pa.Array) -> pa.Array:
-    """Return header names as a text column. As in Kafka, bytes that are not valid UTF-8 become replacement characters."""
+def _decode_header_names(binary_names: pa.Array) -> pa.Array:
+    """Return a column of header names as text. As in Kafka, bytes that are not valid UTF-8 become replacement characters."""
     try:
-        text = names.cast(pa.string())
+        text = binary_names.cast(pa.string())
         text.validate(full=True)
     except pa.ArrowInvalid:
-        return pa.array([name.decode("utf-8", "replace") for name in names.to_pylist()], pa.string())
+        return pa.array([name.decode("utf-8", "replace") for name in binary_names.to_pylist()], pa.string())
     return text
 
 

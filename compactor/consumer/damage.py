@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.consumer.pieces import Piece, SegmentGone, SegmentReader
+from compactor.consumer.pieces import SegmentGone, SegmentPiece, SegmentReader
 from compactor.errors import BadData
 from compactor.kernels.common import Flags
 from compactor.model.ids import TopicPartition
@@ -19,9 +19,19 @@ _PROBE_BYTES = 1 << 16
 UNDECIDABLE = "the outcome of their transactions cannot be read, because what follows is damaged"
 
 
+class ReadPosition(NamedTuple):
+    """Position in a segment: of a byte in its log, and the offset of the first record there."""
+
+    byte_position: int
+    offset: int
+
+
 class DamagedRange(NamedTuple):
-    """Range of offsets that cannot be read, first and last inclusive, with the reason. segment: name of the object. position: byte position
-    of the damage in the object, -1 if unknown.
+    """Range of offsets that cannot be read, with the reason.
+
+    first, last: both inclusive.
+    segment: name of the object.
+    position: byte position of the damage in the object; -1 if unknown.
     """
 
     first: int
@@ -46,7 +56,7 @@ def log_damage(damage: DamagedRange) -> None:
     _LOG.warning("offsets %d to %d of %s are skipped: %s", *damage[:2], damage.segment, damage.reason)
 
 
-def flag_damaged_batches(piece: Piece, wanted_batches: Flags) -> Flags:
+def flag_damaged_batches(piece: SegmentPiece, wanted_batches: Flags) -> Flags:
     """Return a flag for each batch of a piece: whether its CRC is known not to match its bytes. Checks the wanted batches, and those
     between them, unless that was done before.
     """
@@ -58,16 +68,16 @@ def flag_damaged_batches(piece: Piece, wanted_batches: Flags) -> Flags:
     return found
 
 
-def _has_valid_crcs(source: SourceSegment, first: int, last: int) -> bool:
-    """Return whether the CRCs of all batches from ``first`` up to ``last`` (exclusive) match."""
+def _has_valid_crcs(source: SourceSegment, first_batch: int, end_batch: int) -> bool:
+    """Return whether the CRCs of all batches from ``first_batch`` up to ``end_batch`` (exclusive) match."""
     try:
-        source.verify_crcs_once(first, last)
+        source.verify_crcs_once(first_batch, end_batch)
     except BadData:
         return False
     return True
 
 
-def damaged_ranges(piece: Piece, damaged_batches: Flags, reason: str, first_offset: int, last_offset: int) -> Iterator[DamagedRange]:
+def damaged_ranges(piece: SegmentPiece, damaged_batches: Flags, reason: str, first_offset: int, last_offset: int) -> Iterator[DamagedRange]:
     """Yield the offset ranges of the flagged batches, neighbours as one range, limited to ``first_offset`` to ``last_offset``
     (inclusive).
     """
@@ -83,7 +93,7 @@ def damaged_ranges(piece: Piece, damaged_batches: Flags, reason: str, first_offs
             )
 
 
-def read_piece_before_damage(reader: SegmentReader, position: int, error: BadData) -> Piece | None:
+def read_piece_before_damage(reader: SegmentReader, position: int, error: BadData) -> SegmentPiece | None:
     """Return the whole batches from byte ``position`` up to the damage that ``error`` reports, or None if there are none."""
     if error.position <= position:
         return None
@@ -94,10 +104,11 @@ def read_piece_before_damage(reader: SegmentReader, position: int, error: BadDat
     return piece if piece.end_position <= error.position else None
 
 
-def next_readable_position(reader: SegmentReader, position: int, first_unread_offset: int) -> tuple[int, int]:
-    """Return byte position and base offset of the next batch that can be read after the damaged one at ``position``, found by the offset
-    index. If there is none, return the segment's end and the offset after it.
+def next_readable_position(reader: SegmentReader, position: int, first_unread_offset: int) -> ReadPosition:
+    """Return the position of the next batch that can be read after a damaged one, found by the offset index; the segment's end if there is
+    none.
 
+    :param position: byte position of the damaged batch.
     :param first_unread_offset: first offset that was not read yet.
     """
     metadata = reader.metadata
@@ -108,5 +119,5 @@ def next_readable_position(reader: SegmentReader, position: int, first_unread_of
             continue
         table = piece.source.table
         if len(table) and first_unread_offset <= table.base_offset[0] <= metadata.end_offset and _has_valid_crcs(piece.source, 0, 1):
-            return at, int(table.base_offset[0])
-    return metadata.size_bytes, metadata.end_offset + 1
+            return ReadPosition(at, int(table.base_offset[0]))
+    return ReadPosition(metadata.size_bytes, metadata.end_offset + 1)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from compactor.access.tier import Tier
 from compactor.constants import MAX_OFFSET
-from compactor.consumer.history import LogIdentity, LogMismatch, ReadHistory, find_mismatch, log_identity
-from compactor.consumer.last_values import latest, select_offsets
-from compactor.consumer.messages import RecordBlock, copy_rows_to_block
+from compactor.consumer.history import LogIdentity, LogMismatch, ReadHistory, find_log_mismatch, log_identity
+from compactor.consumer.last_values import last_values_of_partition, select_offsets
+from compactor.consumer.messages import RecordBlock, copy_to_record_block
 from compactor.consumer.reading import LogChanged, RangeReader, ReadOptions, ReadRange, last_stable_offset
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import Int64s
@@ -48,8 +48,8 @@ class FeedPartition:
 
 
 @dataclass(frozen=True)
-class ReadBlock:
-    """Item of a TierFeed: records of a partition as columns, with the identity of the log from which they were read."""
+class RecordsRead:
+    """Item of a TierFeed: records of a partition that were read, as columns, with the identity of their log."""
 
     name: TopicPartition
     block: RecordBlock
@@ -57,7 +57,7 @@ class ReadBlock:
 
 
 @dataclass(frozen=True)
-class PartitionEnded:
+class PartitionEndReached:
     """Last item of a partition: the tier has no more records of it that may be read, or the offset at which reading was to end is reached.
 
     offset: everything below was read. It is less than ``end`` if a transaction is open at the tier's end, and less than ``start`` if the
@@ -83,12 +83,12 @@ class PartitionFailed:
     error: Exception
 
 
-Item = ReadBlock | PartitionEnded | PartitionFailed
+FeedItem = RecordsRead | PartitionEndReached | PartitionFailed
 
 
 class TierFeed:
-    """Reads several partitions of a tier in its own threads, and queues their records. The last item of each partition is PartitionEnded or
-    PartitionFailed; then the partition can be started again.
+    """Reads several partitions of a tier in its own threads, and queues their records. The last item of each partition is
+    PartitionEndReached or PartitionFailed; then the partition can be started again.
 
     :param latest_only: read only the last record of each key of what the tier holds when a partition is started (see LastValues).
     """
@@ -106,7 +106,7 @@ class TierFeed:
         self._condition = threading.Condition()
         self._reads: dict[TopicPartition, FeedPartition] = {}
         self._due_reads: deque[FeedPartition] = deque()
-        self._queue: deque[Item] = deque()
+        self._queue: deque[FeedItem] = deque()
         self._queued_bytes = 0
         self._closed = False
         self._threads: list[threading.Thread] = []
@@ -162,7 +162,7 @@ class TierFeed:
                 self._queued_bytes -= _item_size_bytes(item)
             self._condition.notify_all()
 
-    def next_item(self, timeout_s: float) -> Item | None:
+    def next_feed_item(self, timeout_s: float) -> FeedItem | None:
         """Return the next item, or None if none arrives within the time."""
         deadline = time.monotonic() + timeout_s
         with self._condition:
@@ -195,16 +195,16 @@ class TierFeed:
                     return
                 turn = self._due_reads.popleft()
             try:
-                item: Item | None = self._read_into_queue(turn)
+                item: FeedItem | None = self._read_partition_into_queue(turn)
             except LogChanged:
                 self._requeue_partition(turn)  # the next turn compares what was read below its offset
                 continue
-            except Exception as error:  # noqa: BLE001 - returned by next_item
+            except Exception as error:  # noqa: BLE001 - returned by next_feed_item
                 item = PartitionFailed(turn.name, error)
             if item is not None:
                 self._enqueue_item(turn, item, is_last=True)
 
-    def _read_into_queue(self, partition: FeedPartition) -> Item | None:
+    def _read_partition_into_queue(self, partition: FeedPartition) -> FeedItem | None:
         """Read up to TURN_BYTES of a partition into the queue. Return the partition's last item, or None if reading goes on later or was
         stopped.
         """
@@ -212,19 +212,19 @@ class TierFeed:
         start, end = self._tier.first_readable_offset(state), state.end_offset + 1
         log = log_identity(self._tier, state)
         read_until = partition.offset if partition.view_offsets is None else partition.view_end
-        mismatch = find_mismatch(partition.read_history if partition.log is None else partition.log.history_below(read_until), log)
+        mismatch = find_log_mismatch(partition.read_history if partition.log is None else partition.log.history_below(read_until), log)
         if mismatch is not None:
-            return PartitionEnded(partition.name, partition.offset, start, end, log, mismatch)
+            return PartitionEndReached(partition.name, partition.offset, start, end, log, mismatch)
         partition.log = log
         bound = min(last_stable_offset(self._tier, state) if self._committed else end, partition.end_offset)
         if partition.offset >= bound or partition.offset < start:
-            return PartitionEnded(partition.name, partition.offset, start, end, log)
+            return PartitionEndReached(partition.name, partition.offset, start, end, log)
         if partition.view_end < 0:
-            view = latest(
+            view = last_values_of_partition(
                 self._tier,
                 partition.incarnation,
-                first=partition.offset,
-                last=bound - 1,
+                first_offset=partition.offset,
+                last_offset=bound - 1,
                 committed=self._committed,
                 hash_key=self._hash_key,
             )
@@ -238,14 +238,16 @@ class TierFeed:
         segments = tuple(segment for segment in state.live if segment.end_offset >= partition.offset)
         extent = ReadRange(partition.incarnation, partition.offset, bound - 1, segments, log)
         read = 0
-        options = ReadOptions(self._committed, limit, requests_in_advance=self._idle_threads(), skip_damaged=self._skip_damaged)
-        for selection in RangeReader(self._tier, extent, options).selections():
+        options = ReadOptions(
+            self._committed, limit, requests_in_advance=self._idle_threads_per_partition(), skip_damaged=self._skip_damaged
+        )
+        for selection in RangeReader(self._tier, extent, options).selected_records():
             mine = selection if partition.view_offsets is None else select_offsets(selection, partition.view_offsets)
             reached = int(selection.rows.offset[selection.picked[-1]]) + 1
             if len(mine):
-                block = copy_rows_to_block(partition.name, mine, log.topic_id)
+                block = copy_to_record_block(partition.name, mine, log.topic_id)
                 read += block.nbytes
-                if not self._enqueue_item(partition, ReadBlock(partition.name, block, log)):
+                if not self._enqueue_item(partition, RecordsRead(partition.name, block, log)):
                     return None
             partition.offset = reached
             if read >= TURN_BYTES and self._due_reads:
@@ -255,9 +257,9 @@ class TierFeed:
         if partition.view_offsets is not None:
             self._requeue_partition(partition)
             return None
-        return PartitionEnded(partition.name, bound, start, end, log)
+        return PartitionEndReached(partition.name, bound, start, end, log)
 
-    def _idle_threads(self) -> int:
+    def _idle_threads_per_partition(self) -> int:
         """Return how many idle threads can prefetch for each partition that is being read."""
         with self._condition:
             return max(0, self._max_threads - len(self._reads)) // max(1, len(self._reads))
@@ -268,7 +270,7 @@ class TierFeed:
             self._due_reads.append(partition)
             self._condition.notify()
 
-    def _enqueue_item(self, partition: FeedPartition, item: Item, *, is_last: bool = False) -> bool:
+    def _enqueue_item(self, partition: FeedPartition, item: FeedItem, *, is_last: bool = False) -> bool:
         """Add an item to the queue, after waiting for space. Return False if the partition was stopped."""
         size = _item_size_bytes(item)
         with self._condition:
@@ -284,6 +286,6 @@ class TierFeed:
             return True
 
 
-def _item_size_bytes(item: Item) -> int:
+def _item_size_bytes(item: FeedItem) -> int:
     """Return the bytes of memory that an item occupies in the queue; 0 for items without records."""
-    return item.block.nbytes if isinstance(item, ReadBlock) else 0
+    return item.block.nbytes if isinstance(item, RecordsRead) else 0

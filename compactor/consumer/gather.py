@@ -16,9 +16,13 @@ from compactor.records.rows import HAS_HEADERS, BatchChunk, Int32s, RecordRows
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Rows (records) selected from one chunk of parsed batches. picked: numbers of the selected rows, ascending. first_row: number of each
-    batch's first row, as ``parse_records`` returns it.
+class SelectedRecords:
+    """Records selected from one chunk of parsed batches, in which each record is a numbered row.
+
+    table: batches of the piece that the chunk is a part of.
+    rows: all records of the chunk.
+    first_row: number of each batch's first row, as ``parse_records`` returns it.
+    picked: numbers of the selected rows, ascending.
     """
 
     table: BatchTable
@@ -30,7 +34,7 @@ class Selection:
     def __len__(self) -> int:
         return len(self.picked)
 
-    def batch_values_of_rows(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def batch_values_per_record(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return for each selected row the value of its batch, given one value per batch of the chunk."""
         return values[np.searchsorted(self.first_row, self.picked, side="right") - 1]
 
@@ -62,12 +66,12 @@ def copy_byte_strings(buf: Bytes, start: Int64s, length: Int32s, selected_rows: 
     """
     begins = np.empty(len(selected_rows) + 1, np.int32)
     valid = np.empty(len(selected_rows), np.bool_)
-    data = np.empty(_fill_byte_string_offsets(length, selected_rows, begins, valid), np.uint8)
+    data = np.empty(_compute_byte_string_offsets(length, selected_rows, begins, valid), np.uint8)
     _copy_selected_byte_strings(buf, start, selected_rows, begins, data)
     return ByteStrings(begins, valid, data)
 
 
-def copy_batch_headers(selection: Selection) -> HeaderSlices:
+def copy_record_headers(selection: SelectedRecords) -> HeaderSlices:
     """Return copies of the record headers (names and values) of the selected rows."""
     rows, picked, buf = selection.rows, selection.picked, selection.chunk.buf
     begins = np.empty(len(picked) + 1, np.int32)
@@ -84,26 +88,26 @@ def copy_batch_headers(selection: Selection) -> HeaderSlices:
 
 
 @kernel
-def _fill_byte_string_offsets(length: Int32s, selected_rows: Int64s, offsets: Int32s, valid: Flags) -> int:
-    """Fill ``offsets`` with the positions of the selected rows' byte strings in the copy, and ``valid`` with whether each is not null.
-    Return their total length in bytes.
+def _compute_byte_string_offsets(length: Int32s, selected_rows: Int64s, out_offsets: Int32s, out_valid: Flags) -> int:
+    """Fill ``out_offsets`` with the positions of the selected rows' byte strings in the copy, and ``out_valid`` with whether each is not
+    null. Return their total length in bytes.
     """
     at = 0
     for i in range(selected_rows.size):
-        offsets[i] = at
+        out_offsets[i] = at
         size = length[selected_rows[i]]
-        valid[i] = size >= 0
+        out_valid[i] = size >= 0
         if size > 0:
             at += size
-    offsets[selected_rows.size] = at
+    out_offsets[selected_rows.size] = at
     return at
 
 
 @kernel
-def _copy_selected_byte_strings(buf: Bytes, start: Int64s, selected_rows: Int64s, offsets: Int32s, data: Bytes) -> None:
-    """Copy the byte strings of the selected rows to ``data``, at the positions in ``offsets``."""
+def _copy_selected_byte_strings(buf: Bytes, start: Int64s, selected_rows: Int64s, offsets: Int32s, out_data: Bytes) -> None:
+    """Copy the byte strings of the selected rows to ``out_data``, at the positions in ``offsets``."""
     for i in range(selected_rows.size):
-        copy_bytes(data, np.int64(offsets[i]), buf, start[selected_rows[i]], np.int64(offsets[i + 1]) - np.int64(offsets[i]))
+        copy_bytes(out_data, np.int64(offsets[i]), buf, start[selected_rows[i]], np.int64(offsets[i + 1]) - np.int64(offsets[i]))
 
 
 @kernel

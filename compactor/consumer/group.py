@@ -45,6 +45,10 @@ is of the protocol of KIP-848.
 _RETRY_DELAY_S: Final = 0.02
 
 
+ErrorMessage = Any
+"""A message of confluent-kafka that reports an error of the group."""
+
+
 class GroupOffset(NamedTuple):
     """A committed position of a consumer group: the offset of the next record, and the leader epoch of the record before it; None if
     unknown.
@@ -55,15 +59,15 @@ class GroupOffset(NamedTuple):
 
 
 class RebalanceListener(Protocol):
-    """Receiver of changes of the assignment. Its methods are called from ``GroupClient.poll`` and ``GroupClient.close``."""
+    """Receiver of changes of the assignment. Its methods are called from ``GroupClient.poll_rebalances`` and ``GroupClient.close``."""
 
-    def add_partitions(self, partitions: Sequence[TopicPartition]) -> None:
+    def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
         """Accept partitions that this member holds from now on."""
 
-    def revoke_partitions(self, partitions: Sequence[TopicPartition]) -> None:
+    def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
         """Give up partitions. Another member gets them when this method returns; offsets may be committed until then."""
 
-    def lose_partitions(self, partitions: Sequence[TopicPartition]) -> None:
+    def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> None:
         """Give up partitions that another member may hold already. Their offsets can no longer be committed."""
 
 
@@ -76,8 +80,8 @@ class GroupClient(Protocol):
     def unsubscribe(self) -> None:
         """Leave the group."""
 
-    def poll(self) -> Sequence[Any]:
-        """Report changes of the assignment to the listener, and return messages with errors.
+    def poll_rebalances(self) -> Sequence[ErrorMessage]:
+        """Report changes of the assignment to the listener, and return the errors that have arrived.
 
         It must be called more often than ``max.poll.interval.ms``: otherwise the coordinator gives the partitions to others.
         An exception of the listener is raised after the change took effect.
@@ -89,7 +93,7 @@ class GroupClient(Protocol):
         With ``wait``, return when the coordinator has answered; otherwise return at once, and errors are reported only to ``on_commit``.
         """
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, GroupOffset]:
+    def committed_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, GroupOffset]:
         """Return the offsets that the group has committed, by partition. Partitions without a committed offset are missing in the
         result.
         """
@@ -122,19 +126,19 @@ class ConfluentGroup:
         def on_assign(client: Any, places: list[Any]) -> None:
             """Assign partitions as paused, and report them to the listener."""
             self._assign_as_paused(places)
-            listener.add_partitions(_partition_names(places))
+            listener.on_partitions_assigned(_to_topic_partitions(places))
 
         self._client.subscribe(
             list(topics),
             on_assign=on_assign,
-            on_revoke=lambda _, places: self._report_revoked_partitions(places, listener.revoke_partitions),
-            on_lost=lambda _, places: self._report_revoked_partitions(places, listener.lose_partitions),
+            on_revoke=lambda _, places: self._report_revoked_partitions(places, listener.on_partitions_revoked),
+            on_lost=lambda _, places: self._report_revoked_partitions(places, listener.on_partitions_lost),
         )
 
     def unsubscribe(self) -> None:
         self._client.unsubscribe()
 
-    def poll(self) -> Sequence[Any]:
+    def poll_rebalances(self) -> Sequence[ErrorMessage]:
         message = self._client.poll(0)
         self._raise_listener_error()
         refusal = self._errors.tls_or_login_error(self._connection.bootstrap_servers, "joining the group")
@@ -154,7 +158,7 @@ class ConfluentGroup:
                 raise kafka_error(error, self._connection.bootstrap_servers, "committing offsets")
             time.sleep(_RETRY_DELAY_S)
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, GroupOffset]:
+    def committed_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, GroupOffset]:
         kafka = load_confluent_kafka()
         places = [kafka.TopicPartition(*name) for name in partitions]
 
@@ -183,13 +187,13 @@ class ConfluentGroup:
         else:
             client.assign(begin)
 
-    def _report_revoked_partitions(self, places: list[Any], report: Callable[[Sequence[TopicPartition]], None]) -> None:
-        """Call ``report`` with the partitions that the group has revoked. An error of the listener is kept and raised by ``poll``, because
-        the client must take the partitions away in any case.
+    def _report_revoked_partitions(self, places: list[Any], listener_method: Callable[[Sequence[TopicPartition]], None]) -> None:
+        """Call ``listener_method`` with the partitions that the group has revoked. An error of the listener is kept and raised by
+        ``poll_rebalances``, because the client must take the partitions away in any case.
         """
         try:
-            report(_partition_names(places))
-        except BaseException as error:  # noqa: BLE001 - raised by poll
+            listener_method(_to_topic_partitions(places))
+        except BaseException as error:  # noqa: BLE001 - raised by poll_rebalances
             self._raised = error
 
     def _raise_listener_error(self) -> None:
@@ -198,8 +202,8 @@ class ConfluentGroup:
         if raised is not None:
             raise raised
 
-    def _try_commit(self, places: list[Any], *, wait: bool) -> Any:
-        """Make one attempt to commit these positions. Return the first error, or None."""
+    def _try_commit(self, places: list[Any], *, wait: bool) -> Any | None:
+        """Commit these positions without retrying. Return the first error (confluent_kafka.KafkaError), or None."""
         try:
             done = self._client.commit(offsets=places, asynchronous=not wait)
         except load_confluent_kafka().KafkaException as error:
@@ -207,6 +211,6 @@ class ConfluentGroup:
         return next((place.error for place in done or () if place.error is not None), None)
 
 
-def _partition_names(places: Iterable[Any]) -> list[TopicPartition]:
-    """Return topic and partition of each position of confluent-kafka."""
+def _to_topic_partitions(places: Iterable[Any]) -> list[TopicPartition]:
+    """Return topic and partition of each position (confluent_kafka.TopicPartition)."""
     return [TopicPartition(place.topic, place.partition) for place in places]

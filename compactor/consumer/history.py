@@ -84,7 +84,7 @@ def log_identity(tier: Tier, state: PartitionState) -> LogIdentity:
     return LogIdentity(state.topic_id or tier.metadata.topic_id(state.name), state.lineage, state.end_offset + 1)
 
 
-def position_history(offset: int, leader_epoch: int | None, topic_id: str) -> ReadHistory:
+def history_of_restored_position(offset: int, leader_epoch: int | None, topic_id: str) -> ReadHistory:
     """Return the history of a reader of which only a position is known, as after a restart.
 
     :param leader_epoch: epoch of the record before ``offset``; None or negative if unknown.
@@ -98,30 +98,30 @@ def are_different_topics(one: TopicId, other: TopicId) -> bool:
     return bool(one and other and one != other)
 
 
-def find_mismatch(read: ReadHistory, log: LogIdentity) -> LogMismatch | None:
-    """Compare a reader's history with a log. Return why ``log`` does not continue what was ``read``, or None if it does as far as both are
+def find_log_mismatch(read_history: ReadHistory, log: LogIdentity) -> LogMismatch | None:
+    """Compare a reader's history with a log. Return why ``log`` does not continue what was read, or None if it does as far as both are
     known.
 
     Records of one leader epoch are the same in all logs of a partition, and so are all records before them. Therefore two logs agree
     up to the end of the largest epoch that both have. In the log an epoch ends where the next one begins (OffsetsForLeaderEpoch). The end
     of the log itself says nothing, because a tier ends earlier than the log from which it is uploaded.
     """
-    if are_different_topics(read.topic_id, log.topic_id):
+    if are_different_topics(read_history.topic_id, log.topic_id):
         return LogMismatch("topic")
-    if not read.epochs or not log.lineage:
+    if not read_history.epochs or not log.lineage:
         return None
     starts = [entry.start_offset for entry in log.lineage]
     ends = dict(zip((entry.epoch for entry in log.lineage), [*starts[1:], MAX_OFFSET], strict=True))
-    if log.lineage[-1].epoch < read.epochs[-1].epoch:
-        return LogMismatch("older") if log.end >= read.end else None
-    common = next((known for known in reversed(read.epochs) if known.epoch in ends), None)
+    if log.lineage[-1].epoch < read_history.epochs[-1].epoch:
+        return LogMismatch("older") if log.end >= read_history.end else None
+    common = next((known for known in reversed(read_history.epochs) if known.epoch in ends), None)
     if common is not None:
         agreed = min(common.end, ends[common.epoch])
     else:
         # A restored position whose epoch the log does not have: as in Kafka, assume that they agree up to the log's next epoch.
-        agreed = next(entry.start_offset for entry in log.lineage if entry.epoch > read.epochs[0].epoch)
-        agreed = agreed if agreed < read.end else starts[0]
-    return LogMismatch("truncated", agreed) if agreed < read.end else None
+        agreed = next(entry.start_offset for entry in log.lineage if entry.epoch > read_history.epochs[0].epoch)
+        agreed = agreed if agreed < read_history.end else starts[0]
+    return LogMismatch("truncated", agreed) if agreed < read_history.end else None
 
 
 def first_changed_offset(old_log: LogIdentity, new_log: LogIdentity, end_offset: int) -> int | None:

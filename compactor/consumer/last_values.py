@@ -14,10 +14,10 @@ import numpy as np
 
 from compactor.access.tier import Tier
 from compactor.constants import MAX_OFFSET, Offset
-from compactor.consumer.gather import Selection
+from compactor.consumer.gather import SelectedRecords
 from compactor.consumer.history import LogIdentity, log_identity
-from compactor.consumer.messages import Place, RecordBlock, copy_rows_to_block
-from compactor.consumer.reading import LastRecordsOnly, RangeReader, ReadOptions, ReadRange, last_stable_offset
+from compactor.consumer.messages import Place, RecordBlock, copy_to_record_block
+from compactor.consumer.reading import LastRecordsRequest, RangeReader, ReadOptions, ReadRange, last_stable_offset
 from compactor.errors import OutOfBudget
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import Int64s
@@ -61,8 +61,8 @@ class LastValues:
 
     def __iter__(self) -> Iterator[RecordBlock]:
         """Yield the last records of all keys in blocks, in no particular order. Each key occurs once. Raises StoreError, BadData."""
-        for selection in self.selections():
-            yield copy_rows_to_block(self.extent.name, selection, self.log_identity.topic_id)
+        for selection in self.selected_records():
+            yield copy_to_record_block(self.extent.name, selection, self.log_identity.topic_id)
 
     def arrow(self, *columns: str) -> Iterator[pa.RecordBatch]:
         """Yield the last record of each key, in Arrow batches. ``columns``: some of ``compactor.consumer.columns.COLUMNS``; all of them by
@@ -71,24 +71,24 @@ class LastValues:
         from compactor.consumer.columns import arrow_batch, arrow_schema
 
         schema = arrow_schema(columns)
-        for selection in self.selections():
+        for selection in self.selected_records():
             yield arrow_batch(selection, *self.extent.name, schema)
 
     def offsets(self) -> Int64s:
         """Return the offsets of the last records of all keys, ascending. Takes eight bytes per key."""
-        found = [selection.rows.offset[selection.picked] for selection in self.selections()]
+        found = [selection.rows.offset[selection.picked] for selection in self.selected_records()]
         return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
 
-    def selections(self) -> Iterator[Selection]:
+    def selected_records(self) -> Iterator[SelectedRecords]:
         """Yield the last record of each key as selected rows of parsed chunks. Each selection is valid until the next one is requested."""
         cleaner = self.tier.cleaner_for(self.extent.name.topic)
         left = [(0, 1, MAX_OFFSET)]
         while left:
             number, ranges, below = left.pop()
-            latest = LastRecordsOnly(number, ranges, max(cleaner.map_budget_bytes, 1 << 16), self.hash_key)
+            latest = LastRecordsRequest(number, ranges, max(cleaner.map_budget_bytes, 1 << 16), self.hash_key)
             wanted = ReadOptions(self.committed, cleaner.max_decompressed_batch_bytes, latest, PREFETCHED_PIECES)
             try:
-                for selection in RangeReader(self.tier, self.extent, wanted).selections():
+                for selection in RangeReader(self.tier, self.extent, wanted).selected_records():
                     picked = selection.picked[selection.rows.offset[selection.picked] < below]
                     if len(picked):
                         yield replace(selection, picked=picked)
@@ -99,19 +99,19 @@ class LastValues:
                 left += [(2 * number + half, 2 * ranges, below) for half in (0, 1)]
 
 
-def latest(
+def last_values_of_partition(
     tier: Tier,
     partition: TopicPartition,
     *,
-    first: int = 0,
-    last: int = MAX_OFFSET,
+    first_offset: int = 0,
+    last_offset: int = MAX_OFFSET,
     committed: bool = True,
     hash_key: bytes = b"",
 ) -> LastValues:
     """Return the last values of a partition's keys, as the tier holds them now.
 
-    :param first: first offset to read, inclusive.
-    :param last: last offset to read, inclusive.
+    :param first_offset: first offset to read, inclusive.
+    :param last_offset: last offset to read, inclusive.
     :param committed: use the isolation level read_committed.
     :param hash_key: the tier's hash key; empty to read it from the tier, which only one thread at a time may do.
     :raises BadData: if the tier's data is damaged.
@@ -119,11 +119,13 @@ def latest(
     """
     state = tier.open(partition).refresh()
     end = last_stable_offset(tier, state) if committed else state.end_offset + 1
-    extent = ReadRange(partition, max(first, tier.first_readable_offset(state)), min(last, end - 1), state.live, log_identity(tier, state))
+    extent = ReadRange(
+        partition, max(first_offset, tier.first_readable_offset(state)), min(last_offset, end - 1), state.live, log_identity(tier, state)
+    )
     return LastValues(tier, extent, committed, hash_key or tier.identity.reading_key())
 
 
-def select_offsets(selection: Selection, wanted_offsets: Int64s) -> Selection:
+def select_offsets(selection: SelectedRecords, wanted_offsets: Int64s) -> SelectedRecords:
     """Return those selected rows whose offset is in ``wanted_offsets``, an ascending array."""
     offsets = selection.rows.offset[selection.picked]
     at = np.searchsorted(wanted_offsets, offsets)

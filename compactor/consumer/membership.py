@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from compactor.consumer.group import GroupClient, GroupOffset
+from compactor.consumer.group import ErrorMessage, GroupClient, GroupOffset
 from compactor.consumer.messages import Place
 from compactor.errors import StoreError
 from compactor.model.ids import TopicPartition
@@ -56,7 +56,7 @@ class CommitLedger:
             for known in (self.stored, self.requested, self.confirmed):
                 known.pop(name, None)
 
-    def offsets_to_request(self) -> Offsets:
+    def offsets_to_commit(self) -> Offsets:
         """Return the stored offsets for which no commit request was sent yet."""
         return {name: at for name, at in self.stored.items() if self.requested.get(name) != at}
 
@@ -98,8 +98,8 @@ class GroupMembership:
     in ``added`` until the consumer has determined where they begin.
     """
 
-    def __init__(self, member: GroupClient, options: CommitOptions, hooks: ConsumerHooks) -> None:
-        self._member = member
+    def __init__(self, client: GroupClient, options: CommitOptions, hooks: ConsumerHooks) -> None:
+        self._client = client
         self._options = options
         self._hooks = hooks
         self._callbacks = RebalanceCallbacks()
@@ -112,29 +112,29 @@ class GroupMembership:
     def subscribe(self, topics: Sequence[str], callbacks: RebalanceCallbacks) -> None:
         """Join the group for these topics. ``callbacks``: functions of the application to call in rebalances."""
         self._callbacks = callbacks
-        self._member.subscribe(topics, self)
+        self._client.subscribe(topics, self)
 
     def unsubscribe(self) -> None:
         """Leave the group, after giving up all partitions."""
-        self._member.unsubscribe()
+        self._client.unsubscribe()
 
-    def poll(self) -> Sequence[Any]:
-        """Process rebalances, commit offsets that are due, and return messages that report errors."""
-        errors = self._member.poll()
+    def poll_rebalances(self) -> Sequence[ErrorMessage]:
+        """Process rebalances, commit offsets that are due, and return the group's errors that have arrived."""
+        errors = self._client.poll_rebalances()
         if self._options.auto_commit and time.monotonic() >= self._next_commit_s:
             self._next_commit_s = time.monotonic() + self._options.interval_s
             self._store_returned_offsets()
-            self._request_commit(self._ledger.offsets_to_request(), wait=False)
+            self._request_commit(self._ledger.offsets_to_commit(), wait=False)
         return errors
 
     def start_positions(self) -> list[Place]:
         """Return the positions at which added partitions begin: their committed offsets, or positions without an offset if the group has
         none.
         """
-        committed = self._member.committed(self.added)
+        committed = self._client.committed_offsets(self.added)
         return [Place(*name, *committed[name]) if name in committed else Place(*name) for name in self.added]
 
-    def report_added(self, places: list[Place]) -> None:
+    def report_added_partitions(self, places: list[Place]) -> None:
         """Call the application's ``on_assign`` with the positions of partitions that were added."""
         if self._callbacks.on_assign is not None:
             self._callbacks.on_assign(self._hooks.consumer, places)
@@ -148,12 +148,12 @@ class GroupMembership:
         try:
             self._commit_before_giving_up(self._hooks.positions())
         finally:
-            self._member.close()
+            self._client.close()
 
-    def add_partitions(self, partitions: Sequence[TopicPartition]) -> None:
+    def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
         self.added += partitions
 
-    def revoke_partitions(self, partitions: Sequence[TopicPartition]) -> None:
+    def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
         try:
             self._hooks.drop_queued_records(partitions)
             self._commit_before_giving_up(partitions)
@@ -162,7 +162,7 @@ class GroupMembership:
         finally:
             self._remove_partitions(partitions)
 
-    def lose_partitions(self, partitions: Sequence[TopicPartition]) -> None:
+    def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> None:
         try:
             self._hooks.drop_queued_records(partitions)
             callback = self._callbacks.on_lost or self._callbacks.on_revoke
@@ -172,7 +172,7 @@ class GroupMembership:
             self._remove_partitions(partitions)
 
     def _positions_of(self, partitions: Sequence[TopicPartition]) -> list[Place]:
-        """Return the positions of these partitions, without an offset where none is known."""
+        """Return the positions of these partitions; those that the consumer does not know yet have no offset."""
         at = self._hooks.positions()
         return [Place(*name, *at[name]) if name in at else Place(*name) for name in partitions]
 
@@ -198,9 +198,9 @@ class GroupMembership:
         self._request_commit(offsets, wait=wait)
         return offsets
 
-    def committed(self, partitions: Collection[TopicPartition]) -> Offsets:
+    def committed_offsets(self, partitions: Collection[TopicPartition]) -> Offsets:
         """Return the offsets that the group has committed, by partition. Partitions without a committed offset are missing."""
-        return self._member.committed(partitions)
+        return self._client.committed_offsets(partitions)
 
     def _store_returned_offsets(self) -> None:
         """Store the offsets after the records that the application has got, if ``auto_store`` is set."""
@@ -212,7 +212,7 @@ class GroupMembership:
         """Send a commit request for these offsets, if there are any, and record it. ``wait``: until the coordinator has answered."""
         if not offsets:
             return
-        self._member.commit(offsets, wait=wait)
+        self._client.commit(offsets, wait=wait)
         self._ledger.requested.update(offsets)
         if wait:
             self._ledger.confirmed.update(offsets)

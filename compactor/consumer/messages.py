@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 import numpy as np
 from typing_extensions import override
 
-from compactor.consumer.gather import ByteStrings, HeaderSlices, Selection, copy_batch_headers, copy_byte_strings
+from compactor.consumer.gather import ByteStrings, HeaderSlices, SelectedRecords, copy_byte_strings, copy_record_headers
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import LOG_APPEND, Int64s
 from compactor.records.rows import HAS_HEADERS, Int32s
@@ -66,7 +66,7 @@ class Place(_PlaceTuple):
         return f"Place({self.topic!r}, {self.partition}, {self.offset}, leader_epoch={self.leader_epoch}, topic_id={self.topic_id!r})"
 
     @property
-    def name(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         return TopicPartition(self.topic, self.partition)
 
 
@@ -278,7 +278,7 @@ class RecordBlock:
         return map(tuple.__new__, repeat(TierMessage), rows)
 
 
-def broker_messages(messages: Iterable[Any], topic_id: str) -> Iterator[BrokerMessage]:
+def to_broker_messages(messages: Iterable[Any], topic_id: str) -> Iterator[BrokerMessage]:
     """Yield each message of confluent-kafka as a BrokerMessage with this topic id."""
     return map(tuple.__new__, repeat(BrokerMessage), zip(messages, repeat(topic_id), strict=False))
 
@@ -299,7 +299,7 @@ def _shortened_text(data: bytes | None) -> str:
     return f"{data[:REPR_BYTES]!r}... ({len(data)} bytes)"
 
 
-def copy_rows_to_block(partition: TopicPartition, selection: Selection, topic_id: str = "") -> RecordBlock:
+def copy_to_record_block(partition: TopicPartition, selection: SelectedRecords, topic_id: str = "") -> RecordBlock:
     """Copy the selected rows to a RecordBlock, which does not depend on the buffers they were parsed from."""
     rows, picked, table, buf = selection.rows, selection.picked, selection.table, selection.chunk.buf
     some = slice(selection.chunk.first, selection.chunk.last)
@@ -309,11 +309,11 @@ def copy_rows_to_block(partition: TopicPartition, selection: Selection, topic_id
         partition,
         rows.offset[picked],
         rows.timestamp[picked],
-        selection.batch_values_of_rows(kinds.astype(np.int32)),
-        selection.batch_values_of_rows(table.leader_epoch[some]),
+        selection.batch_values_per_record(kinds.astype(np.int32)),
+        selection.batch_values_per_record(table.leader_epoch[some]),
         copy_byte_strings(buf, rows.key_start, rows.key_length, picked),
         copy_byte_strings(buf, rows.value_start, rows.value_length, picked),
-        copy_batch_headers(selection) if (rows.flags[picked] & HAS_HEADERS).any() else None,
+        copy_record_headers(selection) if (rows.flags[picked] & HAS_HEADERS).any() else None,
         topic_id,
     )
 

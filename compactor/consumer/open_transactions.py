@@ -32,7 +32,7 @@ def first_open_transaction_offset(tier: Tier, listed: ListedTier, state: Partiti
     for segment in recent[place + 1 :]:
         reader = SegmentReader(tier.ports.layout, state.name, segment, cleaner.max_decompressed_batch_bytes)
         try:
-            for piece in reader.read_chunks():
+            for piece in reader.read_pieces():
                 update_open_transactions(opened, piece.source.table, segment.end_offset)
         except SegmentGone:
             if segment is recent[-1]:

@@ -45,13 +45,13 @@ class ConsumerSettings:
     group_properties: Mapping[str, Any] = field(default_factory=dict)
 
 
-def parse_settings(given: Mapping[str, Any]) -> ConsumerSettings:
+def parse_consumer_settings(properties: Mapping[str, Any]) -> ConsumerSettings:
     """Parse a consumer's dictionary of settings, and return it sorted by use. Names and defaults are those of Kafka; names of this library
     begin with ``tier.``.
 
     Raises UsageError for a setting that is not known or not valid.
     """
-    left = dict(given)
+    left = dict(properties)
     reset = str(left.pop("auto.offset.reset", "latest"))
     if reset not in _RESETS:
         raise UsageError(f"auto.offset.reset cannot be {reset!r}", hint="Use earliest, latest or error")
@@ -107,11 +107,13 @@ def open_consumer(
     if isinstance(settings, Mapping):
         if bootstrap_servers or properties or options:
             raise UsageError("settings are given twice", hint="A dictionary holds all of them")
-        return _open_from_settings(parse_settings(settings))
-    return _open_from_settings(ConsumerSettings(settings, bootstrap_servers, "", options or ConsumerOptions(), properties=properties or {}))
+        return _open_consumer_from_settings(parse_consumer_settings(settings))
+    return _open_consumer_from_settings(
+        ConsumerSettings(settings, bootstrap_servers, "", options or ConsumerOptions(), properties=properties or {})
+    )
 
 
-def _open_from_settings(settings: ConsumerSettings) -> TieredConsumer:
+def _open_consumer_from_settings(settings: ConsumerSettings) -> TieredConsumer:
     """Return a consumer with these settings. Raises UsageError if they contradict each other or confluent-kafka is needed and missing."""
     options, servers = settings.options, settings.bootstrap_servers
     if settings.group_id and not servers:

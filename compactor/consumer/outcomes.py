@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from compactor.cleaner.passes.outcomes import UNDECIDED, fold_txn_outcomes_backwards
 from compactor.consumer.damage import flag_damaged_batches
-from compactor.consumer.pieces import Piece, PiecePrefetcher, SegmentReader
+from compactor.consumer.pieces import PiecePrefetcher, SegmentPiece, SegmentReader
 from compactor.errors import BadData
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL
@@ -30,32 +30,29 @@ class TransactionOutcomes:
     """Outcomes of transactions for a reader that reads a log piece by piece (some MiB of whole batches), in one direction. Reads
     transaction markers after the current piece where they are needed.
 
-    :param segments_from: reads the control log again and returns the live segments that end at or after an offset.
+    :param list_segments_from: reads the control log again and returns the live segments that end at or after an offset.
     :param open_segment: returns a reader of a segment.
     :param pieces: source of pieces, which may prefetch them.
     """
 
     def __init__(
         self,
-        segments_from: Callable[[int], Sequence[RemoteLogSegmentMetadata]],
+        list_segments_from: Callable[[int], Sequence[RemoteLogSegmentMetadata]],
         open_segment: Callable[[RemoteLogSegmentMetadata], SegmentReader],
         pieces: PiecePrefetcher,
     ) -> None:
-        self._segments_from = segments_from
-        self._open_segment = open_segment
+        self._list_segments_from = list_segments_from
+        self._open_segment_reader = open_segment
         self._pieces = pieces
         self._markers: dict[int, deque[tuple[int, int]]] = {}
         """Producer id -> (offset, kind) of its markers after the reader's position, ascending."""
         self._frontier = -1
-        self._ahead: Iterator[Piece] | None = None
-        self._held: dict[tuple[str, int], Piece] = {}
+        self._ahead: Iterator[SegmentPiece] | None = None
+        self._held: dict[tuple[str, int], SegmentPiece] = {}
         self._is_damaged_ahead = False
 
-    def read_piece(self, reader: SegmentReader, position: int) -> Piece:
-        """Return the batches at a position of a segment, as one piece.
-
-        Batches that were read to find transaction markers are not fetched again.
-        """
+    def read_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
+        """Return the piece at a byte position of a segment. A piece that was read to find transaction markers is not fetched again."""
         held = self._held.pop((reader.metadata.id, position), None)
         return held or self._pieces.take_piece(reader, position)
 
@@ -63,7 +60,7 @@ class TransactionOutcomes:
         """Return whether the batches (piece) at a position of a segment are in memory already."""
         return (reader.metadata.id, position) in self._held
 
-    def find_outcomes(self, piece: Piece) -> npt.NDArray[np.int8]:
+    def find_transaction_outcomes(self, piece: SegmentPiece) -> npt.NDArray[np.int8]:
         """Return for each batch the outcome of its transaction: ABORT, COMMIT, UNDECIDED (also outside transactions), or UNKNOWN.
 
         Raises NotFound if a needed segment was deleted meanwhile.
@@ -75,11 +72,10 @@ class TransactionOutcomes:
         producer = producer.astype(np.int64)
         transactional = table.transactional_flags & (table.producer_id >= 0)
         kinds = fold_txn_outcomes_backwards(table.control, transactional, producer, np.full(len(ids), UNDECIDED, np.int64))
-        last = int(table.last_offset[-1])
         still = transactional & (table.control == NOT_CONTROL) & (kinds == UNDECIDED)
         later = np.full(len(ids), UNDECIDED, np.int8)
         for index in np.unique(producer[still]).tolist():
-            later[index] = self._first_marker_outcome(int(ids[index]), last, piece)
+            later[index] = self._find_outcome_after(piece, int(ids[index]))
         kinds[still] = later[producer[still]]
         markers = table.control != NOT_CONTROL
         for batch in np.flatnonzero(markers & flag_damaged_batches(piece, markers)).tolist():
@@ -90,9 +86,9 @@ class TransactionOutcomes:
         kinds[~(transactional & ~markers)] = UNDECIDED
         return kinds
 
-    def drop_read_markers(self, piece: Piece) -> None:
-        """Drop transaction markers that a backward reader needs no more after finishing this piece: only each producer's first marker in it
-        is kept.
+    def drop_passed_markers(self, piece: SegmentPiece) -> None:
+        """Forget the transaction markers that a backward reader no longer needs after this piece: of each producer, only its first marker
+        in the piece is kept.
         """
         table = piece.source.table
         markers = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT))
@@ -106,10 +102,11 @@ class TransactionOutcomes:
         self._ahead = None
         self._held.clear()
 
-    def _first_marker_outcome(self, producer_id: int, last_offset: int, piece: Piece) -> int:
-        """Return the kind of the first marker of a producer after ``last_offset``: ABORT or COMMIT; UNDECIDED if there is none up to the
-        log's end; UNKNOWN if a damaged segment may hold it.
+    def _find_outcome_after(self, piece: SegmentPiece, producer_id: int) -> int:
+        """Return the outcome of the transaction that a producer has open at the end of a piece, from its next marker: ABORT or COMMIT;
+        UNDECIDED if there is none up to the log's end; UNKNOWN if a damaged segment may hold it.
         """
+        last_offset = int(piece.source.table.last_offset[-1])
         if self._frontier <= last_offset:
             self._start_reading_markers_after(piece)
         while True:
@@ -119,26 +116,26 @@ class TransactionOutcomes:
             if known:
                 return known[0][1]
             try:
-                if not self._is_damaged_ahead and not self._read_markers_ahead():
+                if not self._is_damaged_ahead and not self._read_next_markers():
                     return UNDECIDED
             except BadData:
                 self._is_damaged_ahead = True
             if self._is_damaged_ahead:
                 return UNKNOWN
 
-    def mark_lost_segment_ahead(self) -> None:
+    def note_lost_segment_ahead(self) -> None:
         """Record that a later segment is lost. Outcomes that depend on markers in or after it are UNKNOWN until the reader has passed
         it.
         """
         self._is_damaged_ahead = True
 
-    def _start_reading_markers_after(self, piece: Piece) -> None:
+    def _start_reading_markers_after(self, piece: SegmentPiece) -> None:
         """Restart the search for markers with the first batch after this piece."""
         self._is_damaged_ahead = False
         self._frontier = int(piece.source.table.last_offset[-1]) + 1
         self._ahead = self._pieces_from(piece.metadata.id, piece.end_position)
 
-    def _read_markers_ahead(self) -> bool:
+    def _read_next_markers(self) -> bool:
         """Read the transaction markers of the next batches of the log and return True, or return False at the end of the log."""
         if self._ahead is None:
             self._ahead = self._pieces_from("", 0)
@@ -158,13 +155,12 @@ class TransactionOutcomes:
             self._held[piece.metadata.id, piece.position] = piece
         return True
 
-    def _pieces_from(self, segment_id: str, position: int) -> Iterator[Piece]:
-        """Yield the pieces of the log (whole batches) that end at or after the first offset whose markers are not known yet. The named
-        segment is read from
-        ``position`` on.
+    def _pieces_from(self, segment_id: str, position: int) -> Iterator[SegmentPiece]:
+        """Yield the pieces of the log that end at or after the first offset whose markers are not known yet. The named segment is read from
+        byte ``position`` on.
         """
-        for metadata in self._segments_from(self._frontier):
-            reader = self._open_segment(metadata)
+        for metadata in self._list_segments_from(self._frontier):
+            reader = self._open_segment_reader(metadata)
             at = position if metadata.id == segment_id else reader.position_of_offset(self._frontier)
             while at < metadata.size_bytes:
                 piece = self._pieces.peek_piece(reader, at)

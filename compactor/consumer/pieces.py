@@ -27,9 +27,11 @@ FETCH_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Piece of a segment's log: whole batches in memory, read from byte ``position`` on. damaged: a flag for each batch whose CRC was found
-    not to match.
+class SegmentPiece:
+    """Piece of a segment's log: consecutive whole batches in memory.
+
+    position: byte position in the segment's log at which they begin.
+    damaged: a flag for each batch: whether its CRC was found not to match.
     """
 
     metadata: RemoteLogSegmentMetadata
@@ -57,11 +59,11 @@ class Piece:
 class SegmentReader:
     """Reader of one remote segment. Raises SegmentGone if an object is missing, BadData if its bytes are not valid batches."""
 
-    def __init__(self, layout: SegmentLayout, partition: TopicPartition, metadata: RemoteLogSegmentMetadata, inflate_limit: int) -> None:
+    def __init__(self, layout: SegmentLayout, partition: TopicPartition, metadata: RemoteLogSegmentMetadata, max_batch_bytes: int) -> None:
         self._layout = layout
         self._partition = partition
         self.metadata = metadata
-        self._limit = inflate_limit
+        self._limit = max_batch_bytes
         self._offset_entries: npt.NDArray[Any] | None = None
         self.trusts_index = True
         """Whether reads begin where the offset index says. If not, they begin at the segment's beginning."""
@@ -83,7 +85,7 @@ class SegmentReader:
         after: list[int] = known[known > position].tolist()
         return after
 
-    def read_chunks(self, position: int = 0, piece_bytes: int = FETCH_BYTES) -> Iterator[Piece]:
+    def read_pieces(self, position: int = 0, piece_bytes: int = FETCH_BYTES) -> Iterator[SegmentPiece]:
         """Read a segment from ``position``, where a batch begins, to its end, and yield its batches in pieces of about ``piece_bytes``
         bytes.
         """
@@ -121,7 +123,7 @@ class SegmentReader:
         cuts = np.unique(known[at[at < len(known)]]).tolist()
         return [(begin, end - begin) for begin, end in reversed(list(zip([0, *cuts], [*cuts, size], strict=True)))]
 
-    def read_piece(self, position: int, piece_bytes: int = FETCH_BYTES) -> Piece:
+    def read_piece(self, position: int, piece_bytes: int = FETCH_BYTES) -> SegmentPiece:
         """Return the whole batches within ``piece_bytes`` bytes from ``position`` on, at least one batch."""
         key = self._object_key("log")
         left = self.metadata.size_bytes - position
@@ -130,13 +132,13 @@ class SegmentReader:
             buf = read_only_view(np.frombuffer(self._read_file("log", position, length), np.uint8))
             if not len(buf):
                 raise BadData(f"the object ends at byte {position}, {left} bytes early", segment=key, hint="It was changed. Run `verify`")
-            whole, needed = measure_whole_batches(buf)
+            whole, needed = end_of_whole_batches_and_size_of_cut_batch(buf)
             if whole or length >= left:
                 break
             length = min(left, max(needed, length * 2))
         try:
             # If the rest of the segment holds no whole batch, the parser reports why.
-            return Piece(self.metadata, position, self._parse_batches(key, buf[: whole or len(buf)]))
+            return SegmentPiece(self.metadata, position, self._parse_batches(key, buf[: whole or len(buf)]))
         except BadData as error:
             raise _error_with_shifted_position(error, position) from None
 
@@ -148,8 +150,8 @@ class SegmentReader:
         after = int(np.searchsorted(entries["offset"].astype(np.int64) + self.metadata.start_offset, offset, side="right"))
         return int(entries["position"][after - 1]) if after else 0
 
-    def offset_before_time(self, timestamp_ms: int) -> int:
-        """Return an offset below which all records are older than ``timestamp_ms``, by the time index."""
+    def lower_bound_of_offset_for_time(self, timestamp_ms: int) -> int:
+        """Return an offset below which all records of the segment are older than ``timestamp_ms``, by its time index."""
         entries = self._read_index("timeindex", TIME_ENTRY)
         after = int(np.searchsorted(entries["timestamp"].astype(np.int64), timestamp_ms, side="left"))
         return self.metadata.start_offset + (int(entries["offset"][after - 1]) if after else 0)
@@ -168,18 +170,18 @@ class SegmentReader:
         sound = np.all(np.diff(position) > 0) and np.all(np.diff(offset) > 0) and np.all(inside)
         return entries if sound else entries[:0]
 
-    def _read_index(self, kind: str, entry: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return the entries of an index, or none if the segment has no such index: then it is read from its beginning.
+    def _read_index(self, kind: str, entry_type: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return the entries of the segment's index of this kind (``index``, ``timeindex``); none if the segment has no such index.
 
         Raises SegmentGone if the object is missing, because the segment was replaced.
         """
         try:
             if kind not in self._layout.segment_files(self._partition, self.metadata):
-                return np.empty(0, entry)
+                return np.empty(0, entry_type)
         except NotFound:
             raise SegmentGone(self._object_key("log"), self.metadata) from None
         data = self._read_file(kind)
-        return np.frombuffer(data[: len(data) // entry.itemsize * entry.itemsize], entry)
+        return np.frombuffer(data[: len(data) // entry_type.itemsize * entry_type.itemsize], entry_type)
 
     def _read_file(self, kind: str, start: int = 0, length: int | None = None) -> bytes:
         """Return ``length`` bytes, or all, of one of the segment's files from byte ``start`` on. Raises SegmentGone if the object is
@@ -210,16 +212,16 @@ class PiecePrefetcher:
     def __init__(self, max_pieces: int) -> None:
         self._most = max_pieces
         self._pool = ThreadPoolExecutor(max_pieces, "fetch-ahead") if max_pieces else None
-        self._fetches: dict[tuple[str, int], Future[Piece]] = {}
+        self._fetches: dict[tuple[str, int], Future[SegmentPiece]] = {}
 
-    def take_piece(self, reader: SegmentReader, position: int) -> Piece:
+    def take_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
         """Return the piece at a byte position of a segment, from memory if it was prefetched, and remove it from memory. Raises the errors
         of SegmentReader.
         """
         fetch = self._fetches.pop((reader.metadata.id, position), None)
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
-    def peek_piece(self, reader: SegmentReader, position: int) -> Piece:
+    def peek_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
         """Return the piece at a byte position of a segment, and keep it in memory until ``take_piece`` is called for the same position."""
         fetch = self._fetches.get((reader.metadata.id, position))
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
@@ -243,7 +245,7 @@ class PiecePrefetcher:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _fetch_piece(self, reader: SegmentReader, position: int) -> Piece:
+    def _fetch_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
         """Return a piece, fetched by the calling thread."""
         cut = reader.piece_end_from_index(position) if self._pool is not None else None
         return reader.read_piece(position) if cut is None else reader.read_piece(position, cut - position)
@@ -263,15 +265,15 @@ class SegmentGone(NotFound):
 
 
 def _error_with_shifted_position(error: BadData, shift_bytes: int) -> BadData:
-    """Return the error with its byte position increased by ``shift_bytes``, unless the position is unknown."""
+    """Return a copy of the error whose byte position is increased by ``shift_bytes``, unless the position is unknown."""
     at = error.position + shift_bytes if error.position >= 0 else -1
     return BadData(error.cause, segment=error.segment, position=at, offset=error.offset, hint=error.hint)
 
 
 @kernel
-def measure_whole_batches(buf: Bytes) -> tuple[int, int]:
-    """Return the position after the last whole batch in ``buf``, and the size in bytes of the cut batch that follows; 0 if its size is not
-    known.
+def end_of_whole_batches_and_size_of_cut_batch(buf: Bytes) -> tuple[int, int]:
+    """Return the byte position after the last whole batch in ``buf``, and the size in bytes that the batch which follows has in all; 0 if
+    its size is not known.
     """
     position = np.int64(0)
     while position + FRAME <= buf.size:

@@ -11,9 +11,9 @@ from bloom.siphash import hash_keys, siphash_key_halves
 from compactor.access.tier import Tier
 from compactor.constants import MAX_OFFSET
 from compactor.consumer.damage import DamagedRange, log_damage
-from compactor.consumer.gather import Selection
-from compactor.consumer.last_values import latest, select_offsets
-from compactor.consumer.messages import RecordBlock, copy_rows_to_block
+from compactor.consumer.gather import SelectedRecords
+from compactor.consumer.last_values import last_values_of_partition, select_offsets
+from compactor.consumer.messages import RecordBlock, copy_to_record_block
 from compactor.consumer.reading import RangeReader, ReadOptions, ReadRange
 from compactor.kernels.common import Flags
 from compactor.kernels.jit import kernel
@@ -22,7 +22,7 @@ from compactor.records.batches import Bytes, Int64s
 from compactor.records.rows import Int32s
 
 
-def read_blocks(
+def read_record_blocks(
     tier: Tier,
     partition: TopicPartition,
     *,
@@ -40,44 +40,46 @@ def read_blocks(
     :param key: only records with this key; a segment whose Bloom filter excludes the key is not read.
     :param on_damage: called with offsets that cannot be read, which are then left out; None to raise BadData.
     """
-    view = latest(tier, partition, first=first_offset, last=last_offset, committed=read_committed)
+    view = last_values_of_partition(tier, partition, first_offset=first_offset, last_offset=last_offset, committed=read_committed)
     if key is not None:
         view = replace(view, extent=_range_without_segments_lacking_key(tier, view.extent, key))
     only = view.offsets() if latest_only else None
     wanted = None if key is None else np.frombuffer(key, np.uint8)
     limit = tier.settings.cleaner_for(partition.topic).max_decompressed_batch_bytes
     options = ReadOptions(read_committed, limit, skip_damaged=on_damage is not None)
-    for selection in RangeReader(tier, view.extent, options, on_damage=on_damage or log_damage).selections():
+    for selection in RangeReader(tier, view.extent, options, on_damage=on_damage or log_damage).selected_records():
         found = selection if only is None else select_offsets(selection, only)
         found = found if wanted is None else _rows_with_key(found, wanted)
         if len(found):
-            yield copy_rows_to_block(partition, found, view.log_identity.topic_id)
+            yield copy_to_record_block(partition, found, view.log_identity.topic_id)
 
 
-def _range_without_segments_lacking_key(tier: Tier, extent: ReadRange, key: bytes) -> ReadRange:
+def _range_without_segments_lacking_key(tier: Tier, read_range: ReadRange, key: bytes) -> ReadRange:
     """Return the range without the segments that cannot contain the key, as their Bloom filters show. Segments without a filter stay."""
     if not tier.kind.compacts:
-        return extent
-    inside = [segment for segment in extent.segments if segment.end_offset >= extent.first and segment.start_offset <= extent.last]
-    sidecars = tier.sidecars(extent.name)
+        return read_range
+    inside = [
+        segment for segment in read_range.segments if segment.end_offset >= read_range.first and segment.start_offset <= read_range.last
+    ]
+    sidecars = tier.sidecars(read_range.name)
     hashes = np.empty((1, 2), np.uint64)
     hash_keys(
         np.frombuffer(key, np.uint8), np.zeros(1, np.int64), np.array([len(key)], np.int32), *siphash_key_halves(sidecars.hash_key), hashes
     )
     met, _ = sidecars.find_segments_that_may_hold_keys([segment.id for segment in inside], lambda: [hashes])
-    return replace(extent, segments=tuple(segment for segment in inside if segment.id in met))
+    return replace(read_range, segments=tuple(segment for segment in inside if segment.id in met))
 
 
-def _rows_with_key(selection: Selection, key: Bytes) -> Selection:
+def _rows_with_key(selection: SelectedRecords, key: Bytes) -> SelectedRecords:
     """Return those selected rows whose key equals ``key``."""
     rows = selection.rows
     same = np.empty(len(selection), np.bool_)
-    _compare_keys(selection.chunk.buf, rows.key_start, rows.key_length, selection.picked, key, same)
+    _flag_rows_with_key(selection.chunk.buf, rows.key_start, rows.key_length, selection.picked, key, same)
     return replace(selection, picked=selection.picked[same])
 
 
 @kernel
-def _compare_keys(buf: Bytes, start: Int64s, length: Int32s, selected_rows: Int64s, key: Bytes, out_is_equal: Flags) -> None:
+def _flag_rows_with_key(buf: Bytes, start: Int64s, length: Int32s, selected_rows: Int64s, key: Bytes, out_is_equal: Flags) -> None:
     """Fill ``out_is_equal`` with a flag for each selected row: whether its key equals ``key``."""
     for i in range(selected_rows.size):
         row = selected_rows[i]

@@ -33,11 +33,11 @@ from compactor.consumer.damage import (
     next_readable_position,
     read_piece_before_damage,
 )
-from compactor.consumer.gather import Selection
+from compactor.consumer.gather import SelectedRecords
 from compactor.consumer.history import LogIdentity, first_changed_offset, log_identity
 from compactor.consumer.open_transactions import first_open_transaction_offset
 from compactor.consumer.outcomes import UNKNOWN, TransactionOutcomes
-from compactor.consumer.pieces import Piece, PiecePrefetcher, SegmentGone, SegmentReader
+from compactor.consumer.pieces import PiecePrefetcher, SegmentGone, SegmentPiece, SegmentReader
 from compactor.control.logs import retry_if_object_missing
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, OutOfBudget
@@ -78,16 +78,16 @@ class ReadRange:
 class LogChanged(BadData):
     """Raised if the log was truncated, or its topic created again, while it was being read."""
 
-    def __init__(self, extent: ReadRange, offset: int) -> None:
-        where = f"{extent.name}: offsets from {offset} on were replaced while {extent.first} to {extent.last} were read"
+    def __init__(self, read_range: ReadRange, offset: int) -> None:
+        where = f"{read_range.name}: offsets from {offset} on were replaced while {read_range.first} to {read_range.last} were read"
         super().__init__(where, segment="the tier", hint="Read them again")
 
 
 class LogBeginningDeleted(LogChanged):
     """Raised if retention or a person deleted records that were still to be read."""
 
-    def __init__(self, extent: ReadRange, offset: int) -> None:
-        where = f"{extent.name}: offsets below {offset} were deleted while {extent.first} to {extent.last} were read"
+    def __init__(self, read_range: ReadRange, offset: int) -> None:
+        where = f"{read_range.name}: offsets below {offset} were deleted while {read_range.first} to {read_range.last} were read"
         BadData.__init__(self, where, segment="the tier", hint=f"Read them again from offset {offset} on")
 
 
@@ -105,7 +105,7 @@ class DiskSpill:
 
 
 @dataclass(frozen=True)
-class LastRecordsOnly:
+class LastRecordsRequest:
     """Request for the last record of each key in a range, without keys whose last record is a tombstone.
 
     key_ranges: number of equal ranges into which key hashes are divided.
@@ -136,7 +136,7 @@ class ReadOptions:
 
     read_committed: bool
     inflate_limit: int
-    last_records_only: LastRecordsOnly | None = None
+    last_records_only: LastRecordsRequest | None = None
     requests_in_advance: int = 0
     skip_damaged: bool = False
 
@@ -157,49 +157,56 @@ def last_stable_offset(tier: Tier, state: PartitionState) -> int:
     return state.end_offset + 1 if last.open_txn_offset < 0 else last.open_txn_offset
 
 
-def find_offset_by_time(
-    tier: Tier, partition: TopicPartition, live: Sequence[RemoteLogSegmentMetadata], timestamp_ms: int, inflate_limit: int, first: int = 0
+def find_offset_for_time(
+    tier: Tier,
+    partition: TopicPartition,
+    live: Sequence[RemoteLogSegmentMetadata],
+    timestamp_ms: int,
+    max_batch_bytes: int,
+    first_offset: int = 0,
 ) -> int | None:
     """Return the offset of the first record with at least this timestamp in the ``live`` segments, or None if there is none (Kafka:
     offsetsForTimes).
 
-    :param inflate_limit: largest size of an uncompressed batch, in bytes.
-    :param first: records with lower offsets are left out.
+    :param max_batch_bytes: largest size of an uncompressed batch, in bytes.
+    :param first_offset: records with lower offsets are left out.
     :raises SegmentGone: if a segment was replaced meanwhile.
     """
     scratch = _ParseBuffers()
     for metadata in live:
-        if metadata.max_timestamp_ms < timestamp_ms or metadata.end_offset < first:
+        if metadata.max_timestamp_ms < timestamp_ms or metadata.end_offset < first_offset:
             continue
-        reader = SegmentReader(tier.ports.layout, partition, metadata, inflate_limit)
-        for piece in reader.read_chunks(reader.position_of_offset(reader.offset_before_time(timestamp_ms)), piece_bytes=1 << 20):
+        reader = SegmentReader(tier.ports.layout, partition, metadata, max_batch_bytes)
+        for piece in reader.read_pieces(
+            reader.position_of_offset(reader.lower_bound_of_offset_for_time(timestamp_ms)), piece_bytes=1 << 20
+        ):
             table = piece.source.table
             late = (table.control == NOT_CONTROL) & ((table.max_timestamp >= timestamp_ms) | (table.magic < 2))
-            for selection in scratch.selections(piece, late, inflate_limit):
-                young = np.flatnonzero((selection.rows.timestamp >= timestamp_ms) & (selection.rows.offset >= first))
+            for selection in scratch.parse_flagged_batches(piece, late, max_batch_bytes):
+                young = np.flatnonzero((selection.rows.timestamp >= timestamp_ms) & (selection.rows.offset >= first_offset))
                 if len(young):
                     return int(selection.rows.offset[young[0]])
     return None
 
 
-def offset_by_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int | None:
+def offset_for_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int | None:
     """Return the offset of the first live record with at least this timestamp, or None if there is none. Raises BadData, StoreError."""
     limit = tier.cleaner_for(partition.topic).max_decompressed_batch_bytes
 
     def find_in_live_segments() -> int | None:
         """Return the first readable offset in the live segments whose timestamp is ``timestamp_ms`` or later, or None."""
         state = tier.open(partition).refresh()
-        return find_offset_by_time(tier, partition, state.live, timestamp_ms, limit, tier.first_readable_offset(state))
+        return find_offset_for_time(tier, partition, state.live, timestamp_ms, limit, tier.first_readable_offset(state))
 
     return retry_if_object_missing(partition, find_in_live_segments, MAX_RETRIES)
 
 
-def offset_before_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int:
+def offset_for_time_or_end(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int:
     """Return the offset below which all records are older: that of the first record with this timestamp or a later one.
 
     It is the end offset (exclusive) if there is no such record. Raises BadData, StoreError.
     """
-    found = offset_by_time(tier, partition, timestamp_ms)
+    found = offset_for_time(tier, partition, timestamp_ms)
     return tier.open(partition).refresh().end_offset + 1 if found is None else found
 
 
@@ -210,12 +217,14 @@ class _ParseBuffers:
         self._rows = RowBuffers()
         self._bodies = ByteBuffer()
 
-    def selections(self, piece: Piece, batch_flags: Flags, inflate_limit: int, *, backwards: bool = False) -> Iterator[Selection]:
+    def parse_flagged_batches(
+        self, piece: SegmentPiece, batch_flags: Flags, max_batch_bytes: int, *, backwards: bool = False
+    ) -> Iterator[SelectedRecords]:
         """Parse a piece of a segment chunk by chunk, and yield each chunk that holds any of the flagged batches, with all its rows
         selected.
 
         :param batch_flags: flag for each batch of the piece.
-        :param inflate_limit: largest size of an uncompressed batch, in bytes.
+        :param max_batch_bytes: largest size of an uncompressed batch, in bytes.
         :param backwards: last chunk first.
         """
         source = piece.source
@@ -224,9 +233,9 @@ class _ParseBuffers:
             if not batch_flags[first:last].any():
                 continue
             with piece.add_position_to_errors():
-                for chunk in source.read_chunks(first, last, batch_flags[first:last], inflate_limit, self._bodies, backwards=backwards):
+                for chunk in source.read_chunks(first, last, batch_flags[first:last], max_batch_bytes, self._bodies, backwards=backwards):
                     rows, first_row = parse_records(source.table, chunk, self._rows, source.name)
-                    yield Selection(source.table, chunk, rows, first_row, np.arange(len(rows)))
+                    yield SelectedRecords(source.table, chunk, rows, first_row, np.arange(len(rows)))
 
 
 class RangeReader:
@@ -235,7 +244,7 @@ class RangeReader:
     def __init__(
         self,
         tier: Tier,
-        extent: ReadRange,
+        read_range: ReadRange,
         options: ReadOptions,
         folder: str | None = None,
         on_damage: Callable[[DamagedRange], None] = log_damage,
@@ -248,16 +257,16 @@ class RangeReader:
         self._tier = tier
         self._on_damage = on_damage
         self._folder = folder
-        self._extent = extent
+        self._extent = read_range
         self._wanted = options
-        self._segments = extent.segments
+        self._segments = read_range.segments
         self._live_ids: frozenset[str] | None = None
         self._log_start = 0
         self._pieces = PiecePrefetcher(0 if options.last_records_only else options.requests_in_advance)
-        self._outcomes = TransactionOutcomes(self._read_segments_from, self._open_segment, self._pieces)
+        self._outcomes = TransactionOutcomes(self._reread_live_segments_from, self._open_segment_reader, self._pieces)
         self._scratch = _ParseBuffers()
 
-    def selections(self) -> Iterator[Selection]:
+    def selected_records(self) -> Iterator[SelectedRecords]:
         """Yield the wanted records as selected rows of parsed chunks, at least one row at a time. Each selection is valid until the next
         one is requested.
 
@@ -265,18 +274,20 @@ class RangeReader:
         """
         latest = self._wanted.last_records_only
         if latest is None:
-            return self._read_all_forwards()
-        return self._read_last_records(latest) if latest.spill is None else self._read_last_records_by_disk(latest, latest.spill)
+            return self._read_forwards_and_end_prefetching()
+        return self._read_last_records(latest) if latest.spill is None else self._read_last_records_with_disk(latest, latest.spill)
 
-    def _read_all_forwards(self) -> Iterator[Selection]:
-        """Yield all wanted records in ascending order, and read the control log again where segments were replaced."""
+    def _read_forwards_and_end_prefetching(self) -> Iterator[SelectedRecords]:
+        """Yield all wanted records in ascending order. Afterwards end the threads that fetch in advance."""
         try:
-            yield from self._read_forwards()
+            yield from self._read_records_forwards()
         finally:
             self._pieces.close()
 
-    def _read_forwards(self) -> Iterator[Selection]:
-        """Yield wanted records in ascending order, from the first unread offset on. Raises SegmentGone if a segment was replaced."""
+    def _read_records_forwards(self) -> Iterator[SelectedRecords]:
+        """Yield all wanted records in ascending order. Where a segment was replaced meanwhile, read the control log again and continue with
+        its replacement.
+        """
         extent = self._extent
         first, retries = extent.first, 0
         readers: dict[str, SegmentReader] = {}
@@ -285,7 +296,7 @@ class RangeReader:
             if not segments:
                 return
             metadata = segments[0]
-            readers = {segment.id: readers.get(segment.id) or self._open_segment(segment) for segment in segments}
+            readers = {segment.id: readers.get(segment.id) or self._open_segment_reader(segment) for segment in segments}
             last = min(extent.last, metadata.end_offset)  # beyond it another leader's segment is the one that is read
             try:
                 reader = readers[metadata.id]
@@ -304,10 +315,10 @@ class RangeReader:
                             first, retries = after, 0
                             continue
                         piece = before
-                    self._pieces.prefetch_pieces(self._next_pieces(list(readers.values()), piece.end_position))
-                    wanted, damage = self._readable_batches(piece, first, last)
-                    for selection in self._scratch.selections(piece, wanted, self._wanted.inflate_limit):
-                        inside = _rows_between(selection.rows.offset, first, last)
+                    self._pieces.prefetch_pieces(self._positions_of_next_pieces(list(readers.values()), piece.end_position))
+                    wanted, damage = self._split_readable_and_damaged_batches(piece, first, last)
+                    for selection in self._scratch.parse_flagged_batches(piece, wanted, self._wanted.inflate_limit):
+                        inside = _rows_with_offsets_between(selection.rows.offset, first, last)
                         if len(inside):
                             yield replace(selection, picked=inside)
                     for one in damage:
@@ -317,20 +328,24 @@ class RangeReader:
                 first = max(first, metadata.end_offset + 1)
             except SegmentGone as error:
                 try:
-                    retries = self._reread_log_after_lost_segment(error, retries)
+                    retries = self._reread_log_and_count_retry(error, retries)
                 except BadData as damage_error:
                     first = self._offset_after_lost_segment(error, damage_error, readers, first, last)
                     retries = 0
                 if first < self._log_start:
                     raise LogBeginningDeleted(extent, self._log_start) from None
 
-    def _readable_batches(self, piece: Piece, first: int, last: int) -> tuple[Flags, list[DamagedRange]]:
-        """Return a flag for each batch that can be read, and the offsets that cannot. Without ``skip_damaged`` none is read after these."""
-        wanted, unknown = self._wanted_batches(piece, first, last)
+    def _split_readable_and_damaged_batches(
+        self, piece: SegmentPiece, first_offset: int, last_offset: int
+    ) -> tuple[Flags, list[DamagedRange]]:
+        """Return a flag for each batch of a piece that is to be read, and the damaged ranges of offsets. Without ``skip_damaged``, no batch
+        after the first damaged one is to be read.
+        """
+        wanted, unknown = self._flag_wanted_and_undecidable_batches(piece, first_offset, last_offset)
         bad = flag_damaged_batches(piece, wanted) & wanted
         damage = [
-            *damaged_ranges(piece, bad, "the CRC does not match", first, last),
-            *damaged_ranges(piece, unknown & ~bad, UNDECIDABLE, first, last),
+            *damaged_ranges(piece, bad, "the CRC does not match", first_offset, last_offset),
+            *damaged_ranges(piece, unknown & ~bad, UNDECIDABLE, first_offset, last_offset),
         ]
         wanted &= ~(bad | unknown)
         if damage and not self._wanted.skip_damaged:
@@ -344,28 +359,30 @@ class RangeReader:
         self._on_damage(damage)
 
     def _offset_after_lost_segment(
-        self, gone: SegmentGone, error: BadData, readers: dict[str, SegmentReader], first: int, last: int
+        self, gone: SegmentGone, error: BadData, readers: dict[str, SegmentReader], first_offset: int, last_offset: int
     ) -> int:
         """Return the offset at which reading continues after an object of a live segment was found to be lost, and report the damage.
         Raises BadData if damage is not skipped.
         """
         if isinstance(error, LogChanged):
             raise error
-        if gone.metadata.start_offset > last:  # it was to be read for transaction markers only
-            self._outcomes.mark_lost_segment_ahead()
-            return first
+        if gone.metadata.start_offset > last_offset:  # it was to be read for transaction markers only
+            self._outcomes.note_lost_segment_ahead()
+            return first_offset
         reader = readers.get(gone.metadata.id)
         if reader is not None and not reader.is_log_key(gone.key):
             if not self._wanted.skip_damaged:
                 raise error
             reader.ignore_offset_index()
-            return first
-        self._report_damage(DamagedRange(first, last, error.cause, gone.key))
-        return last + 1
+            return first_offset
+        self._report_damage(DamagedRange(first_offset, last_offset, error.cause, gone.key))
+        return last_offset + 1
 
-    def _next_pieces(self, readers: Sequence[SegmentReader], position: int) -> Iterator[tuple[SegmentReader, int]]:
-        """Yield segment and byte position of the pieces that will be read next, from ``position`` of the first segment on, as far as the
-        offset indexes show them.
+    def _positions_of_next_pieces(self, readers: Sequence[SegmentReader], position: int) -> Iterator[tuple[SegmentReader, int]]:
+        """Yield reader and byte position of each piece that will be read next, as far as the offset indexes show them.
+
+        :param readers: of the segments that will be read, in this order.
+        :param position: byte position in the first of them from which reading continues.
         """
         for reader in readers:
             at: int | None = position
@@ -377,28 +394,30 @@ class RangeReader:
                 at = reader.piece_end_from_index(at)
             position = 0
 
-    def _read_last_records(self, latest: LastRecordsOnly) -> Iterator[Selection]:
-        """Yield the last record of each key with its key hashes in memory. The log is read backwards, so that the first record found of a
-        key is its last one.
+    def _read_last_records(self, request: LastRecordsRequest) -> Iterator[SelectedRecords]:
+        """Yield the last record of each key. The log is read backwards, so that the first record found of a key is its last one; the hashes
+        of the keys that were found are held in memory.
         """
-        keys, halves = KeySet(latest.map_budget_bytes), siphash_key_halves(latest.hash_key or self._tier.identity.reading_key())
+        keys, halves = KeySet(request.map_budget_bytes), siphash_key_halves(request.hash_key or self._tier.identity.reading_key())
         for selection, last in self._read_all_backwards():
-            picked = _rows_of_new_keys(selection, self._extent.first, last, latest, keys, halves)
+            picked = _rows_of_new_keys(selection, self._extent.first, last, request, keys, halves)
             if len(picked):
                 yield replace(selection, picked=picked)
 
-    def _read_last_records_by_disk(self, latest: LastRecordsOnly, spill: DiskSpill) -> Iterator[Selection]:
-        """Yield the last record of each key in two passes: find the offsets of last records on disk, then read these records."""
-        extent, halves = self._extent, siphash_key_halves(latest.hash_key or self._tier.identity.reading_key())
+    def _read_last_records_with_disk(self, request: LastRecordsRequest, spill: DiskSpill) -> Iterator[SelectedRecords]:
+        """Yield the last record of each key in two passes: find the offsets of the last records, with key hashes on disk, then read these
+        records.
+        """
+        extent, halves = self._extent, siphash_key_halves(request.hash_key or self._tier.identity.reading_key())
         space = _SpillBudget(spill.disk_bytes)
         with tempfile.TemporaryDirectory(prefix="tiered-compactor-", dir=self._folder) as folder:
-            path, budget = Path(folder, "keys"), latest.map_budget_bytes
+            path, budget = Path(folder, "keys"), request.map_budget_bytes
             with DiskOffsetMap(path, space, map_budget_bytes=budget, expected_rows=spill.records) as buckets:
                 for selection, last in self._read_all_backwards():
-                    hashes, picked = hash_keys_of_rows(selection, extent.first, last, latest, halves)
+                    hashes, picked = hash_keys_of_rows(selection, extent.first, last, request, halves)
                     buckets.add_dirty_rows(hashes, (extent.last - selection.rows.offset[picked]).astype(np.uint32))
                 bitmap = buckets.survivor_bitmap(extent.last - extent.first + 1)
-        for selection in RangeReader(self._tier, extent, replace(self._wanted, last_records_only=None)).selections():
+        for selection in RangeReader(self._tier, extent, replace(self._wanted, last_records_only=None)).selected_records():
             rows, picked = selection.rows, selection.picked
             back = extent.last - rows.offset[picked]
             is_last = (bitmap[back >> 3] >> (7 - (back & 7)).astype(np.uint8)) & 1 == 1
@@ -406,7 +425,7 @@ class RangeReader:
             if len(found):
                 yield replace(selection, picked=found)
 
-    def _read_all_backwards(self) -> Iterator[tuple[Selection, int]]:
+    def _read_all_backwards(self) -> Iterator[tuple[SelectedRecords, int]]:
         """Yield the rows of all chunks, newest chunk first, each chunk with the last offset that is still wanted: rows after it were
         returned before.
         """
@@ -415,37 +434,38 @@ class RangeReader:
         while last >= extent.first:
             segments = [segment for segment in reversed(self._segments) if segment.start_offset <= last]
             try:
-                for piece in self._pieces_backwards([segment for segment in segments if segment.end_offset >= extent.first]):
-                    mine, unknown = self._wanted_batches(piece, extent.first, last)
+                for piece in self._read_pieces_backwards([segment for segment in segments if segment.end_offset >= extent.first]):
+                    mine, unknown = self._flag_wanted_and_undecidable_batches(piece, extent.first, last)
                     for damage in damaged_ranges(piece, unknown, UNDECIDABLE, extent.first, last):
                         raise damage.to_bad_data_error(extent.name)
-                    self._outcomes.drop_read_markers(piece)
-                    for selection in self._scratch.selections(piece, mine, self._wanted.inflate_limit, backwards=True):
+                    self._outcomes.drop_passed_markers(piece)
+                    for selection in self._scratch.parse_flagged_batches(piece, mine, self._wanted.inflate_limit, backwards=True):
                         yield selection, last
                     last, retries = min(last, int(piece.source.table.last_offset[0]) - 1), 0
                     if last < extent.first:
                         return
             except SegmentGone as error:
-                retries = self._reread_log_after_lost_segment(error, retries)
+                retries = self._reread_log_and_count_retry(error, retries)
             else:
                 return
 
-    def _pieces_backwards(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[Piece]:
+    def _read_pieces_backwards(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[SegmentPiece]:
         """Yield the batches of segments in pieces, from the end to the beginning. ``segments`` are given newest first."""
-        readers = map(self._open_segment, segments)
+        readers = map(self._open_segment_reader, segments)
         fetches = (partial(reader.read_piece, *cut) for reader in readers for cut in reader.piece_bounds_backwards())
         return prefetch_results(fetches, self._wanted.requests_in_advance)
 
-    def _wanted_batches(self, piece: Piece, first: int, last: int) -> tuple[Flags, Flags]:
-        """Return two flags for each batch of a piece: whether its records are wanted, and whether it is wanted but its transaction's
-        outcome cannot be read. Batches outside ``first`` to ``last`` (inclusive) and aborted ones are not wanted.
+    def _flag_wanted_and_undecidable_batches(self, piece: SegmentPiece, first_offset: int, last_offset: int) -> tuple[Flags, Flags]:
+        """Return two arrays with a flag for each batch of a piece: whether its records are wanted, and whether it is wanted but its
+        transaction's outcome cannot be read. Batches outside ``first_offset`` to ``last_offset`` (inclusive) and aborted ones are not
+        wanted.
         """
         table = piece.source.table
         # The base offset of a compressed v0/v1 wrapper is not known before it is inflated; it is -1 here.
-        mine: Flags = (table.control == NOT_CONTROL) & (table.last_offset >= first) & (table.base_offset <= last)
+        mine: Flags = (table.control == NOT_CONTROL) & (table.last_offset >= first_offset) & (table.base_offset <= last_offset)
         unknown = np.zeros(len(table), np.bool_)
         if self._wanted.read_committed and (table.transactional_flags & mine).any():
-            outcomes = self._outcomes.find_outcomes(piece)
+            outcomes = self._outcomes.find_transaction_outcomes(piece)
             mine &= outcomes != ABORT
             unknown = mine & (outcomes == UNKNOWN)
             if self._live_ids is not None and piece.metadata.id not in self._live_ids:
@@ -453,21 +473,21 @@ class RangeReader:
                 raise SegmentGone(piece.source.name, piece.metadata)
         return mine, unknown
 
-    def _reread_log_after_lost_segment(self, error: SegmentGone, retries: int) -> int:
+    def _reread_log_and_count_retry(self, error: SegmentGone, retries: int) -> int:
         """Read the control log again after an object was missing, and return ``retries`` plus one. Raises BadData if the segment is still
         live, or after MAX_RETRIES.
         """
-        self._segments = tuple(self._read_segments_from(self._extent.first))
+        self._segments = tuple(self._reread_live_segments_from(self._extent.first))
         self._outcomes.drop_prefetched_pieces()
         if retries >= MAX_RETRIES or any(segment.id == error.metadata.id for segment in self._segments):
             raise error.to_bad_data_error() from None
         return retries + 1
 
-    def _open_segment(self, metadata: RemoteLogSegmentMetadata) -> SegmentReader:
+    def _open_segment_reader(self, metadata: RemoteLogSegmentMetadata) -> SegmentReader:
         """Return a reader of one segment of the range."""
         return SegmentReader(self._tier.ports.layout, self._extent.name, metadata, self._wanted.inflate_limit)
 
-    def _read_segments_from(self, offset: int) -> Sequence[RemoteLogSegmentMetadata]:
+    def _reread_live_segments_from(self, offset: int) -> Sequence[RemoteLogSegmentMetadata]:
         """Read the control log again and return the live segments that end at or above ``offset``. Raises LogChanged."""
         extent, state = self._extent, self._tier.open(self._extent.name).refresh()
         changed = (
@@ -504,35 +524,46 @@ def prefetch_results(fetches: Iterable[Callable[[], T]], max_in_advance: int) ->
                 left.cancel()
 
 
-def _rows_between(offset: Int64s, first: int, last: int) -> Int64s:
-    """Return the numbers of rows whose offsets lie between ``first`` and ``last`` (inclusive)."""
-    return np.flatnonzero((offset >= first) & (offset <= last))
+def _rows_with_offsets_between(offsets: Int64s, first_offset: int, last_offset: int) -> Int64s:
+    """Return the numbers of rows whose offsets lie between ``first_offset`` and ``last_offset`` (inclusive)."""
+    return np.flatnonzero((offsets >= first_offset) & (offsets <= last_offset))
 
 
 def hash_keys_of_rows(
-    selection: Selection, first: int, last: int, latest: LastRecordsOnly, halves: tuple[np.uint64, np.uint64]
+    selection: SelectedRecords,
+    first_offset: int,
+    last_offset: int,
+    request: LastRecordsRequest,
+    hash_key_halves: tuple[np.uint64, np.uint64],
 ) -> tuple[Hashes, Int64s]:
-    """Return the key hashes of rows from ``first`` to ``last`` (inclusive) that have a key, last row first, and the rows' numbers."""
+    """Return the key hashes and the numbers of the rows that have a key and an offset from ``first_offset`` to ``last_offset`` (inclusive),
+    last row first.
+    """
     rows = selection.rows
     hashes, picked = np.empty((len(rows), 2), np.uint64), np.empty(len(rows), np.int64)
     count = _hash_keys_backwards(
-        selection.chunk.buf, rows.offset, rows.key_start, rows.key_length, first, last, *halves, latest.key_ranges, latest.key_range,
-        hashes, picked,
+        selection.chunk.buf, rows.offset, rows.key_start, rows.key_length, first_offset, last_offset, *hash_key_halves,
+        request.key_ranges, request.key_range, hashes, picked,
     )  # fmt: skip
     return hashes[:count], picked[:count]
 
 
 def _rows_of_new_keys(
-    selection: Selection, first: int, last: int, latest: LastRecordsOnly, keys: KeySet, halves: tuple[np.uint64, np.uint64]
+    selection: SelectedRecords,
+    first_offset: int,
+    last_offset: int,
+    request: LastRecordsRequest,
+    keys: KeySet,
+    hash_key_halves: tuple[np.uint64, np.uint64],
 ) -> Int64s:
     """Return the rows, ascending, whose key is not in ``keys`` yet and whose value is not null, and add the keys. Raises OutOfBudget if
     ``keys`` is full.
     """
-    hashes, picked = hash_keys_of_rows(selection, first, last, latest, halves)
+    hashes, picked = hash_keys_of_rows(selection, first_offset, last_offset, request, hash_key_halves)
     seen = np.empty(len(hashes), np.bool_)
     if keys.insert_if_absent(hashes, seen) < len(hashes):
         raise OutOfBudget(
-            f"view = latest: {keys.key_count} keys fill the {latest.map_budget_bytes} bytes that one task may use for them",
+            f"view = latest: {keys.key_count} keys fill the {request.map_budget_bytes} bytes that one task may use for them",
             hint="Leave out keyRanges, or give it a higher number (each task then reads everything and keeps its share of the keys)",
         )
     found = picked[seen]
@@ -560,15 +591,15 @@ class _SpillBudget:
 
 @kernel
 def _hash_keys_backwards(
-    buf: Bytes, offset: Int64s, key_start: Int64s, key_length: Int32s, first: int, last: int, k0: np.uint64, k1: np.uint64,
+    buf: Bytes, offsets: Int64s, key_start: Int64s, key_length: Int32s, first_offset: int, last_offset: int, k0: np.uint64, k1: np.uint64,
     range_count: int, wanted_range: int, out_hashes: Hashes, out_rows: Int64s,
 ) -> int:  # fmt: skip
     """Fill ``out_hashes`` and ``out_rows`` with key hash and number of each row that has a key in the wanted hash range and an offset from
-    ``first`` to ``last`` (inclusive), last row first. Return their number.
+    ``first_offset`` to ``last_offset`` (inclusive), last row first. Return their number.
     """
     count = 0
-    for row in range(offset.size - 1, -1, -1):
-        if key_length[row] >= 0 and first <= offset[row] <= last:
+    for row in range(offsets.size - 1, -1, -1):
+        if key_length[row] >= 0 and first_offset <= offsets[row] <= last_offset:
             h0, h1 = siphash128(buf, key_start[row], key_length[row], k0, k1)
             if range_count == 1 or hash_range_of_word(np.uint64(key_tag(h0)), range_count) == wanted_range:
                 out_hashes[count, 0], out_hashes[count, 1], out_rows[count] = h0, h1, row

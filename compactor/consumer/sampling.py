@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ Sizes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class SampledSaving:
+class SavingEstimate:
     """Estimate, from a sample of the log, of the bytes that a round of compaction would save.
 
     at_least_bytes: lower bound of the bytes saved.
@@ -61,8 +61,8 @@ class SampledSaving:
         return f"at least, from {format_size(self.read_bytes)} read ({share:.2g} %), give or take {format_size(self.error_bytes)} (95 %)"
 
 
-def sample_saving(opened: Tier, state: PartitionState, sample_bytes: int) -> SampledSaving:
-    """Return an estimate of the bytes that a round of compaction would save, made by reading about ``sample_bytes`` bytes.
+def estimate_saving_from_samples(opened: Tier, state: PartitionState, sample_bytes: int) -> SavingEstimate:
+    """Return an estimate of the bytes that a round of compaction would save. About ``sample_bytes`` bytes are read.
 
     Raises BadData, StoreError.
     """
@@ -70,12 +70,12 @@ def sample_saving(opened: Tier, state: PartitionState, sample_bytes: int) -> Sam
     live = state.live[:-1] if state.mirrored else state.live
     total = sum(segment.size_bytes for segment in live)
     if not total:
-        return SampledSaving(0, 0, 0, 0)
+        return SavingEstimate(0, 0, 0, 0)
     sample = _SampleReader(opened, state, live)
     if sample_bytes >= total:
         hashes, sizes = sample.read_key_hashes(live[0].start_offset, live[-1].end_offset)
-        return SampledSaving(round(_superseded_share(hashes, sizes) * total), 0, total, total)
-    first, newest_bytes = _newest_segment_range(live, max(sample_bytes // 2, 1))
+        return SavingEstimate(round(_superseded_share(hashes, sizes) * total), 0, total, total)
+    first, newest_bytes = _first_offset_and_size_of_newest(live, max(sample_bytes // 2, 1))
     hashes, sizes = sample.read_key_hashes(first, live[-1].end_offset)
     saved = _superseded_share(hashes, sizes) * newest_bytes
     older_bytes = total - newest_bytes
@@ -92,7 +92,15 @@ def sample_saving(opened: Tier, state: PartitionState, sample_bytes: int) -> Sam
         saved += float(np.mean(shares)) * older_bytes
         deviation = float(np.std(shares, ddof=1)) if len(shares) > 1 else 1.0
         error = _NORMAL_95 * deviation / math.sqrt(len(shares)) * older_bytes
-    return SampledSaving(round(saved), math.ceil(error), min(read, total), total)
+    return SavingEstimate(round(saved), math.ceil(error), min(read, total), total)
+
+
+class _SampleWindow(NamedTuple):
+    """Range of offsets to read for a sample (both inclusive), with its approximate size in bytes."""
+
+    first: int
+    last: int
+    size_bytes: int
 
 
 class _SampleReader:
@@ -105,18 +113,20 @@ class _SampleReader:
         self._wanted = ReadOptions(True, opened.settings.cleaner_for(state.topic).max_decompressed_batch_bytes)
         self._halves = siphash_key_halves(opened.identity.reading_key())
 
-    def read_key_hashes(self, first: int, last: int) -> tuple[Hashes64, Sizes]:
+    def read_key_hashes(self, first_offset: int, last_offset: int) -> tuple[Hashes64, Sizes]:
         """Return for each record, in offset order, the hash of its key (0 without a key) and its approximate size in bytes."""
-        parts = list(self._read_key_hash_parts(first, last))
+        parts = list(self._read_key_hash_parts(first_offset, last_offset))
         if not parts:
             return np.empty(0, np.uint64), np.empty(0, np.int64)
         hashes, sizes = zip(*parts, strict=True)
         return np.concatenate(hashes), np.concatenate(sizes)
 
-    def _read_key_hash_parts(self, first: int, last: int) -> Iterator[tuple[Hashes64, Sizes]]:
-        """Yield key hashes and sizes of the records from ``first`` to ``last`` (inclusive), block by block."""
-        segments = tuple(segment for segment in self._live if segment.end_offset >= first and segment.start_offset <= last)
-        for selection in RangeReader(self._opened, ReadRange(self._state.name, first, last, segments), self._wanted).selections():
+    def _read_key_hash_parts(self, first_offset: int, last_offset: int) -> Iterator[tuple[Hashes64, Sizes]]:
+        """Yield key hashes and sizes of the records from ``first_offset`` to ``last_offset`` (inclusive), block by block."""
+        segments = tuple(segment for segment in self._live if segment.end_offset >= first_offset and segment.start_offset <= last_offset)
+        for selection in RangeReader(
+            self._opened, ReadRange(self._state.name, first_offset, last_offset, segments), self._wanted
+        ).selected_records():
             rows, picked = selection.rows, selection.picked
             out = np.empty((len(picked), 2), np.uint64)
             hash_keys(selection.chunk.buf, rows.key_start[picked], rows.key_length[picked], *self._halves, out)
@@ -137,8 +147,8 @@ def _superseded_share(hashes: Hashes64, sizes: Sizes) -> float:
     return float(sizes[~survives].sum() / sizes.sum())
 
 
-def _newest_segment_range(live: Sequence[RemoteLogSegmentMetadata], wanted_bytes: int) -> tuple[int, int]:
-    """Return the first offset and the size in bytes of the last segments that together hold about ``wanted_bytes`` bytes."""
+def _first_offset_and_size_of_newest(live: Sequence[RemoteLogSegmentMetadata], wanted_bytes: int) -> tuple[int, int]:
+    """Return the first offset and the size in bytes of the end of the log that holds about ``wanted_bytes`` bytes."""
     taken = 0
     for segment in reversed(live):
         if taken + segment.size_bytes >= wanted_bytes:
@@ -151,8 +161,8 @@ def _newest_segment_range(live: Sequence[RemoteLogSegmentMetadata], wanted_bytes
 
 def _sample_windows(
     live: Sequence[RemoteLogSegmentMetadata], end_offset: int, older_bytes: int, sample_bytes: int
-) -> Iterator[tuple[int, int, int]]:
-    """Yield windows (first offset, last offset, approximate bytes), evenly spread over the ``older_bytes`` bytes below ``end_offset``
+) -> Iterator[_SampleWindow]:
+    """Yield windows of offsets, evenly spread over the ``older_bytes`` bytes below ``end_offset``
     (exclusive), without overlap, with ``sample_bytes`` bytes in all.
     """
     count = max(1, min(WINDOWS, sample_bytes // LEAST_WINDOW))
@@ -166,5 +176,5 @@ def _sample_windows(
                 first = segment.start_offset + int((start - at) * per_byte)
                 last = min(segment.end_offset, end_offset - 1, first + max(0, round(size * per_byte) - 1))
                 if first <= last:
-                    yield first, last, min(size, segment.size_bytes)
+                    yield _SampleWindow(first, last, min(size, segment.size_bytes))
         at += segment.size_bytes

@@ -54,7 +54,7 @@ class AssignmentChange:
     added: tuple[TopicPartition, ...]
 
 
-def change_assignment(
+def compute_assignment_change(
     assigned: Collection[TopicPartition], step: AssignmentStep, partitions: Collection[TopicPartition]
 ) -> AssignmentChange:
     """Return which partitions to stop and to start reading when ``partitions`` replace an assignment, are added to it or are removed from

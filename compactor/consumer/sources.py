@@ -19,8 +19,8 @@ from compactor.access.tier import Tier
 from compactor.constants import EMPTY_TOPIC_ID, MAX_OFFSET, LeaderEpoch, TopicId
 from compactor.consumer.assigned import AssignedPartition
 from compactor.consumer.broker import BrokerLog, LogBounds
-from compactor.consumer.feed import Item, PartitionEnded, PartitionFailed, TierFeed
-from compactor.consumer.history import EpochEnd, LogMismatch, ReadHistory, are_different_topics, position_history
+from compactor.consumer.feed import FeedItem, PartitionEndReached, PartitionFailed, TierFeed
+from compactor.consumer.history import EpochEnd, LogMismatch, ReadHistory, are_different_topics, history_of_restored_position
 from compactor.consumer.messages import (
     OFFSET_BEGINNING,
     OFFSET_END,
@@ -29,12 +29,12 @@ from compactor.consumer.messages import (
     MessageLike,
     PlaceLike,
     TierMessage,
-    broker_messages,
     no_offset_error,
     out_of_range_error,
+    to_broker_messages,
     truncation_error,
 )
-from compactor.consumer.reading import offset_by_time
+from compactor.consumer.reading import offset_for_time
 from compactor.consumer.serving import MODES, NEXT_SOURCE, Mode, Step
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
@@ -94,7 +94,7 @@ class ConsumerOptions:
 
 
 @dataclass
-class MessageRun:
+class ConsecutiveMessages:
     """Consecutive messages of one partition from one source, or one message that reports an error.
 
     partition: the partition, whose position advances as the messages are returned; None for an error.
@@ -122,7 +122,7 @@ class LogSources:
         self.tier = tier
         self.options = options
         self.assigned: dict[TopicPartition, AssignedPartition] = {}
-        self.ready: deque[MessageRun] = deque()
+        self.ready: deque[ConsecutiveMessages] = deque()
         self._mode: Mode = "remote_only" if broker is None else options.mode
         self._client = broker
         self._broker = None if self._mode == "remote_only" else broker
@@ -147,7 +147,7 @@ class LogSources:
     def start_reading(self, partitions: Iterable[AssignedPartition]) -> None:
         """Start to read these partitions, each from its position, in addition to those that are being read."""
         self.assigned.update((at.name, at) for at in partitions)
-        self._restart_after_error_wait(time.monotonic())
+        self._restart_waiting_partitions(time.monotonic())
 
     def drop_queued_records(self, partitions: Collection[TopicPartition]) -> None:
         """Stop reading partitions and drop their queued records. They stay assigned and keep their positions."""
@@ -164,21 +164,21 @@ class LogSources:
         for name in partitions:
             self.assigned.pop(name, None)
 
-    def restored_partition(self, partition: TopicPartition, place: PlaceLike) -> AssignedPartition:
+    def assigned_partition_at(self, partition: TopicPartition, place: PlaceLike) -> AssignedPartition:
         """Return the state of a partition that is to be read from a position. Raises UsageError if the position has no offset and
         ``offset_reset`` gives none.
         """
         offset = self._resolve_logical_offset(partition, place.offset)
         epoch = getattr(place, "leader_epoch", None) if offset == place.offset else None
-        read = position_history(offset, epoch, getattr(place, "topic_id", ""))
+        read = history_of_restored_position(offset, epoch, getattr(place, "topic_id", ""))
         return AssignedPartition(partition, offset, read.topic_id, read.epochs)
 
-    def begin_partition(self, partition: TopicPartition, place: PlaceLike) -> AssignedPartition:
+    def assigned_partition_or_queued_error(self, partition: TopicPartition, place: PlaceLike) -> AssignedPartition:
         """Return the state of a partition that is to be read from a position. If the position has no offset and ``offset_reset`` gives
         none, the partition waits, and a message with an error is queued.
         """
         try:
-            return self.restored_partition(partition, place)
+            return self.assigned_partition_at(partition, place)
         except UsageError as error:
             self._queue_error(partition, OFFSET_INVALID, no_offset_error(error.message))
             return AssignedPartition(partition, OFFSET_INVALID, wake_s=NEVER_S, is_reported=True)
@@ -201,10 +201,10 @@ class LogSources:
         its = self._broker.log_bounds(partition)
         return LogBounds(min(mine.start, its.start), max(mine.end, its.end)) if state.has_segments else its
 
-    def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
+    def offset_for_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the offset of the first record with at least this timestamp, or None if there is none."""
-        offset = None if self._mode == "kafka_only" else offset_by_time(self.tier, self.incarnation_to_read(partition), timestamp_ms)
-        return self._broker.offset_at(partition, timestamp_ms) if offset is None and self._broker is not None else offset
+        offset = None if self._mode == "kafka_only" else offset_for_time(self.tier, self.incarnation_to_read(partition), timestamp_ms)
+        return self._broker.offset_for_time(partition, timestamp_ms) if offset is None and self._broker is not None else offset
 
     def close(self) -> None:
         """End the threads and close the broker."""
@@ -214,21 +214,21 @@ class LogSources:
 
     # ---- records -----------------------------------------------------------------------------------------------------------
 
-    def receive_runs(self, wait_s: float) -> bool:
+    def receive_messages(self, wait_s: float) -> bool:
         """Move records that have arrived from tier and broker to the queue of ready messages, which must be empty. Waits up to ``wait_s``
         seconds. Return whether any have arrived.
         """
         now = time.monotonic()
         self._continue_partitions_lost_by_broker()
-        self._restart_after_error_wait(now)
+        self._restart_waiting_partitions(now)
         rest = min((at.wake_s - now for at in self.assigned.values() if at.source == "none"), default=NEVER_S)
         wait_s = max(0.0, min(wait_s, rest))
         if self._broker is None or not any(at.source == "broker" for at in self.assigned.values()):
-            item = self._feed.next_item(wait_s)
+            item = self._feed.next_feed_item(wait_s)
             if item is not None:
                 self._queue_feed_item(item)
             return item is not None
-        item = self._feed.next_item(0)
+        item = self._feed.next_feed_item(0)
         if item is not None:
             self._queue_feed_item(item)
         most = 0.0 if item is not None else BROKER_SLICE_S if self._feed.is_busy else BROKER_WAIT_S
@@ -245,20 +245,20 @@ class LogSources:
             at = self.assigned.get(TopicPartition(topic, partition))
             if at is not None and at.source == "broker":
                 mine = [message for message in group if message.offset() >= at.position]
-                self.ready.append(MessageRun(at, broker_messages(mine, at.topic_id), is_from_broker=True, epoch=epoch))
+                self.ready.append(ConsecutiveMessages(at, to_broker_messages(mine, at.topic_id), is_from_broker=True, epoch=epoch))
 
     def _queue_error(self, partition: TopicPartition, offset: int, error: LogError, topic_id: TopicId = EMPTY_TOPIC_ID) -> None:
         """Queue a message that reports an error of a partition at this offset."""
-        self.ready.append(MessageRun(None, iter((TierMessage(*partition, offset, error=error, topic_id=topic_id),))))
+        self.ready.append(ConsecutiveMessages(None, iter((TierMessage(*partition, offset, error=error, topic_id=topic_id),))))
 
-    def _queue_feed_item(self, item: Item) -> None:
+    def _queue_feed_item(self, item: FeedItem) -> None:
         """Queue the records of an item from the tier; after a partition's last item, decide where to continue. Raises the error of a
         PartitionFailed.
         """
         at = self.assigned.get(item.name)
         if at is None or at.source != "tier":
             return
-        if isinstance(item, PartitionEnded):
+        if isinstance(item, PartitionEndReached):
             self._schedule_retry(at)  # retried if the broker does not answer
             if item.mismatch is not None:
                 self._continue_after_mismatch(at, item, item.mismatch)
@@ -268,14 +268,14 @@ class LogSources:
             self._schedule_retry(at)
             raise item.error
         else:
-            self.ready.append(MessageRun(at, item.block.messages()))
+            self.ready.append(ConsecutiveMessages(at, item.block.messages()))
             at.set_tier_log(item.log)
 
     # ---- tier and broker -----------------------------------------------------------------------------------------------------
 
-    def _restart_after_error_wait(self, now: float) -> None:
+    def _restart_waiting_partitions(self, now_s: float) -> None:
         """Start to read the partitions whose waiting time after an error is over."""
-        due = [at for at in self.assigned.values() if at.source == "none" and at.wake_s <= now]
+        due = [at for at in self.assigned.values() if at.source == "none" and at.wake_s <= now_s]
         if due and self.tier.kind.has_complete_log and self._mode != "kafka_only":
             self.tier.catalog.refresh()  # the topic may have been created again
         for at in due:
@@ -298,7 +298,7 @@ class LogSources:
                 end_offset=until,
             )
 
-    def _continue_after_tier(self, partition: AssignedPartition, item: PartitionEnded) -> None:
+    def _continue_after_tier(self, partition: AssignedPartition, item: PartitionEndReached) -> None:
         """Decide where to continue, because the tier has no more records at the position."""
         partition.is_view_done = True
         if item.offset < item.start <= item.end and not self._is_position_at_broker(partition):
@@ -327,7 +327,7 @@ class LogSources:
         self._broker.start_reading_from({partition.name: partition.position}, {} if epoch is None else {partition.name: epoch})
         partition.broker_start, partition.source = -1, "broker"
 
-    def _continue_after_mismatch(self, partition: AssignedPartition, item: PartitionEnded, found: LogMismatch) -> None:
+    def _continue_after_mismatch(self, partition: AssignedPartition, item: PartitionEndReached, found: LogMismatch) -> None:
         """Decide where to continue after the tier's log was found not to continue the records that were read."""
         broker = self._broker
         if found.reason == "truncated":
@@ -363,7 +363,7 @@ class LogSources:
         self._report_out_of_range(partition, f"it was read from topic id {partition.topic_id}, and {holder} has topic id {topic_id}")
         reset = self.options.offset_reset
         if reset != "error":
-            partition.move_to_end_of(position_history(bounds.start if reset == "earliest" else bounds.end, None, topic_id))
+            partition.move_to_end_of(history_of_restored_position(bounds.start if reset == "earliest" else bounds.end, None, topic_id))
         return reset != "error"
 
     def _is_position_at_broker(self, partition: AssignedPartition) -> bool:
@@ -373,7 +373,7 @@ class LogSources:
         bounds = self._broker.log_bounds(partition.name)
         return bounds.start <= partition.position <= bounds.end
 
-    def _continue_below_log_start(self, partition: AssignedPartition, item: PartitionEnded) -> None:
+    def _continue_below_log_start(self, partition: AssignedPartition, item: PartitionEndReached) -> None:
         """Continue where ``offset_reset`` says, because neither tier nor broker have the position any more."""
         if self.options.offset_reset == "error":
             self._report_out_of_range(partition, f"the tier begins at {item.start}")
@@ -425,7 +425,9 @@ class LogSources:
             self._report_out_of_range(partition, f"the broker's log begins at {bounds.start} and ends at {bounds.end}")
         else:
             partition.move_to_end_of(
-                position_history(bounds.start if self.options.offset_reset == "earliest" else bounds.end, None, partition.topic_id)
+                history_of_restored_position(
+                    bounds.start if self.options.offset_reset == "earliest" else bounds.end, None, partition.topic_id
+                )
             )
             self._continue_at_broker(partition)
 

@@ -17,11 +17,11 @@ from compactor.access.tier import Tier
 from compactor.consumer.assigned import AssignedPartition
 from compactor.consumer.broker import BrokerLog
 from compactor.consumer.group import GroupClient, GroupOffset
-from compactor.consumer.last_values import LastValues, latest
+from compactor.consumer.last_values import LastValues, last_values_of_partition
 from compactor.consumer.membership import CommitOptions, ConsumerHooks, GroupMembership, RebalanceCallbacks
-from compactor.consumer.messages import OFFSET_END, OFFSET_INVALID, MessageLike, Place, PlaceLike, broker_messages
-from compactor.consumer.serving import AssignmentStep, change_assignment
-from compactor.consumer.sources import NEVER_S, ConsumerOptions, LogSources, MessageRun
+from compactor.consumer.messages import OFFSET_END, OFFSET_INVALID, MessageLike, Place, PlaceLike, to_broker_messages
+from compactor.consumer.serving import AssignmentStep, compute_assignment_change
+from compactor.consumer.sources import NEVER_S, ConsecutiveMessages, ConsumerOptions, LogSources
 from compactor.errors import CompactorError, UsageError
 from compactor.model.ids import TopicPartition
 
@@ -29,7 +29,7 @@ GROUP_POLL_S: Final = 0.1
 """Seconds after which rebalances and due commits are handled again, at the earliest."""
 GROUP_WAIT_S: Final = 1.0
 """Longest time for which ``consume`` of a group's member waits for more messages when it has some, in seconds."""
-NO_RUN: Final = MessageRun(None, iter(()))
+NO_RUN: Final = ConsecutiveMessages(None, iter(()))
 
 
 class TieredConsumer:
@@ -55,7 +55,7 @@ class TieredConsumer:
         self._group_due_s = math.inf
         self._membership: GroupMembership | None = None
         if group is not None:
-            hooks = ConsumerHooks(self, self._group_offsets, self._drop_queued_messages, self._sources.remove_partitions)
+            hooks = ConsumerHooks(self, self._offsets_to_commit, self._drop_queued_messages, self._sources.remove_partitions)
             self._membership = GroupMembership(group, commits or CommitOptions(), hooks)
             self._group_due_s = 0.0
         self._starts: dict[TopicPartition, PlaceLike] | None = None
@@ -112,7 +112,7 @@ class TieredConsumer:
         :param timeout: ignored, and accepted as in confluent_kafka: the settings of the broker apply.
         """
         names = [TopicPartition(place.topic, place.partition) for place in places]
-        known = self._require_group().committed(names)
+        known = self._require_group().committed_offsets(names)
         return [Place(*name, *known.get(name, (OFFSET_INVALID, None))) for name in names]
 
     def store_offsets(self, message: MessageLike | None = None, offsets: Sequence[PlaceLike] | None = None) -> None:
@@ -125,17 +125,20 @@ class TieredConsumer:
             self._find_assigned_partition(Place(*name))
         self._require_group().store_offsets(stored)
 
-    def _handle_group_events(self, group: GroupMembership) -> None:
+    def _handle_rebalances_and_due_commits(self, group: GroupMembership) -> None:
         """Handle rebalances and due commits of the group. Every record that was returned is taken to be processed."""
         self._group_due_s = time.monotonic() + GROUP_POLL_S
-        if errors := group.poll():
-            self._sources.ready.append(MessageRun(None, broker_messages(errors, "")))
+        if errors := group.poll_rebalances():
+            self._sources.ready.append(ConsecutiveMessages(None, to_broker_messages(errors, "")))
         if group.added:
             places = group.start_positions()
-            self._starts = {place.name: place for place in places}
+            self._starts = {place.topic_partition: place for place in places}
             try:
-                group.report_added(places)
-                begun = [self._sources.begin_partition(place.name, self._starts[place.name]) for place in places]
+                group.report_added_partitions(places)
+                begun = [
+                    self._sources.assigned_partition_or_queued_error(place.topic_partition, self._starts[place.topic_partition])
+                    for place in places
+                ]
             finally:
                 self._starts = None
             group.added = []
@@ -144,13 +147,13 @@ class TieredConsumer:
     def _start_group_partitions(self, step: AssignmentStep, begun: Sequence[AssignedPartition]) -> None:
         """Start to read partitions that the group has added."""
         if self._membership is not None:
-            self._membership.set_start_offsets({at.name: _group_offset(at) for at in begun})
+            self._membership.set_start_offsets({at.name: _offset_to_commit(at) for at in begun})
         self._change_assignment(step, {at.name: at for at in begun})
 
-    def _group_offsets(self) -> Mapping[TopicPartition, GroupOffset]:
+    def _offsets_to_commit(self) -> Mapping[TopicPartition, GroupOffset]:
         """Return position and leader epoch of each assigned partition, in the form in which they are committed."""
         self._update_position_of_current_messages()
-        return {name: _group_offset(at) for name, at in self._sources.assigned.items() if at.position >= 0}
+        return {name: _offset_to_commit(at) for name, at in self._sources.assigned.items() if at.position >= 0}
 
     def _require_group(self) -> GroupMembership:
         """Return the membership in the group. Raises UsageError if the consumer has no group."""
@@ -174,7 +177,7 @@ class TieredConsumer:
             self._starts.update(wanted)
             return
         self._sources.require_known_partitions(wanted)
-        self._start_group_partitions("replace", [self._sources.restored_partition(name, place) for name, place in wanted.items()])
+        self._start_group_partitions("replace", [self._sources.assigned_partition_at(name, place) for name, place in wanted.items()])
 
     def unassign(self) -> None:
         """Stop reading all partitions."""
@@ -186,7 +189,7 @@ class TieredConsumer:
 
     def seek(self, place: PlaceLike) -> None:
         """Continue an assigned partition at another position, and drop its queued records. Raises UsageError if it is not assigned."""
-        restored = self._sources.restored_partition(self._find_assigned_partition(place).name, place)
+        restored = self._sources.assigned_partition_at(self._find_assigned_partition(place).name, place)
         self._drop_queued_messages([restored.name])
         self._sources.start_reading([restored])
 
@@ -203,7 +206,7 @@ class TieredConsumer:
         found = []
         for place in places:
             name = TopicPartition.validated(place.topic, place.partition)
-            offset = self._sources.offset_at(name, place.offset)
+            offset = self._sources.offset_for_time(name, place.offset)
             found.append(Place(*name, OFFSET_END if offset is None else offset))
         return found
 
@@ -217,11 +220,11 @@ class TieredConsumer:
         To continue from there, assign ``next_place`` of the result.
         """
         name = self._sources.incarnation_to_read(TopicPartition.validated(place.topic, place.partition))
-        return latest(self._sources.tier, name, committed=self._sources.options.is_read_committed)
+        return last_values_of_partition(self._sources.tier, name, committed=self._sources.options.is_read_committed)
 
     def _change_assignment(self, step: AssignmentStep, partitions: Mapping[TopicPartition, AssignedPartition]) -> None:
         """Replace, extend or reduce the assignment by these partitions."""
-        change = change_assignment(self._sources.assigned, step, partitions)
+        change = compute_assignment_change(self._sources.assigned, step, partitions)
         self._drop_queued_messages(change.dropped)
         self._sources.remove_partitions(change.dropped)
         self._sources.start_reading([partitions[name] for name in change.added])
@@ -260,14 +263,14 @@ class TieredConsumer:
         while True:
             now = time.monotonic()
             if not found and now >= self._group_due_s and self._membership is not None:
-                self._handle_group_events(self._membership)
+                self._handle_rebalances_and_due_commits(self._membership)
             if self._move_ready_messages(found, num_messages) and self._membership is not None:
                 deadline = min(deadline, now + GROUP_WAIT_S)
             left = deadline - now
             if len(found) >= num_messages or (left <= 0 and found):
                 return found
             try:
-                received = self._sources.receive_runs(max(0.0, left if found else min(left, self._group_due_s - now)))
+                received = self._sources.receive_messages(max(0.0, left if found else min(left, self._group_due_s - now)))
             except CompactorError:
                 if found:  # the error is raised again by the next call
                     return found
@@ -304,7 +307,7 @@ class TieredConsumer:
                 break
         return len(messages) > before
 
-    def _begin_consecutive_messages(self, run: MessageRun) -> None:
+    def _begin_consecutive_messages(self, run: ConsecutiveMessages) -> None:
         """Continue with the messages of ``run``, after updating the position of the partition before."""
         self._update_position_of_current_messages()
         self._run, self._messages = run, run.messages if run.is_current else iter(())
@@ -329,7 +332,7 @@ class TieredConsumer:
             raise UsageError("the consumer is closed")
 
 
-def _group_offset(partition: AssignedPartition) -> GroupOffset:
+def _offset_to_commit(partition: AssignedPartition) -> GroupOffset:
     """Return position and leader epoch of a partition, in the form in which they are committed."""
     return GroupOffset(partition.position, partition.read_history.last_epoch)
 

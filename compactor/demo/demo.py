@@ -13,7 +13,7 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import Settings, load_settings
 from compactor.consumer.messages import iterate_byte_strings
-from compactor.consumer.ranges import read_blocks
+from compactor.consumer.ranges import read_record_blocks
 from compactor.demo.data import CustomersTable, TopicShape, write_topic
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
@@ -147,7 +147,7 @@ class Demo:
     def compare_last_values(self) -> DemoComparison:
         """Read the tier as a consumer does and compare the last value of each key with the last one that was written."""
         found: ValueByKey = {}
-        for block in read_blocks(self._tier, NAME):
+        for block in read_record_blocks(self._tier, NAME):
             found |= {
                 key: value
                 for key, value in zip(iterate_byte_strings(block.keys), iterate_byte_strings(block.values), strict=True)

@@ -21,10 +21,10 @@ from compactor.access.tier import Tier
 from compactor.cleaner.keys.key_set import KeySet
 from compactor.constants import MAX_OFFSET, NEVER_MS
 from compactor.consumer.columns import arrow_batch
-from compactor.consumer.gather import Selection
+from compactor.consumer.gather import SelectedRecords
 from compactor.consumer.history import log_identity
 from compactor.consumer.last_values import PREFETCHED_PIECES
-from compactor.consumer.reading import LastRecordsOnly, LogChanged, RangeReader, ReadOptions, ReadRange, hash_keys_of_rows
+from compactor.consumer.reading import LastRecordsRequest, LogChanged, RangeReader, ReadOptions, ReadRange, hash_keys_of_rows
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Unavailable
 from compactor.local.budget import Budget
@@ -254,7 +254,7 @@ class _TableUpdate:
         for each in todo:
             extent = ReadRange(self.name, each.first, each.last, (live[each.segment_id],), log)
             wanted = ReadOptions(True, cleaner.max_decompressed_batch_bytes, requests_in_advance=PREFETCHED_PIECES)
-            selections = RangeReader(self.opened, extent, wanted).selections()
+            selections = RangeReader(self.opened, extent, wanted).selected_records()
             name = DataFileName(self.name.partition, state.incarnation, each)
             self.written[each] = self.table.write_file(name, self._batches(check, each, selections))
         others = [*plan.keep, *(file.file_path for each in plan.write if each not in todo and (file := self.written[each]))]
@@ -263,7 +263,7 @@ class _TableUpdate:
                 check.compare_keys(keys, path)
         return check.checked_share
 
-    def _batches(self, check: _UniqueKeys, each: Slice, selections: Iterator[Selection]) -> Iterator[pa.RecordBatch]:
+    def _batches(self, check: _UniqueKeys, each: Slice, selections: Iterator[SelectedRecords]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a slice: the records with a key and a value."""
         for selection in selections:
             check.add_records(selection, each)
@@ -284,7 +284,7 @@ class _UniqueKeys:
     def __init__(self, opened: Tier, name: TopicPartition, budget_bytes: int, records: int, turn: int) -> None:
         self._name = name
         self.ranges = max(1, -(-records * BYTES_PER_KEY // budget_bytes))
-        self._options = LastRecordsOnly(turn % self.ranges, self.ranges, budget_bytes)
+        self._options = LastRecordsRequest(turn % self.ranges, self.ranges, budget_bytes)
         self._halves = siphash_key_halves(opened.identity.reading_key())
         self._keys = KeySet(max(budget_bytes, 1 << 16)) if records else None
         self._added = self._skipped = 0
@@ -294,7 +294,7 @@ class _UniqueKeys:
         """Return the share of the added keys that was checked."""
         return (1 - self._skipped / max(self._added, 1)) / self.ranges
 
-    def add_records(self, selection: Selection, within: Slice) -> None:
+    def add_records(self, selection: SelectedRecords, within: Slice) -> None:
         """Add the keys of records, tombstones included. Raises BadData if one was added before."""
         hashes, rows = hash_keys_of_rows(selection, within.first, within.last, self._options, self._halves)
         new = np.empty(len(hashes), np.bool_)

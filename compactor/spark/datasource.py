@@ -28,16 +28,16 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config import settings as config
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
-from compactor.consumer.history import LogMismatch, ReadHistory, find_mismatch, log_identity, position_history
+from compactor.consumer.history import LogMismatch, ReadHistory, find_log_mismatch, history_of_restored_position, log_identity
 from compactor.consumer.reading import (
     MAX_RETRIES,
     MAX_SPILL_SPAN,
     DiskSpill,
-    LastRecordsOnly,
+    LastRecordsRequest,
     RangeReader,
     ReadOptions,
     ReadRange,
-    find_offset_by_time,
+    find_offset_for_time,
     last_stable_offset,
 )
 from compactor.control.logs import retry_if_object_missing
@@ -210,8 +210,8 @@ class KafkaTieredStream(DataSourceStreamReader):
             """Return how the log of a partition differs from the stream's history, or None if it matches."""
             if str(partition) not in known:
                 return None
-            return find_mismatch(
-                position_history(offsets[str(partition)], *known[str(partition)]),
+            return find_log_mismatch(
+                history_of_restored_position(offsets[str(partition)], *known[str(partition)]),
                 log_identity(tier, tier.open(tier.current(partition)).refresh()),
             )
 
@@ -264,7 +264,7 @@ def read_split(request: ReadRequest, schema: StructType, split: InputPartition) 
         decode = _text_decoder_of_partition(request, name)
         for selection in RangeReader(
             _open_tier(request.settings, part.topic_id, name.topic), part.extent, part.options, folder
-        ).selections():
+        ).selected_records():
             yield arrow_batch(selection, name.topic, name.partition, columns, decode)
 
 
@@ -377,10 +377,10 @@ def _partition_ranges_within_bounds(
     first = max(request.starting.get(partition, request.starting_offset), log_start)
     end = min(request.ending.get(partition, request.ending_offset), _end_offset_of_read(tier, request, state))
     if request.starting_ms is not None:
-        found = find_offset_by_time(tier, state.name, state.live, request.starting_ms, limit, log_start)
+        found = find_offset_for_time(tier, state.name, state.live, request.starting_ms, limit, log_start)
         first = end if found is None else max(first, found)
     if request.ending_ms is not None:
-        found = find_offset_by_time(tier, state.name, state.live, request.ending_ms, limit, log_start)
+        found = find_offset_for_time(tier, state.name, state.live, request.ending_ms, limit, log_start)
         end = end if found is None else min(end, found)
     log = log_identity(tier, state)
     segments = [segment for segment in state.live if segment.end_offset >= first and segment.start_offset < end]
@@ -429,7 +429,7 @@ def _cut_segments_into_ranges(
         yield together[0].start_offset, together[-1].end_offset, tuple(together)
 
 
-def _last_record_requests_of_tasks(request: ReadRequest, partition: TopicPartition, read_range: ReadRange) -> list[LastRecordsOnly]:
+def _last_record_requests_of_tasks(request: ReadRequest, partition: TopicPartition, read_range: ReadRange) -> list[LastRecordsRequest]:
     """Return how each task reads a partition with ``view = latest``: by default one task, which sorts its keys on local disk if they do not
     fit in memory. With ``keyRanges`` there is one task per key range.
     """
@@ -439,8 +439,8 @@ def _last_record_requests_of_tasks(request: ReadRequest, partition: TopicPartiti
     ranges = request.key_ranges or -(-records * KEY_BYTES // budget) or 1
     if not request.key_ranges and ranges > 1 and read_range.last - read_range.first < MAX_SPILL_SPAN:
         disk = cleaner.disk_budget_bytes if isinstance(cleaner.disk_budget_bytes, int) else 0
-        return [LastRecordsOnly(0, 1, budget, spill=DiskSpill(records, disk))]
-    return [LastRecordsOnly(number, ranges, budget) for number in range(ranges)]
+        return [LastRecordsRequest(0, 1, budget, spill=DiskSpill(records, disk))]
+    return [LastRecordsRequest(number, ranges, budget) for number in range(ranges)]
 
 
 def _max_record_count(segment: RemoteLogSegmentMetadata) -> int:

@@ -222,5 +222,5 @@ def test_the_topic_id_is_that_of_the_cluster(rig: Rig) -> None:
 
 def test_offsets_are_found_by_time(opened: tuple[Rig, BrokerLog, bool]) -> None:
     rig, log, _ = opened
-    assert [log.offset_at(rig.name, FIRST_MS + after) for after in (-5, 0, 4, 12)] == [0, 0, 4, 12]
-    assert log.offset_at(rig.name, 4 * FIRST_MS) is None
+    assert [log.offset_for_time(rig.name, FIRST_MS + after) for after in (-5, 0, 4, 12)] == [0, 0, 4, 12]
+    assert log.offset_for_time(rig.name, 4 * FIRST_MS) is None

@@ -24,16 +24,16 @@ class Held:
     on_revoke: Callable[[Sequence[TopicPartition]], None] = lambda names: None
     revoked: list[TopicPartition] = field(default_factory=list)
 
-    def add_partitions(self, names: Sequence[TopicPartition]) -> None:
+    def on_partitions_assigned(self, names: Sequence[TopicPartition]) -> None:
         assert not self.names & set(names)
         self.names |= set(names)
 
-    def revoke_partitions(self, names: Sequence[TopicPartition]) -> None:
+    def on_partitions_revoked(self, names: Sequence[TopicPartition]) -> None:
         self.revoked += names
         self.names -= set(names)
         self.on_revoke(names)
 
-    def lose_partitions(self, names: Sequence[TopicPartition]) -> None:
+    def on_partitions_lost(self, names: Sequence[TopicPartition]) -> None:
         self.names -= set(names)
 
 
@@ -80,7 +80,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[GroupRig]:
 def poll_until(clients: Sequence[GroupClient], condition: Callable[[], bool]) -> None:
     def is_met() -> bool:
         for client in clients:
-            assert client.poll() == []
+            assert client.poll_rebalances() == []
         return condition()
 
     wait_for(is_met, seconds=40)
@@ -91,9 +91,9 @@ def test_a_member_commits_and_reads_offsets_with_leader_epochs(rig: GroupRig) ->
     client.subscribe([rig.topic], held)
     poll_until([client], lambda: held.names == rig.names)
     first, second = sorted(rig.names)[:2]
-    assert client.committed(rig.names) == {}
+    assert client.committed_offsets(rig.names) == {}
     client.commit({first: GroupOffset(7, 3), second: GroupOffset(9)}, wait=True)
-    assert client.committed(rig.names) == {first: GroupOffset(7, 3), second: GroupOffset(9)}
+    assert client.committed_offsets(rig.names) == {first: GroupOffset(7, 3), second: GroupOffset(9)}
 
 
 def test_members_share_partitions_and_commit_before_they_give_one_up(rig: GroupRig) -> None:
@@ -106,7 +106,7 @@ def test_members_share_partitions_and_commit_before_they_give_one_up(rig: GroupR
     poll_until([client, other], lambda: len(held.names) == len(others.names) == 2)
     assert held.names | others.names == rig.names
     assert len(held.revoked) == (2 if rig.is_cooperative else 4)
-    assert set(other.committed(others.names).values()) == {GroupOffset(5, 0)}
+    assert set(other.committed_offsets(others.names).values()) == {GroupOffset(5, 0)}
     client.close()
     poll_until([other], lambda: others.names == rig.names)
 

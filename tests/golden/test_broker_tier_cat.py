@@ -12,7 +12,8 @@ import pytest
 
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
-from compactor.consumer import OFFSET_BEGINNING, ConsumerOptions, MessageLike, Place, TieredConsumer, latest
+from compactor.consumer import OFFSET_BEGINNING, ConsumerOptions, MessageLike, Place, TieredConsumer
+from compactor.consumer.last_values import last_values_of_partition
 from compactor.views.checkpoints import read_only_tier
 from tests.golden_cases import names
 from tests.support.broker_metadata import broker_cli
@@ -60,7 +61,7 @@ def test_as_the_brokers_consumers(layout: str, case: str, tmp_path: Path) -> Non
     tier = read_only_tier(open_tier(load_settings(str(cli.config), {})))
     end = tier.open(ORDERS).refresh().end_offset + 1
     for isolation in ("read_committed", "read_uncommitted"):
-        stable = latest(tier, ORDERS, committed=isolation == "read_committed").next_offset
+        stable = last_values_of_partition(tier, ORDERS, committed=isolation == "read_committed").next_offset
         assert end - 200 < stable <= end
         wanted = expected(written, isolation, stable)
         with TieredConsumer(tier, options=ConsumerOptions(isolation=isolation)) as consumer:
@@ -73,6 +74,10 @@ def test_as_the_brokers_consumers(layout: str, case: str, tmp_path: Path) -> Non
             assert [got(message) for message in found] == wanted
             assert consumer.poll(0.05) is None
         state = {row[2]: row[3] for row in wanted if row[2] is not None}
-        restored = [message for block in latest(tier, ORDERS, committed=isolation == "read_committed") for message in block.messages()]
+        restored = [
+            message
+            for block in last_values_of_partition(tier, ORDERS, committed=isolation == "read_committed")
+            for message in block.messages()
+        ]
         assert len(restored) == len({message.key() for message in restored})
         assert {message.key(): digest(message.value()) for message in restored} == {k: v for k, v in state.items() if v is not None}

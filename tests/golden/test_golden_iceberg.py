@@ -10,7 +10,7 @@ from pyiceberg.catalog import load_catalog
 from checkpoint.offsets import clean_end_offset
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
-from compactor.consumer.last_values import latest
+from compactor.consumer.last_values import last_values_of_partition
 from compactor.model.ids import TopicPartition
 from tests.golden_cases import Round, cleaner_round, client_rounds, names
 from tests.support.tier_cli import TierCli, visible
@@ -52,6 +52,6 @@ def compare_table(case: Round, folder: Path) -> None:
             consumed[key] = (offset, value)
     assert rows == sorted((offset, key, value) for key, (offset, value) in consumed.items() if value is not None)
 
-    view = latest(opened, ORDERS, last=end - 1)
+    view = last_values_of_partition(opened, ORDERS, last_offset=end - 1)
     read = [row for batch in view.arrow("key", "value", "offset") for row in batch.to_pylist()]
     assert rows == sorted((row["offset"], row["key"], row["value"]) for row in read)

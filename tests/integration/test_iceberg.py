@@ -20,7 +20,7 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.constants import Offset
-from compactor.consumer.last_values import latest
+from compactor.consumer.last_values import last_values_of_partition
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Unavailable, UsageError
 from compactor.local.budget import Budget
@@ -106,7 +106,7 @@ class House(GrowingTier):
     def compare_with_latest(self) -> None:
         """The rows are what the view `latest` of the tier shows below the cleaner offset."""
         opened = self.opened()
-        view = latest(opened, ORDERS, last=self.entry().cleaner_offset - 1)
+        view = last_values_of_partition(opened, ORDERS, last_offset=self.entry().cleaner_offset - 1)
         found = [row for batch in view.arrow("key", "value", "offset") for row in batch.to_pylist()]
         assert self.rows() == sorted((row["key"], row["value"], row["offset"]) for row in found)
 

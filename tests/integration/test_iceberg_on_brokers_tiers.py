@@ -14,7 +14,7 @@ from checkpoint.offsets import clean_end_offset
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, TopicIdPartition, uuid_bytes
-from compactor.consumer.last_values import latest
+from compactor.consumer.last_values import last_values_of_partition
 from compactor.control.stages import Stage
 from compactor.errors import CompactorError, Unavailable
 from compactor.local.budget import Budget
@@ -75,7 +75,7 @@ class BrokersTable:
         """Compare the table with the last values below the cleaner offset; return how many there are."""
         opened = self.brokers.opened()
         state = opened.open(NAME).refresh()
-        view = latest(opened, NAME, last=clean_end_offset(state.vector) - 1)
+        view = last_values_of_partition(opened, NAME, last_offset=clean_end_offset(state.vector) - 1)
         found = [row for batch in view.arrow("key", "value", "offset") for row in batch.to_pylist()]
         rows = self.rows()
         assert rows == sorted(found, key=lambda row: row["offset"])

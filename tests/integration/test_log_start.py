@@ -13,8 +13,8 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
-from compactor.consumer.ranges import read_blocks
-from compactor.consumer.reading import offset_before_time, offset_by_time
+from compactor.consumer.ranges import read_record_blocks
+from compactor.consumer.reading import offset_for_time, offset_for_time_or_end
 from compactor.control.ports import Retention
 from compactor.control.state import PartitionState
 from compactor.control.undo import undo_round
@@ -69,7 +69,7 @@ def state_of(tier: Tier) -> PartitionState:
 
 
 def offsets(tier: Tier, **options: Any) -> list[int]:
-    return [message.offset() or 0 for block in read_blocks(tier, NAME, **options) for message in block.messages()]
+    return [message.offset() or 0 for block in read_record_blocks(tier, NAME, **options) for message in block.messages()]
 
 
 def errors(tier: Tier) -> list[Any]:
@@ -90,7 +90,7 @@ def test_readers_begin_at_the_log_start_also_inside_a_batch(tier: Tier, tmp_path
         values = {0: [3, 4, 5, 7, 8, 9], 4: [4, 5, 7, 8, 9], 8: [8, 9], 10: []}
         if start in values:
             assert offsets(tier, latest_only=True) == values[start]
-        assert offset_by_time(tier, NAME, 0) == (start if start < 10 else None)
+        assert offset_for_time(tier, NAME, 0) == (start if start < 10 else None)
     assert [segment.start_offset for segment in state_of(tier).live] == [8]
 
 
@@ -277,7 +277,7 @@ def test_deleting_records_by_time_keeps_the_first_record_that_is_as_late(tier: T
     log.put("a=0", "b=1", "c=2", times=[10, 30, 20])
     log.roll()
     bring(tier, log, tmp_path)
-    assert [offset_before_time(tier, NAME, at) for at in (5, 11, 30, 31)] == [0, 1, 1, 3]
+    assert [offset_for_time_or_end(tier, NAME, at) for at in (5, 11, 30, 31)] == [0, 1, 1, 3]
 
 
 def test_deleting_records_beyond_the_end_is_refused_and_below_the_start_changes_nothing(tier: Tier, tmp_path: Path) -> None:

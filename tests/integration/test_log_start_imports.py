@@ -12,7 +12,7 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.constants import LeaderEpoch, Offset
-from compactor.consumer.ranges import read_blocks
+from compactor.consumer.ranges import read_record_blocks
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
@@ -66,7 +66,7 @@ def state_of(tier: Tier) -> PartitionState:
 
 
 def offsets(tier: Tier) -> list[int]:
-    return [message.offset() or 0 for block in read_blocks(tier, NAME) for message in block.messages()]
+    return [message.offset() or 0 for block in read_record_blocks(tier, NAME) for message in block.messages()]
 
 
 @pytest.mark.parametrize(("log_start", "first_segment"), [(1, 0), (4, 4), (6, 4), (9, 8), (12, 8)])

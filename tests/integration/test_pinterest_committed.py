@@ -12,7 +12,7 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
-from compactor.consumer.ranges import read_blocks
+from compactor.consumer.ranges import read_record_blocks
 from compactor.consumer.reading import last_stable_offset
 from compactor.model.ids import TopicPartition
 from tests.integration.test_pinterest_tier import Upstream
@@ -33,7 +33,7 @@ def opened(upstream: Upstream) -> Tier:
 
 def read(tier: Tier, *, committed: bool = True) -> list[int]:
     """Offsets of everything there is."""
-    return [message.offset() for block in read_blocks(tier, ORDERS, read_committed=committed) for message in block.messages()]
+    return [message.offset() for block in read_record_blocks(tier, ORDERS, read_committed=committed) for message in block.messages()]
 
 
 def stable(tier: Tier) -> int:

@@ -93,7 +93,7 @@ def test_the_data_source_reads_it(upstream: Upstream) -> None:
             for split in splits
             if isinstance(split, Split)
             for part in split.parts
-            for selection in RangeReader(tier, part.extent, part.options).selections()
+            for selection in RangeReader(tier, part.extent, part.options).selected_records()
             for row in selection.picked
         ]
         assert read == [1, 2, 3, 4, 5, 6]

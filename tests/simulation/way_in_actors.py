@@ -111,7 +111,7 @@ def in_one_thread(world: World) -> Iterator[None]:
         while not feed._queue and feed._due_reads:
             turn = feed._due_reads.popleft()
             try:
-                item = feed._read_into_queue(turn)
+                item = feed._read_partition_into_queue(turn)
             except LogChanged:
                 feed._requeue_partition(turn)
                 continue
@@ -124,11 +124,11 @@ def in_one_thread(world: World) -> Iterator[None]:
     class Clock:
         monotonic = staticmethod(lambda: world.now_ms / 1000)
 
-    real = TierFeed.next_item
+    real = TierFeed.next_feed_item
     with ExitStack() as stack:
         for module in (staging, pass_two, import_root):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", SameThread))
-        stack.enter_context(patch.object(TierFeed, "next_item", take))
+        stack.enter_context(patch.object(TierFeed, "next_feed_item", take))
         stack.enter_context(patch.object(tiered, "time", Clock))
         yield
 

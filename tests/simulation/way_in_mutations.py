@@ -106,7 +106,7 @@ def cleaned_logs_accepted() -> AbstractContextManager[Any]:
 def divergence_not_noticed() -> AbstractContextManager[Any]:
     """A consumer goes on at its offset, whatever became of the log."""
     return together(
-        lambda: patch.object(feed, "find_mismatch", lambda *_: None),
+        lambda: patch.object(feed, "find_log_mismatch", lambda *_: None),
         lambda: patch.object(sources, "are_different_topics", lambda *_: False),
     )()
 

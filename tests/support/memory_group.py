@@ -48,20 +48,20 @@ class MemoryGroup:
         self._give_up(self.held)
         self.coordinator.members.remove(self)
 
-    def poll(self) -> Sequence[Any]:
+    def poll_rebalances(self) -> Sequence[Any]:
         wanted = self.coordinator.share_of(self)
         if self.held != wanted:
             self._give_up(self.held - wanted if self.coordinator.is_cooperative else self.held)
             added = (wanted - self.held) & self.coordinator.free()
             self.held |= added
             if added and self.listener is not None:
-                self.listener.add_partitions(sorted(added))
+                self.listener.on_partitions_assigned(sorted(added))
         return []
 
     def commit(self, offsets: Mapping[TopicPartition, GroupOffset], *, wait: bool) -> None:
         self.coordinator.committed.update(offsets)
 
-    def committed(self, names: Iterable[TopicPartition]) -> Mapping[TopicPartition, GroupOffset]:
+    def committed_offsets(self, names: Iterable[TopicPartition]) -> Mapping[TopicPartition, GroupOffset]:
         return {name: self.coordinator.committed[name] for name in names if name in self.coordinator.committed}
 
     def close(self) -> None:
@@ -72,6 +72,6 @@ class MemoryGroup:
         if names and self.listener is not None:
             given = sorted(names)
             try:
-                self.listener.revoke_partitions(given)
+                self.listener.on_partitions_revoked(given)
             finally:
                 self.held -= set(given)

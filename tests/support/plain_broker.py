@@ -99,7 +99,7 @@ class PlainBroker:
     def topic_id(self, name: TopicPartition) -> TopicId:
         return TopicId(self.id_of_topic)
 
-    def offset_at(self, name: TopicPartition, timestamp_ms: int) -> int | None:
+    def offset_for_time(self, name: TopicPartition, timestamp_ms: int) -> int | None:
         records, _ = consumed(self.batches, committed=False)
         return next((r.offset for r, _ in records if r.offset >= self.start and r.timestamp >= timestamp_ms), None)
 

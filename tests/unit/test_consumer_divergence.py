@@ -14,7 +14,15 @@ from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
 from compactor.constants import EMPTY_TOPIC_ID, LeaderEpoch, Offset, TopicId
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
-from compactor.consumer.history import EpochEnd, LogIdentity, LogMismatch, ReadHistory, find_mismatch, log_identity, position_history
+from compactor.consumer.history import (
+    EpochEnd,
+    LogIdentity,
+    LogMismatch,
+    ReadHistory,
+    find_log_mismatch,
+    history_of_restored_position,
+    log_identity,
+)
 from compactor.consumer.messages import MessageLike
 from compactor.consumer.reading import LogChanged, RangeReader, ReadOptions, ReadRange
 from compactor.control.deletion import delete_partition
@@ -196,12 +204,12 @@ def test_a_range_whose_log_is_truncated_while_it_is_read_is_not_mixed(tier: Tier
     reader = RangeReader(
         tier, ReadRange(NAME, 0, 99, state.live, log_identity(tier, state)), ReadOptions(read_committed=False, inflate_limit=1 << 20)
     )
-    selections = reader.selections()
-    assert len(next(selections)) == 20
+    selected_records = reader.selected_records()
+    assert len(next(selected_records)) == 20
     cut_and_refilled(tier, tmp_path / "new")
     retire_partition(tier.ports, tier.open(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True))
     with pytest.raises(LogChanged, match="offsets from 40 on were replaced while 0 to 99 were read"):
-        list(selections)
+        list(selected_records)
 
 
 def test_a_stream_refuses_a_checkpoint_of_a_truncated_log(tier: Tier, tmp_path: Path) -> None:
@@ -232,34 +240,34 @@ def log(end: int, *entries: tuple[int, int], topic_id: str = "") -> LogIdentity:
 @pytest.mark.parametrize(
     ("position", "given", "agreed"),
     [
-        (position_history(100, 0, ""), log(200, (0, 0), (1, 40)), 40),
-        (position_history(100, 1, ""), log(200, (0, 0), (2, 20)), 20),
-        (position_history(100, 0, ""), log(100, (0, 0), (1, 100)), None),
-        (position_history(100, 0, ""), log(40, (0, 0)), None),  # a tier that ends earlier
-        (position_history(100, 3, ""), log(40, (0, 0)), None),
-        (position_history(100, None, ""), log(200, (0, 0), (1, 40)), None),
-        (position_history(100, -1, ""), log(200, (0, 0), (1, 40)), None),
-        (position_history(0, 0, ""), log(200, (1, 0)), None),
-        (position_history(100, 0, ""), log(200, (4, 60)), 60),  # its beginning has expired
-        (position_history(50, 0, ""), log(200, (4, 60)), None),
-        (position_history(100, 0, ""), LogIdentity(EMPTY_TOPIC_ID, (), 200), None),
-        (position_history(150, 1, ""), log(300, (0, 0), (2, 200)), 0),  # the former leader came back, and 1 left no trace
+        (history_of_restored_position(100, 0, ""), log(200, (0, 0), (1, 40)), 40),
+        (history_of_restored_position(100, 1, ""), log(200, (0, 0), (2, 20)), 20),
+        (history_of_restored_position(100, 0, ""), log(100, (0, 0), (1, 100)), None),
+        (history_of_restored_position(100, 0, ""), log(40, (0, 0)), None),  # a tier that ends earlier
+        (history_of_restored_position(100, 3, ""), log(40, (0, 0)), None),
+        (history_of_restored_position(100, None, ""), log(200, (0, 0), (1, 40)), None),
+        (history_of_restored_position(100, -1, ""), log(200, (0, 0), (1, 40)), None),
+        (history_of_restored_position(0, 0, ""), log(200, (1, 0)), None),
+        (history_of_restored_position(100, 0, ""), log(200, (4, 60)), 60),  # its beginning has expired
+        (history_of_restored_position(50, 0, ""), log(200, (4, 60)), None),
+        (history_of_restored_position(100, 0, ""), LogIdentity(EMPTY_TOPIC_ID, (), 200), None),
+        (history_of_restored_position(150, 1, ""), log(300, (0, 0), (2, 200)), 0),  # the former leader came back, and 1 left no trace
         (log(300, (0, 0), (1, 100)).history_below(150), log(300, (0, 0), (2, 200)), 100),
         (log(300, (0, 0), (1, 100)).history_below(150), log(300, (0, 0), (1, 100), (2, 120)), 120),
         (log(300, (0, 0), (1, 100)).history_below(100), log(300, (0, 0), (2, 200)), None),
     ],
 )
 def test_the_offset_up_to_which_a_log_agrees_with_a_position(position: ReadHistory, given: LogIdentity, agreed: int | None) -> None:
-    assert find_mismatch(position, given) == (None if agreed is None else LogMismatch("truncated", agreed))
+    assert find_log_mismatch(position, given) == (None if agreed is None else LogMismatch("truncated", agreed))
 
 
 def test_a_log_of_an_earlier_leader_is_older_and_another_topic_has_no_common_prefix() -> None:
-    assert find_mismatch(position_history(100, 2, ""), log(100, (0, 0), (1, 40))) == LogMismatch("older")
+    assert find_log_mismatch(history_of_restored_position(100, 2, ""), log(100, (0, 0), (1, 40))) == LogMismatch("older")
     same = log(200, (0, 0), topic_id=NEW_ID)
-    assert find_mismatch(position_history(100, 0, OLD_ID), same) == LogMismatch("topic")
-    assert find_mismatch(position_history(100, 0, NEW_ID), same) is None
-    assert find_mismatch(position_history(100, 0, ""), same) is None
-    assert find_mismatch(position_history(100, 0, OLD_ID), replace(same, topic_id=EMPTY_TOPIC_ID)) is None
+    assert find_log_mismatch(history_of_restored_position(100, 0, OLD_ID), same) == LogMismatch("topic")
+    assert find_log_mismatch(history_of_restored_position(100, 0, NEW_ID), same) is None
+    assert find_log_mismatch(history_of_restored_position(100, 0, ""), same) is None
+    assert find_log_mismatch(history_of_restored_position(100, 0, OLD_ID), replace(same, topic_id=EMPTY_TOPIC_ID)) is None
 
 
 def test_what_was_read_below_an_offset_ends_with_the_epoch_that_reaches_it() -> None:

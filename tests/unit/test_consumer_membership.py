@@ -11,9 +11,9 @@ from compactor.access.tier import Tier
 from compactor.consumer import OFFSET_INVALID, ConsumerOptions, Place, TieredConsumer, open_consumer
 from compactor.consumer.group import GroupOffset
 from compactor.consumer.membership import CommitOptions
-from compactor.consumer.messages import BrokerMessage, LogError, MessageLike, TierMessage, broker_messages
-from compactor.consumer.opening import parse_settings
-from compactor.consumer.serving import MODES, NEXT_SOURCE, change_assignment
+from compactor.consumer.messages import BrokerMessage, LogError, MessageLike, TierMessage, to_broker_messages
+from compactor.consumer.opening import parse_consumer_settings
+from compactor.consumer.serving import MODES, NEXT_SOURCE, compute_assignment_change
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.transfer.import_ import import_directory
@@ -35,11 +35,11 @@ def test_every_mode_has_a_source_for_every_step() -> None:
 
 def test_an_assignment_is_replaced_or_changed_in_part() -> None:
     first, second, third = NAMES
-    replaced = change_assignment([first, second], "replace", [second, third])
+    replaced = compute_assignment_change([first, second], "replace", [second, third])
     assert (replaced.dropped, replaced.added) == ((first, second), (second, third))
-    added = change_assignment([first], "add", [first, second])
+    added = compute_assignment_change([first], "add", [first, second])
     assert (added.dropped, added.added) == ((), (second,))
-    removed = change_assignment([first, second], "remove", [second, third])
+    removed = compute_assignment_change([first, second], "remove", [second, third])
     assert (removed.dropped, removed.added) == ((second,), ())
 
 
@@ -121,7 +121,7 @@ def test_on_assign_may_choose_where_to_begin(tier: Tier) -> None:
 
     def rewind(consumer: TieredConsumer, places: list[Place]) -> None:
         begun.extend(places)
-        consumer.assign([Place(*place.name, 2) for place in places])
+        consumer.assign([Place(*place.topic_partition, 2) for place in places])
 
     with member(tier, group) as consumer:
         consumer.subscribe(["orders"], on_assign=rewind)
@@ -177,7 +177,7 @@ def test_settings_are_those_of_kafka_and_of_the_tier() -> None:
         "session.timeout.ms": 6000,
         "client.id": "c",
     }
-    parsed = parse_settings(given)
+    parsed = parse_consumer_settings(given)
     assert (parsed.tier_config, parsed.bootstrap_servers, parsed.group_id) == ("t.toml", "b:9092", "g")
     assert parsed.options == ConsumerOptions(isolation="read_uncommitted", offset_reset="latest", mode="kafka_preferred")
     assert parsed.commits == CommitOptions(auto_commit=False, interval_s=0.1)
@@ -209,5 +209,5 @@ def test_messages_show_their_place_key_and_value() -> None:
     message = TierMessage("orders", 1, 42, b"k", b"v" * 70, timestamp=(1, 1000), epoch=3)
     shown = f"<message orders-1@42 key=b'k' value={b'v' * 60!r}... (70 bytes) timestamp=1000>"
     assert repr(message) == shown
-    (wrapped,) = broker_messages([message], "id")
+    (wrapped,) = to_broker_messages([message], "id")
     assert (repr(wrapped), wrapped.topic_id(), wrapped.leader_epoch()) == (shown, "id", 3)

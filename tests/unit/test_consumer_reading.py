@@ -18,7 +18,7 @@ from compactor.access.tier import Tier
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
 from compactor.consumer.broker import LogBounds
 from compactor.consumer.pieces import SegmentReader
-from compactor.consumer.ranges import read_blocks
+from compactor.consumer.ranges import read_record_blocks
 from compactor.consumer.reading import RangeReader, ReadOptions, ReadRange
 from compactor.errors import Unavailable
 from compactor.model.ids import TopicPartition
@@ -37,7 +37,7 @@ def import_log(tier: Tier, folder: Path) -> None:
 
 def offsets_of(tier: Tier, extent: ReadRange, *, ahead: int = 0, committed: bool = True) -> list[int]:
     reader = RangeReader(tier, extent, ReadOptions(committed, LIMIT, requests_in_advance=ahead))
-    return [offset for selection in reader.selections() for offset in selection.rows.offset[selection.picked].tolist()]
+    return [offset for selection in reader.selected_records() for offset in selection.rows.offset[selection.picked].tolist()]
 
 
 # ---- segments that rounds replace -------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def test_a_search_for_one_key_skips_segments_whose_filter_excludes_it(tmp_path: 
     def found(key: str, **options: Any) -> tuple[list[int | None], set[int]]:
         """Offsets, and the numbers of the segments that were read."""
         looking, layout = with_counting_layout(tier)
-        blocks = list(read_blocks(looking, NAME, key=key.encode(), **options))
+        blocks = list(read_record_blocks(looking, NAME, key=key.encode(), **options))
         read_ids = {segment_id for segment_id, _ in layout.bytes}
         return [m.offset() for block in blocks for m in block.messages()], {n for n, s in enumerate(live) if s.id in read_ids}
 

@@ -57,7 +57,7 @@ def read_split(tier: Tier, split: Any, schema: Any) -> Rows:
     assert isinstance(split, Split)
     found: Rows = []
     selections = [(part.extent.name, RangeReader(tier, part.extent, part.options)) for part in split.parts]
-    for name, selection in ((name, selection) for name, reader in selections for selection in reader.selections()):
+    for name, selection in ((name, selection) for name, reader in selections for selection in reader.selected_records()):
         batch = arrow_batch(selection, name.topic, name.partition, schema)
         batch.validate(full=True)
         assert batch.num_rows > 0

@@ -14,7 +14,7 @@ from compactor.cli import tiers
 from compactor.cli.output import Output
 from compactor.consumer.damage import DamagedRange
 from compactor.consumer.messages import RecordBlock, iterate_byte_strings
-from compactor.consumer.ranges import read_blocks
+from compactor.consumer.ranges import read_record_blocks
 from compactor.decoding.fields import FieldDecoder, FieldFormat, parse_key_of_topic
 from compactor.errors import BadData, UsageError
 from compactor.views.words import format_iso_time
@@ -35,7 +35,7 @@ def print_records(args: argparse.Namespace, out: Output) -> int:
         out.note(f"error: offsets {damage.first} to {damage.last} of {name} cannot be read: {damage.reason} ({damage.segment})")
 
     decoder = FieldDecoder(opened.settings)
-    blocks = read_blocks(
+    blocks = read_record_blocks(
         opened,
         name,
         first_offset=args.first,

@@ -11,7 +11,7 @@ from compactor.cli import frame, tiers
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.cli.shared_arguments import SAMPLED_PARTITIONS
-from compactor.consumer.sampling import sample_saving
+from compactor.consumer.sampling import estimate_saving_from_samples
 from compactor.control.pauses import pause_reason
 from compactor.errors import CompactorError
 from compactor.storage.probe import deletes_free_space
@@ -143,7 +143,7 @@ def _sample_savings(opened: Tier, found: Sequence[Forecast], sample_bytes: int |
 def _with_sampled_saving(opened: Tier, found: Forecast, sample_bytes: int, out: Output, prices: PriceTable) -> Forecast:
     """Return the forecast with a saving that is estimated from a sample of the partition's bytes."""
     with out.progress(f"sampling {found.name}", unit="bytes") as progress, opened.counters.report_transfers(progress.advance):
-        sample = sample_saving(opened, opened.open(found.name).refresh(), sample_bytes)
+        sample = estimate_saving_from_samples(opened, opened.open(found.name).refresh(), sample_bytes)
     return replace(
         found,
         expected_saving_bytes=sample.at_least_bytes,

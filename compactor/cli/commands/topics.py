@@ -80,13 +80,13 @@ def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
 
 def run_delete_records(args: argparse.Namespace, out: Output) -> None:
     from compactor.brokers.metadata_topic.admin import KafkaAdmin
-    from compactor.consumer.reading import offset_before_time
+    from compactor.consumer.reading import offset_for_time_or_end
     from compactor.upkeep.operator_changes import delete_records
 
     kind, bound = args.before
     with tiers.open_configured_tier(args) as opened:
         (name,) = opened.partitions([args.partition])
-        offset = bound if kind == "offset" else offset_before_time(opened, name, bound)
+        offset = bound if kind == "offset" else offset_for_time_or_end(opened, name, bound)
         segments = removed = 0
         if not opened.kind.compacts:
             raise UsageError(f"a tier of layout {opened.settings.tier.layout} is only read", hint="Delete the records at their source")
