@@ -33,18 +33,18 @@ from compactor.agent.plan import (
     UploadFailure,
     UploadOutcome,
     adoption_log_line,
-    after_upload,
     choose_uploads,
     has_fresh_log_end,
     is_upload_due,
-    needs_log_end,
+    needs_log_end_query,
     retention_deadline_ms,
     upload_lag,
     with_leadership,
     with_listing,
     with_log_end,
+    with_upload_outcome,
 )
-from compactor.agent.status import SHARED, AgentCounters, AgentStatus, add_upload
+from compactor.agent.status import SHARED, AgentCounters, AgentStatus, with_upload_counted
 from compactor.agent.uploads import Uploader
 from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopicIds, LogEnd
 from compactor.config.settings import Settings
@@ -78,7 +78,7 @@ class LeaderQueries(Protocol):
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
         """Return each leader's answer about the end of its log, or the error that prevented the answer."""
 
-    def topic_ids(self, names: Sequence[str]) -> ClusterTopicIds:
+    def topic_ids(self, topics: Sequence[str]) -> ClusterTopicIds:
         """Return the topic ids that these topics have now. May be called from several threads."""
 
     def retention_ms(self, topic: str) -> int | None:
@@ -107,8 +107,8 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         super().__init__(opened, log)
         self._brokers = brokers
         self._uploads = Uploader(self._opened, self.stop, self._brokers.topic_ids)
-        self._watches: dict[TopicPartition, PartitionUploadState] = {}
-        self._staged = StagedFileHolder()
+        self._upload_states: dict[TopicPartition, PartitionUploadState] = {}
+        self._staged = OpenStagedFiles()
         self._retentions: dict[str, int | None] = {}
         self._delete_delays: dict[str, int] = {}
         self._tallies = AgentCounters()
@@ -134,12 +134,14 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
     def scan(self) -> None:
         """List the log directories and, if due, ask the cluster about leaders and log ends."""
         now = self._opened.ports.clock_ms()
-        identity = self._list_log_directories(now)
+        identity = self._list_directories_and_identify_broker(now)
         self._open_staged_files_to_upload()
         if not self._open_or_create_tier() or identity is None:
             return
         self._refresh_leaders(identity, now)
-        self._refresh_log_ends([watch.name for watch in self._watches.values() if needs_log_end(watch, now)], now)
+        self._refresh_log_ends(
+            [upload_state.name for upload_state in self._upload_states.values() if needs_log_end_query(upload_state, now)], now
+        )
         self._log_files_not_uploaded()
         self._scans += 1
         self._scan_ms = now
@@ -156,26 +158,26 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         now = self._opened.ports.clock_ms()
         most = UPLOADS_PER_THREAD * self._opened.settings.daemon.threads
         accept = self._opened.settings.agent.accept_truncation
-        due = choose_uploads(self._watches.values(), self._running, len(self._running) + ASKED_AT_ONCE, now, accept_truncation=accept)
-        names = [watch.name for watch in due[: max(0, most - len(self._running))]]
+        due = choose_uploads(self._upload_states.values(), self._running, len(self._running) + ASKED_AT_ONCE, now, accept_truncation=accept)
+        names = [upload_state.name for upload_state in due[: max(0, most - len(self._running))]]
         if not names:
             return []
-        if not all(has_fresh_log_end(self._watches[name], now) for name in names):
-            self._refresh_log_ends([watch.name for watch in due], now)
-        names = [name for name in names if is_upload_due(self._watches[name], now, accept_truncation=accept)]
+        if not all(has_fresh_log_end(self._upload_states[name], now) for name in names):
+            self._refresh_log_ends([upload_state.name for upload_state in due], now)
+        names = [name for name in names if is_upload_due(self._upload_states[name], now, accept_truncation=accept)]
         for name in names:
-            self._start_upload(self._watches[name], now)
+            self._start_upload(self._upload_states[name], now)
         return names
 
     # --- looking ---
 
-    def _list_log_directories(self, now_ms: int) -> BrokerIdentity | None:
-        """List all log directories and return the broker to which they belong; None if none of them could be read.
+    def _list_directories_and_identify_broker(self, now_ms: int) -> BrokerIdentity | None:
+        """List the partitions in all log directories. Return the broker to which the directories belong; None if none could be read.
 
         A directory that cannot be read, or belongs to another broker than the first one, is reported and does not stop the others.
         """
         rules = self._opened.settings.agent
-        known = {name: watch.seen for name, watch in self._watches.items()}
+        known = {name: upload_state.seen for name, upload_state in self._upload_states.items()}
         seen: dict[TopicPartition, PartitionDirectoryListing] = {}
         whose: BrokerIdentity | None = None
         lost = False
@@ -197,24 +199,24 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         for text in [key for key in self._problems if key not in (*rules.log_dirs, *SHARED)]:
             del self._problems[text]
         for name, each in seen.items():
-            self._watches[name] = with_listing(self._watches.get(name), each)
+            self._upload_states[name] = with_listing(self._upload_states.get(name), each)
             if each.problem:
-                self._record_failure(name, UploadFailure.UNREADABLE, each.problem, now_ms)
+                self._record_failure_before_upload(name, UploadFailure.UNREADABLE, each.problem, now_ms)
         # What a directory that cannot be read holds is not gone.
-        for name in [] if lost else [name for name in self._watches if name not in seen and name not in self._running]:
-            del self._watches[name]
+        for name in [] if lost else [name for name in self._upload_states if name not in seen and name not in self._running]:
+            del self._upload_states[name]
             self._staged.close_files(name)
         return whose
 
     def _open_staged_files_to_upload(self) -> None:
         """Open the files staged for deletion whose offsets are missing in the tier, and close those that are no longer needed."""
-        for name, watch in self._watches.items():
-            running, log_dir = name in self._running, Path(watch.seen.path)
-            found = replace(watch, held=self._staged.staged_files(name, watch.seen.staged, is_upload_running=running))
-            if found.seen.staged or found.held or watch.held:
+        for name, upload_state in self._upload_states.items():
+            running, log_dir = name in self._running, Path(upload_state.seen.path)
+            found = replace(upload_state, held=self._staged.refresh_open_files(name, upload_state.seen.staged, is_upload_running=running))
+            if found.seen.staged or found.held or upload_state.held:
                 space = True
                 with suppress(OSError):
-                    space = not found.held or has_space(log_dir)
+                    space = not found.held or has_enough_free_space(log_dir)
                 held = self._staged.open_wanted_files(
                     name, log_dir, found.uploadable_staged_files, is_upload_running=running, has_free_space=space
                 )
@@ -222,30 +224,30 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
                     why = "the broker has deleted it, and its disk is almost full"
                     what = f"{staged_segment_path(Path(), file.base)} is not held open any longer: {why}"
                     self._log(what, level=logging.WARNING, partition=str(name))
-                self._watches[name] = self._log_new_staged_files(replace(found, held=held))
+                self._upload_states[name] = self._log_new_staged_files(replace(found, held=held))
 
-    def _log_new_staged_files(self, watch: PartitionUploadState) -> PartitionUploadState:
+    def _log_new_staged_files(self, upload_state: PartitionUploadState) -> PartitionUploadState:
         """Log the files staged for deletion whose offsets the tier lacks, each once, with the time at which the broker deletes it.
 
-        Return the partition's watch with the topic's ``file.delete.delay.ms``.
+        Return the upload state with the topic's ``file.delete.delay.ms``.
         """
-        new = self._staged.select_unreported("staged", watch.uploadable_staged_files)
+        new = self._staged.select_unreported("staged", upload_state.uploadable_staged_files)
         if not new:
-            return watch
-        watch = replace(watch, delete_delay_ms=self._file_delete_delay_ms(watch.name.topic))
-        until = format_iso_time(upload_lag(replace(watch, position=watch.position or 0)).deadline_ms)
+            return upload_state
+        upload_state = replace(upload_state, delete_delay_ms=self._file_delete_delay_ms(upload_state.name.topic))
+        until = format_iso_time(upload_lag(replace(upload_state, position=upload_state.position or 0)).deadline_ms)
         what = (
             f"{len(new)} files from offset {new[0].base} on are staged for deletion and not in the tier: the broker deletes them at {until}"
         )
-        self._log(f"{what}, and they are held open", partition=str(watch.name))
-        return watch
+        self._log(f"{what}, and they are held open", partition=str(upload_state.name))
+        return upload_state
 
     def _log_files_not_uploaded(self) -> None:
         """Log the files staged for deletion that are not uploaded, because it is unknown whether this broker led the partition when it
         renamed them.
         """
-        for name, watch in self._watches.items():
-            for file in self._staged.select_unreported("untaken", watch.skipped_staged_files):
+        for name, upload_state in self._upload_states.items():
+            for file in self._staged.select_unreported("untaken", upload_state.skipped_staged_files):
                 where = f"{staged_segment_path(Path(), file.base)} is staged for deletion and is not taken"
                 self._tallies = replace(self._tallies, untaken=self._tallies.untaken + 1)
                 self._log(f"{where}: {unknown_leadership_message(file)}", level=logging.WARNING, partition=str(name))
@@ -276,7 +278,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
 
     def _refresh_leaders(self, identity: BrokerIdentity, now_ms: int) -> None:
         """Ask the cluster who leads the partitions, if any segment waits for upload or CHECK_MS have passed since the last answer."""
-        pending = any(upload_lag(watch).segments or watch.position is None for watch in self._watches.values())
+        pending = any(upload_lag(upload_state).segments or upload_state.position is None for upload_state in self._upload_states.values())
         if now_ms < self._broker_retry_ms or (not pending and not self._broker_failures and now_ms < self._asked_ms + CHECK_MS):
             return
         try:
@@ -290,10 +292,12 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
             return
         self._asked_ms, self._broker_failures, self._broker_retry_ms = now_ms, 0, 0
         self._record_shared_problem("broker", "")
-        for name, watch in self._watches.items():
-            self._watches[name] = with_leadership(watch, reported.leaders.get(name) == identity.broker_id)
+        for name, upload_state in self._upload_states.items():
+            self._upload_states[name] = with_leadership(upload_state, reported.leaders.get(name) == identity.broker_id)
         with suppress(StoreError):  # asked again the next time; it matters only for a topic that is created again
-            self._uploads.confirm_topics({watch.name.topic: watch.seen.topic_id for watch in self._watches.values() if watch.leads})
+            self._uploads.record_topics_of_cluster(
+                {upload_state.name.topic: upload_state.seen.topic_id for upload_state in self._upload_states.values() if upload_state.leads}
+            )
 
     def _record_broker_failure(self, reason: str, now_ms: int) -> None:
         """Record that the cluster gave no answer, or no usable one, and delay the next question."""
@@ -315,27 +319,27 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         for name in partitions:
             end = reported.get(name)
             if isinstance(end, LogEnd):
-                before = self._watches[name]
+                before = self._upload_states[name]
                 after = with_log_end(before, end, now_ms, answered_ms)
-                self._watches[name] = after
+                self._upload_states[name] = after
                 if after.trouble is UploadFailure.BEHIND is not before.trouble:
-                    self._report_failed_upload(name, UploadOutcome(None, trouble=UploadFailure.BEHIND, reason=after.reason))
+                    self._count_and_log_failed_upload(name, UploadOutcome(None, trouble=UploadFailure.BEHIND, reason=after.reason))
             else:
-                self._record_failure(name, UploadFailure.BROKER, str(end) if end else "no leader has answered", now_ms)
+                self._record_failure_before_upload(name, UploadFailure.BROKER, str(end) if end else "no leader has answered", now_ms)
 
     # --- working ---
 
-    def _start_upload(self, watch: PartitionUploadState, now_ms: int) -> None:
+    def _start_upload(self, upload_state: PartitionUploadState, now_ms: int) -> None:
         """Start a thread that uploads this partition's segments."""
-        self._running[watch.name] = now_ms
-        held = self._staged.held_files(watch.name)
+        self._running[upload_state.name] = now_ms
+        held = self._staged.held_files(upload_state.name)
 
         def run_upload() -> None:
             begun = time.monotonic()
-            outcome = self._uploads.upload(watch, held)
-            self._done.put(_FinishedUpload(watch.name, outcome, time.monotonic() - begun))
+            outcome = self._uploads.upload(upload_state, held)
+            self._done.put(_FinishedUpload(upload_state.name, outcome, time.monotonic() - begun))
 
-        threading.Thread(target=run_upload, name=f"upload {watch.name}", daemon=True).start()
+        threading.Thread(target=run_upload, name=f"upload {upload_state.name}", daemon=True).start()
 
     @override
     def _process_result(self, finished: _FinishedUpload) -> None:
@@ -349,16 +353,16 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         elif outcome.trouble is None and not outcome.stopped:
             self._record_shared_problem("store", "")
             self._record_shared_problem("generations", "")
-        if name in self._watches:
-            before = self._watches[name]
+        if name in self._upload_states:
+            before = self._upload_states[name]
             outcome = self._with_retention_deadline(before, outcome)
-            self._watches[name] = after_upload(before, outcome, self._opened.ports.clock_ms())
+            self._upload_states[name] = with_upload_outcome(before, outcome, self._opened.ports.clock_ms())
             if outcome.trouble is not None and (before.trouble is not outcome.trouble or outcome.trouble is UploadFailure.GAP):
                 self._log(outcome.reason, level=logging.WARNING, partition=str(name), trouble=outcome.trouble or "")
             if outcome.trouble is None and before.trouble is not None and not outcome.stopped:
                 self._log("uploads succeed again", partition=str(name))
             self._log_partitions_to_adopt()
-        self._tallies = add_upload(self._tallies, outcome)
+        self._tallies = with_upload_counted(self._tallies, outcome)
         for note in outcome.notes:
             self._log(note, partition=str(name))
         if outcome.segments:
@@ -368,45 +372,45 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
 
     def _log_partitions_to_adopt(self) -> None:
         """Log, once after every partition was tried, the partitions whose topics a person must adopt before they can be uploaded."""
-        line = None if self._adoptions_listed else adoption_log_line(self._watches.values())
+        line = None if self._adoptions_listed else adoption_log_line(self._upload_states.values())
         self._adoptions_listed = self._adoptions_listed or line is not None
         if line:
             self._log(line, level=logging.WARNING)
 
-    def _with_retention_deadline(self, watch: PartitionUploadState, outcome: UploadOutcome) -> UploadOutcome:
+    def _with_retention_deadline(self, upload_state: PartitionUploadState, outcome: UploadOutcome) -> UploadOutcome:
         """Return the outcome with the time at which the broker's retention deletes the first segment that waits for adoption of its
         topic.
         """
         if outcome.trouble is not UploadFailure.IDENTITY:
             return outcome
-        waiting = watch if outcome.position is None else replace(watch, position=outcome.position)
-        topic, pending = watch.name.topic, waiting.pending_segments
+        waiting = upload_state if outcome.position is None else replace(upload_state, position=outcome.position)
+        topic, pending = upload_state.name.topic, waiting.pending_segments
         with suppress(StoreError):
             if topic not in self._retentions:
                 self._retentions[topic] = self._brokers.retention_ms(topic)
         retention_ms = self._retentions.get(topic)
-        largest = largest_timestamp_ms(Path(watch.seen.path), pending[0].base) if pending else -1
+        largest = largest_timestamp_ms(Path(upload_state.seen.path), pending[0].base) if pending else -1
         deadline = None if retention_ms is None else retention_deadline_ms(waiting, largest, retention_ms)
         if deadline is None:
             return outcome
         when = f"Retention deletes offset {pending[0].base} and what follows it from {format_iso_time(deadline)} on"
         return replace(outcome, reason=f"{outcome.reason}. {when}", deadline_ms=deadline)
 
-    def _record_failure(self, partition: TopicPartition, failure: UploadFailure, reason: str, now_ms: int) -> None:
-        """Record, for a partition, a failure that happened before its upload could begin, and when to retry."""
-        watch = self._watches[partition]
-        if now_ms < watch.retry_at_ms:
+    def _record_failure_before_upload(self, partition: TopicPartition, failure: UploadFailure, reason: str, now_ms: int) -> None:
+        """Record a failure because of which the upload of a partition cannot begin, and when to retry."""
+        upload_state = self._upload_states[partition]
+        if now_ms < upload_state.retry_at_ms:
             return
         outcome = UploadOutcome(None, trouble=failure, reason=reason)
-        self._watches[partition] = after_upload(watch, outcome, now_ms)
-        if watch.trouble is not failure:
-            self._report_failed_upload(partition, outcome)
+        self._upload_states[partition] = with_upload_outcome(upload_state, outcome, now_ms)
+        if upload_state.trouble is not failure:
+            self._count_and_log_failed_upload(partition, outcome)
         else:
-            self._tallies = add_upload(self._tallies, outcome)
+            self._tallies = with_upload_counted(self._tallies, outcome)
 
-    def _report_failed_upload(self, partition: TopicPartition, outcome: UploadOutcome) -> None:
-        """Add a failed upload to the totals and log its reason."""
-        self._tallies = add_upload(self._tallies, outcome)
+    def _count_and_log_failed_upload(self, partition: TopicPartition, outcome: UploadOutcome) -> None:
+        """Count an upload that failed in the agent's totals, and log its reason."""
+        self._tallies = with_upload_counted(self._tallies, outcome)
         self._log(outcome.reason, level=logging.WARNING, partition=str(partition), trouble=outcome.trouble or "")
 
     def _record_shared_problem(self, place: str, reason: str) -> None:
@@ -443,7 +447,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
             stopping=stopping,
             problem="; ".join(problems.values()),
             problems=problems,
-            watches=tuple(self._watches.copy().values()),
+            upload_states=tuple(self._upload_states.copy().values()),
             running=self._running.copy(),
             usage=opened.counters.usage(),
             tallies=self._tallies,
@@ -459,15 +463,17 @@ MIN_FREE_SHARE = 0.1
 """Share of a broker's disk that must be free while files are held which the broker has deleted, because they still take up space."""
 
 
-def has_space(log_directory: Path) -> bool:
-    """Return whether the disk of a log directory has room for deleted files. Raises OSError."""
+def has_enough_free_space(log_directory: Path) -> bool:
+    """Return whether the disk of a log directory has so much free space (MIN_FREE_SHARE) that files which the broker has deleted may stay
+    open. Raises OSError.
+    """
     usage = shutil.disk_usage(log_directory)
     return usage.free >= MIN_FREE_SHARE * usage.total
 
 
-class StagedFileHolder:
-    """Keeps files that brokers have staged for deletion open, for all partitions, so that the agent can upload them after the broker has
-    deleted them. All methods are for the thread of the agent's loop.
+class OpenStagedFiles:
+    """Open files, by partition, that brokers have staged for deletion. The agent can upload them after the broker has deleted them. All
+    methods are for the thread of the agent's loop.
 
     A file is open from when it is first seen until its records are in the tier, or it is refused for good.
     """
@@ -480,8 +486,10 @@ class StagedFileHolder:
         """Return the open files of a partition, for its upload; None if there are none."""
         return self._held.get(partition)
 
-    def staged_files(self, partition: TopicPartition, listed: Sequence[StagedFile], *, is_upload_running: bool) -> tuple[StagedFile, ...]:
-        """Return the files staged for deletion of a partition, listed or still open, without those whose names other files have taken.
+    def refresh_open_files(
+        self, partition: TopicPartition, listed: Sequence[StagedFile], *, is_upload_running: bool
+    ) -> tuple[StagedFile, ...]:
+        """Close the open files of a partition whose names other files have taken by now, and return those that are still open.
 
         :param listed: the files in the partition's directory.
         :param is_upload_running: whether an upload reads the files now, so that none may be closed.

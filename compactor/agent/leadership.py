@@ -37,10 +37,12 @@ class LeadershipInterval:
     until_ms: int
 
 
-class RenameEvidence(Enum):
-    """Result of asking whether this broker led the partition, in one leader epoch, before and after a file was renamed for deletion.
+class LeadershipAtRename(Enum):
+    """Whether this broker led a partition, in one and the same leader epoch, before and after it renamed a file for deletion.
 
-    UNDECIDED: it led before, and the leader has not been asked since.
+    SAME_EPOCH: it did.
+    UNDECIDED: it led before the rename, and the leader has not been asked since.
+    UNKNOWN: it is not known to have led before the rename.
     """
 
     SAME_EPOCH = "same epoch"
@@ -64,33 +66,34 @@ def add_leader_answer(
     return (*intervals, LeadershipInterval(log_end.leader_epoch, answered_ms, asked_ms))[-MAX_INTERVALS:]
 
 
-def rename_evidence(intervals: Sequence[LeadershipInterval], changed_ms: int) -> RenameEvidence:
+def leadership_at_rename(intervals: Sequence[LeadershipInterval], renamed_ms: int) -> LeadershipAtRename:
     """Return whether this broker is known to have led the partition, in one leader epoch, before and after a file was renamed for
     deletion. A leader's answer that arrived in the millisecond of the rename does not count as before it, because their order is
     unknown.
-    :param changed_ms: time of the rename: the file's change time, in milliseconds.
+
+    :param renamed_ms: time of the rename: the file's change time, in milliseconds.
     """
-    if any(each.from_ms < changed_ms and changed_ms + TICK_MS <= each.until_ms for each in intervals):
-        return RenameEvidence.SAME_EPOCH
-    if intervals and intervals[-1].from_ms < changed_ms:
-        return RenameEvidence.UNDECIDED
-    return RenameEvidence.UNKNOWN
+    if any(each.from_ms < renamed_ms and renamed_ms + TICK_MS <= each.until_ms for each in intervals):
+        return LeadershipAtRename.SAME_EPOCH
+    if intervals and intervals[-1].from_ms < renamed_ms:
+        return LeadershipAtRename.UNDECIDED
+    return LeadershipAtRename.UNKNOWN
 
 
-def staged_file_refusal(intervals: Sequence[LeadershipInterval]) -> Callable[[StagedFile], str]:
+def make_staged_file_refusal_check(intervals: Sequence[LeadershipInterval]) -> Callable[[StagedFile], str]:
     """Return a function that takes a staged file and returns why the agent must not upload it, or an empty string.
 
     The function raises BadData for a file about which this is not decided yet, so that the upload is tried again.
     """
 
-    def problem(file: StagedFile) -> str:
-        evidence = rename_evidence(intervals, file.changed_ms)
-        if evidence is RenameEvidence.UNDECIDED:
+    def refusal_reason(file: StagedFile) -> str:
+        evidence = leadership_at_rename(intervals, file.changed_ms)
+        if evidence is LeadershipAtRename.UNDECIDED:
             cause = "it was staged for deletion a moment ago, and the leader's epoch is not confirmed since"
             raise BadData(cause, segment=staged_segment_path(Path(), file.base).name, hint="It is tried again")
-        return "" if evidence is RenameEvidence.SAME_EPOCH else unknown_leadership_message(file)
+        return "" if evidence is LeadershipAtRename.SAME_EPOCH else unknown_leadership_message(file)
 
-    return problem
+    return refusal_reason
 
 
 def unknown_leadership_message(file: StagedFile) -> str:

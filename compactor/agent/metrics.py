@@ -20,7 +20,7 @@ def agent_metrics(status: AgentStatus) -> Iterator[Metric]:
 
 def _upload_lag_metrics(status: AgentStatus) -> Iterator[Metric]:
     """Yield the upload lag: per partition for those that lag most, and in total."""
-    led = [(watch, upload_lag(watch)) for watch in status.watches if watch.leads]
+    led = [(upload_state, upload_lag(upload_state)) for upload_state in status.upload_states if upload_state.leads]
     led.sort(key=lambda entry: (-entry[1].bytes, entry[0].name))
     described = {
         "agent_lag_bytes": f"Bytes of sealed segments that are not in the tier, for the {MOST_LABELLED} partitions that lag most",
@@ -31,9 +31,9 @@ def _upload_lag_metrics(status: AgentStatus) -> Iterator[Metric]:
     yield from partition_gauges(
         described,
         (
-            (watch.name, (found.bytes, found.segments, _age_seconds(found.since_ms, status.now_ms), watch.position - 1))
-            for watch, found in led[:MOST_LABELLED]
-            if watch.position is not None
+            (upload_state.name, (found.bytes, found.segments, _age_seconds(found.since_ms, status.now_ms), upload_state.position - 1))
+            for upload_state, found in led[:MOST_LABELLED]
+            if upload_state.position is not None
         ),
     )
     staged = sum(found.staged for _, found in led)
@@ -70,15 +70,15 @@ def _total_metrics(status: AgentStatus) -> Iterator[Metric]:
     tallies = status.tallies
     yield from make_gauges(
         (
-            ("agent_partitions", "Partitions in the log directories whose topics match", len(status.watches)),
+            ("agent_partitions", "Partitions in the log directories whose topics match", len(status.upload_states)),
             (
                 "agent_partitions_led",
                 "Partitions in the log directories that this broker leads",
-                sum(watch.leads for watch in status.watches),
+                sum(upload_state.leads for upload_state in status.upload_states),
             ),
         )
     )
-    now = Counter(watch.trouble for watch in status.watches if watch.leads and watch.trouble is not None)
+    now = Counter(upload_state.trouble for upload_state in status.upload_states if upload_state.leads and upload_state.trouble is not None)
     refused = GaugeMetricFamily(
         f"{OWN}_agent_partitions_refused", "Partitions that are not uploaded at present, by reason", labels=["reason"]
     )

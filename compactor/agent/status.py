@@ -29,8 +29,8 @@ class AgentCounters:
     untaken: int = 0
 
 
-def add_upload(counters: AgentCounters, outcome: UploadOutcome) -> AgentCounters:
-    """Return the agent's totals with the outcome of one more upload."""
+def with_upload_counted(counters: AgentCounters, outcome: UploadOutcome) -> AgentCounters:
+    """Return the agent's totals with one more upload, which had this outcome."""
     if outcome.stopped:
         return counters
     if outcome.trouble is not None:
@@ -48,12 +48,12 @@ def add_upload(counters: AgentCounters, outcome: UploadOutcome) -> AgentCounters
 class AgentStatus(ServiceStatus):
     """Status of an agent.
 
-    ready: whether directories, brokers and tier could be read at the last attempt. problems: why not, by what could not be read (SHARED, or
-    a log directory).
+    ready: whether directories, brokers and tier could be read at the last attempt.
+    problems: why not, by what could not be read (SHARED, or a log directory).
     running: the partitions being uploaded, with the time at which each upload began, in milliseconds.
     """
 
     problems: Mapping[str, str]
-    watches: tuple[PartitionUploadState, ...]
+    upload_states: tuple[PartitionUploadState, ...]
     running: Mapping[TopicPartition, int]
     tallies: AgentCounters

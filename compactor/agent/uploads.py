@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from compactor.access.tier import Tier
-from compactor.agent.leadership import staged_file_refusal
+from compactor.agent.leadership import make_staged_file_refusal_check
 from compactor.agent.log_directories import EPOCHS, last_leader_epoch
 from compactor.agent.plan import PartitionDirectoryListing, PartitionUploadState, UploadFailure, UploadOutcome
 from compactor.config.settings import Cleaner
@@ -43,35 +43,35 @@ class Uploader:
         self._large = threading.Lock()
         self._output_updater = _OutputUpdater(opened, stop) if opened.settings.tier.pinterest.target else None
 
-    def upload(self, watch: PartitionUploadState, held_files: HeldStagedFiles | None = None) -> UploadOutcome:
+    def upload(self, upload_state: PartitionUploadState, held_files: HeldStagedFiles | None = None) -> UploadOutcome:
         """Import the partition's new segments below the high watermark, then update its output if one is configured. Raises nothing.
 
         :param held_files: files staged for deletion that the caller holds open.
         """
         try:
             self._stop.raise_if_stopped()
-            outcome = self._import_new_segments(watch, held_files)
+            outcome = self._import_new_segments(upload_state, held_files)
             return (
                 outcome
                 if self._output_updater is None or outcome.trouble is not None
-                else self._output_updater.update_output(watch.name, outcome)
+                else self._output_updater.append_to_output(upload_state.name, outcome)
             )
         except Stopped:
             return UploadOutcome(None, stopped=True)
         except Exception as error:  # noqa: BLE001 - one partition's trouble must not end the service for the others (I9)
-            state = self._read_tier_state_or_none(watch.name)
+            state = self._read_tier_state_or_none(upload_state.name)
             position = state.end_offset + 1 if state is not None and state.has_segments else None
             reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
-            return UploadOutcome(position, trouble=classify_failure(error, watch.seen, state), reason=reason)
+            return UploadOutcome(position, trouble=classify_failure(error, upload_state.seen, state), reason=reason)
 
-    def confirm_topics(self, topic_ids: Mapping[str, TopicId]) -> None:
-        """Record, for uploaded topics, the cluster to which they belong. Raises StoreError."""
+    def record_topics_of_cluster(self, topic_ids: Mapping[str, TopicId]) -> None:
+        """Record in the catalog that these topics, with their ids, belong to the brokers' cluster. Raises StoreError."""
         with self._one_at_a_time:
             record_confirmed_topics(self._opened.catalog, topic_ids, self._ask)
 
-    def _import_new_segments(self, watch: PartitionUploadState, held_files: HeldStagedFiles | None) -> UploadOutcome:
+    def _import_new_segments(self, upload_state: PartitionUploadState, held_files: HeldStagedFiles | None) -> UploadOutcome:
         """Import the partition's new segments below the high watermark, if this replica knows the leader's epoch. Raises CompactorError."""
-        path, end = Path(watch.seen.path), watch.end
+        path, end = Path(upload_state.seen.path), upload_state.end
         if end is None:
             return UploadOutcome(None, trouble=UploadFailure.BROKER, reason="no leader has reported where its log ends")
         try:
@@ -93,28 +93,28 @@ class Uploader:
             refill=False,
             may_be_empty=True,
             held=held_files,
-            staged_problem=staged_file_refusal(watch.leadership),
+            staged_problem=make_staged_file_refusal_check(upload_state.leadership),
             opening=RecreationConfirmation(ask=self._ask),
         )
-        report = self._run_import(watch, options)
+        report = self._run_import(upload_state, options)
         position = report.end_offset + 1
-        if watch.trouble is UploadFailure.BEHIND and position > end.high_watermark:
-            return UploadOutcome(position, trouble=UploadFailure.BEHIND, reason=watch.reason, notes=report.notes)
+        if upload_state.trouble is UploadFailure.BEHIND and position > end.high_watermark:
+            return UploadOutcome(position, trouble=UploadFailure.BEHIND, reason=upload_state.reason, notes=report.notes)
         return UploadOutcome(position, report.segments, report.bytes, notes=report.notes)
 
-    def _run_import(self, watch: PartitionUploadState, options: ImportOptions) -> ImportReport:
+    def _run_import(self, upload_state: PartitionUploadState, options: ImportOptions) -> ImportReport:
         """Import the partition's directory into the tier with these options, and return the report of the import."""
-        opened, name = self._opened, watch.name
+        opened, name = self._opened, upload_state.name
         hint = opened.changes.change_hint(opened.current(name))
 
-        def note_change(log: PartitionLog) -> None:
+        def publish_change(log: PartitionLog) -> None:
             with self._one_at_a_time:
                 opened.changes.publish([log])
                 opened.changes.cache_log_state(log, hint)
 
         policy = opened.settings.cleaner_for(name.topic).cleaner_policy()
-        company = ImportResources(1, note_change, self._large)
-        return import_directory(opened, Path(watch.seen.path), name, policy, options=options, shared=company)
+        company = ImportResources(1, publish_change, self._large)
+        return import_directory(opened, Path(upload_state.seen.path), name, policy, options=options, shared=company)
 
     def _read_tier_state_or_none(self, partition: TopicPartition) -> PartitionState | None:
         """Return the partition's state in the tier, or None if it cannot be read."""
@@ -140,7 +140,7 @@ class _OutputUpdater:
         )
         self._left: set[TopicPartition] = set()
 
-    def update_output(self, partition: TopicPartition, outcome: UploadOutcome) -> UploadOutcome:
+    def append_to_output(self, partition: TopicPartition, outcome: UploadOutcome) -> UploadOutcome:
         """After an upload, append the uploaded segments to the partition's output, if an output is configured. Return the upload's
         outcome, to which a failure of the output or a line for the log is added. Raises Stopped if the agent is stopping.
         """
@@ -185,7 +185,7 @@ def classify_failure(error: Exception, listing: PartitionDirectoryListing, state
             return UploadFailure.COMPACTED
         if error.segment.endswith(PARTITION_METADATA):
             return UploadFailure.IDENTITY
-        gap = state is not None and state.has_segments and listing.first_base > state.end_offset + 1
+        gap = state is not None and state.has_segments and listing.first_base_offset > state.end_offset + 1
         return UploadFailure.GAP if gap else UploadFailure.CONTENT
     if isinstance(error, UsageError):
         return UploadFailure.DELETED if state is not None and state.deleted_slot else UploadFailure.UNREADABLE

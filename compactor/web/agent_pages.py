@@ -36,18 +36,18 @@ PASSING = frozenset({UploadFailure.EPOCH, UploadFailure.BROKER, UploadFailure.FE
 class _LedPartition:
     """A partition that this broker leads, with the values by which the list is sorted and filtered."""
 
-    watch: PartitionUploadState
+    upload_state: PartitionUploadState
     name: str
     condition: PartitionCondition
     lag: UploadLag
 
 
 UPLOAD_COLUMNS: dict[str, ListColumn[_LedPartition]] = {
-    "state": ListColumn(lambda led: (ORDER[led.condition], led.watch.name)),
-    "name": ListColumn(lambda led: (led.watch.name,)),
-    "lag": ListColumn(lambda led: (led.lag.bytes, led.watch.name), descending=True),
-    "age": ListColumn(lambda led: (-led.lag.since_ms if led.lag.since_ms else -(2**63), led.watch.name), descending=True),
-    "end": ListColumn(lambda led: (led.watch.position or 0, led.watch.name), descending=True),
+    "state": ListColumn(lambda led: (ORDER[led.condition], led.upload_state.name)),
+    "name": ListColumn(lambda led: (led.upload_state.name,)),
+    "lag": ListColumn(lambda led: (led.lag.bytes, led.upload_state.name), descending=True),
+    "age": ListColumn(lambda led: (-led.lag.since_ms if led.lag.since_ms else -(2**63), led.upload_state.name), descending=True),
+    "end": ListColumn(lambda led: (led.upload_state.position or 0, led.upload_state.name), descending=True),
 }
 
 
@@ -77,9 +77,9 @@ class AgentPages:
     def status_page_document(self, query: ListQuery) -> StatusDocument[AgentTotals, UploadRow]:
         """Return the document of the first page."""
         status = self.status()
-        led = [_led_partition(watch, status) for watch in status.watches if watch.leads]
+        led = [_led_partition(upload_state, status) for upload_state in status.upload_states if upload_state.leads]
         failing_partitions = sorted(
-            (each.watch for each in led if each.condition is PartitionCondition.ATTENTION), key=lambda w: (-w.troubled_ms, w.name)
+            (each.upload_state for each in led if each.condition is PartitionCondition.ATTENTION), key=lambda w: (-w.troubled_ms, w.name)
         )
         return status_document(
             StatusDocument[AgentTotals, UploadRow],
@@ -90,7 +90,9 @@ class AgentPages:
             query,
             lambda each: _upload_row(each, status.now_ms),
             totals=_agent_totals(status, led, len(failing_partitions)),
-            needs_attention=[_failing_upload_entry(watch, self.config, self.runbook_url) for watch in failing_partitions[:MOST_SHOWN]],
+            needs_attention=[
+                _failing_upload_entry(upload_state, self.config, self.runbook_url) for upload_state in failing_partitions[:MOST_SHOWN]
+            ],
             running_jobs=[
                 _running_upload_entry(name, begun, status.now_ms)
                 for name, begun in sorted(status.running.items(), key=lambda each: each[1])
@@ -104,44 +106,50 @@ class AgentPages:
     def partition_document(self, partition: TopicPartition) -> UploadDocument | None:
         """Return the document of one partition's page, or None if the partition is in no log directory of the broker."""
         status = self.status()
-        watch = next((watch for watch in status.watches if watch.name == partition), None)
-        if watch is None:
+        upload_state = next((upload_state for upload_state in status.upload_states if upload_state.name == partition), None)
+        if upload_state is None:
             return None
         pending = [
-            PendingSegment(start_offset=f.base, end_offset=f.end - 1, bytes=f.size, sealed_ms=f.mtime_ms) for f in watch.pending_segments
+            PendingSegment(start_offset=f.base, end_offset=f.end - 1, bytes=f.size, sealed_ms=f.mtime_ms)
+            for f in upload_state.pending_segments
         ]
         begun = status.running.get(partition)
         return UploadDocument(
             version=__version__,
             now_ms=status.now_ms,
-            row=_upload_row(_led_partition(watch, status), status.now_ms),
-            attention=_failing_upload_entry(watch, self.config, self.runbook_url) if watch.trouble is not None else None,
+            row=_upload_row(_led_partition(upload_state, status), status.now_ms),
+            attention=_failing_upload_entry(upload_state, self.config, self.runbook_url) if upload_state.trouble is not None else None,
             at_work=None if begun is None else _running_upload_entry(partition, begun, status.now_ms),
-            leads=watch.leads,
-            directory=watch.seen.path,
-            first_offset=watch.seen.first_base if watch.seen.first_base >= 0 else None,
-            active_offset=watch.seen.active_base if watch.seen.active_base >= 0 else None,
+            leads=upload_state.leads,
+            directory=upload_state.seen.path,
+            first_offset=upload_state.seen.first_base_offset if upload_state.seen.first_base_offset >= 0 else None,
+            active_offset=upload_state.seen.active_base if upload_state.seen.active_base >= 0 else None,
             pending=tuple(pending[:MOST_PENDING]),
-            checked_ms=watch.checked_ms or None,
+            checked_ms=upload_state.checked_ms or None,
             commands=tuple(format_command(verb, partition, self.config) for verb in ("segments list", "verify", "explain")),
         )
 
 
-def _led_partition(watch: PartitionUploadState, status: AgentStatus) -> _LedPartition:
+def _led_partition(upload_state: PartitionUploadState, status: AgentStatus) -> _LedPartition:
     """Return a partition that this broker leads with its condition and the lag of its upload."""
-    found = upload_lag(watch)
-    return _LedPartition(watch, str(watch.name), _upload_condition(watch, found, is_uploading=watch.name in status.running), found)
+    found = upload_lag(upload_state)
+    return _LedPartition(
+        upload_state,
+        str(upload_state.name),
+        _upload_condition(upload_state, found, is_uploading=upload_state.name in status.running),
+        found,
+    )
 
 
-def _upload_condition(watch: PartitionUploadState, lag: UploadLag, *, is_uploading: bool) -> PartitionCondition:
+def _upload_condition(upload_state: PartitionUploadState, lag: UploadLag, *, is_uploading: bool) -> PartitionCondition:
     """Return the condition of a partition that this broker leads: failing, being uploaded, unknown, waiting for upload, or up to date.
     ``is_uploading``: whether an upload runs.
     """
-    if watch.trouble is not None:
+    if upload_state.trouble is not None:
         return PartitionCondition.ATTENTION
     if is_uploading:
         return PartitionCondition.WORKING
-    if watch.position is None:
+    if upload_state.position is None:
         return PartitionCondition.UNSEEN
     return PartitionCondition.DUE if lag.segments else PartitionCondition.QUIET
 
@@ -153,7 +161,7 @@ def _agent_totals(status: AgentStatus, led: list[_LedPartition], failing_partiti
     """
     moments = [each.lag.since_ms for each in led if each.lag.since_ms]
     return AgentTotals(
-        partitions=len(status.watches),
+        partitions=len(status.upload_states),
         led=len(led),
         lag_segments=sum(each.lag.segments for each in led),
         lag_bytes=sum(each.lag.bytes for each in led),
@@ -165,18 +173,18 @@ def _agent_totals(status: AgentStatus, led: list[_LedPartition], failing_partiti
     )
 
 
-def _failing_upload_entry(watch: PartitionUploadState, config: str, runbook_url: str) -> NeedsAttention:
+def _failing_upload_entry(upload_state: PartitionUploadState, config: str, runbook_url: str) -> NeedsAttention:
     """Return the entry of a failing partition for the list of problems, with the first command to run."""
-    trouble = watch.trouble
+    trouble = upload_state.trouble
     return NeedsAttention(
-        partition=str(watch.name),
+        partition=str(upload_state.name),
         kind=trouble.value if trouble else "",
-        reason=watch.reason,
+        reason=upload_state.reason,
         segment="",
-        since_ms=watch.troubled_ms or None,
-        failures=watch.failures,
-        next_try_ms=watch.retry_at_ms or None,
-        commands=() if trouble in PASSING else (format_command("checkpoints show", watch.name, config),),
+        since_ms=upload_state.troubled_ms or None,
+        failures=upload_state.failures,
+        next_try_ms=upload_state.retry_at_ms or None,
+        commands=() if trouble in PASSING else (format_command("checkpoints show", upload_state.name, config),),
         runbook=runbook_link(runbook_url, "alert-tieredcompactoragentrefuses"),
     )
 
@@ -200,19 +208,21 @@ def _running_upload_entry(partition: TopicPartition, begun_ms: int, now_ms: int)
 
 def _upload_row(led: _LedPartition, now_ms: int) -> UploadRow:
     """Return the row of a partition that this broker leads in the list of partitions."""
-    watch, end = led.watch, led.watch.end
-    why = "it failed before" if watch.trouble else "sealed segments" if led.lag.segments else "the tier has all sealed segments"
+    upload_state, end = led.upload_state, led.upload_state.end
+    why = "it failed before" if upload_state.trouble else "sealed segments" if led.lag.segments else "the tier has all sealed segments"
     return UploadRow(
         partition=led.name,
         condition=led.condition.value,
-        reason=f"{watch.trouble.value}: {watch.reason}" if watch.trouble else "",
+        reason=f"{upload_state.trouble.value}: {upload_state.reason}" if upload_state.trouble else "",
         leader_epoch=end.leader_epoch if end else None,
-        tier_end_offset=None if watch.position is None else watch.position - 1,
+        tier_end_offset=None if upload_state.position is None else upload_state.position - 1,
         high_watermark=end.high_watermark if end else None,
         lag_segments=led.lag.segments,
         lag_bytes=led.lag.bytes,
         lag_since_ms=led.lag.since_ms or None,
         lag_staged_segments=led.lag.staged,
         lag_deadline_ms=led.lag.deadline_ms or None,
-        next=PlannedStep(action="upload", at_ms=max(now_ms, watch.retry_at_ms) if led.lag.segments or watch.trouble else None, why=why),
+        next=PlannedStep(
+            action="upload", at_ms=max(now_ms, upload_state.retry_at_ms) if led.lag.segments or upload_state.trouble else None, why=why
+        ),
     )

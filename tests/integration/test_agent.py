@@ -77,7 +77,7 @@ def test_idle_it_asks_the_tier_for_nothing_and_brokers_once_a_minute(scene: Side
     opened = scene.tier.opened()
     agent = scene.tier.agent(scene.one, scene.cluster, opened)
     settle(agent)
-    assert all(stands(watch) == (8, None) for watch in agent.status().watches)
+    assert all(stands(watch) == (8, None) for watch in agent.status().upload_states)
     before, asked = opened.counters.usage(), scene.cluster.asked
     for _ in range(12):  # two minutes
         scene.tier.hurry(10_000)
@@ -93,7 +93,7 @@ def test_brokers_are_asked_about_many_partitions_at_once(scene: SideScene) -> No
         story.write(scene.one.replica(story.name))
     agent = scene.agent()
     settle(agent)
-    assert [stands(watch) for watch in agent.status().watches] == [(8, None)] * 30
+    assert [stands(watch) for watch in agent.status().upload_states] == [(8, None)] * 30
     assert scene.cluster.asked <= 8
 
 

@@ -186,7 +186,7 @@ def test_another_clusters_logs_under_the_same_names(scene: Scene, tmp_path: Path
         story.write(stranger.replica(story.name), 17)
     agent = scene.tier.agent(stranger, cluster)
     settle(agent)
-    found = {watch.name.partition: (watch.position, watch.trouble) for watch in agent.status().watches}
+    found = {watch.name.partition: (watch.position, watch.trouble) for watch in agent.status().upload_states}
     assert found == {0: (8, UploadFailure.CONTENT), 2: (16, None)}
     assert metric(agent, 'tiered_compactor_agent_partitions_refused{reason="content"}') == 1
     assert scene.tier.held() == held

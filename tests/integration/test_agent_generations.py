@@ -240,6 +240,6 @@ def test_other_partitions_go_on(scene: Scene) -> None:
     scene.broken = (f"{other}/{0:020d}.log",)
     agent = scene.agent()
     settle(agent)
-    found = {watch.name: (watch.position, watch.trouble) for watch in agent.status().watches}
+    found = {watch.name: (watch.position, watch.trouble) for watch in agent.status().upload_states}
     assert found == {ORDERS: (8, None), other: (8, UploadFailure.GENERATION)}
     scene.check(8)

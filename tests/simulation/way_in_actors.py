@@ -17,17 +17,17 @@ from typing_extensions import override
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
-from compactor.agent.agent import StagedFileHolder
-from compactor.agent.leadership import RenameEvidence, rename_evidence
+from compactor.agent.agent import OpenStagedFiles
+from compactor.agent.leadership import LeadershipAtRename, leadership_at_rename
 from compactor.agent.log_directories import scan_log_directory
 from compactor.agent.plan import (
     PartitionUploadState,
     UploadFailure,
-    after_upload,
     is_upload_due,
     with_leadership,
     with_listing,
     with_log_end,
+    with_upload_outcome,
 )
 from compactor.agent.uploads import Uploader
 from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
@@ -176,7 +176,7 @@ class WayIn:
         self.mine = mine
         self.other = other
         self.heard = (brokers.leader.number, brokers.end(), brokers.incarnation, int(world.now_ms))
-        self.holders: list[StagedFileHolder] = []
+        self.holders: list[OpenStagedFiles] = []
         self.readings: list[Reading] = []
         self.counts: dict[str, int] = {}
 
@@ -265,7 +265,7 @@ class WayIn:
             opened = replace(tier, settings=tier.settings.model_copy(update={"agent": agent}))
             uploads = Uploader(opened, StopRequest(threading.Event()), self.ask)
             known: list[PartitionUploadState | None] = [None]
-            holder = StagedFileHolder()
+            holder = OpenStagedFiles()
             self.holders.append(holder)
 
             def look() -> None:
@@ -276,7 +276,7 @@ class WayIn:
                 leader, end, incarnation, counted_ms = self.heard
                 if incarnation != self.brokers.incarnation:
                     return
-                held = holder.staged_files(NAME, seen.staged, is_upload_running=False)
+                held = holder.refresh_open_files(NAME, seen.staged, is_upload_running=False)
                 now = tier.ports.clock_ms()
                 watch = with_log_end(
                     replace(with_leadership(with_listing(known[0], seen), leader == broker), retry_at_ms=0, held=held), end, counted_ms
@@ -288,10 +288,10 @@ class WayIn:
                 hides = (agent.allow_gaps or ends) and self.hides_truncation(self.mine, disk)
                 if hides or not is_upload_due(watch, now, accept_truncation=agent.accept_truncation):
                     return
-                source = self.source(disk, lambda ms: rename_evidence(watch.leadership, ms) is RenameEvidence.SAME_EPOCH)
+                source = self.source(disk, lambda ms: leadership_at_rename(watch.leadership, ms) is LeadershipAtRename.SAME_EPOCH)
                 with self.attempt(self.mine, source, gaps=agent.allow_gaps) as attempt:
                     outcome = uploads.upload(watch, holder.held_files(NAME))
-                known[0] = after_upload(watch, outcome, now)
+                known[0] = with_upload_outcome(watch, outcome, now)
                 self.world.note(f"upload: {outcome.position} {outcome.trouble} {outcome.reason[:150]}")
                 if outcome.trouble is UploadFailure.BUG:
                     self.world.violate(f"agent: {outcome.reason}")

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from compactor.agent import leadership, plan
-from compactor.agent.leadership import RenameEvidence
+from compactor.agent.leadership import LeadershipAtRename
 from compactor.consumer import feed, sources
 from compactor.control import importing, incarnations
 from compactor.errors import CompactorError
@@ -114,8 +114,8 @@ def divergence_not_noticed() -> AbstractContextManager[Any]:
 def leadership_not_compared() -> AbstractContextManager[Any]:
     """An agent takes every staged file that the other rules let in."""
     return together(
-        lambda: patch.object(plan, "rename_evidence", lambda *_: RenameEvidence.SAME_EPOCH),
-        lambda: patch.object(leadership, "rename_evidence", lambda *_: RenameEvidence.SAME_EPOCH),
+        lambda: patch.object(plan, "leadership_at_rename", lambda *_: LeadershipAtRename.SAME_EPOCH),
+        lambda: patch.object(leadership, "leadership_at_rename", lambda *_: LeadershipAtRename.SAME_EPOCH),
     )()
 
 

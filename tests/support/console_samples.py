@@ -295,7 +295,7 @@ def agent_status(partitions: int) -> AgentStatus:
         stopping=False,
         problem="",
         problems={},
-        watches=tuple(schedules),
+        upload_states=tuple(schedules),
         running={schedules[1].name: NOW - 12_000},
         usage=StoreUsage(requests={"put": 800}),
         tallies=AgentCounters(uploads=40, segments=112, bytes=98 << 30, refusals={UploadFailure.GAP: 3}),

@@ -258,7 +258,7 @@ def settle(agent: Agent) -> PartitionUploadState | None:
 
 
 def watch_of(agent: Agent, name: TopicPartition = ORDERS) -> PartitionUploadState | None:
-    return next((watch for watch in agent.status().watches if watch.name == name), None)
+    return next((watch for watch in agent.status().upload_states if watch.name == name), None)
 
 
 def stands(watch: PartitionUploadState | None) -> tuple[int | None, UploadFailure | None]:

@@ -11,15 +11,15 @@ from unittest.mock import patch
 import pytest
 
 from compactor.agent import plan
-from compactor.agent.agent import StagedFileHolder
+from compactor.agent.agent import OpenStagedFiles
 from compactor.agent.leadership import (
     MAX_INTERVALS,
     TICK_MS,
+    LeadershipAtRename,
     LeadershipInterval,
-    RenameEvidence,
     add_leader_answer,
-    rename_evidence,
-    staged_file_refusal,
+    leadership_at_rename,
+    make_staged_file_refusal_check,
 )
 from compactor.agent.plan import (
     PartitionDirectoryListing,
@@ -28,7 +28,7 @@ from compactor.agent.plan import (
     UploadLag,
     choose_uploads,
     is_upload_due,
-    needs_log_end,
+    needs_log_end_query,
     upload_lag,
     with_leadership,
     with_log_end,
@@ -54,26 +54,26 @@ UNKNOWN = replace(WATCH, leadership=(LeadershipInterval(LeaderEpoch(5), RENAMED 
 @pytest.mark.parametrize(
     ("intervals", "evidence"),
     [
-        pytest.param(LED, RenameEvidence.SAME_EPOCH, id="before and after"),
-        pytest.param((LeadershipInterval(LeaderEpoch(5), RENAMED - 1, RENAMED + TICK_MS),), RenameEvidence.SAME_EPOCH, id="just"),
-        pytest.param((LeadershipInterval(LeaderEpoch(5), RENAMED, NOW),), RenameEvidence.UNKNOWN, id="perhaps not seen before"),
+        pytest.param(LED, LeadershipAtRename.SAME_EPOCH, id="before and after"),
+        pytest.param((LeadershipInterval(LeaderEpoch(5), RENAMED - 1, RENAMED + TICK_MS),), LeadershipAtRename.SAME_EPOCH, id="just"),
+        pytest.param((LeadershipInterval(LeaderEpoch(5), RENAMED, NOW),), LeadershipAtRename.UNKNOWN, id="perhaps not seen before"),
         pytest.param(
-            (*LED, LeadershipInterval(LeaderEpoch(6), NOW, NOW)), RenameEvidence.SAME_EPOCH, id="a later epoch of the same leader"
+            (*LED, LeadershipInterval(LeaderEpoch(6), NOW, NOW)), LeadershipAtRename.SAME_EPOCH, id="a later epoch of the same leader"
         ),
-        pytest.param(UNDECIDED.leadership, RenameEvidence.UNDECIDED, id="nobody has answered since"),
-        pytest.param(UNKNOWN.leadership, RenameEvidence.UNKNOWN, id="not seen before"),
+        pytest.param(UNDECIDED.leadership, LeadershipAtRename.UNDECIDED, id="nobody has answered since"),
+        pytest.param(UNKNOWN.leadership, LeadershipAtRename.UNKNOWN, id="not seen before"),
         pytest.param(
             (LeadershipInterval(LeaderEpoch(5), 0, RENAMED - 1), LeadershipInterval(LeaderEpoch(6), RENAMED + 1, NOW)),
-            RenameEvidence.UNKNOWN,
+            LeadershipAtRename.UNKNOWN,
             id="another epoch after",
         ),
-        pytest.param((), RenameEvidence.UNKNOWN, id="nothing known"),
+        pytest.param((), LeadershipAtRename.UNKNOWN, id="nothing known"),
     ],
 )
 def test_a_file_was_renamed_within_one_leader_epoch_of_this_broker(
-    intervals: Sequence[LeadershipInterval], evidence: RenameEvidence
+    intervals: Sequence[LeadershipInterval], evidence: LeadershipAtRename
 ) -> None:
-    assert rename_evidence(intervals, RENAMED) is evidence
+    assert leadership_at_rename(intervals, RENAMED) is evidence
 
 
 def test_answers_of_one_epoch_extend_its_interval_from_the_first_answer_to_the_latest_question() -> None:
@@ -111,10 +111,10 @@ def test_a_staged_file_counts_as_lag_with_its_deadline() -> None:
 
 def test_an_upload_waits_until_the_leaders_next_answer_decides_about_a_staged_file() -> None:
     assert is_upload_due(WATCH, NOW)
-    assert not needs_log_end(WATCH, NOW)
+    assert not needs_log_end_query(WATCH, NOW)
     for watch in (UNDECIDED, replace(UNDECIDED, position=None), replace(UNDECIDED, anew=True)):
         assert not is_upload_due(watch, NOW)
-    assert needs_log_end(UNDECIDED, NOW)
+    assert needs_log_end_query(UNDECIDED, NOW)
     assert is_upload_due(with_log_end(UNDECIDED, LogEnd(LeaderEpoch(5), 40), NOW), NOW)
 
 
@@ -133,14 +133,14 @@ def test_a_file_of_unknown_leadership_is_untaken_while_offsets_are_missing() -> 
 
 
 def test_the_upload_asks_for_the_same_leadership() -> None:
-    assert staged_file_refusal(LED)(FILE) == ""
-    assert "in one leader epoch" in staged_file_refusal(UNKNOWN.leadership)(FILE)
+    assert make_staged_file_refusal_check(LED)(FILE) == ""
+    assert "in one leader epoch" in make_staged_file_refusal_check(UNKNOWN.leadership)(FILE)
     with pytest.raises(BadData, match="a moment ago"):
-        staged_file_refusal(UNDECIDED.leadership)(FILE)
+        make_staged_file_refusal_check(UNDECIDED.leadership)(FILE)
 
 
 def test_a_dropped_leadership_rule_is_noticed() -> None:
-    with patch.object(plan, "rename_evidence", lambda *_: RenameEvidence.SAME_EPOCH):
+    with patch.object(plan, "leadership_at_rename", lambda *_: LeadershipAtRename.SAME_EPOCH):
         assert UNKNOWN.uploadable_staged_files != ()
         assert not UNKNOWN.skipped_staged_files
 
@@ -157,11 +157,11 @@ def stage(folder: Path, base: int, data: bytes) -> StagedFile:
 
 
 def test_a_file_that_is_held_stays_readable_after_it_was_unlinked(tmp_path: Path) -> None:
-    holder, folder = StagedFileHolder(), tmp_path / "orders-0"
+    holder, folder = OpenStagedFiles(), tmp_path / "orders-0"
     file = stage(folder, 20, b"its bytes")
     holder.open_wanted_files(ORDERS, folder, [file], is_upload_running=False)
     (folder / f"{20:020}.log.deleted").unlink()
-    assert holder.staged_files(ORDERS, [], is_upload_running=False) == (file,)
+    assert holder.refresh_open_files(ORDERS, [], is_upload_running=False) == (file,)
     held = holder.held_files(ORDERS)
     assert held is not None
     assert held.held_files[0].is_unlinked
@@ -174,7 +174,7 @@ def test_a_file_that_is_held_stays_readable_after_it_was_unlinked(tmp_path: Path
 
 
 def test_deleted_files_are_closed_while_the_disk_has_no_room(tmp_path: Path) -> None:
-    holder, folder = StagedFileHolder(), tmp_path / "orders-0"
+    holder, folder = OpenStagedFiles(), tmp_path / "orders-0"
     files = [stage(folder, 20, b"deleted"), stage(folder, 30, b"on the disk")]
     holder.open_wanted_files(ORDERS, folder, files, is_upload_running=False)
     (folder / f"{20:020}.log.deleted").unlink()
@@ -184,7 +184,7 @@ def test_deleted_files_are_closed_while_the_disk_has_no_room(tmp_path: Path) -> 
 
 
 def test_a_file_that_is_no_longer_wanted_is_closed(tmp_path: Path) -> None:
-    before, holder = os.listdir("/proc/self/fd"), StagedFileHolder()
+    before, holder = os.listdir("/proc/self/fd"), OpenStagedFiles()
     file = stage(tmp_path / "orders-0", 20, b"its bytes")
     holder.open_wanted_files(ORDERS, tmp_path / "orders-0", [file], is_upload_running=False)
     assert len(os.listdir("/proc/self/fd")) == len(before) + 2, "the file and its directory"
@@ -193,11 +193,11 @@ def test_a_file_that_is_no_longer_wanted_is_closed(tmp_path: Path) -> None:
 
 
 def test_files_of_a_topic_that_was_created_again_are_closed(tmp_path: Path) -> None:
-    holder, folder = StagedFileHolder(), tmp_path / "orders-0"
+    holder, folder = OpenStagedFiles(), tmp_path / "orders-0"
     holder.open_wanted_files(ORDERS, folder, [stage(folder, 20, b"of the old topic")], is_upload_running=False)
     folder.rename(tmp_path / "orders-0.0123abc-delete")
     folder.mkdir()
-    assert holder.staged_files(ORDERS, [], is_upload_running=False) == ()
+    assert holder.refresh_open_files(ORDERS, [], is_upload_running=False) == ()
 
 
 def test_a_file_whose_name_another_one_has_taken_is_closed(tmp_path: Path) -> None:

@@ -19,15 +19,15 @@ from compactor.agent.plan import (
     UploadFailure,
     UploadOutcome,
     adoption_log_line,
-    after_upload,
     choose_uploads,
     is_listing_current,
     is_upload_due,
-    needs_log_end,
+    needs_log_end_query,
     upload_lag,
     with_leadership,
     with_listing,
     with_log_end,
+    with_upload_outcome,
 )
 from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.constants import LeaderEpoch, TopicId
@@ -51,7 +51,7 @@ def test_a_segment_is_due_once_it_is_wholly_below_the_high_watermark() -> None:
     assert is_upload_due(WATCH, NOW)
     assert is_upload_due(replace(WATCH, end=LogEnd(LeaderEpoch(1), 30)), NOW)
     assert not is_upload_due(replace(WATCH, end=LogEnd(LeaderEpoch(1), 29)), NOW)
-    assert needs_log_end(replace(WATCH, end=LogEnd(LeaderEpoch(1), 29)), NOW)
+    assert needs_log_end_query(replace(WATCH, end=LogEnd(LeaderEpoch(1), 29)), NOW)
     assert not is_upload_due(replace(WATCH, leads=False), NOW)
     assert not is_upload_due(replace(WATCH, end=None), NOW)
     assert not is_upload_due(replace(WATCH, position=30), NOW)
@@ -69,9 +69,9 @@ def test_adoption_list_waits_for_every_partition_and_puts_the_nearest_deadline_f
 
 def test_brokers_are_asked_now_and_then_though_nothing_is_pending() -> None:
     idle = replace(WATCH, position=30)
-    assert not needs_log_end(idle, NOW + CHECK_MS - 1)
-    assert needs_log_end(idle, NOW + CHECK_MS)
-    assert not needs_log_end(replace(idle, leads=False), NOW + CHECK_MS)
+    assert not needs_log_end_query(idle, NOW + CHECK_MS - 1)
+    assert needs_log_end_query(idle, NOW + CHECK_MS)
+    assert not needs_log_end_query(replace(idle, leads=False), NOW + CHECK_MS)
 
 
 def test_what_was_sealed_first_goes_first_and_no_more_than_there_are_threads() -> None:
@@ -86,22 +86,22 @@ def test_what_was_sealed_first_goes_first_and_no_more_than_there_are_threads() -
 def test_failures_double_the_pause_up_to_ten_minutes() -> None:
     watch, pauses = WATCH, []
     for _ in range(10):
-        watch = after_upload(watch, UploadOutcome(None, trouble=UploadFailure.CONTENT, reason="a wrong CRC"), NOW)
+        watch = with_upload_outcome(watch, UploadOutcome(None, trouble=UploadFailure.CONTENT, reason="a wrong CRC"), NOW)
         pauses.append(watch.retry_at_ms - NOW)
         assert not is_upload_due(watch, watch.retry_at_ms - 1)
         assert is_upload_due(watch, watch.retry_at_ms)
     assert pauses[:3] == [UPLOAD_RETRY_MS, 2 * UPLOAD_RETRY_MS, 4 * UPLOAD_RETRY_MS]
     assert pauses[-1] == MAX_UPLOAD_RETRY_MS
-    good = after_upload(watch, UploadOutcome(30, 1, 300), NOW)
+    good = with_upload_outcome(watch, UploadOutcome(30, 1, 300), NOW)
     assert (good.failures, good.trouble, good.position, good.retry_at_ms) == (0, None, 30, 0)
 
 
 def test_a_success_that_brought_nothing_is_not_repeated_at_once() -> None:
-    assert after_upload(WATCH, UploadOutcome(10), NOW).retry_at_ms == NOW + CHECK_MS
+    assert with_upload_outcome(WATCH, UploadOutcome(10), NOW).retry_at_ms == NOW + CHECK_MS
 
 
 def test_an_upload_that_was_stopped_changes_nothing() -> None:
-    assert after_upload(WATCH, UploadOutcome(None, stopped=True), NOW) == WATCH
+    assert with_upload_outcome(WATCH, UploadOutcome(None, stopped=True), NOW) == WATCH
 
 
 def test_who_begins_to_lead_asks_the_tier_where_it_ends() -> None:
@@ -110,7 +110,7 @@ def test_who_begins_to_lead_asks_the_tier_where_it_ends() -> None:
     later = with_log_end(replace(WATCH, position=30), LogEnd(LeaderEpoch(2), 35), NOW)
     assert (later.position, later.anew) == (30, True)
     assert is_upload_due(later, NOW)
-    assert not after_upload(later, UploadOutcome(30), NOW).anew
+    assert not with_upload_outcome(later, UploadOutcome(30), NOW).anew
 
 
 def test_a_log_that_ends_below_the_tier_is_said_and_forgotten_when_it_does_not() -> None:
